@@ -1,0 +1,151 @@
+"""The borders between our logic and the world: time, randomness, network, files, blocking work.
+
+Every shell takes these as arguments. The real ones are in ``system.py`` and ``rpc.py``; the simulator
+brings its own, behind the same contract suites.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol, TypeVar
+
+from stratalog_core.errors import StratalogError
+
+Buffer = bytes | bytearray | memoryview
+Result = TypeVar("Result")
+
+
+class Clock(Protocol):
+    """Time. Leases, time-outs and intervals use ``monotonic``; only records and people see ``wall_ms``."""
+
+    def monotonic(self) -> float:
+        """Seconds that never go back; comparable within one process only."""
+        ...
+
+    def wall_ms(self) -> int:
+        """Milliseconds since 1970-01-01 UTC; may jump either way."""
+        ...
+
+
+class Random(Protocol):
+    """Randomness (the methods of :class:`random.Random` that we use)."""
+
+    def random(self) -> float: ...
+    def randrange(self, stop: int, /) -> int: ...
+    def getrandbits(self, bits: int, /) -> int: ...
+    def shuffle(self, items: list[Result], /) -> None: ...
+
+
+OnReply = Callable[[memoryview | StratalogError], None]
+
+
+class Channel(Protocol):
+    """Requests to one peer: pipelined, multiplexed, connecting on demand, bounded.
+
+    A request that surely never left fails with ``Unavailable`` (or ``Overloaded`` at the bound on bytes in
+    flight); one that left and was not answered in time, or whose connection broke, with ``OutcomeUnknown``;
+    else with what the peer answered.
+    """
+
+    @property
+    def address(self) -> str: ...
+
+    def send(self, method: int, parts: Sequence[Buffer], on_reply: OnReply, timeout_s: float) -> None:
+        """Queue one request; ``on_reply`` is called exactly once, from the event loop, never from within."""
+        ...
+
+    async def call(self, method: int, parts: Sequence[Buffer], timeout_s: float) -> memoryview:
+        """The same, awaited. Raises the error instead of passing it."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Request(Protocol):
+    """One request as a server sees it; answer it exactly once, now or later."""
+
+    @property
+    def method(self) -> int: ...
+
+    @property
+    def body(self) -> memoryview:
+        """The request's bytes; owned by the request, so views of it may be kept."""
+        ...
+
+    def reply(self, *parts: Buffer) -> None: ...
+    def fail(self, error: StratalogError) -> None: ...
+
+
+Handler = Callable[[Request], None]
+
+
+class Listener(Protocol):
+    @property
+    def address(self) -> str:
+        """``host:port`` that was really bound (port 0 asks for any)."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Transport(Protocol):
+    """The network between our own processes. Addresses are ``host:port``."""
+
+    def channel(self, address: str) -> Channel:
+        """The one shared channel to ``address``."""
+        ...
+
+    async def serve(self, address: str, handler: Handler) -> Listener: ...
+
+    async def close(self) -> None: ...
+
+
+class File(Protocol):
+    """An open file with positional access. Every method blocks."""
+
+    def size(self) -> int: ...
+    def pread(self, length: int, position: int) -> bytes:
+        """Up to ``length`` bytes; shorter only at the end of the file."""
+        ...
+
+    def pwritev(self, buffers: Sequence[Buffer], position: int) -> None:
+        """Write all of it; raises ``OSError`` if that fails, after which the range's content is undefined."""
+        ...
+
+    def datasync(self) -> None:
+        """``fdatasync``: contents and size are durable afterwards. After a failure the file is not to be trusted."""
+        ...
+
+    def truncate(self, size: int) -> None: ...
+    def close(self) -> None: ...
+
+
+class Files(Protocol):
+    """A directory tree. Paths are relative, with ``/``. Every method blocks."""
+
+    def open(self, path: str, *, create: bool = False) -> File: ...
+    def read(self, path: str) -> bytes:
+        """Whole file; raises ``FileNotFoundError``."""
+        ...
+
+    def write_atomic(self, path: str, content: bytes) -> None:
+        """Replace or create durably: write aside, sync, rename, sync the directory."""
+        ...
+
+    def exists(self, path: str) -> bool: ...
+    def list(self, directory: str) -> list[str]:
+        """Names in it, sorted; empty if the directory does not exist."""
+        ...
+
+    def rename(self, source: str, target: str) -> None: ...
+    def remove(self, path: str) -> None: ...
+    def make_directory(self, path: str) -> None: ...
+    def sync_directory(self, path: str) -> None: ...
+    def free_bytes(self) -> int: ...
+
+
+class Background(Protocol):
+    """Where blocking calls go, so that the event loop never waits for a disk."""
+
+    def run(self, call: Callable[[], Result]) -> Awaitable[Result]: ...
+    def close(self) -> None: ...

@@ -1,0 +1,1 @@
+"""The metadata quorum: a replicated state machine of typed, versioned records."""

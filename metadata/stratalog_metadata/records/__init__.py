@@ -1,0 +1,61 @@
+"""All record kinds, one file each group. ``Record`` is the tagged union that is stored and travels."""
+
+from __future__ import annotations
+
+import msgspec
+
+from stratalog_metadata.records.cluster import CLUSTER_KEY, Cluster
+from stratalog_metadata.records.counter import LEDGER_IDS, PRODUCER_IDS, SESSION_IDS, Counter, counter_key
+from stratalog_metadata.records.ledger import Fragment, Ledger, LedgerState, ledger_key
+from stratalog_metadata.records.node import Bookie, Broker, TieringWorker, bookie_key, broker_key
+from stratalog_metadata.records.partition import (
+    LedgerRef,
+    Log,
+    ManifestPointer,
+    Partition,
+    TierRequest,
+    TierStatus,
+    log_key,
+    manifest_pointer_key,
+    partition_key,
+    tier_request_key,
+    tier_status_key,
+)
+from stratalog_metadata.records.session import Lease, Session, lease_key, session_key
+from stratalog_metadata.records.topic import DeletedTopic, DynamicConfig, Topic, topic_key
+
+Record = (
+    Bookie
+    | Broker
+    | Cluster
+    | Counter
+    | DeletedTopic
+    | DynamicConfig
+    | Lease
+    | Ledger
+    | Log
+    | ManifestPointer
+    | Partition
+    | Session
+    | TierRequest
+    | TierStatus
+    | TieringWorker
+    | Topic
+)
+
+
+class Versioned(msgspec.Struct, frozen=True):
+    """A record as stored. ``version`` is the index of the command that wrote it, so it never repeats for a key."""
+
+    version: int
+    record: Record
+
+
+__all__ = [
+    "CLUSTER_KEY", "LEDGER_IDS", "PRODUCER_IDS", "SESSION_IDS",
+    "Bookie", "Broker", "Cluster", "Counter", "DeletedTopic", "DynamicConfig", "Fragment", "Lease", "Ledger", "LedgerRef",
+    "LedgerState", "Log", "ManifestPointer", "Partition", "Record", "Session", "TierRequest", "TierStatus",
+    "TieringWorker", "Topic", "Versioned",
+    "bookie_key", "broker_key", "counter_key", "lease_key", "ledger_key", "log_key", "manifest_pointer_key",
+    "partition_key", "session_key", "tier_request_key", "tier_status_key", "topic_key",
+]  # fmt: skip

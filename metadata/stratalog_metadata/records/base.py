@@ -1,0 +1,13 @@
+"""What all records share. Records are msgpack maps tagged by ``kind``; tags and field names are permanent."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class RecordBase(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", omit_defaults=True):
+    """One stored record: immutable, identified by :meth:`key`, replaced as a whole."""
+
+    def key(self) -> str:
+        """``kind/...``: unique over all kinds; keys with a common prefix are neighbours in a scan."""
+        raise NotImplementedError

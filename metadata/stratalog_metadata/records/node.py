@@ -1,0 +1,50 @@
+"""Registered processes: brokers, bookies, tiering workers."""
+
+from __future__ import annotations
+
+from stratalog_metadata.records.base import RecordBase
+
+
+class Broker(RecordBase, frozen=True, kw_only=True, tag="broker"):
+    """A live broker; the record goes with its session. ``host`` and ``port`` are what Kafka clients are told."""
+
+    broker_id: int
+    host: str
+    port: int
+    session_id: int
+    rack: str = ""
+
+    def key(self) -> str:
+        return broker_key(self.broker_id)
+
+
+class Bookie(RecordBase, frozen=True, kw_only=True, tag="bookie"):
+    """A storage node, live while ``session_id`` is not 0. ``cookie`` identifies its disks: an empty disk has none."""
+
+    bookie_id: str
+    address: str
+    cookie: str
+    session_id: int = 0
+    rack: str = ""
+    read_only: bool = False
+
+    def key(self) -> str:
+        return bookie_key(self.bookie_id)
+
+
+class TieringWorker(RecordBase, frozen=True, kw_only=True, tag="tiering_worker"):
+    """A live tiering worker."""
+
+    worker_id: str
+    session_id: int
+
+    def key(self) -> str:
+        return f"tiering_worker/{self.worker_id}"
+
+
+def broker_key(broker_id: int) -> str:
+    return f"broker/{broker_id}"
+
+
+def bookie_key(bookie_id: str) -> str:
+    return f"bookie/{bookie_id}"

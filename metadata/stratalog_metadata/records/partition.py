@@ -1,0 +1,118 @@
+"""A partition's owner, its hot ledgers and the pointer to its cold history: three records with three writers.
+
+``Partition`` is written by the controller, ``Log`` by the owner (appends a ledger) and by tiering (drops offloaded
+ones), ``ManifestPointer`` by tiering alone. Apart, a failover of a thousand partitions touches only the first.
+"""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import msgspec
+
+from stratalog_metadata.records.base import RecordBase
+
+
+class Partition(RecordBase, frozen=True, kw_only=True, tag="partition"):
+    """``owner`` is a broker id, or -1. ``leader_epoch`` rises with every change of owner."""
+
+    topic_id: UUID
+    index: int
+    owner: int = -1
+    leader_epoch: int = 0
+
+    def key(self) -> str:
+        return partition_key(self.topic_id, self.index)
+
+
+class LedgerRef(msgspec.Struct, frozen=True, kw_only=True):
+    """A hot ledger in a partition's log. The offset of its first record is known when it is opened."""
+
+    ledger_id: int
+    base_offset: int
+    leader_epoch: int
+
+
+class Log(RecordBase, frozen=True, kw_only=True, tag="log"):
+    """Hot ledgers in offset order, all sealed but at most the last, contiguous with the manifest's end.
+
+    ``log_start_offset`` is the first offset that retention or DeleteRecords left readable, hot or cold.
+    """
+
+    topic_id: UUID
+    index: int
+    ledgers: tuple[LedgerRef, ...] = ()
+    log_start_offset: int = 0
+
+    def key(self) -> str:
+        return log_key(self.topic_id, self.index)
+
+
+class ManifestPointer(RecordBase, frozen=True, kw_only=True, tag="manifest_pointer"):
+    """Current manifest of a partition. Its commit is a compare-and-set of this record.
+
+    Offsets are of the cold history: ``start_offset`` inclusive, ``end_offset`` exclusive. ``sha256`` is the hex digest
+    of the manifest object, which in turn names its predecessor's.
+    """
+
+    topic_id: UUID
+    index: int
+    manifest_version: int
+    object_key: str
+    sha256: str
+    start_offset: int
+    end_offset: int
+    cold_bytes: int
+
+    def key(self) -> str:
+        return manifest_pointer_key(self.topic_id, self.index)
+
+
+class TierRequest(RecordBase, frozen=True, kw_only=True, tag="tier_request"):
+    """Somebody asks to have everything below ``end_offset`` cold now (-1: whatever there is when the owner sees it).
+
+    The owner seals its open ledger and writes the offset it sealed at; tiering offloads, deletes hot copies at once if
+    ``delete_hot``, and removes the record when it is fulfilled.
+    """
+
+    topic_id: UUID
+    index: int
+    end_offset: int = -1
+    delete_hot: bool = False
+
+    def key(self) -> str:
+        return tier_request_key(self.topic_id, self.index)
+
+
+class TierStatus(RecordBase, frozen=True, kw_only=True, tag="tier_status"):
+    """What tiering last did for a partition, for people; overwritten in place."""
+
+    topic_id: UUID
+    index: int
+    worker_id: str
+    offloaded_at_ms: int = 0
+    last_error: str = ""
+    last_error_at_ms: int = 0
+
+    def key(self) -> str:
+        return tier_status_key(self.topic_id, self.index)
+
+
+def partition_key(topic_id: UUID, index: int) -> str:
+    return f"partition/{topic_id.hex}/{index}"
+
+
+def log_key(topic_id: UUID, index: int) -> str:
+    return f"log/{topic_id.hex}/{index}"
+
+
+def manifest_pointer_key(topic_id: UUID, index: int) -> str:
+    return f"manifest_pointer/{topic_id.hex}/{index}"
+
+
+def tier_request_key(topic_id: UUID, index: int) -> str:
+    return f"tier_request/{topic_id.hex}/{index}"
+
+
+def tier_status_key(topic_id: UUID, index: int) -> str:
+    return f"tier_status/{topic_id.hex}/{index}"

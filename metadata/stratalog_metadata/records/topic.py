@@ -1,0 +1,46 @@
+"""Topics and, until their objects are gone from the store, deleted topics."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from stratalog_metadata.records.base import RecordBase
+
+
+class Topic(RecordBase, frozen=True, kw_only=True, tag="topic"):
+    """``configs`` holds only what differs from the defaults, under Kafka's names."""
+
+    name: str
+    topic_id: UUID
+    partition_count: int
+    replication_factor: int
+    configs: dict[str, str] = {}
+    internal: bool = False
+
+    def key(self) -> str:
+        return topic_key(self.name)
+
+
+class DeletedTopic(RecordBase, frozen=True, kw_only=True, tag="deleted_topic"):
+    """Written when a topic is deleted, removed when the collector has deleted its objects after the grace period."""
+
+    topic_id: UUID
+    name: str
+    deleted_at_ms: int
+
+    def key(self) -> str:
+        return f"deleted_topic/{self.topic_id.hex}"
+
+
+class DynamicConfig(RecordBase, frozen=True, kw_only=True, tag="dynamic_config"):
+    """Configuration changed at run time of one broker, or of all (``resource`` = "" ), under Kafka's names."""
+
+    resource: str
+    configs: dict[str, str] = {}
+
+    def key(self) -> str:
+        return f"dynamic_config/{self.resource}"
+
+
+def topic_key(name: str) -> str:
+    return f"topic/{name}"
