@@ -9,7 +9,7 @@ A frame is a 16-byte header and a body, big-endian::
     u64 correlation  chosen by the caller; echoed in the answer
     ...  body        the method's own encoding; for an error: msgpack [code, message, detail]
 
-A connection answers requests in any order. A frame over the limit, of another version or of an unknown kind closes the connection.
+A connection answers requests in any order. A frame over the limit, of another version or of an unknown kind closes it.
 """
 
 from __future__ import annotations
