@@ -1,0 +1,59 @@
+"""The cluster under the demo, driven as a user drives it: by the ``stratalog`` command."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from stratalog_demo.clients import DemoFailed
+
+COMMAND_TIMEOUT_S = 180
+
+
+class Cluster:
+    """A local cluster of real processes below ``data``."""
+
+    def __init__(self, data: Path, store_arguments: list[str]) -> None:
+        self.data = data
+        self._store_arguments = store_arguments
+
+    def start(self) -> None:
+        sizes = ["--metadata", "3", "--bookies", "3", "--brokers", "2", "--tiering", "1"]
+        self.run("cluster", "start", *sizes, *self._store_arguments)
+
+    def describe(self) -> dict[str, Any]:
+        """``cluster.json``: bootstrap, store, and the processes with name, role, pid and address."""
+        document: dict[str, Any] = json.loads((self.data / "cluster.json").read_text())
+        return document
+
+    @property
+    def bootstrap(self) -> str:
+        return str(self.describe()["bootstrap"])
+
+    @property
+    def store(self) -> str:
+        return str(self.describe()["store"])
+
+    def names(self, role: str) -> list[str]:
+        return [process["name"] for process in self.describe()["processes"] if process["role"] == role]
+
+    def run(self, *words: str) -> str:
+        """One command; raises ``DemoFailed`` with its message when it fails."""
+        code, output = self.attempt(*words)
+        if code != 0:
+            raise DemoFailed(f"`stratalog {' '.join(words)}` ended with {code}: {output.strip()[-2000:]}")
+        return output
+
+    def attempt(self, *words: str) -> tuple[int, str]:
+        """Exit code and output of one command."""
+        command = [sys.executable, "-m", "stratalog", *words, "--data", str(self.data)]
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=COMMAND_TIMEOUT_S, check=False
+        )
+        return done.returncode, done.stdout
+
+    def json(self, *words: str) -> Any:
+        return json.loads(self.run(*words, "--json"))
