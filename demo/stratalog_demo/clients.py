@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import cast
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
@@ -38,7 +39,7 @@ def send_all(bootstrap: str, topic: str, sent: Sent, half_way: Callable[[], None
             if error is not None:
                 errors.append(error)
             else:
-                sent.partition_of[index] = message.partition()
+                sent.partition_of[index] = _place(message)[0]
 
         return delivered
 
@@ -91,10 +92,11 @@ def replay_all(bootstrap: str, topic: str, partition_count: int, progress: Calla
         total = sum(ends)
         consumer.assign([TopicPartition(topic, partition, 0) for partition in range(partition_count)])
         for message in _messages(consumer, total):
-            digest = digests[message.partition()]
-            out_of_sequence += message.offset() != digest.count
+            partition, offset = _place(message)
+            digest = digests[partition]
+            out_of_sequence += offset != digest.count
             digest.add(event_of(message))
-            if message.offset() % 500 == 0:
+            if offset % 500 == 0:
                 progress(sum(one.count for one in digests))
         progress(total)
     finally:
@@ -129,7 +131,7 @@ def _read_one(consumer: Consumer, place: TopicPartition) -> tuple[int, Event] | 
         return None
     consumer.assign([place])
     message = next(_messages(consumer, 1))
-    return message.offset(), event_of(message)
+    return _place(message)[1], event_of(message)
 
 
 def _messages(consumer: Consumer, count: int) -> Iterator[Message]:
@@ -148,8 +150,21 @@ def _messages(consumer: Consumer, count: int) -> Iterator[Message]:
 
 def event_of(message: Message) -> Event:
     """A consumed record in the form in which it was sent."""
-    headers = tuple((name, value) for name, value in message.headers() or [])
-    return Event(message.key(), message.value(), message.timestamp()[1], headers)
+    headers = tuple((name, _bytes(value)) for name, value in cast(list[tuple[str, str | bytes]], message.headers() or []))
+    return Event(cast(bytes | None, message.key()), _bytes(message.value()), message.timestamp()[1], headers)
+
+
+def _bytes(content: str | bytes | None) -> bytes:
+    if not isinstance(content, bytes):
+        raise DemoFailed(f"{content!r} came back where bytes were sent")
+    return content
+
+
+def _place(message: Message) -> tuple[int, int]:
+    partition, offset = message.partition(), message.offset()
+    assert partition is not None
+    assert offset is not None
+    return partition, offset
 
 
 def _end_offsets(consumer: Consumer, topic: str, partition_count: int) -> list[int]:

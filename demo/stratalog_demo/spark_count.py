@@ -17,7 +17,7 @@ def open_session() -> SparkSession:
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     from pyspark.sql import SparkSession
 
-    session = (
+    return (
         SparkSession.builder.master("local[2]")
         .appName("stratalog-demo")
         .config("spark.ui.enabled", "false")
@@ -27,7 +27,6 @@ def open_session() -> SparkSession:
         .config("spark.log.level", "ERROR")
         .getOrCreate()
     )
-    return session
 
 
 def delays_by_carrier(session: SparkSession, store: str, topic: str) -> list[CarrierDelay]:
