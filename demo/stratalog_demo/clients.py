@@ -151,7 +151,7 @@ def _messages(consumer: Consumer, count: int) -> Iterator[Message]:
 def event_of(message: Message) -> Event:
     """A consumed record in the form in which it was sent."""
     headers = tuple((name, _bytes(value)) for name, value in cast(list[tuple[str, str | bytes]], message.headers() or []))
-    return Event(cast(bytes | None, message.key()), _bytes(message.value()), message.timestamp()[1], headers)
+    return Event(message.key(), _bytes(message.value()), message.timestamp()[1], headers)
 
 
 def _bytes(content: str | bytes | None) -> bytes:
