@@ -1,0 +1,97 @@
+# `make` lists the targets. Every target does its own set-up: a fresh machine needs Python 3.11+, Java 17+, Go and make.
+
+PYTHON ?= python3
+STORE ?= file
+CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/stratalog/tools
+MINIO_VERSION := v0.0.0-20260212201848-7aac2a2c5b7c
+VERSITYGW_VERSION := v1.8.0
+MINIO := $(CACHE)/minio/$(MINIO_VERSION)/minio
+VERSITYGW := $(CACHE)/versitygw/$(VERSITYGW_VERSION)/versitygw
+
+# pip installs exactly what is pinned and resolves nothing: seconds instead of minutes, and the same everywhere.
+BIN := .venv/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile
+SOURCES := core metadata bookies tiering broker pipeline cli tests benchmarks
+
+export STRATALOG_MINIO := $(MINIO)
+export STRATALOG_VERSITYGW := $(VERSITYGW)
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: run
+run: .venv/.run  ## start everything in one process, Kafka on 127.0.0.1:9092, data in ./data
+	$(BIN)/stratalog up --data data
+
+.PHONY: demo
+demo: .venv/.demo $(if $(filter minio,$(STORE)),$(MINIO))  ## the main job on real flights, broker killed half way (STORE=minio: on MinIO)
+	$(BIN)/python -m stratalog.demo --store $(STORE)
+
+.PHONY: test
+test: .venv/.test tools  ## everything: unit, contract and integration tests, and the demo on both stores
+	$(BIN)/python -m pytest tests
+
+.PHONY: unit
+unit: .venv/.test  ## unit, property and golden tests only
+	$(BIN)/python -m pytest tests/unit
+
+.PHONY: integration
+integration: .venv/.test  ## unmodified Kafka clients against a real cluster of processes
+	$(BIN)/python -m pytest tests/integration
+
+.PHONY: venv
+venv: .venv/.test  ## virtual environment in .venv with everything pinned
+
+.PHONY: tools
+tools: $(MINIO) $(VERSITYGW)  ## build the S3 servers that tests use, once, into the cache
+
+.PHONY: fmt
+fmt: .venv/.test  ## format the code
+	$(BIN)/ruff format $(SOURCES)
+	$(BIN)/ruff check --fix --quiet $(SOURCES)
+
+.PHONY: lint
+lint: .venv/.test  ## style, and which module may import which
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/lint-imports
+
+.PHONY: types
+types: .venv/.test  ## strict type check of code and tests
+	$(BIN)/mypy $(SOURCES)
+
+.PHONY: bench
+bench: .venv/.test  ## measure against Apache Kafka in the same run; writes docs/benchmarks.md
+	$(BIN)/python -m benchmarks.compare
+
+.PHONY: clean
+clean:  ## delete what the other targets made here (the tools' cache stays)
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage htmlcov dist data spark-warehouse
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Serving, the demo and the tests need more and more: three stamps, each on top of the one before.
+.venv/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Stratalog needs Python 3.11 or newer: make PYTHON=python3.12")'
+	$(PYTHON) -m venv .venv
+
+.venv/.run: constraints/run.txt pyproject.toml | .venv/bin/python
+	$(INSTALL) -r $<
+	$(INSTALL) --no-build-isolation --editable .
+	@touch $@
+
+.venv/.demo: constraints/demo.txt .venv/.run
+	$(INSTALL) -r $<
+	@touch $@
+
+.venv/.test: constraints/test.txt .venv/.demo
+	$(INSTALL) -r $<
+	@touch $@
+
+$(MINIO):
+	GOBIN=$(@D) go install github.com/minio/minio@$(MINIO_VERSION)
+
+$(VERSITYGW):
+	GOBIN=$(@D) go install github.com/versity/versitygw/cmd/versitygw@$(VERSITYGW_VERSION)
