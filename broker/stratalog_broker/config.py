@@ -1,0 +1,76 @@
+"""Settings of a broker. Every bound on its memory is here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stratalog_core.config import setting
+
+_MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerSettings:
+    """One broker process. Topic-level defaults under Kafka's names are in ``topic_configs.py``."""
+
+    broker_id: int = setting(help="Id that Kafka clients see; unique in the cluster", minimum=0, maximum=2**31 - 1)
+    listen: str = setting("127.0.0.1:9092", help="HOST:PORT of the Kafka listener; port 0 takes any free one")
+    advertised_host: str = setting("", help="Host that clients are told; empty: the listener's")
+    advertised_port: int = setting(0, help="Port that clients are told; 0: the listener's", minimum=0, maximum=65535)
+    rack: str = setting("", help="Failure domain of this broker")
+    lease_ms: int = setting(3_000, help="Lease of the broker's session: how soon others take over", minimum=200, maximum=60_000)
+
+    auto_create_topics: bool = setting(True, help="Create a topic when a client asks for its metadata and allows it")
+    default_partitions: int = setting(1, help="Partitions of topics created without a number", minimum=1, maximum=10_000)
+    default_replication_factor: int = setting(
+        1, help="Copies of each entry (write quorum) of topics created without a number", minimum=1, maximum=15
+    )
+    offsets_topic_partitions: int = setting(50, help="Partitions of __consumer_offsets", minimum=1, maximum=1_000)
+    offsets_topic_replication_factor: int = setting(
+        3, help="Copies of __consumer_offsets; fewer if there are fewer bookies", minimum=1, maximum=15
+    )
+
+    frame_bytes_max: int = setting(
+        100 * _MIB, help="Longest request; a longer one closes the connection", minimum=1024, maximum=1024 * _MIB
+    )
+    connections_max: int = setting(10_000, help="Client connections; more are closed at once", minimum=1, maximum=1_000_000)
+    connection_requests_max: int = setting(
+        200, help="Unanswered requests of one connection before it is no longer read", minimum=1, maximum=100_000
+    )
+    request_bytes_max: int = setting(
+        256 * _MIB, help="Request bytes held by the whole broker before sockets are no longer read", minimum=_MIB
+    )
+    response_bytes_max: int = setting(
+        64 * _MIB, help="Fetched bytes in one response, whatever the client asks for", minimum=_MIB, maximum=1024 * _MIB
+    )
+    connection_idle_ms: int = setting(600_000, help="A connection silent for so long is closed", minimum=1_000)
+    shutdown_ms: int = setting(5_000, help="Time that requests in progress get when the broker stops", minimum=0)
+
+    tail_cache_bytes: int = setting(256 * _MIB, help="Batches just written, kept for tail readers", minimum=_MIB)
+    index_bytes: int = setting(64 * _MIB, help="Entry indexes of sealed hot ledgers, kept in memory", minimum=_MIB)
+    fetch_sessions_max: int = setting(1_000, help="Incremental fetch sessions (KIP-227) kept", minimum=0, maximum=100_000)
+    producers_max: int = setting(
+        10_000, help="Idempotent producers remembered per partition; the longest silent is forgotten", minimum=1
+    )
+    partition_queue_bytes: int = setting(
+        32 * _MIB, help="Batches that may wait for a partition's next ledger to open", minimum=_MIB
+    )
+    ledger_idle_ms: int = setting(
+        600_000, help="An open ledger without an append for so long is sealed", minimum=1_000, maximum=7 * 86_400_000
+    )
+    append_timeout_ms: int = setting(
+        30_000, help="Upper bound on the time in which a batch must reach its quorum", minimum=100, maximum=600_000
+    )
+    open_timeout_ms: int = setting(
+        10_000, help="Time that opening or recovering a ledger gets before it is tried again", minimum=100
+    )
+
+    group_session_timeout_min_ms: int = setting(6_000, help="Shortest session.timeout.ms of a group member", minimum=1)
+    group_session_timeout_max_ms: int = setting(1_800_000, help="Longest session.timeout.ms of a group member", minimum=1)
+    group_initial_rebalance_delay_ms: int = setting(
+        500, help="Wait for more members before a new group's first rebalance", minimum=0, maximum=60_000
+    )
+    group_members_max: int = setting(10_000, help="Members of one group", minimum=1, maximum=1_000_000)
+    offsets_retention_ms: int = setting(
+        7 * 86_400_000, help="Committed offsets of an empty group are kept for so long", minimum=1_000
+    )

@@ -1,0 +1,118 @@
+"""Checkpoint entries: what a partition's owner must know at a ledger's base offset, written before its first batch.
+
+Each ledger begins with one checkpoint in one or more parts (entries 0, 1, …), so that taking over never looks further
+back than one ledger, and tiering learns of producers and transactions without an owner. A part is::
+
+    0  4s  magic b"SLCK"      no record batch begins so: its base offset would exceed 2**62
+    4  u8  format version (1)
+    5  u8  reserved, 0
+    6  u16 part               0, 1 … parts - 1
+    8  u16 parts
+    10 ..  the part's share of the msgpack body, cut anywhere
+
+The body is the msgpack map of :class:`Checkpoint`; unknown fields are skipped, so that fields can be added.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from stratalog_core.errors import Corrupt
+from stratalog_core.ports import Buffer
+
+MAGIC: Final = b"SLCK"
+FORMAT_VERSION: Final = 1
+PART_BYTES_MAX: Final = 1024 * 1024
+PARTS_MAX: Final = 0xFFFF
+_PART: Final = struct.Struct(">4sBBHH")
+PART_HEADER_BYTES: Final = _PART.size
+
+
+class SequencedBatch(msgspec.Struct, frozen=True, array_like=True):
+    """One appended batch of an idempotent producer, remembered to recognise its retry."""
+
+    base_sequence: int
+    last_sequence: int
+    last_offset: int
+    timestamp_ms: int
+
+    @property
+    def base_offset(self) -> int:
+        return self.last_offset - ((self.last_sequence - self.base_sequence) & 0x7FFF_FFFF)
+
+
+class ProducerEntry(msgspec.Struct, frozen=True, array_like=True):
+    """State of one producer id: its current epoch and up to five last batches, oldest first."""
+
+    producer_id: int
+    producer_epoch: int
+    batches: tuple[SequencedBatch, ...] = ()
+
+
+class EpochStart(msgspec.Struct, frozen=True, array_like=True):
+    """Leader epoch ``epoch`` wrote from ``start_offset`` on."""
+
+    epoch: int
+    start_offset: int
+
+
+class OngoingTransaction(msgspec.Struct, frozen=True, array_like=True):
+    """A transaction that was undecided; its first offset bounds the last stable offset."""
+
+    producer_id: int
+    first_offset: int
+
+
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Everything as it was when all batches below ``offset``, and no other, had been appended."""
+
+    offset: int
+    leader_epochs: tuple[EpochStart, ...] = ()
+    producers: tuple[ProducerEntry, ...] = ()
+    transactions: tuple[OngoingTransaction, ...] = ()
+    application_state: bytes | None = None
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Checkpoint)
+
+
+def is_checkpoint(payload: Buffer) -> bool:
+    """Whether an entry (or at least its first four bytes) is a checkpoint part and not a record batch."""
+    return bytes(payload[:4]) == MAGIC
+
+
+def part_position(payload: Buffer) -> tuple[int, int]:
+    """``(part, parts)`` of a checkpoint part; its first ten bytes are enough. Raises ``Corrupt``."""
+    if len(payload) < PART_HEADER_BYTES:
+        raise Corrupt(f"checkpoint part of {len(payload)} bytes is cut short")
+    magic, version, _, part, parts = _PART.unpack_from(payload)
+    if magic != MAGIC or part >= parts:
+        raise Corrupt(f"checkpoint part {part} of {parts} is malformed")
+    if version != FORMAT_VERSION:
+        raise Corrupt(f"checkpoint has format version {version}; this release reads {FORMAT_VERSION}")
+    return part, parts
+
+
+def encode_checkpoint(checkpoint: Checkpoint, part_bytes_max: int = PART_BYTES_MAX) -> list[bytes]:
+    """The parts of a checkpoint, in the order in which they become entries."""
+    body = _encoder.encode(checkpoint)
+    chunks = [body[start : start + part_bytes_max] for start in range(0, len(body), part_bytes_max)]
+    assert len(chunks) <= PARTS_MAX, "a checkpoint is bounded by the broker's limits on producers and group state"
+    return [_PART.pack(MAGIC, FORMAT_VERSION, 0, part, len(chunks)) + chunk for part, chunk in enumerate(chunks)]
+
+
+def decode_checkpoint(parts: Sequence[Buffer]) -> Checkpoint:
+    """The checkpoint of all its parts in order. Raises ``Corrupt`` for a missing part or another format."""
+    for index, payload in enumerate(parts):
+        if part_position(payload) != (index, len(parts)):
+            raise Corrupt(f"checkpoint part {part_position(payload)} stands where ({index}, {len(parts)}) belongs")
+    body = b"".join(bytes(payload[PART_HEADER_BYTES:]) for payload in parts)
+    try:
+        return _decoder.decode(body)
+    except msgspec.MsgspecError as malformed:
+        raise Corrupt(f"checkpoint is malformed: {malformed}") from malformed
