@@ -1,0 +1,73 @@
+"""SHA-256 Merkle trees as RFC 9162 (section 2.1) hashes them: one block can be proved without the others.
+
+A leaf is ``SHA-256(0x00 || data)``, an inner node ``SHA-256(0x01 || left || right)``, and a tree of n leaves splits at the
+largest power of two below n. The two prefixes keep an inner node from being passed off as a leaf.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from stratalog_core.ports import Buffer
+
+HASH_BYTES: Final = 32
+_LEAF_PREFIX: Final = b"\x00"
+_NODE_PREFIX: Final = b"\x01"
+
+
+def leaf_hash(parts: Iterable[Buffer]) -> bytes:
+    """Hash of one leaf, whose data may come in several buffers."""
+    digest = hashlib.sha256(_LEAF_PREFIX)
+    for part in parts:
+        digest.update(part)
+    return digest.digest()
+
+
+def root_hash(leaves: Sequence[bytes]) -> bytes:
+    """Root over leaf hashes in order; the hash of nothing for no leaves (RFC 9162, section 2.1.1)."""
+    if not leaves:
+        return hashlib.sha256(b"").digest()
+    if len(leaves) == 1:
+        return leaves[0]
+    split = _split(len(leaves))
+    return _node(root_hash(leaves[:split]), root_hash(leaves[split:]))
+
+
+def inclusion_proof(leaves: Sequence[bytes], index: int) -> tuple[bytes, ...]:
+    """Sibling hashes from leaf ``index`` up to the root (RFC 9162, section 2.1.3.1)."""
+    if not 0 <= index < len(leaves):
+        raise IndexError(f"leaf {index} of a tree of {len(leaves)}")
+    if len(leaves) == 1:
+        return ()
+    split = _split(len(leaves))
+    if index < split:
+        return (*inclusion_proof(leaves[:split], index), root_hash(leaves[split:]))
+    return (*inclusion_proof(leaves[split:], index - split), root_hash(leaves[:split]))
+
+
+def proof_holds(root: bytes, leaf: bytes, index: int, leaf_count: int, proof: Sequence[bytes]) -> bool:
+    """Whether ``proof`` leads from ``leaf`` at ``index`` to ``root`` (RFC 9162, section 2.1.3.2)."""
+    if not 0 <= index < leaf_count:
+        return False
+    position, last, reached = index, leaf_count - 1, leaf
+    for sibling in proof:
+        if last == 0:
+            return False
+        if position & 1 or position == last:
+            reached = _node(sibling, reached)
+            while not position & 1 and position:
+                position, last = position >> 1, last >> 1
+        else:
+            reached = _node(reached, sibling)
+        position, last = position >> 1, last >> 1
+    return last == 0 and reached == root
+
+
+def _node(left: bytes, right: bytes) -> bytes:
+    return hashlib.sha256(_NODE_PREFIX + left + right).digest()
+
+
+def _split(count: int) -> int:
+    return 1 << (count - 1).bit_length() - 1
