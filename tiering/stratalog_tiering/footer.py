@@ -16,6 +16,7 @@ from uuid import UUID
 
 import msgspec
 from crc32c import crc32c
+from stratalog_core.checkpoint import EpochStart, ProducerEntry
 from stratalog_core.errors import Corrupt, Invalid
 from stratalog_core.ports import Buffer
 
@@ -55,13 +56,6 @@ class BlockEntry(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
         return self.position + self.length
 
 
-class EpochStart(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Leader epoch ``epoch`` begins at ``start_offset``."""
-
-    epoch: int
-    start_offset: int
-
-
 class AbortedTransaction(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """A producer's records from ``first_offset`` to ``last_offset`` (its abort marker) were aborted."""
 
@@ -70,29 +64,12 @@ class AbortedTransaction(msgspec.Struct, frozen=True, kw_only=True, array_like=T
     last_offset: int
 
 
-class SequenceRange(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """One of a producer's last batches, by which a retry is recognised."""
-
-    base_sequence: int
-    last_sequence: int
-    last_offset: int
-    timestamp_ms: int
-
-
-class ProducerState(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """An idempotent producer at the segment's end: its epoch and at most five last batches, oldest first."""
-
-    producer_id: int
-    producer_epoch: int
-    batches: tuple[SequenceRange, ...]
-
-
 class SegmentFooter(msgspec.Struct, frozen=True, kw_only=True):
     """The whole footer. Offsets: ``base_offset`` inclusive, ``end_offset`` exclusive.
 
     ``leader_epochs`` is the partition's history up to ``end_offset`` as far as it was known, so it may begin below
     ``base_offset``. ``aborted_transactions`` are all that overlap the segment: it is complete, because only decided
-    transactions are offloaded. ``producers`` is the state after the last record.
+    transactions are offloaded. ``producers`` is the state after the last record (its arrays are those of checkpoints).
     """
 
     format_version: int
@@ -105,7 +82,7 @@ class SegmentFooter(msgspec.Struct, frozen=True, kw_only=True):
     blocks: tuple[BlockEntry, ...]
     leader_epochs: tuple[EpochStart, ...]
     aborted_transactions: tuple[AbortedTransaction, ...]
-    producers: tuple[ProducerState, ...]
+    producers: tuple[ProducerEntry, ...]
     record_count: int
     batch_count: int
     data_bytes: int

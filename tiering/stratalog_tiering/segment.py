@@ -18,6 +18,7 @@ from uuid import UUID
 from crc32c import crc32c
 from stratalog_core.batch import MAGIC as BATCH_MAGIC
 from stratalog_core.batch import BatchHeader, crc_matches, iterate_headers, read_header
+from stratalog_core.checkpoint import EpochStart, ProducerEntry
 from stratalog_core.errors import Corrupt, Invalid
 from stratalog_core.ports import Buffer
 
@@ -25,8 +26,6 @@ from stratalog_tiering.footer import (
     FORMAT_VERSION,
     AbortedTransaction,
     BlockEntry,
-    EpochStart,
-    ProducerState,
     SegmentFooter,
     encode_footer,
     footer_range,
@@ -111,7 +110,7 @@ class SegmentWriter:
         created_at_ms: int,
         leader_epochs: Sequence[EpochStart] = (),
         aborted_transactions: Sequence[AbortedTransaction] = (),
-        producers: Sequence[ProducerState] = (),
+        producers: Sequence[ProducerEntry] = (),
     ) -> SegmentFooter:
         """Close the last block and queue footer and trailer as the last part. Raises ``Invalid`` without any batch.
 
@@ -255,7 +254,7 @@ def block_proved(block: Buffer, index: int, block_count: int, proof: Sequence[by
 
 
 __all__ = [
-    "BLOCK_BYTES_TARGET", "AbortedTransaction", "BlockEntry", "EpochStart", "ProducerState", "SegmentFooter",
+    "BLOCK_BYTES_TARGET", "AbortedTransaction", "BlockEntry", "EpochStart", "ProducerEntry", "SegmentFooter",
     "SegmentIdentity", "SegmentWriter", "audit_block", "block_proved", "check_block", "find_block", "footer_range",
     "iterate_block_batches", "parse_footer", "prove_block",
 ]  # fmt: skip
