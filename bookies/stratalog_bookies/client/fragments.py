@@ -1,0 +1,50 @@
+"""Where a ledger's entries are, read from its record. Pure.
+
+A ledger's fragments rise strictly in ``first_entry``; the first begins at 0. Every entry below the last fragment's first one
+was confirmed when that fragment was committed, which is why recovery never needs to look further back.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
+
+import msgspec
+from stratalog_core import quorum
+from stratalog_metadata.records import Fragment, Ledger
+
+
+def fragment_of(ledger: Ledger, entry_id: int) -> Fragment:
+    """The fragment that ``entry_id`` belongs to."""
+    position = bisect_right(ledger.fragments, entry_id, key=lambda fragment: fragment.first_entry)
+    return ledger.fragments[max(position - 1, 0)]
+
+
+def write_bookies(ledger: Ledger, entry_id: int) -> tuple[str, ...]:
+    """Bookies that store ``entry_id``, in the order of its write set."""
+    bookies = fragment_of(ledger, entry_id).bookies
+    return tuple(bookies[position] for position in quorum.write_set(entry_id, len(bookies), ledger.write_quorum))
+
+
+def is_striped(ledger: Ledger) -> bool:
+    """Whether one bookie of a fragment holds only part of its entries."""
+    return ledger.write_quorum < ledger.ensemble_size
+
+
+def with_replacements(ledger: Ledger, first_entry: int, replacements: Mapping[int, str]) -> Ledger:
+    """The record after an ensemble change: ``replacements`` (position → bookie) take over from ``first_entry`` on.
+
+    A last fragment that begins at ``first_entry`` holds no confirmed entry and is replaced; otherwise one is added.
+    """
+    last = ledger.fragments[-1]
+    assert last.first_entry <= first_entry, "an ensemble change never reaches behind the last fragment"
+    bookies = tuple(replacements.get(position, bookie) for position, bookie in enumerate(last.bookies))
+    assert len(set(bookies)) == len(bookies), "an ensemble names each bookie once"
+    kept = ledger.fragments[:-1] if last.first_entry == first_entry else ledger.fragments
+    changed = Fragment(first_entry=first_entry, bookies=bookies)
+    return msgspec.structs.replace(ledger, fragments=(*kept, changed))
+
+
+def bookies_of(ledgers: Iterable[Ledger]) -> set[str]:
+    """Every bookie that a record names."""
+    return {bookie for ledger in ledgers for fragment in ledger.fragments for bookie in fragment.bookies}
