@@ -70,6 +70,7 @@ class SegmentFooter(msgspec.Struct, frozen=True, kw_only=True):
     ``leader_epochs`` is the partition's history up to ``end_offset`` as far as it was known, so it may begin below
     ``base_offset``. ``aborted_transactions`` are all that overlap the segment: it is complete, because only decided
     transactions are offloaded. ``producers`` is the state after the last record (its arrays are those of checkpoints).
+    ``first_timestamp_min_ms`` is the least over the batches' first records: for people, no bound for all records.
     """
 
     format_version: int
@@ -87,6 +88,7 @@ class SegmentFooter(msgspec.Struct, frozen=True, kw_only=True):
     batch_count: int
     data_bytes: int
     max_timestamp_ms: int
+    first_timestamp_min_ms: int
     merkle_root: bytes
     created_at_ms: int
     block_compression: str = NONE

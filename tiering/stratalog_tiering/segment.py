@@ -65,6 +65,7 @@ class SegmentWriter:
         self._data_bytes = 0
         self._open = _OpenBlock(0, identity.base_offset)
         self._epochs: list[EpochStart] = []
+        self._first_timestamp_min_ms: int | None = None
 
     @property
     def next_offset(self) -> int:
@@ -96,6 +97,7 @@ class SegmentWriter:
         self._open.add(batch, header)
         self._parts.append(batch)
         self._note_epoch(header)
+        self._note_timestamp(header.base_timestamp_ms)
         self._next_offset = header.next_offset
         self._data_bytes += len(batch)
 
@@ -136,6 +138,7 @@ class SegmentWriter:
             batch_count=sum(block.batch_count for block in blocks),
             data_bytes=self._data_bytes,
             max_timestamp_ms=max(block.max_timestamp_ms for block in blocks),
+            first_timestamp_min_ms=-1 if self._first_timestamp_min_ms is None else self._first_timestamp_min_ms,
             merkle_root=root_hash([block.leaf_hash for block in blocks]),
             created_at_ms=created_at_ms,
         )
@@ -149,6 +152,10 @@ class SegmentWriter:
     def _note_epoch(self, header: BatchHeader) -> None:
         if not self._epochs or self._epochs[-1].epoch != header.leader_epoch:
             self._epochs.append(EpochStart(epoch=header.leader_epoch, start_offset=header.base_offset))
+
+    def _note_timestamp(self, first_ms: int) -> None:
+        if self._first_timestamp_min_ms is None or first_ms < self._first_timestamp_min_ms:
+            self._first_timestamp_min_ms = first_ms
 
 
 class _OpenBlock:

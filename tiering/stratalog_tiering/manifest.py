@@ -1,0 +1,251 @@
+"""The manifest: the index of a partition's segments, as immutable, numbered, hash-chained objects.
+
+A root holds the newest segments inline and older ones in sealed index pages by reference. Pages are merged level by level
+(``PAGE_FAN_IN`` of one level make one of the next), so the root's size stays bounded however long the history, and a lookup by
+offset or time costs the root and at most one page. Each root names its predecessor by key and SHA-256, each page is
+named by its SHA-256, and the root's own digest stands in the metadata quorum's pointer: history cannot be exchanged unseen.
+
+What always holds of a valid manifest: its live segments tile ``start_offset`` to ``end_offset`` without gap or overlap.
+A sealed page may still list segments below ``start_offset``; they are dead, and its reference counts only live ones.
+
+Pure: this module packs, checks and looks up. Changes are made by ``manifest_edit.py``. Format: ``docs/formats/manifest.md``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from itertools import chain, pairwise
+from typing import Final, TypeVar
+from uuid import UUID
+
+import msgspec
+from crc32c import crc32c
+from stratalog_core.checkpoint import EpochStart
+from stratalog_core.errors import Corrupt, Invalid
+from stratalog_core.ports import Buffer
+
+FORMAT_VERSION: Final = 1
+MANIFEST_MAGIC: Final = b"SLMANIFS"
+PAGE_MAGIC: Final = b"SLMFPAGE"
+INLINE_SEGMENTS_MAX: Final = 128
+PAGE_SEGMENTS: Final = 64
+PAGE_FAN_IN: Final = 16
+REMOVED_MAX: Final = 1000
+"""Bound on removed objects that a manifest remembers; more are dropped only when these are deleted."""
+
+_HEADER: Final = struct.Struct(">8sHHI")
+_Body = TypeVar("_Body")
+
+
+class SegmentEntry(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """One segment. Offsets: base inclusive, end exclusive. The order of fields is permanent, new ones go to the end.
+
+    The footer lies from ``data_bytes`` to ``object_bytes``; ``footer_sha256`` binds all of it to the chain.
+    ``leader_epochs`` are those in effect in the segment, each with the offset where it begins there.
+    """
+
+    key: str
+    base_offset: int
+    end_offset: int
+    object_bytes: int
+    data_bytes: int
+    record_count: int
+    max_timestamp_ms: int
+    first_timestamp_min_ms: int
+    merkle_root: bytes
+    footer_sha256: bytes
+    leader_epochs: tuple[EpochStart, ...]
+    created_at_ms: int
+
+
+class PageRef(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """A sealed index page. Counts and times are of its live segments; ``base_offset`` moves up as retention eats into it."""
+
+    key: str
+    sha256: bytes
+    object_bytes: int
+    level: int
+    base_offset: int
+    end_offset: int
+    max_timestamp_ms: int
+    segment_count: int
+
+
+class RemovedObject(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """An object that no longer counts and is deleted when the grace period has passed since ``removed_at_ms``."""
+
+    key: str
+    removed_at_ms: int
+
+
+class ManifestPage(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of a sealed page: contiguous segments in offset order."""
+
+    topic_id: UUID
+    partition: int
+    segments: tuple[SegmentEntry, ...]
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of a root. ``previous_key`` and ``previous_sha256`` are empty in version 1.
+
+    ``record_count`` and ``cold_bytes`` (sum of object sizes) count live segments. ``writer`` is for people.
+    """
+
+    topic_id: UUID
+    topic_name: str
+    partition: int
+    version: int
+    previous_key: str
+    previous_sha256: bytes
+    created_at_ms: int
+    writer: str
+    start_offset: int
+    end_offset: int
+    record_count: int
+    cold_bytes: int
+    pages: tuple[PageRef, ...] = ()
+    segments: tuple[SegmentEntry, ...] = ()
+    removed: tuple[RemovedObject, ...] = ()
+
+
+def empty_manifest(topic_id: UUID, topic_name: str, partition: int, base_offset: int) -> Manifest:
+    """What the first edit starts from: version 0, which is never stored."""
+    return Manifest(
+        topic_id=topic_id, topic_name=topic_name, partition=partition, version=0, previous_key="", previous_sha256=b"",
+        created_at_ms=0, writer="", start_offset=base_offset, end_offset=base_offset, record_count=0, cold_bytes=0,
+    )  # fmt: skip
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """The root's object. Raises ``Invalid`` for a manifest that does not hold together."""
+    check_manifest(manifest)
+    return _frame(MANIFEST_MAGIC, msgspec.msgpack.encode(manifest))
+
+
+def decode_manifest(content: Buffer, sha256: bytes | None = None) -> Manifest:
+    """Raises ``Corrupt`` (also when ``sha256`` is given and is another), or ``Invalid`` for an unknown format version."""
+    manifest = _decode(content, MANIFEST_MAGIC, Manifest, "manifest", sha256)
+    return _consistent(manifest, lambda: check_manifest(manifest))
+
+
+def _consistent(body: _Body, check: Callable[[], None]) -> _Body:
+    try:
+        check()
+    except Invalid as inconsistent:
+        raise Corrupt(inconsistent.message) from inconsistent
+    return body
+
+
+def encode_page(page: ManifestPage) -> bytes:
+    return _frame(PAGE_MAGIC, msgspec.msgpack.encode(page))
+
+
+def decode_page(content: Buffer, sha256: bytes) -> ManifestPage:
+    """Raises ``Corrupt`` or, for an unknown format version, ``Invalid``."""
+    page = _decode(content, PAGE_MAGIC, ManifestPage, "manifest page", sha256)
+    return _consistent(page, lambda: _check_contiguous(page.segments))
+
+
+def object_sha256(content: Buffer) -> bytes:
+    """The digest by which pointers, chains and page references name an object."""
+    return hashlib.sha256(content).digest()
+
+
+def check_manifest(manifest: Manifest) -> None:
+    """Raise ``Invalid`` unless pages and inline segments tile start to end, within the bounds."""
+    _check_contiguous((*manifest.pages, *manifest.segments))
+    first, last = _ends(manifest)
+    if first != manifest.start_offset or last != manifest.end_offset:
+        raise Invalid(f"manifest claims offsets {manifest.start_offset}..{manifest.end_offset}, its segments {first}..{last}")
+    if len(manifest.segments) > INLINE_SEGMENTS_MAX:
+        raise Invalid(f"manifest holds {len(manifest.segments)} segments inline; the most is {INLINE_SEGMENTS_MAX}")
+
+
+def _ends(manifest: Manifest) -> tuple[int, int]:
+    spans: Sequence[PageRef | SegmentEntry] = (*manifest.pages, *manifest.segments)
+    if not spans:
+        return manifest.start_offset, manifest.start_offset
+    return spans[0].base_offset, spans[-1].end_offset
+
+
+def _check_contiguous(spans: Sequence[PageRef | SegmentEntry]) -> None:
+    for span in spans:
+        if span.end_offset <= span.base_offset:
+            raise Invalid(f"{span.key} covers no offset: {span.base_offset}..{span.end_offset}")
+    for left, right in pairwise(spans):
+        if left.end_offset != right.base_offset:
+            raise Invalid(f"{right.key} begins at offset {right.base_offset} where {left.end_offset} was expected")
+
+
+def live_segments(manifest: Manifest, page: ManifestPage) -> tuple[SegmentEntry, ...]:
+    """The segments of a referenced page that are not below the manifest's start."""
+    return tuple(entry for entry in page.segments if entry.end_offset > manifest.start_offset)
+
+
+def locate(manifest: Manifest, offset: int) -> SegmentEntry | PageRef | None:
+    """The inline segment that holds ``offset``, or the page to look into, or None outside the manifest."""
+    if not manifest.start_offset <= offset < manifest.end_offset:
+        return None
+    if manifest.segments and offset >= manifest.segments[0].base_offset:
+        return _holding(manifest.segments, offset)
+    return _holding(manifest.pages, offset)
+
+
+def locate_in_page(page: ManifestPage, offset: int) -> SegmentEntry:
+    """The segment of a page that holds ``offset``. Raises ``Corrupt`` if there is none, for the root said there was."""
+    entry = _holding(page.segments, offset)
+    if entry is None:
+        raise Corrupt(f"manifest page of partition {page.partition} does not hold offset {offset}")
+    return entry
+
+
+_Span = TypeVar("_Span", SegmentEntry, PageRef)
+
+
+def _holding(spans: Sequence[_Span], offset: int) -> _Span | None:
+    index = bisect_right(spans, offset, key=lambda span: span.base_offset) - 1
+    return spans[index] if index >= 0 and offset < spans[index].end_offset else None
+
+
+def reaching_timestamp(manifest: Manifest, timestamp_ms: int, from_offset: int = 0) -> SegmentEntry | PageRef | None:
+    """The first segment, or the page that holds it, with a record at ``timestamp_ms`` or later and an end beyond
+    ``from_offset``.
+
+    A page whose every such segment ends at or before ``from_offset`` may come back too: then go on from its end.
+    """
+    spans = chain[PageRef | SegmentEntry](manifest.pages, manifest.segments)
+    wanted = (span for span in spans if span.max_timestamp_ms >= timestamp_ms and span.end_offset > from_offset)
+    return next(wanted, None)
+
+
+def reaching_timestamp_in_page(page: ManifestPage, timestamp_ms: int, from_offset: int) -> SegmentEntry | None:
+    """The first segment of a page with a record at ``timestamp_ms`` or later and an end beyond ``from_offset``."""
+    wanted = (s for s in page.segments if s.max_timestamp_ms >= timestamp_ms and s.end_offset > from_offset)
+    return next(wanted, None)
+
+
+def _frame(magic: bytes, body: bytes) -> bytes:
+    return _HEADER.pack(magic, FORMAT_VERSION, 0, crc32c(body)) + body
+
+
+def _decode(content: Buffer, magic: bytes, kind: type[_Body], name: str, sha256: bytes | None) -> _Body:
+    if len(content) < _HEADER.size:
+        raise Corrupt(f"{name} of {len(content)} bytes is cut short")
+    found_magic, version, _, crc = _HEADER.unpack_from(content)
+    if found_magic != magic:
+        raise Corrupt(f"the object is no {name}: it does not begin with its magic")
+    if version != FORMAT_VERSION:
+        raise Invalid(f"{name} format version {version} is unknown; this release reads {FORMAT_VERSION}: upgrade it")
+    body = memoryview(content)[_HEADER.size :]
+    if crc32c(body) != crc:
+        raise Corrupt(f"{name} does not match its CRC")
+    if sha256 is not None and object_sha256(content) != sha256:
+        raise Corrupt(f"{name} is not the one that was committed: its SHA-256 differs")
+    try:
+        return msgspec.msgpack.decode(body, type=kind)
+    except (msgspec.DecodeError, ValueError) as bad:
+        raise Corrupt(f"{name} cannot be decoded: {bad}") from bad

@@ -1,0 +1,287 @@
+"""Changes to a manifest: append segments, drop a prefix, replace a run by its merged segment, forget deleted objects.
+
+A :class:`ManifestEdit` starts from the committed version, refuses whatever would leave a gap or an overlap, and ends in
+the next version's bytes and the pages that must be stored before them. Pages that an edit must look into are asked for
+with ``pages_for…`` and passed in, so that nothing here does I/O. An object that stops counting moves to ``removed`` and
+stays in the store until the grace period has passed, for readers of older versions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+from stratalog_core.errors import Invalid
+
+from stratalog_tiering import manifest as format_limits
+from stratalog_tiering.manifest import (
+    Manifest,
+    ManifestPage,
+    PageRef,
+    RemovedObject,
+    SegmentEntry,
+    encode_manifest,
+    encode_page,
+    object_sha256,
+)
+from stratalog_tiering.object_keys import manifest_key, page_key
+
+Pages = Mapping[str, ManifestPage]
+"""Pages that were loaded for an edit, by object key."""
+
+NO_PAGES: Final[Pages] = {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestLimits:
+    """Sizes that decide when pages are sealed and merged; tests use small ones."""
+
+    inline_segments_max: int = format_limits.INLINE_SEGMENTS_MAX
+    page_segments: int = format_limits.PAGE_SEGMENTS
+    page_fan_in: int = format_limits.PAGE_FAN_IN
+    removed_max: int = format_limits.REMOVED_MAX
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Previous:
+    """The committed version that an edit starts from; key and digest are empty before the first."""
+
+    manifest: Manifest
+    key: str = ""
+    sha256: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewManifest:
+    """What an edit ends in: store ``pages``, then ``content`` at ``key``, then commit."""
+
+    manifest: Manifest
+    key: str
+    content: bytes
+    sha256: bytes
+    pages: tuple[tuple[str, bytes], ...]
+
+
+class ManifestEdit:
+    """One edit. ``random_id`` gives 64 random bits for each new key."""
+
+    def __init__(self, previous: Previous, *, random_id: Callable[[], int], limits: ManifestLimits | None = None) -> None:
+        base = previous.manifest
+        self._previous = previous
+        self._random_id = random_id
+        self._limits = limits or ManifestLimits()
+        self._start_offset = base.start_offset
+        self._refs = list(base.pages)
+        self._inline = list(base.segments)
+        self._removed = list(base.removed)
+        self._record_count = base.record_count
+        self._cold_bytes = base.cold_bytes
+        self._new_pages: dict[str, ManifestPage] = {}
+
+    @property
+    def end_offset(self) -> int:
+        """Where the next appended segment must begin."""
+        if self._inline:
+            return self._inline[-1].end_offset
+        return self._refs[-1].end_offset if self._refs else self._start_offset
+
+    def append(self, entry: SegmentEntry) -> None:
+        """Add the next segment. Raises ``Invalid`` for a gap, an overlap, or an empty one."""
+        if entry.base_offset != self.end_offset or entry.end_offset <= entry.base_offset:
+            raise Invalid(
+                f"segment {entry.key} covers offsets {entry.base_offset}..{entry.end_offset}; "
+                f"the manifest ends at {self.end_offset}: gaps and overlaps are refused"
+            )
+        self._inline.append(entry)
+        self._record_count += entry.record_count
+        self._cold_bytes += entry.object_bytes
+
+    def pages_for_sealing(self) -> tuple[PageRef, ...]:
+        """Stored pages that :meth:`seal` will merge; load them and pass them to it."""
+        levels, untouched = [ref.level for ref in self._refs], len(self._refs)
+        for _ in range(self._pages_to_seal()):
+            levels.append(0)
+            while self._mergeable(levels):
+                levels[-self._limits.page_fan_in :] = [levels[-1] + 1]
+                untouched = min(untouched, len(levels) - 1)
+        return self._stored(self._refs[untouched:])
+
+    def _pages_to_seal(self) -> int:
+        return max(0, -(-(len(self._inline) - self._limits.inline_segments_max) // self._limits.page_segments))
+
+    def _mergeable(self, levels: Sequence[int]) -> bool:
+        newest = levels[-self._limits.page_fan_in :]
+        return len(newest) == self._limits.page_fan_in and len(set(newest)) == 1
+
+    def _stored(self, refs: Sequence[PageRef]) -> tuple[PageRef, ...]:
+        return tuple(ref for ref in refs if ref.key not in self._new_pages)
+
+    def seal(self, pages: Pages = NO_PAGES) -> None:
+        """Move the oldest inline segments into pages while there are too many, and merge full levels."""
+        while len(self._inline) > self._limits.inline_segments_max:
+            oldest = self._inline[: self._limits.page_segments]
+            del self._inline[: len(oldest)]
+            self._refs.append(self._new_page(oldest, 0))
+            self._merge_levels(pages)
+
+    def _merge_levels(self, pages: Pages) -> None:
+        fan_in = self._limits.page_fan_in
+        while self._mergeable([ref.level for ref in self._refs]):
+            merging = self._refs[-fan_in:]
+            if self._removed_room() < fan_in:
+                return
+            entries = [entry for ref in merging for entry in self._live(self._loaded(ref, pages))]
+            del self._refs[-fan_in:]
+            self._refs.append(self._new_page(entries, merging[0].level + 1))
+            for ref in merging:
+                self._retire_page(ref)
+
+    def pages_for_drop(self, below_offset: int) -> tuple[PageRef, ...]:
+        """Stored pages that :meth:`drop_below` must look into."""
+        return self._stored([ref for ref in self._refs if ref.base_offset < below_offset])
+
+    def drop_below(self, below_offset: int, now_ms: int, pages: Pages = NO_PAGES) -> tuple[SegmentEntry, ...]:
+        """Drop whole segments that end at or before ``below_offset``, oldest first; returns them.
+
+        Stops early where ``removed`` is full: the rest goes with a later edit.
+        """
+        dropped: list[SegmentEntry] = []
+        while self._refs and self._refs[0].base_offset < below_offset and self._removed_room() > 0:
+            if not self._drop_from_page(below_offset, now_ms, pages, dropped):
+                break
+        while not self._refs and self._inline and self._inline[0].end_offset <= below_offset and self._removed_room() > 0:
+            self._drop_entry(self._inline.pop(0), now_ms, dropped)
+        return tuple(dropped)
+
+    def _drop_from_page(self, below: int, now_ms: int, pages: Pages, dropped: list[SegmentEntry]) -> bool:
+        """Drop from the first page; whether the page is used up."""
+        ref = self._refs[0]
+        live = list(self._live(self._loaded(ref, pages)))
+        while live and live[0].end_offset <= below and self._removed_room() > 1:
+            self._drop_entry(live.pop(0), now_ms, dropped)
+        if live:
+            self._refs[0] = _narrowed(ref, live)
+            return False
+        del self._refs[0]
+        self._retire_page(ref, now_ms)
+        return True
+
+    def _drop_entry(self, entry: SegmentEntry, now_ms: int, dropped: list[SegmentEntry]) -> None:
+        self._start_offset = entry.end_offset
+        self._record_count -= entry.record_count
+        self._cold_bytes -= entry.object_bytes
+        self._removed.append(RemovedObject(key=entry.key, removed_at_ms=now_ms))
+        dropped.append(entry)
+
+    def pages_for_replace(self, base_offset: int) -> tuple[PageRef, ...]:
+        """The stored page that :meth:`replace` must rewrite, if the run is not inline."""
+        return self._stored([ref for ref in self._refs if ref.base_offset <= base_offset < ref.end_offset])
+
+    def replace(self, merged: SegmentEntry, now_ms: int, pages: Pages = NO_PAGES) -> tuple[SegmentEntry, ...]:
+        """Put ``merged`` in place of the run of segments that covers exactly its offsets; returns the run.
+
+        Raises ``Invalid`` if no run has exactly these borders and as many records, or if it spans two pages.
+        """
+        for position, ref in enumerate(self._refs):
+            if ref.base_offset <= merged.base_offset < ref.end_offset:
+                entries, run = _spliced(self._live(self._loaded(ref, pages)), merged)
+                self._refs[position] = self._new_page(entries, ref.level)
+                self._retire_page(ref, now_ms)
+                break
+        else:
+            self._inline, run = _spliced(self._inline, merged)
+        self._cold_bytes += merged.object_bytes - sum(entry.object_bytes for entry in run)
+        self._removed.extend(RemovedObject(key=entry.key, removed_at_ms=now_ms) for entry in run)
+        return run
+
+    def removable(self, before_ms: int) -> tuple[str, ...]:
+        """Removed objects whose grace period has passed: removed at ``before_ms`` or earlier."""
+        return tuple(removed.key for removed in self._removed if removed.removed_at_ms <= before_ms)
+
+    def forget(self, deleted: Sequence[str]) -> None:
+        """Drop objects from ``removed`` that are now gone from the store."""
+        gone = set(deleted)
+        self._removed = [removed for removed in self._removed if removed.key not in gone]
+
+    def finish(self, *, created_at_ms: int, writer: str) -> NewManifest:
+        """The next version. Raises ``Invalid`` if it does not hold together."""
+        base = self._previous.manifest
+        pages = tuple((key, encode_page(page)) for key, page in self._new_pages.items() if self._is_referenced(key))
+        successor = Manifest(
+            topic_id=base.topic_id,
+            topic_name=base.topic_name,
+            partition=base.partition,
+            version=base.version + 1,
+            previous_key=self._previous.key,
+            previous_sha256=self._previous.sha256,
+            created_at_ms=created_at_ms,
+            writer=writer,
+            start_offset=self._start_offset,
+            end_offset=self.end_offset,
+            record_count=self._record_count,
+            cold_bytes=self._cold_bytes,
+            pages=tuple(self._refs),
+            segments=tuple(self._inline),
+            removed=tuple(_dated(removed, created_at_ms) for removed in self._removed),
+        )
+        content = encode_manifest(successor)
+        key = manifest_key(base.topic_id, base.partition, successor.version, self._random_id())
+        return NewManifest(manifest=successor, key=key, content=content, sha256=object_sha256(content), pages=pages)
+
+    def _is_referenced(self, key: str) -> bool:
+        return any(ref.key == key for ref in self._refs)
+
+    def _removed_room(self) -> int:
+        return self._limits.removed_max - len(self._removed)
+
+    def _live(self, page: ManifestPage) -> tuple[SegmentEntry, ...]:
+        return tuple(entry for entry in page.segments if entry.end_offset > self._start_offset)
+
+    def _loaded(self, ref: PageRef, pages: Pages) -> ManifestPage:
+        page = self._new_pages.get(ref.key) or pages.get(ref.key)
+        assert page is not None, f"page {ref.key} was not loaded for the edit"
+        return page
+
+    def _retire_page(self, ref: PageRef, now_ms: int = -1) -> None:
+        # A page that was made by this very edit has not been stored, so nothing is left behind. -1: dated by ``finish``.
+        if self._new_pages.pop(ref.key, None) is None:
+            self._removed.append(RemovedObject(key=ref.key, removed_at_ms=now_ms))
+
+    def _new_page(self, entries: Sequence[SegmentEntry], level: int) -> PageRef:
+        base = self._previous.manifest
+        page = ManifestPage(topic_id=base.topic_id, partition=base.partition, segments=tuple(entries))
+        key = page_key(base.topic_id, base.partition, entries[0].base_offset, level, self._random_id())
+        self._new_pages[key] = page
+        content = encode_page(page)
+        ref = PageRef(
+            key=key, sha256=object_sha256(content), object_bytes=len(content), level=level, base_offset=0, end_offset=0,
+            max_timestamp_ms=0, segment_count=0,
+        )  # fmt: skip
+        return _narrowed(ref, entries)
+
+
+def _dated(removed: RemovedObject, now_ms: int) -> RemovedObject:
+    return removed if removed.removed_at_ms >= 0 else RemovedObject(key=removed.key, removed_at_ms=now_ms)
+
+
+def _narrowed(ref: PageRef, live: Sequence[SegmentEntry]) -> PageRef:
+    return msgspec.structs.replace(
+        ref,
+        base_offset=live[0].base_offset,
+        end_offset=live[-1].end_offset,
+        max_timestamp_ms=max(entry.max_timestamp_ms for entry in live),
+        segment_count=len(live),
+    )
+
+
+def _spliced(entries: Sequence[SegmentEntry], merged: SegmentEntry) -> tuple[list[SegmentEntry], tuple[SegmentEntry, ...]]:
+    run = tuple(e for e in entries if e.end_offset > merged.base_offset and e.base_offset < merged.end_offset)
+    if not run or run[0].base_offset != merged.base_offset or run[-1].end_offset != merged.end_offset:
+        raise Invalid(f"no run of segments covers exactly offsets {merged.base_offset}..{merged.end_offset}")
+    if sum(entry.record_count for entry in run) != merged.record_count:
+        raise Invalid(f"merged segment {merged.key} holds {merged.record_count} records, unlike what it replaces")
+    before = [entry for entry in entries if entry.end_offset <= merged.base_offset]
+    after = [entry for entry in entries if entry.base_offset >= merged.end_offset]
+    return [*before, merged, *after], run

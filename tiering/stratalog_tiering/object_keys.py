@@ -1,0 +1,129 @@
+"""The one place that knows what objects are called. Keys are made once and never used again.
+
+::
+
+    cluster.json                                                            whose bucket it is
+    topics/<topic id>.json                                                  topic descriptor
+    segments/<topic id>/<partition>/<base offset>-<epoch>-<random>.segment
+    pages/<topic id>/<partition>/<base offset>-<level>-<random>.page        sealed manifest index page
+    manifests/<topic id>/<partition>/<inverted version>-<version>-<random>.manifest
+    manifests/<topic id>/<partition>/<inverted version>-<version>-<random>.committed
+
+Topic ids are 32 hex digits, so a re-created topic shares nothing with its namesake. Numbers are padded so that listings come in
+offset order; manifest versions are inverted (2**64 - 1 - version, 16 hex digits), so that a listing begins with the newest.
+The random part keeps two workers that race for the same offsets or version from writing the same key.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+from uuid import UUID
+
+CLUSTER_KEY: Final = "cluster.json"
+TOPICS_PREFIX: Final = "topics/"
+_VERSION_MAX: Final = 2**64 - 1
+_MANIFEST: Final = ".manifest"
+_COMMITTED: Final = ".committed"
+_SEGMENT_PATTERN: Final = re.compile(r"segments/([0-9a-f]{32})/(\d+)/(\d{20})-(\d{10})-[0-9a-f]{16}\.segment")
+_MANIFEST_PATTERN: Final = re.compile(r"manifests/([0-9a-f]{32})/(\d+)/[0-9a-f]{16}-(\d+)-[0-9a-f]{16}\.(manifest|committed)")
+_TOPIC_PATTERN: Final = re.compile(r"topics/([0-9a-f]{32})\.json")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentKey:
+    """What a segment's key says of it."""
+
+    topic_id: UUID
+    partition: int
+    base_offset: int
+    leader_epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestKey:
+    """What the key of a manifest (or of its commit marker) says of it."""
+
+    topic_id: UUID
+    partition: int
+    version: int
+    is_marker: bool
+
+
+def topic_key(topic_id: UUID) -> str:
+    return f"{TOPICS_PREFIX}{topic_id.hex}.json"
+
+
+def segments_prefix(topic_id: UUID, partition: int) -> str:
+    return f"segments/{topic_id.hex}/{partition}/"
+
+
+def pages_prefix(topic_id: UUID, partition: int) -> str:
+    return f"pages/{topic_id.hex}/{partition}/"
+
+
+def manifests_prefix(topic_id: UUID, partition: int) -> str:
+    return f"manifests/{topic_id.hex}/{partition}/"
+
+
+def topic_prefixes(topic_id: UUID) -> tuple[str, ...]:
+    """Prefixes that together hold every object of a topic but its descriptor; manifests last, for they lead to the rest."""
+    return tuple(f"{kind}/{topic_id.hex}/" for kind in ("segments", "pages", "manifests"))
+
+
+def segment_key(topic_id: UUID, partition: int, base_offset: int, leader_epoch: int, random_id: int) -> str:
+    return f"{segments_prefix(topic_id, partition)}{base_offset:020d}-{leader_epoch:010d}-{random_id:016x}.segment"
+
+
+def page_key(topic_id: UUID, partition: int, base_offset: int, level: int, random_id: int) -> str:
+    return f"{pages_prefix(topic_id, partition)}{base_offset:020d}-{level}-{random_id:016x}.page"
+
+
+def manifest_key(topic_id: UUID, partition: int, version: int, random_id: int) -> str:
+    return f"{manifests_prefix(topic_id, partition)}{_VERSION_MAX - version:016x}-{version}-{random_id:016x}{_MANIFEST}"
+
+
+def marker_key(manifest: str) -> str:
+    """Key of the marker that says that the manifest at this key was committed."""
+    return manifest.removesuffix(_MANIFEST) + _COMMITTED
+
+
+def marked_manifest(marker: str) -> str:
+    """Inverse of :func:`marker_key`."""
+    return marker.removesuffix(_COMMITTED) + _MANIFEST
+
+
+def is_marker(key: str) -> bool:
+    return key.endswith(_COMMITTED)
+
+
+def newest_committed(keys: Iterable[str]) -> str | None:
+    """Key of the newest manifest that a marker proves committed, among a partition's listed manifest keys in any order."""
+    markers = [key for key in keys if is_marker(key) and _MANIFEST_PATTERN.fullmatch(key)]
+    return marked_manifest(min(markers)) if markers else None
+
+
+def parse_segment_key(key: str) -> SegmentKey | None:
+    """What a segment's key says, or None for any other key."""
+    match = _SEGMENT_PATTERN.fullmatch(key)
+    if match is None:
+        return None
+    topic, partition, base, epoch = match.groups()
+    return SegmentKey(topic_id=UUID(topic), partition=int(partition), base_offset=int(base), leader_epoch=int(epoch))
+
+
+def parse_manifest_key(key: str) -> ManifestKey | None:
+    """What the key of a manifest or a marker says, or None for any other key."""
+    match = _MANIFEST_PATTERN.fullmatch(key)
+    if match is None:
+        return None
+    topic, partition, version, kind = match.groups()
+    return ManifestKey(topic_id=UUID(topic), partition=int(partition), version=int(version), is_marker=kind == "committed")
+
+
+def parse_topic_key(key: str) -> UUID | None:
+    """The topic id of a descriptor's key, or None for any other key."""
+    match = _TOPIC_PATTERN.fullmatch(key)
+    return None if match is None else UUID(match.group(1))
