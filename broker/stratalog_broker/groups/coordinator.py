@@ -1,0 +1,327 @@
+"""The groups of one partition of ``__consumer_offsets``: live state machines over the durable store, without I/O.
+
+The shell passes requests and the time, writes the records of each :class:`Write`, and reports with
+:meth:`GroupCoordinator.on_written`. Offsets and groups become visible only through the store, hence only once the quorum has
+them. Groups exist while they have members, pending members, stored metadata or offsets. Nothing here is unbounded:
+see :class:`CoordinatorLimits`.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from kio.schema.errors import ErrorCode
+
+from stratalog_broker.groups.expiry import CONSUMER_PROTOCOL, expired_offsets, topics_wanted_by
+from stratalog_broker.groups.group import Group
+from stratalog_broker.groups.messages import (
+    NO_GENERATION,
+    Answer,
+    GroupLimits,
+    Instant,
+    Instruction,
+    JoinAnswer,
+    JoinRequest,
+    LeavingMember,
+    SyncAnswer,
+    SyncRequest,
+)
+from stratalog_broker.groups.rebalance import GroupState
+from stratalog_broker.groups.records import (
+    CommittedOffset,
+    OffsetKey,
+    encode_group_key,
+    encode_group_value,
+    encode_offset_key,
+    encode_offset_value,
+)
+from stratalog_broker.groups.store import GroupStore, TopicPartitionName
+
+KeyValue = tuple[bytes, bytes | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorLimits:
+    """Bounds of one coordinator partition. Names longer than ``name_bytes_max`` do not fit a stored string."""
+
+    group: GroupLimits = field(default_factory=GroupLimits)
+    groups_max: int = 100_000
+    offsets_max: int = 1_000_000
+    offset_metadata_bytes_max: int = 4_096
+    offsets_retention_ms: int = 7 * 86_400_000
+    name_bytes_max: int = 4_096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Write:
+    """Append the records as one batch, then call ``on_written`` with group and token."""
+
+    group_id: str
+    token: int
+    records: tuple[KeyValue, ...]
+
+
+Work = Answer | Write
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """One offset to commit; ``metadata`` is the client's own."""
+
+    topic: str
+    partition: int
+    offset: int
+    leader_epoch: int = -1
+    metadata: str = ""
+
+
+class GroupCoordinator:
+    """Requests for the groups of one partition. What changes the log is returned as records to write."""
+
+    def __init__(self, limits: CoordinatorLimits, store: GroupStore, now: Instant) -> None:
+        self.limits = limits
+        self.store = store
+        self.groups: dict[str, Group] = {}
+        self._wakes: list[tuple[int, str]] = []
+        self._planned: dict[str, int] = {}
+        for image in store.images.values():
+            self.groups[image.group_id] = Group.from_image(image, limits.group, now)
+            self._plan(image.group_id)
+
+    # -- membership
+
+    def join(self, group_id: str, request: JoinRequest, now: Instant) -> list[Work]:
+        error = self._check_join(group_id, request)
+        if error is not ErrorCode.none:
+            return [Answer(ticket=request.ticket, value=JoinAnswer(error=error, member_id=request.member_id))]
+        return self._done(group_id, self._group(group_id, now).join(request, now))
+
+    def _check_join(self, group_id: str, request: JoinRequest) -> ErrorCode:
+        if not self._is_name(group_id):
+            return ErrorCode.invalid_group_id
+        names = (request.protocol_type, request.client_id, request.group_instance_id or "", *(n for n, _ in request.protocols))
+        if not all(len(name.encode()) <= self.limits.name_bytes_max for name in names):
+            return ErrorCode.invalid_request
+        if self._exists(group_id):
+            return ErrorCode.none
+        if request.member_id:
+            return ErrorCode.unknown_member_id
+        return ErrorCode.none if self._has_room() else ErrorCode.coordinator_not_available
+
+    def sync(self, group_id: str, request: SyncRequest, now: Instant) -> list[Work]:
+        group = self.groups.get(group_id)
+        if group is None:
+            return [Answer(ticket=request.ticket, value=SyncAnswer(error=ErrorCode.unknown_member_id))]
+        return self._done(group_id, group.sync(request, now))
+
+    def heartbeat(
+        self, group_id: str, member_id: str, group_instance_id: str | None, generation: int, now: Instant
+    ) -> ErrorCode:
+        group = self.groups.get(group_id)
+        return ErrorCode.unknown_member_id if group is None else group.heartbeat(member_id, group_instance_id, generation, now)
+
+    def leave(self, group_id: str, members: Sequence[LeavingMember], now: Instant) -> tuple[list[ErrorCode], list[Work]]:
+        """One code for each member, in order."""
+        group = self.groups.get(group_id)
+        if group is None:
+            return [ErrorCode.unknown_member_id] * len(members), []
+        errors, work = [], list[Work]()
+        for member in members:
+            error, instructions = group.leave(member, now)
+            errors.append(error)
+            work += self._done(group_id, instructions)
+        return errors, work
+
+    def on_written(self, group_id: str, token: int, error: ErrorCode, now: Instant) -> list[Work]:
+        """The records of a :class:`Write` are in the log (``none``), or are not, or nobody knows."""
+        group = self.groups.get(group_id)
+        return [] if group is None else self._done(group_id, group.on_persisted(token, error, now))
+
+    # -- time
+
+    @property
+    def wake_at_ms(self) -> int | None:
+        """When :meth:`tick` has something to do, at the earliest."""
+        return self._wakes[0][0] if self._wakes else None
+
+    def tick(self, now: Instant) -> list[Work]:
+        """Let the time pass for all groups with a deadline that is over."""
+        work: list[Work] = []
+        while self._wakes and self._wakes[0][0] <= now.monotonic_ms:
+            at_ms, group_id = heapq.heappop(self._wakes)
+            if self._planned.get(group_id) != at_ms:
+                continue  # planned anew for an earlier time, which has passed
+            del self._planned[group_id]
+            group = self.groups.get(group_id)
+            if group is not None:
+                work += self._done(group_id, group.tick(now))
+                self._forget_if_unused(group_id)
+        return work
+
+    def _plan(self, group_id: str) -> None:
+        at_ms = self.groups[group_id].wake_at_ms
+        if at_ms < self._planned.get(group_id, 1 << 62):
+            self._planned[group_id] = at_ms
+            heapq.heappush(self._wakes, (at_ms, group_id))
+
+    # -- offsets
+
+    def plan_commit(
+        self,
+        group_id: str,
+        member_id: str,
+        group_instance_id: str | None,
+        generation: int,
+        commits: Sequence[Commit],
+        now: Instant,
+    ) -> tuple[list[ErrorCode], list[KeyValue]]:
+        """A code for each commit, and the records of those that are fine: they count once they are written."""
+        error = self._check_commit(group_id, member_id, group_instance_id, generation, now)
+        if error is not ErrorCode.none:
+            return [error] * len(commits), []
+        errors = [self._check_offset(commit) for commit in commits]
+        fine = [commit for commit, code in zip(commits, errors, strict=True) if code is ErrorCode.none]
+        return errors, [self._offset_record(group_id, commit, now) for commit in fine]
+
+    def _check_commit(
+        self, group_id: str, member_id: str, group_instance_id: str | None, generation: int, now: Instant
+    ) -> ErrorCode:
+        if not self._is_name(group_id, empty=True):
+            return ErrorCode.invalid_group_id
+        group = self.groups.get(group_id)
+        if group is not None:
+            return group.check_commit(member_id, group_instance_id, generation, now)
+        if generation > NO_GENERATION:
+            return ErrorCode.illegal_generation
+        return ErrorCode.none if self._exists(group_id) or self._has_room() else ErrorCode.coordinator_not_available
+
+    def _check_offset(self, commit: Commit) -> ErrorCode:
+        if len(commit.metadata.encode()) > self.limits.offset_metadata_bytes_max:
+            return ErrorCode.offset_metadata_too_large
+        if self.store.offset_count >= self.limits.offsets_max:
+            return ErrorCode.coordinator_not_available
+        return ErrorCode.none
+
+    def _offset_record(self, group_id: str, commit: Commit, now: Instant) -> KeyValue:
+        committed = CommittedOffset(
+            offset=commit.offset, leader_epoch=commit.leader_epoch, metadata=commit.metadata, committed_at_ms=now.wall_ms
+        )
+        return encode_offset_key(OffsetKey(group_id, commit.topic, commit.partition)), encode_offset_value(committed)
+
+    # -- what administrators do
+
+    def plan_delete(self, group_id: str, now: Instant) -> tuple[ErrorCode, list[KeyValue]]:
+        """DeleteGroups: the records that make a group without members vanish with all its offsets."""
+        if not self._exists(group_id):
+            return ErrorCode.group_id_not_found, []
+        group = self.groups.get(group_id)
+        error = ErrorCode.none if group is None else group.delete(now)
+        if error is not ErrorCode.none:
+            return error, []
+        self.groups.pop(group_id, None)
+        return ErrorCode.none, self._tombstones(group_id, self.store.offsets_of(group_id))
+
+    def plan_delete_offsets(
+        self, group_id: str, partitions: Sequence[TopicPartitionName]
+    ) -> tuple[ErrorCode, list[ErrorCode], list[KeyValue]]:
+        """OffsetDelete: a code for the group, one for each partition, and the records."""
+        if not self._exists(group_id):
+            return ErrorCode.group_id_not_found, [], []
+        group = self.groups.get(group_id)
+        subscribed: frozenset[str] = frozenset()
+        if group is not None and group.state is not GroupState.EMPTY:
+            if group.protocol_type != CONSUMER_PROTOCOL:
+                return ErrorCode.non_empty_group, [], []
+            subscribed = topics_wanted_by(group) or frozenset(topic for topic, _ in partitions)
+        errors = [ErrorCode.group_subscribed_to_topic if topic in subscribed else ErrorCode.none for topic, _ in partitions]
+        known = self.store.offsets_of(group_id)
+        gone = [name for name, code in zip(partitions, errors, strict=True) if code is ErrorCode.none and name in known]
+        return ErrorCode.none, errors, self._offset_tombstones(group_id, gone)
+
+    # -- what expires
+
+    def plan_expiry(self, now: Instant) -> list[tuple[str, list[KeyValue]]]:
+        """Per group the records that remove expired offsets, and groups that have nothing left (KIP-211)."""
+        horizon_ms = now.wall_ms - self.limits.offsets_retention_ms
+        planned = []
+        for group_id in sorted({*self.groups, *self.store.offsets, *self.store.images}):
+            expired = expired_offsets(self.groups.get(group_id), self.store.offsets_of(group_id), horizon_ms)
+            everything = len(expired) == len(self.store.offsets_of(group_id))
+            if everything and self._is_empty(group_id):
+                records = self._tombstones(group_id, expired)
+                self.groups.pop(group_id, None)
+            else:
+                records = self._offset_tombstones(group_id, expired)
+            if records:
+                planned.append((group_id, records))
+        return planned
+
+    def plan_topic_deletion(self, topic: str) -> list[tuple[str, list[KeyValue]]]:
+        """Per group the records that forget the offsets of a deleted topic, lest its successor inherits them."""
+        planned = []
+        for group_id, table in self.store.offsets.items():
+            names = [name for name in table if name[0] == topic]
+            if names:
+                planned.append((group_id, self._offset_tombstones(group_id, names)))
+        return planned
+
+    def _tombstones(self, group_id: str, names: Iterable[TopicPartitionName]) -> list[KeyValue]:
+        records = self._offset_tombstones(group_id, names)
+        if group_id in self.store.images:
+            records.append((encode_group_key(group_id), None))
+        return records
+
+    def _offset_tombstones(self, group_id: str, names: Iterable[TopicPartitionName]) -> list[KeyValue]:
+        return [(encode_offset_key(OffsetKey(group_id, topic, partition)), None) for topic, partition in names]
+
+    # -- existence
+
+    def group_ids(self) -> list[str]:
+        """All groups, live or only stored, that somebody would list."""
+        live = {name for name, group in self.groups.items() if len(group.membership) or group.generation}
+        return sorted({*live, *self.store.offsets, *self.store.images})
+
+    def state_of(self, group_id: str) -> GroupState:
+        """``DEAD`` for a group that does not exist."""
+        group = self.groups.get(group_id)
+        if group is not None:
+            return group.state
+        return GroupState.EMPTY if group_id in self.store.offsets else GroupState.DEAD
+
+    def _exists(self, group_id: str) -> bool:
+        return group_id in self.groups or group_id in self.store.offsets or group_id in self.store.images
+
+    def _is_empty(self, group_id: str) -> bool:
+        group = self.groups.get(group_id)
+        return group is None or (group.state is GroupState.EMPTY and not group.pending_members)
+
+    def _has_room(self) -> bool:
+        return len(self.groups) + len(self.store.offsets) < self.limits.groups_max
+
+    def _is_name(self, group_id: str, *, empty: bool = False) -> bool:
+        return (empty or bool(group_id)) and len(group_id.encode()) <= self.limits.name_bytes_max
+
+    def _group(self, group_id: str, now: Instant) -> Group:
+        group = self.groups.get(group_id)
+        if group is None:
+            image = self.store.images.get(group_id)
+            fresh = Group(group_id, self.limits.group, now.wall_ms)
+            group = self.groups[group_id] = fresh if image is None else Group.from_image(image, self.limits.group, now)
+        return group
+
+    def _forget_if_unused(self, group_id: str) -> None:
+        group = self.groups[group_id]
+        if group.generation == 0 and group.state is GroupState.EMPTY and not group.pending_members:
+            del self.groups[group_id]
+
+    def _done(self, group_id: str, instructions: Iterable[Instruction]) -> list[Work]:
+        self._plan(group_id)
+        return [self._to_work(group_id, instruction) for instruction in instructions]
+
+    def _to_work(self, group_id: str, instruction: Instruction) -> Work:
+        if isinstance(instruction, Answer):
+            return instruction
+        record = (encode_group_key(group_id), encode_group_value(instruction.image))
+        return Write(group_id=group_id, token=instruction.token, records=(record,))

@@ -1,0 +1,128 @@
+"""What a partition of ``__consumer_offsets`` says: the metadata of its groups and the offsets that they committed.
+
+This is the durable half of a coordinator: it changes only by records that the quorum has, in the order of their offsets,
+and is the whole content of the checkpoints' ``application_state``. Live group members are in ``group.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+
+from stratalog_broker.groups.messages import GroupImage
+from stratalog_broker.groups.records import (
+    CommittedOffset,
+    GroupKey,
+    OffsetKey,
+    decode_group_value,
+    decode_key,
+    decode_offset_value,
+)
+from stratalog_core.batch import read_header
+from stratalog_core.errors import Corrupt
+from stratalog_core.ports import Buffer
+from stratalog_core.records import iterate_records
+
+SNAPSHOT_VERSION: Final = 1
+
+TopicPartitionName = tuple[str, int]
+"""Topic name and partition: groups know topics by name."""
+
+
+class _StoredOffset(msgspec.Struct, frozen=True, array_like=True):
+    group_id: str
+    topic: str
+    partition: int
+    committed: CommittedOffset
+
+
+class _Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """Fields may be added with defaults; a change of meaning needs a new version."""
+
+    version: int
+    groups: tuple[GroupImage, ...]
+    offsets: tuple[_StoredOffset, ...]
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(_Snapshot)
+
+
+class GroupStore:
+    """Groups and offsets by group id. No group has an empty table of offsets."""
+
+    def __init__(self) -> None:
+        self.images: dict[str, GroupImage] = {}
+        self.offsets: dict[str, dict[TopicPartitionName, CommittedOffset]] = {}
+        self.offset_count = 0
+
+    def offsets_of(self, group_id: str) -> dict[TopicPartitionName, CommittedOffset]:
+        return self.offsets.get(group_id, {})
+
+    def apply_batch(self, batch: Buffer) -> None:
+        """Apply one batch. Raises ``Corrupt``."""
+        header = read_header(batch)
+        if header.is_control:
+            return
+        for record in iterate_records(batch, header):
+            if record.key is not None:
+                self.apply(record.key, record.value)
+
+    def apply(self, key: bytes, value: bytes | None) -> None:
+        """Apply one record. Raises ``Corrupt``."""
+        match decode_key(key):
+            case OffsetKey() as name:
+                self._apply_offset(name, value)
+            case GroupKey(group_id=group_id):
+                if value is None:
+                    self.images.pop(group_id, None)
+                else:
+                    self.images[group_id] = decode_group_value(group_id, value)
+            case None:
+                pass
+
+    def _apply_offset(self, key: OffsetKey, value: bytes | None) -> None:
+        if value is not None:
+            self._put(key.group_id, (key.topic, key.partition), decode_offset_value(value))
+            return
+        committed = self.offsets.get(key.group_id)
+        if committed is None or committed.pop((key.topic, key.partition), None) is None:
+            return
+        self.offset_count -= 1
+        if not committed:
+            del self.offsets[key.group_id]
+
+    def _put(self, group_id: str, partition: TopicPartitionName, committed: CommittedOffset) -> None:
+        table = self.offsets.setdefault(group_id, {})
+        self.offset_count += partition not in table
+        table[partition] = committed
+
+    def snapshot(self) -> bytes:
+        """The whole content as msgpack (docs/formats/consumer-offsets.md)."""
+        return _encoder.encode(
+            _Snapshot(version=SNAPSHOT_VERSION, groups=tuple(self.images.values()), offsets=tuple(self._all_offsets()))
+        )
+
+    def _all_offsets(self) -> Iterator[_StoredOffset]:
+        for group_id, table in self.offsets.items():
+            for (topic, partition), committed in table.items():
+                yield _StoredOffset(group_id, topic, partition, committed)
+
+    @classmethod
+    def from_snapshot(cls, content: bytes | None) -> GroupStore:
+        """Raises ``Corrupt`` for anything but a snapshot of a version that this release reads."""
+        store = cls()
+        if content is None:
+            return store
+        try:
+            snapshot = _decoder.decode(content)
+        except msgspec.MsgspecError as malformed:
+            raise Corrupt(f"snapshot of consumer groups is malformed: {malformed}") from malformed
+        if snapshot.version != SNAPSHOT_VERSION:
+            raise Corrupt(f"snapshot of consumer groups has version {snapshot.version}; this release reads {SNAPSHOT_VERSION}")
+        store.images = {image.group_id: image for image in snapshot.groups}
+        for stored in snapshot.offsets:
+            store._put(stored.group_id, (stored.topic, stored.partition), stored.committed)
+        return store
