@@ -1,0 +1,49 @@
+"""The command tree. A command's module is imported only when it is used, so that ``--help`` and completion are instant."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Final
+
+import click
+
+_COMMANDS: Final = {
+    "bookie": ("stratalog.commands.role", "Run one bookie."),
+    "broker": ("stratalog.commands.role", "Run one broker."),
+    "cluster": ("stratalog.commands.cluster", "Start and stop a local cluster of processes."),
+    "consume": ("stratalog.commands.consume", "Read records of a topic."),
+    "doctor": ("stratalog.commands.doctor", "Check the machine, a cluster and its store."),
+    "group": ("stratalog.commands.group", "List, describe and reset consumer groups."),
+    "metadata": ("stratalog.commands.role", "Run one node of the metadata quorum."),
+    "produce": ("stratalog.commands.produce", "Write records to a topic."),
+    "tier": ("stratalog.commands.tier", "See, move and verify history in the object store."),
+    "tiering": ("stratalog.commands.role", "Run one tiering worker."),
+    "topic": ("stratalog.commands.topic", "Create, list, describe, delete and configure topics."),
+    "up": ("stratalog.commands.up", "Run everything in one process."),
+}
+
+
+class _LazyGroup(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        command = getattr(import_module(_COMMANDS[cmd_name][0]), cmd_name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in sorted(_COMMANDS.items())])
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="stratalog")
+def stratalog() -> None:
+    """Stratalog: a log that speaks Kafka's protocol and keeps its history in object storage.
+
+    Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not reachable (retry), 4 not found, 5 conflict, 6 damaged data,
+    130 interrupted. Shell completion: eval "$(_STRATALOG_COMPLETE=bash_source stratalog)" (or zsh_source, fish_source).
+    """

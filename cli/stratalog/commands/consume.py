@@ -1,0 +1,184 @@
+"""``stratalog consume TOPIC``: records by offset or time, to a count or for ever."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from base64 import b64encode
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaError, Message, TopicPartition
+
+from stratalog import kafka
+from stratalog.moments import format_moment, parse_moment
+from stratalog.target import bootstrap_of, kafka_options
+from stratalog_core.errors import Invalid
+
+_POLL_S = 0.5
+_BATCH_MAX = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Show:
+    keys: bool
+    headers: bool
+    timestamps: bool
+    offsets: bool
+    as_json: bool
+
+
+@click.command()
+@click.argument("topic")
+@click.option("--offset", default="earliest", show_default=True, help="earliest, latest, or a number (with --partition).")
+@click.option(
+    "--time", "moment", help="Start at this time: 2013-07-04, 2013-07-04T12:00Z, milliseconds, or 15m for 15 minutes ago."
+)
+@click.option("--partition", "partitions", multiple=True, type=int, help="Read this partition; repeatable (default: all).")
+@click.option("--count", type=click.IntRange(1), help="Stop after so many records.")
+@click.option("--follow", is_flag=True, help="Wait for new records at the end (default: stop there).")
+@click.option("--group", help="Read as a member of this consumer group and commit; starts where the group stands.")
+@click.option("--committed-only/--uncommitted", default=True, help="Skip aborted transactions (default) or show them.")
+@click.option("--keys", is_flag=True, help="Show keys.")
+@click.option("--headers", is_flag=True, help="Show headers.")
+@click.option("--timestamps", is_flag=True, help="Show timestamps.")
+@click.option("--offsets", is_flag=True, help="Show partition and offset.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per record, with everything.")
+@kafka_options
+def consume(
+    topic: str,
+    offset: str,
+    moment: str | None,
+    partitions: tuple[int, ...],
+    count: int | None,
+    follow: bool,
+    group: str | None,
+    committed_only: bool,
+    keys: bool,
+    headers: bool,
+    timestamps: bool,
+    offsets: bool,
+    as_json: bool,
+    data: Path | None,
+    bootstrap: str | None,
+) -> None:
+    """Read records of TOPIC to standard output, in order within each partition."""
+    options: dict[str, str | int | bool] = {
+        "group.id": group or "stratalog-cli",
+        "enable.partition.eof": True,
+        "auto.offset.reset": "latest" if offset == "latest" else "earliest",
+        "isolation.level": "read_committed" if committed_only else "read_uncommitted",
+    }
+    client = kafka.consumer(bootstrap_of(data, bootstrap), options)
+    show = _Show(keys=keys, headers=headers, timestamps=timestamps, offsets=offsets, as_json=as_json)
+    try:
+        pending = _begin(client, topic, group, _Start(offset=offset, moment=moment, partitions=partitions))
+        for message in _records(client, pending, count=count, follow=follow):
+            _print(message, show)
+        if group:
+            _commit(client)
+    finally:
+        client.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Start:
+    offset: str
+    moment: str | None
+    partitions: tuple[int, ...]
+
+    def place(self, topic: str, partition: int) -> TopicPartition:
+        names = {"earliest": OFFSET_BEGINNING, "latest": OFFSET_END}
+        if self.offset in names:
+            return TopicPartition(topic, partition, names[self.offset])
+        if not self.offset.isdecimal():
+            raise Invalid(f"--offset {self.offset!r}: give earliest, latest or a number")
+        if len(self.partitions) != 1:
+            raise Invalid("a number as --offset needs exactly one --partition")
+        return TopicPartition(topic, partition, int(self.offset))
+
+
+def _begin(client: Consumer, topic: str, group: str | None, start: _Start) -> set[int]:
+    """Assign or subscribe; the partitions whose end has not been seen."""
+    known = kafka.partitions_of(client.list_topics, topic)
+    if group:
+        if start.partitions or start.moment:
+            raise Invalid("--group takes its partitions and places from the group: leave out --partition and --time")
+        client.subscribe([topic])
+        return set(known)
+    wanted = list(start.partitions) or known
+    if start.moment:
+        client.assign(kafka.offsets_at(client, topic, wanted, parse_moment(start.moment, now_ms=int(time.time() * 1000))))
+    else:
+        client.assign([start.place(topic, partition) for partition in wanted])
+    return set(wanted)
+
+
+def _records(client: Consumer, pending: set[int], *, count: int | None, follow: bool) -> Iterator[Message]:
+    """Records until ``count``, or until every partition in ``pending`` has shown its end unless ``follow``."""
+    left = count if count is not None else sys.maxsize
+    while left > 0 and (follow or pending):
+        for message in client.consume(min(left, _BATCH_MAX), timeout=_POLL_S):
+            failure = message.error()
+            if failure is None:
+                left -= 1
+                yield message
+            elif failure.code() == KafkaError._PARTITION_EOF:
+                pending.discard(message.partition() or 0)
+            elif failure.fatal() or not failure.retriable():
+                raise kafka.as_ours(failure)
+
+
+def _commit(client: Consumer) -> None:
+    with kafka.translated():
+        if any(place.offset >= 0 for place in client.position(client.assignment())):
+            client.commit(asynchronous=False)
+
+
+def _print(message: Message, show: _Show) -> None:
+    if show.as_json:
+        click.echo(json.dumps(_document(message)))
+        return
+    document = _document(message)
+    fields = []
+    if show.offsets:
+        fields.append(f"{document['partition']}@{document['offset']}")
+    if show.timestamps:
+        fields.append(format_moment(document["timestamp_ms"]))
+    if show.keys:
+        fields.append(_plain(document["key"]))
+    if show.headers:
+        fields.append(",".join(f"{name}={_plain(value)}" for name, value in document["headers"]))
+    click.echo("\t".join([*fields, _plain(document["value"])]))
+
+
+def _document(message: Message) -> dict[str, Any]:
+    return {
+        "topic": message.topic(),
+        "partition": message.partition(),
+        "offset": message.offset(),
+        "timestamp_ms": message.timestamp()[1],
+        "key": _text(message.key()),
+        "value": _text(message.value()),
+        "headers": [[name, _text(value)] for name, value in (message.headers() or [])],
+    }
+
+
+def _text(content: Any) -> Any:
+    """Text as it is; bytes that are no UTF-8 as ``{"base64": …}``."""
+    if content is None or isinstance(content, str):
+        return content
+    try:
+        return bytes(content).decode()
+    except UnicodeDecodeError:
+        return {"base64": b64encode(content).decode()}
+
+
+def _plain(content: Any) -> str:
+    if content is None:
+        return "null"
+    return content if isinstance(content, str) else f"base64:{content['base64']}"

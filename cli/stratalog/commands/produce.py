@@ -1,0 +1,131 @@
+"""``stratalog produce TOPIC``: one record per line of standard input, or one given by ``--value``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import click
+from confluent_kafka import KafkaError, Message, Producer
+
+from stratalog import kafka
+from stratalog.output import progress_bar
+from stratalog.target import bootstrap_of, kafka_options
+from stratalog_core.errors import Invalid, Unavailable
+
+_FLUSH_TIMEOUT_S = 120.0
+_Record = tuple[bytes | None, bytes | None]
+_Headers = list[tuple[str, str | bytes | None]]
+
+
+@click.command()
+@click.argument("topic")
+@click.option("--value", help="Send this one record; without it every line of standard input is a record.")
+@click.option("--null", "tombstone", is_flag=True, help="Send one record without a value (needs --key).")
+@click.option("--key", help="Key of every record.")
+@click.option("--key-separator", metavar="TEXT", help="Each line is KEY TEXT VALUE.")
+@click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="Header of every record; repeatable.")
+@click.option("--partition", default=-1, help="Partition (default: by the key's hash).")
+@click.option("--timestamp", "timestamp_ms", default=0, help="Milliseconds since 1970 (default: now).")
+@click.option("--compression", default="none", type=click.Choice(["none", "gzip", "snappy", "lz4", "zstd"]))
+@click.option("--acks", default="all", show_default=True, type=click.Choice(["0", "1", "all"]))
+@kafka_options
+def produce(
+    topic: str,
+    value: str | None,
+    tombstone: bool,
+    key: str | None,
+    key_separator: str | None,
+    headers: tuple[str, ...],
+    partition: int,
+    timestamp_ms: int,
+    compression: str,
+    acks: str,
+    data: Path | None,
+    bootstrap: str | None,
+) -> None:
+    """Write records to TOPIC; returns when all are acknowledged, or fails with the first that was not."""
+    options: dict[str, str | int] = {"compression.type": compression, "acks": acks, "linger.ms": 5}
+    if acks != "all":
+        options["enable.idempotence"] = "false"
+    records = _records(value, tombstone, key, key_separator)
+    sender = _Sender(kafka.producer(bootstrap_of(data, bootstrap), options), topic, partition, _headers(headers), timestamp_ms)
+    click.echo(f"{sender.send_all(records)} records acknowledged", err=True)
+
+
+class _Sender:
+    def __init__(self, client: Producer, topic: str, partition: int, headers: _Headers, timestamp_ms: int) -> None:
+        self._client = client
+        self._topic = topic
+        self._partition = partition
+        self._headers = headers
+        self._timestamp_ms = timestamp_ms
+        self._acknowledged = 0
+        self._failure: KafkaError | None = None
+
+    def send_all(self, records: Iterable[_Record]) -> int:
+        """How many were acknowledged. Raises the first failure."""
+        with progress_bar() as progress:
+            task = progress.add_task("producing", total=None)
+            for count, (key, value) in enumerate(records, 1):
+                self._send(key, value)
+                if count % 1000 == 0:
+                    progress.update(task, completed=self._acknowledged)
+        waiting = self._client.flush(_FLUSH_TIMEOUT_S)
+        self._raise_failure()
+        if waiting:
+            raise Unavailable(f"{waiting} records were not acknowledged within {_FLUSH_TIMEOUT_S:.0f} s")
+        return self._acknowledged
+
+    def _send(self, key: bytes | None, value: bytes | None) -> None:
+        while True:
+            self._raise_failure()
+            try:
+                self._client.produce(
+                    self._topic,
+                    value=value,
+                    key=key,
+                    partition=self._partition,
+                    timestamp=self._timestamp_ms,
+                    headers=self._headers,
+                    on_delivery=self._delivered,
+                )
+                self._client.poll(0)
+                return
+            except BufferError:
+                self._client.poll(0.5)
+
+    def _delivered(self, failure: KafkaError | None, message: Message) -> None:
+        self._acknowledged += failure is None
+        self._failure = self._failure or failure
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise kafka.as_ours(self._failure)
+
+
+def _records(value: str | None, tombstone: bool, key: str | None, key_separator: str | None) -> Iterator[_Record]:
+    key_bytes = key.encode() if key is not None else None
+    if tombstone and (key is None or value is not None):
+        raise Invalid("--null needs --key and excludes --value")
+    if tombstone or value is not None:
+        yield key_bytes, value.encode() if value is not None else None
+        return
+    for line in sys.stdin.buffer:
+        content = line.rstrip(b"\r\n")
+        yield _split(content, key_separator.encode()) if key_separator else (key_bytes, content)
+
+
+def _split(line: bytes, separator: bytes) -> _Record:
+    key, found, value = line.partition(separator)
+    if not found:
+        raise Invalid(f"a line has no separator {separator.decode()!r}: {line[:60]!r}")
+    return key, value
+
+
+def _headers(texts: tuple[str, ...]) -> _Headers:
+    for text in texts:
+        if "=" not in text:
+            raise Invalid(f"header {text!r} is not NAME=VALUE")
+    return [(name, value.encode()) for name, value in (text.split("=", 1) for text in texts)]

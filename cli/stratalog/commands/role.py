@@ -1,0 +1,25 @@
+"""``stratalog metadata|bookie|broker|tiering --config FILE``: one role alone, as containers and clusters start it."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+
+import click
+
+from stratalog.roles.runtime import Configuration, run
+
+
+def _command(role: str) -> click.Command:
+    @click.command(name=role, help=f"Run one {role} process until SIGTERM, configured by a TOML file and the environment.")
+    @click.option("--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="TOML file.")
+    def command(config: Path | None) -> None:
+        run(Configuration(file=config), role, import_module(f"stratalog.roles.{role}").start)
+
+    return command
+
+
+metadata = _command("metadata")
+bookie = _command("bookie")
+broker = _command("broker")
+tiering = _command("tiering")

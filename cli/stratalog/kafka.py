@@ -1,0 +1,87 @@
+"""The Kafka side of the command line: confluent-kafka clients, and its errors as ours.
+
+Nothing here knows that the server is Stratalog.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from stratalog_core.errors import Conflict, Invalid, NotFound, StratalogError, Unavailable
+
+Result = TypeVar("Result")
+TIMEOUT_S = 15.0
+
+_NOT_FOUND = {
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError._UNKNOWN_TOPIC,
+    KafkaError._UNKNOWN_PARTITION,
+    KafkaError.GROUP_ID_NOT_FOUND,
+    KafkaError.UNKNOWN_TOPIC_ID,
+}
+_CONFLICT = {KafkaError.TOPIC_ALREADY_EXISTS, KafkaError.NON_EMPTY_GROUP, KafkaError.UNKNOWN_MEMBER_ID}
+_UNAVAILABLE = {KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._TIMED_OUT, KafkaError._MSG_TIMED_OUT}
+
+
+def as_ours(failure: KafkaError) -> StratalogError:
+    """One of our errors, by what the user can do about it."""
+    text = failure.str()
+    if failure.code() in _NOT_FOUND:
+        return NotFound(text)
+    if failure.code() in _CONFLICT:
+        return Conflict(text)
+    if failure.code() in _UNAVAILABLE:
+        return Unavailable(f"{text}; is the cluster up? (`stratalog cluster status`, `stratalog doctor`)")
+    return Unavailable(text) if failure.retriable() else Invalid(text)
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Turn confluent-kafka's exceptions into ours."""
+    try:
+        yield
+    except KafkaException as failure:
+        raise as_ours(failure.args[0]) from failure
+
+
+def admin(bootstrap: str) -> AdminClient:
+    return AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+
+
+def producer(bootstrap: str, options: Mapping[str, str | int]) -> Producer:
+    with translated():
+        return Producer({"bootstrap.servers": bootstrap, "log_level": 0, "enable.idempotence": True, **options})
+
+
+def consumer(bootstrap: str, options: Mapping[str, str | int | bool]) -> Consumer:
+    with translated():
+        return Consumer({"bootstrap.servers": bootstrap, "log_level": 0, "enable.auto.commit": False, **options})
+
+
+def only(futures: Mapping[Any, Future[Result]]) -> Result:
+    """The result of an admin call about one thing."""
+    (future,) = futures.values()
+    with translated():
+        return future.result(TIMEOUT_S)
+
+
+def partitions_of(list_topics: Callable[..., Any], topic: str) -> list[int]:
+    """Partition numbers of ``topic``; ``list_topics`` is a client's method. Raises ``NotFound``."""
+    with translated():
+        metadata = list_topics(topic, timeout=TIMEOUT_S).topics[topic]
+    if metadata.error is not None:
+        raise NotFound(f"topic {topic!r}: {metadata.error.str()}; see `stratalog topic list`")
+    return sorted(metadata.partitions)
+
+
+def offsets_at(client: Consumer, topic: str, partitions: list[int], time_ms: int) -> list[TopicPartition]:
+    """Per partition the first offset whose record is not earlier than ``time_ms``; the end where there is none."""
+    wanted = [TopicPartition(topic, partition, time_ms) for partition in partitions]
+    with translated():
+        return list(client.offsets_for_times(wanted, timeout=TIMEOUT_S))

@@ -1,0 +1,151 @@
+"""A local cluster as a whole: lay out, start, stop, kill, restart, report. Used by ``stratalog cluster``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from stratalog.local import minio, processes
+from stratalog.local.plan import Plan, to_toml
+from stratalog.local.readiness import BrokerProbe, wait_until
+from stratalog.local.secrets import make_store_credentials, store_environment
+from stratalog.local.state import ClusterState, ProcessState, load_state, save_state, state_path
+from stratalog_core.errors import Conflict, Unavailable
+
+STOP_GRACE_S = 20.0
+_STOP_ORDER = ("broker", "tiering", "bookie", "metadata", "store")
+_LOG_TAIL_LINES = 5
+
+Say = Callable[[str], None]
+
+
+class LocalCluster:
+    """The processes below ``data``. Every change of one of them is saved at once, so that ``stop`` always finds all."""
+
+    def __init__(self, data: Path, say: Say) -> None:
+        self._data = data.absolute()
+        self._say = say
+
+    @property
+    def state(self) -> ClusterState:
+        return load_state(self._data)
+
+    def exists(self) -> bool:
+        return state_path(self._data).exists()
+
+    def lay_out(self, plan: Plan) -> None:
+        """Write configuration files and ``cluster.json``. Raises ``Conflict`` if there is a cluster already."""
+        if self.exists():
+            raise Conflict(
+                f"{self._data} holds a cluster: start it again with `stratalog cluster start`, or remove the directory"
+            )
+        directory = self._data / "config"
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, tables in plan.configurations.items():
+            (directory / f"{name}.toml").write_text(to_toml(tables))
+        if plan.state.of_role("store"):
+            make_store_credentials(self._data)
+        save_state(self._data, plan.state)
+
+    def start(self, names: Sequence[str], *, timeout_s: float) -> None:
+        """Start those of ``names`` that do not run (none named: all); return when every running broker serves.
+
+        Raises ``Unavailable`` with the end of its log if one of those ends instead.
+        """
+        state = self.state
+        wanted = [state.process(name) for name in names] or list(state.processes)
+        for process in wanted:
+            if processes.running(process) is None:
+                self._launch(process, timeout_s)
+        self._wait_for_brokers([process.name for process in wanted], timeout_s)
+
+    def _launch(self, process: ProcessState, timeout_s: float) -> None:
+        credentials = store_environment(self._data)
+        if process.role == "store":
+            environ = minio.minio_environment(credentials)
+            command = minio.minio_command(self._data, process.address)
+        else:
+            environ = dict(credentials)
+            command = processes.role_command(process.role, self._data / "config" / f"{process.name}.toml")
+        started = processes.launch(process, command, log=self.log(process.name), environ=environ)
+        save_state(self._data, self.state.replaced(started))
+        self._say(f"{process.name} started, pid {started.pid}")
+        if process.role == "store":
+            minio.make_bucket(process.address, credentials, timeout_s=timeout_s)
+
+    def _wait_for_brokers(self, watched: Sequence[str], timeout_s: float) -> None:
+        state = self.state
+        brokers = {process.address for process in state.of_role("broker") if processes.running(process)}
+        if not brokers:
+            self._check_alive(watched)
+            return
+        probe = BrokerProbe(state.bootstrap)
+
+        def serving() -> bool:
+            self._check_alive(watched)
+            return brokers <= probe.live()
+
+        wait_until(serving, f"the brokers of {self._data} did not serve", timeout_s=timeout_s)
+        self._say(f"serving at {state.bootstrap}")
+
+    def _check_alive(self, watched: Sequence[str]) -> None:
+        state = self.state
+        for name in watched:
+            if processes.running(state.process(name)) is None:
+                raise Unavailable(f"{name} ended; the end of {self.log(name)}:\n{self._log_tail(name)}")
+
+    def stop(self, names: Sequence[str]) -> None:
+        """Orderly stop of ``names`` (none: all), brokers before what they use; SIGKILL after a grace period."""
+        state = self.state
+        wanted = [state.process(name) for name in names] or list(state.processes)
+        for role in _STOP_ORDER:
+            group = [process for process in wanted if process.role == role]
+            for name in processes.stop(group, grace_s=STOP_GRACE_S):
+                self._say(f"{name} had to be killed")
+            self._forget_pids(group)
+        self._say("stopped")
+
+    def kill(self, names: Sequence[str]) -> None:
+        """SIGKILL, as a crash. Raises ``Conflict`` for one that does not run."""
+        state = self.state
+        for process in [state.process(name) for name in names]:
+            if not processes.kill(process):
+                raise Conflict(f"{process.name} does not run")
+            self._forget_pids([process])
+            self._say(f"{process.name} killed")
+
+    def restart(self, names: Sequence[str], *, timeout_s: float) -> None:
+        """Stop what runs of ``names`` (none: all), then start it on its data and its address."""
+        state = self.state
+        wanted = list(names) or [process.name for process in state.processes]
+        alive = [name for name in wanted if processes.running(state.process(name))]
+        if alive:
+            self.stop(alive)
+        self.start(wanted, timeout_s=timeout_s)
+
+    def rows(self) -> list[dict[str, object]]:
+        """One row per process, for ``status``: name, role, address, pid, state, resident bytes."""
+        return [_row(process) for process in self.state.processes]
+
+    def log(self, name: str) -> Path:
+        return self._data / "logs" / f"{name}.log"
+
+    def _log_tail(self, name: str) -> str:
+        if not self.log(name).exists():
+            return "(empty)"
+        return "\n".join(self.log(name).read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:])
+
+    def _forget_pids(self, group: Sequence[ProcessState]) -> None:
+        state = self.state
+        for process in group:
+            state = state.replaced(ProcessState(name=process.name, role=process.role, address=process.address))
+        save_state(self._data, state)
+
+
+def _row(process: ProcessState) -> dict[str, object]:
+    found = processes.running(process)
+    row: dict[str, object] = {"name": process.name, "role": process.role, "address": process.address}
+    row["pid"] = process.pid if found else None
+    row["state"] = "running" if found else "ended" if process.pid is not None else "stopped"
+    row["resident_bytes"] = found.memory_info().rss if found else None
+    return row

@@ -1,0 +1,78 @@
+"""A MinIO server as one more process of a local cluster.
+
+It listens on loopback only and keeps its data below the cluster's directory.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+
+from stratalog_core.errors import NotFound, Unavailable
+
+BUCKET = "stratalog"
+NAME = "minio"
+_REMEDY = "run `make tools`, or set STRATALOG_MINIO to the program"
+
+
+def minio_program() -> str:
+    """Path of the server program: ``$STRATALOG_MINIO``, else on the search path, else in the tools' cache."""
+    named = os.environ.get("STRATALOG_MINIO")
+    if named:
+        if not Path(named).is_file():
+            raise NotFound(f"STRATALOG_MINIO names {named}, which does not exist: {_REMEDY}")
+        return named
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stratalog" / "tools" / "minio"
+    cached = sorted(cache.glob("*/minio"))
+    found = shutil.which("minio") or (str(cached[-1]) if cached else None)
+    if found is None:
+        raise NotFound(f"no MinIO program: {_REMEDY}")
+    return found
+
+
+def minio_command(data: Path, address: str) -> list[str]:
+    """The console is switched off by the environment."""
+    return [minio_program(), "server", str(data / "minio"), "--address", address, "--quiet"]
+
+
+def minio_environment(credentials: Mapping[str, str]) -> dict[str, str]:
+    """MinIO's own names for the credentials that its clients read under AWS's."""
+    return {
+        "MINIO_ROOT_USER": credentials["AWS_ACCESS_KEY_ID"],
+        "MINIO_ROOT_PASSWORD": credentials["AWS_SECRET_ACCESS_KEY"],
+        "MINIO_BROWSER": "off",
+    }
+
+
+def store_url(address: str) -> str:
+    return f"s3://{BUCKET}?endpoint=http://{address}&region=us-east-1"
+
+
+def make_bucket(address: str, credentials: Mapping[str, str], *, timeout_s: float) -> None:
+    """Create the bucket as soon as the server answers; it may exist. Raises ``Unavailable`` after ``timeout_s``."""
+    client = boto3.client(
+        "s3",
+        endpoint_url=f"http://{address}",
+        region_name="us-east-1",
+        aws_access_key_id=credentials["AWS_ACCESS_KEY_ID"],
+        aws_secret_access_key=credentials["AWS_SECRET_ACCESS_KEY"],
+        config=Config(s3={"addressing_style": "path"}, connect_timeout=1, read_timeout=5, retries={"max_attempts": 0}),
+    )
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            client.create_bucket(Bucket=BUCKET)
+            return
+        except client.exceptions.BucketAlreadyOwnedByYou:
+            return
+        except (BotoCoreError, ClientError) as failure:
+            if time.monotonic() > deadline:
+                raise Unavailable(f"MinIO at {address} did not take requests within {timeout_s} s: {failure}") from failure
+            time.sleep(0.1)

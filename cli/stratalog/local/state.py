@@ -1,0 +1,68 @@
+"""``cluster.json``: what runs below a data directory, and where. Written by ``cluster start``, read by every other command.
+
+It always holds the cluster as it was laid out; a process that is not running has no ``pid``. It holds no secret.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from stratalog_core.errors import Invalid, NotFound
+
+
+class ProcessState(msgspec.Struct, frozen=True, kw_only=True):
+    """One process. ``started_at`` (seconds since 1970) tells it from another that got the same ``pid`` later."""
+
+    name: str
+    role: str
+    address: str
+    pid: int | None = None
+    started_at: float = 0.0
+
+
+class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
+    """``bootstrap`` and ``metadata`` are comma-separated addresses; ``store`` is a URL."""
+
+    bootstrap: str
+    metadata: str
+    store: str
+    processes: tuple[ProcessState, ...]
+
+    def process(self, name: str) -> ProcessState:
+        """Raises ``NotFound`` with the names that exist."""
+        for process in self.processes:
+            if process.name == name:
+                return process
+        raise NotFound(f"no process {name!r}; there are {', '.join(process.name for process in self.processes)}")
+
+    def of_role(self, role: str) -> list[ProcessState]:
+        return [process for process in self.processes if process.role == role]
+
+    def replaced(self, process: ProcessState) -> ClusterState:
+        """The same cluster with this process in its new state."""
+        processes = tuple(process if old.name == process.name else old for old in self.processes)
+        return msgspec.structs.replace(self, processes=processes)
+
+
+def state_path(data: Path) -> Path:
+    return data / "cluster.json"
+
+
+def load_state(data: Path) -> ClusterState:
+    """Raises ``NotFound`` where no cluster was started, ``Invalid`` where the file is not ours."""
+    try:
+        return msgspec.json.decode(state_path(data).read_bytes(), type=ClusterState)
+    except FileNotFoundError as missing:
+        raise NotFound(f"no cluster below {data}: start one with `stratalog cluster start --data {data}`") from missing
+    except msgspec.MsgspecError as malformed:
+        raise Invalid(f"{state_path(data)} cannot be read: {malformed}") from malformed
+
+
+def save_state(data: Path, state: ClusterState) -> None:
+    """Replace the file at once, so that a reader never sees half of it."""
+    aside = state_path(data).with_suffix(".tmp")
+    aside.write_bytes(msgspec.json.format(msgspec.json.encode(state), indent=2) + b"\n")
+    os.replace(aside, state_path(data))

@@ -1,0 +1,32 @@
+"""Points in time as people type them: milliseconds since 1970, ISO 8601, or how long ago (``90s``, ``15m``, ``2h``, ``7d``)."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import Final
+
+from stratalog_core.errors import Invalid
+
+_AGO_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+def parse_moment(text: str, *, now_ms: int) -> int:
+    """Milliseconds since 1970-01-01 UTC; a text without a zone is UTC. Raises ``Invalid``."""
+    if re.fullmatch(r"-?\d+", text):
+        return int(text)
+    ago = re.fullmatch(r"(\d+)([smhd])", text)
+    if ago:
+        return now_ms - int(ago[1]) * _AGO_MS[ago[2]]
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as wrong:
+        raise Invalid(f"{text!r} is no time: give 2013-07-04, 2013-07-04T12:00:00Z, milliseconds, or 15m ago as 15m") from wrong
+    return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+def format_moment(time_ms: int) -> str:
+    """ISO 8601 in UTC with milliseconds; ``-`` for a record without a time."""
+    if time_ms < 0:
+        return "-"
+    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,81 @@
+"""What commands print: a table for people, JSON for programs, progress on stderr. Results alone go to stdout."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def json_option(command: Command) -> Command:
+    """``--json`` as every listing has it."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")(command)
+
+
+def print_json(document: object) -> None:
+    """One JSON document on stdout."""
+    click.echo(json.dumps(document, indent=2, default=str))
+
+
+def print_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, title: str = "") -> None:
+    """A table with the named columns of every row; headings are the names with spaces."""
+    table = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        numeric = all(isinstance(row.get(column), int | float) for row in rows) and bool(rows)
+        table.add_column(column.replace("_", " "), justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(_cell(column, row.get(column)) for column in columns))
+    Console(file=sys.stdout, highlight=False, soft_wrap=not sys.stdout.isatty()).print(table)
+
+
+def print_listing(
+    name: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, as_json: bool, title: str = ""
+) -> None:
+    """Rows as a table, or as the JSON document ``{name: rows}``."""
+    if as_json:
+        print_json({name: list(rows)})
+    else:
+        print_rows(rows, columns, title=title)
+
+
+def progress_bar() -> Progress:
+    """A bar on stderr, shown only to a person."""
+    console = Console(stderr=True)
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        disable=not console.is_terminal,
+        transient=True,
+    )
+
+
+def human_bytes(count: float) -> str:
+    """``1536`` → ``1.5 KiB``."""
+    for unit in _UNITS:
+        if count < 1024 or unit == _UNITS[-1]:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    raise AssertionError("unreachable: the last unit takes everything")
+
+
+def _cell(column: str, value: Any) -> str:
+    if value is None:
+        return "-"
+    if column.endswith("bytes") and isinstance(value, int):
+        return human_bytes(value)
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value))
+    return str(value)

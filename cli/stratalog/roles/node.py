@@ -1,0 +1,18 @@
+"""What every process of ours has besides its component: where the metadata quorum is, where the store is, how much to log."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stratalog_core.config import setting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSettings:
+    """The table ``[node]`` of a configuration file, or ``STRATALOG_NODE_…``."""
+
+    metadata: tuple[str, ...] = setting((), help="addresses of the metadata nodes, host:port each")
+    store: str = setting("", help="object store: a directory, or s3://bucket/prefix?endpoint=URL&region=NAME")
+    log_level: str = setting("info", help="least severity that is logged", choices=("debug", "info", "warning", "error"))
+    log_file: str = setting("", help="file to log to; standard error if empty")
+    stop_timeout_s: float = setting(15.0, help="time for an orderly stop after SIGTERM", minimum=0.1, maximum=600)

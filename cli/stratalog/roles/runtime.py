@@ -1,0 +1,133 @@
+"""Runs one role until SIGTERM or SIGINT: event loop, logging, orderly stop. The outermost shell of every process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import uvloop
+from stratalog_metadata.client import QuorumClient
+
+from stratalog.roles.node import NodeSettings
+from stratalog_core.config import load
+from stratalog_core.errors import Invalid, StratalogError
+from stratalog_core.ports import Background, Clock, Random, Transport
+from stratalog_core.rpc import TcpTransport
+from stratalog_core.system import SystemClock, ThreadBackground
+
+Settings = TypeVar("Settings")
+_log = logging.getLogger("stratalog")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration:
+    """One process's configuration: a file, the environment over it, and what the command line says over both."""
+
+    file: Path | None
+    overrides: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def section(self, cls: type[Settings], section: str) -> Settings:
+        """Raises ``Invalid`` that names source, field, limit and remedy."""
+        return load(cls, section=section, file=self.file, environ=os.environ, overrides=self.overrides.get(section))
+
+
+class Node:
+    """The real ports of one process, and the components on it, closed in reverse order."""
+
+    def __init__(self, configuration: Configuration, stack: AsyncExitStack) -> None:
+        self.configuration = configuration
+        self.settings = configuration.section(NodeSettings, "node")
+        self.clock: Clock = SystemClock()
+        self.random: Random = random.SystemRandom()
+        self.transport: Transport = TcpTransport()
+        self._stack = stack
+        self._metadata: QuorumClient | None = None
+        self.closing(self.transport.close)
+
+    def closing(self, close: Callable[[], Awaitable[None]]) -> None:
+        """Have ``close`` awaited when the node stops, before what was registered earlier."""
+        self._stack.push_async_callback(close)
+
+    def background(self, threads: int, name: str) -> Background:
+        """A pool of threads of this process, shut down with it."""
+        pool = ThreadBackground(threads, name)
+        self._stack.callback(pool.close)
+        return pool
+
+    async def metadata(self) -> QuorumClient:
+        """The process's one client of the metadata quorum, with its view loaded."""
+        if self._metadata is None:
+            if not self.settings.metadata:
+                raise Invalid("[node] metadata is empty: name the metadata nodes, host:port each")
+            self._metadata = QuorumClient(self.settings.metadata, self.transport, self.clock, self.random)
+            self.closing(self._metadata.close)
+            await self._metadata.start()
+        return self._metadata
+
+
+Start = Callable[[Node], Awaitable[str]]
+
+
+def run(configuration: Configuration, name: str, start: Start) -> None:
+    """Run ``start`` (returns the address it serves at) and serve until a signal; raises what made it fail."""
+    settings = configuration.section(NodeSettings, "node")
+    _configure_logging(settings)
+    uvloop.run(_serve(configuration, name, start))
+
+
+async def _serve(configuration: Configuration, name: str, start: Start) -> None:
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    stack = AsyncExitStack()
+    try:
+        node = Node(configuration, stack)
+        address = await _unless_stopped(start(node), stopped)
+        if address is not None:
+            _log.info("%s serves at %s", name, address)
+            await stopped.wait()
+    except StratalogError as failure:
+        _log.error("%s cannot start: %s", name, failure.message)
+        raise
+    finally:
+        await _close(stack, name, configuration.section(NodeSettings, "node").stop_timeout_s)
+
+
+async def _unless_stopped(starting: Awaitable[str], stopped: asyncio.Event) -> str | None:
+    """The address; ``None`` if a signal came first."""
+    start = asyncio.ensure_future(starting)
+    stop = asyncio.ensure_future(stopped.wait())
+    await asyncio.wait((start, stop), return_when=asyncio.FIRST_COMPLETED)
+    stop.cancel()
+    if start.done():
+        return start.result()
+    start.cancel()
+    await asyncio.wait((start,))
+    return None
+
+
+async def _close(stack: AsyncExitStack, name: str, timeout_s: float) -> None:
+    try:
+        async with asyncio.timeout(timeout_s):
+            await stack.aclose()
+        _log.info("%s stopped", name)
+    except TimeoutError:
+        _log.warning("%s did not stop within %s s and is abandoned as in a crash", name, timeout_s)
+
+
+def _configure_logging(settings: NodeSettings) -> None:
+    handler = logging.FileHandler(settings.log_file) if settings.log_file else logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=settings.log_level.upper(), handlers=[handler], force=True)
+    for chatty in ("botocore", "boto3", "urllib3", "aiobotocore"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)

@@ -1,0 +1,75 @@
+"""Which cluster a command speaks to: one below a directory (``--data``), or addresses given by hand."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from stratalog.local.secrets import store_environment
+from stratalog.local.state import load_state
+from stratalog_core.errors import Invalid, NotFound
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
+
+
+def data_option(command: Command) -> Command:
+    """``--data``, as every command that speaks to a cluster has it."""
+    return click.option(
+        "--data",
+        envvar="STRATALOG_DATA",
+        type=click.Path(file_okay=False, path_type=Path),
+        help="A local cluster's directory.",
+    )(command)
+
+
+def kafka_options(command: Command) -> Command:
+    """``--data`` or ``--bootstrap``; hand both to :func:`bootstrap_of`."""
+    option = click.option(
+        "--bootstrap",
+        envvar="STRATALOG_BOOTSTRAP",
+        help=f"Brokers, HOST:PORT,… (default: --data's, else {DEFAULT_BOOTSTRAP}).",
+    )
+    return data_option(option(command))
+
+
+def metadata_options(command: Command) -> Command:
+    """``--data`` or ``--metadata`` and ``--store``; hand them to :func:`metadata_of` and :func:`store_of`."""
+    metadata = click.option("--metadata", envvar="STRATALOG_METADATA", help="Metadata nodes, HOST:PORT,… (default: of --data).")
+    store = click.option("--store", envvar="STRATALOG_STORE", help="Object store: directory or s3:// URL (default: of --data).")
+    return data_option(metadata(store(command)))
+
+
+def bootstrap_of(data: Path | None, bootstrap: str | None) -> str:
+    """Addresses of brokers."""
+    if bootstrap:
+        return bootstrap
+    return load_state(data).bootstrap if data else DEFAULT_BOOTSTRAP
+
+
+def metadata_of(data: Path | None, metadata: str | None) -> list[str]:
+    """Addresses of the metadata nodes. Raises ``Invalid`` if neither tells them."""
+    if not metadata and data is None:
+        raise Invalid("which cluster? Name its directory with --data, or its metadata nodes with --metadata")
+    text = metadata or load_state(_known(data)).metadata
+    return [address.strip() for address in text.split(",") if address.strip()]
+
+
+def store_of(data: Path | None, store: str | None) -> str:
+    """URL of the object store; a local cluster's own credentials are put into this process's environment."""
+    if store:
+        return store
+    if data is None:
+        raise Invalid("which object store? Name the cluster's directory with --data, or the store with --store")
+    os.environ.update(store_environment(data))
+    return load_state(data).store
+
+
+def _known(data: Path | None) -> Path:
+    if data is None:
+        raise NotFound("no directory of a local cluster was given")
+    return data
