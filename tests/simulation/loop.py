@@ -1,0 +1,129 @@
+"""An event loop without a machine: time stands still while callbacks run and jumps to the next timer when none is ready.
+
+Every callback belongs to the process (see :class:`Process`) in whose context it was scheduled. When a process has crashed,
+its callbacks are dropped: its tasks just never go on, as after ``kill -9``, and no ``finally`` of theirs runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Callable, Coroutine
+from contextvars import Context
+from typing import Any, Protocol, TypeVar, TypeVarTuple, Unpack
+
+Result = TypeVar("Result")
+Arguments = TypeVarTuple("Arguments")
+MAXIMUM_TURNS_WITHOUT_TIME = 200_000
+
+
+class SimulationStuck(Exception):
+    """Nothing is ready, no timer is set and the simulation is not over; or time has stopped moving."""
+
+
+class Process:
+    """One incarnation of a simulated process. ``alive`` goes false at its crash and never comes back."""
+
+    __slots__ = ("alive", "name")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.alive = True
+
+
+CURRENT: contextvars.ContextVar[Process | None] = contextvars.ContextVar("simulated_process", default=None)
+
+
+class _Selector(Protocol):
+    def select(self, timeout: float | None) -> list[Any]: ...
+    def close(self) -> None: ...
+
+
+class _JumpingSelector:
+    """Instead of waiting for sockets, moves the loop's clock."""
+
+    def __init__(self, loop: SimulatedLoop) -> None:
+        self._loop = loop
+
+    def select(self, timeout: float | None) -> list[Any]:
+        if timeout is None:
+            raise SimulationStuck("every task waits and no timer is set")
+        self._loop.advance(timeout)
+        return []
+
+    def close(self) -> None:
+        pass
+
+
+class SimulatedLoop(asyncio.BaseEventLoop):
+    """``turns`` counts callbacks that have run: with the seed it names every point of a run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._selector: _Selector = _JumpingSelector(self)
+        self._now = 0.0
+        self._turns_at_this_time = 0
+        self.turns = 0
+        self.abandoned: list[object] = []
+        self._clock_resolution = 1e-9
+        self.set_task_factory(self._make_task)
+
+    def time(self) -> float:
+        return self._now
+
+    def advance(self, seconds: float) -> None:
+        if seconds > 0:
+            self._now += seconds
+            self._turns_at_this_time = 0
+
+    def call_soon(
+        self, callback: Callable[[Unpack[Arguments]], object], *args: Unpack[Arguments], context: Context | None = None
+    ) -> asyncio.Handle:
+        return super().call_soon(self._guard(callback, context), *args, context=context)
+
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[[Unpack[Arguments]], object],
+        *args: Unpack[Arguments],
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        return super().call_at(when, self._guard(callback, context), *args, context=context)
+
+    def _guard(
+        self, callback: Callable[[Unpack[Arguments]], object], context: Context | None
+    ) -> Callable[[Unpack[Arguments]], None]:
+        process = CURRENT.get() if context is None else context.get(CURRENT)
+
+        def run(*args: Unpack[Arguments]) -> None:
+            if process is None or process.alive:
+                self._count_turn()
+                callback(*args)
+
+        return run
+
+    def _count_turn(self) -> None:
+        self.turns += 1
+        self._turns_at_this_time += 1
+        if self._turns_at_this_time > MAXIMUM_TURNS_WITHOUT_TIME:
+            raise SimulationStuck(f"{MAXIMUM_TURNS_WITHOUT_TIME} callbacks ran and time did not move")
+
+    def _make_task(
+        self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Result], **kwargs: Any
+    ) -> asyncio.Task[Result]:
+        task = asyncio.Task(coroutine, loop=loop, **kwargs)
+        # Tasks of crashed processes are kept: collected early, their `finally` blocks would run at a moment no seed decides.
+        self.abandoned.append(task)
+        return task
+
+    def run_as(self, process: Process | None, call: Callable[..., Result], *args: Any) -> Result:
+        """Call with every callback that it schedules belonging to ``process``."""
+        context = contextvars.copy_context()
+        context.run(CURRENT.set, process)
+        return context.run(call, *args)
+
+    def _process_events(self, event_list: list[Any]) -> None:
+        pass
+
+    def _write_to_self(self) -> None:
+        pass

@@ -1,0 +1,201 @@
+"""The simulated network between processes: delays, reordering, lost requests and answers, one-way partitions.
+
+It carries the same requests as ``stratalog_core.rpc`` with the same promises: ``Unavailable`` only when a request surely never
+left, ``OutcomeUnknown`` when it left and no answer came. Bytes are copied at both ends, so that nobody shares memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from simulation.loop import CURRENT, Process, SimulatedLoop
+from stratalog_core import framing
+from stratalog_core.errors import OutcomeUnknown, StratalogError, Unavailable
+from stratalog_core.ports import Buffer, Handler, OnReply
+
+
+@dataclass(slots=True)
+class LinkFaults:
+    """Chances per message, and delays in seconds."""
+
+    delay_mean_s: float = 0.0005
+    slow_chance: float = 0.01
+    slow_s: float = 0.05
+    loss_chance: float = 0.0
+
+
+class _Server:
+    def __init__(self, handler: Handler, process: Process | None) -> None:
+        self.handler = handler
+        self.process = process
+
+    @property
+    def alive(self) -> bool:
+        return self.process is None or self.process.alive
+
+
+class Network:
+    """All links. ``cut`` holds (from machine, to machine) pairs that carry nothing; a machine is the host of its addresses."""
+
+    def __init__(self, loop: SimulatedLoop, randomness: random.Random) -> None:
+        self.loop = loop
+        self.randomness = randomness
+        self.faults = LinkFaults()
+        self.cut: set[tuple[str, str]] = set()
+        self._servers: dict[str, _Server] = {}
+        self._next_port = 10_000
+
+    def listen(self, address: str, handler: Handler) -> str:
+        host, _, port = address.rpartition(":")
+        if port == "0":
+            self._next_port += 1
+            address = f"{host}:{self._next_port}"
+        self._servers[address] = _Server(handler, CURRENT.get())
+        return address
+
+    def forget(self, address: str) -> None:
+        self._servers.pop(address, None)
+
+    def server(self, address: str) -> _Server | None:
+        server = self._servers.get(address)
+        return server if server is not None and server.alive else None
+
+    def carries(self, source: str, target: str) -> bool:
+        """Whether one message gets through now."""
+        return (source, target) not in self.cut and self.randomness.random() >= self.faults.loss_chance
+
+    def delay_s(self) -> float:
+        delay = self.randomness.expovariate(1 / self.faults.delay_mean_s)
+        return delay + (
+            self.faults.slow_s * self.randomness.random() if self.randomness.random() < self.faults.slow_chance else 0
+        )
+
+
+class SimulatedRequest:
+    """See :class:`stratalog_core.ports.Request`."""
+
+    __slots__ = ("_answer", "body", "method")
+
+    def __init__(self, method: int, body: memoryview, answer: OnReply) -> None:
+        self.method = method
+        self.body = body
+        self._answer = answer
+
+    def reply(self, *parts: Buffer) -> None:
+        self._answer(memoryview(bytearray(b"".join(parts))))
+
+    def fail(self, error: StratalogError) -> None:
+        self._answer(framing.decode_error(framing.encode_error(error)))
+
+
+class _Call:
+    """One request under way: settled by its answer or its time-out, whichever is first."""
+
+    __slots__ = ("_on_reply", "settled", "timer")
+
+    def __init__(self, on_reply: OnReply) -> None:
+        self._on_reply = on_reply
+        self.settled = False
+        self.timer: asyncio.TimerHandle | None = None
+
+    def settle(self, answer: memoryview | StratalogError) -> None:
+        if self.settled:
+            return
+        self.settled = True
+        if self.timer is not None:
+            self.timer.cancel()
+        self._on_reply(answer)
+
+
+class SimulatedChannel:
+    """See :class:`stratalog_core.ports.Channel`."""
+
+    def __init__(self, network: Network, source: str, address: str) -> None:
+        self._network = network
+        self._source = source
+        self._address = address
+        self._target = address.rpartition(":")[0]
+        self._closed = False
+
+    @property
+    def address(self) -> str:
+        return self._address
+
+    def send(self, method: int, parts: Sequence[Buffer], on_reply: OnReply, timeout_s: float) -> None:
+        loop = self._network.loop
+        if self._closed:
+            loop.call_soon(on_reply, Unavailable(f"the channel to {self._address} is closed"))
+            return
+        call = _Call(on_reply)
+        client = CURRENT.get()
+        body = memoryview(bytearray(b"".join(parts)))
+        call.timer = loop.call_later(timeout_s, call.settle, OutcomeUnknown(f"no answer from {self._address} in time"))
+        if self._network.server(self._address) is None and (self._source, self._target) not in self._network.cut:
+            loop.call_later(self._network.delay_s(), call.settle, Unavailable(f"{self._address} refuses the connection"))
+            return
+        if not self._network.carries(self._source, self._target):
+            return
+
+        def answered(answer: memoryview | StratalogError) -> None:
+            if self._network.carries(self._target, self._source):
+                loop.run_as(client, loop.call_later, self._network.delay_s(), call.settle, answer)
+
+        loop.run_as(None, loop.call_later, self._network.delay_s(), self._arrive, method, body, answered, call, client)
+
+    def _arrive(self, method: int, body: memoryview, answered: OnReply, call: _Call, client: Process | None) -> None:
+        server = self._network.server(self._address)
+        if server is None:
+            lost = OutcomeUnknown(f"the connection to {self._address} broke before the answer")
+            self._network.loop.run_as(client, self._network.loop.call_later, self._network.delay_s(), call.settle, lost)
+            return
+        self._network.loop.run_as(server.process, server.handler, SimulatedRequest(method, body, answered))
+
+    async def call(self, method: int, parts: Sequence[Buffer], timeout_s: float) -> memoryview:
+        future: asyncio.Future[memoryview] = self._network.loop.create_future()
+
+        def settle(answer: memoryview | StratalogError) -> None:
+            if future.done():
+                return
+            if isinstance(answer, StratalogError):
+                future.set_exception(answer)
+            else:
+                future.set_result(answer)
+
+        self.send(method, parts, settle, timeout_s)
+        return await future
+
+    async def close(self) -> None:
+        self._closed = True
+
+
+class _SimulatedListener:
+    def __init__(self, network: Network, address: str) -> None:
+        self._network = network
+        self.address = address
+
+    async def close(self) -> None:
+        self._network.forget(self.address)
+
+
+class SimulatedTransport:
+    """The network as one machine sees it; see :class:`stratalog_core.ports.Transport`."""
+
+    def __init__(self, network: Network, machine: str) -> None:
+        self._network = network
+        self._machine = machine
+        self._channels: dict[str, SimulatedChannel] = {}
+
+    def channel(self, address: str) -> SimulatedChannel:
+        if address not in self._channels:
+            self._channels[address] = SimulatedChannel(self._network, self._machine, address)
+        return self._channels[address]
+
+    async def serve(self, address: str, handler: Handler) -> _SimulatedListener:
+        return _SimulatedListener(self._network, self._network.listen(address, handler))
+
+    async def close(self) -> None:
+        for channel in self._channels.values():
+            await channel.close()
