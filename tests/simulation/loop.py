@@ -10,7 +10,7 @@ import asyncio
 import contextvars
 from collections.abc import Callable, Coroutine
 from contextvars import Context
-from typing import Any, Protocol, TypeVar, TypeVarTuple, Unpack
+from typing import Any, Protocol, TypeVar, TypeVarTuple, Unpack, cast
 
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
@@ -66,7 +66,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self.turns = 0
         self.abandoned: list[object] = []
         self._clock_resolution = 1e-9
-        self.set_task_factory(self._make_task)
+        self.set_task_factory(cast(Any, self._make_task))
 
     def time(self) -> float:
         return self._now
@@ -77,7 +77,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             self._turns_at_this_time = 0
 
     def call_soon(
-        self, callback: Callable[[Unpack[Arguments]], object], *args: Unpack[Arguments], context: Context | None = None
+        self, callback: Callable[[Unpack[Arguments]], object], *args: *Arguments, context: Context | None = None
     ) -> asyncio.Handle:
         return super().call_soon(self._guard(callback, context), *args, context=context)
 
@@ -85,7 +85,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self,
         when: float,
         callback: Callable[[Unpack[Arguments]], object],
-        *args: Unpack[Arguments],
+        *args: *Arguments,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
         return super().call_at(when, self._guard(callback, context), *args, context=context)
@@ -95,7 +95,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     ) -> Callable[[Unpack[Arguments]], None]:
         process = CURRENT.get() if context is None else context.get(CURRENT)
 
-        def run(*args: Unpack[Arguments]) -> None:
+        def run(*args: *Arguments) -> None:
             if process is None or process.alive:
                 self._count_turn()
                 callback(*args)
