@@ -74,9 +74,12 @@ def iterate_records(batch: Buffer, header: BatchHeader | None = None) -> Iterato
     """Records of one batch in order. Raises ``Corrupt``. The CRC is not checked here."""
     header = header or read_header(batch)
     body = memoryview(decompress(header.compression, memoryview(batch)[HEADER_BYTES : header.size_bytes]))
-    position = 0
+    position, earlier = 0, header.base_offset - 1
     for _ in range(header.record_count):
         record, position = _read_record(body, position, header)
+        if not earlier < record.offset <= header.last_offset:
+            raise Corrupt(f"record offset {record.offset} does not rise from {earlier} to {header.last_offset} at the most")
+        earlier = record.offset
         yield record
     if position != len(body):
         raise Corrupt(f"{len(body) - position} bytes follow the last record of the batch at {header.base_offset}")
@@ -94,7 +97,7 @@ def encode_varint(value: int) -> bytes:
 
 
 def decode_varint(buffer: memoryview, position: int) -> tuple[int, int]:
-    """``(value, next position)``. Raises ``Corrupt`` past the end or beyond ten bytes."""
+    """``(value, next position)``. Raises ``Corrupt`` past the end, beyond ten bytes or beyond 64 bits."""
     result = shift = 0
     for index in range(position, position + _VARINT_BYTES_MAX):
         if index >= len(buffer):
@@ -102,6 +105,8 @@ def decode_varint(buffer: memoryview, position: int) -> tuple[int, int]:
         byte = buffer[index]
         result |= (byte & 0x7F) << shift
         if byte < 0x80:
+            if result >> 64:
+                raise Corrupt(f"variable-length integer at byte {position} exceeds 64 bits")
             return (result >> 1) ^ -(result & 1), index + 1
         shift += 7
     raise Corrupt(f"variable-length integer at byte {position} does not end")

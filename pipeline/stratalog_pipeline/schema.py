@@ -1,0 +1,66 @@
+"""The rows that the data source yields: exactly those of Spark's Kafka source, in Arrow's terms.
+
+``headers`` is there on demand (``includeHeaders``). A user's own schema picks columns, which is the only column pruning
+that Python data sources know: unwanted keys, values and headers are validated and then left where they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import pyarrow as pa
+
+from stratalog_core.errors import Invalid
+
+TIMESTAMP_TYPE: Final = pa.timestamp("us", tz="UTC")
+HEADER_TYPE: Final = pa.struct([("key", pa.string()), ("value", pa.binary())])
+HEADERS_TYPE: Final = pa.list_(pa.field("element", HEADER_TYPE))
+
+ARROW_TYPES: Final[dict[str, pa.DataType]] = {
+    "key": pa.binary(),
+    "value": pa.binary(),
+    "topic": pa.string(),
+    "partition": pa.int32(),
+    "offset": pa.int64(),
+    "timestamp": TIMESTAMP_TYPE,
+    "timestampType": pa.int32(),
+    "headers": HEADERS_TYPE,
+}
+COLUMNS: Final = tuple(name for name in ARROW_TYPES if name != "headers")
+COLUMNS_WITH_HEADERS: Final = tuple(ARROW_TYPES)
+
+SPARK_DDL: Final = {
+    "key": "binary",
+    "value": "binary",
+    "topic": "string",
+    "partition": "int",
+    "offset": "bigint",
+    "timestamp": "timestamp",
+    "timestampType": "int",
+    "headers": "array<struct<key:string,value:binary>>",
+}
+"""Type of each column as Spark prints it (``DataType.simpleString``)."""
+
+
+def spark_ddl(columns: Sequence[str]) -> str:
+    """Schema of these columns as a Spark DDL string."""
+    return ", ".join(f"{name} {SPARK_DDL[name]}" for name in columns)
+
+
+def arrow_schema(columns: Sequence[str]) -> pa.Schema:
+    """Schema of these columns for Arrow."""
+    return pa.schema([(name, ARROW_TYPES[name]) for name in columns])
+
+
+def check_columns(wanted: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+    """Names out of ``(name, type as Spark prints it)`` of a user's schema. Raises ``Invalid`` for a foreign name or type."""
+    for name, spark_type in wanted:
+        if name not in SPARK_DDL:
+            raise Invalid(f"schema: column {name!r} is unknown; the source has {', '.join(SPARK_DDL)}")
+        if spark_type != SPARK_DDL[name]:
+            raise Invalid(f"schema: column {name!r} is {SPARK_DDL[name]}, not {spark_type}; cast it after the load")
+    names = [name for name, _ in wanted]
+    if len(set(names)) != len(names):
+        raise Invalid("schema: a column stands in it twice")
+    return tuple(names)
