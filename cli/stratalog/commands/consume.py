@@ -36,7 +36,7 @@ class _Show:
 @click.argument("topic")
 @click.option("--offset", default="earliest", show_default=True, help="earliest, latest, or a number (with --partition).")
 @click.option(
-    "--time", "moment", help="Start at this time: 2013-07-04, 2013-07-04T12:00Z, milliseconds, or 15m for 15 minutes ago."
+    "--time", "moment", help="Start at: 2013-07-04, 2013-07-04T12:00Z, milliseconds, or 15m (ago)."
 )
 @click.option("--partition", "partitions", multiple=True, type=int, help="Read this partition; repeatable (default: all).")
 @click.option("--count", type=click.IntRange(1), help="Stop after so many records.")
@@ -164,8 +164,13 @@ def _document(message: Message) -> dict[str, Any]:
         "timestamp_ms": message.timestamp()[1],
         "key": _text(message.key()),
         "value": _text(message.value()),
-        "headers": [[name, _text(value)] for name, value in (message.headers() or [])],
+        "headers": [[name, _text(value)] for name, value in _header_pairs(message)],
     }
+
+
+def _header_pairs(message: Message) -> list[tuple[str, Any]]:
+    found = message.headers() or []
+    return list(found.items() if isinstance(found, dict) else found)
 
 
 def _text(content: Any) -> Any:

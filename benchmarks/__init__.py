@@ -1,0 +1,1 @@
+"""Measurements against Apache Kafka in the same run."""

@@ -1,0 +1,205 @@
+"""Apache Kafka's jars from Maven, and the load tools in them, run against any bootstrap address.
+
+Kafka's own tools measure both systems, so that the client's cost is the same on both sides. Needs ``java`` (17 or newer) and
+``mvn``. The jars stay in a cache outside the tree.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+KAFKA_VERSION = "4.3.1"
+SLF4J_VERSION = "2.0.17"
+_TIMEOUT_S = 600
+
+_POM = """<project xmlns="http://maven.apache.org/POM/4.0.0">
+  <modelVersion>4.0.0</modelVersion>
+  <groupId>stratalog</groupId><artifactId>kafka-control</artifactId><version>1</version><packaging>pom</packaging>
+  <dependencies>
+{dependencies}
+  </dependencies>
+</project>
+"""
+_DEPENDENCY = "    <dependency><groupId>{}</groupId><artifactId>{}</artifactId><version>{}</version></dependency>"
+_ARTIFACTS = (
+    ("org.apache.kafka", "kafka_2.13", KAFKA_VERSION),
+    ("org.apache.kafka", "kafka-tools", KAFKA_VERSION),
+    ("org.apache.kafka", "kafka-storage", KAFKA_VERSION),
+    ("org.slf4j", "slf4j-nop", SLF4J_VERSION),
+)
+
+
+class ToolFailed(Exception):
+    """A Java tool ended with an error or printed what cannot be read."""
+
+
+def class_path() -> str:
+    """Java class path with Kafka and its tools; fetched by Maven at the first call."""
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stratalog" / "kafka" / KAFKA_VERSION
+    complete = root / "complete"
+    if not complete.exists():
+        _fetch(root)
+        complete.touch()
+    return f"{root / 'lib'}/*"
+
+
+def _fetch(root: Path) -> None:
+    root.mkdir(parents=True, exist_ok=True)
+    dependencies = "\n".join(_DEPENDENCY.format(*artifact) for artifact in _ARTIFACTS)
+    (root / "pom.xml").write_text(_POM.format(dependencies=dependencies))
+    goal = ["dependency:copy-dependencies", f"-DoutputDirectory={root / 'lib'}"]
+    _run(["mvn", "-B", "-q", "-f", str(root / "pom.xml"), *goal])
+
+
+def java(main_class: str, *arguments: str, heap: str = "512m") -> list[str]:
+    """The command that runs one of Kafka's classes."""
+    return ["java", f"-Xmx{heap}", "-cp", class_path(), main_class, *arguments]
+
+
+def run_tool(main_class: str, *arguments: str, timeout_s: float = _TIMEOUT_S) -> str:
+    """What the tool printed. Raises ``ToolFailed`` with it if the tool failed."""
+    return _run(java(main_class, *arguments), timeout_s)
+
+
+def _run(command: Sequence[str], timeout_s: float = _TIMEOUT_S) -> str:
+    done = subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise ToolFailed(f"{command[0]} … {command[-1]} ended with {done.returncode}:\n{done.stdout[-4000:]}")
+    return done.stdout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerResult:
+    """The last line of ``ProducerPerformance``; latencies from send to acknowledgement."""
+
+    records: int
+    records_per_s: float
+    megabytes_per_s: float
+    average_ms: float
+    max_ms: float
+    p50_ms: float
+    p95_ms: float
+    p99_ms: float
+    p999_ms: float
+
+
+_PRODUCER_LINE = re.compile(
+    r"(?P<records>\d+) records sent, (?P<records_per_s>[\d.]+) records/sec \((?P<megabytes_per_s>[\d.]+) MB/sec\), "
+    r"(?P<average_ms>[\d.]+) ms avg latency, (?P<max_ms>[\d.]+) ms max latency, "
+    r"(?P<p50_ms>\d+) ms 50th, (?P<p95_ms>\d+) ms 95th, (?P<p99_ms>\d+) ms 99th, (?P<p999_ms>\d+) ms 99.9th"
+)
+
+
+def produce(
+    bootstrap: str,
+    topic: str,
+    *,
+    records: int,
+    record_bytes: int,
+    records_per_s: int = -1,
+    warmup_records: int = 0,
+    properties: Mapping[str, str | int],
+) -> ProducerResult:
+    """Run ``ProducerPerformance``; ``records_per_s`` -1 is as fast as it goes; the first ``warmup_records`` do not count."""
+    output = run_tool(
+        "org.apache.kafka.tools.ProducerPerformance",
+        *("--topic", topic, "--num-records", str(records), "--record-size", str(record_bytes)),
+        *("--throughput", str(records_per_s), "--bootstrap-server", bootstrap, "--warmup-records", str(warmup_records)),
+        *_properties(properties),
+    )
+    return parse_producer(output)
+
+
+def parse_producer(output: str) -> ProducerResult:
+    """Raises ``ToolFailed`` if the summary is missing."""
+    found = list(_PRODUCER_LINE.finditer(output))
+    if not found:
+        raise ToolFailed(f"ProducerPerformance printed no summary:\n{output[-4000:]}")
+    texts = found[-1].groupdict()
+    return ProducerResult(records=int(texts.pop("records")), **{name: float(text) for name, text in texts.items()})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerResult:
+    """``ConsumerPerformance``: with set-up, and while fetching only."""
+
+    records: int
+    megabytes_per_s: float
+    records_per_s: float
+    fetching_megabytes_per_s: float
+    fetching_records_per_s: float
+
+
+def consume(bootstrap: str, topic: str, *, records: int, timeout_ms: int = 60_000) -> ConsumerResult:
+    """Run ``ConsumerPerformance`` from the earliest offset."""
+    output = run_tool(
+        "org.apache.kafka.tools.ConsumerPerformance",
+        *("--bootstrap-server", bootstrap, "--topic", topic, "--num-records", str(records)),
+        *("--timeout", str(timeout_ms), "--hide-header"),
+    )
+    return parse_consumer(output)
+
+
+def parse_consumer(output: str) -> ConsumerResult:
+    """Columns: start, end, MB, MB/s, records, records/s, rebalance ms, fetch ms, fetch MB/s, fetch records/s."""
+    rows = [line.split(", ") for line in output.splitlines() if line.count(", ") == 9]
+    if not rows:
+        raise ToolFailed(f"ConsumerPerformance printed no result:\n{output[-4000:]}")
+    row = rows[-1]
+    return ConsumerResult(
+        records=int(row[4]),
+        megabytes_per_s=float(row[3]),
+        records_per_s=float(row[5]),
+        fetching_megabytes_per_s=float(row[8]),
+        fetching_records_per_s=float(row[9]),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndToEndResult:
+    """``EndToEndLatency``: from send to receipt by a consumer, one record at a time."""
+
+    average_ms: float
+    p50_ms: float
+    p99_ms: float
+    p999_ms: float
+
+
+_END_TO_END_AVERAGE = re.compile(r"Avg latency: ([\d.]+) ms")
+_END_TO_END_PERCENTILES = re.compile(r"Percentiles: 50th = (\d+), 99th = (\d+), 99\.9th = (\d+)")
+
+
+def end_to_end(bootstrap: str, topic: str, *, records: int, record_bytes: int, acks: str = "all") -> EndToEndResult:
+    """Run ``EndToEndLatency``."""
+    output = run_tool(
+        "org.apache.kafka.tools.EndToEndLatency",
+        *(bootstrap, topic, str(records), acks, str(record_bytes)),
+    )
+    return parse_end_to_end(output)
+
+
+def parse_end_to_end(output: str) -> EndToEndResult:
+    """Raises ``ToolFailed`` if the summary is missing."""
+    average, percentiles = _END_TO_END_AVERAGE.search(output), _END_TO_END_PERCENTILES.search(output)
+    if average is None or percentiles is None:
+        raise ToolFailed(f"EndToEndLatency printed no result:\n{output[-4000:]}")
+    p50, p99, p999 = map(float, percentiles.groups())
+    return EndToEndResult(average_ms=float(average[1]), p50_ms=p50, p99_ms=p99, p999_ms=p999)
+
+
+def _properties(properties: Mapping[str, str | int]) -> list[str]:
+    """One ``--command-property`` option with all."""
+    return ["--command-property", *(f"{name}={value}" for name, value in properties.items())] if properties else []

@@ -1,0 +1,114 @@
+"""Apache Kafka as the control: three brokers that are controllers too, RF 3, on loopback, from Maven's jars."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+import time
+from base64 import urlsafe_b64encode
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+
+from benchmarks.java_tools import java, run_tool
+from stratalog.local.ports import free_ports
+from stratalog.local.readiness import BrokerProbe, wait_until
+
+_START_TIMEOUT_S = 90.0
+_STOP_TIMEOUT_S = 30.0
+
+
+class KafkaCluster:
+    """A cluster below ``data``, alive within the context. ``extra`` settings go to every broker, as ``flush.messages``."""
+
+    def __init__(self, data: Path, *, brokers: int = 3, heap: str = "1g", extra: Mapping[str, str] | None = None) -> None:
+        self._data = data
+        self._heap = heap
+        self._extra = dict(extra or {})
+        ports = free_ports(2 * brokers)
+        self._client_ports, self._controller_ports = ports[:brokers], ports[brokers:]
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._cluster_id = urlsafe_b64encode(secrets.token_bytes(16)).decode().rstrip("=")
+
+    @property
+    def bootstrap(self) -> str:
+        return ",".join(f"127.0.0.1:{port}" for port in self._client_ports)
+
+    def __enter__(self) -> KafkaCluster:
+        try:
+            for number in range(1, len(self._client_ports) + 1):
+                self._format(number)
+                self._start(number)
+            self._wait_until_serving()
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stop()
+
+    def kill(self, number: int) -> None:
+        """SIGKILL broker ``number`` (1, 2, …)."""
+        self._processes[number].send_signal(signal.SIGKILL)
+        self._processes[number].wait()
+
+    def resident_bytes(self) -> int:
+        """Resident memory of all brokers together."""
+        return sum(
+            psutil.Process(process.pid).memory_info().rss for process in self._processes.values() if process.poll() is None
+        )
+
+    def _format(self, number: int) -> None:
+        directory = self._data / f"kafka-{number}"
+        directory.mkdir(parents=True)
+        (directory / "server.properties").write_text(self._properties(number, directory))
+        run_tool("kafka.tools.StorageTool", "format", "-t", self._cluster_id, "-c", str(directory / "server.properties"))
+
+    def _properties(self, number: int, directory: Path) -> str:
+        voters = ",".join(f"{voter}@127.0.0.1:{port}" for voter, port in enumerate(self._controller_ports, 1))
+        client, controller = self._client_ports[number - 1], self._controller_ports[number - 1]
+        settings = {
+            "process.roles": "broker,controller",
+            "node.id": str(number),
+            "controller.quorum.voters": voters,
+            "controller.listener.names": "CONTROLLER",
+            "listeners": f"PLAINTEXT://127.0.0.1:{client},CONTROLLER://127.0.0.1:{controller}",
+            "advertised.listeners": f"PLAINTEXT://127.0.0.1:{client}",
+            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+            "log.dirs": str(directory / "data"),
+            "default.replication.factor": "3",
+            "min.insync.replicas": "2",
+            "offsets.topic.replication.factor": "3",
+            "transaction.state.log.replication.factor": "3",
+            "group.initial.rebalance.delay.ms": "0",
+            **self._extra,
+        }
+        return "".join(f"{name}={value}\n" for name, value in settings.items())
+
+    def _start(self, number: int) -> None:
+        directory = self._data / f"kafka-{number}"
+        command = java("kafka.Kafka", str(directory / "server.properties"), heap=self._heap)
+        with (directory / "log").open("ab") as log:
+            self._processes[number] = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=directory, env=dict(os.environ)
+            )
+
+    def _wait_until_serving(self) -> None:
+        probe = BrokerProbe(self.bootstrap)
+        wanted = set(self.bootstrap.split(","))
+        wait_until(lambda: probe.live() == wanted, "Apache Kafka did not serve", timeout_s=_START_TIMEOUT_S)
+
+    def _stop(self) -> None:
+        for process in self._processes.values():
+            process.terminate()
+        deadline = time.monotonic() + _STOP_TIMEOUT_S
+        for process in self._processes.values():
+            try:
+                process.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
