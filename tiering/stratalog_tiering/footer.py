@@ -16,10 +16,10 @@ from uuid import UUID
 
 import msgspec
 from crc32c import crc32c
+
 from stratalog_core.checkpoint import EpochStart, ProducerEntry
 from stratalog_core.errors import Corrupt, Invalid
 from stratalog_core.ports import Buffer
-
 from stratalog_tiering.merkle import HASH_BYTES, root_hash
 
 FORMAT_VERSION: Final = 1

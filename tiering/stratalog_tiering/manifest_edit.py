@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Final
 
 import msgspec
-from stratalog_core.errors import Invalid
 
+from stratalog_core.errors import Invalid
 from stratalog_tiering import manifest as format_limits
 from stratalog_tiering.manifest import (
     Manifest,

@@ -16,12 +16,12 @@ from typing import Final
 from uuid import UUID
 
 from crc32c import crc32c
+
 from stratalog_core.batch import MAGIC as BATCH_MAGIC
 from stratalog_core.batch import BatchHeader, crc_matches, iterate_headers, read_header
 from stratalog_core.checkpoint import EpochStart, ProducerEntry
 from stratalog_core.errors import Corrupt, Invalid
 from stratalog_core.ports import Buffer
-
 from stratalog_tiering.footer import (
     FORMAT_VERSION,
     AbortedTransaction,

@@ -1,0 +1,114 @@
+"""Fixtures that several suites share: real S3 servers on free ports, started once and stopped at the end.
+
+A server's binary is found by environment (``STRATALOG_MINIO``, ``STRATALOG_VERSITYGW``), else on the ``PATH``; where there is
+none, the tests that need it are skipped. Both servers take the credentials that this file puts into the environment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ACCESS_KEY = "stratalog-test"
+SECRET_KEY = "stratalog-test-secret"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class S3Server:
+    """A running server; ``make_bucket`` gives a fresh bucket's store URL."""
+
+    name: str
+    endpoint: str
+
+    def make_bucket(self, bucket: str) -> str:
+        """Create a bucket; returns its URL for ``open_store``."""
+        import boto3
+        from botocore.config import Config
+
+        with contextlib.closing(
+            boto3.client(
+                "s3", endpoint_url=self.endpoint, region_name="us-east-1", config=Config(retries={"total_max_attempts": 5})
+            )
+        ) as client:
+            client.create_bucket(Bucket=bucket)
+        return f"s3://{bucket}?endpoint={self.endpoint}&region=us-east-1"
+
+
+def _binary(variable: str, name: str) -> str:
+    found = os.environ.get(variable) or shutil.which(name)
+    if not found or not os.access(found, os.X_OK):
+        pytest.skip(f"no {name}: set {variable} to its binary (make tools builds it)")
+    return found
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextlib.contextmanager
+def _running(name: str, port: int, command: Sequence[str], environment: Mapping[str, str], log: Path) -> Iterator[S3Server]:
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, env={**os.environ, **environment}, stdout=output, stderr=subprocess.STDOUT, cwd=log.parent
+        )
+        try:
+            _wait_until_listening(process, port, log)
+            yield S3Server(name=name, endpoint=f"http://127.0.0.1:{port}")
+        finally:
+            process.terminate()
+            process.wait(10)
+
+
+def _wait_until_listening(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise RuntimeError(f"the server ended with {process.returncode}: {log.read_text()[-2000:]}")
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+            return
+        time.sleep(0.05)
+    raise RuntimeError(f"the server does not listen on {port}: {log.read_text()[-2000:]}")
+
+
+@pytest.fixture(scope="session")
+def s3_credentials() -> Iterator[None]:
+    """Credentials of the test servers in the environment, where every S3 client looks."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
+        patch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
+        patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        yield
+
+
+@pytest.fixture(scope="session")
+def minio_server(s3_credentials: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """A real MinIO on one directory."""
+    binary, port, directory = _binary("STRATALOG_MINIO", "minio"), _free_port(), tmp_path_factory.mktemp("minio")
+    environment = {"MINIO_ROOT_USER": ACCESS_KEY, "MINIO_ROOT_PASSWORD": SECRET_KEY, "MINIO_BROWSER": "off"}
+    command = [binary, "server", "--quiet", "--address", f"127.0.0.1:{port}", str(directory / "data")]
+    with _running("minio", port, command, environment, directory / "log") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def versitygw_server(s3_credentials: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """A real versitygw over a directory: the second implementation."""
+    binary, port, directory = _binary("STRATALOG_VERSITYGW", "versitygw"), _free_port(), tmp_path_factory.mktemp("versitygw")
+    for name in ("data", "versions"):
+        (directory / name).mkdir()
+    environment = {"ROOT_ACCESS_KEY": ACCESS_KEY, "ROOT_SECRET_KEY": SECRET_KEY}
+    backend = ["posix", "--versioning-dir", str(directory / "versions"), str(directory / "data")]
+    command = [binary, "--port", f"127.0.0.1:{port}", *backend]
+    with _running("versitygw", port, command, environment, directory / "log") as server:
+        yield server

@@ -1,0 +1,80 @@
+"""What a failure of an S3 request means for the caller: it never happened, nobody knows, or it was refused.
+
+Two clients are in use, so two vocabularies are mapped: botocore's exceptions (writes, administration) and obstore's (reads).
+A missing bucket is a matter of configuration and never counts as a missing object.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    ConnectTimeoutError,
+    EndpointConnectionError,
+    NoCredentialsError,
+    PartialCredentialsError,
+)
+from obstore.exceptions import BaseError, NotFoundError, PermissionDeniedError, UnauthenticatedError
+
+from stratalog_core.errors import Conflict, Corrupt, Invalid, NoSuchObject, OutcomeUnknown, StratalogError, Unavailable
+
+_ABSENT: Final = frozenset({"NoSuchKey", "404", "NotFound"})
+_EXISTS: Final = frozenset({"PreconditionFailed", "412"})
+_REFUSED: Final = frozenset({"AccessDenied", "403", "Forbidden", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken"})
+_NOT_DONE: Final = frozenset({"SlowDown", "503", "ServiceUnavailable", "409", "ConditionalRequestConflict", "OperationAborted"})
+_UPLOAD_GONE: Final = frozenset({"NoSuchUpload"})
+_NEVER_LEFT: Final = (ConnectTimeoutError, EndpointConnectionError)
+_NO_CREDENTIALS: Final = (NoCredentialsError, PartialCredentialsError)
+
+
+class UploadGone(NoSuchObject):
+    """The multipart upload does not exist: completed already, perhaps by an attempt whose answer was lost, or aborted."""
+
+    code = "upload_gone"
+
+
+def from_botocore(failure: BotoCoreError | ClientError, key: str, place: str) -> StratalogError:
+    """The error for a failed request about ``key``. Whatever may have happened becomes ``OutcomeUnknown``."""
+    if isinstance(failure, ClientError):
+        return _from_answer(failure, key, place)
+    if isinstance(failure, _NO_CREDENTIALS):
+        return Invalid(f"{place}: no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
+    if isinstance(failure, _NEVER_LEFT):
+        return Unavailable(f"{place} cannot be reached: {failure}")
+    return OutcomeUnknown(f"{place} did not answer about {key}: {failure}")
+
+
+def _from_answer(failure: ClientError, key: str, place: str) -> StratalogError:
+    code = str(failure.response.get("Error", {}).get("Code", ""))
+    if code == "NoSuchBucket":
+        return Invalid(f"{place}: the bucket does not exist; create it first")
+    if code in _ABSENT:
+        return NoSuchObject(f"object {key} does not exist in {place}", key=key)
+    if code in _UPLOAD_GONE:
+        return UploadGone(f"the upload of {key} does not exist in {place}", key=key)
+    if code in _EXISTS:
+        return Conflict(f"object {key} exists already in {place}", key=key)
+    if code in _REFUSED:
+        return Invalid(f"{place}: access to {key} was refused ({code}); check credentials and policy")
+    if code in _NOT_DONE:
+        return Unavailable(f"{place} refused for now ({code})")
+    status = int(failure.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+    if 400 <= status < 500:
+        return Invalid(f"{place}: request about {key} was refused: {failure}")
+    return OutcomeUnknown(f"{place} failed at {key}: {failure}")
+
+
+def from_obstore(failure: BaseError | FileNotFoundError | PermissionError, key: str, place: str) -> StratalogError:
+    """The error for a failed read of ``key``."""
+    text = str(failure)
+    if "NoSuchBucket" in text:
+        return Invalid(f"{place}: the bucket does not exist; create it first")
+    if isinstance(failure, NotFoundError | FileNotFoundError):
+        return NoSuchObject(f"object {key} does not exist in {place}", key=key)
+    if isinstance(failure, PermissionDeniedError | UnauthenticatedError | PermissionError):
+        return Invalid(f"{place}: access to {key} was refused; check credentials and policy")
+    if "InvalidRange" in text or "416" in text:
+        return Corrupt(f"object {key} in {place} ends before the range that was asked for", key=key)
+    return Unavailable(f"{place} could not be read ({key}): {text[:300]}")
