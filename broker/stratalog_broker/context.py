@@ -11,11 +11,12 @@ from stratalog_core.ports import Buffer, Clock, Random
 from stratalog_metadata.api import MetadataClient, MetadataView
 
 if TYPE_CHECKING:
+    from stratalog_tiering.reader import ColdReader
+
     from stratalog_bookies.client import LedgerClient
     from stratalog_broker.config import BrokerSettings
     from stratalog_broker.groups.service import GroupService
     from stratalog_broker.partitions import Partitions
-    from stratalog_tiering.reader import ColdReader
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,24 +1,114 @@
-"""The partitions that this broker owns (skeleton; grows into the registry)."""
+"""The partitions that this broker owns: follows the metadata view, takes over what it is given, resigns what it loses.
+
+All changes of one command reach it in one turn, so a dead broker's thousand partitions are taken over together. A takeover that
+fails is tried again while the partition is still ours. Without a session (``suspend``) nothing is served at all.
+"""
 
 from __future__ import annotations
 
-from stratalog_broker.internal_topics import ApplicationFactory
+import asyncio
+import logging
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from stratalog_broker.index_cache import IndexCache
+from stratalog_broker.internal_topics import ApplicationFactory, InternalTopicApplication
+from stratalog_broker.partition import PartitionCore
+from stratalog_broker.partition_log import PartitionLog, roll_limits
+from stratalog_broker.protocol.produce import Leader
+from stratalog_broker.tail_cache import TailCache
+from stratalog_broker.takeover import RECOVERED_TOGETHER, TakenOver, Takeover, identity_of
+from stratalog_broker.topic_limits import TopicLimits
+from stratalog_core.errors import Fenced, NotLeader, OutcomeUnknown, Retriable, StratalogError
 from stratalog_core.ids import TopicPartition
+from stratalog_metadata.api import Change
+from stratalog_metadata.commands import Command, Put, VersionIs
+from stratalog_metadata.records import (
+    Broker,
+    Ledger,
+    Log,
+    Partition,
+    TierRequest,
+    Topic,
+    Versioned,
+    broker_key,
+    partition_key,
+    tier_request_key,
+)
+
+if TYPE_CHECKING:
+    from stratalog_broker.context import BrokerServices
+
+_log = logging.getLogger(__name__)
+_RETRY_S: Final = 0.2
+_TICK_S: Final = 1.0
+_TIER_RETRIES: Final = 20
 
 
 class Partitions:
     """Partitions by id. An owner serves only once takeover has finished."""
 
-    def __init__(self) -> None:
+    def __init__(self, services: BrokerServices) -> None:
+        settings = services.settings
+        self._services = services
         self._applications: dict[str, ApplicationFactory] = {}
+        self._logs: dict[TopicPartition, PartitionLog] = {}
+        self._by_name: dict[tuple[bytes, int], PartitionLog] = {}
+        self._by_id: dict[tuple[bytes, int], PartitionLog] = {}
+        self._topics: dict[bytes, Topic] = {}
+        self._wanted: dict[TopicPartition, Partition] = {}
+        self._taking: set[TopicPartition] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._tails = TailCache(settings.tail_cache_bytes)
+        self.indexes = IndexCache(services.ledgers, settings.index_bytes)
+        self._takeover = Takeover(services, self.indexes)
+        self._is_suspended = True
+        self._unsubscribe = services.view.subscribe(self._on_changes)
+        self._ticker: asyncio.TimerHandle | None = None
+        self._scheduled: asyncio.Handle | None = None
 
     def register_application(self, topic: str, factory: ApplicationFactory) -> None:
         """Say which state machine partitions of an internal topic feed; before the broker starts."""
         self._applications[topic] = factory
 
+    # -- who serves what ---------------------------------------------------------------------------------------------
+
+    def find_by_name(self, name: bytes, index: int) -> PartitionLog | None:
+        """The partition if it is served here; ``name`` in UTF-8."""
+        return self._by_name.get((name, index))
+
+    def find_by_id(self, topic_id: bytes, index: int) -> PartitionLog | None:
+        """The partition if it is served here; ``topic_id`` as sixteen bytes."""
+        return self._by_id.get((topic_id, index))
+
+    def find(self, topic_partition: TopicPartition) -> PartitionLog | None:
+        """The partition if it is served here."""
+        return self._logs.get(topic_partition)
+
     def is_serving(self, topic_partition: TopicPartition) -> bool:
         """Whether this broker owns the partition and has finished taking it over."""
-        raise NotImplementedError
+        return topic_partition in self._logs
+
+    def all(self) -> Iterable[PartitionLog]:
+        """All partitions served here."""
+        return self._logs.values()
+
+    def topic_by_id(self, topic_id: bytes) -> Topic | None:
+        """The topic with this id (sixteen bytes), wherever it is served."""
+        topic = self._topics.get(topic_id)
+        if topic is None:
+            self._topics = {record.topic_id.bytes: record for record in self._services.view.all(Topic)}
+            topic = self._topics.get(topic_id)
+        return topic
+
+    def leader_of(self, topic_partition: TopicPartition) -> Leader | None:
+        """Owner of a partition as the view has it; None if it has none that lives."""
+        key = partition_key(topic_partition.topic_id, topic_partition.partition)
+        partition = self._services.view.find(Partition, key)
+        broker = self._services.view.find(Broker, broker_key(partition.owner)) if partition is not None else None
+        if partition is None or broker is None:
+            return None
+        return Leader(broker.broker_id, partition.leader_epoch, broker.host, broker.port, broker.rack)
 
     async def append_internal(self, topic_partition: TopicPartition, batch: bytearray) -> int:
         """Append one batch (its base offset is set in place) and return its base offset once the quorum has it and the
@@ -27,4 +117,239 @@ class Partitions:
         Raises ``NotLeader`` (not ours, or not any more: nothing is known of the batch), ``Overloaded``, ``Unavailable``,
         ``OutcomeUnknown``.
         """
-        raise NotImplementedError
+        log = self._logs.get(topic_partition)
+        if log is None:
+            raise NotLeader(f"{topic_partition} is not served by broker {self._services.settings.broker_id}")
+        return await log.append_internal(batch)
+
+    # -- following the view ------------------------------------------------------------------------------------------
+
+    def resume(self) -> None:
+        """The broker has a session: take over everything that the view says is ours."""
+        self._is_suspended = False
+        for partition in self._services.view.all(Partition):
+            self._partition_changed(partition)
+        if self._ticker is None:
+            self._ticker = asyncio.get_running_loop().call_later(_TICK_S, self._tick)
+
+    def suspend(self) -> None:
+        """The session is over: stop serving everything at once."""
+        self._is_suspended = True
+        self._wanted.clear()
+        for log in list(self._logs.values()):
+            self._drop(log)
+
+    def _on_changes(self, changes: Sequence[Change]) -> None:
+        for change in changes:
+            record = change.after.record if change.after is not None else None
+            before = change.before.record if change.before is not None else None
+            if isinstance(record, Partition):
+                self._partition_changed(record)
+            elif isinstance(before, Partition):
+                self._partition_gone(identity_of(before))
+            elif isinstance(record, Topic):
+                self._topic_changed(record)
+            elif isinstance(record, Log):
+                self._log_changed(record)
+            elif isinstance(before, Ledger) and record is None:
+                self.indexes.drop(before.ledger_id)
+            elif isinstance(before, Topic):
+                self._topics.pop(before.topic_id.bytes, None)
+            elif isinstance(record, TierRequest) and change.after is not None:
+                self._tier_requested(record, change.after)
+
+    def _partition_changed(self, partition: Partition) -> None:
+        identity = identity_of(partition)
+        mine = partition.owner == self._services.settings.broker_id and not self._is_suspended
+        log = self._logs.get(identity)
+        if log is not None and (not mine or log.core.leader_epoch != partition.leader_epoch):
+            self._drop(log)
+            log = None
+        if not mine:
+            self._wanted.pop(identity, None)
+        elif log is None:
+            self._want(partition)
+
+    def _partition_gone(self, identity: TopicPartition) -> None:
+        self._wanted.pop(identity, None)
+        log = self._logs.get(identity)
+        if log is not None:
+            self._drop(log)
+
+    def _topic_changed(self, topic: Topic) -> None:
+        self._topics[topic.topic_id.bytes] = topic
+        for index in range(topic.partition_count):
+            log = self._by_id.get((topic.topic_id.bytes, index))
+            if log is not None:
+                log.update_topic(topic)
+
+    def _log_changed(self, record: Log) -> None:
+        log = self._by_id.get((record.topic_id.bytes, record.index))
+        if log is not None:
+            log.move_start(record.log_start_offset)
+
+    def _drop(self, log: PartitionLog) -> None:
+        identity = log.topic_partition
+        self._logs.pop(identity, None)
+        self._by_name.pop((log.topic.name.encode(), identity.partition), None)
+        self._by_id.pop((identity.topic_id.bytes, identity.partition), None)
+        log.resign()
+
+    # -- taking over -------------------------------------------------------------------------------------------------
+
+    def _want(self, partition: Partition) -> None:
+        self._wanted[identity_of(partition)] = partition
+        if self._scheduled is None:
+            self._scheduled = asyncio.get_running_loop().call_soon(self._begin_takeovers)
+
+    def _begin_takeovers(self) -> None:
+        self._scheduled = None
+        ready = [partition for identity, partition in self._wanted.items() if identity not in self._taking]
+        for first in range(0, len(ready), RECOVERED_TOGETHER):
+            batch = ready[first : first + RECOVERED_TOGETHER]
+            self._taking.update(map(identity_of, batch))
+            self._spawn(self._take_over(batch))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            _log.error("a background task of the partitions failed", exc_info=task.exception())
+
+    async def _take_over(self, batch: list[Partition]) -> None:
+        try:
+            failure = await self._takeover.recover(batch)
+            if failure is not None and len(batch) > 1:
+                # One partition that moved on meanwhile must not hold up the others.
+                await asyncio.gather(*(self._take_over_one(partition, recovered=False) for partition in batch))
+            elif failure is not None:
+                self._takeover_failed(batch[0], failure)
+            else:
+                await asyncio.gather(*(self._take_over_one(partition, recovered=True) for partition in batch))
+        finally:
+            self._taking.difference_update(map(identity_of, batch))
+            if any(identity_of(partition) in self._wanted for partition in batch) and not self._is_suspended:
+                await asyncio.sleep(_RETRY_S)
+                self._begin_takeovers()
+
+    async def _take_over_one(self, partition: Partition, *, recovered: bool) -> None:
+        topic = self.topic_by_id(partition.topic_id.bytes)
+        try:
+            if topic is None:
+                raise NotLeader(f"the topic of {identity_of(partition)} is not known yet")
+            failure = None if recovered else await self._takeover.recover([partition])
+            if failure is not None:
+                raise failure
+            taken = await self._takeover.rebuild(partition, wants_batches=topic.name in self._applications)
+        except StratalogError as failure:
+            self._takeover_failed(partition, failure)
+            return
+        if self._wanted.get(identity_of(partition)) is partition and not self._is_suspended:
+            del self._wanted[identity_of(partition)]
+            self._serve(topic, taken)
+
+    def _takeover_failed(self, partition: Partition, failure: StratalogError) -> None:
+        level = logging.INFO if isinstance(failure, Retriable | Fenced | OutcomeUnknown) else logging.ERROR
+        _log.log(level, "taking over %s at epoch %d: %s", identity_of(partition), partition.leader_epoch, failure)
+
+    def _serve(self, topic: Topic, taken: TakenOver) -> None:
+        identity = identity_of(taken.partition)
+        log = PartitionLog(
+            services=self._services,
+            topic=topic,
+            topic_partition=identity,
+            core=PartitionCore(
+                leader_epoch=taken.partition.leader_epoch,
+                log_start_offset=taken.log_start_offset,
+                next_offset=taken.next_offset,
+                leader_epochs=taken.leader_epochs,
+                producers=taken.producers,
+                limits=roll_limits(TopicLimits.of(topic), self._services.settings.ledger_idle_ms),
+            ),
+            tails=self._tails,
+            indexes=self.indexes,
+            application=self._load_application(topic, taken),
+            on_lost=self._on_lost,
+        )
+        self._logs[identity] = log
+        self._by_name[(topic.name.encode(), identity.partition)] = log
+        self._by_id[(identity.topic_id.bytes, identity.partition)] = log
+        request = self._services.view.get(tier_request_key(identity.topic_id, identity.partition))
+        if request is not None and isinstance(request.record, TierRequest):
+            self._tier_requested(request.record, request)
+
+    def _load_application(self, topic: Topic, taken: TakenOver) -> InternalTopicApplication | None:
+        factory = self._applications.get(topic.name)
+        if factory is None:
+            return None
+        application = factory(taken.partition.index)
+        application.load(taken.application_state, taken.batches)
+        return application
+
+    def _on_lost(self, log: PartitionLog, error: StratalogError) -> None:
+        """Its writer failed: if the partition is still ours, recovery finds out what exists and it is served anew."""
+        self._drop(log)
+        identity = log.topic_partition
+        partition = self._services.view.find(Partition, partition_key(identity.topic_id, identity.partition))
+        if partition is not None:
+            self._partition_changed(partition)
+
+    # -- tiering asks for what is open -------------------------------------------------------------------------------
+
+    def _tier_requested(self, request: TierRequest, versioned: Versioned) -> None:
+        log = self._by_id.get((request.topic_id.bytes, request.index))
+        if log is not None and request.end_offset < 0:
+            self._spawn(self._fulfil_tier_request(log, request, versioned))
+
+    async def _fulfil_tier_request(self, log: PartitionLog, request: TierRequest, versioned: Versioned) -> None:
+        """Seal, and write down where; until the request has changed or the partition is lost."""
+        for _ in range(_TIER_RETRIES):
+            try:
+                end_offset = await log.seal_all()
+                answered = TierRequest(
+                    topic_id=request.topic_id, index=request.index, end_offset=end_offset, delete_hot=request.delete_hot
+                )
+                requirements = (log.requirement, VersionIs(key=request.key(), version=versioned.version))
+                await self._services.metadata.propose(Command(updates=(Put(record=answered),), requirements=requirements))
+            except (Retriable, OutcomeUnknown) as again:
+                if not log.is_serving:
+                    return
+                _log.info("answering the tier request of %s: %s", log.topic_partition, again)
+                await asyncio.sleep(_RETRY_S)
+            except StratalogError:
+                return
+            else:
+                return
+
+    # -- time and the end --------------------------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        self._ticker = asyncio.get_running_loop().call_later(_TICK_S, self._tick)
+        for log in list(self._logs.values()):
+            log.tick()
+
+    async def seal_all(self, timeout_s: float) -> None:
+        """Seal all open ledgers, so that successors have nothing to recover; as far as that goes in time."""
+        seals = [asyncio.ensure_future(log.seal_all()) for log in self._logs.values() if log.open_ledger is not None]
+        if seals:
+            _, late = await asyncio.wait(seals, timeout=timeout_s)
+            for seal in late:
+                seal.cancel()
+            await asyncio.gather(*seals, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Stop serving and wait for what is under way."""
+        self._unsubscribe()
+        if self._ticker is not None:
+            self._ticker.cancel()
+        logs = list(self._logs.values())
+        self.suspend()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(log.close() for log in logs))
+        await self.indexes.close()

@@ -1,0 +1,82 @@
+"""Indexes of sealed hot ledgers, built from batch headers when a reader first needs them; bounded."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+
+from stratalog_bookies.client import LedgerClient
+from stratalog_broker.ledger_index import LedgerIndex
+from stratalog_core.batch import HEADER_BYTES, read_header
+from stratalog_core.checkpoint import is_checkpoint
+from stratalog_core.errors import Corrupt
+from stratalog_metadata.records import Ledger
+
+
+class IndexCache:
+    """One for the broker. Equal requests that come while an index is built share the work."""
+
+    def __init__(self, ledgers: LedgerClient, bytes_max: int) -> None:
+        self._ledgers = ledgers
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._indexes: OrderedDict[int, LedgerIndex] = OrderedDict()
+        self._building: dict[int, asyncio.Task[LedgerIndex]] = {}
+
+    def put(self, ledger_id: int, index: LedgerIndex) -> None:
+        """Keep the index of a ledger that has been sealed."""
+        self.drop(ledger_id)
+        self._indexes[ledger_id] = index
+        self._bytes += index.memory_bytes
+        while self._bytes > self._bytes_max and len(self._indexes) > 1:
+            _, oldest = self._indexes.popitem(last=False)
+            self._bytes -= oldest.memory_bytes
+
+    def drop(self, ledger_id: int) -> None:
+        """Forget a ledger that is deleted."""
+        index = self._indexes.pop(ledger_id, None)
+        if index is not None:
+            self._bytes -= index.memory_bytes
+
+    async def get(self, ledger: Ledger) -> LedgerIndex:
+        """Index of a CLOSED ledger. Raises what reading its headers raises."""
+        index = self._indexes.get(ledger.ledger_id)
+        if index is not None:
+            self._indexes.move_to_end(ledger.ledger_id)
+            return index
+        building = self._building.get(ledger.ledger_id)
+        if building is None:
+            building = asyncio.get_running_loop().create_task(self._build(ledger))
+            self._building[ledger.ledger_id] = building
+            building.add_done_callback(lambda task: self._built(ledger.ledger_id, task))
+        return await asyncio.shield(building)
+
+    def _built(self, ledger_id: int, task: asyncio.Task[LedgerIndex]) -> None:
+        del self._building[ledger_id]
+        if not task.cancelled() and task.exception() is None:
+            self.put(ledger_id, task.result())
+
+    async def _build(self, ledger: Ledger) -> LedgerIndex:
+        index = LedgerIndex(ledger.base_offset)
+        if ledger.last_entry >= 0:
+            for entry in await self._ledgers.read_headers(ledger, 0, ledger.last_entry):
+                index_entry(index, entry.entry_id, entry.head)
+        return index
+
+    async def close(self) -> None:
+        """Stop what is being built."""
+        for task in list(self._building.values()):
+            task.cancel()
+        await asyncio.gather(*self._building.values(), return_exceptions=True)
+
+
+def index_entry(index: LedgerIndex, entry_id: int, head: bytes | memoryview) -> None:
+    """Add an entry by its first bytes; checkpoint parts are passed over. Raises ``Corrupt`` at a gap."""
+    if is_checkpoint(head):
+        return
+    if len(head) < HEADER_BYTES:
+        raise Corrupt(f"entry {entry_id} is too short for a record batch: {len(head)} bytes")
+    header = read_header(head)
+    if header.base_offset != index.end_offset:
+        raise Corrupt(f"entry {entry_id} begins at offset {header.base_offset} where {index.end_offset} is due")
+    index.append(entry_id, header.base_offset, header.next_offset, header.max_timestamp_ms, header.size_bytes)

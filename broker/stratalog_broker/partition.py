@@ -1,0 +1,323 @@
+"""State machine of one partition while this broker owns it in one leader epoch. Sans-IO.
+
+::
+
+    IDLE ──append──► OPENING ──opened──► OPEN ──bound reached──► DRAINING ──all confirmed──► OPENING or IDLE
+                                           └──idle, asked to seal──► DRAINING
+
+It gives offsets to batches, decides into which ledger they go and when the next ledger begins, and moves the high watermark
+as the quorum confirms. A batch that finds no open ledger waits in a queue with its offset already given.
+
+What always holds: the next ledger is opened only when every batch of the one before is confirmed, so its base offset is
+true whatever happens; batches are written in offset order; the high watermark is the end of the last confirmed batch; what
+waits is ``start <= high watermark <= next offset``. After a failed writer nothing is guessed: the partition is
+taken over anew, and recovery decides what exists.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+from typing import Final
+
+from stratalog_broker.ledger_index import LedgerIndex
+from stratalog_broker.producer_state import ProducerStates
+from stratalog_core.batch import BatchHeader
+from stratalog_core.checkpoint import Checkpoint, EpochStart
+
+LEDGER_BATCHES_MAX: Final = 500_000
+"""Batches in one ledger, so that its index and the headers that a takeover reads stay bounded."""
+
+OnDone = Callable[[int | None], None]
+"""Called once per batch with its base offset when it has what its producer asked for, or None when it was given up."""
+
+
+class Acks(IntEnum):
+    """What a producer waits for."""
+
+    NONE = 0
+    FIRST = 1
+    ALL = -1
+
+
+class State(Enum):
+    IDLE = "idle"
+    OPENING = "opening"
+    OPEN = "open"
+    DRAINING = "draining"
+    RESIGNED = "resigned"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenNext:
+    """Open a ledger at ``base_offset``, write ``checkpoint`` first, then report ``opened``."""
+
+    base_offset: int
+    checkpoint: Checkpoint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seal:
+    """Seal the ledger, of which every batch is confirmed, at ``end_offset``; nothing waits for it."""
+
+    ledger_id: int
+    end_offset: int
+
+
+Instruction = OpenNext | Seal
+
+
+class PendingBatch:
+    """A batch that has its offset and is not confirmed yet."""
+
+    __slots__ = (
+        "acks",
+        "base_offset",
+        "batch",
+        "end_offset",
+        "entry_id",
+        "max_timestamp_ms",
+        "on_confirmed",
+        "on_done",
+        "others",
+    )
+
+    def __init__(self, batch: memoryview, base_offset: int, end_offset: int, max_timestamp_ms: int, acks: int) -> None:
+        self.batch = batch
+        self.base_offset = base_offset
+        self.end_offset = end_offset
+        self.max_timestamp_ms = max_timestamp_ms
+        self.acks = acks
+        self.entry_id = -1
+        self.on_done: OnDone | None = None
+        self.on_confirmed: Callable[[], None] | None = None
+        self.others: list[OnDone] | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class OpenLedger:
+    """The ledger that takes appends. ``payload_bytes`` counts batches only."""
+
+    ledger_id: int
+    base_offset: int
+    opened_at_ms: int
+    appended_at_ms: int
+    index: LedgerIndex
+    payload_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RollLimits:
+    """When the next ledger begins: topic configs ``segment.bytes`` and ``segment.ms``, and the broker's idle time."""
+
+    segment_bytes: int
+    segment_ms: int
+    idle_ms: int
+
+
+class PartitionCore:
+    """See the module's header. Times are monotonic milliseconds."""
+
+    def __init__(
+        self,
+        *,
+        leader_epoch: int,
+        log_start_offset: int,
+        next_offset: int,
+        leader_epochs: tuple[EpochStart, ...],
+        producers: ProducerStates,
+        limits: RollLimits,
+    ) -> None:
+        self.leader_epoch = leader_epoch
+        self.log_start_offset = log_start_offset
+        self.next_offset = next_offset
+        self.high_watermark = next_offset
+        self.producers = producers
+        self.limits = limits
+        self.state = State.IDLE
+        self.open: OpenLedger | None = None
+        self.queue: deque[PendingBatch] = deque()
+        self.queue_bytes = 0
+        self.pending: deque[PendingBatch] = deque()
+        self._first_copies: deque[PendingBatch] = deque()
+        self.leader_epochs = [
+            *(e for e in leader_epochs if e.start_offset < next_offset),
+            EpochStart(leader_epoch, next_offset),
+        ]
+
+    # -- appends -------------------------------------------------------------------------------------------------------
+
+    def place(self, batch: memoryview, header: BatchHeader, base_offset: int, acks: int) -> PendingBatch:
+        """Give the next offsets to a batch; then ``writable`` says whether to write it now or to ``enqueue`` it."""
+        assert base_offset == self.next_offset
+        end_offset = base_offset + header.last_offset_delta + 1
+        self.next_offset = end_offset
+        if header.producer_id >= 0:
+            self.producers.appended(header, base_offset)
+        return PendingBatch(batch, base_offset, end_offset, header.max_timestamp_ms, acks)
+
+    @property
+    def writable(self) -> bool:
+        """Whether the next batch may go to the open ledger at once."""
+        return self.state is State.OPEN and not self.queue
+
+    def written(self, pending: PendingBatch, entry_id: int, now_ms: int) -> None:
+        """The batch became an entry of the open ledger. May begin to drain it: ask ``next_instructions``."""
+        ledger = self.open
+        assert ledger is not None
+        size = len(pending.batch)
+        pending.entry_id = entry_id
+        ledger.index.append(entry_id, pending.base_offset, pending.end_offset, pending.max_timestamp_ms, size)
+        ledger.payload_bytes += size
+        ledger.appended_at_ms = now_ms
+        self.pending.append(pending)
+        if pending.acks == Acks.FIRST:
+            self._first_copies.append(pending)
+        if ledger.payload_bytes >= self.limits.segment_bytes or len(ledger.index) >= LEDGER_BATCHES_MAX:
+            self.state = State.DRAINING
+
+    def enqueue(self, pending: PendingBatch) -> None:
+        """The batch waits for a ledger: ask ``next_instructions``."""
+        self.queue.append(pending)
+        self.queue_bytes += len(pending.batch)
+
+    def next_queued(self) -> PendingBatch | None:
+        """Take the next batch that waits, if the ledger is open."""
+        if self.state is not State.OPEN or not self.queue:
+            return None
+        pending = self.queue.popleft()
+        self.queue_bytes -= len(pending.batch)
+        return pending
+
+    def put_back(self, pending: PendingBatch) -> None:
+        """The writer had no room for what ``next_queued`` gave."""
+        self.queue.appendleft(pending)
+        self.queue_bytes += len(pending.batch)
+
+    def find_unconfirmed(self, end_offset: int) -> PendingBatch | None:
+        """The batch that ends there, if it is not confirmed yet (a retry waits for the first try's fate)."""
+        return next((batch for batch in self._unconfirmed() if batch.end_offset == end_offset), None)
+
+    def _unconfirmed(self) -> Iterator[PendingBatch]:
+        yield from self.pending
+        yield from self.queue
+
+    # -- what the ledger reports ---------------------------------------------------------------------------------------
+
+    def first_copy(self, entry_id: int) -> list[PendingBatch]:
+        """One bookie has every entry up to ``entry_id``: the batches with acks=1 that this answers."""
+        answered = []
+        while self._first_copies and self._first_copies[0].entry_id <= entry_id:
+            answered.append(self._first_copies.popleft())
+        return answered
+
+    def confirmed(self, entry_id: int) -> list[PendingBatch]:
+        """The quorum has every entry up to ``entry_id``: moves the high watermark and returns the batches, in order."""
+        pending = self.pending
+        done = []
+        while pending and pending[0].entry_id <= entry_id:
+            done.append(pending.popleft())
+        if done:
+            assert done[0].base_offset == self.high_watermark, "batches are confirmed in offset order"
+            self.high_watermark = done[-1].end_offset
+        while self._first_copies and self._first_copies[0].entry_id <= entry_id:
+            self._first_copies.popleft()
+        return done
+
+    def opened(self, ledger_id: int, base_offset: int, now_ms: int) -> None:
+        """The next ledger takes appends."""
+        assert self.state is State.OPENING
+        assert base_offset == self.high_watermark
+        index = LedgerIndex(base_offset)
+        self.open = OpenLedger(
+            ledger_id=ledger_id, base_offset=base_offset, opened_at_ms=now_ms, appended_at_ms=now_ms, index=index
+        )
+        self.state = State.OPEN
+
+    # -- decisions -----------------------------------------------------------------------------------------------------
+
+    def seal_now(self) -> None:
+        """Somebody wants everything sealed: drain the open ledger, if there is one."""
+        if self.state is State.OPEN:
+            self.state = State.DRAINING
+
+    def tick(self, now_ms: int) -> None:
+        """Drain a ledger that is too old or idle."""
+        ledger = self.open
+        if self.state is not State.OPEN or ledger is None:
+            return
+        old = now_ms - ledger.opened_at_ms >= self.limits.segment_ms and len(ledger.index) > 0
+        if old or now_ms - ledger.appended_at_ms >= self.limits.idle_ms:
+            self.state = State.DRAINING
+
+    def next_instructions(self, application_state: Callable[[], bytes | None]) -> list[Instruction]:
+        """What to do now; to be asked after every event. ``application_state`` is called only for a checkpoint."""
+        instructions: list[Instruction] = []
+        if self.state is State.DRAINING and not self.pending:
+            assert self.open is not None
+            instructions.append(Seal(ledger_id=self.open.ledger_id, end_offset=self.high_watermark))
+            self.open = None
+            self.state = State.IDLE
+        if self.state is State.IDLE and self.queue:
+            self.state = State.OPENING
+            instructions.append(self._open_next(application_state()))
+        return instructions
+
+    def _open_next(self, application_state: bytes | None) -> OpenNext:
+        base_offset = self.high_watermark
+        assert self.queue[0].base_offset == base_offset, "all before the queue is confirmed"
+        checkpoint = Checkpoint(
+            offset=base_offset,
+            leader_epochs=tuple(self.leader_epochs),
+            producers=self.producers.snapshot(base_offset),
+            application_state=application_state,
+        )
+        return OpenNext(base_offset=base_offset, checkpoint=checkpoint)
+
+    def resign(self) -> list[PendingBatch]:
+        """Stop for ever; returns the batches whose fate this broker no longer knows or that were never written."""
+        self.state = State.RESIGNED
+        abandoned = list(self._unconfirmed())
+        self.pending.clear()
+        self.queue.clear()
+        self._first_copies.clear()
+        self.queue_bytes = 0
+        return abandoned
+
+    # -- questions -----------------------------------------------------------------------------------------------------
+
+    def end_of_epoch(self, epoch: int) -> tuple[int, int]:
+        """``(greatest epoch <= epoch, its end offset)`` (KIP-320), or ``(-1, -1)`` if nothing is known of it."""
+        if epoch >= self.leader_epoch:
+            return (self.leader_epoch, self.next_offset) if epoch == self.leader_epoch else (-1, -1)
+        found = -1
+        for start in self.leader_epochs:
+            if start.epoch > epoch:
+                return (found, start.start_offset) if found >= 0 else (epoch, start.start_offset)
+            found = start.epoch
+        raise AssertionError("the current epoch is the last one")
+
+    def epoch_at(self, offset: int) -> int:
+        """Leader epoch that wrote ``offset``; -1 if unknown."""
+        epoch = -1
+        for start in self.leader_epochs:
+            if start.start_offset > offset:
+                break
+            epoch = start.epoch
+        return epoch
+
+    def validate_state(self) -> None:
+        """Assert what always holds."""
+        assert self.log_start_offset <= self.high_watermark <= self.next_offset
+        batches = list(self._unconfirmed())
+        expected = self.high_watermark
+        for batch in batches:
+            assert batch.base_offset == expected, "unconfirmed batches are contiguous from the high watermark on"
+            expected = batch.end_offset
+        assert self.state is State.RESIGNED or expected == self.next_offset
+        assert self.queue_bytes == sum(len(batch.batch) for batch in self.queue)
+        assert (self.open is not None) == (self.state in (State.OPEN, State.DRAINING)) or self.state is State.RESIGNED
+        assert not (self.pending and self.state in (State.IDLE, State.OPENING)), "an unconfirmed batch has an open ledger"
+        self.producers.validate_state()

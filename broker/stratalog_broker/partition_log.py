@@ -1,0 +1,390 @@
+"""One owned partition: the shell that joins the partition core to a ledger writer, the tail cache and those who wait.
+
+Life of an append: offsets are set in place, the batch becomes an entry of the open ledger (or waits for the next one),
+the writer reports the first copy and the quorum, the core moves the high watermark, producers are answered and fetches
+woken. All of it happens in callbacks of one event loop; tasks exist only while a ledger is opened or sealed.
+
+A writer that fails, a command with unknown outcome or a session that ends leaves this object resigned for good; its successor
+is made by takeover, here or on another broker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from stratalog_bookies.client import LedgerSpec, LedgerWriter
+from stratalog_broker.internal_topics import InternalTopicApplication
+from stratalog_broker.partition import Acks, OnDone, OpenNext, PartitionCore, PendingBatch, RollLimits, Seal, State
+from stratalog_broker.tail_cache import PartitionTail
+from stratalog_broker.topic_limits import TopicLimits
+from stratalog_core.batch import BatchHeader, assign_offset, read_header
+from stratalog_core.checkpoint import encode_checkpoint
+from stratalog_core.errors import Conflict, Fenced, NotLeader, Overloaded, Retriable, StratalogError, Unavailable
+from stratalog_core.ids import TopicPartition
+from stratalog_metadata.commands import Delete, EpochIs, Put, Update, VersionIs
+from stratalog_metadata.records import Ledger, LedgerRef, Log, Topic, ledger_key, log_key, partition_key
+
+if TYPE_CHECKING:
+    from stratalog_broker.context import BrokerServices
+    from stratalog_broker.index_cache import IndexCache
+    from stratalog_broker.tail_cache import TailCache
+
+_log = logging.getLogger(__name__)
+_RETRY_S: Final = 0.1
+_LEDGERS_KEPT_OF_INTERNAL_TOPIC: Final = 1
+"""Sealed ledgers that an internal topic keeps beside the new one, whose checkpoint is not durable yet when it is opened."""
+
+OnLost = Callable[["PartitionLog", StratalogError], None]
+
+
+class PartitionLog:
+    """Serving from its making until ``resign``."""
+
+    def __init__(
+        self,
+        *,
+        services: BrokerServices,
+        topic: Topic,
+        topic_partition: TopicPartition,
+        core: PartitionCore,
+        tails: TailCache,
+        indexes: IndexCache,
+        application: InternalTopicApplication | None,
+        on_lost: OnLost,
+    ) -> None:
+        self.topic_partition = topic_partition
+        self.core = core
+        self.tail = PartitionTail(tails, core.next_offset)
+        self.application = application
+        self.watchers: set[Callable[[], None]] = set()
+        """Called after the high watermark has moved, and when the partition is resigned."""
+        self.is_serving = True
+        self._services = services
+        self._indexes = indexes
+        self._on_lost = on_lost
+        self._writer: LedgerWriter | None = None
+        self._opening: asyncio.Task[None] | None = None
+        self._sealing: asyncio.Task[None] | None = None
+        self._dropping: asyncio.Task[None] | None = None
+        self._seal_waiters: list[asyncio.Future[int]] = []
+        self.update_topic(topic)
+
+    def update_topic(self, topic: Topic) -> None:
+        """Take over changed topic configs."""
+        self.topic = topic
+        self.limits = TopicLimits.of(topic)
+        self.core.limits = roll_limits(self.limits, self._services.settings.ledger_idle_ms)
+
+    def move_start(self, log_start_offset: int) -> None:
+        """Retention or DeleteRecords moved the first readable offset; it never goes back, nor beyond what is confirmed."""
+        self.core.log_start_offset = max(self.core.log_start_offset, min(log_start_offset, self.core.high_watermark))
+
+    @property
+    def requirement(self) -> EpochIs:
+        """What every command of this owner requires."""
+        identity = self.topic_partition
+        key = partition_key(identity.topic_id, identity.partition)
+        return EpochIs(key=key, owner=self._services.settings.broker_id, leader_epoch=self.core.leader_epoch)
+
+    @property
+    def open_ledger(self) -> Ledger | None:
+        """Record of the ledger that takes appends."""
+        return self._writer.ledger if self._writer is not None else None
+
+    # -- appends -------------------------------------------------------------------------------------------------------
+
+    def append(
+        self,
+        batch: memoryview,
+        header: BatchHeader,
+        acks: int,
+        on_done: OnDone | None,
+        on_confirmed: Callable[[], None] | None = None,
+    ) -> int:
+        """Append one validated batch, whose bytes this log owns from now on; returns its base offset.
+
+        ``on_done`` is called when it has what ``acks`` asks for (with None if its fate is unknown), ``on_confirmed`` when its
+        bytes are no longer held for the write. Raises ``Overloaded`` or what the writer raises; nothing has happened then.
+        """
+        core = self.core
+        base_offset = core.next_offset
+        assign_offset(batch, base_offset, core.leader_epoch)
+        if core.writable:
+            assert self._writer is not None
+            entry_id = self._writer.append(batch)
+            pending = core.place(batch, header, base_offset, acks)
+            pending.on_done, pending.on_confirmed = on_done, on_confirmed
+            core.written(pending, entry_id, self._now_ms())
+        else:
+            if core.queue_bytes > self._services.settings.partition_queue_bytes:
+                raise Overloaded(f"{core.queue_bytes} bytes wait for the next ledger of {self.topic_partition}")
+            pending = core.place(batch, header, base_offset, acks)
+            pending.on_done, pending.on_confirmed = on_done, on_confirmed
+            core.enqueue(pending)
+        self.tail.append(base_offset, pending.end_offset, batch)
+        if core.state is not State.OPEN:
+            self._act()
+        return base_offset
+
+    async def append_internal(self, batch: bytearray) -> int:
+        """Append one batch of an internal topic and wait for the quorum; see ``Partitions.append_internal``."""
+        done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        def settle(base_offset: int | None) -> None:
+            if done.done():
+                return
+            if base_offset is None:
+                done.set_exception(NotLeader(f"{self.topic_partition} was lost while the batch was being written"))
+            else:
+                done.set_result(base_offset)
+
+        self.append(memoryview(batch), read_header(batch), Acks.ALL, settle)
+        return await done
+
+    def await_unconfirmed(self, end_offset: int, on_done: OnDone) -> bool:
+        """Call ``on_done`` with the fate of the unconfirmed batch that ends there; False if there is none."""
+        pending = self.core.find_unconfirmed(end_offset)
+        if pending is None:
+            return False
+        pending.others = [*(pending.others or ()), on_done]
+        return True
+
+    # -- reports of the ledger writer (LedgerListener, through _WriterReports) -------------------------------------------
+
+    def first_copy(self, entry_id: int) -> None:
+        for pending in self.core.first_copy(entry_id):
+            if pending.on_done is not None:
+                on_done, pending.on_done = pending.on_done, None
+                on_done(pending.base_offset)
+
+    def confirmed(self, lac: int) -> None:
+        done = self.core.confirmed(lac)
+        if done:
+            if self.application is not None:
+                for pending in done:
+                    self.application.apply(pending.batch)
+            for pending in done:
+                _settle(pending, pending.base_offset)
+            self._notify()
+        if self.core.queue or self.core.state is not State.OPEN:
+            self._write_queued()
+            self._act()
+
+    def writer_failed(self, writer_ledger_id: int, error: StratalogError) -> None:
+        if self.core.open is not None and self.core.open.ledger_id == writer_ledger_id:
+            self._lose(error)
+
+    def _notify(self) -> None:
+        for watcher in list(self.watchers):
+            watcher()
+
+    # -- ledgers -------------------------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """To be called about once a second while a ledger is open."""
+        self.core.tick(self._now_ms())
+        if self.core.state is State.DRAINING:
+            self._act()
+
+    def _act(self) -> None:
+        loop = asyncio.get_running_loop()
+        for instruction in self.core.next_instructions(self._application_state):
+            if isinstance(instruction, Seal):
+                writer, self._writer = self._writer, None
+                assert writer is not None
+                self._sealing = loop.create_task(self._seal(writer, instruction, self._sealing))
+            else:
+                self._opening = loop.create_task(self._open(instruction))
+
+    def _application_state(self) -> bytes | None:
+        return None if self.application is None else self.application.snapshot()
+
+    def _write_queued(self) -> None:
+        while self._writer is not None and (pending := self.core.next_queued()) is not None:
+            try:
+                entry_id = self._writer.append(pending.batch)
+            except Overloaded:
+                self.core.put_back(pending)
+                return
+            self.core.written(pending, entry_id, self._now_ms())
+
+    async def _open(self, instruction: OpenNext) -> None:
+        try:
+            async with asyncio.timeout(self._services.settings.append_timeout_ms / 1000):
+                if self._sealing is not None:
+                    await asyncio.shield(self._sealing)
+                writer = await self._create(instruction.base_offset)
+        except (StratalogError, TimeoutError) as failure:
+            self._lose(failure if isinstance(failure, StratalogError) else Unavailable("the next ledger did not open in time"))
+            return
+        if self.core.state is not State.OPENING:
+            return
+        self._writer = writer
+        for part in encode_checkpoint(instruction.checkpoint):
+            writer.append(part)
+        self.core.opened(writer.ledger.ledger_id, instruction.base_offset, self._now_ms())
+        self._write_queued()
+        self._act()
+
+    async def _create(self, base_offset: int) -> LedgerWriter:
+        """Open a ledger and enter it in the log; tries again while nothing has happened and the partition is ours."""
+        while True:
+            try:
+                return await self._create_once(base_offset)
+            except (Retriable, Conflict) as again:
+                _log.info("opening a ledger of %s: %s", self.topic_partition, again)
+            await asyncio.sleep(_RETRY_S)
+
+    async def _create_once(self, base_offset: int) -> LedgerWriter:
+        identity, epoch = self.topic_partition, self.core.leader_epoch
+        key = log_key(identity.topic_id, identity.partition)
+        versioned = self._services.view.get(key)
+        if versioned is None or not isinstance(versioned.record, Log):
+            raise NotLeader(f"{identity} has no log: its topic was deleted")
+        log, dropped = self._retained(versioned.record)
+
+        def updates(ledger: Ledger) -> tuple[Update, ...]:
+            ref = LedgerRef(ledger_id=ledger.ledger_id, base_offset=base_offset, leader_epoch=epoch)
+            put = Put(record=_with_ledgers(log, (*log.ledgers, ref)))
+            return (put, *(Delete(key=ledger_key(old.ledger_id)) for old in dropped))
+
+        spec = LedgerSpec(
+            topic_id=identity.topic_id,
+            partition=identity.partition,
+            base_offset=base_offset,
+            leader_epoch=epoch,
+            ensemble_size=self.limits.write_quorum,
+            write_quorum=self.limits.write_quorum,
+            ack_quorum=self.limits.ack_quorum,
+        )
+        reports = _WriterReports(self)
+        requirements = (self.requirement, VersionIs(key=key, version=versioned.version))
+        writer = await self._services.ledgers.create(spec, requirements=requirements, updates=updates, listener=reports)
+        reports.ledger_id = writer.ledger.ledger_id
+        if dropped:
+            self._dropping = asyncio.get_running_loop().create_task(self._delete([old.ledger_id for old in dropped]))
+        return writer
+
+    async def _delete(self, ledger_ids: list[int]) -> None:
+        """Tell the bookies; if that fails, their own collection finds out."""
+        with contextlib.suppress(StratalogError):
+            await self._services.ledgers.delete(ledger_ids)
+
+    def _retained(self, log: Log) -> tuple[Log, tuple[LedgerRef, ...]]:
+        """The log without the ledgers that an internal topic no longer needs, and those."""
+        if self.application is None or len(log.ledgers) <= _LEDGERS_KEPT_OF_INTERNAL_TOPIC:
+            return log, ()
+        dropped, kept = log.ledgers[:-_LEDGERS_KEPT_OF_INTERNAL_TOPIC], log.ledgers[-_LEDGERS_KEPT_OF_INTERNAL_TOPIC:]
+        start = max(log.log_start_offset, kept[0].base_offset)
+        self.core.log_start_offset = start
+        return Log(topic_id=log.topic_id, index=log.index, ledgers=kept, log_start_offset=start), dropped
+
+    async def _seal(self, writer: LedgerWriter, instruction: Seal, before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            await before
+        while self.is_serving:
+            try:
+                await writer.seal(instruction.end_offset)
+                break
+            except Retriable as again:
+                _log.info("sealing ledger %d of %s: %s", instruction.ledger_id, self.topic_partition, again)
+                await asyncio.sleep(_RETRY_S)
+            except StratalogError as failure:
+                self._lose(failure)
+                return
+        waiters, self._seal_waiters = self._seal_waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(instruction.end_offset)
+
+    async def seal_all(self) -> int:
+        """Seal what is open; returns the offset below which everything is sealed now. Raises ``NotLeader``."""
+        if self.core.state is State.OPENING and self._opening is not None:
+            await asyncio.shield(self._opening)
+        if not self.is_serving:
+            raise NotLeader(f"{self.topic_partition} was lost before its ledger was sealed")
+        self.core.seal_now()
+        self._act()
+        sealing = self._sealing is not None and not self._sealing.done()
+        if self.core.state is not State.DRAINING and not sealing:
+            return self.core.high_watermark
+        waiter: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._seal_waiters.append(waiter)
+        return await waiter
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def _lose(self, error: StratalogError) -> None:
+        if self.is_serving:
+            if not isinstance(error, Fenced):
+                _log.warning("lost %s: %s", self.topic_partition, error)
+            self.resign()
+            self._on_lost(self, error)
+
+    def resign(self) -> None:
+        """Stop at once and for good: nothing is answered as done any more, all that wait are told to look elsewhere."""
+        if not self.is_serving:
+            return
+        self.is_serving = False
+        for pending in self.core.resign():
+            _settle(pending, None)
+        for waiter in self._seal_waiters:
+            if not waiter.done():
+                waiter.set_exception(NotLeader(f"{self.topic_partition} was lost before its ledger was sealed"))
+        self.tail.clear()
+        if self.application is not None:
+            self.application.resigned()
+        self._notify()
+
+    async def close(self) -> None:
+        """Wait for tasks to end after ``resign``."""
+        tasks = [task for task in (self._opening, self._sealing, self._dropping) if task is not None and not task.done()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _now_ms(self) -> int:
+        return int(self._services.clock.monotonic() * 1000)
+
+
+class _WriterReports:
+    """The listener of one writer: what comes from a writer that is no longer the current one is dropped."""
+
+    __slots__ = ("_log", "ledger_id")
+
+    def __init__(self, log: PartitionLog) -> None:
+        self._log = log
+        self.ledger_id = -1
+
+    def on_first_copy(self, entry_id: int) -> None:
+        self._log.first_copy(entry_id)
+
+    def on_confirmed(self, lac: int) -> None:
+        self._log.confirmed(lac)
+
+    def on_failed(self, error: StratalogError) -> None:
+        self._log.writer_failed(self.ledger_id, error)
+
+
+def _settle(pending: PendingBatch, base_offset: int | None) -> None:
+    if pending.on_done is not None:
+        on_done, pending.on_done = pending.on_done, None
+        on_done(base_offset)
+    if pending.others is not None:
+        for other in pending.others:
+            other(base_offset)
+    if pending.on_confirmed is not None:
+        pending.on_confirmed()
+
+
+def _with_ledgers(log: Log, ledgers: tuple[LedgerRef, ...]) -> Log:
+    return Log(topic_id=log.topic_id, index=log.index, ledgers=ledgers, log_start_offset=log.log_start_offset)
+
+
+def roll_limits(limits: TopicLimits, idle_ms: int) -> RollLimits:
+    """When the partition core ends a ledger."""
+    return RollLimits(segment_bytes=limits.segment_bytes, segment_ms=limits.segment_ms, idle_ms=idle_ms)

@@ -1,0 +1,103 @@
+"""Idempotent producers of one partition: recognise retries, refuse gaps, fence old epochs. Sans-IO.
+
+Kafka's rules (KIP-98, KIP-360): a producer numbers its records per partition; the broker remembers the last five batches of
+each producer id. A batch equal to one of them is a retry and is answered with the offset it has; the next one must
+continue the sequence; a higher epoch begins at sequence 0; a lower one is refused. Of a producer that is not known any
+first sequence is taken, as Kafka does, because its state may have left with retention.
+
+The state holds batches from the moment they get their offsets. ``snapshot`` takes a bound, so that a checkpoint holds no
+batch that is not in the log before it. The number of producers is bounded: the longest silent one is forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import IntEnum
+from typing import Final
+
+from stratalog_core.batch import BatchHeader
+from stratalog_core.checkpoint import ProducerEntry, SequencedBatch
+
+BATCHES_REMEMBERED: Final = 5
+_SEQUENCE_MASK: Final = 0x7FFF_FFFF
+
+
+class Verdict(IntEnum):
+    APPEND = 0
+    DUPLICATE = 1
+    OUT_OF_ORDER = 2
+    FENCED = 3
+
+
+class _Producer:
+    __slots__ = ("batches", "epoch")
+
+    def __init__(self, epoch: int, batches: list[SequencedBatch]) -> None:
+        self.epoch = epoch
+        self.batches = batches
+
+
+class ProducerStates:
+    """State by producer id, in the order of last use."""
+
+    __slots__ = ("_producers", "_producers_max")
+
+    def __init__(self, producers_max: int) -> None:
+        self._producers: dict[int, _Producer] = {}
+        self._producers_max = producers_max
+
+    def __len__(self) -> int:
+        return len(self._producers)
+
+    def judge(self, header: BatchHeader) -> tuple[Verdict, SequencedBatch | None]:
+        """What to do with a batch that has a producer id; for a DUPLICATE, also the batch it repeats."""
+        producer = self._producers.get(header.producer_id)
+        if producer is None:
+            return Verdict.APPEND, None
+        if header.producer_epoch < producer.epoch:
+            return Verdict.FENCED, None
+        if header.producer_epoch > producer.epoch:
+            return (Verdict.APPEND if header.base_sequence == 0 else Verdict.OUT_OF_ORDER), None
+        for batch in producer.batches:
+            if batch.base_sequence == header.base_sequence and batch.last_sequence == header.last_sequence:
+                return Verdict.DUPLICATE, batch
+        last_sequence = producer.batches[-1].last_sequence if producer.batches else -1
+        expected = (last_sequence + 1) & _SEQUENCE_MASK
+        return (Verdict.APPEND if header.base_sequence == expected else Verdict.OUT_OF_ORDER), None
+
+    def appended(self, header: BatchHeader, base_offset: int) -> None:
+        """Remember a batch with a producer id that got ``base_offset``; called in offset order, by append and by replay."""
+        producer = self._producers.pop(header.producer_id, None)
+        if producer is None or producer.epoch != header.producer_epoch:
+            producer = _Producer(header.producer_epoch, [])
+        self._producers[header.producer_id] = producer
+        last_offset = base_offset + header.last_offset_delta
+        batch = SequencedBatch(header.base_sequence, header.last_sequence, last_offset, header.max_timestamp_ms)
+        producer.batches.append(batch)
+        if len(producer.batches) > BATCHES_REMEMBERED:
+            del producer.batches[0]
+        if len(self._producers) > self._producers_max:
+            del self._producers[next(iter(self._producers))]
+
+    def load(self, entries: Iterable[ProducerEntry]) -> None:
+        """Replace everything by a checkpoint's content."""
+        self._producers = {
+            entry.producer_id: _Producer(entry.producer_epoch, list(entry.batches[-BATCHES_REMEMBERED:])) for entry in entries
+        }
+
+    def snapshot(self, end_offset: int) -> tuple[ProducerEntry, ...]:
+        """State without the batches at and after ``end_offset``, in order of last use."""
+        entries = []
+        for producer_id, producer in self._producers.items():
+            batches = tuple(batch for batch in producer.batches if batch.last_offset < end_offset)
+            if batches or not producer.batches:
+                entries.append(ProducerEntry(producer_id, producer.epoch, batches))
+        return tuple(entries)
+
+    def validate_state(self) -> None:
+        """Assert what always holds."""
+        assert len(self._producers) <= self._producers_max
+        for producer in self._producers.values():
+            assert len(producer.batches) <= BATCHES_REMEMBERED
+            offsets = [batch.last_offset for batch in producer.batches]
+            assert offsets == sorted(offsets), "batches are remembered in offset order"

@@ -1,0 +1,209 @@
+"""Taking over partitions, all that change hands in one turn together: recover, read headers, rebuild, serve.
+
+For each partition: every ledger that is not CLOSED, and in any case the last two, is fenced, recovered and sealed, in batches
+over all partitions. Then the newest ledger that holds a whole checkpoint is found; its checkpoint and the headers of all
+batches after it give leader epochs, producers, next offset and the index. Only for internal topics are the batches
+themselves read. A partition without hot ledgers takes all that from its cold history.
+
+Nothing is written here but seals; the first append opens a ledger. A partition whose epoch is no longer ours is left out, one
+that cannot be read yet is tried again by the caller.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from stratalog_broker.index_cache import IndexCache, index_entry
+from stratalog_broker.ledger_index import LedgerIndex
+from stratalog_broker.producer_state import ProducerStates
+from stratalog_core.batch import HEADER_BYTES, read_header
+from stratalog_core.checkpoint import (
+    Checkpoint,
+    EpochStart,
+    ProducerEntry,
+    decode_checkpoint,
+    is_checkpoint,
+    part_position,
+)
+from stratalog_core.errors import Corrupt, StratalogError
+from stratalog_core.ids import TopicPartition
+from stratalog_metadata.records import (
+    Ledger,
+    LedgerRef,
+    LedgerState,
+    Log,
+    ManifestPointer,
+    Partition,
+    ledger_key,
+    log_key,
+    manifest_pointer_key,
+)
+
+if TYPE_CHECKING:
+    from stratalog_bookies.client import EntryHead
+    from stratalog_broker.context import BrokerServices
+
+RECOVERED_TOGETHER: Final = 256
+"""Partitions whose ledgers are recovered in one call."""
+_READ_AT_ONCE: Final = 64
+_READ_BYTES: Final = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakenOver:
+    """State of a partition at its end, as recovery left it. ``batches`` are read for internal topics only."""
+
+    partition: Partition
+    log_start_offset: int
+    next_offset: int
+    leader_epochs: tuple[EpochStart, ...]
+    producers: ProducerStates
+    application_state: bytes | None
+    batches: Sequence[memoryview]
+
+
+class Takeover:
+    """One batch of partitions. ``wants_batches`` says of which topics the batches after the checkpoint are needed."""
+
+    def __init__(self, services: BrokerServices, indexes: IndexCache) -> None:
+        self._services = services
+        self._indexes = indexes
+        self._reads = asyncio.Semaphore(_READ_AT_ONCE)
+
+    async def recover(self, partitions: Iterable[Partition]) -> StratalogError | None:
+        """Fence and seal what must be, for partitions in one call. Returns the error if it failed as a whole."""
+        ledger_ids = [ledger_id for partition in partitions for ledger_id in self._to_recover(partition)]
+        if not ledger_ids:
+            return None
+        try:
+            await self._services.ledgers.recover(ledger_ids)
+        except StratalogError as failure:
+            return failure
+        return None
+
+    def _to_recover(self, partition: Partition) -> list[int]:
+        refs = self._refs(partition)
+        view = self._services.view
+        records = [view.find(Ledger, ledger_key(ref.ledger_id)) for ref in refs]
+        return [record.ledger_id for record in records if record is not None and record.state is not LedgerState.CLOSED]
+
+    def _refs(self, partition: Partition) -> tuple[LedgerRef, ...]:
+        log = self._services.view.find(Log, log_key(partition.topic_id, partition.index))
+        return log.ledgers if log is not None else ()
+
+    async def rebuild(self, partition: Partition, *, wants_batches: bool) -> TakenOver:
+        """State of one recovered partition. Raises what reading raises."""
+        async with self._reads:
+            return await self._rebuild(partition, wants_batches)
+
+    async def _rebuild(self, partition: Partition, wants_batches: bool) -> TakenOver:
+        log = self._services.view.find(Log, log_key(partition.topic_id, partition.index))
+        log_start_offset = log.log_start_offset if log is not None else 0
+        replay = _Replay(ProducerStates(self._services.settings.producers_max))
+        unread: list[tuple[Ledger, LedgerRef, list[EntryHead]]] = []
+        for ref in reversed(log.ledgers if log is not None else ()):
+            ledger = self._closed(ref)
+            heads = await self._services.ledgers.read_headers(ledger, 0, ledger.last_entry) if ledger.last_entry >= 0 else []
+            unread.append((ledger, ref, heads))
+            checkpoint = await self._checkpoint(ledger, heads)
+            if checkpoint is not None:
+                replay.load(checkpoint)
+                break
+        else:
+            await self._load_cold(partition, replay)
+        batches: list[memoryview] = []
+        for ledger, ref, heads in reversed(unread):
+            index = replay.ledger(ref, heads)
+            self._indexes.put(ledger.ledger_id, index)
+            if wants_batches:
+                batches += await self._read_batches(ledger, index)
+        return TakenOver(
+            partition=partition,
+            log_start_offset=log_start_offset,
+            next_offset=max(replay.next_offset, log_start_offset),
+            leader_epochs=tuple(replay.leader_epochs),
+            producers=replay.producers,
+            application_state=replay.application_state,
+            batches=batches,
+        )
+
+    def _closed(self, ref: LedgerRef) -> Ledger:
+        ledger = self._services.view.find(Ledger, ledger_key(ref.ledger_id))
+        if ledger is None or ledger.state is not LedgerState.CLOSED:
+            raise Corrupt(f"ledger {ref.ledger_id} is referenced by its log and was not sealed by recovery")
+        return ledger
+
+    async def _checkpoint(self, ledger: Ledger, heads: Sequence[EntryHead]) -> Checkpoint | None:
+        """The ledger's checkpoint, or None if its writer died before all parts were in."""
+        if not heads or not is_checkpoint(heads[0].head):
+            return None
+        _, parts = part_position(heads[0].head)
+        if parts > len(heads):
+            return None
+        payloads: list[memoryview] = []
+        while len(payloads) < parts:
+            entries = await self._services.ledgers.read(ledger, len(payloads), parts - 1, _READ_BYTES)
+            payloads += [entry.payload for entry in entries]
+        return decode_checkpoint(payloads)
+
+    async def _load_cold(self, partition: Partition, replay: _Replay) -> None:
+        key = manifest_pointer_key(partition.topic_id, partition.index)
+        pointer = self._services.view.find(ManifestPointer, key)
+        if pointer is None:
+            return
+        epochs = await self._services.cold.leader_epochs(pointer)
+        producers: Sequence[ProducerEntry] = await self._services.cold.producer_snapshot(pointer)
+        replay.load(
+            Checkpoint(
+                offset=pointer.end_offset,
+                leader_epochs=tuple(EpochStart(epoch, start) for epoch, start in epochs),
+                producers=tuple(producers),
+            )
+        )
+
+    async def _read_batches(self, ledger: Ledger, index: LedgerIndex) -> list[memoryview]:
+        batches: list[memoryview] = []
+        entry_id, last = index.first_entry, index.last_entry()
+        while len(index) and entry_id <= last:
+            entries = await self._services.ledgers.read(ledger, entry_id, last, _READ_BYTES)
+            batches += [entry.payload for entry in entries]
+            entry_id = entries[-1].entry_id + 1
+        return batches
+
+
+class _Replay:
+    """Checkpoint plus the headers after it."""
+
+    def __init__(self, producers: ProducerStates) -> None:
+        self.producers = producers
+        self.next_offset = 0
+        self.leader_epochs: list[EpochStart] = []
+        self.application_state: bytes | None = None
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        self.producers.load(checkpoint.producers)
+        self.next_offset = checkpoint.offset
+        self.leader_epochs = list(checkpoint.leader_epochs)
+        self.application_state = checkpoint.application_state
+
+    def ledger(self, ref: LedgerRef, heads: Sequence[EntryHead]) -> LedgerIndex:
+        """Replay one ledger and return its index. Raises ``Corrupt`` if offsets are not contiguous."""
+        index = LedgerIndex(ref.base_offset)
+        for head in heads:
+            index_entry(index, head.entry_id, head.head)
+            if len(head.head) >= HEADER_BYTES and not is_checkpoint(head.head):
+                header = read_header(head.head)
+                if header.producer_id >= 0:
+                    self.producers.appended(header, header.base_offset)
+        last_epoch = self.leader_epochs[-1].epoch if self.leader_epochs else -1
+        if len(index) and ref.leader_epoch > last_epoch:
+            self.leader_epochs.append(EpochStart(ref.leader_epoch, ref.base_offset))
+        self.next_offset = max(self.next_offset, index.end_offset)
+        return index
+
+
+def identity_of(partition: Partition) -> TopicPartition:
+    return TopicPartition(partition.topic_id, partition.index)
