@@ -11,7 +11,7 @@ VERSITYGW := $(CACHE)/versitygw/$(VERSITYGW_VERSION)/versitygw
 # pip installs exactly what is pinned and resolves nothing: seconds instead of minutes, and the same everywhere.
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile
-SOURCES := core metadata bookies tiering broker pipeline cli tests benchmarks
+SOURCES := core metadata bookies tiering broker pipeline cli demo tests benchmarks
 
 export STRATALOG_MINIO := $(MINIO)
 export STRATALOG_VERSITYGW := $(VERSITYGW)
@@ -28,7 +28,7 @@ run: .venv/.run  ## start everything in one process, Kafka on 127.0.0.1:9092, da
 
 .PHONY: demo
 demo: .venv/.demo $(if $(filter minio,$(STORE)),$(MINIO))  ## the main job on real flights, broker killed half way (STORE=minio: on MinIO)
-	$(BIN)/python -m stratalog.demo --store $(STORE)
+	PYTHONPATH=demo $(BIN)/python -m stratalog_demo --store $(STORE)
 
 .PHONY: test
 test: .venv/.test tools  ## everything: unit, contract and integration tests, and the demo on both stores

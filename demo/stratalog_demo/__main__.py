@@ -54,7 +54,7 @@ def main() -> int:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m stratalog_demo", description=__doc__)
-    parser.add_argument("--store", choices=["directory", "minio"], default="directory", help="where sealed history goes")
+    parser.add_argument("--store", choices=["file", "minio"], default="file", help="where sealed history goes")
     parser.add_argument("--data", type=Path, help="keep everything here (default: a temporary directory)")
     return parser.parse_args()
 
