@@ -1,0 +1,209 @@
+"""A disk's directory: log files, spares, index files, state, cookie. Every call blocks; this module alone syncs.
+
+::
+
+    cookie                       who the disk belongs to (cookie.py)
+    state                        the state file (checkpoint.py)
+    log/<generation>.log         log files, hexadecimal
+    log/<number>.spare           prewritten or recycled files that wait to become log files
+    log/<number>.filling         a spare that is being prewritten; removed at the next start
+    index/<generation>.idx       index of a closed log file
+
+A log file comes into being by rename, with its header durable, and leaves by being renamed to a spare. An error of a write
+or sync is passed on and never retried: what the file holds afterwards is unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from stratalog_bookies import checkpoint, log_format
+from stratalog_bookies.checkpoint import State
+from stratalog_bookies.index import ROW_BYTES, Run
+from stratalog_bookies.log import Write
+from stratalog_core.ports import File, Files
+
+STATE: Final = "state"
+LOG: Final = "log"
+INDEX: Final = "index"
+_FILL_BYTES: Final = 4 * 1024 * 1024
+
+
+def log_path(generation: int) -> str:
+    return f"{LOG}/{generation:016x}.log"
+
+
+def index_path(generation: int) -> str:
+    return f"{INDEX}/{generation:016x}.idx"
+
+
+class LogFiles:
+    """Files of one disk. Not thread-safe in what it writes; reads may run beside anything."""
+
+    def __init__(self, files: Files, cookie: bytes, file_bytes: int) -> None:
+        self._files = files
+        self._cookie = cookie
+        self.file_bytes = file_bytes
+        self._writing: dict[int, File] = {}
+        files.make_directory(LOG)
+        files.make_directory(INDEX)
+        self._remove_unfinished()
+        self._spares = self._numbers(".spare")
+        self._next_spare = max(self._spares, default=0) + 1
+
+    @property
+    def spare_files(self) -> int:
+        return len(self._spares)
+
+    def free_bytes(self) -> int:
+        return self._files.free_bytes()
+
+    # -- the file that is written
+
+    def prepare(self, generation: int) -> None:
+        """Make log file ``generation`` durable and empty, from a spare if there is one."""
+        path = log_path(generation)
+        spare = self._spares[-1] if self._spares else self._new_spare(prewrite=False)
+        file = self._files.open(_spare_path(spare))
+        try:
+            file.pwritev((log_format.pack_file_header(self._cookie, generation, self.file_bytes),), 0)
+            file.datasync()
+            self._files.rename(_spare_path(spare), path)
+            self._files.sync_directory(LOG)
+        except OSError:
+            file.close()
+            raise
+        self._spares.remove(spare)
+        self._writing[generation] = file
+
+    def write(self, write: Write) -> None:
+        """One group: written and durable when this returns."""
+        file = self._writing[write.generation]
+        file.pwritev(write.buffers, write.position)
+        file.datasync()
+
+    def finish(self, generation: int) -> None:
+        """No group will go to this file any more."""
+        file = self._writing.pop(generation, None)
+        if file is not None:
+            file.close()
+
+    def close(self) -> None:
+        for generation in list(self._writing):
+            self.finish(generation)
+
+    # -- spares
+
+    def fill_spare(self) -> None:
+        """Prewrite one more spare: overwriting blocks that exist is faster than appending."""
+        self._new_spare(prewrite=True)
+
+    def _new_spare(self, *, prewrite: bool) -> int:
+        number = self._next_spare
+        self._next_spare += 1
+        path = f"{LOG}/{number:016x}.filling"
+        file = self._files.open(path, create=True)
+        try:
+            zeros = bytes(min(_FILL_BYTES, self.file_bytes))
+            for position in range(0, self.file_bytes if prewrite else 0, len(zeros)):
+                file.pwritev((memoryview(zeros)[: self.file_bytes - position],), position)
+            file.datasync()
+        except OSError:
+            self._files.remove(path)
+            raise
+        finally:
+            file.close()
+        self._files.rename(path, _spare_path(number))
+        self._files.sync_directory(LOG)
+        self._spares.append(number)
+        return number
+
+    def recycle(self, generation: int, spares_max: int) -> None:
+        """A log file that no state file names any more becomes a spare, or goes if there are enough."""
+        if self._files.exists(index_path(generation)):
+            self._files.remove(index_path(generation))
+            self._files.sync_directory(INDEX)
+        if len(self._spares) >= spares_max:
+            self._files.remove(log_path(generation))
+            self._files.sync_directory(LOG)
+            return
+        number = self._next_spare
+        self._next_spare += 1
+        self._files.rename(log_path(generation), _spare_path(number))
+        self._files.sync_directory(LOG)
+        self._spares.insert(0, number)
+
+    def drop_spare(self) -> bool:
+        """Give one spare's space back. Returns whether there was one."""
+        if not self._spares:
+            return False
+        self._files.remove(_spare_path(self._spares.pop(0)))
+        self._files.sync_directory(LOG)
+        return True
+
+    # -- reading
+
+    def generations(self) -> list[int]:
+        """Log files that exist, ascending."""
+        return self._numbers(".log")
+
+    def open_log(self, generation: int) -> File:
+        """A log file for reading; the caller closes it."""
+        return self._files.open(log_path(generation))
+
+    def read_log(self, generation: int, *, sync: bool) -> bytes:
+        """A whole log file, its header checked. ``sync`` first makes durable what may be in the page cache only."""
+        file = self.open_log(generation)
+        try:
+            if sync:
+                file.datasync()
+            content = file.pread(file.size(), 0)
+        finally:
+            file.close()
+        log_format.check_file_header(content[: log_format.PAGE_BYTES], self._cookie, generation)
+        return content
+
+    # -- checkpoints
+
+    def load_state(self) -> State:
+        """Raises ``FileNotFoundError`` or ``Corrupt``."""
+        return checkpoint.decode_state(self._files.read(STATE))
+
+    def save_state(self, state: State) -> None:
+        self._files.write_atomic(STATE, checkpoint.encode_state(state))
+
+    def save_index(self, generation: int, runs: Sequence[Run]) -> None:
+        """Store the runs of a closed file and note in them where they are."""
+        self._files.write_atomic(index_path(generation), checkpoint.encode_index(generation, runs))
+
+    def load_index(self, generation: int) -> list[Run]:
+        """Runs of a closed file without their rows. Raises ``FileNotFoundError`` or ``Corrupt``."""
+        file = self._files.open(index_path(generation))
+        try:
+            header = file.pread(checkpoint.INDEX_HEADER_BYTES, 0)
+            table_bytes = checkpoint.index_table_bytes(header, generation)
+            table = file.pread(table_bytes, checkpoint.INDEX_HEADER_BYTES)
+        finally:
+            file.close()
+        return checkpoint.decode_index_table(header, table, generation)
+
+    def load_rows(self, run: Run) -> bytes:
+        """Rows of one stored run. Raises ``OSError`` or ``Corrupt``."""
+        file = self._files.open(index_path(run.generation))
+        try:
+            return checkpoint.check_rows(run, file.pread(run.count * ROW_BYTES, run.stored_at))
+        finally:
+            file.close()
+
+    def _numbers(self, suffix: str) -> list[int]:
+        return sorted(int(name.removesuffix(suffix), 16) for name in self._files.list(LOG) if name.endswith(suffix))
+
+    def _remove_unfinished(self) -> None:
+        for name in self._files.list(LOG):
+            if name.endswith(".filling"):
+                self._files.remove(f"{LOG}/{name}")
+
+
+def _spare_path(number: int) -> str:
+    return f"{LOG}/{number:016x}.spare"
