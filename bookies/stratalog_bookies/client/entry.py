@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from crc32c import crc32c
+
 from stratalog_core.ports import Buffer
 
 _CHECKED: Final = struct.Struct(">QQqI")
@@ -32,6 +33,22 @@ class EntryHead(NamedTuple):
     head: bytes
 
 
+class AddSink(Protocol):
+    """Where the answers to an entry's adds go."""
+
+    def on_added(self, entry: PendingEntry, bookie: str, /) -> bool:
+        """``bookie`` has it durably. True if the sink has something to deliver."""
+        ...
+
+    def on_refused(self, entry: PendingEntry, bookie: str, status: int, /) -> bool:
+        """``bookie`` refused it. True to send it again a little later."""
+        ...
+
+    def deliver(self) -> None:
+        """All answers of one reply have been handed in: tell whoever listens."""
+        ...
+
+
 @dataclass(slots=True, eq=False)
 class PendingEntry:
     """One entry on its way; mutable, owned by its writer's core. Who sends it reads ``header`` and ``payload`` only.
@@ -46,7 +63,7 @@ class PendingEntry:
     payload_bytes: int
     write_mask: int
     awaiting: int
-    sink: object
+    sink: AddSink
     acked: int = 0
 
     def digest_matches(self) -> bool:

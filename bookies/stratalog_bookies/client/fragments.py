@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 
 import msgspec
+
 from stratalog_core import quorum
 from stratalog_metadata.records import Fragment, Ledger
 

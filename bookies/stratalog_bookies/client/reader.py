@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
-from stratalog_core.errors import Invalid, NoSuchEntry, Unavailable
-from stratalog_metadata.records import Ledger
-
 from stratalog_bookies.client.fragments import fragment_of, is_striped, write_bookies
 from stratalog_bookies.messages import EntryState, RangeAnswer, ReadEntry
+from stratalog_core.errors import Invalid, NoSuchEntry, Unavailable
+from stratalog_metadata.records import Ledger
 
 STRIPED_ENTRIES_MAX = 1024
 """Entries of a striped ledger that are asked for at once."""

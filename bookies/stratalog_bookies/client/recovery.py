@@ -21,12 +21,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stratalog_bookies.client.fragments import write_bookies
+from stratalog_bookies.messages import ENTRY_HEADER, EntryState, RangeAnswer, ReadEntry, entry_matches
 from stratalog_core.errors import Corrupt
 from stratalog_core.quorum import absence_proved, fencing_complete
 from stratalog_metadata.records import Ledger, LedgerState
-
-from stratalog_bookies.client.fragments import write_bookies
-from stratalog_bookies.messages import ENTRY_HEADER, EntryState, RangeAnswer, ReadEntry, entry_matches
 
 READ_AHEAD_ENTRIES = 512
 """Entries asked of a bookie at a time. Only the writer's unconfirmed entries are ever read, so few rounds are needed."""

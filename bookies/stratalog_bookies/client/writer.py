@@ -19,14 +19,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from stratalog_bookies.client.entry import AddSink, PendingEntry, pack_header
+from stratalog_bookies.client.fragments import with_replacements
+from stratalog_bookies.messages import RECOVERY_ADD, Status
 from stratalog_core.errors import Corrupt, Invalid, LedgerFenced, OutcomeUnknown, StratalogError
 from stratalog_core.ports import Buffer
 from stratalog_core.quorum import check_quorums, write_set
 from stratalog_metadata.records import Ledger
-
-from stratalog_bookies.client.entry import PendingEntry, pack_header
-from stratalog_bookies.client.fragments import with_replacements
-from stratalog_bookies.messages import RECOVERY_ADD, Status
 
 
 class Send(NamedTuple):
@@ -39,7 +38,7 @@ class Send(NamedTuple):
 class LedgerWriterCore:
     """One open ledger, or one in recovery that gets its last entries copied. Not thread-safe, never blocks."""
 
-    def __init__(self, ledger: Ledger, *, sink: object, first_entry: int = 0, recovering: bool = False) -> None:
+    def __init__(self, ledger: Ledger, *, sink: AddSink, first_entry: int = 0, recovering: bool = False) -> None:
         check_quorums(ledger.ensemble_size, ledger.write_quorum, ledger.ack_quorum)
         self.ledger = ledger
         self.next_entry_id = first_entry
@@ -168,6 +167,16 @@ class LedgerWriterCore:
     # -- ensemble changes
 
     @property
+    def failed_mask(self) -> int:
+        """``failed_positions`` as bits."""
+        return self._failed
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether every entry is confirmed and nobody's answer is awaited."""
+        return not self._entries
+
+    @property
     def failed_positions(self) -> tuple[int, ...]:
         """Ensemble positions that need a replacement, or their bookie back."""
         return tuple(position for position in range(len(self._bits)) if self._failed >> position & 1)
@@ -180,11 +189,6 @@ class LedgerWriterCore:
     def unconfirmed(self) -> int:
         """Number of appended entries that are not confirmed."""
         return self.next_entry_id - 1 - self.lac
-
-    def has_answer(self, bookie: str) -> bool:
-        """Whether some unconfirmed entry awaits ``bookie``."""
-        bit = self._bits.get(bookie, 0)
-        return any(entry.awaiting & bit for entry in self._entries.values())
 
     def begin_change(self, replacements: Mapping[int, str]) -> Ledger:
         """Begin to replace failed positions; returns the record to commit by compare-and-set.

@@ -1,9 +1,9 @@
 """The ledger protocol as a whole, under random schedules.
 
-The real cores of writer and recovery run over model bookies and a model metadata register. A seeded schedule delivers, loses and
-reorders messages, takes bookies down and up, loses up to Qa - 1 of them for ever, kills recoveries half way and runs several at
-once. What BookKeeper's TLA+ specification checks is checked here: every confirmed entry is in the closed ledger and readable,
-nobody sees two contents, and no ledger closes below an acknowledged LAC.
+The real cores of writer and recovery run over model bookies and a model metadata register. A seeded schedule delivers,
+loses and reorders messages, takes bookies down and up, loses up to Qa - 1 of them for ever, kills recoveries half way and
+runs several at once. What BookKeeper's TLA+ specification checks is checked here: every confirmed entry is in the closed
+ledger and readable, nobody sees two contents, and no ledger closes below an acknowledged LAC.
 """
 
 from __future__ import annotations
@@ -143,6 +143,15 @@ class Sender:
 
     def after_event(self) -> None:
         self.core.validate_state()
+
+    def on_added(self, entry: PendingEntry, bookie: str) -> bool:
+        return self.core.on_added(entry, bookie)
+
+    def on_refused(self, entry: PendingEntry, bookie: str, status: int) -> bool:
+        return self.core.on_refused(entry, bookie, status)
+
+    def deliver(self) -> None:
+        self.after_event()
 
     def send_all(self, sends: list[Send]) -> None:
         for bookie, entry in sends:

@@ -1,0 +1,75 @@
+"""Bookies as the metadata view knows them, joined with their health: where to connect, whom to choose."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stratalog_bookies.client.bookie_health import BookieHealth
+from stratalog_bookies.client.placement import Candidate
+from stratalog_core.ports import Channel, Clock, Transport
+from stratalog_metadata.api import Change, MetadataView
+from stratalog_metadata.records import Bookie, bookie_key
+
+
+class BookieDirectory:
+    """Resolves bookie ids. A bookie that re-registers at another address is found there from the next request on."""
+
+    def __init__(self, view: MetadataView, transport: Transport, clock: Clock, health: BookieHealth) -> None:
+        self._view = view
+        self._transport = transport
+        self._clock = clock
+        self.health = health
+        self._channels: dict[str, Channel] = {}
+        self._load: dict[str, int] = {}
+        self._unsubscribe = view.subscribe(self._on_changes)
+
+    def channel(self, bookie: str) -> Channel | None:
+        """The channel to ``bookie``; None if it is not registered."""
+        channel = self._channels.get(bookie)
+        if channel is None:
+            record = self._view.find(Bookie, bookie_key(bookie))
+            if record is None:
+                return None
+            channel = self._channels[bookie] = self._transport.channel(record.address)
+        return channel
+
+    def candidates(self) -> list[Candidate]:
+        """All registered bookies; live are those with a session that have not just failed."""
+        now = self._clock.monotonic()
+        return [
+            Candidate(
+                bookie_id=each.bookie_id,
+                rack=each.rack,
+                live=each.session_id != 0 and not self.health.is_avoided(each.bookie_id, now),
+                read_only=each.read_only,
+                load=self._load.get(each.bookie_id, 0),
+            )
+            for each in self._view.all(Bookie)
+        ]
+
+    def registered(self) -> list[str]:
+        return [each.bookie_id for each in self._view.all(Bookie)]
+
+    def avoided(self) -> set[str]:
+        """Bookies to ask last: those that failed lately, and those without a session."""
+        down = {each.bookie_id for each in self._view.all(Bookie) if each.session_id == 0}
+        return down | self.health.avoided(self._clock.monotonic())
+
+    def failed(self, bookie: str) -> None:
+        self.health.failed(bookie, self._clock.monotonic())
+
+    def is_avoided(self, bookie: str) -> bool:
+        return self.health.is_avoided(bookie, self._clock.monotonic())
+
+    def count_ledger(self, bookies: Sequence[str], change: int) -> None:
+        """One more (or less) open ledger writes to ``bookies``: placement spreads by this."""
+        for bookie in bookies:
+            self._load[bookie] = self._load.get(bookie, 0) + change
+
+    def _on_changes(self, changes: Sequence[Change]) -> None:
+        for change in changes:
+            if change.key.startswith("bookie/"):
+                self._channels.pop(change.key.removeprefix("bookie/"), None)
+
+    def close(self) -> None:
+        self._unsubscribe()

@@ -1,0 +1,173 @@
+"""The ledger client: what brokers and tiering workers use of bookies."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from stratalog_bookies.client.bookie_health import BookieHealth
+from stratalog_bookies.client.config import LedgerClientSettings
+from stratalog_bookies.client.directory import BookieDirectory
+from stratalog_bookies.client.entry import Entry, EntryHead
+from stratalog_bookies.client.ledger import LedgerListener, LedgerSpec
+from stratalog_bookies.client.ledger_ids import LedgerIds
+from stratalog_bookies.client.ledger_reads import LedgerReads
+from stratalog_bookies.client.ledger_records import Superseded, put_ledger
+from stratalog_bookies.client.ledger_recovery import LedgerRecoveries
+from stratalog_bookies.client.ledger_writer import LedgerWriter
+from stratalog_bookies.client.placement import choose_ensemble
+from stratalog_bookies.client.requests import BookieRequests
+from stratalog_bookies.client.sender import AddSender
+from stratalog_bookies.client.services import EntryHolder, HeldBytes, Services
+from stratalog_core.errors import LedgerFenced
+from stratalog_core.ports import Clock, Random, Transport
+from stratalog_metadata.api import MetadataClient
+from stratalog_metadata.commands import ABSENT, Requirement, Update
+from stratalog_metadata.records import Fragment, Ledger
+
+_log = logging.getLogger(__name__)
+
+
+class LedgerClient:
+    """Opens, recovers, reads and deletes ledgers. One for each process; make it inside the running event loop."""
+
+    def __init__(
+        self,
+        metadata: MetadataClient,
+        transport: Transport,
+        clock: Clock,
+        random: Random,
+        settings: LedgerClientSettings | None = None,
+    ) -> None:
+        settings = settings or LedgerClientSettings()
+        self._settings = settings
+        self._busy: dict[EntryHolder, None] = {}
+        health = BookieHealth(settings.bookie_avoid_ms / 1000, settings.bookie_avoid_ms_max / 1000)
+        directory = BookieDirectory(metadata.view, transport, clock, health)
+        self._services = Services(
+            metadata=metadata, clock=clock, random=random, settings=settings, directory=directory,
+            requests=BookieRequests(directory, settings.request_timeout_ms / 1000),
+            sender=AddSender(directory, settings, self._on_bookie_failed),
+            busy=self._busy, held=HeldBytes(settings.held_bytes_max, self._busy),
+        )  # fmt: skip
+        self._reads = LedgerReads(
+            self._services.requests, directory, random,
+            hedge_s=settings.hedge_delay_ms / 1000, deadline_s=settings.read_deadline_ms / 1000,
+        )  # fmt: skip
+        self._recoveries = LedgerRecoveries(self._services, self._reads)
+        self._ids = LedgerIds(metadata, settings.ledger_id_block)
+        self._loop = asyncio.get_running_loop()
+        self._tick = self._loop.call_later(settings.tick_ms / 1000, self._on_tick)
+
+    async def create(
+        self,
+        spec: LedgerSpec,
+        *,
+        requirements: tuple[Requirement, ...] = (),
+        updates: Callable[[Ledger], tuple[Update, ...]],
+        listener: LedgerListener,
+    ) -> LedgerWriter:
+        """Open a new ledger in one metadata command: its record, and the caller's ``updates`` under its ``requirements``.
+
+        ``EpochIs`` and ``SessionAlive`` among the requirements also guard every later change of the record by this writer.
+        Raises ``NotEnoughBookies``, ``Conflict`` or ``StaleEpoch`` (nothing happened), ``Unavailable`` (nothing happened),
+        ``OutcomeUnknown`` (re-read the log: the ledger may be in it, empty), ``LedgerFenced`` (it was made, and taken over).
+        """
+        ensemble = choose_ensemble(
+            self._services.directory.candidates(), spec.ensemble_size, spec.write_quorum, spec.ack_quorum, self._services.random
+        )  # fmt: skip
+        ledger = Ledger(
+            ledger_id=await self._ids.take(), topic_id=spec.topic_id, partition=spec.partition, base_offset=spec.base_offset,
+            leader_epoch=spec.leader_epoch, write_quorum=spec.write_quorum, ack_quorum=spec.ack_quorum,
+            fragments=(Fragment(first_entry=0, bookies=ensemble),),
+        )  # fmt: skip
+        services = self._services
+        try:
+            version = await put_ledger(
+                services.metadata, services.clock, ledger, ABSENT, requirements=requirements, updates=updates(ledger),
+                timeout_s=self._settings.confirm_deadline_ms / 1000,
+            )  # fmt: skip
+        except Superseded:
+            raise LedgerFenced(f"ledger {ledger.ledger_id} was taken over as soon as it was made") from None
+        return LedgerWriter(services, ledger, version, listener, requirements)
+
+    async def recover(self, ledger_ids: Sequence[int], *, requirements: tuple[Requirement, ...] = ()) -> list[Ledger]:
+        """Fence, recover and close ledgers whose writers are gone; returns CLOSED records in the order of ``ledger_ids``.
+
+        Those that are closed already pass through. ``requirements`` guard every change of a record. All ledgers are brought
+        as far as possible before the first failure is raised: ``NoSuchLedger``, ``StaleEpoch``, ``Unavailable`` (too few
+        bookies answer), ``OutcomeUnknown``, ``Corrupt`` (bookies have lost confirmed entries). Repeating it is always safe.
+        ``end_offset`` is taken from the last batch's header; it is the base offset if there is no batch.
+        """
+        return await self._recoveries.recover(ledger_ids, requirements)
+
+    async def read(self, ledger: Ledger, first: int, last: int, max_bytes: int) -> list[Entry]:
+        """At least one entry: a gapless run from ``first`` on, at most to ``last``.
+
+        Payloads add up to ``max_bytes`` at most, unless the first alone is larger.
+        ``last`` must not exceed what the caller knows to be confirmed. Every entry has matched its CRC; a bad copy is passed
+        over for another bookie's. Raises ``NoSuchEntry`` if all bookies of the first entry say so, ``Unavailable`` otherwise.
+        """
+        return await self._reads.entries(ledger, first, last, max_bytes)
+
+    async def read_headers(self, ledger: Ledger, first: int, last: int) -> list[EntryHead]:
+        """Size and first 61 payload bytes of every entry from ``first`` to ``last``. Raises as ``read`` does."""
+        return await self._reads.heads(ledger, first, last)
+
+    async def read_lac(self, ledger: Ledger) -> int:
+        """Last entry of a closed ledger; of an open one the LAC that its bookies know, which lags by what is under way."""
+        return await self._reads.lac(ledger)
+
+    async def delete(self, ledger_ids: Sequence[int]) -> None:
+        """Tell all bookies that these ledgers, whose records are gone from metadata, need not be kept.
+
+        Only a nudge: a bookie that cannot be reached finds out by itself when it next compares its ledgers with metadata.
+        """
+        if not ledger_ids:
+            return
+        requests = self._services.requests
+        names = self._services.directory.registered()
+        outcomes = await asyncio.gather(*(requests.delete(name, ledger_ids) for name in names), return_exceptions=True)
+        for name, outcome in zip(names, outcomes, strict=True):
+            if isinstance(outcome, BaseException):
+                _log.info("bookie %s was not told of %d deleted ledgers: %s", name, len(ledger_ids), outcome)
+
+    def _on_bookie_failed(self, bookie: str) -> None:
+        for holder in list(self._busy):
+            holder.on_bookie_failed(bookie)
+
+    def _on_tick(self) -> None:
+        self._tick = self._loop.call_later(self._settings.tick_ms / 1000, self._on_tick)
+        self._services.sender.on_tick()
+        lacs: dict[str, list[tuple[int, int]]] = {}
+        for holder in list(self._busy):
+            if isinstance(holder, LedgerWriter):
+                _gather_lac(holder, lacs)
+            if not holder.on_tick():
+                self._busy.pop(holder, None)
+        for bookie, pairs in lacs.items():
+            # Best effort: it only saves recovery and readers some work.
+            self._services.requests.write_lacs(bookie, pairs).add_done_callback(_ignore_outcome)
+
+    async def close(self) -> None:
+        """Stop. Writers that are open stay as they are in metadata: whoever owns the partition next recovers them."""
+        self._tick.cancel()
+        for holder in list(self._busy):
+            if isinstance(holder, LedgerWriter):
+                holder.abandon()
+        self._busy.clear()
+        self._services.directory.close()
+        await self._ids.close()
+
+
+def _gather_lac(writer: LedgerWriter, lacs: dict[str, list[tuple[int, int]]]) -> None:
+    lac = writer.lac_to_convey()
+    if lac is not None:
+        for bookie in writer.ledger.fragments[-1].bookies:
+            lacs.setdefault(bookie, []).append((writer.ledger.ledger_id, lac))
+
+
+def _ignore_outcome(future: asyncio.Future[bytes]) -> None:
+    if not future.cancelled():
+        future.exception()

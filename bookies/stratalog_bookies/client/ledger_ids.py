@@ -1,0 +1,55 @@
+"""Ledger ids, taken from the quorum in blocks ahead of need. Ids of a block that was lost or not used up are never used."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from stratalog_core.errors import OutcomeUnknown
+from stratalog_metadata.api import MetadataClient
+from stratalog_metadata.commands import Allocate, Command
+from stratalog_metadata.records import LEDGER_IDS
+
+
+class LedgerIds:
+    """Hands out each id once; a new block is fetched when half of the last one is gone."""
+
+    def __init__(self, metadata: MetadataClient, block: int) -> None:
+        self._metadata = metadata
+        self._block = block
+        self._free: deque[int] = deque()
+        self._refill: asyncio.Task[None] | None = None
+
+    async def take(self) -> int:
+        """Raises what the quorum answers if it cannot be reached."""
+        while not self._free:
+            await asyncio.shield(self._refilling())
+        if len(self._free) <= self._block // 2:
+            self._refilling()
+        return self._free.popleft()
+
+    def _refilling(self) -> asyncio.Task[None]:
+        if self._refill is None or self._refill.done():
+            self._refill = asyncio.get_running_loop().create_task(self._fetch())
+            self._refill.add_done_callback(_retrieve)
+        return self._refill
+
+    async def _fetch(self) -> None:
+        update = Allocate(counter=LEDGER_IDS, count=self._block)
+        try:
+            applied = await self._metadata.propose(Command(updates=(update,)))
+        except OutcomeUnknown:
+            # At worst one block is never used.
+            applied = await self._metadata.propose(Command(updates=(update,)))
+        first = applied.allocated[0]
+        self._free.extend(range(first, first + self._block))
+
+    async def close(self) -> None:
+        if self._refill is not None and not self._refill.done():
+            self._refill.cancel()
+
+
+def _retrieve(task: asyncio.Task[None]) -> None:
+    """A block fetched ahead whose fetch failed is fetched again by whoever needs it, and raises there."""
+    if not task.cancelled():
+        task.exception()

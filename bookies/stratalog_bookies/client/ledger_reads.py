@@ -1,0 +1,179 @@
+"""Reading ledgers: carries read plans out, hedges slow bookies, stops at the deadline."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from stratalog_bookies.client.directory import BookieDirectory
+from stratalog_bookies.client.entry import Entry, EntryHead
+from stratalog_bookies.client.reader import Ask, ReadPlan
+from stratalog_bookies.client.requests import BookieRequests
+from stratalog_bookies.messages import LedgerTail, Range, RangeAnswer, ReadEntry, Status, entry_matches
+from stratalog_core.errors import StratalogError, Unavailable
+from stratalog_core.ports import Random
+from stratalog_core.quorum import fencing_complete
+from stratalog_metadata.records import Ledger, LedgerState
+
+HEAD_BYTES: Final = 61
+"""A record batch's header: what an index is rebuilt from."""
+
+OnAnswer = Callable[[Ask, RangeAnswer | StratalogError], None]
+Fetch = Callable[[list[Ask], OnAnswer], None]
+"""Ask one bookie several pieces; the callback is called once for each."""
+
+
+class LedgerReads:
+    """Reads of closed ledgers, and of open ones up to a LAC that the caller knows."""
+
+    def __init__(
+        self, requests: BookieRequests, directory: BookieDirectory, random: Random, *, hedge_s: float, deadline_s: float
+    ) -> None:
+        self._requests = requests
+        self._directory = directory
+        self._random = random
+        self._hedge_s = hedge_s
+        self._deadline_s = deadline_s
+
+    async def entries(self, ledger: Ledger, first: int, last: int, bytes_max: int) -> list[Entry]:
+        """A gapless run from ``first`` on. Raises ``NoSuchEntry``, ``Unavailable``."""
+        plan = self._plan(ledger, first, last, accept=partial(entry_matches, ledger.ledger_id))
+        await self._carry_out(plan, partial(self._fetch_entries, ledger, bytes_max))
+        return [Entry(entry.entry_id, entry.payload) for entry in plan.result(bytes_max)]
+
+    async def heads(self, ledger: Ledger, first: int, last: int, head_bytes: int = HEAD_BYTES) -> list[EntryHead]:
+        """Every entry from ``first`` to ``last``, in as many requests as it takes. Raises ``NoSuchEntry``, ``Unavailable``."""
+        heads: list[EntryHead] = []
+        while first <= last:
+            plan = self._plan(ledger, first, last, accept=_accept_any)
+            await self._carry_out(plan, partial(self._fetch_heads, ledger, head_bytes))
+            run = plan.result()
+            heads.extend(EntryHead(entry.entry_id, entry.payload_bytes, bytes(entry.payload)) for entry in run)
+            first = run[-1].entry_id + 1
+        return heads
+
+    async def lac(self, ledger: Ledger) -> int:
+        """A LAC that is at least what was confirmed when the last entry before now was added. Raises ``Unavailable``.
+
+        Answers are awaited from so many bookies that every Qa of a write set share one with them.
+        """
+        if ledger.state is LedgerState.CLOSED:
+            return ledger.last_entry
+        fragment = ledger.fragments[-1]
+        waiting = {self._requests.lac(name, ledger.ledger_id): place for place, name in enumerate(fragment.bookies)}
+        lac, answered, reasons = fragment.first_entry - 1, set[int](), list[str]()
+        while waiting:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for future in done:
+                position = waiting.pop(future)
+                tail = _tail(future, reasons)
+                if tail is not None:
+                    lac = max(lac, tail.lac)
+                    answered.add(position)
+            if fencing_complete(len(fragment.bookies), ledger.write_quorum, ledger.ack_quorum, answered):
+                return lac
+        raise Unavailable(f"too few bookies told the LAC of ledger {ledger.ledger_id} ({'; '.join(reasons)})")
+
+    def _plan(self, ledger: Ledger, first: int, last: int, accept: Callable[[ReadEntry], bool]) -> ReadPlan:
+        turn = self._random.randrange(ledger.ensemble_size)
+        return ReadPlan(ledger, first, last, avoid=self._directory.avoided(), accept=accept, turn=turn)
+
+    async def _carry_out(self, plan: ReadPlan, fetch: Fetch) -> None:
+        """Until the plan is finished, or the deadline is over: then its result says what there is."""
+        run = _Run(plan, fetch, self._hedge_s)
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                await run.finished
+        except TimeoutError:
+            pass
+        finally:
+            run.stop()
+
+    def _fetch_entries(self, ledger: Ledger, bytes_max: int, asks: list[Ask], on_answer: OnAnswer) -> None:
+        """All pieces that one bookie serves travel in one request; striped pieces share the byte bound among the bookies."""
+        share = bytes_max if len(asks) == 1 else bytes_max // ledger.ensemble_size + 1
+        ranges = [Range(ledger.ledger_id, ask.first, ask.last) for ask in asks]
+        future = self._requests.read(asks[0].bookie, ranges, share)
+        future.add_done_callback(partial(_hand_over, asks, on_answer))
+
+    def _fetch_heads(self, ledger: Ledger, head_bytes: int, asks: list[Ask], on_answer: OnAnswer) -> None:
+        for ask in asks:
+            future = self._requests.heads(ask.bookie, Range(ledger.ledger_id, ask.first, ask.last), head_bytes)
+            future.add_done_callback(partial(_hand_over_one, ask, on_answer))
+
+
+class _Run:
+    """One plan under way."""
+
+    def __init__(self, plan: ReadPlan, fetch: Fetch, hedge_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        self._plan = plan
+        self._fetch = fetch
+        self._hedge_s = hedge_s
+        self.finished: asyncio.Future[None] = loop.create_future()
+        self._timer = loop.call_later(hedge_s, self._hedge)
+        self._ask(plan.start())
+
+    def _ask(self, asks: list[Ask]) -> None:
+        by_bookie: dict[str, list[Ask]] = {}
+        for ask in asks:
+            by_bookie.setdefault(ask.bookie, []).append(ask)
+        for asked in by_bookie.values():
+            self._fetch(asked, self._on_answer)
+        if self._plan.is_finished and not self.finished.done():
+            self.finished.set_result(None)
+
+    def _on_answer(self, ask: Ask, answer: RangeAnswer | StratalogError) -> None:
+        if isinstance(answer, StratalogError):
+            self._ask(self._plan.on_failure(ask, answer.message))
+        else:
+            self._ask(self._plan.on_answer(ask, answer))
+
+    def _hedge(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(self._hedge_s, self._hedge)
+        self._ask(self._plan.on_slow())
+
+    def stop(self) -> None:
+        self._timer.cancel()
+        self.finished.cancel()
+
+
+def _hand_over(asks: list[Ask], on_answer: OnAnswer, future: asyncio.Future[list[RangeAnswer]]) -> None:
+    failure = _failure(future)
+    answers = future.result() if failure is None else []
+    if failure is None and len(answers) != len(asks):
+        failure = Unavailable(f"{len(answers)} answers came to {len(asks)} ranges")
+    for index, ask in enumerate(asks):
+        on_answer(ask, failure or answers[index])
+
+
+def _hand_over_one(ask: Ask, on_answer: OnAnswer, future: asyncio.Future[RangeAnswer]) -> None:
+    failure = _failure(future)
+    on_answer(ask, future.result() if failure is None else failure)
+
+
+def _failure(future: asyncio.Future[RangeAnswer] | asyncio.Future[list[RangeAnswer]]) -> StratalogError | None:
+    if future.cancelled():
+        return Unavailable("the client is closing")
+    failure = future.exception()
+    assert failure is None or isinstance(failure, StratalogError)
+    return failure
+
+
+def _tail(future: asyncio.Future[LedgerTail], reasons: list[str]) -> LedgerTail | None:
+    failure = future.exception()
+    if failure is not None:
+        reasons.append(str(failure))
+        return None
+    tail = future.result()
+    if tail.status != Status.OK:
+        reasons.append(Status(tail.status).name)
+        return None
+    return tail
+
+
+def _accept_any(entry: ReadEntry) -> bool:
+    """A head has no checksum of its own; the bookie has checked where it comes from."""
+    return True

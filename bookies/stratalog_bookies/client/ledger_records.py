@@ -1,0 +1,75 @@
+"""Writing a ledger's record so that the outcome is known: no guess is ever made about a command that was not answered."""
+
+from __future__ import annotations
+
+import asyncio
+
+from stratalog_core.errors import Conflict, Fenced, OutcomeUnknown, Retriable, StratalogError
+from stratalog_core.ports import Clock
+from stratalog_metadata.api import MetadataClient
+from stratalog_metadata.commands import Command, Put, Requirement, Update, VersionIs
+from stratalog_metadata.records import Ledger, Versioned
+
+_RETRY_S = 0.05
+
+
+class Superseded(StratalogError):
+    """The ledger's record is no longer the one that the change was made from. ``found`` is what is there now."""
+
+    code = "ledger_superseded"
+
+    def __init__(self, found: Versioned | None) -> None:
+        super().__init__("the ledger's record was changed by somebody else")
+        self.found = found
+
+
+async def put_ledger(
+    metadata: MetadataClient,
+    clock: Clock,
+    record: Ledger,
+    version: int,
+    *,
+    requirements: tuple[Requirement, ...] = (),
+    updates: tuple[Update, ...] = (),
+    timeout_s: float,
+) -> int:
+    """Compare-and-set of a ledger's record, with further updates under further requirements; returns the new version.
+
+    After ``OutcomeUnknown`` the record is re-read: ours there means that the command took effect, the old version that it did
+    not yet, and then the very same command is proposed again, which the requirement on the version lets take effect once.
+
+    Raises :class:`Superseded` if the record is another one, what the quorum answers if another requirement does not hold,
+    ``Unavailable`` if surely nothing happened, and ``OutcomeUnknown`` only if it stayed unknown until the time was over.
+    """
+    requirement = VersionIs(key=record.key(), version=version)
+    command = Command(updates=(Put(record=record), *updates), requirements=(requirement, *requirements))
+    deadline = clock.monotonic() + timeout_s
+    unsure: OutcomeUnknown | None = None
+    while True:
+        try:
+            return (await metadata.propose(command, timeout_s=max(deadline - clock.monotonic(), _RETRY_S))).index
+        except OutcomeUnknown as unknown:
+            unsure = unknown
+        except (Conflict, Fenced) as refusal:
+            return await _judge(metadata, record, version, refusal)
+        except Retriable:
+            if clock.monotonic() >= deadline:
+                if unsure is not None:
+                    raise unsure from None
+                raise
+        if clock.monotonic() >= deadline:
+            raise unsure or OutcomeUnknown()
+        await asyncio.sleep(_RETRY_S)
+
+
+async def _judge(metadata: MetadataClient, record: Ledger, version: int, refusal: StratalogError) -> int:
+    """A refused command: was it ours that had taken effect before, is it somebody else's, or does another requirement fail?"""
+    try:
+        found = (await metadata.read([record.key()]))[0]
+    except Retriable as unreachable:
+        raise OutcomeUnknown(f"a change of {record.key()} was refused and cannot be re-read: {unreachable}") from refusal
+    if found is not None and found.record == record:
+        return found.version
+    if (found.version if found is not None else 0) != version:
+        raise Superseded(found)
+    raise refusal

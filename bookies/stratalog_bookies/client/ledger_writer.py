@@ -1,0 +1,215 @@
+"""A ledger open for writing, as its owner sees it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from stratalog_bookies.client.entry_pump import EntryPump
+from stratalog_bookies.client.ledger import LedgerListener
+from stratalog_bookies.client.ledger_records import Superseded, put_ledger
+from stratalog_bookies.client.services import Services
+from stratalog_bookies.client.writer import LedgerWriterCore
+from stratalog_core.errors import Invalid, LedgerFenced, StratalogError
+from stratalog_core.ports import Buffer
+from stratalog_metadata.commands import EpochIs, Requirement, SessionAlive
+from stratalog_metadata.records import Ledger, LedgerState
+
+ENTRY_BYTES_MAX: Final = 32 * 1024 * 1024
+"""Largest payload of one entry; with its header it must fit one frame."""
+
+
+class LedgerWriter(EntryPump):
+    """Appends are pipelined and confirmed in order; the listener is told. Ends by ``seal``, ``abandon`` or failure."""
+
+    def __init__(
+        self,
+        services: Services,
+        ledger: Ledger,
+        version: int,
+        listener: LedgerListener,
+        requirements: tuple[Requirement, ...] = (),
+    ) -> None:
+        super().__init__(services, LedgerWriterCore(ledger, sink=self))
+        self._version = version
+        self._listener = listener
+        self._requirements = tuple(each for each in requirements if isinstance(each, EpochIs | SessionAlive))
+        self._told_first = -1
+        self._told_lac = -1
+        self._failure_told = False
+        self._sealing = False
+        self._all_confirmed: asyncio.Future[None] | None = None
+        self._conveyed_lac = -1
+        self._tick_next_entry = 0
+        services.directory.count_ledger(ledger.fragments[-1].bookies, 1)
+
+    @property
+    def ledger(self) -> Ledger:
+        """The record as last committed."""
+        return self._core.ledger
+
+    @property
+    def next_entry_id(self) -> int:
+        return self._core.next_entry_id
+
+    @property
+    def lac(self) -> int:
+        """Last add confirmed; -1 before the first."""
+        return self._core.lac
+
+    @property
+    def unconfirmed_bytes(self) -> int:
+        """Payload bytes that are not confirmed, or still on their way to a slow or replaced bookie."""
+        return self._core.held_bytes
+
+    @property
+    def error(self) -> StratalogError | None:
+        """Why the writer is dead, if it is."""
+        return self._core.error
+
+    def append(self, payload: Buffer | Sequence[Buffer]) -> int:
+        """Send one entry and return its id; its fate comes to the listener.
+
+        The payload is one buffer, or several that follow each other; they are not copied and must not change until the
+        entry has reached all its bookies. Raises ``Overloaded`` (nothing happened) at the client's bound, ``Invalid`` for
+        an entry beyond 32 MiB or after ``seal``, and the writer's error once it is dead.
+        """
+        core = self._core
+        if core.error is not None or self._sealing:
+            raise self._refusal()
+        if isinstance(payload, bytes | bytearray | memoryview):
+            parts: tuple[Buffer, ...] = (payload,)
+            payload_bytes = len(payload)
+        else:
+            parts = tuple(payload)
+            payload_bytes = sum(map(len, parts))
+        if payload_bytes > ENTRY_BYTES_MAX:
+            raise Invalid(f"an entry of {payload_bytes} bytes exceeds the limit of {ENTRY_BYTES_MAX}: send smaller batches")
+        services = self._services
+        services.held.take(payload_bytes)
+        self._conveyed_lac = core.lac
+        entry = core.append(parts, payload_bytes)
+        services.sender.send(core.targets(entry), entry)
+        services.busy[self] = None
+        return entry.entry_id
+
+    def _refusal(self) -> StratalogError:
+        error = self._core.error
+        if error is None:
+            return Invalid(f"ledger {self.ledger.ledger_id} is being sealed: append to the next one")
+        return type(error)(error.message, **error.detail)
+
+    def deliver(self) -> None:
+        core = self._core
+        first_copied = core.first_copied
+        while self._told_first < first_copied:
+            self._told_first += 1
+            self._listener.on_first_copy(self._told_first)
+        if self._told_lac < core.lac:
+            self._told_lac = core.lac
+            self._listener.on_confirmed(core.lac)
+        if self._all_confirmed is not None and not core.unconfirmed and core.error is None:
+            self._settle_seal(None)
+        if core.error is not None:
+            self._deliver_failure(core.error)
+        elif core.failed_mask:
+            super().deliver()
+
+    def _settle_seal(self, error: StratalogError | None) -> None:
+        waiter = self._all_confirmed
+        if waiter is not None and not waiter.done():
+            if error is None:
+                waiter.set_result(None)
+            else:
+                waiter.set_exception(type(error)(error.message, **error.detail))
+
+    def _deliver_failure(self, error: StratalogError) -> None:
+        if self._failure_told:
+            return
+        self._failure_told = True
+        self._end_writing()
+        self._settle_seal(error)
+        self._listener.on_failed(error)
+
+    def _end_writing(self) -> None:
+        if not self._ended:
+            self._end()
+            self._services.directory.count_ledger(self.ledger.fragments[-1].bookies, -1)
+
+    def on_tick(self) -> bool:
+        busy = super().on_tick()
+        return busy or self._told_lac > self._conveyed_lac
+
+    def lac_to_convey(self) -> int | None:
+        """A LAC that no entry carries yet, once the ledger has been idle for a tick: it is told to the bookies by itself."""
+        core = self._core
+        idle = core.next_entry_id == self._tick_next_entry
+        self._tick_next_entry = core.next_entry_id
+        if not idle or self._ended or core.lac <= self._conveyed_lac:
+            return None
+        self._conveyed_lac = core.lac
+        return core.lac
+
+    async def _commit(self, proposed: Ledger) -> None:
+        services = self._services
+        before = self.ledger.fragments[-1].bookies
+        self._version = await put_ledger(
+            services.metadata, services.clock, proposed, self._version, requirements=self._requirements,
+            timeout_s=services.settings.confirm_deadline_ms / 1000,
+        )  # fmt: skip
+        services.directory.count_ledger(before, -1)
+        services.directory.count_ledger(proposed.fragments[-1].bookies, 1)
+
+    async def seal(self, end_offset: int) -> Ledger:
+        """Wait until everything appended is confirmed, then close the ledger for ever; returns the CLOSED record.
+
+        ``end_offset`` is the offset after its last record. Raises what ends the writer: ``LedgerFenced`` if somebody else is
+        recovering or has closed it, ``StaleEpoch``, ``OutcomeUnknown``. Then only recovery knows where it ends.
+        """
+        if self._sealing:
+            raise Invalid(f"ledger {self.ledger.ledger_id} is being sealed already")
+        if self._core.error is not None:
+            raise self._refusal()
+        self._sealing = True
+        await self._confirm_all()
+        if self._changing is not None:
+            await asyncio.shield(self._changing)
+        core, services = self._core, self._services
+        if core.error is not None:
+            raise self._refusal()
+        self._end_writing()
+        closed = msgspec.structs.replace(
+            core.ledger, state=LedgerState.CLOSED, last_entry=core.lac, payload_bytes=core.appended_bytes,
+            end_offset=end_offset, closed_at_ms=services.clock.wall_ms(),
+        )  # fmt: skip
+        try:
+            self._version = await put_ledger(
+                services.metadata, services.clock, closed, self._version, requirements=self._requirements,
+                timeout_s=services.settings.confirm_deadline_ms / 1000,
+            )  # fmt: skip
+        except Superseded:
+            raise self._fail(LedgerFenced(f"ledger {closed.ledger_id} was taken over before it was sealed")) from None
+        except StratalogError as error:
+            raise self._fail(error) from None
+        core.ledger = closed
+        return closed
+
+    async def _confirm_all(self) -> None:
+        if self._core.unconfirmed:
+            self._all_confirmed = asyncio.get_running_loop().create_future()
+            await self._all_confirmed
+
+    def _fail(self, error: StratalogError) -> StratalogError:
+        self._core.fail(error)
+        self._deliver_failure(error)
+        return error
+
+    def abandon(self) -> None:
+        """Stop without sealing, as an owner does that has lost its right to write. The listener hears nothing more."""
+        self._failure_told = True
+        self._core.fail(LedgerFenced(f"ledger {self.ledger.ledger_id} was abandoned by its writer"))
+        self._end_writing()
+        self._settle_seal(self._core.error)
