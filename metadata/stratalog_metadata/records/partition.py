@@ -14,12 +14,17 @@ from stratalog_metadata.records.base import RecordBase
 
 
 class Partition(RecordBase, frozen=True, kw_only=True, tag="partition"):
-    """``owner`` is a broker id, or -1. ``leader_epoch`` rises with every change of owner."""
+    """``owner`` is a broker id, or -1. ``leader_epoch`` rises with every change of owner.
+
+    ``owner_session`` is the session that the owner had when the controller chose it: a broker that comes back under a
+    new session gets a new epoch too. 0: somebody else than the controller wrote the record.
+    """
 
     topic_id: UUID
     index: int
     owner: int = -1
     leader_epoch: int = 0
+    owner_session: int = 0
 
     def key(self) -> str:
         return partition_key(self.topic_id, self.index)

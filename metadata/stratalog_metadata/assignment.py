@@ -1,0 +1,64 @@
+"""Which live broker owns which partition: pure.
+
+Partitions with a live owner stay where they are. The others go to the broker with the fewest, one after the other, so that
+counts end up as even as they can without moving anything that works. A broker that came back under a new session keeps
+what it owned, at a new epoch, as far as its fair share goes.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from stratalog_core.ids import NO_OWNER
+from stratalog_metadata.records import Partition
+
+
+def assign(partitions: Sequence[Partition], live: Mapping[int, int]) -> list[Partition]:
+    """The records that change. ``live`` maps broker ids to their sessions."""
+    if not live:
+        return [_owned(partition, NO_OWNER, 0) for partition in partitions if _is_orphaned(partition)]
+    homeless = [partition for partition in partitions if not _has_live_owner(partition, live)]
+    if not homeless:
+        return []
+    counts = Counter(dict.fromkeys(live, 0))
+    counts.update(partition.owner for partition in partitions if _has_live_owner(partition, live))
+    fair_share = -(-len(partitions) // len(live))
+    moved, rest = [], []
+    for partition in homeless:
+        if partition.owner in live and counts[partition.owner] < fair_share:
+            counts[partition.owner] += 1
+            moved.append(_owned(partition, partition.owner, live[partition.owner]))
+        else:
+            rest.append(partition)
+    moved.extend(_spread(rest, counts, live))
+    return moved
+
+
+def _spread(partitions: Sequence[Partition], counts: Mapping[int, int], live: Mapping[int, int]) -> list[Partition]:
+    loads = [(counts[broker_id], broker_id) for broker_id in sorted(live)]
+    heapq.heapify(loads)
+    moved = []
+    for partition in partitions:
+        load, broker_id = loads[0]
+        heapq.heapreplace(loads, (load + 1, broker_id))
+        moved.append(_owned(partition, broker_id, live[broker_id]))
+    return moved
+
+
+def _has_live_owner(partition: Partition, live: Mapping[int, int]) -> bool:
+    """Written by hand (session 0), the owner counts as long as it lives."""
+    session_id = live.get(partition.owner)
+    return session_id is not None and partition.owner_session in (0, session_id)
+
+
+def _is_orphaned(partition: Partition) -> bool:
+    """While no broker lives: whether the controller gave it an owner, who must be fenced."""
+    return partition.owner != NO_OWNER and partition.owner_session != 0
+
+
+def _owned(partition: Partition, owner: int, session_id: int) -> Partition:
+    return msgspec.structs.replace(partition, owner=owner, leader_epoch=partition.leader_epoch + 1, owner_session=session_id)

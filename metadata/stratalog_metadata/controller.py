@@ -1,0 +1,87 @@
+"""The controller, on the quorum's leader: ends the sessions of dead processes and gives every partition a live owner.
+
+Sans-IO: changes, renewals and ticks in, at most one command out at a time. One command ends all expired sessions and
+reassigns everything that their brokers owned; it requires every partition to be as it was read and every new owner's session to
+be alive, so that a race makes it fail as a whole and be thought out anew.
+
+Always: a partition's epoch rises whenever its owner, or its owner's session, changes. It keeps nothing that a new leader
+would miss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from stratalog_metadata.api import Change
+from stratalog_metadata.assignment import assign
+from stratalog_metadata.commands import Command, ExpireSession, Put, Requirement, SessionAlive, Update, VersionIs
+from stratalog_metadata.leases import LeaseBoard
+from stratalog_metadata.record_map import RecordMap
+from stratalog_metadata.records import Broker, Partition, Session
+
+TICK_S: Final = 0.1
+
+
+class Controller:
+    """Give it everything that is applied while this node leads; ``decide`` answers what to propose."""
+
+    def __init__(self, records: RecordMap, now: float) -> None:
+        sessions = [stored.record for stored in records.of_kind("session")]
+        self._records = records
+        self._leases = LeaseBoard(((s.session_id, s.lease_ms / 1000) for s in sessions if isinstance(s, Session)), now)
+        self._partitions_changed = True
+        self._deciding = False
+
+    def observe(self, changes: Iterable[Change], now: float) -> None:
+        """These changes have been applied."""
+        for change in changes:
+            before = change.before.record if change.before is not None else None
+            after = change.after.record if change.after is not None else None
+            if isinstance(after, Session):
+                self._leases.opened(after.session_id, after.lease_ms / 1000, now)
+            elif isinstance(before, Session):
+                self._leases.ended(before.session_id)
+            elif isinstance(before, Broker) or isinstance(after, Broker | Partition):
+                self._partitions_changed = True
+
+    def renew(self, session_ids: Sequence[int], now: float) -> list[int]:
+        """Renew those that are alive, and say which they are."""
+        return [session_id for session_id in session_ids if self._leases.renew(session_id, now)]
+
+    def next_deadline(self) -> float:
+        return self._leases.next_deadline()
+
+    def decide(self, now: float) -> Command | None:
+        """What to propose now, if anything; ``decided`` must follow before the next."""
+        expired = self._leases.tick(now)
+        if self._deciding or not (expired or self._partitions_changed):
+            return None
+        self._partitions_changed = False
+        command = self._plan(expired)
+        self._deciding = command is not None
+        return command
+
+    def decided(self, *, succeeded: bool) -> None:
+        """The last command has taken effect, or has not and is to be thought out again."""
+        self._deciding = False
+        if not succeeded:
+            self._partitions_changed = True
+
+    def _plan(self, expired: frozenset[int]) -> Command | None:
+        updates: list[Update] = [ExpireSession(session_id=session_id) for session_id in sorted(expired)]
+        live = self._live_brokers(expired)
+        partitions = {s.record.key(): s for s in self._records.of_kind("partition") if isinstance(s.record, Partition)}
+        moved = assign([stored.record for stored in partitions.values() if isinstance(stored.record, Partition)], live)
+        updates.extend(Put(record=partition) for partition in moved)
+        requirements: list[Requirement] = [
+            VersionIs(key=key, version=partitions[key].version) for key in (partition.key() for partition in moved)
+        ]
+        chosen = {partition.owner_session for partition in moved} - {0}
+        requirements.extend(SessionAlive(session_id=session_id) for session_id in sorted(chosen))
+        return Command(updates=tuple(updates), requirements=tuple(requirements)) if updates else None
+
+    def _live_brokers(self, expired: frozenset[int]) -> dict[int, int]:
+        """Session by broker id."""
+        brokers = [stored.record for stored in self._records.of_kind("broker")]
+        return {b.broker_id: b.session_id for b in brokers if isinstance(b, Broker) and b.session_id not in expired}

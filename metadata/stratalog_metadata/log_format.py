@@ -1,0 +1,121 @@
+"""Bytes of the Raft log's files: segment header, record, vote. Pure; described in docs/formats/metadata-log.md."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+import crc32c
+
+from stratalog_core.errors import Corrupt
+from stratalog_metadata.raft.messages import Entry, EntryKind
+from stratalog_metadata.raft.ready import HardState
+
+VERSION: Final = 1
+SEGMENT_MAGIC: Final = b"SLRAFTLG"
+RECORD_MAGIC: Final = b"SLRE"
+VOTE_MAGIC: Final = b"SLVT"
+_RESET: Final = 1
+_SEGMENT: Final = struct.Struct(">8sHHQQ")
+_VOTE: Final = struct.Struct(">4sHQQ")
+_PREFIX: Final = struct.Struct(">4sI")
+_BODY: Final = struct.Struct(">IIQQQB")
+_CHECKSUM: Final = struct.Struct(">I")
+SEGMENT_HEADER_BYTES: Final = _SEGMENT.size + _CHECKSUM.size
+RECORD_HEADER_BYTES: Final = _PREFIX.size + _BODY.size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentHeader:
+    """The segment's first record follows (``base_index``, ``base_term``); ``reset``: nothing before it counts."""
+
+    base_index: int
+    base_term: int
+    reset: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredEntry:
+    """``batch_position``: where the batch began that it was written with. ``record_bytes``: its size on disk."""
+
+    entry: Entry
+    previous_term: int
+    batch_position: int
+    record_bytes: int
+
+
+def _sealed(content: bytes) -> bytes:
+    return content + _CHECKSUM.pack(crc32c.crc32c(content))
+
+
+def _is_sealed(content: bytes | memoryview) -> bool:
+    return _CHECKSUM.pack(crc32c.crc32c(content[:-4])) == content[-4:]
+
+
+def pack_segment(base_index: int, base_term: int, *, reset: bool) -> bytes:
+    return _sealed(_SEGMENT.pack(SEGMENT_MAGIC, VERSION, _RESET if reset else 0, base_index, base_term))
+
+
+def unpack_segment(content: memoryview) -> SegmentHeader | None:
+    """The header at the start of a segment; None if it is damaged. Raises ``Corrupt`` for another version."""
+    header = content[:SEGMENT_HEADER_BYTES]
+    if len(header) < SEGMENT_HEADER_BYTES or not _is_sealed(header):
+        return None
+    magic, version, flags, base_index, base_term = _SEGMENT.unpack_from(header)
+    if magic != SEGMENT_MAGIC or version != VERSION:
+        raise Corrupt(f"raft log segment of version {version}; this node reads version {VERSION}")
+    return SegmentHeader(base_index=base_index, base_term=base_term, reset=bool(flags & _RESET))
+
+
+def pack_record(entry: Entry, previous_term: int, batch_position: int) -> bytes:
+    body = _BODY.pack(len(entry.payload), batch_position, entry.index, entry.term, previous_term, entry.kind)
+    checksum = crc32c.crc32c(entry.payload, crc32c.crc32c(body))
+    return b"".join((_PREFIX.pack(RECORD_MAGIC, checksum), body, entry.payload))
+
+
+def unpack_record(content: memoryview, position: int) -> StoredEntry | None:
+    """The record at ``position``; None if there is no whole, undamaged one."""
+    start = position + _PREFIX.size
+    if start + _BODY.size > len(content):
+        return None
+    magic, checksum = _PREFIX.unpack_from(content, position)
+    length, batch_position, index, term, previous_term, kind = _BODY.unpack_from(content, start)
+    end = start + _BODY.size + length
+    if magic != RECORD_MAGIC or end > len(content) or crc32c.crc32c(content[start:end]) != checksum:
+        return None
+    return StoredEntry(
+        entry=Entry(index, term, EntryKind(kind), bytes(content[start + _BODY.size : end])),
+        previous_term=previous_term,
+        batch_position=batch_position,
+        record_bytes=end - position,
+    )
+
+
+def was_durable(content: bytes, position: int) -> bool:
+    """Whether a whole record behind ``position`` belongs to a batch that was begun behind it.
+
+    Such a batch was written only after everything before it had been synced.
+    """
+    view = memoryview(content)
+    candidate = content.find(RECORD_MAGIC, position + 1)
+    while candidate >= 0:
+        stored = unpack_record(view, candidate)
+        if stored is not None and stored.batch_position > position:
+            return True
+        candidate = content.find(RECORD_MAGIC, candidate + 1)
+    return False
+
+
+def pack_vote(hard_state: HardState) -> bytes:
+    return _sealed(_VOTE.pack(VOTE_MAGIC, VERSION, hard_state.term, hard_state.voted_for))
+
+
+def unpack_vote(content: bytes) -> HardState:
+    """Raises ``Corrupt``: the vote file is replaced atomically, so it is never torn."""
+    if len(content) != _VOTE.size + _CHECKSUM.size or not _is_sealed(content):
+        raise Corrupt("the vote file is damaged: restore it from a backup, or remove this node's data and let it rejoin")
+    magic, version, term, voted_for = _VOTE.unpack_from(content)
+    if magic != VOTE_MAGIC or version != VERSION:
+        raise Corrupt(f"vote file of version {version}; this node reads version {VERSION}")
+    return HardState(term=term, voted_for=voted_for)

@@ -1,0 +1,82 @@
+"""Proposals that this node has appended as leader and not answered yet.
+
+An entry is known by index and term. Applied with its own term it is answered with its outcome; if another entry is
+applied at its index, it is gone for ever and surely did nothing; if its fate can no longer be learnt here, it is
+``OutcomeUnknown``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from stratalog_core.errors import NotLeader, OutcomeUnknown, StratalogError
+from stratalog_metadata.commands import Applied
+from stratalog_metadata.messages import CommandAnswer, wire_error
+
+OnAnswers = Callable[[Sequence[CommandAnswer]], None]
+
+
+class _Batch:
+    """Commands that came together and are answered together."""
+
+    __slots__ = ("answers", "missing", "on_answers")
+
+    def __init__(self, count: int, on_answers: OnAnswers) -> None:
+        self.answers: list[CommandAnswer | None] = [None] * count
+        self.missing = count
+        self.on_answers = on_answers
+
+    def answer(self, position: int, answer: CommandAnswer) -> None:
+        self.answers[position] = answer
+        self.missing -= 1
+        if not self.missing:
+            self.on_answers([known for known in self.answers if known is not None])
+
+
+class ProposalBook:
+    def __init__(self) -> None:
+        self._waiting: dict[int, tuple[int, _Batch, int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, first_index: int, term: int, count: int, on_answers: OnAnswers) -> None:
+        """``count`` entries from ``first_index`` on are one batch; ``on_answers`` gets all their answers at once."""
+        batch = _Batch(count, on_answers)
+        for position in range(count):
+            replaced = self._waiting.pop(first_index + position, None)
+            if replaced is not None:
+                _, other, at = replaced
+                other.answer(at, _lost(first_index + position))
+            self._waiting[first_index + position] = (term, batch, position)
+
+    def applied(self, index: int, term: int, result: Applied | StratalogError | None) -> None:
+        waiting = self._waiting.pop(index, None)
+        if waiting is None:
+            return
+        own_term, batch, position = waiting
+        batch.answer(position, _answer(index, result) if own_term == term and result is not None else _lost(index))
+
+    def forget(self, up_to: int | None = None) -> None:
+        """The fate of what waits (up to an index) will not be learnt here any more."""
+        for index in [index for index in self._waiting if up_to is None or index <= up_to]:
+            _, batch, position = self._waiting.pop(index)
+            unknown = OutcomeUnknown("the node that took this proposal stopped leading before it was committed")
+            batch.answer(position, CommandAnswer(index=0, error=wire_error(unknown)))
+
+    def forget_before_term(self, term: int) -> None:
+        """The same for what was proposed in earlier terms."""
+        for index in [index for index, (own_term, _, _) in self._waiting.items() if own_term < term]:
+            _, batch, position = self._waiting.pop(index)
+            unknown = OutcomeUnknown("another node leads now, and this proposal's fate has not been seen in time")
+            batch.answer(position, CommandAnswer(index=0, error=wire_error(unknown)))
+
+
+def _answer(index: int, result: Applied | StratalogError) -> CommandAnswer:
+    if isinstance(result, StratalogError):
+        return CommandAnswer(index=index, error=wire_error(result))
+    return CommandAnswer(index=index, allocated=result.allocated)
+
+
+def _lost(index: int) -> CommandAnswer:
+    return CommandAnswer(index=0, error=wire_error(NotLeader(f"the entry at {index} was overruled by another leader")))

@@ -1,0 +1,46 @@
+"""Linearizable reads without log entries: the commit index of now, once a quorum confirms the leader.
+
+A read waits for a round of heartbeats that began after it arrived (Raft dissertation, section 6.4). Reads of one turn
+share one round.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+
+from stratalog_metadata.raft.membership import Membership
+from stratalog_metadata.raft.ready import ReadReady
+
+
+class ReadQueue:
+    """``waiting`` reads have no round yet; ``confirming`` ones know their round and index."""
+
+    __slots__ = ("confirming", "round", "waiting")
+
+    def __init__(self) -> None:
+        self.waiting: list[int] = []
+        self.confirming: deque[tuple[int, ReadReady]] = deque()
+        self.round = 0
+
+    def begin_round(self, commit: int) -> int:
+        """Number of a new round of heartbeats, which all waiting reads join."""
+        self.round += 1
+        self.confirming.extend((self.round, ReadReady(context=context, index=commit)) for context in self.waiting)
+        self.waiting.clear()
+        return self.round
+
+    def confirmed(self, membership: Membership, rounds: Mapping[int, int]) -> list[ReadReady]:
+        """Reads whose round a quorum has answered."""
+        agreed = membership.agreed(rounds)
+        done = []
+        while self.confirming and self.confirming[0][0] <= agreed:
+            done.append(self.confirming.popleft()[1])
+        return done
+
+    def lose_all(self) -> list[int]:
+        """Contexts of everything that waits; the queue is empty afterwards."""
+        lost = self.waiting + [read.context for _, read in self.confirming]
+        self.waiting.clear()
+        self.confirming.clear()
+        return lost

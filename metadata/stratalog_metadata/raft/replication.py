@@ -1,0 +1,227 @@
+"""What only a leader has: its followers' progress, heartbeats, reads, snapshots on the way, and its quorum.
+
+Messages are appended to the list that is passed in; all may leave before anything is durable here.
+"""
+
+from __future__ import annotations
+
+from stratalog_core.errors import Overloaded
+from stratalog_metadata.raft.membership import Membership
+from stratalog_metadata.raft.messages import (
+    Append,
+    AppendReply,
+    Heartbeat,
+    HeartbeatReply,
+    Message,
+    SnapshotReply,
+)
+from stratalog_metadata.raft.progress import Flow, Progress
+from stratalog_metadata.raft.reads import ReadQueue
+from stratalog_metadata.raft.ready import ReadReady, Snapshot
+from stratalog_metadata.raft.settings import RaftSettings
+from stratalog_metadata.raft.snapshots import OutgoingSnapshot
+from stratalog_metadata.raft.tail import LogTail
+
+
+class Replication:
+    """Leadership of ``term``. ``first_index`` is its NO_OP's; ``may_read`` once that is committed.
+
+    No proposals are taken before ``transfer_until``, while a follower takes over.
+    """
+
+    def __init__(self, settings: RaftSettings, membership: Membership, log: LogTail, term: int, now: float) -> None:
+        self.reads = ReadQueue()
+        self.may_read = False
+        self.transfer_until = now
+        self.first_index = log.last_index + 1
+        self._settings = settings
+        self._membership = membership
+        self._log = log
+        self._term = term
+        self._own_match = 0
+        self._followers = {
+            other: Progress(log.last_index + 1, settings.in_flight_max) for other in membership.others(settings.node_id)
+        }
+        self._rounds: dict[int, int] = {}
+        self._heartbeat_at = now
+        self._quorum_at = now + settings.election_timeout_s
+        self._outgoing: OutgoingSnapshot | None = None
+        self._snapshot_wanted = False
+
+    # --- time --------------------------------------------------------------------------------------------------------
+
+    def next_deadline(self) -> float:
+        return min(self._heartbeat_at, self._quorum_at)
+
+    def has_lost_quorum(self, now: float) -> bool:
+        """Once per election timeout: whether fewer than a quorum have been heard of since the last time."""
+        if now < self._quorum_at:
+            return False
+        self._quorum_at = now + self._settings.election_timeout_s
+        active = {node_id for node_id, follower in self._followers.items() if follower.active} | {self._settings.node_id}
+        for follower in self._followers.values():
+            follower.active = False
+        return not self._membership.is_quorum(active)
+
+    def tick(self, now: float, commit: int, out: list[Message]) -> None:
+        if now >= self._heartbeat_at:
+            self._heartbeat_at = now + self._settings.heartbeat_s
+            self._send_heartbeats(commit, out)
+
+    def _send_heartbeats(self, commit: int, out: list[Message]) -> None:
+        for node_id, follower in self._followers.items():
+            out.append(
+                Heartbeat(
+                    sender=self._settings.node_id,
+                    receiver=node_id,
+                    term=self._term,
+                    commit=min(follower.match, commit),
+                    round=self.reads.round,
+                )
+            )
+
+    # --- commit ------------------------------------------------------------------------------------------------------
+
+    def own_match(self, index: int) -> None:
+        """Entries up to ``index`` are durable on the leader itself."""
+        self._own_match = index
+
+    def agreed_index(self) -> int:
+        matches = {node_id: follower.match for node_id, follower in self._followers.items()}
+        return self._membership.agreed({**matches, self._settings.node_id: self._own_match})
+
+    # --- appends -----------------------------------------------------------------------------------------------------
+
+    def send_pending(self, commit: int, out: list[Message]) -> None:
+        """Begin a round for waiting reads, and send whatever each follower can take."""
+        if self.reads.waiting and self.may_read:
+            self.reads.begin_round(commit)
+            self._send_heartbeats(commit, out)
+        for node_id, follower in self._followers.items():
+            self._send_appends(node_id, follower, commit, out)
+
+    def _send_appends(self, node_id: int, follower: Progress, commit: int, out: list[Message]) -> None:
+        while follower.flow is not Flow.SNAPSHOT and follower.may_send():
+            if follower.next <= self._log.base_index:
+                self._begin_snapshot(node_id, follower, out)
+                return
+            entries = self._log.batch(follower.next, self._settings.append_bytes_max)
+            news = follower.flow is Flow.REPLICATE and follower.commit_sent < commit
+            if not entries and not news and follower.flow is Flow.REPLICATE:
+                return
+            previous_index = follower.next - 1
+            previous_term = self._log.term_at(previous_index)
+            assert previous_term is not None
+            out.append(
+                Append(
+                    sender=self._settings.node_id,
+                    receiver=node_id,
+                    term=self._term,
+                    previous_index=previous_index,
+                    previous_term=previous_term,
+                    commit=commit,
+                    entries=entries,
+                )
+            )
+            follower.commit_sent = commit
+            if not entries:
+                follower.paused = follower.flow is Flow.PROBE
+                return
+            follower.sent(entries[-1].index)
+
+    def on_append_reply(self, reply: AppendReply) -> bool:
+        """Says whether the commit index may have moved."""
+        follower = self._followers[reply.sender]
+        follower.active = True
+        if not reply.rejected:
+            news = follower.acknowledged(min(reply.index, self._log.last_index))
+            self._forget_snapshot()
+            return news
+        next_index, _ = self._log.last_not_after(reply.hint_index, reply.hint_term)
+        follower.rejected(reply.index, next_index + 1)
+        return False
+
+    def unreachable(self, node_id: int) -> None:
+        follower = self._followers[node_id]
+        if follower.flow is Flow.REPLICATE:
+            follower.probe()
+            follower.paused = True
+
+    # --- reads -------------------------------------------------------------------------------------------------------
+
+    def read(self, context: int) -> None:
+        if len(self.reads.waiting) + len(self.reads.confirming) >= self._settings.reads_max:
+            raise Overloaded(f"{self._settings.reads_max} reads wait already")
+        self.reads.waiting.append(context)
+
+    def on_heartbeat_reply(self, reply: HeartbeatReply, out: list[Message]) -> list[ReadReady]:
+        follower = self._followers[reply.sender]
+        stuck = follower.flow is Flow.SNAPSHOT and not follower.paused
+        follower.heard_heartbeat()
+        if stuck:
+            self._send_chunk(reply.sender, follower, max(follower.snapshot_position, 0), out)
+        self._rounds[reply.sender] = max(reply.round, self._rounds.get(reply.sender, 0))
+        return self.confirmed_reads()
+
+    def confirmed_reads(self) -> list[ReadReady]:
+        return self.reads.confirmed(self._membership, {**self._rounds, self._settings.node_id: self.reads.round})
+
+    # --- snapshots ---------------------------------------------------------------------------------------------------
+
+    def _begin_snapshot(self, node_id: int, follower: Progress, out: list[Message]) -> None:
+        if self._outgoing is None or self._outgoing.snapshot.index < self._log.base_index:
+            self._outgoing = None
+            self._snapshot_wanted = True
+            follower.paused = True
+            return
+        follower.await_snapshot(self._outgoing.snapshot.index)
+        self._send_chunk(node_id, follower, 0, out)
+
+    def take_snapshot_wanted(self) -> bool:
+        wanted, self._snapshot_wanted = self._snapshot_wanted, False
+        return wanted
+
+    def offer_snapshot(self, snapshot: Snapshot, out: list[Message]) -> None:
+        self._outgoing = OutgoingSnapshot(snapshot)
+        for node_id, follower in self._followers.items():
+            if follower.next <= self._log.base_index and follower.flow is not Flow.SNAPSHOT:
+                self._begin_snapshot(node_id, follower, out)
+
+    def _forget_snapshot(self) -> None:
+        if self._outgoing is not None and not any(f.flow is Flow.SNAPSHOT for f in self._followers.values()):
+            self._outgoing = None
+
+    def _send_chunk(self, node_id: int, follower: Progress, position: int, out: list[Message]) -> None:
+        if self._outgoing is None or self._outgoing.snapshot.index != follower.snapshot_index:
+            follower.probe()
+            return
+        follower.snapshot_position = position
+        follower.paused = True
+        out.append(
+            self._outgoing.chunk(self._settings.node_id, node_id, self._term, position, self._settings.snapshot_chunk_bytes)
+        )
+
+    def on_snapshot_reply(self, reply: SnapshotReply, out: list[Message]) -> None:
+        follower = self._followers[reply.sender]
+        follower.active = True
+        if follower.chunk_wanted(reply.index, reply.position):
+            self._send_chunk(reply.sender, follower, reply.position, out)
+
+    # --- transfer ----------------------------------------------------------------------------------------------------
+
+    def begin_transfer(self, now: float) -> int:
+        """A follower that has everything and is not known to be away, or 0."""
+        for node_id, follower in self._followers.items():
+            if follower.match == self._log.last_index and follower.flow is Flow.REPLICATE:
+                self.transfer_until = now + self._settings.election_timeout_s
+                return node_id
+        return 0
+
+    # --- assertions --------------------------------------------------------------------------------------------------
+
+    def validate_state(self, stable: int) -> None:
+        assert self._own_match <= stable <= self._log.last_index
+        for follower in self._followers.values():
+            assert follower.match < follower.next, "what matches is not sent again"
+            assert follower.match <= self._log.last_index
+            assert len(follower.in_flight) <= follower.in_flight_max

@@ -1,0 +1,65 @@
+"""Snapshots on the way: cut into chunks by the leader, put together and checked by the follower."""
+
+from __future__ import annotations
+
+import crc32c
+
+from stratalog_metadata.raft.messages import SnapshotChunk
+from stratalog_metadata.raft.ready import Snapshot
+
+
+class OutgoingSnapshot:
+    """One snapshot that the leader offers to whoever needs it; its CRC is computed once."""
+
+    __slots__ = ("checksum", "snapshot")
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
+        self.checksum = crc32c.crc32c(snapshot.content)
+
+    def chunk(self, sender: int, receiver: int, term: int, position: int, chunk_bytes: int) -> SnapshotChunk:
+        return SnapshotChunk(
+            sender=sender,
+            receiver=receiver,
+            term=term,
+            index=self.snapshot.index,
+            index_term=self.snapshot.term,
+            total_bytes=len(self.snapshot.content),
+            checksum=self.checksum,
+            position=position,
+            content=self.snapshot.content[position : position + chunk_bytes],
+        )
+
+
+class IncomingSnapshot:
+    """Collects chunks in order. A chunk of another snapshot begins anew; a gap or repetition is answered by position."""
+
+    __slots__ = ("_content", "_identity")
+
+    def __init__(self) -> None:
+        self._identity = (0, 0, 0, 0)
+        self._content = bytearray()
+
+    @property
+    def position(self) -> int:
+        return len(self._content)
+
+    def add(self, chunk: SnapshotChunk) -> Snapshot | None:
+        """The whole snapshot, once it is complete and its checksum matches."""
+        identity = (chunk.index, chunk.index_term, chunk.total_bytes, chunk.checksum)
+        if identity != self._identity:
+            self._identity = identity
+            self._content.clear()
+        if chunk.position == len(self._content):
+            self._content += chunk.content
+        if len(self._content) < chunk.total_bytes:
+            return None
+        content = bytes(self._content)
+        self.forget()
+        if crc32c.crc32c(content) != chunk.checksum:
+            return None
+        return Snapshot(index=chunk.index, term=chunk.index_term, content=content)
+
+    def forget(self) -> None:
+        self._identity = (0, 0, 0, 0)
+        self._content = bytearray()

@@ -1,0 +1,113 @@
+"""The part of the log that is held in memory: all entries after the last compaction.
+
+Always: indexes are contiguous from ``base_index`` + 1, and terms never fall. Whether an entry is durable is not known here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stratalog_metadata.raft.messages import Entry
+
+_ENTRY_OVERHEAD_BYTES = 32
+
+
+class LogTail:
+    """Entries after (``base_index``, ``base_term``), which is the last one that was compacted away (0, 0: none)."""
+
+    __slots__ = ("_entries", "base_index", "base_term", "payload_bytes")
+
+    def __init__(self, base_index: int = 0, base_term: int = 0, entries: Sequence[Entry] = ()) -> None:
+        self.base_index = base_index
+        self.base_term = base_term
+        self._entries: list[Entry] = []
+        self.payload_bytes = 0
+        self.extend(entries)
+
+    @property
+    def last_index(self) -> int:
+        return self.base_index + len(self._entries)
+
+    @property
+    def last_term(self) -> int:
+        return self._entries[-1].term if self._entries else self.base_term
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def term_at(self, index: int) -> int | None:
+        """Term of the entry at ``index``; None if it is compacted away or not there yet."""
+        if index == self.base_index:
+            return self.base_term
+        if self.base_index < index <= self.last_index:
+            return self._entries[index - self.base_index - 1].term
+        return None
+
+    def matches(self, index: int, term: int) -> bool:
+        return self.term_at(index) == term
+
+    def extend(self, entries: Sequence[Entry]) -> None:
+        for entry in entries:
+            assert entry.index == self.last_index + 1, f"entry {entry.index} after {self.last_index}"
+            assert entry.term >= self.last_term, f"term {entry.term} after {self.last_term}"
+            self._entries.append(entry)
+            self.payload_bytes += len(entry.payload)
+
+    def truncate_after(self, index: int) -> None:
+        """Forget everything beyond ``index``."""
+        assert index >= self.base_index
+        dropped = self._entries[index - self.base_index :]
+        self.payload_bytes -= sum(len(entry.payload) for entry in dropped)
+        del self._entries[index - self.base_index :]
+
+    def compact(self, index: int) -> None:
+        """Forget everything up to ``index``."""
+        if index <= self.base_index:
+            return
+        term = self.term_at(index)
+        assert term is not None, f"cannot compact to {index}: the log ends at {self.last_index}"
+        dropped = self._entries[: index - self.base_index]
+        self.payload_bytes -= sum(len(entry.payload) for entry in dropped)
+        del self._entries[: index - self.base_index]
+        self.base_index, self.base_term = index, term
+
+    def reset(self, index: int, term: int) -> None:
+        """A snapshot replaces everything."""
+        self.base_index, self.base_term = index, term
+        self._entries.clear()
+        self.payload_bytes = 0
+
+    def between(self, first: int, last: int) -> tuple[Entry, ...]:
+        """Entries ``first`` … ``last``, both included."""
+        assert first > self.base_index
+        return tuple(self._entries[first - self.base_index - 1 : max(last - self.base_index, 0)])
+
+    def batch(self, first: int, bytes_max: int) -> tuple[Entry, ...]:
+        """Entries from ``first`` on, at least one if there is one, as many as fit into ``bytes_max``."""
+        start = first - self.base_index - 1
+        assert start >= 0
+        end, total = start, 0
+        while end < len(self._entries):
+            total += len(self._entries[end].payload) + _ENTRY_OVERHEAD_BYTES
+            if total > bytes_max and end > start:
+                break
+            end += 1
+        return tuple(self._entries[start:end])
+
+    def conflict(self, entries: Sequence[Entry]) -> int | None:
+        """Index of the first of ``entries`` that is not in the log as it is; None if all are."""
+        for entry in entries:
+            if entry.index > self.base_index and not self.matches(entry.index, entry.term):
+                return entry.index
+        return None
+
+    def last_not_after(self, index: int, term: int) -> tuple[int, int]:
+        """The last (index, term) up to ``index`` whose term is at most ``term``: where two logs may still match."""
+        index = min(index, self.last_index)
+        while index > self.base_index:
+            found = self.term_at(index)
+            assert found is not None
+            if found <= term:
+                return index, found
+            index -= 1
+        return self.base_index, self.base_term

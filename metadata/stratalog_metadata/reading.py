@@ -1,0 +1,51 @@
+"""Linearizable reads in progress: each waits for its read index, then for the replica to reach it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from stratalog_core.errors import StratalogError, Unavailable
+from stratalog_core.ports import Request
+from stratalog_metadata.raft import Raft
+
+Serve = Callable[[Request], None]
+
+
+class ReadBook:
+    """``serve`` answers a request from the replica's records as they then are."""
+
+    def __init__(self, core: Raft) -> None:
+        self._core = core
+        self._unconfirmed: dict[int, tuple[Request, Serve]] = {}
+        self._confirmed: list[tuple[int, Request, Serve]] = []
+        self._next_context = 1
+
+    def begin(self, request: Request, serve: Serve) -> None:
+        """Raises ``NotLeader`` or ``Overloaded``."""
+        self._core.read(self._next_context)
+        self._unconfirmed[self._next_context] = (request, serve)
+        self._next_context += 1
+
+    def ready(self, context: int, index: int) -> None:
+        request, serve = self._unconfirmed.pop(context)
+        self._confirmed.append((index, request, serve))
+
+    def lost(self, context: int) -> None:
+        request, _ = self._unconfirmed.pop(context)
+        request.fail(Unavailable("this node stopped leading before it could serve the read"))
+
+    def serve_up_to(self, applied: int) -> None:
+        waiting, self._confirmed = self._confirmed, []
+        for index, request, serve in waiting:
+            if index <= applied:
+                serve(request)
+            else:
+                self._confirmed.append((index, request, serve))
+
+    def close(self, reason: StratalogError) -> None:
+        for request, _ in self._unconfirmed.values():
+            request.fail(reason)
+        for _, request, _ in self._confirmed:
+            request.fail(reason)
+        self._unconfirmed.clear()
+        self._confirmed.clear()

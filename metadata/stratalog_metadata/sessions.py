@@ -1,0 +1,115 @@
+"""The client's sessions: renewed together, given up on the client's own clock.
+
+Always: ``on_expired`` is called no later than one lease after the last successful renewal was *sent*. The quorum counts
+from when it came in, and adds a margin: so the holder stops first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from stratalog_core.errors import StratalogError
+from stratalog_core.ports import Clock, Random, Transport
+from stratalog_metadata import messages
+from stratalog_metadata.messages import RenewAnswer, RenewRequest
+from stratalog_metadata.routing import Router
+
+RENEWALS_PER_LEASE: Final = 4
+RENEW_TIMEOUT_S_MAX: Final = 1.0
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Held:
+    lease_s: float
+    deadline: float
+    on_expired: Callable[[], None]
+    timer: asyncio.TimerHandle
+
+
+class SessionKeeper:
+    def __init__(self, addresses: Sequence[str], transport: Transport, clock: Clock, random: Random) -> None:
+        self._transport = transport
+        self._clock = clock
+        self._router = Router(addresses, random)
+        self._loop = asyncio.get_running_loop()
+        self._held: dict[int, _Held] = {}
+        self._renewing: asyncio.Task[None] | None = None
+
+    def hold(self, session_id: int, lease_s: float, sent_at: float, on_expired: Callable[[], None]) -> None:
+        """Keep a session that was opened by a command sent at ``sent_at`` (monotonic seconds)."""
+        deadline = sent_at + lease_s
+        timer = self._loop.call_later(max(deadline - self._clock.monotonic(), 0.0), self._check, session_id)
+        self._held[session_id] = _Held(lease_s, deadline, on_expired, timer)
+        if self._renewing is None:
+            self._renewing = self._loop.create_task(self._renew_forever())
+
+    def release(self, session_id: int) -> None:
+        """Stop keeping it; ``on_expired`` is not called any more."""
+        held = self._held.pop(session_id, None)
+        if held is not None:
+            held.timer.cancel()
+
+    async def close(self) -> None:
+        for session_id in list(self._held):
+            self.release(session_id)
+        if self._renewing is not None:
+            self._renewing.cancel()
+            await asyncio.gather(self._renewing, return_exceptions=True)
+
+    # --- renewals ----------------------------------------------------------------------------------------------------
+
+    async def _renew_forever(self) -> None:
+        while True:
+            interval_s = min((held.lease_s for held in self._held.values()), default=1.0) / RENEWALS_PER_LEASE
+            try:
+                wait_s = await self._renew(interval_s) if self._held else interval_s
+            except Exception:
+                _log.exception("a renewal of sessions failed unexpectedly")
+                wait_s = interval_s
+            await asyncio.sleep(wait_s)
+
+    async def _renew(self, interval_s: float) -> float:
+        """One round; says how long to wait before the next."""
+        sent_at = self._clock.monotonic()
+        asked = list(self._held)
+        request = messages.encode(RenewRequest(session_ids=asked))
+        channel = self._transport.channel(self._router.address)
+        try:
+            body = await channel.call(messages.RENEW, (request,), min(RENEW_TIMEOUT_S_MAX, interval_s))
+            alive = set(messages.decode(body, RenewAnswer).alive)
+        except StratalogError as failed:
+            return self._router.failed(failed)
+        self._router.succeeded()
+        for session_id in asked:
+            self._renewed(session_id, sent_at, session_id in alive)
+        return interval_s
+
+    def _renewed(self, session_id: int, sent_at: float, alive: bool) -> None:
+        held = self._held.get(session_id)
+        if held is None:
+            return
+        if alive:
+            held.deadline = max(held.deadline, sent_at + held.lease_s)
+        else:
+            self._expire(session_id)
+
+    def _check(self, session_id: int) -> None:
+        held = self._held[session_id]
+        left_s = held.deadline - self._clock.monotonic()
+        if left_s > 0:
+            held.timer = self._loop.call_later(left_s, self._check, session_id)
+        else:
+            self._expire(session_id)
+
+    def _expire(self, session_id: int) -> None:
+        held = self._held[session_id]
+        self.release(session_id)
+        try:
+            held.on_expired()
+        except Exception:
+            _log.exception("the holder of session %d failed while stopping", session_id)
