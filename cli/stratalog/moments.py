@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from stratalog_core.errors import Invalid
 
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND: Final = timedelta(milliseconds=1)
 _AGO_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
@@ -22,11 +24,11 @@ def parse_moment(text: str, *, now_ms: int) -> int:
         moment = datetime.fromisoformat(text)
     except ValueError as wrong:
         raise Invalid(f"{text!r} is no time: give 2013-07-04, 2013-07-04T12:00:00Z, milliseconds, or 15m ago as 15m") from wrong
-    return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
+    return ((moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - _EPOCH) // _MILLISECOND
 
 
 def format_moment(time_ms: int) -> str:
     """ISO 8601 in UTC with milliseconds; ``-`` for a record without a time."""
     if time_ms < 0:
         return "-"
-    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return (_EPOCH + time_ms * _MILLISECOND).isoformat(timespec="milliseconds").replace("+00:00", "Z")

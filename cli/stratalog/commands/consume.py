@@ -35,9 +35,7 @@ class _Show:
 @click.command()
 @click.argument("topic")
 @click.option("--offset", default="earliest", show_default=True, help="earliest, latest, or a number (with --partition).")
-@click.option(
-    "--time", "moment", help="Start at: 2013-07-04, 2013-07-04T12:00Z, milliseconds, or 15m (ago)."
-)
+@click.option("--time", "moment", help="Start at: 2013-07-04, 2013-07-04T12:00Z, milliseconds, or 15m (ago).")
 @click.option("--partition", "partitions", multiple=True, type=int, help="Read this partition; repeatable (default: all).")
 @click.option("--count", type=click.IntRange(1), help="Stop after so many records.")
 @click.option("--follow", is_flag=True, help="Wait for new records at the end (default: stop there).")

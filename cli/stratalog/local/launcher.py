@@ -60,6 +60,8 @@ class LocalCluster:
         self._wait_for_brokers([process.name for process in wanted], timeout_s)
 
     def _launch(self, process: ProcessState, timeout_s: float) -> None:
+        if process.role == "all":
+            raise Conflict(f"{self._data} belongs to `stratalog up`: start it with that, or use another --data")
         credentials = store_environment(self._data)
         if process.role == "store":
             environ = minio.minio_environment(credentials)

@@ -29,6 +29,8 @@ def launch(process: ProcessState, command: Sequence[str], *, log: Path, environ:
             start_new_session=True,
             env={**os.environ, **environ},
         )
+    # The process outlives this one on purpose: without a result code the handle would warn that it is still running.
+    child.returncode = 0
     return msgspec.structs.replace(process, pid=child.pid, started_at=psutil.Process(child.pid).create_time())
 
 

@@ -10,12 +10,11 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import uvloop
-from stratalog_metadata.client import QuorumClient
 
 from stratalog.roles.node import NodeSettings
 from stratalog_core.config import load
@@ -23,6 +22,7 @@ from stratalog_core.errors import Invalid, StratalogError
 from stratalog_core.ports import Background, Clock, Random, Transport
 from stratalog_core.rpc import TcpTransport
 from stratalog_core.system import SystemClock, ThreadBackground
+from stratalog_metadata.client import QuorumClient
 
 Settings = TypeVar("Settings")
 _log = logging.getLogger("stratalog")
@@ -47,7 +47,7 @@ class Node:
         self.configuration = configuration
         self.settings = configuration.section(NodeSettings, "node")
         self.clock: Clock = SystemClock()
-        self.random: Random = random.SystemRandom()
+        self.random: Random = random.Random(os.urandom(32))
         self.transport: Transport = TcpTransport()
         self._stack = stack
         self._metadata: QuorumClient | None = None
@@ -62,6 +62,10 @@ class Node:
         pool = ThreadBackground(threads, name)
         self._stack.callback(pool.close)
         return pool
+
+    def find_metadata_at(self, address: str) -> None:
+        """From now on the quorum is the one node at ``address``, in this very process."""
+        self.settings = replace(self.settings, metadata=(address,))
 
     async def metadata(self) -> QuorumClient:
         """The process's one client of the metadata quorum, with its view loaded."""

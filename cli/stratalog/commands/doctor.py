@@ -1,0 +1,46 @@
+"""``stratalog doctor``: what is wrong, and what to do about it."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections import Counter
+from pathlib import Path
+
+import click
+
+from stratalog.exit_codes import ExitCode
+from stratalog.health.cluster import check_metadata, check_processes, check_store
+from stratalog.health.finding import Finding, Verdict
+from stratalog.health.machine import check_machine
+from stratalog.local.state import load_state, state_path
+from stratalog.output import json_option, print_json, print_rows
+from stratalog.target import metadata_of, metadata_options, store_of
+
+
+@click.command()
+@metadata_options
+@json_option
+@click.pass_context
+def doctor(context: click.Context, data: Path | None, metadata: str | None, store: str | None, as_json: bool) -> None:
+    """Check this machine; with --data, or --metadata and --store, a cluster and its store, too. Fails if a check fails."""
+    findings = list(check_machine(data or Path()))
+    findings += asyncio.run(_check_cluster(data if data and state_path(data).exists() else None, metadata, store))
+    rows = [dataclasses.asdict(finding) for finding in findings]
+    if as_json:
+        print_json({"findings": rows})
+    else:
+        print_rows(rows, ("check", "verdict", "detail", "remedy"))
+        counts = Counter(finding.verdict for finding in findings)
+        click.echo(f"{counts[Verdict.OK]} ok, {counts[Verdict.WARN]} warnings, {counts[Verdict.FAIL]} failures", err=True)
+    if any(finding.verdict is Verdict.FAIL for finding in findings):
+        context.exit(ExitCode.FAILED)
+
+
+async def _check_cluster(data: Path | None, metadata: str | None, store: str | None) -> list[Finding]:
+    findings = [check_processes(load_state(data))] if data else []
+    if data or metadata:
+        findings += await check_metadata(metadata_of(data, metadata))
+    if data or store:
+        findings.append(await check_store(store_of(data, store)))
+    return findings

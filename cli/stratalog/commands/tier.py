@@ -1,0 +1,90 @@
+"""``stratalog tier …``: history in the object store. Needs metadata nodes or the store, never a broker."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from functools import partial
+from pathlib import Path
+
+import click
+from rich.progress import Progress, TaskID
+
+from stratalog.moments import format_moment
+from stratalog.output import human_bytes, json_option, print_json, print_rows, progress_bar
+from stratalog.target import metadata_of, metadata_options
+from stratalog.tier.offload import Waiting, request_offload, wait_for_offload
+from stratalog.tier.report import PartitionTier, tier_report, topics_named
+from stratalog.tier.session import metadata_session
+
+_STATUS_COLUMNS = (
+    "topic", "partition", "log_start_offset", "cold_end_offset", "cold_bytes", "hot_ledgers", "open_ledgers", "hot_bytes",
+    "lag_records", "offloaded_at", "last_error",
+)  # fmt: skip
+
+
+@click.group()
+def tier() -> None:
+    """See, move and verify history in the object store."""
+
+
+@tier.command()
+@click.argument("topics", nargs=-1)
+@metadata_options
+@json_option
+def status(topics: tuple[str, ...], data: Path | None, metadata: str | None, store: str | None, as_json: bool) -> None:
+    """Show per partition what is hot, what is cold, how far offloading lags, and its last error."""
+    rows = asyncio.run(_report(metadata_of(data, metadata), topics))
+    documents = [dataclasses.asdict(row) for row in rows]
+    if as_json:
+        print_json({"partitions": documents})
+        return
+    for document in documents:
+        document["offloaded_at"] = format_moment(document["offloaded_at_ms"] or -1)
+    print_rows(documents, _STATUS_COLUMNS)
+    cold, hot = sum(row.cold_bytes for row in rows), sum(row.hot_bytes for row in rows)
+    click.echo(f"cold {human_bytes(cold)}, hot {human_bytes(hot)} sealed, {sum(row.open_ledgers for row in rows)} open ledgers")
+
+
+async def _report(addresses: list[str], topics: tuple[str, ...]) -> list[PartitionTier]:
+    async with metadata_session(addresses) as client:
+        return tier_report(client.view, topics_named(client.view, topics))
+
+
+@tier.command()
+@click.argument("topics", nargs=-1, required=True)
+@click.option("--wait", is_flag=True, help="Return when all of it is cold and verified.")
+@click.option("--delete-hot", is_flag=True, help="Drop the hot copies as soon as they are verified, without the lag.")
+@click.option("--timeout", "timeout_s", default=120.0, show_default=True, help="Seconds to wait per topic.")
+@metadata_options
+def offload(
+    topics: tuple[str, ...],
+    wait: bool,
+    delete_hot: bool,
+    timeout_s: float,
+    data: Path | None,
+    metadata: str | None,
+    store: str | None,
+) -> None:
+    """Seal, offload and verify everything that TOPICS hold now."""
+    asyncio.run(_offload(metadata_of(data, metadata), topics, delete_hot, timeout_s if wait else None))
+
+
+async def _offload(addresses: list[str], names: tuple[str, ...], delete_hot: bool, timeout_s: float | None) -> None:
+    async with metadata_session(addresses) as client:
+        topics = topics_named(client.view, names)
+        for topic in topics:
+            await request_offload(client, topic, delete_hot=delete_hot)
+            click.echo(f"asked for {topic.name}: {topic.partition_count} partitions", err=True)
+        if timeout_s is None:
+            return
+        with progress_bar() as progress:
+            for topic in topics:
+                task = progress.add_task(f"offloading {topic.name}", total=topic.partition_count)
+                waiting = Waiting(timeout_s=timeout_s, on_progress=partial(_show_done, progress, task))
+                await wait_for_offload(client, topic, waiting)
+        click.echo("everything is cold and verified", err=True)
+
+
+def _show_done(progress: Progress, task: TaskID, done: int) -> None:
+    progress.update(task, completed=done)

@@ -1,0 +1,59 @@
+"""``stratalog up``: a whole Stratalog in one process, for the first hour and for one machine."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+import psutil
+
+from stratalog.local import processes
+from stratalog.local.state import ClusterState, ProcessState, load_state, save_state, state_path
+from stratalog.roles import embedded
+from stratalog.roles.runtime import Configuration, Node, run
+from stratalog.target import DEFAULT_BOOTSTRAP
+from stratalog_core.errors import Conflict
+
+_ROLE = "all"
+
+
+@click.command()
+@click.option(
+    "--data", default="data", show_default=True, type=click.Path(file_okay=False, path_type=Path), help="Its directory."
+)
+@click.option("--kafka", default=DEFAULT_BOOTSTRAP, show_default=True, help="HOST:PORT for Kafka clients; port 0 takes any.")
+@click.option("--store", help="Object store for history: a directory or s3:// URL (default: DIR/store).")
+@click.option("--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="TOML file for everything else.")
+def up(data: Path, kafka: str, store: str | None, config: Path | None) -> None:
+    """Run everything in one process until Ctrl-C. Data survives; start it again to go on."""
+    data = data.absolute()
+    _refuse_if_taken(data)
+    data.mkdir(parents=True, exist_ok=True)
+    overrides = embedded.embedded_overrides(data, kafka=kafka, store=store)
+
+    async def start(node: Node) -> str:
+        address = await embedded.start(node)
+        _remember(data, node, address)
+        click.echo(f"Stratalog serves Kafka clients at {address}; data in {data}; Ctrl-C stops it.")
+        return address
+
+    run(Configuration(file=config, overrides=overrides), "stratalog", start)
+
+
+def _refuse_if_taken(data: Path) -> None:
+    if not state_path(data).exists():
+        return
+    state = load_state(data)
+    if any(process.role != _ROLE for process in state.processes):
+        raise Conflict(f"{data} holds a cluster: use `stratalog cluster start --data {data}`, or another --data")
+    if any(processes.running(process) for process in state.processes):
+        raise Conflict(f"{data} is in use by pid {state.processes[0].pid}: stop it, or use another --data")
+
+
+def _remember(data: Path, node: Node, address: str) -> None:
+    """Let the other commands find it by ``--data``."""
+    started_at = psutil.Process().create_time()
+    process = ProcessState(name="up", role=_ROLE, address=address, pid=os.getpid(), started_at=started_at)
+    metadata = ",".join(node.settings.metadata)
+    save_state(data, ClusterState(bootstrap=address, metadata=metadata, store=node.settings.store, processes=(process,)))

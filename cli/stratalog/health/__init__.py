@@ -1,0 +1,1 @@
+"""What ``stratalog doctor`` looks at."""

@@ -1,0 +1,96 @@
+"""Is this cluster well? Processes, metadata quorum, bookies, brokers, ledgers, offloading, store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from stratalog.health.finding import Finding, fail, ok, warn
+from stratalog.local import processes
+from stratalog.local.state import ClusterState
+from stratalog.tier.session import metadata_session, store_session
+from stratalog_core.errors import NotFound, StratalogError
+from stratalog_metadata.api import MetadataView
+from stratalog_metadata.records import Bookie, Broker, Ledger, LedgerState, Partition, TieringWorker, TierStatus
+
+_PROBE_KEY = "cluster.json"
+
+
+def check_processes(state: ClusterState) -> Finding:
+    """Those that were started and ended by themselves."""
+    ended = [process.name for process in state.processes if process.pid is not None and processes.running(process) is None]
+    stopped = [process.name for process in state.processes if process.pid is None]
+    if ended:
+        return fail("processes", f"{', '.join(ended)} ended", "see their logs, then `stratalog cluster restart NAME`")
+    if stopped:
+        return warn("processes", f"{', '.join(stopped)} stopped", "`stratalog cluster restart NAME`")
+    return ok("processes", f"{len(state.processes)} run")
+
+
+async def check_metadata(addresses: list[str]) -> list[Finding]:
+    """The quorum, and what its records tell of all others."""
+    try:
+        async with metadata_session(addresses) as client:
+            return [ok("metadata", f"answers, at command {client.view.index}"), *_check_view(client.view)]
+    except StratalogError as failure:
+        return [fail("metadata", failure.message, "start most of the metadata nodes; see their logs")]
+
+
+def _check_view(view: MetadataView) -> Iterator[Finding]:
+    yield _check_bookies(view)
+    brokers = [broker.broker_id for broker in view.all(Broker)]
+    yield ok("brokers", f"{len(brokers)} live") if brokers else fail("brokers", "none lives", "start a broker")
+    ownerless = sum(partition.owner not in brokers for partition in view.all(Partition))
+    if ownerless:
+        yield fail("partitions", f"{ownerless} without a live owner", "wait some seconds; start a broker")
+    else:
+        yield ok("partitions", f"{sum(1 for _ in view.all(Partition))}, all owned")
+    yield _check_ledgers(view)
+    yield _check_tiering(view)
+
+
+def _check_bookies(view: MetadataView) -> Finding:
+    bookies = list(view.all(Bookie))
+    live = [bookie for bookie in bookies if bookie.session_id]
+    full = [bookie.bookie_id for bookie in live if bookie.read_only]
+    if not live:
+        return fail("bookies", f"none of {len(bookies)} lives", "start the bookies")
+    if full:
+        return fail("bookies", f"{', '.join(full)} read-only", "free disk space there, or add bookies")
+    if len(live) < len(bookies):
+        dead = ", ".join(bookie.bookie_id for bookie in bookies if not bookie.session_id)
+        return warn("bookies", f"{dead} down, {len(live)} live", "start them: records have fewer copies meanwhile")
+    return ok("bookies", f"{len(live)} live")
+
+
+def _check_ledgers(view: MetadataView) -> Finding:
+    live = {bookie.bookie_id for bookie in view.all(Bookie) if bookie.session_id}
+    ledgers = list(view.all(Ledger))
+    lacking = sum(any(not live.issuperset(fragment.bookies) for fragment in ledger.fragments) for ledger in ledgers)
+    opened = sum(ledger.state is not LedgerState.CLOSED for ledger in ledgers)
+    if lacking:
+        return warn("ledgers", f"{lacking} of {len(ledgers)} lack a copy", "start the bookies that are down")
+    return ok("ledgers", f"{len(ledgers)} hot, {opened} of them open")
+
+
+def _check_tiering(view: MetadataView) -> Finding:
+    workers = sum(1 for _ in view.all(TieringWorker))
+    failing = [status for status in view.all(TierStatus) if status.last_error_at_ms > status.offloaded_at_ms]
+    if failing:
+        detail = f"{len(failing)} partitions fail to offload: {failing[0].last_error}"
+        return fail("tiering", detail, "see `stratalog tier status` and the workers' logs")
+    if not workers:
+        return warn("tiering", "no worker lives", "start one: bookies fill up meanwhile")
+    return ok("tiering", f"{workers} workers")
+
+
+async def check_store(url: str) -> Finding:
+    """One request that changes nothing."""
+    shown = url.split("?", maxsplit=1)[0]
+    try:
+        async with store_session(url) as store:
+            await store.head(_PROBE_KEY)
+    except NotFound:
+        return ok("store", f"{shown} answers")
+    except StratalogError as failure:
+        return fail("store", f"{shown}: {failure.message}", "check its address, bucket and AWS_… credentials")
+    return ok("store", f"{shown} answers")

@@ -1,0 +1,34 @@
+"""Everything in one process: a quorum of one, one bookie, one broker, one tiering worker, on one event loop.
+
+The same components over the same loopback borders as in a cluster; only their number differs. What an acknowledgement promises
+is the same, too: on disk, but on one.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from stratalog.roles import bookie, broker, metadata, tiering
+from stratalog.roles.runtime import Node
+
+
+def embedded_overrides(data: Path, *, kafka: str, store: str | None) -> dict[str, dict[str, Any]]:
+    """What the command line sets over file and environment."""
+    return {
+        "node": {"store": store or str(data / "store")},
+        "metadata": {"data_dir": str(data / "metadata"), "listen": "127.0.0.1:0"},
+        "bookie": {"bookie_id": "bookie-1", "data_dirs": str(data / "bookie"), "listen": "127.0.0.1:0"},
+        "broker": {"broker_id": 1, "listen": kafka},
+        "tiering": {"worker_id": "tiering-1"},
+        "cold": {"cache_dir": str(data / "cache")},
+    }
+
+
+async def start(node: Node) -> str:
+    """Start all; the address of the Kafka listener."""
+    node.find_metadata_at(await metadata.start(node))
+    await bookie.start(node)
+    address = await broker.start(node)
+    await tiering.start(node)
+    return address

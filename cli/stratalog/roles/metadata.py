@@ -1,0 +1,27 @@
+"""One node of the metadata quorum."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from stratalog.roles.runtime import Node
+from stratalog_core.system import SystemFiles
+from stratalog_metadata.config import SECTION, MetadataSettings
+from stratalog_metadata.server import MetadataServer
+
+
+async def start(node: Node) -> str:
+    """Start the node; the address it listens on."""
+    settings = node.configuration.section(MetadataSettings, SECTION)
+    server = MetadataServer(
+        settings,
+        node.transport,
+        SystemFiles(Path(settings.data_dir)),
+        node.clock,
+        node.random,
+        # One thread for its log, one for its state.
+        node.background(2, "metadata"),
+    )
+    await server.start()
+    node.closing(server.close)
+    return server.address

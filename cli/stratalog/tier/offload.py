@@ -1,0 +1,62 @@
+"""Asks for everything of a topic to be cold now, and waits until it is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from stratalog.tier.report import open_requests
+from stratalog_core.errors import Unavailable
+from stratalog_metadata.api import MetadataClient
+from stratalog_metadata.commands import Command, Put
+from stratalog_metadata.records import TierRequest, TierStatus, Topic, tier_status_key
+
+OnProgress = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """How long to wait for a topic, and whom to tell how many of its partitions are done."""
+
+    timeout_s: float
+    on_progress: OnProgress
+
+
+async def request_offload(metadata: MetadataClient, topic: Topic, *, delete_hot: bool) -> None:
+    """One command for all partitions: the owners seal, the tiering workers do the rest."""
+    requests = (
+        TierRequest(topic_id=topic.topic_id, index=index, delete_hot=delete_hot) for index in range(topic.partition_count)
+    )
+    await metadata.propose(Command(updates=tuple(Put(record=request) for request in requests)))
+
+
+async def wait_for_offload(metadata: MetadataClient, topic: Topic, waiting: Waiting) -> None:
+    """Return when no request of ``topic`` is left. Raises ``Unavailable`` with the last errors after the time-out."""
+    changed = asyncio.Event()
+    stop = metadata.view.subscribe(lambda changes: changed.set())
+    try:
+        async with asyncio.timeout(waiting.timeout_s):
+            while left := open_requests(metadata.view, topic):
+                waiting.on_progress(topic.partition_count - len(left))
+                changed.clear()
+                await changed.wait()
+    except TimeoutError:
+        raise Unavailable(_why_not(metadata, topic, waiting.timeout_s)) from None
+    finally:
+        stop()
+    waiting.on_progress(topic.partition_count)
+
+
+def _why_not(metadata: MetadataClient, topic: Topic, timeout_s: float) -> str:
+    left = open_requests(metadata.view, topic)
+    unsealed = sum(request.end_offset < 0 for request in left)
+    text = f"{len(left)} of {topic.partition_count} partitions of {topic.name} are not cold after {timeout_s:.0f} s"
+    if unsealed:
+        text += f"; {unsealed} are not sealed: is every broker up?"
+    errors = {status.last_error for request in left if (status := _status(metadata, request)) is not None and status.last_error}
+    return text + "".join(f"; last error: {error}" for error in sorted(errors))
+
+
+def _status(metadata: MetadataClient, request: TierRequest) -> TierStatus | None:
+    return metadata.view.find(TierStatus, tier_status_key(request.topic_id, request.index))

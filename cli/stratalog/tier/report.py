@@ -1,0 +1,95 @@
+"""What is hot and what is cold of each partition, as metadata tells it. Pure: a view in, rows out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from stratalog_core.errors import NotFound
+from stratalog_metadata.api import MetadataView
+from stratalog_metadata.records import (
+    Ledger,
+    LedgerState,
+    Log,
+    ManifestPointer,
+    TierRequest,
+    TierStatus,
+    Topic,
+    ledger_key,
+    log_key,
+    manifest_pointer_key,
+    tier_request_key,
+    tier_status_key,
+    topic_key,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionTier:
+    """One partition. Offsets: start inclusive, end exclusive. ``hot_bytes`` counts sealed ledgers only.
+
+    ``lag_records`` are in sealed ledgers and not yet cold.
+    """
+
+    topic: str
+    partition: int
+    log_start_offset: int
+    cold_start_offset: int
+    cold_end_offset: int
+    cold_bytes: int
+    manifest_version: int
+    hot_ledgers: int
+    open_ledgers: int
+    hot_bytes: int
+    lag_records: int
+    requested: bool
+    offloaded_at_ms: int
+    last_error: str
+
+
+def topics_named(view: MetadataView, names: Iterable[str]) -> list[Topic]:
+    """The topics of these names; all but internal ones if none is named. Raises ``NotFound``."""
+    wanted = list(names)
+    if not wanted:
+        return [topic for topic in view.all(Topic) if not topic.internal]
+    topics = {name: view.find(Topic, topic_key(name)) for name in wanted}
+    for name, topic in topics.items():
+        if topic is None:
+            raise NotFound(f"no topic {name!r}: see `stratalog topic list`")
+    return [topic for topic in topics.values() if topic is not None]
+
+
+def tier_report(view: MetadataView, topics: Iterable[Topic]) -> list[PartitionTier]:
+    """One row for every partition of ``topics``, in order."""
+    return [_partition(view, topic, index) for topic in topics for index in range(topic.partition_count)]
+
+
+def _partition(view: MetadataView, topic: Topic, index: int) -> PartitionTier:
+    log = view.find(Log, log_key(topic.topic_id, index)) or Log(topic_id=topic.topic_id, index=index)
+    pointer = view.find(ManifestPointer, manifest_pointer_key(topic.topic_id, index))
+    status = view.find(TierStatus, tier_status_key(topic.topic_id, index))
+    ledgers = [ledger for ref in log.ledgers if (ledger := view.find(Ledger, ledger_key(ref.ledger_id))) is not None]
+    closed = [ledger for ledger in ledgers if ledger.state is LedgerState.CLOSED]
+    cold_end = pointer.end_offset if pointer else log.log_start_offset
+    sealed_end = max((ledger.end_offset for ledger in closed), default=cold_end)
+    return PartitionTier(
+        topic=topic.name,
+        partition=index,
+        log_start_offset=log.log_start_offset,
+        cold_start_offset=pointer.start_offset if pointer else cold_end,
+        cold_end_offset=cold_end,
+        cold_bytes=pointer.cold_bytes if pointer else 0,
+        manifest_version=pointer.manifest_version if pointer else 0,
+        hot_ledgers=len(ledgers),
+        open_ledgers=len(ledgers) - len(closed),
+        hot_bytes=sum(ledger.payload_bytes for ledger in closed),
+        lag_records=max(0, sealed_end - cold_end),
+        requested=view.get(tier_request_key(topic.topic_id, index)) is not None,
+        offloaded_at_ms=status.offloaded_at_ms if status else 0,
+        last_error=status.last_error if status else "",
+    )
+
+
+def open_requests(view: MetadataView, topic: Topic) -> list[TierRequest]:
+    """Offload requests of this topic that are not fulfilled yet."""
+    return [request for request in view.all(TierRequest) if request.topic_id == topic.topic_id]

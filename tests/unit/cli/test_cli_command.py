@@ -1,0 +1,69 @@
+"""The command as a user meets it: help, exit codes, messages."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stratalog.app import stratalog
+from stratalog.exit_codes import ExitCode, exit_code_of
+from stratalog_core import errors
+
+
+def _run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "stratalog", *words], capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_help_lists_every_command_without_loading_it() -> None:
+    program = (
+        "import sys; from stratalog.app import stratalog; stratalog(['--help'], standalone_mode=False); print(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    *help_lines, modules = done.stdout.strip().splitlines()
+    assert "Run everything in one process." in "\n".join(help_lines)
+    assert "confluent_kafka" not in modules.split()
+
+
+@pytest.mark.parametrize("name", stratalog.list_commands(None))  # type: ignore[arg-type]
+def test_every_command_explains_itself(name: str) -> None:
+    done = _run(name, "--help")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Usage:")
+
+
+def test_wrong_usage_is_2() -> None:
+    assert _run("cluster", "start").returncode == ExitCode.USAGE
+    assert _run("nonsense").returncode == ExitCode.USAGE
+
+
+def test_a_missing_cluster_is_4_and_says_what_to_do(tmp_path: Path) -> None:
+    done = _run("cluster", "status", "--data", str(tmp_path))
+    assert done.returncode == ExitCode.NOT_FOUND
+    assert "stratalog cluster start" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_server_that_is_not_there_is_3() -> None:
+    done = _run("topic", "list", "--bootstrap", "127.0.0.1:9")
+    assert done.returncode == ExitCode.UNAVAILABLE
+    assert "stratalog doctor" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.Corrupt("x"), ExitCode.DAMAGED),
+        (errors.NoSuchObject("x"), ExitCode.NOT_FOUND),
+        (errors.Conflict("x"), ExitCode.CONFLICT),
+        (errors.StaleEpoch("x"), ExitCode.CONFLICT),
+        (errors.Invalid("x"), ExitCode.USAGE),
+        (errors.Overloaded("x"), ExitCode.UNAVAILABLE),
+        (errors.OutcomeUnknown("x"), ExitCode.UNAVAILABLE),
+        (errors.StorageFailed("x"), ExitCode.FAILED),
+    ],
+)
+def test_exit_codes_tell_what_to_do(error: errors.StratalogError, code: ExitCode) -> None:
+    assert exit_code_of(error) is code

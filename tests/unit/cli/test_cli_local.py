@@ -1,0 +1,126 @@
+"""Layout, state and processes of a local cluster."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+from stratalog.local import processes
+from stratalog.local.plan import Sizes, plan_cluster, to_toml
+from stratalog.local.ports import free_ports, is_free
+from stratalog.local.secrets import make_store_credentials, store_environment
+from stratalog.local.state import ClusterState, ProcessState, load_state, save_state
+from stratalog_core.errors import Invalid, NotFound
+
+SLEEPER = [sys.executable, "-c", "import signal; signal.pause()"]
+STUBBORN = [
+    sys.executable,
+    "-c",
+    "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); signal.pause()",
+]
+
+
+def _process(name: str = "broker-1") -> ProcessState:
+    return ProcessState(name=name, role="broker", address="127.0.0.1:1")
+
+
+def test_free_ports_are_different_and_free() -> None:
+    ports = free_ports(20, taken=[20000])
+    assert len(set(ports)) == 20
+    assert all(is_free(port) for port in ports)
+
+
+def test_a_plan_names_every_process_and_gives_each_its_address(tmp_path: Path) -> None:
+    plan = plan_cluster(tmp_path, Sizes(), cluster_id="c", store=None, minio=False)
+    names = [process.name for process in plan.state.processes]
+    assert names == [
+        "metadata-1", "metadata-2", "metadata-3", "bookie-1", "bookie-2", "bookie-3", "broker-1", "broker-2", "tiering-1",
+    ]  # fmt: skip
+    addresses = [process.address for process in plan.state.processes if process.address]
+    assert len(set(addresses)) == 8
+    assert plan.state.bootstrap == ",".join(addresses[6:8])
+    assert plan.state.store == (tmp_path / "store").as_uri()
+
+
+def test_a_plan_with_minio_uses_it_as_the_store(tmp_path: Path) -> None:
+    plan = plan_cluster(tmp_path, Sizes(metadata=1, bookies=1, brokers=1), cluster_id="c", store=None, minio=True)
+    (store,) = plan.state.of_role("store")
+    assert plan.state.store == f"s3://stratalog?endpoint=http://{store.address}&region=us-east-1"
+
+
+def test_configuration_files_are_toml(tmp_path: Path) -> None:
+    plan = plan_cluster(tmp_path, Sizes(), cluster_id="cluster", store=None, minio=False)
+    table = tomllib.loads(to_toml(plan.configurations["metadata-2"]))["metadata"]
+    assert table["node_id"] == 2
+    assert [peer.split("=")[0] for peer in table["peers"]] == ["1", "2", "3"]
+
+
+def test_state_survives_a_round_trip_and_replaces_one_process(tmp_path: Path) -> None:
+    state = ClusterState(bootstrap="b", metadata="m", store="s", processes=(_process("a"), _process("b")))
+    save_state(tmp_path, state.replaced(msgspec.structs.replace(_process("b"), pid=7)))
+    found = load_state(tmp_path)
+    assert [process.pid for process in found.processes] == [None, 7]
+    with pytest.raises(NotFound, match="there are a, b"):
+        found.process("c")
+
+
+def test_a_directory_without_a_cluster_is_told_how_to_get_one(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="stratalog cluster start"):
+        load_state(tmp_path)
+    (tmp_path / "cluster.json").write_text("{")
+    with pytest.raises(Invalid, match=r"cluster\.json cannot be read"):
+        load_state(tmp_path)
+
+
+def test_credentials_are_made_once_and_only_for_the_owner(tmp_path: Path) -> None:
+    assert store_environment(tmp_path) == {}
+    make_store_credentials(tmp_path)
+    made = store_environment(tmp_path)
+    make_store_credentials(tmp_path)
+    assert store_environment(tmp_path) == made
+    assert set(made) == {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}
+    assert (tmp_path / "config" / "store.env").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_process_is_stopped_by_sigterm(tmp_path: Path) -> None:
+    process = processes.launch(_process(), SLEEPER, log=tmp_path / "log", environ={})
+    assert processes.running(process) is not None
+    assert processes.stop([process], grace_s=10) == []
+    assert processes.running(process) is None
+
+
+def test_a_process_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    process = processes.launch(_process(), STUBBORN, log=log, environ={})
+    handle = processes.running(process)
+    assert handle is not None
+    while "ready" not in log.read_text():
+        assert handle.is_running()
+    assert processes.stop([process], grace_s=0.2) == ["broker-1"]
+    assert processes.running(process) is None
+
+
+def test_kill_says_whether_it_ran(tmp_path: Path) -> None:
+    process = processes.launch(_process(), SLEEPER, log=tmp_path / "log", environ={})
+    assert processes.kill(process)
+    assert not processes.kill(process)
+
+
+def test_a_pid_that_another_process_inherited_is_left_alone() -> None:
+    other = subprocess.Popen(SLEEPER)
+    try:
+        started_earlier = psutil.Process(other.pid).create_time() - 60
+        stale = msgspec.structs.replace(_process(), pid=other.pid, started_at=started_earlier)
+        assert processes.running(stale) is None
+        assert processes.stop([stale], grace_s=0.1) == []
+        assert not processes.kill(stale)
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait()
