@@ -1,0 +1,29 @@
+"""DeleteGroups, versions 0–2: groups without members, with all their offsets."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from kio.schema.errors import ErrorCode
+
+from stratalog_broker.context import RequestContext
+from stratalog_broker.handlers.info import HandlerInfo
+from stratalog_broker.protocol.errors import KafkaError
+
+
+async def handle(context: RequestContext, request: Any) -> Any:
+    rows = [
+        context.new("DeletableGroupResult", group_id=group_id, error_code=await _delete(context, group_id))
+        for group_id in request.groups_names
+    ]
+    return context.new("DeleteGroupsResponse", results=tuple(rows))
+
+
+async def _delete(context: RequestContext, group_id: str) -> ErrorCode:
+    try:
+        return await context.services.groups.coordinator_of(group_id).delete_group(group_id)
+    except KafkaError as refused:
+        return refused.code
+
+
+API: Final = HandlerInfo(key=42, min_version=0, max_version=2, handle=handle)

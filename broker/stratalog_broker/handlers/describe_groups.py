@@ -1,0 +1,79 @@
+"""DescribeGroups, versions 0–6. An unknown group is described as Dead (from v6 on with GROUP_ID_NOT_FOUND)."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from kio.schema.errors import ErrorCode
+
+from stratalog_broker.context import RequestContext
+from stratalog_broker.groups.coordinator import GroupCoordinator
+from stratalog_broker.groups.group import Group
+from stratalog_broker.groups.rebalance import GroupState
+from stratalog_broker.handlers.info import HandlerInfo
+from stratalog_broker.protocol.errors import KafkaError
+
+_NOT_FOUND_SINCE: Final = 6
+
+
+async def handle(context: RequestContext, request: Any) -> Any:
+    return context.new("DescribeGroupsResponse", groups=tuple(_describe(context, group_id) for group_id in request.groups))
+
+
+def _describe(context: RequestContext, group_id: str) -> Any:
+    try:
+        coordinator = context.services.groups.coordinator_of(group_id).coordinator
+    except KafkaError as refused:
+        return _row(context, group_id, error=refused.code)
+    state = coordinator.state_of(group_id)
+    if state is GroupState.DEAD:
+        return _absent(context, group_id)
+    return _present(context, coordinator, group_id, state)
+
+
+def _absent(context: RequestContext, group_id: str) -> Any:
+    if context.api_version < _NOT_FOUND_SINCE:
+        return _row(context, group_id, state=GroupState.DEAD)
+    message = f"group {group_id} not found"
+    return _row(context, group_id, error=ErrorCode.group_id_not_found, message=message, state=GroupState.DEAD)
+
+
+def _present(context: RequestContext, coordinator: GroupCoordinator, group_id: str, state: GroupState) -> Any:
+    group = coordinator.groups.get(group_id)
+    if group is None:
+        return _row(context, group_id, state=state)
+    protocol_name = group.protocol_name if state is GroupState.STABLE else None
+    return _row(
+        context, group_id, state=state, protocol_type=group.protocol_type, protocol_data=protocol_name or "",
+        members=_members(context, group, protocol_name),
+    )  # fmt: skip
+
+
+def _members(context: RequestContext, group: Group, protocol_name: str | None) -> tuple[Any, ...]:
+    """Metadata and assignment mean something only while the group is stable."""
+    return tuple(
+        context.new(
+            "DescribedGroupMember",
+            member_id=member.member_id,
+            group_instance_id=member.group_instance_id,
+            client_id=member.client_id,
+            client_host=member.client_host,
+            member_metadata=member.metadata_for(protocol_name) if protocol_name is not None else b"",
+            member_assignment=member.assignment if protocol_name is not None else b"",
+        )
+        for member in group.membership.members.values()
+    )
+
+
+def _row(
+    context: RequestContext, group_id: str, *, error: ErrorCode = ErrorCode.none, message: str | None = None,
+    state: str = "", protocol_type: str = "", protocol_data: str = "", members: tuple[Any, ...] = (),
+) -> Any:  # fmt: skip
+    return context.new(
+        "DescribedGroup",
+        error_code=error, error_message=message, group_id=group_id, group_state=str(state), protocol_type=protocol_type,
+        protocol_data=protocol_data, members=members,
+    )  # fmt: skip
+
+
+API: Final = HandlerInfo(key=15, min_version=0, max_version=6, handle=handle)

@@ -1,0 +1,52 @@
+"""FindCoordinator, versions 0–6 (several keys from v4 on).
+
+Where it differs from Apache Kafka: only groups (key type 0) have coordinators here; other key types answer
+INVALID_REQUEST. ``__consumer_offsets`` is created by the first call.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from kio.schema.errors import ErrorCode
+
+from stratalog_broker.context import RequestContext
+from stratalog_broker.handlers.info import HandlerInfo
+from stratalog_broker.protocol.errors import KafkaError
+from stratalog_core.errors import StratalogError
+from stratalog_metadata.records import Broker
+
+GROUP: Final = 0
+_KEYS_MAX: Final = 1_000
+
+
+async def handle(context: RequestContext, request: Any) -> Any:
+    key_type = getattr(request, "key_type", GROUP)
+    if context.api_version >= 4:
+        keys = request.coordinator_keys[:_KEYS_MAX]
+        found = [await _find(context, key_type, key) for key in keys]
+        rows = tuple(context.new("Coordinator", key=key, **fields) for key, fields in zip(keys, found, strict=True))
+        return context.new("FindCoordinatorResponse", coordinators=rows)
+    return context.new("FindCoordinatorResponse", **await _find(context, key_type, request.key))
+
+
+async def _find(context: RequestContext, key_type: int, key: str) -> dict[str, Any]:
+    if key_type != GROUP:
+        return _fields(ErrorCode.invalid_request, f"coordinators of key type {key_type} are not served; type 0 (group) is")
+    try:
+        return _fields(ErrorCode.none, None, await context.services.groups.find(key))
+    except KafkaError as refused:
+        # The topic's creation may be refused for reasons of its own: to the client all of them mean "not yet".
+        return _fields(ErrorCode.coordinator_not_available, refused.message)
+    except StratalogError as failure:
+        return _fields(ErrorCode.coordinator_not_available, failure.message)
+
+
+def _fields(error: ErrorCode, message: str | None, broker: Broker | None = None) -> dict[str, Any]:
+    place = {"node_id": -1, "host": "", "port": -1}
+    if broker is not None:
+        place = {"node_id": broker.broker_id, "host": broker.host, "port": broker.port}
+    return {"error_code": error, "error_message": message, **place}
+
+
+API: Final = HandlerInfo(key=10, min_version=0, max_version=6, handle=handle)

@@ -1,0 +1,34 @@
+"""Topics as group requests name them: by name up to a version, by id from then on. Groups store names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from kio.schema.errors import ErrorCode
+
+from stratalog_broker.context import RequestContext
+from stratalog_metadata.records import Topic, topic_key
+
+
+@dataclass(frozen=True, slots=True)
+class TopicName:
+    """A topic of a request: what was given is returned as it came, ``error`` says if it means nothing."""
+
+    name: str
+    topic_id: UUID | None
+    error: ErrorCode = ErrorCode.none
+
+
+def resolve_topic(context: RequestContext, topic: Any, *, by_id: bool) -> TopicName:
+    """The topic that an element of a request means."""
+    if by_id:
+        known = topic_by_id(context, topic.topic_id)
+        return TopicName(known.name if known else "", topic.topic_id, ErrorCode.none if known else ErrorCode.unknown_topic_id)
+    exists = context.services.view.find(Topic, topic_key(topic.name)) is not None
+    return TopicName(topic.name, None, ErrorCode.none if exists else ErrorCode.unknown_topic_or_partition)
+
+
+def topic_by_id(context: RequestContext, topic_id: UUID | None) -> Topic | None:
+    return next((topic for topic in context.services.view.all(Topic) if topic.topic_id == topic_id), None)

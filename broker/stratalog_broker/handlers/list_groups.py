@@ -1,0 +1,44 @@
+"""ListGroups, versions 0–5: the groups that this broker coordinates. Clients ask every broker.
+
+Filters by state (v4) and type (v5) ignore case, as Kafka's do. All groups here are of type ``classic``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from kio.schema.errors import ErrorCode
+
+from stratalog_broker.context import RequestContext
+from stratalog_broker.groups.coordinator import GroupCoordinator
+from stratalog_broker.handlers.info import HandlerInfo
+
+CLASSIC: Final = "classic"
+
+
+async def handle(context: RequestContext, request: Any) -> Any:
+    states = {state.lower() for state in getattr(request, "states_filter", ())}
+    types = {kind.lower() for kind in getattr(request, "types_filter", ())}
+    rows: list[Any] = []
+    if not types or CLASSIC in types:
+        for application in context.services.groups.coordinators():
+            rows += _rows(context, application.coordinator, states)
+    error = ErrorCode.coordinator_load_in_progress if context.services.groups.is_loading else ErrorCode.none
+    return context.new("ListGroupsResponse", error_code=error, groups=tuple(rows))
+
+
+def _rows(context: RequestContext, coordinator: GroupCoordinator, states: set[str]) -> list[Any]:
+    rows = []
+    for group_id in coordinator.group_ids():
+        group, state = coordinator.groups.get(group_id), str(coordinator.state_of(group_id))
+        if not states or state.lower() in states:
+            protocol_type = group.protocol_type if group is not None else ""
+            rows.append(
+                context.new(
+                    "ListedGroup", group_id=group_id, protocol_type=protocol_type, group_state=state, group_type=CLASSIC
+                )
+            )
+    return rows
+
+
+API: Final = HandlerInfo(key=16, min_version=0, max_version=5, handle=handle)

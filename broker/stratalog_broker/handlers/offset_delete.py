@@ -1,0 +1,41 @@
+"""OffsetDelete, version 0: forget offsets of topics to which no member subscribes (KIP-496)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from kio.schema.errors import ErrorCode
+
+from stratalog_broker.context import RequestContext
+from stratalog_broker.handlers.info import HandlerInfo
+from stratalog_broker.protocol.errors import KafkaError
+
+
+async def handle(context: RequestContext, request: Any) -> Any:
+    names = [(str(topic.name), row.partition_index) for topic in request.topics for row in topic.partitions]
+    errors: list[ErrorCode] = []
+    try:
+        coordinator = context.services.groups.coordinator_of(request.group_id)
+        error, errors = await coordinator.delete_offsets(request.group_id, names)
+    except KafkaError as refused:
+        error = refused.code
+    topics = _topics(context, request, iter(errors)) if error is ErrorCode.none else ()
+    return context.new("OffsetDeleteResponse", error_code=error, topics=topics)
+
+
+def _topics(context: RequestContext, request: Any, errors: Iterator[ErrorCode]) -> tuple[Any, ...]:
+    return tuple(
+        context.new(
+            "OffsetDeleteResponseTopic",
+            name=topic.name,
+            partitions=tuple(
+                context.new("OffsetDeleteResponsePartition", partition_index=row.partition_index, error_code=next(errors))
+                for row in topic.partitions
+            ),
+        )
+        for topic in request.topics
+    )
+
+
+API: Final = HandlerInfo(key=47, min_version=0, max_version=0, handle=handle)

@@ -1,0 +1,103 @@
+"""OffsetFetch, versions 1–10 (all topics from v2, several groups from v8, topic ids from v10 on).
+
+A group, topic or partition without a committed offset answers offset -1 and no error. Where it differs from Apache
+Kafka: member id and epoch of v9 are not checked (they belong to the newer group protocol).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from kio.schema.errors import ErrorCode
+
+from stratalog_broker.context import RequestContext
+from stratalog_broker.groups.records import CommittedOffset
+from stratalog_broker.groups.store import TopicPartitionName
+from stratalog_broker.handlers.group_topics import TopicName, topic_by_id
+from stratalog_broker.handlers.info import HandlerInfo
+from stratalog_broker.protocol.errors import KafkaError
+from stratalog_metadata.records import Topic, topic_key
+
+_GROUPS_SINCE: Final = 8
+_TOPIC_IDS_SINCE: Final = 10
+_NOTHING: Final = CommittedOffset(offset=-1, leader_epoch=-1, metadata="", committed_at_ms=-1)
+Offsets = Mapping[TopicPartitionName, CommittedOffset]
+Wanted = list[tuple[TopicName, Iterable[int]]]
+
+
+async def handle(context: RequestContext, request: Any) -> Any:
+    if context.api_version >= _GROUPS_SINCE:
+        return context.new("OffsetFetchResponse", groups=tuple(_group(context, group) for group in request.groups))
+    offsets, error = _offsets(context, request.group_id)
+    topics = _topics(context, request.topics, offsets, error, suffix="")
+    # v1 has no place for the group's error, so that each partition carries it.
+    return context.new("OffsetFetchResponse", topics=topics, error_code=error)
+
+
+def _group(context: RequestContext, group: Any) -> Any:
+    offsets, error = _offsets(context, group.group_id)
+    # Kafka's own answer to a group's error has no topics; clients look at the group's code first.
+    topics = _topics(context, group.topics, offsets, error, suffix="s") if error is ErrorCode.none else ()
+    return context.new("OffsetFetchResponseGroup", group_id=group.group_id, topics=topics, error_code=error)
+
+
+def _offsets(context: RequestContext, group_id: str) -> tuple[Offsets, ErrorCode]:
+    try:
+        store = context.services.groups.coordinator_of(group_id).coordinator.store
+    except KafkaError as refused:
+        return {}, refused.code
+    return store.offsets_of(group_id), ErrorCode.none
+
+
+def _topics(context: RequestContext, wanted: Any, offsets: Offsets, error: ErrorCode, suffix: str) -> tuple[Any, ...]:
+    """``suffix``: kio names the structs of multi-group versions in the plural."""
+    rows = _all_of(context, offsets) if wanted is None else [_wanted(context, topic) for topic in wanted]
+    return tuple(
+        context.new(
+            f"OffsetFetchResponseTopic{suffix}",
+            name=topic.name,
+            topic_id=topic.topic_id,
+            partitions=tuple(
+                _partition(context, index, offsets.get((topic.name, index), _NOTHING), _first(topic.error, error), suffix)
+                for index in partitions
+            ),
+        )
+        for topic, partitions in rows
+    )
+
+
+def _first(error: ErrorCode, otherwise: ErrorCode) -> ErrorCode:
+    return error if error is not ErrorCode.none else otherwise
+
+
+def _wanted(context: RequestContext, topic: Any) -> tuple[TopicName, Iterable[int]]:
+    if context.api_version < _TOPIC_IDS_SINCE:
+        return TopicName(topic.name, None), topic.partition_indexes
+    known = topic_by_id(context, topic.topic_id)
+    error = ErrorCode.none if known is not None else ErrorCode.unknown_topic_id
+    return TopicName(known.name if known is not None else "", topic.topic_id, error), topic.partition_indexes
+
+
+def _all_of(context: RequestContext, offsets: Offsets) -> Wanted:
+    """Everything that the group committed; with topic ids, only what still has one."""
+    partitions: dict[str, list[int]] = {}
+    for topic, index in sorted(offsets):
+        partitions.setdefault(topic, []).append(index)
+    rows: Wanted = []
+    for name, indexes in partitions.items():
+        known = context.services.view.find(Topic, topic_key(name))
+        if known is not None or context.api_version < _TOPIC_IDS_SINCE:
+            rows.append((TopicName(name, known.topic_id if known is not None else None), indexes))
+    return rows
+
+
+def _partition(context: RequestContext, index: int, committed: CommittedOffset, error: ErrorCode, suffix: str) -> Any:
+    return context.new(
+        f"OffsetFetchResponsePartition{suffix}",
+        partition_index=index, committed_offset=committed.offset, committed_leader_epoch=committed.leader_epoch,
+        metadata=committed.metadata, error_code=error,
+    )  # fmt: skip
+
+
+API: Final = HandlerInfo(key=9, min_version=1, max_version=10, handle=handle)

@@ -1,0 +1,37 @@
+"""SyncGroup, versions 0–5. Members wait until the leader's assignment is in the log."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from stratalog_broker.context import RequestContext
+from stratalog_broker.groups.messages import SyncAnswer, SyncRequest
+from stratalog_broker.handlers.info import HandlerInfo
+from stratalog_broker.protocol.errors import KafkaError
+
+
+async def handle(context: RequestContext, request: Any) -> Any:
+    def make_request(ticket: int) -> SyncRequest:
+        return SyncRequest(
+            ticket=ticket,
+            member_id=request.member_id,
+            group_instance_id=getattr(request, "group_instance_id", None),
+            generation=request.generation_id,
+            protocol_type=getattr(request, "protocol_type", None),
+            protocol_name=getattr(request, "protocol_name", None),
+            assignments=tuple((row.member_id, row.assignment) for row in request.assignments),
+        )
+
+    try:
+        coordinator = context.services.groups.coordinator_of(request.group_id)
+        answer = await coordinator.sync(request.group_id, make_request)
+    except KafkaError as refused:
+        answer = SyncAnswer(error=refused.code)
+    return context.new(
+        "SyncGroupResponse",
+        error_code=answer.error, protocol_type=answer.protocol_type, protocol_name=answer.protocol_name,
+        assignment=answer.assignment,
+    )  # fmt: skip
+
+
+API: Final = HandlerInfo(key=14, min_version=0, max_version=5, handle=handle)
