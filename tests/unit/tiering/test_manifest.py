@@ -10,6 +10,7 @@ from uuid import UUID
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from stratalog_core.checkpoint import EpochStart
 from stratalog_core.errors import Corrupt, Invalid
 from stratalog_tiering.manifest import (

@@ -7,6 +7,7 @@ import hashlib
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from stratalog_tiering.merkle import inclusion_proof, leaf_hash, proof_holds, root_hash
 
 

@@ -6,6 +6,7 @@ from uuid import UUID
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from stratalog_tiering import object_keys as keys
 
 TOPIC = UUID("00000000-0000-4000-8000-0000000000aa")

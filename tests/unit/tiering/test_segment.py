@@ -7,6 +7,7 @@ from uuid import UUID
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from stratalog_core.errors import Corrupt, Invalid, StratalogError
 from stratalog_core.records import Record, build_batch
 from stratalog_tiering.footer import TRAILER_BYTES

@@ -1,0 +1,162 @@
+"""Blocks of segments near at hand: in memory, then on a local disk, both bounded, least recently used out first.
+
+What leaves memory goes to disk. The disk's content is never trusted: whoever takes a block from it checks its CRC, and a
+wrong one is a miss. The directory is emptied at the start, so nothing need be written to keep an index.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Final, Generic, TypeVar
+
+from stratalog_core.batch import iterate_headers
+from stratalog_core.ports import Background, Files
+
+Key = TypeVar("Key", bound=Hashable)
+Value = TypeVar("Value")
+_DIRECTORY: Final = "blocks"
+
+
+class LruCache(Generic[Key, Value]):
+    """At most ``weight_max`` by ``weigh``; the least recently used go first and are handed to ``on_evicted``."""
+
+    def __init__(
+        self,
+        weight_max: int,
+        weigh: Callable[[Value], int] = lambda _: 1,
+        on_evicted: Callable[[Key, Value], None] | None = None,
+    ) -> None:
+        self._weight_max = weight_max
+        self._weigh = weigh
+        self._on_evicted = on_evicted
+        self._entries: OrderedDict[Key, Value] = OrderedDict()
+        self._weight = 0
+
+    @property
+    def weight(self) -> int:
+        return self._weight
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._entries
+
+    def get(self, key: Key) -> Value | None:
+        value = self._entries.get(key)
+        if value is not None:
+            self._entries.move_to_end(key)
+        return value
+
+    def put(self, key: Key, value: Value) -> None:
+        self.pop(key)
+        self._entries[key] = value
+        self._weight += self._weigh(value)
+        while self._weight > self._weight_max and self._entries:
+            evicted_key, evicted = self._entries.popitem(last=False)
+            self._weight -= self._weigh(evicted)
+            if self._on_evicted is not None:
+                self._on_evicted(evicted_key, evicted)
+
+    def pop(self, key: Key) -> Value | None:
+        value = self._entries.pop(key, None)
+        if value is not None:
+            self._weight -= self._weigh(value)
+        return value
+
+
+class CachedBlock:
+    """A block's bytes, already checked, with where its batches begin, so that a fetch finds its first batch by bisection."""
+
+    __slots__ = ("content", "offsets", "positions")
+
+    def __init__(self, content: memoryview) -> None:
+        self.content = content
+        self.positions: list[int] = []
+        self.offsets: list[int] = []
+        for position, header in iterate_headers(content):
+            self.positions.append(position)
+            self.offsets.append(header.base_offset)
+
+    def batches_from(self, offset: int, bytes_max: int, *, at_least_one: bool) -> tuple[memoryview, int | None]:
+        """Whole batches from the one that holds ``offset`` on, up to ``bytes_max``, and the offset that follows them.
+
+        None for that offset: the block's end was reached.
+        """
+        first = max(0, bisect_right(self.offsets, offset) - 1)
+        start = self.positions[first]
+        if start + bytes_max >= len(self.content):
+            return self.content[start:], None
+        last = bisect_right(self.positions, start + bytes_max) - 1
+        if last <= first:
+            last = first + 1 if at_least_one else first
+        if last >= len(self.positions):
+            return self.content[start:], None
+        return self.content[start : self.positions[last]], self.offsets[last]
+
+
+BlockKey = tuple[str, int]
+"""Segment key and index of the block."""
+
+
+class DiskCache:
+    """Evicted blocks as files, one each. Failures of the disk only cost hits, so they are swallowed as misses."""
+
+    def __init__(self, files: Files, background: Background, bytes_max: int) -> None:
+        self._files = files
+        self._background = background
+        self._known: LruCache[BlockKey, int] = LruCache(bytes_max, lambda size: size, self._evicted)
+        self._leaving: list[str] = []
+        files.make_directory(_DIRECTORY)
+        for name in files.list(_DIRECTORY):
+            files.remove(f"{_DIRECTORY}/{name}")
+
+    async def read(self, key: BlockKey) -> bytes | None:
+        """The block as it was written, to be checked by the caller, or None."""
+        size = self._known.get(key)
+        if size is None:
+            return None
+        try:
+            return await self._background.run(lambda: self._read(_path(key)))
+        except OSError:
+            self._known.pop(key)
+            return None
+
+    async def write(self, key: BlockKey, content: memoryview) -> None:
+        if key in self._known:
+            return
+        self._known.put(key, len(content))
+        leaving, self._leaving = self._leaving, []
+        try:
+            await self._background.run(lambda: self._write(_path(key), content, leaving))
+        except OSError:
+            self._known.pop(key)
+
+    def discard(self, key: BlockKey) -> None:
+        """Forget a block that turned out wrong."""
+        if self._known.pop(key) is not None:
+            self._leaving.append(_path(key))
+
+    def _evicted(self, key: BlockKey, size: int) -> None:
+        self._leaving.append(_path(key))
+
+    def _read(self, path: str) -> bytes:
+        file = self._files.open(path)
+        try:
+            return file.pread(file.size(), 0)
+        finally:
+            file.close()
+
+    def _write(self, path: str, content: memoryview, leaving: list[str]) -> None:
+        for name in leaving:
+            if self._files.exists(name):
+                self._files.remove(name)
+        file = self._files.open(path, create=True)
+        try:
+            file.pwritev([content], 0)
+        finally:
+            file.close()
+
+
+def _path(key: BlockKey) -> str:
+    return f"{_DIRECTORY}/{hashlib.sha256(key[0].encode()).hexdigest()[:40]}-{key[1]}"

@@ -1,0 +1,147 @@
+"""Manifests, pages and footers as they are read from the store: checked against their digests, and cached (they never change).
+
+A missing object that a committed manifest refers to is corruption here, never "not found": the caller must not take it
+for the end of the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Final, TypeVar
+
+from stratalog_core.errors import Corrupt, NoSuchObject
+from stratalog_metadata.records import ManifestPointer
+from stratalog_tiering.block_cache import LruCache
+from stratalog_tiering.footer import SegmentFooter, parse_footer
+from stratalog_tiering.manifest import (
+    Manifest,
+    ManifestPage,
+    PageRef,
+    SegmentEntry,
+    decode_manifest,
+    decode_page,
+    live_segments,
+    locate,
+    locate_in_page,
+    object_sha256,
+    reaching_timestamp,
+    reaching_timestamp_in_page,
+)
+from stratalog_tiering.store import ObjectStore
+
+_Parsed = TypeVar("_Parsed")
+Found = tuple[SegmentEntry, SegmentFooter]
+# Bounds in entries, pages' segments and footers' blocks: about half a kilobyte each, so some 50 MB in all at most.
+MANIFEST_ENTRIES_MAX: Final = 16_384
+PAGE_SEGMENTS_MAX: Final = 32_768
+FOOTER_BLOCKS_MAX: Final = 65_536
+
+
+class ManifestSource:
+    """Reads what leads to blocks. At most two GETs from a pointer to a segment, one more to its footer."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self._manifests: LruCache[str, Manifest] = LruCache(
+            MANIFEST_ENTRIES_MAX, lambda manifest: 1 + len(manifest.pages) + len(manifest.segments)
+        )
+        self._pages: LruCache[str, ManifestPage] = LruCache(PAGE_SEGMENTS_MAX, lambda page: len(page.segments))
+        self._footers: LruCache[str, SegmentFooter] = LruCache(
+            FOOTER_BLOCKS_MAX, lambda footer: len(footer.blocks) + len(footer.producers) + len(footer.leader_epochs)
+        )
+
+    async def manifest(self, pointer: ManifestPointer) -> Manifest:
+        """The manifest that ``pointer`` names. Raises ``Corrupt``, ``Unavailable``."""
+        return await self.manifest_at(pointer.object_key, bytes.fromhex(pointer.sha256))
+
+    async def manifest_at(self, key: str, sha256: bytes) -> Manifest:
+        cached = self._manifests.get(key)
+        if cached is None:
+            content = await self._required(key, "manifest")
+            cached = _named(key, lambda: decode_manifest(content, sha256))
+            self._manifests.put(key, cached)
+        return cached
+
+    async def page(self, ref: PageRef) -> ManifestPage:
+        cached = self._pages.get(ref.key)
+        if cached is None:
+            content = await self._required(ref.key, "manifest page")
+            cached = _named(ref.key, lambda: decode_page(content, ref.sha256))
+            self._pages.put(ref.key, cached)
+        return cached
+
+    async def pages(self, refs: Sequence[PageRef]) -> dict[str, ManifestPage]:
+        return {ref.key: await self.page(ref) for ref in refs}
+
+    async def segments(self, manifest: Manifest) -> AsyncIterator[SegmentEntry]:
+        """All live segments in offset order."""
+        for ref in manifest.pages:
+            for entry in live_segments(manifest, await self.page(ref)):
+                yield entry
+        for entry in manifest.segments:
+            yield entry
+
+    async def segment_at(self, manifest: Manifest, offset: int) -> SegmentEntry | None:
+        """The segment that holds ``offset``, or None outside the manifest."""
+        found = locate(manifest, offset)
+        return locate_in_page(await self.page(found), offset) if isinstance(found, PageRef) else found
+
+    async def segment_reaching(self, manifest: Manifest, timestamp_ms: int, from_offset: int) -> SegmentEntry | None:
+        """The first segment with a record at ``timestamp_ms`` or later, not wholly below ``from_offset``."""
+        from_offset = max(from_offset, manifest.start_offset)
+        while isinstance(found := reaching_timestamp(manifest, timestamp_ms, from_offset), PageRef):
+            inside = reaching_timestamp_in_page(await self.page(found), timestamp_ms, from_offset)
+            if inside is not None:
+                return inside
+            from_offset = found.end_offset
+        return found
+
+    def cached(self, pointer: ManifestPointer, offset: int) -> Found | None:
+        """Segment and footer of ``offset`` if all that leads there is cached."""
+        manifest = self._manifests.get(pointer.object_key)
+        found = locate(manifest, offset) if manifest is not None else None
+        if isinstance(found, PageRef):
+            page = self._pages.get(found.key)
+            found = locate_in_page(page, offset) if page is not None else None
+        footer = self._footers.get(found.key) if found is not None else None
+        return (found, footer) if found is not None and footer is not None else None
+
+    async def find(self, pointer: ManifestPointer, offset: int) -> Found:
+        """Segment and footer of an offset that ``pointer`` covers. Raises ``Corrupt`` if its manifest does not."""
+        entry = await self.segment_at(await self.manifest(pointer), offset)
+        if entry is None:
+            raise Corrupt(f"manifest {pointer.object_key} does not hold offset {offset}, unlike its pointer")
+        return entry, await self.footer(entry)
+
+    async def footer(self, entry: SegmentEntry) -> SegmentFooter:
+        """The segment's footer, proved to be the one that was committed."""
+        cached = self._footers.get(entry.key)
+        if cached is None:
+            cached = await self.read_footer(entry)
+            self._footers.put(entry.key, cached)
+        return cached
+
+    async def read_footer(self, entry: SegmentEntry) -> SegmentFooter:
+        """The same, past the cache."""
+        length = entry.object_bytes - entry.data_bytes
+        try:
+            tail = await self._store.get_range(entry.key, entry.data_bytes, length)
+        except NoSuchObject as gone:
+            raise Corrupt(f"segment {entry.key} is missing from {self._store.url}", key=entry.key) from gone
+        if object_sha256(tail) != entry.footer_sha256:
+            raise Corrupt(f"segment {entry.key}: its footer is not the one that was committed (SHA-256)", key=entry.key)
+        return _named(entry.key, lambda: parse_footer(tail, entry.object_bytes))
+
+    async def _required(self, key: str, kind: str) -> bytes:
+        try:
+            return await self._store.get(key)
+        except NoSuchObject as gone:
+            raise Corrupt(f"{kind} {key} is missing from {self._store.url}", key=key) from gone
+
+
+def _named(key: str, parse: Callable[[], _Parsed]) -> _Parsed:
+    """``parse``, whose complaint gets the object's name."""
+    try:
+        return parse()
+    except Corrupt as bad:
+        raise Corrupt(f"{key}: {bad.message}", key=key) from bad
