@@ -7,6 +7,7 @@ ledger.
 from __future__ import annotations
 
 import asyncio
+from typing import Final
 
 from stratalog_bookies.client.entry import PendingEntry
 from stratalog_bookies.client.ledger_records import Superseded
@@ -16,6 +17,9 @@ from stratalog_bookies.client.writer import LedgerWriterCore, Send
 from stratalog_core.errors import LedgerFenced, OutcomeUnknown, Retriable, StratalogError
 from stratalog_metadata.records import Ledger
 
+_HOLD_MS: Final = 1000
+"""So long confirmed entries are kept for a replacement whose commit is under way."""
+
 
 class EntryPump:
     """One ledger's entries on their way. Subclasses say how a change is committed and who is told."""
@@ -24,6 +28,7 @@ class EntryPump:
         self._services = services
         self._core = core
         self._changing: asyncio.Task[None] | None = None
+        self._change_ticks = 0
         self._mend_tried = 0
         self._tick_lac = -1
         self._stalled_ticks = 0
@@ -51,7 +56,11 @@ class EntryPump:
         core = self._core
         if self._ended:
             return not core.is_settled
-        if core.failed_mask:
+        if self._changing is not None:
+            self._change_ticks += 1
+            if self._change_ticks * self._services.settings.tick_ms > _HOLD_MS:
+                core.let_go()
+        elif core.failed_mask:
             self._mend()
         self._check_progress()
         return not core.is_settled or core.failed_mask != 0
@@ -88,9 +97,11 @@ class EntryPump:
         ensemble = core.ledger.fragments[-1].bookies
         replacements = choose_replacements(candidates, ensemble, core.failed_positions, self._services.random)
         if replacements:
+            self._change_ticks = 0
             self._changing = asyncio.get_running_loop().create_task(self._change(replacements))
         else:
             self._take_back(candidates, ensemble)
+            core.give_up()
 
     def _take_back(self, candidates: list[Candidate], ensemble: tuple[str, ...]) -> None:
         back = {each.bookie_id for each in candidates if each.live and not each.read_only}

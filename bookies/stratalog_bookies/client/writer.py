@@ -3,7 +3,9 @@
 BookKeeper's protocol ("protocol.md", sections on writing and ensemble changes). What always holds:
 
 - An entry is confirmed when Qa bookies of its write set have it durably and all entries before it are confirmed.
-- A fragment begins at LAC + 1, so that everything before the last fragment is confirmed.
+- Everything before the last fragment is confirmed. A new fragment begins at LAC + 1 at the latest; it reaches back over
+  confirmed entries that the failed bookie may lack, as far as they are still at hand and Qa of the bookies that stay have them,
+  so that a failure leaves no entry with fewer copies than it should have.
 - While an ensemble change is being committed, only bookies that stay in the ensemble count. What is confirmed meanwhile is
   therefore confirmed before and after the change, and the writer need not stop for it (BookKeeper's does).
 - A replacement gets an entry only after the change is committed, and then every entry of the new fragment that it should have,
@@ -54,6 +56,7 @@ class LedgerWriterCore:
         self._masks = _write_masks(ledger.ensemble_size, ledger.write_quorum)
         self._entries: dict[int, PendingEntry] = {}
         self._failed = 0
+        self._given_up = 0
         self._leaving = 0
         self._proposed: Ledger | None = None
         self._hold_from = 0
@@ -74,7 +77,7 @@ class LedgerWriterCore:
     def _take(self, entry_id: int, header: bytes, payload: tuple[Buffer, ...], payload_bytes: int) -> PendingEntry:
         write_mask = self._masks[entry_id % len(self._masks)]
         entry = PendingEntry(
-            entry_id, header, payload, payload_bytes, write_mask, write_mask & ~self._failed, self._sink
+            entry_id, header, payload, payload_bytes, write_mask, write_mask & ~self._given_up, self._sink
         )  # fmt: skip
         self._entries[entry_id] = entry
         self.next_entry_id = entry_id + 1
@@ -84,7 +87,7 @@ class LedgerWriterCore:
 
     def targets(self, entry: PendingEntry) -> tuple[str, ...]:
         """Bookies to send a new entry to: its write set without those that failed."""
-        mask = entry.awaiting
+        mask = entry.awaiting & ~self._failed
         targets = self._targets.get(mask)
         if targets is None:
             targets = self._targets[mask] = tuple(name for name, bit in self._bits.items() if bit & mask)
@@ -143,13 +146,18 @@ class LedgerWriterCore:
         return None
 
     def on_bookie_failed(self, bookie: str) -> None:
-        """Expect nothing more of ``bookie`` until it is replaced or revived; entries that it has durably still count."""
-        bit = self._bits.get(bookie, 0)
-        if not bit or self.error is not None:
-            return
-        self._failed |= bit
-        for entry in list(self._entries.values()):
-            entry.awaiting &= ~bit
+        """Send nothing more to ``bookie`` until it is revived; entries that it has durably still count.
+
+        Next, ``begin_change`` replaces it, or ``give_up`` goes on without it.
+        """
+        if self.error is None:
+            self._failed |= self._bits.get(bookie, 0)
+
+    def give_up(self) -> None:
+        """Nobody can take the place of the failed bookies now: keep nothing for them but what is not confirmed."""
+        self._given_up |= self._failed & ~self._leaving
+        for entry in self._entries.values():
+            entry.awaiting &= ~self._given_up
         self._release_settled()
 
     def fail(self, error: StratalogError) -> None:
@@ -197,12 +205,26 @@ class LedgerWriterCore:
         """
         if self._proposed is not None:
             raise Invalid("an ensemble change is under way already")
-        self._hold_from = self.lac + 1
+        leaving = sum(1 << position for position in replacements)
+        assert leaving & ~self._failed == 0, "only failed positions are replaced"
+        self._leaving = leaving
+        self._hold_from = self._first_changed(leaving)
         self._proposed = with_replacements(self.ledger, self._hold_from, replacements)
-        for position in replacements:
-            assert self._failed >> position & 1, "only failed positions are replaced"
-            self._leaving |= 1 << position
         return self._proposed
+
+    def _first_changed(self, leaving: int) -> int:
+        """Where the new fragment begins: back from LAC + 1 over entries that are at hand and confirmed without who leaves."""
+        first, floor = self.lac + 1, self.ledger.fragments[-1].first_entry
+        while first > floor and (entry := self._entries.get(first - 1)) is not None:
+            if (entry.acked & ~leaving).bit_count() < self._ack_quorum:
+                break
+            first -= 1
+        return first
+
+    def let_go(self) -> None:
+        """The change takes long: stop keeping confirmed entries for the replacement. It will have gaps that Qa others fill."""
+        self._hold_from = self.next_entry_id
+        self.give_up()
 
     def commit_change(self) -> list[Send]:
         """The proposed record is committed: the replacements take over, and get all entries of the new fragment."""
@@ -210,11 +232,15 @@ class LedgerWriterCore:
         replaced, self._leaving = self._leaving, 0
         self.ledger, self._proposed = self._proposed, None
         self._failed &= ~replaced
+        self._given_up &= ~replaced
         self._set_ensemble()
+        first_entry = self.ledger.fragments[-1].first_entry
         for entry_id, entry in self._entries.items():
-            if entry_id >= self._hold_from:
+            if entry_id >= first_entry:
                 entry.acked &= ~replaced
-        sends = self._send_again(replaced, self._hold_from)
+            else:
+                entry.awaiting &= ~replaced
+        sends = self._send_again(replaced, first_entry)
         self._release_settled()
         return sends
 
@@ -231,6 +257,7 @@ class LedgerWriterCore:
         for position in positions:
             revived |= self._failed & 1 << position & ~self._leaving
         self._failed &= ~revived
+        self._given_up &= ~revived
         return self._send_again(revived, 0)
 
     def _send_again(self, mask: int, first_entry: int) -> list[Send]:

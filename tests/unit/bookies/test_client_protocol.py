@@ -168,6 +168,7 @@ class Sender:
             self.commit(core.begin_change(replacements))
         else:
             self.send_all(core.revive(p for p in core.failed_positions if world.bookies[ensemble[p]].up))
+            core.give_up()
 
     def commit(self, proposed: Ledger) -> None:
         raise NotImplementedError
@@ -323,6 +324,8 @@ def run_schedule(world: World, random: Random, lost: set[str]) -> None:
             losses_left = disturb(world, random, losses_left, lost)
         elif chance < 0.36:
             writer.mend()
+            if writer.core.is_changing and random.random() < 0.1:
+                writer.core.let_go()
         elif chance < 0.375 and world.ledger.state is not LedgerState.CLOSED and len(recoveries) < 4:
             recoveries.append(Recovery(world))
         elif chance < 0.385 and recoveries:
