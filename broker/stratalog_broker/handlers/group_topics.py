@@ -31,4 +31,4 @@ def resolve_topic(context: RequestContext, topic: Any, *, by_id: bool) -> TopicN
 
 
 def topic_by_id(context: RequestContext, topic_id: UUID | None) -> Topic | None:
-    return next((topic for topic in context.services.view.all(Topic) if topic.topic_id == topic_id), None)
+    return context.services.partitions.topic_by_id(topic_id.bytes) if topic_id is not None else None

@@ -1,0 +1,96 @@
+"""CreateTopics, versions 2–7. Answers when the partitions have owners, or when the request's time is over.
+
+Where it differs from Apache Kafka: a replica assignment only says how many copies there are (entries are striped over
+bookies, and any broker may own a partition); topic names that differ in "." and "_" alone do not collide. Several
+topics of one request are created at the same time, each for itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any, Final
+
+from kio.schema.errors import ErrorCode
+
+from stratalog_broker.context import RequestContext
+from stratalog_broker.handlers.config_rows import topic_config_rows
+from stratalog_broker.handlers.info import HandlerInfo
+from stratalog_broker.protocol.durations import request_timeout_s
+from stratalog_broker.protocol.errors import KafkaError, error_code_of
+from stratalog_broker.topics import BROKER_DEFAULT, NewTopic, TopicCommands
+from stratalog_core.errors import StratalogError
+from stratalog_metadata.records import Topic
+
+
+async def handle(context: RequestContext, request: Any) -> Any:
+    times = Counter(topic.name for topic in request.topics)
+    timeout_s = request_timeout_s(request.timeout)
+    rows = await asyncio.gather(
+        *(
+            _create(context, topic, timeout_s, validate_only=request.validate_only)
+            for topic in request.topics
+            if times[topic.name] == 1
+        )
+    )
+    twice = [_refused(context, name, ErrorCode.invalid_request, "named twice") for name, count in times.items() if count > 1]
+    return context.new("CreateTopicsResponse", topics=(*rows, *twice))
+
+
+async def _create(context: RequestContext, wish: Any, timeout_s: float, *, validate_only: bool) -> Any:
+    try:
+        topic = await TopicCommands(context.services).create(_new_topic(wish), timeout_s, validate_only=validate_only)
+    except KafkaError as refused:
+        return _refused(context, wish.name, refused.code, refused.message)
+    except StratalogError as failure:
+        return _refused(context, wish.name, error_code_of(failure), failure.message)
+    return context.new(
+        "CreatableTopicResult",
+        name=topic.name, topic_id=topic.topic_id, error_code=ErrorCode.none, error_message=None,
+        num_partitions=topic.partition_count, replication_factor=topic.replication_factor, configs=_configs(context, topic),
+    )  # fmt: skip
+
+
+def _new_topic(wish: Any) -> NewTopic:
+    configs = {row.name: row.value for row in wish.configs}
+    unset = [name for name, value in configs.items() if value is None]
+    if unset:
+        raise KafkaError(ErrorCode.invalid_config, f"config {unset[0]} has no value")
+    partition_count, replication_factor = wish.num_partitions, wish.replication_factor
+    if wish.assignments:
+        if partition_count != BROKER_DEFAULT or replication_factor != BROKER_DEFAULT:
+            raise KafkaError(ErrorCode.invalid_request, "give either a replica assignment, or numbers, not both")
+        partition_count, replication_factor = _assigned(wish.assignments)
+    return NewTopic(name=wish.name, partition_count=partition_count, replication_factor=replication_factor, configs=configs)
+
+
+def _assigned(assignments: Any) -> tuple[int, int]:
+    """Partition count and replication factor of a manual assignment."""
+    rows = {row.partition_index: tuple(row.broker_ids) for row in assignments}
+    factors = {len(brokers) for brokers in rows.values()}
+    if sorted(rows) != list(range(len(assignments))) or len(factors) != 1:
+        text = "replica assignment: number the partitions from 0 without gaps, with equally many replicas each"
+        raise KafkaError(ErrorCode.invalid_replica_assignment, text)
+    if any(len(set(brokers)) != len(brokers) for brokers in rows.values()):
+        raise KafkaError(ErrorCode.invalid_replica_assignment, "replica assignment: a partition names one broker twice")
+    return len(rows), factors.pop()
+
+
+def _configs(context: RequestContext, topic: Topic) -> tuple[Any, ...]:
+    return tuple(
+        context.new(
+            "CreatableTopicConfigs",
+            name=row.name, value=row.value, read_only=False, config_source=row.source, is_sensitive=False,
+        )
+        for row in topic_config_rows(topic)
+    )  # fmt: skip
+
+
+def _refused(context: RequestContext, name: str, error: ErrorCode, message: str) -> Any:
+    return context.new(
+        "CreatableTopicResult",
+        name=name, topic_id=None, error_code=error, error_message=message, num_partitions=-1, replication_factor=-1, configs=(),
+    )  # fmt: skip
+
+
+API: Final = HandlerInfo(key=19, min_version=2, max_version=7, handle=handle)

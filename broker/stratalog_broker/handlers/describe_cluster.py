@@ -1,0 +1,45 @@
+"""DescribeCluster, versions 0–2: cluster id and live brokers.
+
+Where it differs from Apache Kafka: the controller is the metadata quorum's leader, which Kafka clients cannot reach;
+the live broker with the lowest id stands in for it, since any broker takes administrative requests. Controllers as
+endpoints (type 2, v1) are refused. Dead brokers are not listed (v2's fenced ones).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from kio.schema.errors import ErrorCode
+
+from stratalog_broker.context import RequestContext
+from stratalog_broker.handlers.info import HandlerInfo
+from stratalog_metadata.records import CLUSTER_KEY, Broker, Cluster
+
+_BROKERS: Final = 1
+
+
+async def handle(context: RequestContext, request: Any) -> Any:
+    endpoint_type = getattr(request, "endpoint_type", _BROKERS)
+    view = context.services.view
+    cluster = view.find(Cluster, CLUSTER_KEY)
+    brokers = sorted(view.all(Broker), key=lambda broker: broker.broker_id)
+    error, message = ErrorCode.none, None
+    if endpoint_type != _BROKERS:
+        error, message, brokers = ErrorCode.unsupported_endpoint_type, "only brokers (type 1) are endpoints here", []
+    return context.new(
+        "DescribeClusterResponse",
+        error_code=error, error_message=message, endpoint_type=endpoint_type,
+        cluster_id=cluster.cluster_id if cluster is not None else "",
+        controller_id=brokers[0].broker_id if brokers else -1,
+        brokers=tuple(_row(context, broker) for broker in brokers),
+    )  # fmt: skip
+
+
+def _row(context: RequestContext, broker: Broker) -> Any:
+    return context.new(
+        "DescribeClusterBroker",
+        broker_id=broker.broker_id, host=broker.host, port=broker.port, rack=broker.rack or None, is_fenced=False,
+    )  # fmt: skip
+
+
+API: Final = HandlerInfo(key=60, min_version=0, max_version=2, handle=handle)

@@ -1,0 +1,93 @@
+"""DescribeConfigs, versions 1–4: topics (resource type 2), and the broker that is asked (type 4; read-only).
+
+Where it differs from Apache Kafka: other resource types answer INVALID_REQUEST; the cluster-wide broker default (empty
+name) has no configs, because broker settings are not changed at run time.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from kio.schema.errors import ErrorCode
+
+from stratalog_broker.config_keys import ConfigSource
+from stratalog_broker.context import RequestContext
+from stratalog_broker.handlers.config_rows import ConfigRow, broker_config_rows, topic_config_rows
+from stratalog_broker.handlers.info import HandlerInfo
+from stratalog_broker.protocol.errors import KafkaError
+from stratalog_broker.topics import check_topic_name
+from stratalog_metadata.records import Topic, topic_key
+
+TOPIC: Final = 2
+BROKER: Final = 4
+
+
+async def handle(context: RequestContext, request: Any) -> Any:
+    documented = getattr(request, "include_documentation", False)
+    results = tuple(
+        _describe(context, resource, synonyms=request.include_synonyms, documented=documented) for resource in request.resources
+    )
+    return context.new("DescribeConfigsResponse", results=results)
+
+
+def _describe(context: RequestContext, resource: Any, *, synonyms: bool, documented: bool) -> Any:
+    error, message, rows = ErrorCode.none, None, list[ConfigRow]()
+    try:
+        rows = _rows(context, resource.resource_type, resource.resource_name)
+    except KafkaError as refused:
+        error, message = refused.code, refused.message
+    wanted = resource.configuration_keys
+    configs = tuple(
+        _config(context, row, synonyms=synonyms, documented=documented) for row in rows if wanted is None or row.name in wanted
+    )
+    return context.new(
+        "DescribeConfigsResult",
+        error_code=error, error_message=message, resource_type=resource.resource_type,
+        resource_name=resource.resource_name, configs=configs,
+    )  # fmt: skip
+
+
+def _rows(context: RequestContext, kind: int, name: str) -> list[ConfigRow]:
+    if kind == TOPIC:
+        return _topic_rows(context, name)
+    if kind == BROKER:
+        return _broker_rows(context, name)
+    raise KafkaError(ErrorCode.invalid_request, f"configs of resource type {kind} are not served; 2 (topic) and 4 (broker) are")
+
+
+def _topic_rows(context: RequestContext, name: str) -> list[ConfigRow]:
+    check_topic_name(name)
+    topic = context.services.view.find(Topic, topic_key(name))
+    if topic is None:
+        raise KafkaError(ErrorCode.unknown_topic_or_partition, f"there is no topic {name!r}")
+    return topic_config_rows(topic)
+
+
+def _broker_rows(context: RequestContext, name: str) -> list[ConfigRow]:
+    settings = context.services.settings
+    if not name:
+        return []
+    if name != str(settings.broker_id):
+        text = f"this is broker {settings.broker_id}: ask broker {name[:20]} itself"
+        raise KafkaError(ErrorCode.invalid_request, text)
+    return broker_config_rows(settings)
+
+
+def _config(context: RequestContext, row: ConfigRow, *, synonyms: bool, documented: bool) -> Any:
+    return context.new(
+        "DescribeConfigsResourceResult",
+        name=row.name, value=row.value, read_only=row.read_only, config_source=row.source, is_sensitive=False,
+        synonyms=_synonyms(context, row) if synonyms else (), config_type=row.kind,
+        documentation=row.documentation if documented else None,
+    )  # fmt: skip
+
+
+def _synonyms(context: RequestContext, row: ConfigRow) -> tuple[Any, ...]:
+    """The value that holds, then what would hold without it."""
+    pairs = [(row.value, row.source)]
+    if row.source is ConfigSource.TOPIC:
+        pairs.append((row.default, ConfigSource.DEFAULT))
+    return tuple(context.new("DescribeConfigsSynonym", name=row.name, value=value, source=source) for value, source in pairs)
+
+
+API: Final = HandlerInfo(key=32, min_version=1, max_version=4, handle=handle)

@@ -1,0 +1,81 @@
+"""DescribeTopicPartitions, version 0 (KIP-966): topics with their partitions, page by page.
+
+Where it differs from Apache Kafka: a partition's replicas are its owner alone, because copies are on bookies; eligible
+leader replicas do not exist.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from kio.schema.errors import ErrorCode
+
+from stratalog_broker.context import RequestContext
+from stratalog_broker.handlers.info import HandlerInfo
+from stratalog_metadata.records import Broker, Partition, Topic, broker_key, partition_key, topic_key
+
+PAGE_PARTITIONS_MAX: Final = 2_000
+
+
+async def handle(context: RequestContext, request: Any) -> Any:
+    room = min(max(request.response_partition_limit, 1), PAGE_PARTITIONS_MAX)
+    rows: list[Any] = []
+    cursor = None
+    for name, first in _wanted(context, request):
+        if room == 0:
+            cursor = context.new("Cursor", topic_name=name, partition_index=first)
+            break
+        topic = context.services.view.find(Topic, topic_key(name))
+        if topic is None:
+            rows.append(_unknown(context, name))
+            continue
+        end = min(topic.partition_count, first + room)
+        rows.append(_topic(context, topic, range(first, end)))
+        room -= max(end - first, 0)
+        if end < topic.partition_count:
+            cursor = context.new("Cursor", topic_name=name, partition_index=end)
+            break
+    return context.new("DescribeTopicPartitionsResponse", topics=tuple(rows), next_cursor=cursor)
+
+
+def _wanted(context: RequestContext, request: Any) -> list[tuple[str, int]]:
+    """Names in order, each with its first partition, from the cursor on."""
+    asked = {str(topic.name) for topic in request.topics}
+    names = sorted(asked or {topic.name for topic in context.services.view.all(Topic)})
+    if request.cursor is None:
+        return [(name, 0) for name in names]
+    start = str(request.cursor.topic_name)
+    return [(name, request.cursor.partition_index if name == start else 0) for name in names if name >= start]
+
+
+def _unknown(context: RequestContext, name: str) -> Any:
+    return context.new(
+        "DescribeTopicPartitionsResponseTopic",
+        error_code=ErrorCode.unknown_topic_or_partition, name=name, topic_id=None, is_internal=False, partitions=(),
+    )  # fmt: skip
+
+
+def _topic(context: RequestContext, topic: Topic, indexes: range) -> Any:
+    return context.new(
+        "DescribeTopicPartitionsResponseTopic",
+        error_code=ErrorCode.none, name=topic.name, topic_id=topic.topic_id, is_internal=topic.internal,
+        partitions=tuple(_partition(context, topic, index) for index in indexes),
+    )  # fmt: skip
+
+
+def _partition(context: RequestContext, topic: Topic, index: int) -> Any:
+    view = context.services.view
+    partition = view.find(Partition, partition_key(topic.topic_id, index))
+    owner = partition.owner if partition is not None else -1
+    live = view.find(Broker, broker_key(owner)) is not None
+    replicas = (owner,) if owner >= 0 else ()
+    return context.new(
+        "DescribeTopicPartitionsResponsePartition",
+        error_code=ErrorCode.none if live else ErrorCode.leader_not_available,
+        partition_index=index, leader_id=owner if live else -1, leader_epoch=partition.leader_epoch if partition else -1,
+        replica_nodes=replicas, isr_nodes=replicas if live else (), eligible_leader_replicas=None, last_known_elr=None,
+        offline_replicas=() if live else replicas,
+    )  # fmt: skip
+
+
+API: Final = HandlerInfo(key=75, min_version=0, max_version=0, handle=handle)

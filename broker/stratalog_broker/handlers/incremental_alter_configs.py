@@ -1,0 +1,69 @@
+"""IncrementalAlterConfigs, versions 0–1 (KIP-339): set, delete, append to and subtract from configs of topics.
+
+Where it differs from Apache Kafka: only topics can be altered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from kio.schema.errors import ErrorCode
+
+from stratalog_broker.config_keys import ConfigKind, elements, find_key
+from stratalog_broker.context import RequestContext
+from stratalog_broker.handlers.alter_configs import alter
+from stratalog_broker.handlers.info import HandlerInfo
+from stratalog_broker.protocol.errors import KafkaError
+from stratalog_broker.topic_configs import TOPIC_CONFIG_KEYS
+from stratalog_broker.topics import EditConfigs
+from stratalog_core.errors import Invalid
+
+SET, DELETE, APPEND, SUBTRACT = range(4)
+
+
+async def handle(context: RequestContext, request: Any) -> Any:
+    rows = [
+        await alter(context, resource, _changes(resource), validate_only=request.validate_only)
+        for resource in request.resources
+    ]
+    return context.new("IncrementalAlterConfigsResponse", responses=tuple(rows))
+
+
+def _changes(resource: Any) -> EditConfigs:
+    def edit(configs: dict[str, str]) -> Mapping[str, str]:
+        for row in resource.configs:
+            _apply(configs, row.name, row.config_operation, row.value)
+        return configs
+
+    return edit
+
+
+def _apply(configs: dict[str, str], name: str, operation: int, value: str | None) -> None:
+    if operation == DELETE:
+        configs.pop(name, None)
+        return
+    if value is None:
+        raise KafkaError(ErrorCode.invalid_config, f"config {name} has no value")
+    if operation == SET:
+        configs[name] = value
+    elif operation in (APPEND, SUBTRACT):
+        configs[name] = _edited_list(configs, name, operation, value)
+    else:
+        raise KafkaError(ErrorCode.invalid_request, f"config operation {operation} of {name}: 0 to 3 are known")
+
+
+def _edited_list(configs: Mapping[str, str], name: str, operation: int, value: str) -> str:
+    try:
+        key = find_key(TOPIC_CONFIG_KEYS, name, "topic")
+    except Invalid as unknown:
+        raise KafkaError(ErrorCode.invalid_config, unknown.message) from unknown
+    if key.kind is not ConfigKind.LIST:
+        raise KafkaError(ErrorCode.invalid_config, f"config {name} is not a list: set it instead")
+    present, given = elements(configs.get(name, key.default)), elements(value)
+    if operation == APPEND:
+        return ",".join([*present, *(part for part in given if part not in present)])
+    return ",".join(part for part in present if part not in given)
+
+
+API: Final = HandlerInfo(key=44, min_version=0, max_version=1, handle=handle)
