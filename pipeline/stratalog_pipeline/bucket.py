@@ -1,0 +1,139 @@
+"""Blocking reads of one object store, for code that has no event loop of its own: Spark's planner and tasks.
+
+The store itself is tiering's, with its retries and its errors; here stands only the loop that it runs on. Reads of many
+ranges go ahead of the caller by a bounded number of bytes, so that decoding and fetching overlap.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Coroutine, Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
+
+from stratalog_core.errors import Invalid
+from stratalog_core.system import SystemClock, ThreadBackground
+from stratalog_metadata.records import ManifestPointer
+from stratalog_tiering.block_source import ColdReaderSettings
+from stratalog_tiering.manifest_source import ManifestSource
+from stratalog_tiering.reader import ColdReader
+from stratalog_tiering.store import ObjectInfo, ObjectStore, open_store
+
+THREADS: Final = 4
+AHEAD_BYTES_MAX: Final = 32 * 1024 * 1024
+Range = tuple[str, int, int]
+"""Key, start, length."""
+Result = TypeVar("Result")
+
+
+class Bucket:
+    """One store, until ``close``. Not for use within a running event loop, nor by several threads."""
+
+    def __init__(self, url: str) -> None:
+        _check_exists(url)
+        self._runner = asyncio.Runner()
+        self._background = ThreadBackground(THREADS, "stratalog-bucket")
+        self._clock = SystemClock()
+        self._store: ObjectStore = open_store(
+            url, background=self._background, clock=self._clock, random=random.SystemRandom(), threads=THREADS
+        )
+        self._source = ManifestSource(self._store)
+
+    def __enter__(self) -> Bucket:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    @property
+    def source(self) -> ManifestSource:
+        """Manifests, pages and footers, checked against their digests; await it within :meth:`run`."""
+        return self._source
+
+    def run(self, awaited: Coroutine[Any, Any, Result]) -> Result:
+        """The result of something awaitable of this store. Raises what it raises."""
+        return self._runner.run(awaited)
+
+    def get(self, key: str) -> bytes:
+        """A whole small object. Raises ``NoSuchObject``, ``Unavailable``, ``Invalid``."""
+        return self._runner.run(self._store.get(key))
+
+    def offset_at(self, pointer: ManifestPointer, timestamp_ms: int) -> int | None:
+        """Offset of the first record at ``timestamp_ms`` or later, as ListOffsets finds it; None if there is none."""
+
+        async def find() -> int | None:
+            reader = ColdReader(self._store, ColdReaderSettings(), self._clock)
+            try:
+                found = await reader.offset_for_timestamp(pointer, timestamp_ms)
+            finally:
+                await reader.close()
+            return None if found is None else found.offset
+
+        return self._runner.run(find())
+
+    def list_objects(self, prefix: str) -> list[ObjectInfo]:
+        """All objects below a prefix, in the order of their keys."""
+
+        async def collect() -> list[ObjectInfo]:
+            return [info async for info in self._store.list(prefix)]
+
+        return self._runner.run(collect())
+
+    def get_ranges(self, ranges: Iterable[Range]) -> Iterator[memoryview]:
+        """The ranges in order; while the caller works on one, the next are being fetched."""
+        waiting: deque[tuple[asyncio.Task[memoryview], int]] = deque()
+        ahead_bytes = 0
+        coming = iter(ranges)
+        wanted = next(coming, None)
+        try:
+            while waiting or wanted is not None:
+                while wanted is not None and (not waiting or ahead_bytes + wanted[2] <= AHEAD_BYTES_MAX):
+                    waiting.append((self._start(wanted), wanted[2]))
+                    ahead_bytes += wanted[2]
+                    wanted = next(coming, None)
+                task, length = waiting.popleft()
+                ahead_bytes -= length
+                yield self._runner.run(_finished(task))
+        finally:
+            self._abandon([task for task, _ in waiting])
+
+    def _start(self, wanted: Range) -> asyncio.Task[memoryview]:
+        async def start() -> asyncio.Task[memoryview]:
+            task = asyncio.create_task(self._fetch(wanted))
+            # One turn of the loop, so that the request leaves now and not when somebody waits for it.
+            await asyncio.sleep(0)
+            return task
+
+        return self._runner.run(start())
+
+    async def _fetch(self, wanted: Range) -> memoryview:
+        return await self._store.get_range(*wanted)
+
+    def _abandon(self, tasks: list[asyncio.Task[memoryview]]) -> None:
+        async def abandon() -> None:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+        if tasks:
+            self._runner.run(abandon())
+
+    def close(self) -> None:
+        self._runner.run(self._store.close())
+        self._runner.close()
+        self._background.close()
+
+
+async def _finished(task: asyncio.Task[memoryview]) -> memoryview:
+    return await task
+
+
+def _check_exists(url: str) -> None:
+    """A mistyped directory must not come into being, empty, because somebody wanted to read it."""
+    parts = urlsplit(url)
+    if parts.scheme in ("", "file") and not Path(parts.path).is_dir():
+        raise Invalid(f"store {url!r}: there is no directory {parts.path!r}")

@@ -1,0 +1,78 @@
+"""What a bucket says of itself: its topics, and each partition's committed history. No broker, no metadata quorum.
+
+A history is pinned by its manifest: objects are immutable, and those that a manifest stops naming are deleted only after a
+grace period. The commit marker names the manifest by its digest, the manifest its pages and footers by theirs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stratalog_core.errors import Corrupt, Invalid
+from stratalog_metadata.records import ManifestPointer
+from stratalog_pipeline.bucket import Bucket
+from stratalog_pipeline.planning import OffsetRange, PartitionName
+from stratalog_tiering.descriptor import CommitMarker, TopicDescriptor, decode_descriptor
+from stratalog_tiering.manifest import SegmentEntry, live_segments
+from stratalog_tiering.manifest_source import ManifestSource
+from stratalog_tiering.object_keys import TOPICS_PREFIX, manifests_prefix, marker_key, newest_committed, parse_topic_key
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """A partition's cold history, pinned at a committed manifest version; no pointer where nothing was ever offloaded."""
+
+    name: PartitionName
+    offsets: OffsetRange
+    pointer: ManifestPointer | None = None
+
+
+def list_topics(bucket: Bucket) -> dict[str, TopicDescriptor]:
+    """Topics that are not deleted, by name. Raises ``Invalid`` if two share a name."""
+    topics: dict[str, TopicDescriptor] = {}
+    for info in bucket.list_objects(TOPICS_PREFIX):
+        if parse_topic_key(info.key) is None:
+            continue
+        topic = decode_descriptor(bucket.get(info.key), TopicDescriptor, info.key)
+        if topic.deleted_at_ms:
+            continue
+        if topic.name in topics:
+            raise Invalid(
+                f"topic {topic.name!r} stands in the bucket twice ({topics[topic.name].topic_id} and {topic.topic_id}): "
+                "it was created again, and its deletion has not reached the bucket yet; try again in a minute"
+            )
+        topics[topic.name] = topic
+    return topics
+
+
+def load_history(bucket: Bucket, name: PartitionName) -> History:
+    """The newest committed history of a partition. Raises ``Corrupt`` if a digest does not fit."""
+    key = newest_committed([info.key for info in bucket.list_objects(manifests_prefix(name.topic_id, name.partition))])
+    if key is None:
+        return History(name=name, offsets=OffsetRange(first=0, end=0))
+    marker = decode_descriptor(bucket.get(marker_key(key)), CommitMarker, marker_key(key))
+    manifest = bucket.run(bucket.source.manifest_at(key, bytes.fromhex(marker.sha256)))
+    if (manifest.topic_id, manifest.partition) != (name.topic_id, name.partition):
+        raise Corrupt(f"manifest {key} is of {manifest.topic_id}-{manifest.partition}, not of {name}", key=key)
+    pointer = ManifestPointer(
+        topic_id=name.topic_id, index=name.partition, manifest_version=manifest.version, object_key=key, sha256=marker.sha256,
+        start_offset=manifest.start_offset, end_offset=manifest.end_offset, cold_bytes=manifest.cold_bytes,
+    )  # fmt: skip
+    return History(name=name, offsets=OffsetRange(first=manifest.start_offset, end=manifest.end_offset), pointer=pointer)
+
+
+def load_segments(bucket: Bucket, history: History, offsets: OffsetRange) -> list[SegmentEntry]:
+    """Segments that overlap ``offsets``, in order; at most the pages that they stand in are read."""
+    if history.pointer is None:
+        return []
+    return bucket.run(_segments_within(bucket.source, history.pointer, offsets))
+
+
+async def _segments_within(source: ManifestSource, pointer: ManifestPointer, offsets: OffsetRange) -> list[SegmentEntry]:
+    manifest = await source.manifest(pointer)
+    entries: list[SegmentEntry] = []
+    for page in manifest.pages:
+        if page.end_offset > offsets.first and page.base_offset < offsets.end:
+            entries.extend(live_segments(manifest, await source.page(page)))
+    entries.extend(manifest.segments)
+    return [entry for entry in entries if entry.end_offset > offsets.first and entry.base_offset < offsets.end]

@@ -1,0 +1,257 @@
+"""Options of the data source, parsed and checked: those of Spark's Kafka source, and a few of ours.
+
+Names are case-insensitive, as everywhere in Spark. An unknown name is refused, with the nearest known one. Options that
+only say how to reach a broker (``kafka.*`` and the like) are taken and have no effect, because none is asked; so a job
+moves from Kafka by changing the format's name and saying where the bucket is. What is said here of the Kafka source:
+Spark's "Structured Streaming + Kafka Integration Guide". Pure: options in, a frozen value out.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias, cast
+
+import msgspec
+
+from stratalog_core.errors import Invalid
+
+EARLIEST: Final = -2
+LATEST: Final = -1
+SPLIT_BYTES: Final = 64 * 1024 * 1024
+
+PerPartition: TypeAlias = dict[str, dict[int, int]]
+"""Topic name, partition, then an offset (``EARLIEST``, ``LATEST``) or a time in milliseconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllAt:
+    """Every partition begins or ends at its first (``EARLIEST``) or behind its last record (``LATEST``)."""
+
+    position: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AtOffsets:
+    """An offset for each partition; first inclusive, last exclusive."""
+
+    offsets: PerPartition
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AtTimestamp:
+    """At the first record that is not earlier than so many milliseconds since 1970."""
+
+    timestamp_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AtTimestamps:
+    """The same for each partition apart."""
+
+    timestamps_ms: PerPartition
+
+
+Bound: TypeAlias = AllAt | AtOffsets | AtTimestamp | AtTimestamps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assigned:
+    """Exactly these partitions."""
+
+    partitions: dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subscribed:
+    """All partitions of exactly these topics."""
+
+    topics: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matching:
+    """All partitions of every topic whose whole name the pattern matches."""
+
+    pattern: str
+
+    def matches(self, topic: str) -> bool:
+        return re.fullmatch(self.pattern, topic) is not None
+
+
+Wanted: TypeAlias = Assigned | Subscribed | Matching
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadOptions:
+    """What to read and how. ``split_bytes`` counts stored bytes; ``records_per_split_max`` 0 means no bound.
+
+    ``missing_timestamp_is_latest``: a partition without a record at the wanted start time begins at its end, instead of
+    failing the query. ``fail_on_data_loss``: wanted offsets that are not there fail the query, instead of being left out.
+    """
+
+    store: str
+    wanted: Wanted
+    start: Bound = AllAt(position=EARLIEST)
+    end: Bound = AllAt(position=LATEST)
+    missing_timestamp_is_latest: bool = False
+    min_partitions: int = 1
+    records_per_split_max: int = 0
+    split_bytes: int = SPLIT_BYTES
+    fail_on_data_loss: bool = True
+    include_headers: bool = False
+    read_committed: bool = True
+
+
+KNOWN: Final = (
+    "path", "store", "assign", "subscribe", "subscribePattern", "startingOffsets", "endingOffsets",
+    "startingOffsetsByTimestamp", "endingOffsetsByTimestamp", "startingTimestamp", "endingTimestamp",
+    "startingOffsetsByTimestampStrategy", "minPartitions", "maxRecordsPerPartition", "splitBytes", "failOnDataLoss",
+    "includeHeaders", "isolationLevel",
+)  # fmt: skip
+BROKER_ONLY: Final = ("kafka.", "kafkaconsumer.", "fetchoffset.")
+BROKER_ONLY_NAMES: Final = ("groupidprefix",)
+ISOLATION: Final = "kafka.isolation.level"
+
+
+def parse_options(given: Mapping[str, str]) -> ReadOptions:
+    """The options of one read. Raises ``Invalid`` that names the option, what is wrong with it, and the remedy."""
+    options = {name.lower(): text for name, text in given.items()}
+    for name in given:
+        _check_known(name)
+    return ReadOptions(
+        store=_store(options),
+        wanted=_wanted(options),
+        start=_bound(options, "starting", EARLIEST),
+        end=_bound(options, "ending", LATEST),
+        missing_timestamp_is_latest=_choice(options, "startingOffsetsByTimestampStrategy", ("error", "latest")) == "latest",
+        min_partitions=_integer(options, "minPartitions", 1, 1),
+        records_per_split_max=_integer(options, "maxRecordsPerPartition", 0, 1),
+        split_bytes=_integer(options, "splitBytes", SPLIT_BYTES, 1),
+        fail_on_data_loss=_flag(options, "failOnDataLoss", True),
+        include_headers=_flag(options, "includeHeaders", False),
+        read_committed=_isolation(options) == "read_committed",
+    )
+
+
+def _check_known(name: str) -> None:
+    known = {option.lower(): option for option in KNOWN}
+    lower = name.lower()
+    if lower in known or lower.startswith(BROKER_ONLY) or lower in BROKER_ONLY_NAMES:
+        return
+    near = difflib.get_close_matches(lower, known, 1)
+    hint = f"; did you mean {known[near[0]]!r}?" if near else f"; known are {', '.join(KNOWN)}"
+    raise Invalid(f"option {name!r} is unknown{hint}", option=name)
+
+
+def _store(options: Mapping[str, str]) -> str:
+    places = {options[name].strip() for name in ("path", "store") if options.get(name, "").strip()}
+    if len(places) != 1:
+        found = "contradict each other" if places else "are both missing"
+        raise Invalid(f"options 'path' and 'store' {found}: give one, as file:///dir or s3://bucket/prefix")
+    return places.pop()
+
+
+def _wanted(options: Mapping[str, str]) -> Wanted:
+    given = [name for name in ("assign", "subscribe", "subscribePattern") if name.lower() in options]
+    if len(given) != 1:
+        raise Invalid(f"give exactly one of the options 'assign', 'subscribe' and 'subscribePattern', not {given or 'none'}")
+    text = options[given[0].lower()]
+    if given[0] == "assign":
+        return Assigned(partitions=_assignment(text))
+    if given[0] == "subscribe":
+        return Subscribed(topics=_topics(text))
+    try:
+        re.compile(text)
+    except re.error as malformed:
+        raise Invalid(f"option 'subscribePattern' is no regular expression: {malformed}") from malformed
+    return Matching(pattern=text)
+
+
+def _topics(text: str) -> tuple[str, ...]:
+    topics = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if not topics:
+        raise Invalid("option 'subscribe' names no topic; give names with commas between them")
+    return topics
+
+
+def _assignment(text: str) -> dict[str, tuple[int, ...]]:
+    example = '{"topic": [0, 1]}'
+    try:
+        assignment = msgspec.json.decode(text, type=dict[str, tuple[int, ...]])
+    except msgspec.MsgspecError as malformed:
+        raise Invalid(f"option 'assign' must look like {example}: {malformed}") from malformed
+    partitions = {topic: tuple(sorted(set(numbers))) for topic, numbers in assignment.items()}
+    if not any(partitions.values()) or any(number < 0 for numbers in partitions.values() for number in numbers):
+        raise Invalid(f"option 'assign' must name partitions from 0 on, like {example}")
+    return partitions
+
+
+def _bound(options: Mapping[str, str], side: Literal["starting", "ending"], default: int) -> Bound:
+    """One side's bound. Where several options speak, the more special one counts: Timestamp, OffsetsByTimestamp, Offsets."""
+    if (timestamp := options.get(f"{side}timestamp")) is not None:
+        return AtTimestamp(timestamp_ms=_natural(f"{side}Timestamp", timestamp, 0))
+    if (by_partition := options.get(f"{side}offsetsbytimestamp")) is not None:
+        name = f"{side}OffsetsByTimestamp"
+        return AtTimestamps(timestamps_ms=_per_partition(name, by_partition, 0))
+    return _offsets(f"{side}Offsets", options.get(f"{side}offsets"), default)
+
+
+def _offsets(name: str, text: str | None, default: int) -> Bound:
+    word = "earliest" if default == EARLIEST else "latest"
+    if text is None or text.strip().lower() == word:
+        return AllAt(position=default)
+    if text.strip().lower() in ("earliest", "latest"):
+        raise Invalid(f"option {name!r} cannot be {text!r} in a batch read, which would be empty: say {word!r} or offsets")
+    forbidden = LATEST if default == EARLIEST else EARLIEST
+    offsets = _per_partition(name, text, EARLIEST)
+    for topic, partitions in offsets.items():
+        if forbidden in partitions.values():
+            raise Invalid(f"option {name!r}: {forbidden} for topic {topic!r} would make the read empty; use {default}")
+    return AtOffsets(offsets=offsets)
+
+
+def _per_partition(name: str, text: str, minimum: int) -> PerPartition:
+    example = '{"topic": {"0": 23, "1": 42}}'
+    try:
+        decoded = msgspec.json.decode(text, type=dict[str, dict[str, int]])
+        values = {topic: {int(number): value for number, value in by_number.items()} for topic, by_number in decoded.items()}
+    except (msgspec.MsgspecError, ValueError) as malformed:
+        raise Invalid(f"option {name!r} must look like {example}: {malformed}") from malformed
+    if any(value < minimum for partitions in values.values() for value in partitions.values()):
+        raise Invalid(f"option {name!r}: a value is below {minimum}")
+    return values
+
+
+def _natural(name: str, text: str, minimum: int) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        raise Invalid(f"option {name!r} must be an integer, not {text!r}") from None
+    if value < minimum:
+        raise Invalid(f"option {name!r} is {value}; the least is {minimum}")
+    return value
+
+
+def _integer(options: Mapping[str, str], name: str, default: int, minimum: int) -> int:
+    text = options.get(name.lower())
+    return default if text is None else _natural(name, text, minimum)
+
+
+def _flag(options: Mapping[str, str], name: str, default: bool) -> bool:
+    return _choice(options, name, ("true", "false") if default else ("false", "true")) == "true"
+
+
+def _choice(options: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
+    """The first choice is the default."""
+    text = options.get(name.lower(), choices[0]).strip().lower()
+    if text not in choices:
+        raise Invalid(f"option {name!r} must be one of {', '.join(choices)}, not {text!r}")
+    return text
+
+
+def _isolation(options: Mapping[str, str]) -> str:
+    levels = cast("tuple[str, ...]", ("read_committed", "read_uncommitted"))
+    return _choice(options, "isolationLevel" if "isolationlevel" in options else ISOLATION, levels)

@@ -1,0 +1,175 @@
+"""Which offsets of which partitions are read, and how they are cut into splits. Pure: no store is touched here.
+
+A split is a run of neighbouring segments, or a part of one, of one partition. Parts of a segment are cut by offsets, and
+own the blocks that *begin* within them: so every block is read by exactly one split, and the planner needs no footer.
+Splits of a partition follow each other in offset order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from uuid import UUID
+
+from stratalog_core.errors import Invalid
+from stratalog_pipeline.options import EARLIEST, LATEST, Assigned, Matching, PerPartition, Subscribed, Wanted
+from stratalog_tiering.manifest import SegmentEntry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionName:
+    """A partition of a topic, with the name by which users know it."""
+
+    topic: str
+    topic_id: UUID
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffsetRange:
+    """Offsets of one partition: first inclusive, end exclusive."""
+
+    first: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentSlice:
+    """The blocks of a segment that begin from ``blocks_from`` (inclusive) to ``blocks_end`` (exclusive)."""
+
+    segment: SegmentEntry
+    blocks_from: int
+    blocks_end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """What one task reads: ``slices`` in offset order, of which only records within ``offsets`` count."""
+
+    name: PartitionName
+    offsets: OffsetRange
+    slices: tuple[SegmentSlice, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """How fine to cut: stored bytes per split, records per split (0: no bound), and the least number of splits."""
+
+    split_bytes: int
+    records_max: int = 0
+    splits_min: int = 1
+
+
+def resolve_topics(wanted: Wanted, partition_counts: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+    """Partitions to read, by topic, out of the topics that the bucket knows. Raises ``Invalid`` for what is not there."""
+    if isinstance(wanted, Matching):
+        return {topic: tuple(range(count)) for topic, count in partition_counts.items() if wanted.matches(topic)}
+    names = wanted.topics if isinstance(wanted, Subscribed) else tuple(wanted.partitions)
+    for name in names:
+        if name not in partition_counts:
+            known = ", ".join(sorted(partition_counts)[:20]) or "none at all"
+            raise Invalid(f"topic {name!r} is not in this bucket; it has {known}", topic=name)
+    if isinstance(wanted, Subscribed):
+        return {topic: tuple(range(partition_counts[topic])) for topic in names}
+    return {topic: _assigned(wanted, topic, partition_counts[topic]) for topic in names}
+
+
+def _assigned(wanted: Assigned, topic: str, partition_count: int) -> tuple[int, ...]:
+    for number in wanted.partitions[topic]:
+        if number >= partition_count:
+            raise Invalid(f"topic {topic!r} has {partition_count} partitions; option 'assign' names partition {number}")
+    return wanted.partitions[topic]
+
+
+def check_all_named(option: str, values: PerPartition, wanted: Mapping[str, Sequence[int]]) -> None:
+    """Raise ``Invalid`` unless ``values`` speaks of exactly the wanted partitions, as Spark's Kafka source demands."""
+    named = {(topic, number) for topic, numbers in values.items() for number in numbers}
+    expected = {(topic, number) for topic, numbers in wanted.items() for number in numbers}
+    if named != expected:
+        topic, number = sorted(named ^ expected)[0]
+        problem = "names" if (topic, number) in named else "does not name"
+        raise Invalid(f"option {option!r} {problem} {topic}-{number}: it must name exactly the partitions that are read")
+
+
+def position(offset: int, cold: OffsetRange) -> int:
+    """``EARLIEST`` and ``LATEST`` as offsets of what is there."""
+    return {EARLIEST: cold.first, LATEST: cold.end}.get(offset, offset)
+
+
+def within(name: PartitionName, wanted: OffsetRange, cold: OffsetRange, *, fail_on_data_loss: bool) -> OffsetRange:
+    """``wanted`` cut to what is there. With ``fail_on_data_loss`` raises ``Invalid`` if anything is cut off."""
+    if fail_on_data_loss and (wanted.first < cold.first or max(wanted.first, wanted.end) > cold.end):
+        raise Invalid(
+            f"{name}: offsets {wanted.first}..{wanted.end} are wanted, and the bucket holds {cold.first}..{cold.end}. Below it "
+            "retention has removed records; beyond it they are not offloaded yet (`stratalog tier offload`). "
+            "Set failOnDataLoss to false to read what is there",
+            topic=name.topic,
+            partition=name.partition,
+        )
+    first = min(max(wanted.first, cold.first), cold.end)
+    return OffsetRange(first=first, end=max(first, min(wanted.end, cold.end)))
+
+
+def plan_splits(partitions: Sequence[tuple[PartitionName, OffsetRange, Sequence[SegmentEntry]]], cut: Cut) -> list[Split]:
+    """Splits of all partitions. ``segments`` of each must cover its offsets; those outside are passed over."""
+    wanted = [(name, offsets, _overlapping(segments, offsets)) for name, offsets, segments in partitions]
+    split_bytes = _split_bytes(wanted, cut)
+    splits: list[Split] = []
+    for name, offsets, segments in wanted:
+        slices = _pieces(segments, offsets, split_bytes, cut.records_max)
+        splits.extend(Split(name=name, offsets=offsets, slices=run) for run in _packed(slices, split_bytes, cut.records_max))
+    return splits
+
+
+def _overlapping(segments: Sequence[SegmentEntry], offsets: OffsetRange) -> list[SegmentEntry]:
+    if offsets.first >= offsets.end:
+        return []
+    return [entry for entry in segments if entry.end_offset > offsets.first and entry.base_offset < offsets.end]
+
+
+def _split_bytes(wanted: Sequence[tuple[PartitionName, OffsetRange, Sequence[SegmentEntry]]], cut: Cut) -> int:
+    """Bytes per split that also give the least number of splits, about; offsets spread bytes unevenly, blocks are whole."""
+    total = sum(_bytes_within(entry, offsets) for _, offsets, segments in wanted for entry in segments)
+    return max(1, min(cut.split_bytes, total // max(cut.splits_min, 1)))
+
+
+def _bytes_within(entry: SegmentEntry, offsets: OffsetRange) -> int:
+    inside = min(entry.end_offset, offsets.end) - max(entry.base_offset, offsets.first)
+    return entry.data_bytes * inside // (entry.end_offset - entry.base_offset)
+
+
+def _pieces(
+    segments: Sequence[SegmentEntry], offsets: OffsetRange, split_bytes: int, records_max: int
+) -> Iterator[tuple[SegmentSlice, int, int]]:
+    """``(slice, its bytes, its records)``, about, in offset order."""
+    for entry in segments:
+        first, end = max(entry.base_offset, offsets.first), min(entry.end_offset, offsets.end)
+        stored = _bytes_within(entry, offsets)
+        count = max(1, math.ceil(stored / split_bytes), math.ceil((end - first) / records_max) if records_max else 1)
+        count = min(count, end - first)
+        borders = [first + (end - first) * number // count for number in range(count + 1)]
+        # The outer borders are the segment's own: its first block may begin before the first wanted record.
+        borders[0], borders[-1] = entry.base_offset, entry.end_offset
+        for blocks_from, blocks_end in pairwise(borders):
+            piece = SegmentSlice(segment=entry, blocks_from=blocks_from, blocks_end=blocks_end)
+            yield piece, stored // count, (end - first) // count
+
+
+def _packed(
+    pieces: Iterator[tuple[SegmentSlice, int, int]], split_bytes: int, records_max: int
+) -> Iterator[tuple[SegmentSlice, ...]]:
+    run: list[SegmentSlice] = []
+    run_bytes = run_records = 0
+    for piece, stored, records in pieces:
+        if run and (run_bytes + stored > split_bytes or (records_max and run_records + records > records_max)):
+            yield tuple(run)
+            run, run_bytes, run_records = [], 0, 0
+        run.append(piece)
+        run_bytes, run_records = run_bytes + stored, run_records + records
+    if run:
+        yield tuple(run)

@@ -1,0 +1,64 @@
+"""Spark's border, reading: plans splits in the planner's process, and yields Arrow record batches in the tasks.
+
+A reader travels to the tasks by pickle, so it holds values only; every task opens the bucket for itself. There are two
+classes because Spark fails a query whose reader has ``pushFilters`` while pushdown is switched off, which is its default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import cast
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+
+from stratalog_pipeline.bucket import Bucket
+from stratalog_pipeline.filters import pruning_of
+from stratalog_pipeline.options import ReadOptions
+from stratalog_pipeline.planning import Split
+from stratalog_pipeline.pruning import EVERYTHING
+from stratalog_pipeline.scan import plan_scan, scan_split
+
+
+@dataclass
+class SplitPartition(InputPartition):
+    """A split on its way to a task; None where there is nothing to read at all (Spark wants one partition even then)."""
+
+    split: Split | None
+
+
+class StratalogReader(DataSourceReader):
+    """Reads everything that the options ask for."""
+
+    def __init__(self, options: ReadOptions, columns: tuple[str, ...]) -> None:
+        self._options = options
+        self._columns = columns
+        self._pruning = EVERYTHING
+
+    def partitions(self) -> list[InputPartition]:
+        with Bucket(self._options.store) as bucket:
+            splits = plan_scan(bucket, self._options, self._pruning)
+        return [SplitPartition(split) for split in splits] or [SplitPartition(None)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        split = cast(SplitPartition, partition).split
+        if split is None:
+            return
+        with Bucket(self._options.store) as bucket:
+            yield from scan_split(
+                bucket,
+                split,
+                self._columns,
+                read_committed=self._options.read_committed,
+                timestamp_from_ms=self._pruning.timestamp_from_ms,
+            )
+
+
+class PushdownReader(StratalogReader):
+    """The same, passing over what pushed-down filters exclude."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
+        """Prunes by all filters and leaves all to Spark: a block holds more than the rows that are wanted."""
+        self._pruning = pruning_of(filters)
+        return filters

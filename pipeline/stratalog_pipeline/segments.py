@@ -1,0 +1,60 @@
+"""Blocks of segments by ranged reads, each checked before anything in it is used.
+
+A mismatch is never passed over: the error names segment, block and offsets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Final
+
+from stratalog_core.errors import Corrupt
+from stratalog_pipeline.bucket import Bucket, Range
+from stratalog_tiering.footer import BlockEntry
+from stratalog_tiering.manifest import SegmentEntry
+from stratalog_tiering.segment import check_block
+
+REQUEST_BYTES: Final = 8 * 1024 * 1024
+"""Neighbouring blocks are fetched together up to this size; one larger block makes a larger request."""
+
+
+def read_blocks(bucket: Bucket, entry: SegmentEntry, blocks: Sequence[BlockEntry]) -> Iterator[tuple[BlockEntry, memoryview]]:
+    """``(block, its bytes)``, checked, in order. Raises ``Corrupt`` naming segment, block and offsets."""
+    groups = [list(group) for group in _requests(blocks)]
+    for group, content in zip(groups, bucket.get_ranges(_range(entry, group) for group in groups), strict=True):
+        for block in group:
+            start = block.position - group[0].position
+            yield block, checked(entry, block, content[start : start + block.length])
+
+
+def checked(entry: SegmentEntry, block: BlockEntry, content: memoryview) -> memoryview:
+    try:
+        check_block(content, block)
+    except Corrupt as bad:
+        raise located(entry, block, bad) from bad
+    return content
+
+
+def located(entry: SegmentEntry, block: BlockEntry, bad: Corrupt) -> Corrupt:
+    """The same finding, with the place where it was made."""
+    place = f"segment {entry.key}, block at byte {block.position}, offsets {block.base_offset}..{block.last_offset}"
+    detail = {"base_offset": block.base_offset, "last_offset": block.last_offset, "position": block.position}
+    return Corrupt(f"{place}: {bad.message}", segment=entry.key, **detail)
+
+
+def _range(entry: SegmentEntry, group: Sequence[BlockEntry]) -> Range:
+    return entry.key, group[0].position, group[-1].end_position - group[0].position
+
+
+def _requests(blocks: Sequence[BlockEntry]) -> Iterator[Iterator[BlockEntry]]:
+    """Runs of blocks that lie side by side, of ``REQUEST_BYTES`` at the most."""
+    number, start, end = 0, 0, 0
+    numbers: list[int] = []
+    for block in blocks:
+        if block.position != end or block.end_position - start > REQUEST_BYTES:
+            number, start = number + 1, block.position
+        end = block.end_position
+        numbers.append(number)
+    for _, pairs in groupby(zip(numbers, blocks, strict=True), key=lambda pair: pair[0]):
+        yield (block for _, block in pairs)

@@ -1,0 +1,50 @@
+"""``spark.read.format("stratalog")``: the cold history of topics as a table, straight from the bucket.
+
+Schema and options are those of Spark's Kafka source. A user's schema picks columns. Options are checked when the
+data frame is made, the bucket is first touched when it is planned.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Final
+
+from pyspark.sql.datasource import DataSource
+from pyspark.sql.types import StructType
+
+from stratalog_pipeline.options import parse_options
+from stratalog_pipeline.reader import PushdownReader, StratalogReader
+from stratalog_pipeline.schema import COLUMNS, COLUMNS_WITH_HEADERS, check_columns, spark_ddl
+
+NAME: Final = "stratalog"
+_PUSHDOWN_WORKER: Final = "pyspark.sql.worker.data_source_pushdown_filters"
+
+
+class StratalogDataSource(DataSource):
+    """See the module; made by Spark with the options of one read."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        super().__init__(dict(options))
+        self._options = parse_options(options)
+
+    @classmethod
+    def name(cls) -> str:
+        return NAME
+
+    def schema(self) -> str:
+        return spark_ddl(COLUMNS_WITH_HEADERS if self._options.include_headers else COLUMNS)
+
+    def reader(self, schema: StructType) -> StratalogReader:
+        columns = check_columns([(field.name, field.dataType.simpleString()) for field in schema.fields])
+        return (PushdownReader if _pushdown_is_on() else StratalogReader)(self._options, columns)
+
+
+def _pushdown_is_on() -> bool:
+    """Whether Spark asks from its pushdown worker, which it starts only if ``spark.sql.python.filterPushdown.enabled``.
+
+    The planner's processes have no session to ask, and the setting is not among what Spark hands to a source.
+    """
+    main = sys.modules.get("__main__")
+    spec = getattr(main, "__spec__", None)
+    return getattr(spec, "name", "") == _PUSHDOWN_WORKER

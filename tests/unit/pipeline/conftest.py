@@ -1,0 +1,134 @@
+"""A bucket as tiering workers leave it, built with tiering's own writers in a local directory, and one Spark session."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from random import Random
+from uuid import UUID
+
+import pytest
+
+from stratalog_core.batch import read_header
+from stratalog_tiering.descriptor import CommitMarker, TopicDescriptor, encode_descriptor
+from stratalog_tiering.footer import AbortedTransaction, SegmentFooter
+from stratalog_tiering.manifest import SegmentEntry, empty_manifest, object_sha256
+from stratalog_tiering.manifest_edit import ManifestEdit, ManifestLimits, NewManifest, Previous
+from stratalog_tiering.object_keys import marker_key, segment_key, topic_key
+from stratalog_tiering.segment import SegmentIdentity, SegmentWriter
+
+Segment = Sequence[bytes | bytearray]
+"""Batches of one segment."""
+
+
+class ColdBucket:
+    """Topics whose whole history is cold. ``partitions``: for each partition its segments, each a list of batches."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.url = f"file://{root}"
+        self.segment_keys: dict[tuple[str, int], list[str]] = {}
+        self._ids = itertools.count(1)
+        self._random = Random(7)
+        root.mkdir(exist_ok=True)
+
+    def add_topic(
+        self,
+        name: str,
+        partitions: Sequence[Sequence[Segment]],
+        *,
+        block_bytes: int = 4096,
+        drop_below: int = 0,
+        limits: ManifestLimits | None = None,
+        aborted: Sequence[AbortedTransaction] = (),
+        deleted_at_ms: int = 0,
+    ) -> UUID:
+        topic_id = UUID(int=next(self._ids))
+        descriptor = TopicDescriptor(
+            topic_id=topic_id, name=name, partition_count=len(partitions), replication_factor=1, deleted_at_ms=deleted_at_ms
+        )
+        self.put(topic_key(topic_id), encode_descriptor(descriptor))
+        for number, segments in enumerate(partitions):
+            if segments:
+                entries = [self._segment(topic_id, name, number, segment, block_bytes, aborted) for segment in segments]
+                self.segment_keys[name, number] = [entry.key for entry in entries]
+                self._manifest(topic_id, name, number, entries, drop_below, limits)
+        return topic_id
+
+    def put(self, key: str, content: bytes) -> None:
+        path = self.root / key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+    def _segment(
+        self, topic_id: UUID, name: str, number: int, batches: Segment, block_bytes: int, aborted: Sequence[AbortedTransaction]
+    ) -> SegmentEntry:
+        base_offset = read_header(batches[0]).base_offset
+        identity = SegmentIdentity(
+            topic_id=topic_id, topic_name=name, partition=number, base_offset=base_offset, ledger_ids=(1,)
+        )
+        writer = SegmentWriter(identity, block_bytes)
+        for batch in batches:
+            writer.append(batch)
+        data = b"".join(writer.take_parts())
+        footer = writer.finish(created_at_ms=1, aborted_transactions=aborted)
+        tail = b"".join(writer.take_parts())
+        key = segment_key(topic_id, number, base_offset, 0, self._random.getrandbits(64))
+        self.put(key, data + tail)
+        return _entry(key, footer, tail)
+
+    def _manifest(
+        self,
+        topic_id: UUID,
+        name: str,
+        number: int,
+        entries: Sequence[SegmentEntry],
+        drop_below: int,
+        limits: ManifestLimits | None,
+    ) -> None:
+        previous = Previous(manifest=empty_manifest(topic_id, name, number, entries[0].base_offset))
+        for entry in entries:
+            # One version for each segment, as offloading makes them; only the newest counts.
+            edit = ManifestEdit(previous, random_id=lambda: self._random.getrandbits(64), limits=limits)
+            edit.append(entry)
+            edit.seal()
+            if entry is entries[-1] and drop_below:
+                edit.drop_below(drop_below, 1)
+            new = edit.finish(created_at_ms=1, writer="test")
+            self._commit(new)
+            previous = Previous(manifest=new.manifest, key=new.key, sha256=new.sha256)
+
+    def _commit(self, new: NewManifest) -> None:
+        for key, content in new.pages:
+            self.put(key, content)
+        self.put(new.key, new.content)
+        marker = CommitMarker(manifest_key=new.key, manifest_version=new.manifest.version, sha256=new.sha256.hex())
+        self.put(marker_key(new.key), encode_descriptor(marker))
+
+
+def _entry(key: str, footer: SegmentFooter, tail: bytes) -> SegmentEntry:
+    return SegmentEntry(
+        key=key,
+        base_offset=footer.base_offset,
+        end_offset=footer.end_offset,
+        object_bytes=footer.data_bytes + len(tail),
+        data_bytes=footer.data_bytes,
+        record_count=footer.record_count,
+        max_timestamp_ms=footer.max_timestamp_ms,
+        first_timestamp_min_ms=footer.first_timestamp_min_ms,
+        merkle_root=footer.merkle_root,
+        footer_sha256=object_sha256(tail),
+        leader_epochs=footer.leader_epochs,
+        created_at_ms=1,
+    )
+
+
+@pytest.fixture
+def cold_bucket(tmp_path: Path) -> ColdBucket:
+    return ColdBucket(tmp_path / "bucket")
+
+
+@pytest.fixture(scope="session")
+def make_bucket(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], ColdBucket]:
+    return lambda: ColdBucket(tmp_path_factory.mktemp("bucket"))

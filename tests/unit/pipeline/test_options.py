@@ -1,0 +1,109 @@
+"""Options: Spark's names and precedence are kept, and what is wrong is refused by name with its remedy."""
+
+from __future__ import annotations
+
+import pytest
+
+from stratalog_core.errors import Invalid
+from stratalog_pipeline.options import (
+    EARLIEST,
+    LATEST,
+    AllAt,
+    Assigned,
+    AtOffsets,
+    AtTimestamp,
+    AtTimestamps,
+    Matching,
+    ReadOptions,
+    Subscribed,
+    parse_options,
+)
+
+
+def parsed(**options: str) -> ReadOptions:
+    return parse_options({"path": "/bucket", "subscribe": "flights", **options})
+
+
+def test_defaults_read_all_there_is() -> None:
+    options = parsed()
+    assert options.store == "/bucket"
+    assert options.wanted == Subscribed(topics=("flights",))
+    assert (options.start, options.end) == (AllAt(position=EARLIEST), AllAt(position=LATEST))
+    assert options.fail_on_data_loss
+    assert options.read_committed
+    assert not options.include_headers
+
+
+def test_names_are_case_insensitive_and_path_may_be_called_store() -> None:
+    options = parse_options({"STORE": "s3://b/p", "Subscribe": "a, b,a", "INCLUDEHEADERS": "TRUE", "minpartitions": "7"})
+    assert options.store == "s3://b/p"
+    assert options.wanted == Subscribed(topics=("a", "b"))
+    assert (options.include_headers, options.min_partitions) == (True, 7)
+
+
+def test_what_only_a_broker_needs_is_taken_and_ignored() -> None:
+    given = {"kafka.bootstrap.servers": "x:9092", "kafka.security.protocol": "SSL", "groupIdPrefix": "p"}
+    assert parsed(**given, **{"kafkaConsumer.pollTimeoutMs": "5"}) == parsed()
+
+
+def test_isolation_may_be_said_in_kafkas_way() -> None:
+    assert not parsed(**{"kafka.isolation.level": "read_uncommitted"}).read_committed
+    assert parsed(**{"kafka.isolation.level": "read_uncommitted", "isolationLevel": "read_committed"}).read_committed
+
+
+def test_topics_are_wanted_in_one_of_three_ways() -> None:
+    assert parse_options({"path": "/b", "assign": '{"a": [2, 0, 2], "b": [1]}'}).wanted == Assigned(
+        partitions={"a": (0, 2), "b": (1,)}
+    )
+    assert parse_options({"path": "/b", "subscribePattern": "fl.*"}).wanted == Matching(pattern="fl.*")
+
+
+def test_the_more_special_bound_counts() -> None:
+    offsets, times = '{"flights": {"0": 5}}', '{"flights": {"0": 1000}}'
+    assert parsed(startingOffsets=offsets).start == AtOffsets(offsets={"flights": {0: 5}})
+    assert parsed(startingOffsets=offsets, startingOffsetsByTimestamp=times).start == AtTimestamps(
+        timestamps_ms={"flights": {0: 1000}}
+    )
+    everything = parsed(endingOffsets=offsets, endingOffsetsByTimestamp=times, endingTimestamp="17")
+    assert everything.end == AtTimestamp(timestamp_ms=17)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"subscibe": "x"}, "option 'subscibe' is unknown; did you mean 'subscribe'"),
+        ({"zzz": "x"}, "option 'zzz' is unknown; known are path"),
+        ({"assign": '{"a": [0]}'}, "exactly one of the options"),
+        ({"store": "/other"}, "contradict each other"),
+        ({"path": " "}, "both missing"),
+        ({"subscribe": " , "}, "names no topic"),
+        ({"startingOffsets": "latest"}, "cannot be 'latest' in a batch read"),
+        ({"endingOffsets": "earliest"}, "cannot be 'earliest' in a batch read"),
+        ({"startingOffsets": '{"flights": {"0": -1}}'}, "-1 for topic 'flights' would make the read empty"),
+        ({"endingOffsets": '{"flights": {"0": -2}}'}, "-2 for topic 'flights' would make the read empty"),
+        ({"startingOffsets": '{"flights": {"0": -3}}'}, "a value is below -2"),
+        ({"startingOffsets": "[]"}, "option 'startingOffsets' must look like"),
+        ({"startingOffsets": '{"flights": {"x": 1}}'}, "option 'startingOffsets' must look like"),
+        ({"startingOffsetsByTimestamp": '{"flights": {"0": -1}}'}, "a value is below 0"),
+        ({"startingTimestamp": "soon"}, "option 'startingTimestamp' must be an integer"),
+        ({"minPartitions": "0"}, "option 'minPartitions' is 0; the least is 1"),
+        ({"failOnDataLoss": "maybe"}, "option 'failOnDataLoss' must be one of true, false"),
+        ({"isolationLevel": "snapshot"}, "option 'isolationLevel' must be one of"),
+        ({"kafka.isolation.level": "snapshot"}, "option 'kafka.isolation.level' must be one of"),
+    ],
+)
+def test_what_is_wrong_is_refused_by_name(options: dict[str, str], message: str) -> None:
+    with pytest.raises(Invalid) as refused:
+        parsed(**options)
+    assert message in refused.value.message
+
+
+@pytest.mark.parametrize("text", ["{}", '{"a": []}', '{"a": [-1]}', '{"a": 1}', "a"])
+def test_a_malformed_assignment_is_refused(text: str) -> None:
+    with pytest.raises(Invalid, match="option 'assign'"):
+        parse_options({"path": "/b", "assign": text})
+
+
+def test_a_malformed_pattern_is_refused() -> None:
+    with pytest.raises(Invalid, match="no regular expression"):
+        parse_options({"path": "/b", "subscribePattern": "("})

@@ -1,0 +1,114 @@
+"""Planning: every wanted block is read by exactly one split, whatever the bounds."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stratalog_core.errors import Invalid
+from stratalog_pipeline.options import EARLIEST, LATEST, Assigned, Matching, Subscribed
+from stratalog_pipeline.planning import (
+    Cut,
+    OffsetRange,
+    PartitionName,
+    check_all_named,
+    plan_splits,
+    position,
+    resolve_topics,
+    within,
+)
+from stratalog_tiering.manifest import SegmentEntry
+
+NAME = PartitionName(topic="flights", topic_id=UUID(int=1), partition=0)
+
+
+def segment(base: int, end: int, data_bytes: int) -> SegmentEntry:
+    return SegmentEntry(
+        key=f"segments/{base}", base_offset=base, end_offset=end, object_bytes=data_bytes + 10, data_bytes=data_bytes,
+        record_count=end - base, max_timestamp_ms=0, first_timestamp_min_ms=0, merkle_root=b"", footer_sha256=b"",
+        leader_epochs=(), created_at_ms=0,
+    )  # fmt: skip
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[SegmentEntry]:
+    offset, entries = draw(st.integers(0, 50)), []
+    for count, data_bytes in draw(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 5000)), min_size=1, max_size=8)):
+        entries.append(segment(offset, offset + count, data_bytes))
+        offset += count
+    return entries
+
+
+@settings(max_examples=300)
+@given(histories(), st.integers(0, 400), st.integers(0, 400), st.integers(1, 4000), st.integers(0, 30), st.integers(1, 40))
+def test_each_wanted_offset_belongs_to_one_split(
+    entries: list[SegmentEntry], first: int, length: int, split_bytes: int, records_max: int, splits_min: int
+) -> None:
+    offsets = OffsetRange(first=first, end=first + length)
+    cut = Cut(split_bytes=split_bytes, records_max=records_max, splits_min=splits_min)
+    splits = plan_splits([(NAME, offsets, entries)], cut)
+    # A block may begin at any offset of a segment: count who would own it.
+    for entry in entries:
+        touched = entry.end_offset > offsets.first and entry.base_offset < offsets.end and length > 0
+        for offset in range(entry.base_offset, entry.end_offset):
+            owners = [
+                piece
+                for split in splits
+                for piece in split.slices
+                if piece.segment is entry and piece.blocks_from <= offset < piece.blocks_end
+            ]
+            assert len(owners) == (1 if touched else 0)
+    borders = [piece.blocks_from for split in splits for piece in split.slices]
+    assert borders == sorted(borders)
+
+
+def test_neighbouring_small_segments_share_a_split() -> None:
+    entries = [segment(number * 10, number * 10 + 10, 100) for number in range(10)]
+    splits = plan_splits([(NAME, OffsetRange(first=0, end=100), entries)], Cut(split_bytes=300))
+    assert [len(split.slices) for split in splits] == [3, 3, 3, 1]
+
+
+def test_a_large_segment_is_cut_and_the_least_number_of_splits_reached() -> None:
+    everything = OffsetRange(first=0, end=1000)
+    by_bytes = plan_splits([(NAME, everything, [segment(0, 1000, 10_000)])], Cut(split_bytes=2500))
+    assert [(s.slices[0].blocks_from, s.slices[0].blocks_end) for s in by_bytes] == [
+        (0, 250), (250, 500), (500, 750), (750, 1000),
+    ]  # fmt: skip
+    assert len(plan_splits([(NAME, everything, [segment(0, 1000, 10_000)])], Cut(split_bytes=10**9, splits_min=8))) == 8
+    assert len(plan_splits([(NAME, everything, [segment(0, 1000, 10_000)])], Cut(split_bytes=10**9, records_max=100))) == 10
+
+
+def test_topics_are_found_by_name_pattern_and_assignment() -> None:
+    counts = {"flights": 2, "flights-old": 1, "weather": 3}
+    assert resolve_topics(Matching(pattern="fl.*"), counts) == {"flights": (0, 1), "flights-old": (0,)}
+    assert resolve_topics(Matching(pattern="light"), counts) == {}
+    assert resolve_topics(Subscribed(topics=("weather",)), counts) == {"weather": (0, 1, 2)}
+    assert resolve_topics(Assigned(partitions={"weather": (2,)}), counts) == {"weather": (2,)}
+    with pytest.raises(Invalid, match=r"'birds' is not in this bucket; it has flights, flights-old, weather"):
+        resolve_topics(Subscribed(topics=("birds",)), counts)
+    with pytest.raises(Invalid, match="'flights' has 2 partitions; option 'assign' names partition 2"):
+        resolve_topics(Assigned(partitions={"flights": (2,)}), counts)
+
+
+def test_offsets_must_name_exactly_what_is_read() -> None:
+    wanted = {"a": (0, 1)}
+    check_all_named("startingOffsets", {"a": {0: 1, 1: 2}}, wanted)
+    with pytest.raises(Invalid, match="'startingOffsets' does not name a-1"):
+        check_all_named("startingOffsets", {"a": {0: 1}}, wanted)
+    with pytest.raises(Invalid, match="'startingOffsets' names b-0"):
+        check_all_named("startingOffsets", {"a": {0: 1, 1: 2}, "b": {0: 1}}, wanted)
+
+
+def test_offsets_that_are_not_there_fail_or_are_left_out() -> None:
+    cold = OffsetRange(first=10, end=20)
+    assert (position(EARLIEST, cold), position(LATEST, cold), position(15, cold)) == (10, 20, 15)
+    assert within(NAME, OffsetRange(first=12, end=18), cold, fail_on_data_loss=True) == OffsetRange(first=12, end=18)
+    for first, end in ((9, 15), (15, 21), (21, 15)):
+        with pytest.raises(Invalid, match=r"flights-0: offsets .* the bucket holds 10\.\.20"):
+            within(NAME, OffsetRange(first=first, end=end), cold, fail_on_data_loss=True)
+    assert within(NAME, OffsetRange(first=0, end=99), cold, fail_on_data_loss=False) == cold
+    assert within(NAME, OffsetRange(first=30, end=40), cold, fail_on_data_loss=False) == OffsetRange(first=20, end=20)
+    assert within(NAME, OffsetRange(first=15, end=12), cold, fail_on_data_loss=True) == OffsetRange(first=15, end=15)

@@ -1,0 +1,203 @@
+"""Scans of a bucket without Spark: what is planned and read is exactly what was written, or a located error."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import pytest
+
+from stratalog_core.batch import TRANSACTIONAL_BIT
+from stratalog_core.errors import Corrupt, Invalid
+from stratalog_core.records import Record, build_batch
+from stratalog_pipeline.bucket import Bucket
+from stratalog_pipeline.options import parse_options
+from stratalog_pipeline.pruning import EVERYTHING, Pruning
+from stratalog_pipeline.scan import plan_scan, scan_split
+from stratalog_pipeline.schema import COLUMNS
+from stratalog_tiering.footer import AbortedTransaction
+from stratalog_tiering.manifest_edit import ManifestLimits
+
+if TYPE_CHECKING:
+    from unit.pipeline.conftest import ColdBucket
+
+
+def batches(base: int, count: int, per_batch: int = 5, codec: int = 4) -> list[bytes]:
+    """Records whose timestamp is 1000 times their offset, but every seventh is an hour early."""
+    made = []
+    for first in range(base, base + count, per_batch):
+        records = [
+            Record(
+                offset=offset,
+                timestamp_ms=1000 * offset - (3_600_000 if offset % 7 == 3 else 0),
+                key=f"key-{offset}".encode(),
+                value=b"v" * (offset % 50),
+            )
+            for offset in range(first, min(first + per_batch, base + count))
+        ]
+        made.append(bytes(build_batch(records, compression=codec)))
+    return made
+
+
+def read(bucket: ColdBucket, pruning: Pruning = EVERYTHING, /, **options: str) -> list[dict[str, Any]]:
+    parsed = parse_options({"path": bucket.url, **options})
+    with Bucket(parsed.store) as opened:
+        rows: list[dict[str, Any]] = []
+        for split in plan_scan(opened, parsed, pruning):
+            for batch in scan_split(
+                opened, split, COLUMNS, read_committed=parsed.read_committed, timestamp_from_ms=pruning.timestamp_from_ms
+            ):
+                rows.extend(batch.to_pylist())
+    return rows
+
+
+def positions(rows: Sequence[dict[str, Any]]) -> list[tuple[str, int, int]]:
+    return [(row["topic"], row["partition"], row["offset"]) for row in rows]
+
+
+def two_topics(bucket: ColdBucket) -> None:
+    bucket.add_topic("flights", [[batches(0, 100), batches(100, 60)], [batches(20, 50)], []], block_bytes=300)
+    bucket.add_topic("weather", [[batches(0, 10)]])
+
+
+def test_all_records_come_once_and_in_order_however_they_are_cut(cold_bucket: ColdBucket) -> None:
+    two_topics(cold_bucket)
+    expected = [("flights", 0, o) for o in range(160)] + [("flights", 1, o) for o in range(20, 70)]
+    for split_bytes in ("1", "700", "100000"):
+        rows = read(cold_bucket, subscribe="flights", splitBytes=split_bytes)
+        assert positions(rows) == expected
+        assert all(row["key"] == f"key-{row['offset']}".encode() for row in rows)
+    assert positions(read(cold_bucket, subscribe="flights", minPartitions="20")) == expected
+    assert positions(read(cold_bucket, subscribe="flights", maxRecordsPerPartition="9")) == expected
+
+
+def test_topics_by_pattern_and_assignment(cold_bucket: ColdBucket) -> None:
+    two_topics(cold_bucket)
+    assert {row["topic"] for row in read(cold_bucket, subscribePattern=".*")} == {"flights", "weather"}
+    assert {row["partition"] for row in read(cold_bucket, assign='{"flights": [1]}')} == {1}
+    assert read(cold_bucket, assign='{"flights": [2]}') == []
+
+
+def test_offsets_bound_what_is_read(cold_bucket: ColdBucket) -> None:
+    two_topics(cold_bucket)
+    rows = read(
+        cold_bucket,
+        assign='{"flights": [0, 1]}',
+        startingOffsets='{"flights": {"0": 98, "1": -2}}',
+        endingOffsets='{"flights": {"0": 103, "1": 22}}',
+    )
+    assert [row[2] for row in positions(rows)] == [98, 99, 100, 101, 102, 20, 21]
+
+
+def test_times_bound_what_is_read_by_the_first_record_not_earlier(cold_bucket: ColdBucket) -> None:
+    two_topics(cold_bucket)
+    # Offset 94 is an hour early, so 95 is the first at 93.5 s or later … of those from 94 on.
+    rows = read(cold_bucket, assign='{"flights": [0]}', startingTimestamp="93500", endingTimestamp="97000")
+    assert [row["offset"] for row in rows] == [95, 96]
+    by_partition = '{"flights": {"0": 150000, "1": 60500}}'
+    rows = read(cold_bucket, assign='{"flights": [0, 1]}', startingOffsetsByTimestamp=by_partition)
+    assert positions(rows)[0] == ("flights", 0, 151 if 150 % 7 == 3 else 150)
+    assert [row["offset"] for row in rows if row["partition"] == 1] == list(range(61, 70))
+
+
+def test_a_start_later_than_every_record_fails_or_reads_nothing(cold_bucket: ColdBucket) -> None:
+    two_topics(cold_bucket)
+    with pytest.raises(Invalid, match="flights-1: no record is as late"):
+        read(cold_bucket, assign='{"flights": [1]}', startingTimestamp="999999999")
+    options = {"startingTimestamp": "999999999", "startingOffsetsByTimestampStrategy": "latest"}
+    assert read(cold_bucket, assign='{"flights": [1]}', **options) == []
+
+
+def test_offsets_below_retention_fail_unless_data_loss_is_allowed(cold_bucket: ColdBucket) -> None:
+    cold_bucket.add_topic("short", [[batches(0, 20), batches(20, 20), batches(40, 20)]], drop_below=20)
+    assert read(cold_bucket, subscribe="short")[0]["offset"] == 20
+    start = '{"short": {"0": 5}}'
+    with pytest.raises(Invalid, match=r"short-0: offsets 5\.\.60 are wanted, and the bucket holds 20\.\.60"):
+        read(cold_bucket, subscribe="short", startingOffsets=start)
+    rows = read(cold_bucket, subscribe="short", startingOffsets=start, failOnDataLoss="false")
+    assert [row["offset"] for row in rows] == list(range(20, 60))
+
+
+def test_sealed_index_pages_are_followed(cold_bucket: ColdBucket) -> None:
+    limits = ManifestLimits(inline_segments_max=2, page_segments=2, page_fan_in=50)
+    segments = [batches(base, 10) for base in range(0, 120, 10)]
+    cold_bucket.add_topic("long", [segments], limits=limits)
+    assert [row["offset"] for row in read(cold_bucket, subscribe="long")] == list(range(120))
+    middle = {"startingOffsets": '{"long": {"0": 33}}', "endingOffsets": '{"long": {"0": 57}}'}
+    assert [row["offset"] for row in read(cold_bucket, subscribe="long", **middle)] == list(range(33, 57))
+
+
+def test_pruning_passes_over_partitions_offsets_and_old_blocks(cold_bucket: ColdBucket) -> None:
+    two_topics(cold_bucket)
+    only = Pruning(topics=frozenset(("flights",)), partitions=frozenset((1,)))
+    assert {row[:2] for row in positions(read(cold_bucket, only, subscribePattern=".*"))} == {("flights", 1)}
+    late = Pruning(timestamp_from_ms=155_000)
+    offsets = [row["offset"] for row in read(cold_bucket, late, assign='{"flights": [0]}')]
+    assert offsets[-1] == 159
+    assert 5 <= len(offsets) < 30
+
+
+def test_aborted_transactions_are_left_out_of_committed_reads(cold_bucket: ColdBucket) -> None:
+    def transactional(offset: int, producer_id: int) -> bytes:
+        records = [Record(offset=offset, timestamp_ms=1, key=None, value=b"x")]
+        return bytes(build_batch(records, attributes=TRANSACTIONAL_BIT, producer_id=producer_id, producer_epoch=0))
+
+    run = [transactional(0, 7), transactional(1, 8), transactional(2, 7), *batches(3, 2), transactional(5, 7)]
+    aborted = (AbortedTransaction(producer_id=7, first_offset=0, last_offset=4),)
+    cold_bucket.add_topic("bank", [[run]], aborted=aborted)
+    assert [row["offset"] for row in read(cold_bucket, subscribe="bank")] == [1, 3, 4, 5]
+    assert len(read(cold_bucket, subscribe="bank", isolationLevel="read_uncommitted")) == 6
+
+
+def test_a_flipped_byte_names_segment_block_and_offsets(cold_bucket: ColdBucket) -> None:
+    two_topics(cold_bucket)
+    path = cold_bucket.root / cold_bucket.segment_keys["flights", 0][1]
+    content = bytearray(path.read_bytes())
+    content[100] ^= 0x40
+    path.write_bytes(content)
+    with pytest.raises(Corrupt) as refused:
+        read(cold_bucket, subscribe="flights")
+    assert f"segment {cold_bucket.segment_keys['flights', 0][1]}, block at byte 0, offsets 100.." in refused.value.message
+    untouched = read(cold_bucket, assign='{"flights": [1]}')
+    assert len(untouched) == 50
+
+
+def test_a_missing_segment_and_a_foreign_footer_are_corruption(cold_bucket: ColdBucket) -> None:
+    two_topics(cold_bucket)
+    first, second = (cold_bucket.root / key for key in cold_bucket.segment_keys["flights", 0])
+    kept = second.read_bytes()
+    second.write_bytes(kept[:-40] + bytes(40))
+    with pytest.raises(Corrupt, match=second.name):
+        read(cold_bucket, subscribe="flights")
+    second.write_bytes(kept)
+    first.unlink()
+    with pytest.raises(Corrupt, match=first.name):
+        read(cold_bucket, subscribe="flights")
+
+
+def test_deleted_topics_are_gone_and_namesakes_are_told_apart(cold_bucket: ColdBucket) -> None:
+    cold_bucket.add_topic("again", [[batches(0, 5)]], deleted_at_ms=99)
+    cold_bucket.add_topic("again", [[batches(0, 7)]])
+    assert len(read(cold_bucket, subscribe="again")) == 7
+    cold_bucket.add_topic("again", [[batches(0, 9)]])
+    with pytest.raises(Invalid, match="stands in the bucket twice"):
+        read(cold_bucket, subscribe="again")
+
+
+def test_a_directory_that_is_not_there_is_refused_and_not_created(cold_bucket: ColdBucket) -> None:
+    missing = cold_bucket.root / "typo"
+    with pytest.raises(Invalid, match="there is no directory"):
+        Bucket(f"file://{missing}")
+    assert not missing.exists()
+
+
+def test_a_manifest_of_another_partition_is_corruption(cold_bucket: ColdBucket) -> None:
+    topic_id = cold_bucket.add_topic("flights", [[batches(0, 5)], [batches(0, 5)]])
+    directory = cold_bucket.root / "manifests" / UUID(int=topic_id.int).hex
+    for path in (directory / "1").iterdir():
+        path.unlink()
+    for path in (directory / "0").iterdir():
+        (directory / "1" / path.name).write_bytes(path.read_bytes())
+    with pytest.raises(Corrupt, match=r"not of flights-1"):
+        read(cold_bucket, subscribe="flights")
