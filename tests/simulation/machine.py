@@ -1,0 +1,94 @@
+"""A simulated machine: a disk and clocks that outlive its processes, and the ports that one incarnation of a process gets."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from simulation.background import SimulatedBackground
+from simulation.clock import SimulatedClock
+from simulation.disk import Disk, SimulatedFiles
+from simulation.loop import Process, SimulatedLoop
+from simulation.network import Network, SimulatedTransport
+
+
+class World:
+    """What all machines share. Every source of randomness is drawn from the one seed, by name, so that adding a machine
+    does not change what the others do."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.loop = SimulatedLoop()
+        self.network = Network(self.loop, self.random("network"))
+        self.trace: list[str] = []
+
+    def random(self, name: str) -> random.Random:
+        return random.Random(f"{self.seed}/{name}")
+
+    def note(self, what: str) -> None:
+        """Add a line to the trace."""
+        self.trace.append(f"{self.loop.time():10.4f} {what}")
+
+
+class Ports:
+    """Everything one incarnation of a process sees of the world."""
+
+    def __init__(self, machine: Machine) -> None:
+        world = machine.world
+        self.loop = world.loop
+        self.random = world.random(f"{machine.name}/{machine.starts}")
+        self.clock = machine.clock
+        self.transport = SimulatedTransport(world.network, machine.name)
+        self.background = SimulatedBackground(world.loop, world.random(f"{machine.name}/{machine.starts}/background"))
+
+    @property
+    def now(self) -> float:
+        return self.loop.time()
+
+
+class Machine:
+    """``boot`` starts one incarnation of ``main``; ``crash`` ends it as a power cut would."""
+
+    def __init__(self, world: World, name: str, main: Callable[[Machine, Ports], Coroutine[Any, Any, None]]) -> None:
+        self.world = world
+        self.name = name
+        self.clock = SimulatedClock(world.loop, rate=1 + world.random(f"{name}/clock").uniform(-0.02, 0.02))
+        self.disk = Disk(name, world.random(f"{name}/disk"))
+        self.starts = 0
+        self.failure: BaseException | None = None
+        self.ended = asyncio.Event()
+        self._main = main
+        self._process: Process | None = None
+
+    @property
+    def is_up(self) -> bool:
+        return self._process is not None
+
+    @property
+    def files(self) -> SimulatedFiles:
+        return self.disk.mount()
+
+    def boot(self) -> None:
+        if self._process is not None:
+            return
+        self.starts += 1
+        self.world.note(f"{self.name} boots, incarnation {self.starts}")
+        self._process = Process(f"{self.name}#{self.starts}")
+        task = self.world.loop.run_as(self._process, self.world.loop.create_task, self._main(self, Ports(self)))
+        task.add_done_callback(self._ended)
+
+    def crash(self) -> None:
+        if self._process is None:
+            return
+        self.world.note(f"{self.name} crashes")
+        self._process.alive = False
+        self._process = None
+        self.disk.crash()
+
+    def _ended(self, task: Any) -> None:
+        self.ended.set()
+        if not task.cancelled() and task.exception() is not None:
+            self.failure = task.exception()
+            self.world.note(f"{self.name} failed: {self.failure!r}")

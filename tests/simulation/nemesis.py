@@ -1,0 +1,120 @@
+"""Chooses faults from the seed and applies them one after the other; undoes all of them at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from simulation.machine import Machine, World
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NemesisPlan:
+    """Chances that a step does a thing (the rest of the time it does nothing), and how many machines may be down at once."""
+
+    crash: float = 0.3
+    partition: float = 0.2
+    one_way: float = 0.1
+    lossy: float = 0.1
+    clock_jump: float = 0.05
+    pause_mean_s: float = 0.8
+    down_mean_s: float = 1.5
+    down_at_once_max: int = 1
+
+
+class Nemesis:
+    """``run`` goes on until it is told to ``stop``; afterwards every machine is up and every link whole."""
+
+    def __init__(self, world: World, machines: Sequence[Machine], plan: NemesisPlan) -> None:
+        self._world = world
+        self._machines = machines
+        self._plan = plan
+        self._random: random.Random = world.random("nemesis")
+        self._stopped = False
+        self._healers: list[asyncio.Task[None]] = []
+
+    async def run(self) -> None:
+        while not self._stopped:
+            await asyncio.sleep(self._random.expovariate(1 / self._plan.pause_mean_s))
+            if not self._stopped:
+                self._step()
+
+    def stop(self) -> None:
+        self._stopped = True
+        for healer in self._healers:
+            healer.cancel()
+        self._world.note("nemesis ends: all links whole, all machines up")
+        self._world.network.cut.clear()
+        self._world.network.faults.loss_chance = 0.0
+        for machine in self._machines:
+            machine.boot()
+
+    def _step(self) -> None:
+        plan, chance = self._plan, self._random.random()
+        for share, act in (
+            (plan.crash, self._crash),
+            (plan.partition, self._partition),
+            (plan.one_way, self._one_way),
+            (plan.lossy, self._lossy),
+            (plan.clock_jump, self._clock_jump),
+        ):
+            if chance < share:
+                act()
+                return
+            chance -= share
+
+    def _later(self, seconds: float, act: str, *arguments: object) -> None:
+        async def heal() -> None:
+            await asyncio.sleep(seconds)
+            getattr(self, act)(*arguments)
+
+        self._healers.append(asyncio.get_running_loop().create_task(heal()))
+
+    def _crash(self) -> None:
+        down = sum(not machine.is_up for machine in self._machines)
+        up = [machine for machine in self._machines if machine.is_up]
+        if down >= self._plan.down_at_once_max or not up:
+            return
+        victim = self._random.choice(up)
+        victim.crash()
+        self._later(self._random.expovariate(1 / self._plan.down_mean_s), "_boot", victim)
+
+    def _boot(self, machine: Machine) -> None:
+        machine.boot()
+
+    def _partition(self) -> None:
+        self._cut({(self._victim(), other.name) for other in self._machines}, both_ways=True)
+
+    def _one_way(self) -> None:
+        self._cut({(self._victim(), other.name) for other in self._machines}, both_ways=False)
+
+    def _victim(self) -> str:
+        return self._random.choice(list(self._machines)).name
+
+    def _cut(self, pairs: set[tuple[str, str]], *, both_ways: bool) -> None:
+        if both_ways:
+            pairs |= {(target, source) for source, target in pairs}
+        pairs = {(source, target) for source, target in pairs if source != target}
+        self._world.note(f"cut {sorted(pairs)}")
+        self._world.network.cut |= pairs
+        self._later(self._random.expovariate(1 / self._plan.down_mean_s), "_mend", pairs)
+
+    def _mend(self, pairs: set[tuple[str, str]]) -> None:
+        self._world.note(f"mend {sorted(pairs)}")
+        self._world.network.cut -= pairs
+
+    def _lossy(self) -> None:
+        self._world.network.faults.loss_chance = self._random.choice([0.01, 0.1, 0.3])
+        self._world.note(f"links lose {self._world.network.faults.loss_chance:.0%}")
+        self._later(self._random.expovariate(1 / self._plan.down_mean_s), "_lossless")
+
+    def _lossless(self) -> None:
+        self._world.network.faults.loss_chance = 0.0
+
+    def _clock_jump(self) -> None:
+        machine = self._random.choice(list(self._machines))
+        by_ms = self._random.choice([-3_600_000, -1_000, 1_000, 3_600_000])
+        self._world.note(f"{machine.name}: wall clock jumps by {by_ms} ms")
+        machine.clock.jump(by_ms)

@@ -1,0 +1,161 @@
+"""Scenario: a metadata quorum of three under crashes, partitions and loss; clients allocate ids and count by compare-and-set."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+from simulation.machine import Machine, Ports, World
+from simulation.nemesis import Nemesis, NemesisPlan
+from stratalog_core.errors import Conflict, OutcomeUnknown, Retriable
+from stratalog_metadata.client import QuorumClient
+from stratalog_metadata.commands import ABSENT, Allocate, Command, Put, VersionIs
+from stratalog_metadata.config import MetadataSettings
+from stratalog_metadata.records import LEDGER_IDS, Counter, counter_key
+from stratalog_metadata.server import MetadataServer
+from stratalog_metadata.store import SnapshotFileStore
+
+NODES = 3
+CLIENTS = 3
+FAULTS_S = 12.0
+HEAL_S = 10.0
+PORT = 9300
+
+
+def addresses() -> list[str]:
+    return [f"metadata-{number}:{PORT}" for number in range(1, NODES + 1)]
+
+
+async def run_metadata_node(machine: Machine, ports: Ports) -> None:
+    """One node of the quorum until it crashes."""
+    number = int(machine.name.rpartition("-")[2])
+    settings = MetadataSettings(
+        data_dir="unused",
+        node_id=number,
+        listen=f"{machine.name}:{PORT}",
+        peers=tuple(f"{index}={address}" for index, address in enumerate(addresses(), 1)),
+        snapshot_entries=100,
+        kept_entries=20,
+        log_segment_bytes=16_384,
+    )
+    server = MetadataServer(
+        settings, ports.transport, machine.files, ports.clock, ports.random, ports.background, SnapshotFileStore(machine.files)
+    )
+    await server.start()
+    await asyncio.Event().wait()
+
+
+class History:
+    """What clients were told. Checked at the end against what the quorum holds."""
+
+    def __init__(self) -> None:
+        self.allocated: list[tuple[int, int]] = []
+        self.counted = 0
+        self.perhaps_counted = 0
+        self.errors = 0
+
+    def check(self, ids: Counter | None, count: Counter | None) -> None:
+        """Ids were never handed out twice; every acknowledged count is there, and no more than might have been."""
+        handed_out = sorted(self.allocated)
+        for (first, size), (following, _) in itertools.pairwise(handed_out):
+            assert first + size <= following, f"ids from {following} on were handed out twice"
+        if handed_out:
+            assert ids is not None
+            assert ids.next_value >= handed_out[-1][0] + handed_out[-1][1], "the counter of ids went back"
+        found = 0 if count is None else count.next_value
+        assert self.counted <= found <= self.counted + self.perhaps_counted, (
+            f"{self.counted} counts acknowledged, {self.perhaps_counted} unknown, {found} found"
+        )
+
+
+class CountingClient:
+    """Allocates ids and increments one shared record by compare-and-set, over and over."""
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self.done = False
+
+    async def run(self, machine: Machine, ports: Ports) -> None:
+        client = QuorumClient(addresses(), ports.transport, ports.clock, ports.random)
+        await client.start(timeout_s=120)
+        while not self.done:
+            try:
+                await self._allocate(client, ports)
+                await self._count(client)
+            except Retriable:
+                self._history.errors += 1
+            await asyncio.sleep(ports.random.random() * 0.05)
+
+    async def _allocate(self, client: QuorumClient, ports: Ports) -> None:
+        size = 1 + ports.random.randrange(10)
+        try:
+            applied = await client.propose(Command(updates=(Allocate(counter=LEDGER_IDS, count=size),)), timeout_s=3)
+        except OutcomeUnknown:
+            return
+        self._history.allocated.append((applied.allocated[0], size))
+
+    async def _count(self, client: QuorumClient) -> None:
+        key = counter_key("counted")
+        found = client.view.get(key)
+        record = Counter(name="counted", next_value=1)
+        version = ABSENT
+        if found is not None:
+            assert isinstance(found.record, Counter)
+            record, version = Counter(name="counted", next_value=found.record.next_value + 1), found.version
+        command = Command(updates=(Put(record=record),), requirements=(VersionIs(key=key, version=version),))
+        try:
+            await client.propose(command, timeout_s=3)
+        except Conflict:
+            return
+        except OutcomeUnknown:
+            self._history.perhaps_counted += 1
+            return
+        self._history.counted += 1
+
+
+def simulate(seed: int) -> list[str]:
+    """One run; returns its trace. Raises ``AssertionError`` when an invariant does not hold."""
+    world = World(seed)
+    nodes = [Machine(world, address.partition(":")[0], run_metadata_node) for address in addresses()]
+    history = History()
+    workers = [CountingClient(history) for _ in range(CLIENTS)]
+    clients = [Machine(world, f"client-{number}", worker.run) for number, worker in enumerate(workers)]
+
+    async def scenario() -> None:
+        for machine in [*nodes, *clients]:
+            machine.boot()
+        nemesis = Nemesis(world, nodes, NemesisPlan())
+        task = asyncio.get_running_loop().create_task(nemesis.run())
+        await asyncio.sleep(FAULTS_S)
+        nemesis.stop()
+        task.cancel()
+        before = history.counted
+        await asyncio.sleep(HEAL_S)
+        assert history.counted > before, "nothing was committed after the faults had ended"
+        for worker in workers:
+            worker.done = True
+        await asyncio.sleep(5)
+        await _check(world, history)
+
+    world.loop.run_until_complete(scenario())
+    for machine in [*nodes, *clients]:
+        if machine.failure is not None:
+            raise AssertionError(f"{machine.name} failed") from machine.failure
+    world.note(f"{len(history.allocated)} allocations, {history.counted} counts, {history.errors} refusals")
+    return world.trace
+
+
+async def _check(world: World, history: History) -> None:
+    async def read(machine: Machine, ports: Ports) -> None:
+        client = QuorumClient(addresses(), ports.transport, ports.clock, ports.random)
+        await client.start(timeout_s=60)
+        found = [versioned.record if versioned else None for versioned in await client.read(keys)]
+        ids, count = (record if isinstance(record, Counter) else None for record in found)
+        history.check(ids, count)
+
+    keys = [counter_key(LEDGER_IDS), counter_key("counted")]
+    checker = Machine(world, "checker", read)
+    checker.boot()
+    await asyncio.wait_for(checker.ended.wait(), 90)
+    if checker.failure is not None:
+        raise checker.failure
