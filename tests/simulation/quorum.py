@@ -1,4 +1,4 @@
-"""Scenario: a metadata quorum of three under crashes, partitions and loss; clients allocate ids and count by compare-and-set."""
+"""Scenario: a metadata quorum of three under crashes, cuts and loss; clients allocate ids and count by compare-and-set."""
 
 from __future__ import annotations
 
