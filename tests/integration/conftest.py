@@ -1,0 +1,47 @@
+"""A real cluster of processes, started once for all integration tests through the command line, as a user starts one.
+
+A test that breaks something mends it before it ends: the cluster is shared.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+
+import pytest
+from integration.process_cluster import ProcessCluster
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessCluster]:
+    """Three metadata nodes, three bookies, two brokers, one tiering worker."""
+    running = ProcessCluster(tmp_path_factory.mktemp("cluster"))
+    running.run("cluster", "start", "--metadata", "3", "--bookies", "3", "--brokers", "2", "--tiering", "1")
+    try:
+        yield running
+    finally:
+        running.run("cluster", "stop")
+
+
+def _program(name: str, remedy: str) -> str:
+    found = shutil.which(name)
+    if found is None:
+        complaint = f"no {name}: {remedy}"
+        if os.environ.get("CI"):
+            pytest.fail(complaint)
+        pytest.skip(complaint)
+    return found
+
+
+@pytest.fixture(scope="session")
+def kcat() -> str:
+    """Path of kcat."""
+    return _program("kcat", "apt-get install kcat")
+
+
+@pytest.fixture(scope="session")
+def java_tools() -> None:
+    """Apache Kafka's own tools can run."""
+    _program("java", "install Java 17 or newer")
+    _program("mvn", "apt-get install maven")

@@ -1,0 +1,65 @@
+"""The cluster under the integration tests, driven by the ``stratalog`` command as a user drives it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka.admin import AdminClient, NewTopic
+
+COMMAND_TIMEOUT_S = 120
+_numbers = itertools.count(1)
+
+
+class ProcessCluster:
+    """The cluster below ``data``, driven by the ``stratalog`` command."""
+
+    def __init__(self, data: Path) -> None:
+        self.data = data
+        self._admin: AdminClient | None = None
+
+    @property
+    def bootstrap(self) -> str:
+        return str(json.loads((self.data / "cluster.json").read_text())["bootstrap"])
+
+    @property
+    def admin(self) -> AdminClient:
+        if self._admin is None:
+            self._admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
+        return self._admin
+
+    def run(self, *words: str, stdin: str | None = None, expect: int = 0) -> str:
+        """One ``stratalog`` command on this cluster; its standard output."""
+        command = [sys.executable, "-m", "stratalog", *words, "--data", str(self.data)]
+        done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False)
+        assert done.returncode == expect, f"{' '.join(words)} ended with {done.returncode}: {done.stderr[-3000:]}"
+        return done.stdout
+
+    def json(self, *words: str) -> Any:
+        return json.loads(self.run(*words, "--json"))
+
+    def processes(self, role: str) -> list[dict[str, Any]]:
+        document = json.loads((self.data / "cluster.json").read_text())
+        return [process for process in document["processes"] if process["role"] == role]
+
+    def kill(self, *names: str) -> None:
+        self.run("cluster", "kill", *names)
+
+    def restart(self, *names: str) -> None:
+        self.run("cluster", "restart", *names)
+
+    def new_topic(self, partitions: int = 1, configs: Mapping[str, str] | None = None) -> str:
+        """A topic of its own for each test, three copies of everything."""
+        name = f"topic-{next(_numbers)}"
+        new = NewTopic(name, num_partitions=partitions, replication_factor=3, config=dict(configs or {}))
+        for future in self.admin.create_topics([new]).values():
+            future.result(30)
+        return name
+
+    def new_group(self) -> str:
+        return f"group-{next(_numbers)}"
