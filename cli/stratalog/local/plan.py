@@ -75,8 +75,8 @@ def _configurations(data: Path, state: ClusterState, cluster_id: str) -> dict[st
         configurations[process.name] = {"node": node, "bookie": table}
     for number, process in enumerate(state.of_role("broker"), 1):
         table = {"broker_id": number, "listen": process.address, "default_replication_factor": copies}
-        cold: dict[str, Value] = {"cache_dir": str(data / process.name / "cache")}
-        configurations[process.name] = {"node": node, "broker": table, "cold": cold}
+        cache: dict[str, Value] = {"cache_dir": str(data / process.name / "cache")}
+        configurations[process.name] = {"node": {**node, **cache}, "broker": table}
     for process in state.of_role("tiering"):
         configurations[process.name] = {"node": node, "tiering": {"worker_id": process.name}}
     return configurations

@@ -2,9 +2,38 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from stratalog.roles.runtime import Node
+from stratalog_bookies.client import LedgerClient, LedgerClientSettings
+from stratalog_broker.config import BrokerSettings
+from stratalog_broker.server import BrokerServer
+from stratalog_core.system import SystemFiles
+from stratalog_tiering.block_source import ColdReaderSettings
+from stratalog_tiering.reader import ColdReader
+
+_CACHE_THREADS = 2
 
 
 async def start(node: Node) -> str:
     """Start the broker and register it; the address of its Kafka listener."""
-    raise NotImplementedError
+    settings = node.configuration.section(BrokerSettings, "broker")
+    metadata = await node.metadata()
+    ledgers = LedgerClient(
+        metadata, node.transport, node.clock, node.random, node.configuration.section(LedgerClientSettings, "ledgers")
+    )
+    node.closing(ledgers.close)
+    cold = _cold_reader(node)
+    node.closing(cold.close)
+    server = BrokerServer(settings, metadata, ledgers, cold, node.clock, node.random)
+    await server.start()
+    node.closing(server.close)
+    return server.kafka_address
+
+
+def _cold_reader(node: Node) -> ColdReader:
+    settings = node.configuration.section(ColdReaderSettings, "cold")
+    if not settings.disk_bytes or not node.settings.cache_dir:
+        return ColdReader(node.store(), settings, node.clock)
+    files = SystemFiles(Path(node.settings.cache_dir))
+    return ColdReader(node.store(), settings, node.clock, files=files, background=node.background(_CACHE_THREADS, "cache"))

@@ -16,12 +16,11 @@ from stratalog.roles.runtime import Node
 def embedded_overrides(data: Path, *, kafka: str, store: str | None) -> dict[str, dict[str, Any]]:
     """What the command line sets over file and environment."""
     return {
-        "node": {"store": store or str(data / "store")},
+        "node": {"store": store or str(data / "store"), "cache_dir": str(data / "cache")},
         "metadata": {"data_dir": str(data / "metadata"), "listen": "127.0.0.1:0"},
         "bookie": {"bookie_id": "bookie-1", "data_dirs": str(data / "bookie"), "listen": "127.0.0.1:0"},
         "broker": {"broker_id": 1, "listen": kafka},
         "tiering": {"worker_id": "tiering-1"},
-        "cold": {"cache_dir": str(data / "cache")},
     }
 
 

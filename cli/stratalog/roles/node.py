@@ -13,6 +13,7 @@ class NodeSettings:
 
     metadata: tuple[str, ...] = setting((), help="addresses of the metadata nodes, host:port each")
     store: str = setting("", help="object store: a directory, or s3://bucket/prefix?endpoint=URL&region=NAME")
+    cache_dir: str = setting("", help="directory for cold blocks if [cold] disk_bytes is not 0; emptied at the start")
     log_level: str = setting("info", help="least severity that is logged", choices=("debug", "info", "warning", "error"))
     log_file: str = setting("", help="file to log to; standard error if empty")
     stop_timeout_s: float = setting(15.0, help="time for an orderly stop after SIGTERM", minimum=0.1, maximum=600)

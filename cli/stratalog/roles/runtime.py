@@ -23,6 +23,7 @@ from stratalog_core.ports import Background, Clock, Random, Transport
 from stratalog_core.rpc import TcpTransport
 from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_metadata.client import QuorumClient
+from stratalog_tiering.store import STORE_THREADS, ObjectStore, open_store
 
 Settings = TypeVar("Settings")
 _log = logging.getLogger("stratalog")
@@ -76,6 +77,13 @@ class Node:
             self.closing(self._metadata.close)
             await self._metadata.start()
         return self._metadata
+
+    def store(self) -> ObjectStore:
+        """The object store of ``[node] store``."""
+        if not self.settings.store:
+            raise Invalid("[node] store is empty: name a directory, or s3://bucket/prefix?endpoint=URL")
+        background = self.background(STORE_THREADS, "store")
+        return open_store(self.settings.store, background=background, clock=self.clock, random=self.random)
 
 
 Start = Callable[[Node], Awaitable[str]]
