@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from stratalog_broker.protocol.entities import ResponseFactory, response_factory
 from stratalog_core.ports import Buffer, Clock, Random
 from stratalog_metadata.api import MetadataClient, MetadataView
 
 if TYPE_CHECKING:
-    from stratalog_tiering.reader import ColdReader
-
     from stratalog_bookies.client import LedgerClient
     from stratalog_broker.config import BrokerSettings
+    from stratalog_broker.deadlines import Deadlines
+    from stratalog_broker.fetch_sessions import FetchSessions
     from stratalog_broker.groups.service import GroupService
     from stratalog_broker.partitions import Partitions
+    from stratalog_broker.pending_reads import PendingReads
+    from stratalog_broker.producer_ids import ProducerIds
+    from stratalog_broker.reads import LogReader
+    from stratalog_tiering.reader import ColdReader
 
 
 @dataclass(slots=True, kw_only=True)
@@ -32,7 +36,12 @@ class BrokerServices:
     cold: ColdReader
     clock: Clock
     random: Random
+    deadlines: Deadlines = field(init=False)
     partitions: Partitions = field(init=False)
+    reader: LogReader = field(init=False)
+    pending_reads: PendingReads = field(init=False)
+    fetch_sessions: FetchSessions = field(init=False)
+    producer_ids: ProducerIds = field(init=False)
     groups: GroupService = field(init=False)
 
     @property
@@ -40,40 +49,94 @@ class BrokerServices:
         return self.metadata.view
 
 
-Respond = Callable[[Sequence[Buffer]], None]
+class Connection(Protocol):
+    """What a request needs of the connection that it came by."""
+
+    @property
+    def client_host(self) -> str: ...
+
+    def respond(self, context: RequestContext, parts: Sequence[Buffer]) -> None:
+        """Send a whole response (length and header included) when its turn comes; nothing for acks=0."""
+        ...
+
+    def released(self, request_bytes: int) -> None:
+        """So many bytes of a request are no longer held."""
+        ...
+
+    def close(self, reason: str) -> None: ...
 
 
 class RequestContext:
-    """One request. ``new`` builds the structs of its response in its version (see :class:`ResponseFactory`)."""
+    """One request. ``new`` builds the structs of its response in its version (see :class:`ResponseFactory`).
 
-    __slots__ = ("api_key", "api_version", "client_host", "client_id", "connection_id", "correlation_id", "respond", "services")
+    Its bytes count against the bounds of connection and broker until it is answered and ``release`` has been called as often
+    as ``hold``.
+    """
+
+    __slots__ = (
+        "_connection",
+        "_holds",
+        "api_key",
+        "api_version",
+        "client_id",
+        "correlation_id",
+        "request_bytes",
+        "response",
+        "services",
+    )
 
     def __init__(
         self,
-        *,
         services: BrokerServices,
+        connection: Connection,
+        *,
         api_key: int,
         api_version: int,
         correlation_id: int,
         client_id: str,
-        client_host: str,
-        connection_id: int,
-        respond: Respond,
+        request_bytes: int,
     ) -> None:
         self.services = services
         self.api_key = api_key
         self.api_version = api_version
         self.correlation_id = correlation_id
         self.client_id = client_id
-        self.client_host = client_host
-        self.connection_id = connection_id
-        self.respond = respond
-        """For handlers of raw requests: send a whole response (length and header included), exactly once."""
+        self.request_bytes = request_bytes
+        self.response: Sequence[Buffer] | None = None
+        """Set once it is answered, until its turn to be sent comes."""
+        self._connection = connection
+        self._holds = 1
+
+    @property
+    def client_host(self) -> str:
+        """Address of the client, without port."""
+        return self._connection.client_host
+
+    def new(self, kind: str, /, **values: Any) -> Any:
+        """``context.new("MetadataResponse", brokers=…)``: a response struct; fields unknown to the version are dropped."""
+        return response_factory(self.api_key, self.api_version)(kind, **values)
 
     @property
     def reply(self) -> ResponseFactory:
         return response_factory(self.api_key, self.api_version)
 
-    def new(self, kind: str, /, **values: Any) -> Any:
-        """``context.new("MetadataResponse", brokers=…)``: a response struct; fields unknown to the version are dropped."""
-        return response_factory(self.api_key, self.api_version)(kind, **values)
+    def respond(self, parts: Sequence[Buffer]) -> None:
+        """For handlers of raw requests: the whole response, length and header included (empty: none is due). Once."""
+        assert self.response is None, "a request is answered once"
+        self.response = parts
+        self._connection.respond(self, parts)
+        self.release()
+
+    def hold(self) -> None:
+        """The request's bytes are held by somebody more."""
+        self._holds += 1
+
+    def release(self) -> None:
+        """One holder less."""
+        self._holds -= 1
+        if self._holds == 0:
+            self._connection.released(self.request_bytes)
+
+    def close_connection(self, reason: str) -> None:
+        """Drop the client."""
+        self._connection.close(reason)

@@ -64,6 +64,7 @@ class Seal:
 
     ledger_id: int
     end_offset: int
+    index: LedgerIndex
 
 
 Instruction = OpenNext | Seal
@@ -257,7 +258,7 @@ class PartitionCore:
         instructions: list[Instruction] = []
         if self.state is State.DRAINING and not self.pending:
             assert self.open is not None
-            instructions.append(Seal(ledger_id=self.open.ledger_id, end_offset=self.high_watermark))
+            instructions.append(Seal(ledger_id=self.open.ledger_id, end_offset=self.high_watermark, index=self.open.index))
             self.open = None
             self.state = State.IDLE
         if self.state is State.IDLE and self.queue:

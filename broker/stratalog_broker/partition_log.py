@@ -20,7 +20,7 @@ from stratalog_bookies.client import LedgerSpec, LedgerWriter
 from stratalog_broker.internal_topics import InternalTopicApplication
 from stratalog_broker.partition import Acks, OnDone, OpenNext, PartitionCore, PendingBatch, RollLimits, Seal, State
 from stratalog_broker.tail_cache import PartitionTail
-from stratalog_broker.topic_limits import TopicLimits
+from stratalog_broker.topic_configs import TopicConfigs
 from stratalog_core.batch import BatchHeader, assign_offset, read_header
 from stratalog_core.checkpoint import encode_checkpoint
 from stratalog_core.errors import Conflict, Fenced, NotLeader, Overloaded, Retriable, StratalogError, Unavailable
@@ -76,8 +76,8 @@ class PartitionLog:
     def update_topic(self, topic: Topic) -> None:
         """Take over changed topic configs."""
         self.topic = topic
-        self.limits = TopicLimits.of(topic)
-        self.core.limits = roll_limits(self.limits, self._services.settings.ledger_idle_ms)
+        self.configs = TopicConfigs.of(topic)
+        self.core.limits = roll_limits(self.configs, self._services.settings.ledger_idle_ms)
 
     def move_start(self, log_start_offset: int) -> None:
         """Retention or DeleteRecords moved the first readable offset; it never goes back, nor beyond what is confirmed."""
@@ -252,14 +252,15 @@ class PartitionLog:
             put = Put(record=_with_ledgers(log, (*log.ledgers, ref)))
             return (put, *(Delete(key=ledger_key(old.ledger_id)) for old in dropped))
 
+        write_quorum = self.topic.replication_factor
         spec = LedgerSpec(
             topic_id=identity.topic_id,
             partition=identity.partition,
             base_offset=base_offset,
             leader_epoch=epoch,
-            ensemble_size=self.limits.write_quorum,
-            write_quorum=self.limits.write_quorum,
-            ack_quorum=self.limits.ack_quorum,
+            ensemble_size=write_quorum,
+            write_quorum=write_quorum,
+            ack_quorum=min(self.configs.min_insync_replicas, write_quorum),
         )
         reports = _WriterReports(self)
         requirements = (self.requirement, VersionIs(key=key, version=versioned.version))
@@ -286,16 +287,12 @@ class PartitionLog:
     async def _seal(self, writer: LedgerWriter, instruction: Seal, before: asyncio.Task[None] | None) -> None:
         if before is not None:
             await before
-        while self.is_serving:
-            try:
-                await writer.seal(instruction.end_offset)
-                break
-            except Retriable as again:
-                _log.info("sealing ledger %d of %s: %s", instruction.ledger_id, self.topic_partition, again)
-                await asyncio.sleep(_RETRY_S)
-            except StratalogError as failure:
-                self._lose(failure)
-                return
+        try:
+            ledger = await writer.seal(instruction.end_offset)
+        except StratalogError as failure:
+            self._lose(failure)
+            return
+        self._indexes.put(ledger.ledger_id, instruction.index)
         waiters, self._seal_waiters = self._seal_waiters, []
         for waiter in waiters:
             if not waiter.done():
@@ -330,6 +327,8 @@ class PartitionLog:
         if not self.is_serving:
             return
         self.is_serving = False
+        if self._writer is not None:
+            self._writer.abandon()
         for pending in self.core.resign():
             _settle(pending, None)
         for waiter in self._seal_waiters:
@@ -385,6 +384,6 @@ def _with_ledgers(log: Log, ledgers: tuple[LedgerRef, ...]) -> Log:
     return Log(topic_id=log.topic_id, index=log.index, ledgers=ledgers, log_start_offset=log.log_start_offset)
 
 
-def roll_limits(limits: TopicLimits, idle_ms: int) -> RollLimits:
+def roll_limits(configs: TopicConfigs, idle_ms: int) -> RollLimits:
     """When the partition core ends a ledger."""
-    return RollLimits(segment_bytes=limits.segment_bytes, segment_ms=limits.segment_ms, idle_ms=idle_ms)
+    return RollLimits(segment_bytes=configs.segment_bytes, segment_ms=configs.segment_ms, idle_ms=idle_ms)

@@ -17,8 +17,8 @@ from stratalog_broker.partition import PartitionCore
 from stratalog_broker.partition_log import PartitionLog, roll_limits
 from stratalog_broker.protocol.produce import Leader
 from stratalog_broker.tail_cache import TailCache
-from stratalog_broker.takeover import RECOVERED_TOGETHER, TakenOver, Takeover, identity_of
-from stratalog_broker.topic_limits import TopicLimits
+from stratalog_broker.takeover import TakenOver, Takeover, identity_of
+from stratalog_broker.topic_configs import TopicConfigs
 from stratalog_core.errors import Fenced, NotLeader, OutcomeUnknown, Retriable, StratalogError
 from stratalog_core.ids import TopicPartition
 from stratalog_metadata.api import Change
@@ -34,6 +34,7 @@ from stratalog_metadata.records import (
     broker_key,
     partition_key,
     tier_request_key,
+    topic_key,
 )
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ _log = logging.getLogger(__name__)
 _RETRY_S: Final = 0.2
 _TICK_S: Final = 1.0
 _TIER_RETRIES: Final = 20
+TAKEOVERS_AT_ONCE: Final = 512
 
 
 class Partitions:
@@ -62,6 +64,7 @@ class Partitions:
         self._tails = TailCache(settings.tail_cache_bytes)
         self.indexes = IndexCache(services.ledgers, settings.index_bytes)
         self._takeover = Takeover(services, self.indexes)
+        self._slots = asyncio.Semaphore(TAKEOVERS_AT_ONCE)
         self._is_suspended = True
         self._unsubscribe = services.view.subscribe(self._on_changes)
         self._ticker: asyncio.TimerHandle | None = None
@@ -100,6 +103,10 @@ class Partitions:
             self._topics = {record.topic_id.bytes: record for record in self._services.view.all(Topic)}
             topic = self._topics.get(topic_id)
         return topic
+
+    def topic_by_name(self, name: bytes) -> Topic | None:
+        """The topic with this name (UTF-8), wherever it is served."""
+        return self._services.view.find(Topic, topic_key(str(name, "utf-8", "replace")))
 
     def leader_of(self, topic_partition: TopicPartition) -> Leader | None:
         """Owner of a partition as the view has it; None if it has none that lives."""
@@ -205,10 +212,9 @@ class Partitions:
     def _begin_takeovers(self) -> None:
         self._scheduled = None
         ready = [partition for identity, partition in self._wanted.items() if identity not in self._taking]
-        for first in range(0, len(ready), RECOVERED_TOGETHER):
-            batch = ready[first : first + RECOVERED_TOGETHER]
-            self._taking.update(map(identity_of, batch))
-            self._spawn(self._take_over(batch))
+        self._taking.update(map(identity_of, ready))
+        for partition in ready:
+            self._spawn(self._take_over(partition))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -220,41 +226,29 @@ class Partitions:
         if not task.cancelled() and task.exception() is not None:
             _log.error("a background task of the partitions failed", exc_info=task.exception())
 
-    async def _take_over(self, batch: list[Partition]) -> None:
+    async def _take_over(self, partition: Partition) -> None:
+        identity = identity_of(partition)
         try:
-            failure = await self._takeover.recover(batch)
-            if failure is not None and len(batch) > 1:
-                # One partition that moved on meanwhile must not hold up the others.
-                await asyncio.gather(*(self._take_over_one(partition, recovered=False) for partition in batch))
-            elif failure is not None:
-                self._takeover_failed(batch[0], failure)
-            else:
-                await asyncio.gather(*(self._take_over_one(partition, recovered=True) for partition in batch))
-        finally:
-            self._taking.difference_update(map(identity_of, batch))
-            if any(identity_of(partition) in self._wanted for partition in batch) and not self._is_suspended:
-                await asyncio.sleep(_RETRY_S)
-                self._begin_takeovers()
-
-    async def _take_over_one(self, partition: Partition, *, recovered: bool) -> None:
-        topic = self.topic_by_id(partition.topic_id.bytes)
-        try:
-            if topic is None:
-                raise NotLeader(f"the topic of {identity_of(partition)} is not known yet")
-            failure = None if recovered else await self._takeover.recover([partition])
-            if failure is not None:
-                raise failure
-            taken = await self._takeover.rebuild(partition, wants_batches=topic.name in self._applications)
+            await self._take_over_once(partition)
         except StratalogError as failure:
-            self._takeover_failed(partition, failure)
-            return
+            level = logging.INFO if isinstance(failure, Retriable | Fenced | OutcomeUnknown) else logging.ERROR
+            _log.log(level, "taking over %s at epoch %d: %s", identity, partition.leader_epoch, failure)
+            await asyncio.sleep(_RETRY_S)
+        finally:
+            self._taking.discard(identity)
+        if identity in self._wanted and not self._is_suspended:
+            self._want(self._wanted[identity])
+
+    async def _take_over_once(self, partition: Partition) -> None:
+        topic = self.topic_by_id(partition.topic_id.bytes)
+        if topic is None:
+            raise NotLeader(f"the topic of {identity_of(partition)} is not known yet")
+        async with self._slots:
+            await self._takeover.recover(partition)
+            taken = await self._takeover.rebuild(partition, wants_batches=topic.name in self._applications)
         if self._wanted.get(identity_of(partition)) is partition and not self._is_suspended:
             del self._wanted[identity_of(partition)]
             self._serve(topic, taken)
-
-    def _takeover_failed(self, partition: Partition, failure: StratalogError) -> None:
-        level = logging.INFO if isinstance(failure, Retriable | Fenced | OutcomeUnknown) else logging.ERROR
-        _log.log(level, "taking over %s at epoch %d: %s", identity_of(partition), partition.leader_epoch, failure)
 
     def _serve(self, topic: Topic, taken: TakenOver) -> None:
         identity = identity_of(taken.partition)
@@ -268,7 +262,7 @@ class Partitions:
                 next_offset=taken.next_offset,
                 leader_epochs=taken.leader_epochs,
                 producers=taken.producers,
-                limits=roll_limits(TopicLimits.of(topic), self._services.settings.ledger_idle_ms),
+                limits=roll_limits(TopicConfigs.of(topic), self._services.settings.ledger_idle_ms),
             ),
             tails=self._tails,
             indexes=self.indexes,

@@ -1,9 +1,10 @@
-"""Taking over partitions, all that change hands in one turn together: recover, read headers, rebuild, serve.
+"""Taking over partitions, all that change hands in one turn side by side: recover, read headers, rebuild, serve.
 
-For each partition: every ledger that is not CLOSED, and in any case the last two, is fenced, recovered and sealed, in batches
-over all partitions. Then the newest ledger that holds a whole checkpoint is found; its checkpoint and the headers of all
-batches after it give leader epochs, producers, next offset and the index. Only for internal topics are the batches
-themselves read. A partition without hot ledgers takes all that from its cold history.
+For each partition: every ledger that is not CLOSED is fenced, recovered and sealed (an owner has at most two such: the one it
+was sealing and the next); requests of all partitions leave together. Then the newest ledger that holds a whole checkpoint
+is found; its checkpoint and the headers of all batches after it give leader epochs, producers, next offset and the index.
+Only for internal topics are the batches themselves read. A partition without hot ledgers takes all that from its cold
+history.
 
 Nothing is written here but seals; the first append opens a ledger. A partition whose epoch is no longer ours is left out, one
 that cannot be read yet is tried again by the caller.
@@ -11,8 +12,7 @@ that cannot be read yet is tried again by the caller.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -28,8 +28,9 @@ from stratalog_core.checkpoint import (
     is_checkpoint,
     part_position,
 )
-from stratalog_core.errors import Corrupt, StratalogError
+from stratalog_core.errors import Corrupt
 from stratalog_core.ids import TopicPartition
+from stratalog_metadata.commands import EpochIs
 from stratalog_metadata.records import (
     Ledger,
     LedgerRef,
@@ -46,9 +47,6 @@ if TYPE_CHECKING:
     from stratalog_bookies.client import EntryHead
     from stratalog_broker.context import BrokerServices
 
-RECOVERED_TOGETHER: Final = 256
-"""Partitions whose ledgers are recovered in one call."""
-_READ_AT_ONCE: Final = 64
 _READ_BYTES: Final = 4 * 1024 * 1024
 
 
@@ -66,40 +64,28 @@ class TakenOver:
 
 
 class Takeover:
-    """One batch of partitions. ``wants_batches`` says of which topics the batches after the checkpoint are needed."""
+    """The two steps of taking over one partition; many are run side by side."""
 
     def __init__(self, services: BrokerServices, indexes: IndexCache) -> None:
         self._services = services
         self._indexes = indexes
-        self._reads = asyncio.Semaphore(_READ_AT_ONCE)
 
-    async def recover(self, partitions: Iterable[Partition]) -> StratalogError | None:
-        """Fence and seal what must be, for partitions in one call. Returns the error if it failed as a whole."""
-        ledger_ids = [ledger_id for partition in partitions for ledger_id in self._to_recover(partition)]
-        if not ledger_ids:
-            return None
-        try:
-            await self._services.ledgers.recover(ledger_ids)
-        except StratalogError as failure:
-            return failure
-        return None
+    async def recover(self, partition: Partition) -> None:
+        """Fence and seal every ledger that is not closed. Calls made in one turn travel together.
 
-    def _to_recover(self, partition: Partition) -> list[int]:
-        refs = self._refs(partition)
+        A closed last ledger proves that there is no open one: opening it would have changed the log under our epoch.
+        Raises ``StaleEpoch`` if the partition is no longer ours, ``Unavailable``, ``OutcomeUnknown``, ``Corrupt``.
+        """
         view = self._services.view
-        records = [view.find(Ledger, ledger_key(ref.ledger_id)) for ref in refs]
-        return [record.ledger_id for record in records if record is not None and record.state is not LedgerState.CLOSED]
-
-    def _refs(self, partition: Partition) -> tuple[LedgerRef, ...]:
-        log = self._services.view.find(Log, log_key(partition.topic_id, partition.index))
-        return log.ledgers if log is not None else ()
+        log = view.find(Log, log_key(partition.topic_id, partition.index))
+        records = [view.find(Ledger, ledger_key(ref.ledger_id)) for ref in (log.ledgers if log is not None else ())]
+        ledger_ids = [record.ledger_id for record in records if record is not None and record.state is not LedgerState.CLOSED]
+        if ledger_ids:
+            requirement = EpochIs(key=partition.key(), owner=partition.owner, leader_epoch=partition.leader_epoch)
+            await self._services.ledgers.recover(ledger_ids, requirements=(requirement,))
 
     async def rebuild(self, partition: Partition, *, wants_batches: bool) -> TakenOver:
         """State of one recovered partition. Raises what reading raises."""
-        async with self._reads:
-            return await self._rebuild(partition, wants_batches)
-
-    async def _rebuild(self, partition: Partition, wants_batches: bool) -> TakenOver:
         log = self._services.view.find(Log, log_key(partition.topic_id, partition.index))
         log_start_offset = log.log_start_offset if log is not None else 0
         replay = _Replay(ProducerStates(self._services.settings.producers_max))

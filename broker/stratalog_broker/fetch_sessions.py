@@ -1,0 +1,137 @@
+"""Incremental fetch sessions (KIP-227): a consumer names its partitions once, then only what changes.
+
+Sans-IO. Bounded in sessions and in partitions over all of them; who gets no session is served all the same, in full each
+time. A session that was not used for two minutes may be evicted for a new one, as in Kafka.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from kio.schema.errors import ErrorCode
+
+from stratalog_core.ports import Random
+
+INITIAL_EPOCH: Final = 0
+FINAL_EPOCH: Final = -1
+NO_SESSION: Final = 0
+EVICTABLE_AFTER_S: Final = 120.0
+PARTITIONS_MAX: Final = 500_000
+_EPOCH_MAX: Final = 2**31 - 1
+
+PartitionKey = tuple[bytes, int]
+"""Topic key as in the request (name or id) and partition."""
+
+
+class FetchWanted:
+    """What a consumer wants of one partition, and in a session what it was last told."""
+
+    __slots__ = ("bytes_max", "index", "key", "leader_epoch", "offset", "told")
+
+    def __init__(self, key: bytes, index: int, offset: int, bytes_max: int, leader_epoch: int) -> None:
+        self.key = key
+        self.index = index
+        self.offset = offset
+        self.bytes_max = bytes_max
+        self.leader_epoch = leader_epoch
+        self.told: tuple[int, int, int] | None = None
+        """(error code, high watermark, log start offset) of the last response."""
+
+
+class FetchSession:
+    """Partitions in the order in which they are served next."""
+
+    __slots__ = ("epoch", "partitions", "session_id", "used_at_s")
+
+    def __init__(self, session_id: int, wanted: Iterable[FetchWanted], now_s: float) -> None:
+        self.session_id = session_id
+        self.epoch = INITIAL_EPOCH + 1
+        self.partitions = {(one.key, one.index): one for one in wanted}
+        self.used_at_s = now_s
+
+    def update(self, wanted: Iterable[FetchWanted], forgotten: Iterable[PartitionKey]) -> None:
+        """Apply an incremental request."""
+        for one in wanted:
+            known = self.partitions.get((one.key, one.index))
+            if known is not None:
+                one.told = known.told
+            self.partitions[(one.key, one.index)] = one
+        for key in forgotten:
+            self.partitions.pop(key, None)
+
+    def served(self, key: PartitionKey) -> None:
+        """The partition got records: the others come first next time."""
+        one = self.partitions.pop(key, None)
+        if one is not None:
+            self.partitions[key] = one
+
+    def __iter__(self) -> Iterator[FetchWanted]:
+        return iter(self.partitions.values())
+
+
+class SessionRefused(Exception):
+    """The whole response carries this code."""
+
+    def __init__(self, code: ErrorCode) -> None:
+        super().__init__(code.name)
+        self.code = code
+
+
+class FetchSessions:
+    """All sessions of a broker, least recently used first."""
+
+    def __init__(self, sessions_max: int, random: Random) -> None:
+        self._sessions_max = sessions_max
+        self._random = random
+        self._sessions: dict[int, FetchSession] = {}
+        self._partitions = 0
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def begin(self, wanted: list[FetchWanted], now_s: float) -> FetchSession | None:
+        """A new session, or None if there is no room for one."""
+        if len(self._sessions) >= self._sessions_max and not self._evict(now_s):
+            return None
+        if not wanted or self._partitions + len(wanted) > PARTITIONS_MAX:
+            return None
+        session_id = self._random.randrange(2**31 - 1) + 1
+        while session_id in self._sessions:
+            session_id = self._random.randrange(2**31 - 1) + 1
+        session = self._sessions[session_id] = FetchSession(session_id, wanted, now_s)
+        self._partitions += len(session.partitions)
+        return session
+
+    def resume(
+        self, session_id: int, epoch: int, wanted: list[FetchWanted], forgotten: Iterable[PartitionKey], now_s: float
+    ) -> FetchSession:
+        """The session after an incremental request. Raises ``SessionRefused``."""
+        session = self._sessions.pop(session_id, None)
+        if session is None:
+            raise SessionRefused(ErrorCode.fetch_session_id_not_found)
+        self._sessions[session_id] = session
+        if epoch != session.epoch:
+            raise SessionRefused(ErrorCode.invalid_fetch_session_epoch)
+        session.epoch = 1 if session.epoch == _EPOCH_MAX else session.epoch + 1
+        session.used_at_s = now_s
+        before = len(session.partitions)
+        session.update(wanted, forgotten)
+        self._partitions += len(session.partitions) - before
+        if self._partitions > PARTITIONS_MAX:
+            self.end(session_id)
+            raise SessionRefused(ErrorCode.fetch_session_id_not_found)
+        return session
+
+    def end(self, session_id: int) -> None:
+        """Forget a session; one that is unknown is no error."""
+        session = self._sessions.pop(session_id, None)
+        if session is not None:
+            self._partitions -= len(session.partitions)
+
+    def _evict(self, now_s: float) -> bool:
+        oldest = next(iter(self._sessions.values()), None)
+        if oldest is None or now_s - oldest.used_at_s < EVICTABLE_AFTER_S:
+            return False
+        self.end(oldest.session_id)
+        return True

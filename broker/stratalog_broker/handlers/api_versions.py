@@ -1,0 +1,43 @@
+"""ApiVersions (key 18), versions 0–4: exactly what the handler table serves.
+
+A version that is not known is answered in version 0 with UNSUPPORTED_VERSION and the table, so that the client can choose
+(KIP-511); ``server.py`` does that with ``encode_fallback``. No features are finalized: transactions and the newer group
+protocols are not served yet.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from kio.schema.errors import ErrorCode
+
+from stratalog_broker.context import RequestContext
+from stratalog_broker.handlers.info import HandlerInfo
+from stratalog_broker.protocol.entities import encode_response, response_factory
+
+_KEY: Final = 18
+
+
+async def handle(context: RequestContext, request: Any) -> Any:
+    """Answer the table."""
+    return _response(context.api_version, ErrorCode.none)
+
+
+def encode_fallback() -> bytes:
+    """Body of the version-0 response to a version that is not known."""
+    return encode_response(_response(0, ErrorCode.unsupported_version))
+
+
+def _response(version: int, code: ErrorCode) -> Any:
+    # Imported late: the table lists this module too.
+    from stratalog_broker.handlers import HANDLERS
+
+    new = response_factory(_KEY, version)
+    keys = tuple(
+        new("ApiVersion", api_key=info.key, min_version=info.lowest_advertised, max_version=info.max_version)
+        for info in sorted(HANDLERS.values(), key=lambda info: info.key)
+    )
+    return new("ApiVersionsResponse", error_code=code, api_keys=keys)
+
+
+API = HandlerInfo(key=_KEY, min_version=0, max_version=4, handle=handle)

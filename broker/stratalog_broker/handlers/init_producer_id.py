@@ -1,0 +1,39 @@
+"""InitProducerId (key 22), versions 0–5: ids for idempotent producers (KIP-98, KIP-360).
+
+Every call without a transactional id gets a new id with epoch 0, as in Kafka, also one that asks to raise the epoch of an old
+id. Transactions are not served yet: a transactional id is refused with TRANSACTIONAL_ID_AUTHORIZATION_FAILED, which
+every client reports as final.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from kio.schema.errors import ErrorCode
+
+from stratalog_broker.context import RequestContext
+from stratalog_broker.handlers.info import HandlerInfo
+from stratalog_broker.protocol.errors import error_code_of
+from stratalog_core.errors import Retriable, StratalogError
+
+_KEY: Final = 22
+
+
+async def handle(context: RequestContext, request: Any) -> Any:
+    """Hand out the next id."""
+    if request.transactional_id is not None:
+        return _refused(context, ErrorCode.transactional_id_authorization_failed)
+    try:
+        producer_id = await context.services.producer_ids.take()
+    except StratalogError as failure:
+        # COORDINATOR_NOT_AVAILABLE makes every client try again.
+        retry = isinstance(failure, Retriable)
+        return _refused(context, ErrorCode.coordinator_not_available if retry else error_code_of(failure))
+    return context.new("InitProducerIdResponse", error_code=ErrorCode.none, producer_id=producer_id, producer_epoch=0)
+
+
+def _refused(context: RequestContext, code: ErrorCode) -> Any:
+    return context.new("InitProducerIdResponse", error_code=code, producer_id=-1, producer_epoch=-1)
+
+
+API = HandlerInfo(key=_KEY, min_version=0, max_version=5, handle=handle)

@@ -1,0 +1,153 @@
+"""Metadata (key 3), versions 0–13: brokers, topics, partitions and their owners, from this broker's view.
+
+A partition has one replica as Kafka clients understand it, its owner: copies are on bookies, and ownership moves without
+copying. A topic that is asked for by name and does not exist is created if the client (from version 4) and the broker's
+settings allow it, and answered as soon as it has owners. No authorisation is served, so authorised operations are left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+from uuid import UUID
+
+from kio.schema.errors import ErrorCode
+
+from stratalog_broker.context import RequestContext
+from stratalog_broker.handlers.info import HandlerInfo
+from stratalog_broker.protocol.errors import KafkaError, error_code_of
+from stratalog_broker.topics import NewTopic, TopicCommands, check_topic_name
+from stratalog_core.errors import StratalogError
+from stratalog_metadata.records import CLUSTER_KEY, Broker, Cluster, Partition, Topic, partition_key, topic_key
+
+_KEY: Final = 3
+_CREATE_TIMEOUT_S: Final = 5.0
+_CREATES_MAX: Final = 100
+
+
+async def handle(context: RequestContext, request: Any) -> Any:
+    """Answer from the view, after creating what is missing."""
+    brokers = sorted(context.services.view.all(Broker), key=lambda broker: broker.broker_id)
+    topics = _all_topics(context) if _wants_all(context, request) else await _named(context, request)
+    cluster = context.services.view.find(Cluster, CLUSTER_KEY)
+    return context.new(
+        "MetadataResponse",
+        brokers=tuple(
+            context.new(
+                "MetadataResponseBroker",
+                node_id=broker.broker_id,
+                host=broker.host,
+                port=broker.port,
+                rack=broker.rack or None,
+            )
+            for broker in brokers
+        ),
+        cluster_id=cluster.cluster_id if cluster is not None else None,
+        controller_id=brokers[0].broker_id if brokers else -1,
+        topics=tuple(topics),
+        error_code=ErrorCode.none,
+    )
+
+
+def _wants_all(context: RequestContext, request: Any) -> bool:
+    return request.topics is None or (context.api_version == 0 and not request.topics)
+
+
+def _all_topics(context: RequestContext) -> Sequence[Any]:
+    return [_describe(context, topic) for topic in context.services.view.all(Topic)]
+
+
+async def _named(context: RequestContext, request: Any) -> Sequence[Any]:
+    may_create = getattr(request, "allow_auto_topic_creation", True) and context.services.settings.auto_create_topics
+    missing = {
+        str(wanted.name)
+        for wanted in request.topics
+        if wanted.name is not None and context.services.view.get(topic_key(wanted.name)) is None
+    }
+    codes = await _create(context, sorted(missing)[:_CREATES_MAX]) if may_create and missing else {}
+    return [_answer(context, wanted, codes) for wanted in request.topics]
+
+
+async def _create(context: RequestContext, names: Sequence[str]) -> dict[str, ErrorCode]:
+    """Create topics with the broker's defaults; what went wrong, by name."""
+    commands = TopicCommands(context.services)
+
+    async def create(name: str) -> ErrorCode:
+        try:
+            await commands.create(NewTopic(name=name), _CREATE_TIMEOUT_S)
+        except KafkaError as refused:
+            return _CODES_OF_CREATION.get(refused.code, refused.code)
+        except StratalogError as failure:
+            return error_code_of(failure)
+        return ErrorCode.none
+
+    return dict(zip(names, await asyncio.gather(*map(create, names)), strict=True))
+
+
+_CODES_OF_CREATION: Final = {
+    ErrorCode.topic_already_exists: ErrorCode.leader_not_available,
+    ErrorCode.request_timed_out: ErrorCode.leader_not_available,
+}
+
+
+def _answer(context: RequestContext, wanted: Any, codes: dict[str, ErrorCode]) -> Any:
+    topic_id: UUID | None = getattr(wanted, "topic_id", None)
+    if wanted.name is None and topic_id is not None:
+        topic = context.services.partitions.topic_by_id(topic_id.bytes)
+        if topic is not None:
+            return _describe(context, topic)
+        return _refuse(context, None, topic_id, ErrorCode.unknown_topic_id)
+    name = str(wanted.name or "")
+    topic = context.services.view.find(Topic, topic_key(name))
+    if topic is not None:
+        return _describe(context, topic)
+    try:
+        check_topic_name(name)
+    except KafkaError as refused:
+        return _refuse(context, name, None, refused.code)
+    code = codes.get(name, ErrorCode.none)
+    return _refuse(context, name, None, ErrorCode.unknown_topic_or_partition if code is ErrorCode.none else code)
+
+
+def _refuse(context: RequestContext, name: str | None, topic_id: UUID | None, code: ErrorCode) -> Any:
+    if name is None and not _name_may_be_null(context):
+        name = ""
+    return context.new("MetadataResponseTopic", error_code=code, name=name, topic_id=topic_id, is_internal=False, partitions=())
+
+
+def _name_may_be_null(context: RequestContext) -> bool:
+    return context.api_version >= 12
+
+
+def _describe(context: RequestContext, topic: Topic) -> Any:
+    return context.new(
+        "MetadataResponseTopic",
+        error_code=ErrorCode.none,
+        name=topic.name,
+        topic_id=topic.topic_id,
+        is_internal=topic.internal,
+        partitions=tuple(_partitions(context, topic)),
+    )
+
+
+def _partitions(context: RequestContext, topic: Topic) -> Iterable[Any]:
+    view = context.services.view
+    live = {broker.broker_id for broker in view.all(Broker)}
+    for index in range(topic.partition_count):
+        partition = view.find(Partition, partition_key(topic.topic_id, index))
+        owner = partition.owner if partition is not None and partition.owner in live else -1
+        replicas = () if owner < 0 else (owner,)
+        yield context.new(
+            "MetadataResponsePartition",
+            error_code=ErrorCode.leader_not_available if owner < 0 else ErrorCode.none,
+            partition_index=index,
+            leader_id=owner,
+            leader_epoch=partition.leader_epoch if partition is not None else -1,
+            replica_nodes=replicas,
+            isr_nodes=replicas,
+            offline_replicas=(),
+        )
+
+
+API = HandlerInfo(key=_KEY, min_version=0, max_version=13, handle=handle)

@@ -1,0 +1,44 @@
+"""OffsetForLeaderEpoch (key 23), versions 2–4: where a leader epoch ends (KIP-101, KIP-320).
+
+A consumer asks it after a change of leader, to notice that its position was cut off. Here nothing acknowledged is ever cut
+off, but the answer must be right all the same.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from kio.schema.errors import ErrorCode
+
+from stratalog_broker.context import RequestContext
+from stratalog_broker.handlers.info import HandlerInfo
+from stratalog_broker.handlers.leadership import leader_epoch_error, why_not_here
+
+_KEY: Final = 23
+
+
+async def handle(context: RequestContext, request: Any) -> Any:
+    """Answer each partition from its owner's memory."""
+    topics = tuple(
+        context.new(
+            "OffsetForLeaderTopicResult",
+            topic=topic.topic,
+            partitions=tuple(_end_of_epoch(context, topic.topic, one) for one in topic.partitions),
+        )
+        for topic in request.topics
+    )
+    return context.new("OffsetForLeaderEpochResponse", topics=topics)
+
+
+def _end_of_epoch(context: RequestContext, topic: str, wanted: Any) -> Any:
+    log = context.services.partitions.find_by_name(topic.encode(), wanted.partition)
+    code = why_not_here(context, topic, wanted.partition) if log is None else leader_epoch_error(log, wanted)
+    if log is None or code is not ErrorCode.none:
+        return context.new("EpochEndOffset", error_code=code, partition=wanted.partition)
+    epoch, end_offset = log.core.end_of_epoch(wanted.leader_epoch)
+    return context.new(
+        "EpochEndOffset", error_code=ErrorCode.none, partition=wanted.partition, leader_epoch=epoch, end_offset=end_offset
+    )
+
+
+API = HandlerInfo(key=_KEY, min_version=2, max_version=4, handle=handle)

@@ -1,0 +1,202 @@
+"""Produce (key 0), versions 3–13; 0–2 are advertised for old librdkafka (KAFKA-18659) and refused.
+
+The hot path. The request is walked over its receive buffer, each batch is checked by its header, gets its offset in place and
+goes to the partition's ledger as a view; the answer is sent from the callback that confirms the last batch. No task, no
+future, no copy per batch.
+
+acks=0 is answered with nothing (an error closes the connection, as Kafka does), 1 when one bookie has the batch on disk, all
+when the ack quorum has. A batch that does not get there in time is answered REQUEST_TIMED_OUT and may still arrive: an
+idempotent producer's retry is recognised. A retry of a batch that is still on its way waits for that batch's fate.
+Transactions are not served yet: transactional batches are refused.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kio.schema.errors import ErrorCode
+
+from stratalog_broker.context import RequestContext
+from stratalog_broker.handlers.info import HandlerInfo
+from stratalog_broker.partition import Acks, OnDone
+from stratalog_broker.partition_log import PartitionLog
+from stratalog_broker.produce_checks import Refused, check_produced
+from stratalog_broker.producer_state import Verdict
+from stratalog_broker.protocol.errors import produce_error_code_of
+from stratalog_broker.protocol.frame import response_head
+from stratalog_broker.protocol.produce import (
+    TOPIC_ID_VERSION,
+    PartitionResult,
+    ProduceRequest,
+    encode_response,
+    parse_request,
+)
+from stratalog_core.batch import BatchHeader, assign_log_append_time
+from stratalog_core.errors import StratalogError
+from stratalog_core.ids import TopicPartition
+
+_KEY: Final = 0
+_TIMED_OUT: Final = int(ErrorCode.request_timed_out)
+_LOST: Final = int(ErrorCode.not_leader_or_follower)
+_VALID_ACKS: Final = frozenset({-1, 0, 1})
+
+
+class PendingProduce:
+    """One Produce request until it is answered. ``results`` has one line per topic, filled in as partitions are done."""
+
+    __slots__ = ("_context", "_deadline", "_waiting", "is_answered", "results")
+
+    def __init__(self, context: RequestContext, request: ProduceRequest) -> None:
+        self._context = context
+        self._waiting = 1
+        self._deadline: object | None = None
+        self.is_answered = False
+        self.results: list[tuple[bytes, list[PartitionResult]]] = [
+            (topic.key, [PartitionResult(index, _TIMED_OUT) for index, _ in topic.partitions]) for topic in request.topics
+        ]
+
+    def wait(self) -> None:
+        """One more partition will call ``done``."""
+        self._waiting += 1
+
+    def done(self) -> None:
+        """One partition, or the walk over all of them, is finished; the last one sends the answer."""
+        self._waiting -= 1
+        if self._waiting == 0:
+            self.answer()
+
+    def walked(self, timeout_ms: int) -> None:
+        """All batches are on their way."""
+        if self._waiting > 1:
+            self._deadline = self._context.services.deadlines.add(timeout_ms / 1000, self.answer)
+        self.done()
+
+    def answer(self) -> None:
+        """Send what is known; later results change nothing."""
+        if self.is_answered:
+            return
+        self.is_answered = True
+        context = self._context
+        if self._deadline is not None:
+            context.services.deadlines.discard(self._deadline)
+        body = encode_response(self.results, context.api_version)
+        context.respond((response_head(_KEY, context.api_version, context.correlation_id, len(body)), body))
+
+
+class _Append:
+    """One partition's share of a request: from its batch to its line in the answer."""
+
+    __slots__ = ("_append_time_ms", "_context", "_index", "_log", "_position", "_produce", "_results")
+
+    def __init__(
+        self, context: RequestContext, produce: PendingProduce, results: list[PartitionResult], position: int, log: PartitionLog
+    ) -> None:
+        self._context = context
+        self._produce = produce
+        self._results = results
+        self._position = position
+        self._index = results[position].partition
+        self._log = log
+        self._append_time_ms = -1
+
+    def start(self, batch: memoryview | None, acks: int) -> None:
+        """Check and append. Raises ``Refused`` or a ``StratalogError``; nothing has happened then."""
+        if acks not in _VALID_ACKS:
+            raise Refused(ErrorCode.invalid_required_acks, f"acks is {acks}; choose -1 (all), 0 or 1")
+        if batch is None:
+            raise Refused(ErrorCode.invalid_record, "no record batch was sent for the partition")
+        log = self._log
+        now_ms = self._context.services.clock.wall_ms()
+        header = check_produced(batch, log.configs, now_ms)
+        if header.producer_id >= 0 and self._is_retry(header, acks):
+            return
+        if log.configs.is_log_append_time:
+            self._append_time_ms = now_ms
+            assign_log_append_time(batch, now_ms)
+            header = header._replace(max_timestamp_ms=now_ms)
+        if acks == Acks.NONE:
+            log.append(batch, header, acks, None, self._context.release)
+        else:
+            log.append(batch, header, acks, self._settle, self._context.release)
+            self._produce.wait()
+        self._context.hold()
+
+    def _is_retry(self, header: BatchHeader, acks: int) -> bool:
+        """Whether the batch is in the log already: then its first try's answer is given. Raises ``Refused``."""
+        verdict, earlier = self._log.core.producers.judge(header)
+        if verdict is Verdict.APPEND:
+            return False
+        producer = f"producer {header.producer_id} epoch {header.producer_epoch}"
+        if verdict is Verdict.FENCED:
+            raise Refused(ErrorCode.invalid_producer_epoch, f"{producer} is fenced by a newer epoch")
+        if verdict is Verdict.OUT_OF_ORDER:
+            raise Refused(
+                ErrorCode.out_of_order_sequence_number, f"{producer} sent sequence {header.base_sequence} out of order"
+            )
+        assert earlier is not None
+        if self._log.await_unconfirmed(earlier.last_offset + 1, self._settle_retry(earlier.base_offset)):
+            self._produce.wait()
+        else:
+            self._results[self._position] = self._result(earlier.base_offset)
+        return True
+
+    def _settle_retry(self, base_offset: int) -> OnDone:
+        return lambda found: self._settle(None if found is None else base_offset)
+
+    def _settle(self, base_offset: int | None) -> None:
+        if base_offset is None:
+            leader = self._context.services.partitions.leader_of(self._log.topic_partition)
+            self._results[self._position] = PartitionResult(self._index, _LOST, leader=leader)
+        else:
+            self._results[self._position] = self._result(base_offset)
+        self._produce.done()
+
+    def _result(self, base_offset: int) -> PartitionResult:
+        return PartitionResult(self._index, 0, base_offset, self._append_time_ms, self._log.core.log_start_offset)
+
+
+def handle_raw(context: RequestContext, body: memoryview) -> None:
+    """See the module's header."""
+    request = parse_request(body, context.api_version)
+    produce = PendingProduce(context, request)
+    partitions = context.services.partitions
+    by_id = context.api_version >= TOPIC_ID_VERSION
+    find = partitions.find_by_id if by_id else partitions.find_by_name
+    for (_, results), topic in zip(produce.results, request.topics, strict=True):
+        for position, (index, batch) in enumerate(topic.partitions):
+            log = find(topic.key, index)
+            if log is None:
+                results[position] = _not_here(context, topic.key, index, by_id=by_id)
+                continue
+            try:
+                _Append(context, produce, results, position, log).start(batch, request.acks)
+            except Refused as refused:
+                results[position] = PartitionResult(index, int(refused.code), error_message=str(refused))
+            except StratalogError as failure:
+                results[position] = PartitionResult(index, int(produce_error_code_of(failure)), error_message=failure.message)
+    if request.acks == Acks.NONE:
+        _finish_unanswered(context, produce)
+    else:
+        produce.walked(min(max(request.timeout_ms, 0), context.services.settings.append_timeout_ms))
+
+
+def _finish_unanswered(context: RequestContext, produce: PendingProduce) -> None:
+    codes = {result.error_code for _, results in produce.results for result in results} - {_TIMED_OUT, 0}
+    if codes:
+        context.close_connection(f"a batch with acks=0 was refused: {ErrorCode(codes.pop()).name}")
+    context.respond(())
+
+
+def _not_here(context: RequestContext, key: bytes, index: int, *, by_id: bool) -> PartitionResult:
+    """Why a partition cannot be written here, and where it can."""
+    partitions = context.services.partitions
+    topic = partitions.topic_by_id(key) if by_id else partitions.topic_by_name(key)
+    if topic is None:
+        code = ErrorCode.unknown_topic_id if by_id else ErrorCode.unknown_topic_or_partition
+        return PartitionResult(index, int(code))
+    if not 0 <= index < topic.partition_count:
+        return PartitionResult(index, int(ErrorCode.unknown_topic_or_partition))
+    return PartitionResult(index, _LOST, leader=partitions.leader_of(TopicPartition(topic.topic_id, index)))
+
+
+API = HandlerInfo(key=_KEY, min_version=3, max_version=13, handle_raw=handle_raw, advertised_min_version=0)

@@ -1,0 +1,32 @@
+"""Producer ids for this broker, from blocks that the metadata quorum hands out once each."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from stratalog_metadata.api import MetadataClient
+from stratalog_metadata.commands import Allocate, Command
+from stratalog_metadata.records import PRODUCER_IDS
+
+BLOCK: Final = 1000
+
+
+class ProducerIds:
+    """What is left of a block when the broker stops is never used."""
+
+    def __init__(self, metadata: MetadataClient) -> None:
+        self._metadata = metadata
+        self._next = 0
+        self._end = 0
+        self._allocating = asyncio.Lock()
+
+    async def take(self) -> int:
+        """An id that nobody has had. Raises what proposing raises; an allocation of unknown outcome only wastes a block."""
+        async with self._allocating:
+            if self._next == self._end:
+                applied = await self._metadata.propose(Command(updates=(Allocate(counter=PRODUCER_IDS, count=BLOCK),)))
+                self._next = applied.allocated[0]
+                self._end = self._next + BLOCK
+            self._next += 1
+            return self._next - 1

@@ -1,0 +1,106 @@
+"""The broker's record and session: what makes the controller give it partitions, and what makes it stop at once.
+
+When the session ends on our own clock, which is never later than the quorum can end it, everything is dropped first;
+then a new session is opened, and what the view still says is ours is taken over again. A broker whose id is registered
+by another process waits until that one is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from stratalog_core.errors import Conflict, Fenced, OutcomeUnknown, Retriable, StratalogError
+from stratalog_core.ports import Clock
+from stratalog_metadata.api import MetadataClient
+from stratalog_metadata.commands import ABSENT, Command, Put, SessionAlive, VersionIs
+from stratalog_metadata.records import Broker, broker_key
+
+_log = logging.getLogger(__name__)
+_RETRY_S: Final = 0.2
+
+
+class Registration:
+    """``broker`` is the record to register; its session id is filled in."""
+
+    def __init__(
+        self,
+        metadata: MetadataClient,
+        clock: Clock,
+        *,
+        broker: Broker,
+        lease_ms: int,
+        on_registered: Callable[[], None],
+        on_lost: Callable[[], None],
+    ) -> None:
+        self._metadata = metadata
+        self._clock = clock
+        self._broker = broker
+        self._lease_ms = lease_ms
+        self._on_registered = on_registered
+        self._on_lost = on_lost
+        self._session_id: int | None = None
+        self._registering: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    async def start(self) -> None:
+        """Register; returns once that is done."""
+        await self._register()
+
+    def _expired(self) -> None:
+        self._session_id = None
+        if self._is_closed:
+            return
+        _log.warning("broker %d lost its session: it stops serving and registers anew", self._broker.broker_id)
+        self._on_lost()
+        self._registering = asyncio.get_running_loop().create_task(self._register())
+
+    async def _register(self) -> None:
+        while not self._is_closed:
+            session_id: int | None = None
+            try:
+                holder = f"broker {self._broker.broker_id}"
+                session_id = await self._metadata.open_session(holder, self._lease_ms, self._expired)
+                self._session_id = session_id
+                await self._put(session_id)
+            except (Retriable, OutcomeUnknown, Conflict, Fenced) as again:
+                _log.info("registering broker %d: %s", self._broker.broker_id, again)
+                await self._give_up(session_id)
+                await asyncio.sleep(_RETRY_S)
+            else:
+                if self._session_id == session_id:
+                    self._on_registered()
+                return
+
+    async def _put(self, session_id: int) -> None:
+        """Write the record where there is none. Raises ``Conflict`` while another process holds the id."""
+        (found,) = await self._metadata.read([broker_key(self._broker.broker_id)])
+        if found is not None:
+            raise Conflict(f"broker id {self._broker.broker_id} is registered; waiting for that session to end")
+        record = Broker(
+            broker_id=self._broker.broker_id,
+            host=self._broker.host,
+            port=self._broker.port,
+            session_id=session_id,
+            rack=self._broker.rack,
+        )
+        requirements = (SessionAlive(session_id=session_id), VersionIs(key=record.key(), version=ABSENT))
+        await self._metadata.propose(Command(updates=(Put(record=record),), requirements=requirements))
+
+    async def _give_up(self, session_id: int | None) -> None:
+        self._session_id = None
+        if session_id is not None:
+            try:
+                await self._metadata.close_session(session_id)
+            except StratalogError as failure:
+                _log.info("closing session %d: %s", session_id, failure)
+
+    async def close(self) -> None:
+        """Give the session up, so that others take over now."""
+        self._is_closed = True
+        if self._registering is not None:
+            self._registering.cancel()
+            await asyncio.gather(self._registering, return_exceptions=True)
+        await self._give_up(self._session_id)

@@ -1,0 +1,216 @@
+"""The broker: puts its parts together, listens, registers, and stops in good order.
+
+Starting: listen (so that the port is known), register, take over. Stopping: take no more requests, finish those in progress,
+seal open ledgers so that successors have nothing to recover, give the session up, close.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import Final
+
+from stratalog_bookies.client import LedgerClient
+from stratalog_broker.config import BrokerSettings
+from stratalog_broker.connection import SHARED_BUFFER_BYTES, ClientConnection
+from stratalog_broker.context import BrokerServices
+from stratalog_broker.deadlines import Deadlines
+from stratalog_broker.fetch_sessions import FetchSessions
+from stratalog_broker.groups.service import GroupService
+from stratalog_broker.partitions import Partitions
+from stratalog_broker.pending_reads import PendingReads
+from stratalog_broker.producer_ids import ProducerIds
+from stratalog_broker.reads import LogReader
+from stratalog_broker.registration import Registration
+from stratalog_core.errors import Invalid
+from stratalog_core.ports import Clock, Random
+from stratalog_core.rpc import split_address
+from stratalog_metadata.api import MetadataClient
+from stratalog_metadata.records import Broker
+from stratalog_tiering.reader import ColdReader
+
+_log = logging.getLogger(__name__)
+_SWEEP_S: Final = 5.0
+_FRAME_STALL_S: Final = 30.0
+
+
+class ConnectionRegistry:
+    """All connections, and the request bytes that they make the broker hold."""
+
+    def __init__(self, services: BrokerServices) -> None:
+        self.services = services
+        self.shared_buffer = memoryview(bytearray(SHARED_BUFFER_BYTES))
+        self.is_draining = False
+        self._connections: set[ClientConnection] = set()
+        self._bytes_held = 0
+        self._stalled: dict[ClientConnection, None] = {}
+        self._making_room = False
+        self._answered = asyncio.Event()
+
+    @property
+    def bytes_held(self) -> int:
+        """Bytes of requests that are being read, handled or written."""
+        return self._bytes_held
+
+    def __len__(self) -> int:
+        return len(self._connections)
+
+    def opened(self, connection: ClientConnection) -> bool:
+        """Count a new connection; False if it is one too many."""
+        if len(self._connections) >= self.services.settings.connections_max:
+            return False
+        self._connections.add(connection)
+        return True
+
+    def closed(self, connection: ClientConnection) -> None:
+        self._connections.discard(connection)
+        self._stalled.pop(connection, None)
+        self._answered.set()
+
+    def charge(self, request_bytes: int) -> bool:
+        """Hold a request; False if there is no room now. A single one is always let in."""
+        if self._bytes_held and self._bytes_held + request_bytes > self.services.settings.request_bytes_max:
+            return False
+        self._bytes_held += request_bytes
+        return True
+
+    def discharge(self, request_bytes: int) -> None:
+        self._bytes_held -= request_bytes
+        if self._stalled and not self._making_room:
+            self._making_room = True
+            asyncio.get_running_loop().call_soon(self._make_room)
+
+    def wait_for_room(self, connection: ClientConnection) -> None:
+        """``connection.room_made`` is called when bytes were given back."""
+        self._stalled[connection] = None
+
+    def _make_room(self) -> None:
+        self._making_room = False
+        stalled, self._stalled = self._stalled, {}
+        for connection in stalled:
+            connection.room_made()
+
+    def sweep(self) -> None:
+        """Close connections that are silent for too long, and those that stopped within a frame."""
+        now = self.services.clock.monotonic()
+        idle_s = self.services.settings.connection_idle_ms / 1000
+        for connection in list(self._connections):
+            silent_s = now - connection.active_at_s
+            if connection.is_mid_frame and silent_s > _FRAME_STALL_S:
+                connection.close("the client stopped within a request")
+            elif connection.is_idle and silent_s > idle_s:
+                connection.close("idle")
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take no more requests and wait until those in progress are answered."""
+        self.is_draining = True
+        for connection in list(self._connections):
+            connection.drain()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while any(not connection.is_idle for connection in self._connections):
+                    self._answered.clear()
+                    await self._answered.wait()
+
+    def became_idle(self) -> None:
+        """A connection has answered everything while the broker stops."""
+        self._answered.set()
+
+    def close_all(self) -> None:
+        for connection in list(self._connections):
+            connection.close("the broker stops")
+
+
+class BrokerServer:
+    """One broker. Everything it needs is handed in; it owns none of it."""
+
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        metadata: MetadataClient,
+        ledgers: LedgerClient,
+        cold: ColdReader,
+        clock: Clock,
+        random: Random,
+    ) -> None:
+        if settings.frame_bytes_max > settings.request_bytes_max:
+            raise Invalid(
+                f"frame_bytes_max {settings.frame_bytes_max} exceeds request_bytes_max {settings.request_bytes_max}:"
+                " raise the latter"
+            )
+        services = BrokerServices(settings=settings, metadata=metadata, ledgers=ledgers, cold=cold, clock=clock, random=random)
+        self._settings = settings
+        self._services = services
+        services.deadlines = Deadlines(clock)
+        services.partitions = Partitions(services)
+        services.reader = LogReader(services, services.partitions.indexes)
+        services.pending_reads = PendingReads(services.reader, clock)
+        services.fetch_sessions = FetchSessions(settings.fetch_sessions_max, random)
+        services.producer_ids = ProducerIds(metadata)
+        services.groups = GroupService(services)
+        self.connections = ConnectionRegistry(services)
+        self._server: asyncio.Server | None = None
+        self._registration: Registration | None = None
+        self._sweeper: asyncio.TimerHandle | None = None
+
+    @property
+    def services(self) -> BrokerServices:
+        """The parts, for tests and for the node that runs several roles in one process."""
+        return self._services
+
+    @property
+    def kafka_address(self) -> str:
+        """``host:port`` that is really listened on."""
+        assert self._server is not None, "the broker is started"
+        host, _ = split_address(self._settings.listen)
+        return f"{host}:{self._server.sockets[0].getsockname()[1]}"
+
+    async def start(self) -> None:
+        """Listen and register. Partitions are served as they are taken over. Raises ``OSError`` if the port is taken."""
+        host, port = split_address(self._settings.listen)
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: ClientConnection(self.connections), host, port, backlog=1024)
+        partitions = self._services.partitions
+        self._registration = Registration(
+            self._services.metadata,
+            self._services.clock,
+            broker=self._record(),
+            lease_ms=self._settings.lease_ms,
+            on_registered=partitions.resume,
+            on_lost=partitions.suspend,
+        )
+        await self._registration.start()
+        self._sweeper = loop.call_later(_SWEEP_S, self._sweep)
+
+    def _record(self) -> Broker:
+        host, port = split_address(self.kafka_address)
+        return Broker(
+            broker_id=self._settings.broker_id,
+            host=self._settings.advertised_host or host,
+            port=self._settings.advertised_port or port,
+            session_id=0,
+            rack=self._settings.rack,
+        )
+
+    def _sweep(self) -> None:
+        self._sweeper = asyncio.get_running_loop().call_later(_SWEEP_S, self._sweep)
+        self.connections.sweep()
+
+    async def close(self) -> None:
+        """Stop in good order; see the module's header."""
+        if self._server is not None:
+            self._server.close()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        timeout_s = self._settings.shutdown_ms / 1000
+        await self.connections.drain(timeout_s)
+        await self._services.partitions.seal_all(timeout_s)
+        self._services.partitions.suspend()
+        if self._registration is not None:
+            await self._registration.close()
+        self.connections.close_all()
+        await self._services.partitions.close()
+        await self._services.pending_reads.close()
+        self._services.groups.close()
+        self._services.deadlines.close()

@@ -1,0 +1,93 @@
+"""Searching a partition by time: cold history first, then each hot ledger by its index, then the records of one batch.
+
+Timestamps are the producers' and need not rise, so the answer is the first record, in offset order, that is not earlier than
+the time asked for. Only here does the broker decode records, one batch at a time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from stratalog_broker.partition_log import PartitionLog
+from stratalog_core.batch import read_header
+from stratalog_core.records import iterate_records
+from stratalog_metadata.records import LedgerRef
+
+if TYPE_CHECKING:
+    from stratalog_broker.context import BrokerServices
+
+
+class Found(NamedTuple):
+    """A record; timestamp and epoch are -1 where they are unknown or mean nothing."""
+
+    offset: int
+    timestamp_ms: int
+    leader_epoch: int
+
+
+async def find_time(services: BrokerServices, log: PartitionLog, timestamp_ms: int) -> Found | None:
+    """First readable record that is not earlier. Raises what reading raises."""
+    start = log.core.log_start_offset
+    cold = await _find_cold(services, log, timestamp_ms, start)
+    if cold is not None:
+        return cold
+    for ref in services.reader.hot_ledgers(log):
+        found = await _find_in_ledger(services, log, ref, timestamp_ms, start)
+        if found is not None:
+            return found
+    return None
+
+
+async def _find_cold(services: BrokerServices, log: PartitionLog, timestamp_ms: int, start: int) -> Found | None:
+    pointer = services.reader.manifest_pointer(log)
+    refs = services.reader.hot_ledgers(log)
+    hot_start = refs[0].base_offset if refs else log.core.next_offset
+    if pointer is None or pointer.end_offset <= start or hot_start <= start:
+        return None
+    cold = await services.cold.offset_for_timestamp(pointer, timestamp_ms, start)
+    if cold is None or cold.offset >= hot_start:
+        return None
+    return Found(cold.offset, cold.timestamp_ms, cold.leader_epoch)
+
+
+async def _find_in_ledger(
+    services: BrokerServices, log: PartitionLog, ref: LedgerRef, timestamp_ms: int, start: int
+) -> Found | None:
+    ledger, index = await services.reader.index_of(log, ref)
+    entry_id = index.first_reaching(timestamp_ms, max(start, ref.base_offset))
+    while entry_id is not None and entry_id <= index.last_entry():
+        (entry, *_) = await services.ledgers.read(ledger, entry_id, entry_id, 1)
+        found = _find_in_batch(entry.payload, timestamp_ms, start)
+        if found is not None:
+            return found if found.offset < log.core.high_watermark else None
+        entry_id += 1
+    return None
+
+
+def _find_in_batch(batch: memoryview, timestamp_ms: int, start: int) -> Found | None:
+    header = read_header(batch)
+    if header.max_timestamp_ms < timestamp_ms:
+        return None
+    for record in iterate_records(batch, header):
+        if record.timestamp_ms >= timestamp_ms and record.offset >= start:
+            return Found(record.offset, record.timestamp_ms, header.leader_epoch)
+    return None
+
+
+async def find_greatest(services: BrokerServices, log: PartitionLog) -> Found | None:
+    """The first record with the partition's greatest timestamp."""
+    best: Found | None = None
+    pointer = services.reader.manifest_pointer(log)
+    if pointer is not None and pointer.end_offset > log.core.log_start_offset:
+        cold = await services.cold.max_timestamp(pointer)
+        best = Found(cold.offset, cold.timestamp_ms, cold.leader_epoch) if cold is not None else None
+    for ref in services.reader.hot_ledgers(log):
+        ledger, index = await services.reader.index_of(log, ref)
+        latest = index.latest()
+        if latest is None or (best is not None and latest[0] <= best.timestamp_ms):
+            continue
+        (entry, *_) = await services.ledgers.read(ledger, latest[1], latest[1], 1)
+        found = _find_in_batch(entry.payload, latest[0], log.core.log_start_offset)
+        if found is not None and found.offset < log.core.high_watermark:
+            best = found
+    return best
