@@ -35,8 +35,8 @@ def is_striped(ledger: Ledger) -> bool:
 def with_replacements(ledger: Ledger, first_entry: int, replacements: Mapping[int, str]) -> Ledger:
     """The record after an ensemble change: ``replacements`` (position → bookie) take over from ``first_entry`` on.
 
-    A last fragment that begins at ``first_entry`` is replaced, otherwise one is added. Everything before ``first_entry`` must be
-    confirmed, and what is confirmed from there on must be so by bookies that stay.
+    A last fragment that begins at ``first_entry`` is replaced, otherwise one is added. Everything before ``first_entry``
+    must be confirmed, and what is confirmed from there on must be so by bookies that stay.
     """
     last = ledger.fragments[-1]
     assert last.first_entry <= first_entry, "an ensemble change never reaches behind the last fragment"

@@ -223,6 +223,7 @@ class LedgerWriterCore:
 
     def let_go(self) -> None:
         """The change takes long: stop keeping confirmed entries for the replacement. It will have gaps that Qa others fill."""
+        self._given_up |= self._leaving
         self._hold_from = self.next_entry_id
         self.give_up()
 
