@@ -24,7 +24,7 @@ from stratalog_bookies.contents import Contents
 from stratalog_bookies.index import ROW, Row, Run
 from stratalog_bookies.log import Log, Write
 from stratalog_bookies.log_format import ControlItem
-from stratalog_bookies.messages import CHECKED_BYTES, ENTRY_HEADER_BYTES, RECOVERY_ADD, LedgerTail, Status
+from stratalog_bookies.messages import CHECKED_BYTES, ENTRY_HEADER_BYTES, RECOVERY_ADD, LedgerSummary, LedgerTail, Status
 from stratalog_core.ports import Buffer
 
 Header = tuple[int, int, int, int, int, int]
@@ -222,6 +222,18 @@ class Bookie:
             return LedgerTail(ledger_id=ledger_id, status=Status.NO_SUCH_LEDGER)
         return LedgerTail(ledger_id=ledger_id, last_entry=ledger.last_entry, lac=ledger.lac, fenced=ledger.fenced)
 
+    def summary(self, ledger_id: int) -> LedgerSummary:
+        """What is held of one ledger, not yet durable entries included. The ledger must exist."""
+        ledger = self.contents.ledgers[ledger_id]
+        return LedgerSummary(
+            ledger_id=ledger_id,
+            entries=sum([run.count for run in ledger.runs]),
+            payload_bytes=sum([run.payload_bytes for run in ledger.runs]),
+            last_entry=ledger.last_entry,
+            lac=ledger.lac,
+            fenced=ledger.fenced,
+        )
+
     def _is_fenced(self, ledger_id: int) -> bool:
         ledger = self.contents.ledgers.get(ledger_id)
         return ledger is not None and ledger.fenced
@@ -230,7 +242,7 @@ class Bookie:
         """Place control items in frames of a bounded size. Returns what to wait for: all that was placed so far."""
         for first in range(0, len(items), _CONTROL_ITEMS_MAX):
             some = tuple(items[first : first + _CONTROL_ITEMS_MAX])
-            if control_bytes(len(some)) > self.log.room:
+            if control_room(len(some)) > self.log.room:
                 self._roll()
             self.log.append_control(some)
         return self.log.sequence
@@ -272,15 +284,15 @@ class Bookie:
 _CONTROL_ITEMS_MAX = 1024
 
 
-def control_bytes(items: int) -> int:
+def control_room(items: int) -> int:
     """Room that so many control items take at most."""
     frames = -(-items // _CONTROL_ITEMS_MAX)
     return items * log_format.ITEM_BYTES + frames * _ITEM_FRAME_BYTES_MAX
 
 
-def add_bytes(entries: int, body_bytes: int) -> int:
-    """Room that an ADD takes at most: if each entry has a frame of its own."""
-    return body_bytes + entries * (log_format.FRAME_BYTES + log_format.ALIGNMENT)
+def add_room(entries: int, add_bytes: int) -> int:
+    """Room that entries with so many bytes of headers and payloads take at most: if each has a frame of its own."""
+    return add_bytes + entries * (log_format.FRAME_BYTES + log_format.ALIGNMENT)
 
 
 def _fitting(headers: Sequence[Header], room: int) -> tuple[int, int]:

@@ -104,13 +104,19 @@ class Contents:
         """Nothing more will be placed in this file."""
         self.files[generation].end = end
 
-    def drop_file(self, generation: int) -> None:
-        """Forget a file and all that lies in it."""
-        file = self.files.pop(generation)
-        assert not file.pins, "a file that is being read stays"
-        for ledger_id, run in file.runs.items():
+    def empty_file(self, generation: int) -> None:
+        """All that lies in a file lies in newer ones too: forget it here."""
+        runs = self.files[generation].runs
+        for ledger_id, run in runs.items():
             self.cache.drop(run)
             self.ledgers[ledger_id].runs.remove(run)
+        runs.clear()
+
+    def drop_file(self, generation: int) -> None:
+        """Forget an empty file."""
+        file = self.files.pop(generation)
+        assert not file.pins, "a file that is being read stays"
+        assert not file.runs, "a file goes when nothing is left in it"
 
     def file_closed(self, generation: int) -> None:
         """The file's checkpoint is durable: its rows may leave memory."""

@@ -64,7 +64,9 @@ class LogFiles:
     def prepare(self, generation: int) -> None:
         """Make log file ``generation`` durable and empty, from a spare if there is one."""
         path = log_path(generation)
-        spare = self._spares[-1] if self._spares else self._new_spare(prewrite=False)
+        if not self._spares:
+            self.fill_spare()
+        spare = self._spares[-1]
         file = self._files.open(_spare_path(spare))
         try:
             file.pwritev((log_format.pack_file_header(self._cookie, generation, self.file_bytes),), 0)
@@ -96,18 +98,15 @@ class LogFiles:
     # -- spares
 
     def fill_spare(self) -> None:
-        """Prewrite one more spare: overwriting blocks that exist is faster than appending."""
-        self._new_spare(prewrite=True)
-
-    def _new_spare(self, *, prewrite: bool) -> int:
+        """Prewrite one more spare: overwriting blocks that exist is faster than appending, and never runs out of space."""
         number = self._next_spare
         self._next_spare += 1
         path = f"{LOG}/{number:016x}.filling"
         file = self._files.open(path, create=True)
         try:
-            zeros = bytes(min(_FILL_BYTES, self.file_bytes))
-            for position in range(0, self.file_bytes if prewrite else 0, len(zeros)):
-                file.pwritev((memoryview(zeros)[: self.file_bytes - position],), position)
+            zeros = memoryview(bytes(min(_FILL_BYTES, self.file_bytes)))
+            for position in range(0, self.file_bytes, len(zeros)):
+                file.pwritev((zeros[: self.file_bytes - position],), position)
             file.datasync()
         except OSError:
             self._files.remove(path)
@@ -117,7 +116,6 @@ class LogFiles:
         self._files.rename(path, _spare_path(number))
         self._files.sync_directory(LOG)
         self._spares.append(number)
-        return number
 
     def recycle(self, generation: int, spares_max: int) -> None:
         """A log file that no state file names any more becomes a spare, or goes if there are enough."""

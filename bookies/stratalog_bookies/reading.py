@@ -47,6 +47,13 @@ class Budget:
         self._bytes_each_max = bytes_each_max
         self._untouched = True
 
+    def mark(self) -> tuple[int, int, bool]:
+        """What ``reset`` goes back to."""
+        return self._bytes_left, self._entries_left, self._untouched
+
+    def reset(self, mark: tuple[int, int, bool]) -> None:
+        self._bytes_left, self._entries_left, self._untouched = mark
+
     def take(self, payload_bytes: int) -> bool:
         """Whether an entry still fits; if so it is counted."""
         wanted = payload_bytes if self._bytes_each_max is None else min(payload_bytes, self._bytes_each_max)
@@ -64,11 +71,13 @@ class Budget:
 
 
 def locate(bookie: Bookie, ranges: Sequence[Range], budget: Budget) -> list[Found] | RunsNeeded:
-    """Places of all durable entries in the ranges, as far as the budget goes."""
+    """Places of all durable entries in the ranges, as far as the budget goes; it is not touched if runs are needed first."""
+    mark = budget.mark()
     answer = []
     for each in ranges:
         found = _locate_range(bookie, each, budget)
         if isinstance(found, RunsNeeded):
+            budget.reset(mark)
             return found
         answer.append(found)
     return answer

@@ -11,17 +11,24 @@ from __future__ import annotations
 
 import logging
 
-from stratalog_bookies import log_format
+from stratalog_bookies import checkpoint, log_format
 from stratalog_bookies.bookie import Bookie
 from stratalog_bookies.checkpoint import State
 from stratalog_bookies.contents import Contents
 from stratalog_bookies.index import ROW, Run
 from stratalog_bookies.log import Log
-from stratalog_bookies.log_files import LogFiles
+from stratalog_bookies.log_files import STATE, LogFiles
 from stratalog_bookies.log_format import Frame
 from stratalog_core.errors import Corrupt
+from stratalog_core.ports import Files
 
 _log = logging.getLogger(__name__)
+_NEW = State(next_generation=1)
+
+
+def holds_data(files: Files) -> bool:
+    """Whether a directory without a cookie is more than an interrupted ``create``."""
+    return files.exists(STATE) and checkpoint.decode_state(files.read(STATE)) != _NEW
 
 
 def create(store: LogFiles) -> None:
@@ -29,7 +36,7 @@ def create(store: LogFiles) -> None:
     if 1 not in store.generations():
         store.prepare(1)
         store.finish(1)
-    store.save_state(State(next_generation=1))
+    store.save_state(_NEW)
 
 
 def recover(store: LogFiles, contents: Contents, cookie: bytes, *, ledgers_max: int, spares_max: int) -> Bookie:

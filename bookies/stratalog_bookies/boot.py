@@ -1,0 +1,81 @@
+"""From directories to running disks: cookies checked against the cluster, new disks set up, old ones recovered.
+
+The order of a first start: all disks get their cookie (one that has a cookie has a state file), then the record is written.
+It may stop anywhere and start again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import partial
+
+from stratalog_bookies import recovery
+from stratalog_bookies.bookie import Bookie
+from stratalog_bookies.config import BookieSettings
+from stratalog_bookies.contents import Contents
+from stratalog_bookies.cookie import (
+    COOKIE_FILE,
+    FORMAT_VERSION,
+    DiskCookie,
+    check_disks,
+    decode_cookie,
+    disk_key,
+    encode_cookie,
+)
+from stratalog_bookies.log_files import LogFiles
+from stratalog_bookies.registration import Registration
+from stratalog_core.errors import Corrupt
+from stratalog_core.ports import Background, Files, Random
+from stratalog_metadata.records import Bookie as BookieRecord
+
+_log = logging.getLogger(__name__)
+
+
+async def claim_disks(
+    settings: BookieSettings, disks: Sequence[Files], registration: Registration, random: Random, background: Background
+) -> str:
+    """Check the disks' cookies against the cluster, set up new disks, and return the bookie's cookie. Raises ``Invalid``."""
+    cluster_id = await registration.cluster_id()
+    found = [await background.run(partial(_read_cookie, *each)) for each in zip(disks, settings.data_dirs, strict=True)]
+    known = await registration.read()
+    record = known.record if known is not None and isinstance(known.record, BookieRecord) else None
+    cookie = check_disks(
+        record, found, cluster_id=cluster_id, bookie_id=settings.bookie_id, directories=settings.data_dirs
+    ) or f"{random.getrandbits(128):032x}"  # fmt: skip
+    for disk, files in enumerate(disks):
+        if found[disk] is None:
+            new = DiskCookie(
+                format_version=FORMAT_VERSION,
+                cluster_id=cluster_id,
+                bookie_id=settings.bookie_id,
+                cookie=cookie,
+                disk=disk,
+                disks=len(disks),
+            )
+            await background.run(partial(_set_up, files, new, settings.log_file_bytes))
+    return cookie
+
+
+def _read_cookie(files: Files, directory: str) -> DiskCookie | None:
+    try:
+        return decode_cookie(files.read(COOKIE_FILE), directory)
+    except FileNotFoundError:
+        if recovery.holds_data(files):
+            raise Corrupt(f"{directory} holds data but its file {COOKIE_FILE!r} is gone: restore it from a backup") from None
+        return None
+
+
+def _set_up(files: Files, cookie: DiskCookie, log_file_bytes: int) -> None:
+    recovery.create(LogFiles(files, disk_key(cookie.cookie, cookie.disk), log_file_bytes))
+    files.write_atomic(COOKIE_FILE, encode_cookie(cookie))
+
+
+def recover_disk(files: Files, cookie: str, disk: int, settings: BookieSettings) -> tuple[LogFiles, Bookie]:
+    """Bring one disk back. Blocking. Raises ``Corrupt`` or ``OSError``."""
+    key = disk_key(cookie, disk)
+    store = LogFiles(files, key, settings.log_file_bytes)
+    contents = Contents(index_bytes_max=settings.index_bytes_max, tombstones_max=settings.tombstones_max)
+    bookie = recovery.recover(store, contents, key, ledgers_max=settings.ledgers_max, spares_max=settings.spare_files + 1)
+    _log.info("disk %d: %d ledgers in %d log files", disk, len(contents.ledgers), len(contents.files))
+    return store, bookie

@@ -1,0 +1,69 @@
+"""Deletes ledgers that metadata no longer has, and only those.
+
+The listing of what the disks hold is taken first, the linearizable scan of metadata second. A ledger's record exists before
+its first entry, so one that is held and not found was deleted. The same rule guards DELETE: a ledger that metadata still
+has is kept, whoever asks. Answers that fail or belong to another cluster delete nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from stratalog_bookies.disk import Disk
+from stratalog_bookies.messages import Status
+from stratalog_core.errors import OutcomeUnknown, Retriable, StorageFailed
+from stratalog_metadata.api import MetadataClient
+from stratalog_metadata.records import CLUSTER_KEY, Cluster, Ledger, ledger_key
+
+_LEDGERS = "ledger/"
+_log = logging.getLogger(__name__)
+
+
+class Collector:
+    """Garbage collection of one bookie."""
+
+    def __init__(self, metadata: MetadataClient, disks: Sequence[Disk], cluster_id: str) -> None:
+        self._metadata = metadata
+        self._disks = disks
+        self._cluster_id = cluster_id
+
+    async def collect(self) -> int:
+        """One pass over all ledgers; returns how many were deleted. Never raises for a quorum that is away."""
+        held = [set(disk.bookie.contents.ledgers) for disk in self._disks]
+        if not any(held):
+            return 0
+        try:
+            if not await self._same_cluster():
+                return 0
+            records = [found.record for found in await self._metadata.scan(_LEDGERS)]
+            known = {record.ledger_id for record in records if isinstance(record, Ledger)}
+            return sum([await self._delete(disk, ids - known) for disk, ids in zip(self._disks, held, strict=True)])
+        except (Retriable, OutcomeUnknown, StorageFailed) as failure:
+            _log.info("nothing is collected now: %s", failure)
+            return 0
+
+    async def delete(self, ledger_ids: Sequence[int], disk_of: Callable[[int], Disk]) -> bytearray:
+        """Delete ledgers that a client says are gone. CONFLICT for those that are not. Raises what metadata or the disk
+        raises.
+        """
+        found = await self._metadata.read([ledger_key(ledger_id) for ledger_id in ledger_ids])
+        gone = [ledger_id for ledger_id, record in zip(ledger_ids, found, strict=True) if record is None]
+        if gone and not await self._same_cluster():
+            gone = []
+        for disk in self._disks:
+            await self._delete(disk, {ledger_id for ledger_id in gone if disk_of(ledger_id) is disk})
+        deleted = set(gone)
+        return bytearray(Status.OK if ledger_id in deleted else Status.CONFLICT for ledger_id in ledger_ids)
+
+    async def _delete(self, disk: Disk, ledger_ids: set[int]) -> int:
+        if ledger_ids and not disk.bookie.failure:
+            await disk.delete(sorted(ledger_ids))
+        return len(ledger_ids)
+
+    async def _same_cluster(self) -> bool:
+        (found,) = await self._metadata.read([CLUSTER_KEY])
+        same = found is not None and isinstance(found.record, Cluster) and found.record.cluster_id == self._cluster_id
+        if not same:
+            _log.error("the metadata quorum is not of cluster %s: nothing is deleted", self._cluster_id)
+        return same

@@ -1,0 +1,76 @@
+"""Settings of a bookie. Section ``[bookie]`` of the configuration file, ``STRATALOG_BOOKIE_*`` in the environment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stratalog_core.config import setting
+from stratalog_core.errors import Invalid
+
+SECTION = "bookie"
+_MEBIBYTE = 1024 * 1024
+_GIBIBYTE = 1024 * _MEBIBYTE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BookieSettings:
+    """Raises ``Invalid`` when made with values that do not fit together."""
+
+    bookie_id: str = setting(help="name of the bookie, unique in the cluster and for ever tied to its disks")
+    data_dirs: tuple[str, ...] = setting(help="directories, one on each disk; their number never changes")
+    listen: str = setting("127.0.0.1:0", help="HOST:PORT to serve; port 0 takes any free one")
+    advertised: str = setting("", help="HOST:PORT that clients are told; empty: the one that is served")
+    rack: str = setting("", help="rack, zone or other failure domain; copies go to different ones where possible")
+    lease_ms: int = setting(
+        10_000, minimum=500, maximum=300_000, help="silence after which the bookie counts as dead (milliseconds)"
+    )
+    log_file_bytes: int = setting(
+        64 * _MEBIBYTE, minimum=64 * 1024, maximum=_GIBIBYTE, help="size of a log file (bytes); an ADD must fit into one"
+    )
+    spare_files: int = setting(
+        4, minimum=0, maximum=1000, help="prewritten log files kept ready on each disk: overwriting beats appending"
+    )
+    in_flight_bytes_max: int = setting(
+        128 * _MEBIBYTE, minimum=_MEBIBYTE, help="adds that may wait for the disks (bytes); more is answered OVERLOADED"
+    )
+    read_bytes_max: int = setting(
+        16 * _MEBIBYTE, minimum=1024, maximum=60 * _MEBIBYTE, help="payload in one answer to a READ (bytes)"
+    )
+    requests_max: int = setting(
+        1024, minimum=1, help="requests other than adds that may wait (requests); more are told to come again"
+    )
+    read_jobs: int = setting(4, minimum=1, maximum=64, help="reads of one disk at a time (threads)")
+    index_bytes_max: int = setting(
+        128 * _MEBIBYTE, minimum=0, help="memory for index rows of closed log files, for each disk (bytes); 28 an entry"
+    )
+    ledgers_max: int = setting(1_000_000, minimum=1, help="ledgers on one disk; entries of more are answered OVERLOADED")
+    tombstones_max: int = setting(
+        262_144, minimum=1, help="deleted ledgers that each disk remembers, so that late adds are refused"
+    )
+    free_bytes_min: int = setting(
+        512 * _MEBIBYTE, minimum=0, help="space kept free on each disk (bytes); below it reads go on and adds are refused"
+    )
+    collect_interval_s: float = setting(
+        60.0, minimum=0.05, help="pause between collections of ledgers that metadata no longer has (seconds)"
+    )
+    compaction_live_ratio: float = setting(
+        0.4, minimum=0.0, maximum=0.9, help="a log file with a smaller share of live bytes is rewritten and freed; 0: never"
+    )
+    compaction_bytes_per_s: int = setting(
+        32 * _MEBIBYTE, minimum=1024, help="bound on what compaction moves (bytes per second)"
+    )
+    scrub_bytes_per_s: int = setting(
+        8 * _MEBIBYTE, minimum=0, help="bound on what the scrub reads to check every CRC (bytes per second); 0: no scrub"
+    )
+    scrub_interval_s: float = setting(86_400.0, minimum=0.05, help="pause between two scrubs of a disk (seconds)")
+
+    def __post_init__(self) -> None:
+        if not self.bookie_id or "/" in self.bookie_id:
+            raise Invalid(f"bookie_id {self.bookie_id!r} must not be empty or contain '/'")
+        if not self.data_dirs:
+            raise Invalid("data_dirs is empty: name at least one directory")
+
+    @property
+    def threads(self) -> int:
+        """Threads that the bookie's ``Background`` needs, so that reads and upkeep never keep a commit waiting."""
+        return len(self.data_dirs) * (self.read_jobs + 3)

@@ -1,0 +1,159 @@
+"""Keeps a disk's files in order: the next log file ready, full ones closed with a checkpoint, dead ones recycled, some
+space free.
+
+The order of a checkpoint is index, then state; the order of freeing is state, then file. All of it runs beside the group
+commit and never holds it up, unless a whole file fills before the next one is ready.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+from collections.abc import Callable
+from functools import partial
+
+from stratalog_bookies.bookie import Bookie
+from stratalog_bookies.config import BookieSettings
+from stratalog_bookies.counters import Counters
+from stratalog_bookies.log_files import LogFiles
+from stratalog_core.ports import Background
+
+_log = logging.getLogger(__name__)
+_NO_SPACE = frozenset((errno.ENOSPC, errno.EDQUOT))
+
+
+class FileKeeper:
+    """One disk's files. ``on_change`` is called when room appeared, or the disk became or ceased to be writable."""
+
+    def __init__(
+        self,
+        bookie: Bookie,
+        store: LogFiles,
+        settings: BookieSettings,
+        background: Background,
+        counters: Counters,
+        on_change: Callable[[], None],
+    ) -> None:
+        self.free_bytes = 0
+        self._first_open = bookie.log.generation
+        self._bookie = bookie
+        self._store = store
+        self._settings = settings
+        self._background = background
+        self._counters = counters
+        self._on_change = on_change
+        self._wanted = asyncio.Event()
+        self._lock = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        await self.check_space()
+        await self._prepare_next()
+        self._wanted.set()
+        self._task = asyncio.get_running_loop().create_task(self._keep())
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait((self._task,))
+
+    def look(self) -> None:
+        """Cheap; called after everything that may have filled a file."""
+        log = self._bookie.log
+        if not log.has_next_file or log.durable_generation > self._first_open:
+            self._wanted.set()
+
+    async def _keep(self) -> None:
+        while True:
+            await self._wanted.wait()
+            self._wanted.clear()
+            try:
+                await self._prepare_next()
+                await self._close_full()
+                await self._fill_spares()
+            except OSError as failure:
+                self._failed(failure)
+
+    # -- the next file
+
+    async def _prepare_next(self) -> None:
+        """Have the next file ready, or take no more adds until there is space for it."""
+        log = self._bookie.log
+        if log.has_next_file or self._bookie.failure:
+            return
+        try:
+            if self._store.spare_files or self._may_grow():
+                async with self._lock:
+                    await self._background.run(partial(self._store.prepare, log.generation + 1))
+                log.prepared_generation = log.generation + 1
+                self._set_read_only("")
+                return
+        except OSError as failure:
+            if failure.errno not in _NO_SPACE:
+                raise
+        self._set_read_only(f"{self.free_bytes} bytes are free, and {self._settings.free_bytes_min} must stay free")
+
+    def _may_grow(self) -> bool:
+        return self.free_bytes - self._store.file_bytes >= self._settings.free_bytes_min
+
+    def _set_read_only(self, reason: str) -> None:
+        if bool(reason) != bool(self._bookie.read_only):
+            _log.warning("the disk takes no more adds: %s", reason) if reason else _log.info("the disk takes adds again")
+        self._bookie.read_only = reason
+        self._on_change()
+
+    async def check_space(self) -> None:
+        """Look how much is free; a disk that was full becomes writable as soon as a file can be made."""
+        try:
+            self.free_bytes = await self._background.run(self._store.free_bytes)
+        except OSError as failure:
+            self._failed(failure)
+            return
+        if not self._bookie.log.has_next_file:
+            self._wanted.set()
+
+    async def _fill_spares(self) -> None:
+        """Prewrite spares while nothing more urgent is to be done."""
+        while self._store.spare_files < self._settings.spare_files and self._may_grow() and not self._wanted.is_set():
+            async with self._lock:
+                await self._background.run(self._store.fill_spare)
+            self.free_bytes = await self._background.run(self._store.free_bytes)
+
+    # -- checkpoints and freeing
+
+    async def _close_full(self) -> None:
+        contents = self._bookie.contents
+        while not self._bookie.failure and (generation := self._bookie.next_to_close()) is not None:
+            async with self._lock:
+                runs = list(contents.files[generation].runs.values())
+                await self._background.run(partial(self._store.save_index, generation, runs))
+                state = contents.state(generation + 1)
+                await self._background.run(partial(self._store.save_state, state))
+                contents.file_closed(generation)
+                self._store.finish(generation)
+                self._first_open = generation + 1
+
+    async def free_dead(self) -> None:
+        """Recycle closed files in which nothing is left. Raises ``OSError``."""
+        contents = self._bookie.contents
+        async with self._lock:
+            dead = frozenset(file.generation for file in contents.dead_files())
+            if not dead or self._bookie.failure:
+                return
+            state = contents.state(self._first_open, without=dead)
+            await self._background.run(partial(self._store.save_state, state))
+            for generation in sorted(dead):
+                contents.drop_file(generation)
+                await self._background.run(partial(self._store.recycle, generation, self._settings.spare_files + 1))
+                self._counters.files_recycled += 1
+        await self.check_space()
+
+    def _failed(self, failure: OSError) -> None:
+        """Space may come back; every other error of the disk retires it."""
+        if failure.errno in _NO_SPACE:
+            _log.warning("the disk is full: %s", failure)
+            return
+        _log.critical("the disk failed and is retired: %s", failure)
+        self._bookie.fail(f"the disk failed: {failure}")
+        self._on_change()

@@ -1,0 +1,109 @@
+"""The bookie's record in metadata: its cookie checked and claimed, its session kept, its address and read-only state told."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import msgspec
+
+from stratalog_bookies.config import BookieSettings
+from stratalog_core.errors import Conflict, Invalid, OutcomeUnknown, Retriable, SessionExpired
+from stratalog_metadata.api import MetadataClient
+from stratalog_metadata.commands import ABSENT, Command, Put, SessionAlive, VersionIs
+from stratalog_metadata.records import CLUSTER_KEY, Bookie, Cluster, Versioned, bookie_key
+
+_log = logging.getLogger(__name__)
+_RETRY_PAUSE_S = 0.2
+
+
+class Registration:
+    """Keeps ``Bookie`` true for as long as the bookie runs. A lost session does not stop it: ledgers have fences of their
+    own.
+    """
+
+    def __init__(self, settings: BookieSettings, metadata: MetadataClient) -> None:
+        self._settings = settings
+        self._metadata = metadata
+        self._key = bookie_key(settings.bookie_id)
+        self._wanted: Bookie | None = None
+        self._session_id = 0
+        self._changed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def cluster_id(self) -> str:
+        """Identity of the cluster. Raises ``Unavailable``, or ``Invalid`` if there is none yet."""
+        (found,) = await self._metadata.read([CLUSTER_KEY])
+        if found is None or not isinstance(found.record, Cluster):
+            raise Invalid("the metadata quorum has no cluster yet: start a metadata node with a cluster to create first")
+        return found.record.cluster_id
+
+    async def read(self) -> Versioned | None:
+        """The bookie's record as the quorum has it."""
+        (found,) = await self._metadata.read([self._key])
+        return found
+
+    async def register(self, cookie: str, address: str, *, read_only: bool) -> None:
+        """Claim the record and keep it up to date from now on. Raises ``Invalid`` if it bears another cookie."""
+        self._wanted = Bookie(
+            bookie_id=self._settings.bookie_id, address=address, cookie=cookie, rack=self._settings.rack, read_only=read_only
+        )
+        await self._publish()
+        self._task = asyncio.get_running_loop().create_task(self._keep())
+
+    def set_read_only(self, read_only: bool) -> None:
+        """Tell the cluster whether new ledgers may be placed here."""
+        if self._wanted is not None and self._wanted.read_only != read_only:
+            self._wanted = msgspec.structs.replace(self._wanted, read_only=read_only)
+            self._changed.set()
+
+    async def close(self) -> None:
+        """End the session now, so that nobody waits for the lease."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait((self._task,))
+        if self._session_id:
+            try:
+                await self._metadata.close_session(self._session_id)
+            except (Retriable, OutcomeUnknown, SessionExpired) as failure:
+                _log.info("the session ends with its lease: %s", failure)
+
+    async def _keep(self) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            await self._publish()
+
+    async def _publish(self) -> None:
+        """Write the record, whatever it takes; returns when the quorum has it."""
+        while True:
+            try:
+                await self._write()
+                return
+            except (Conflict, OutcomeUnknown, Retriable) as failure:
+                _log.info("registering again: %s", failure)
+            except SessionExpired:
+                self._session_id = 0
+            await asyncio.sleep(_RETRY_PAUSE_S)
+
+    async def _write(self) -> None:
+        if not self._session_id:
+            self._session_id = await self._metadata.open_session(
+                f"bookie {self._settings.bookie_id}", self._settings.lease_ms, self._session_expired
+            )
+        wanted = self._wanted
+        assert wanted is not None, "what is published is known"
+        found = await self.read()
+        if found is not None and isinstance(found.record, Bookie) and found.record.cookie != wanted.cookie:
+            raise Invalid(f"bookie {wanted.bookie_id} is registered with another cookie: choose another bookie_id")
+        record = msgspec.structs.replace(wanted, session_id=self._session_id)
+        if found is not None and found.record == record:
+            return
+        version = ABSENT if found is None else found.version
+        requirements = (VersionIs(key=self._key, version=version), SessionAlive(session_id=self._session_id))
+        await self._metadata.propose(Command(updates=(Put(record=record),), requirements=requirements))
+
+    def _session_expired(self) -> None:
+        _log.warning("the session expired; opening another one")
+        self._session_id = 0
+        self._changed.set()

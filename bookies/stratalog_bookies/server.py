@@ -1,0 +1,131 @@
+"""A bookie from start to end: disks recovered, requests served, record registered, upkeep running. The shell of this package.
+
+A failed disk does not stop the others; a disk that cannot be recovered stops the start, loudly, because what it held may be
+missing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+
+from stratalog_bookies import boot
+from stratalog_bookies.collector import Collector
+from stratalog_bookies.config import BookieSettings
+from stratalog_bookies.counters import Counters
+from stratalog_bookies.disk import Disk
+from stratalog_bookies.dispatch import Dispatch
+from stratalog_bookies.registration import Registration
+from stratalog_bookies.upkeep import Upkeep
+from stratalog_core.errors import Invalid
+from stratalog_core.ports import Background, Clock, Files, Listener, Random, Transport
+from stratalog_metadata.api import MetadataClient
+
+_log = logging.getLogger(__name__)
+_SPACE_INTERVAL_S = 1.0
+
+
+class BookieServer:
+    """One bookie. ``files`` are its disks, in the order of ``settings.data_dirs``; ``background`` has ``settings.threads``."""
+
+    def __init__(
+        self,
+        settings: BookieSettings,
+        metadata: MetadataClient,
+        transport: Transport,
+        files: Sequence[Files],
+        clock: Clock,
+        random: Random,
+        background: Background,
+    ) -> None:
+        if len(files) != len(settings.data_dirs):
+            raise Invalid(f"{len(files)} disks were given for {len(settings.data_dirs)} data_dirs")
+        self._settings = settings
+        self._metadata = metadata
+        self._transport = transport
+        self._files = files
+        self._clock = clock
+        self._random = random
+        self._background = background
+        self._registration = Registration(settings, metadata)
+        self._disks: list[Disk] = []
+        self._dispatch: Dispatch | None = None
+        self._listener: Listener | None = None
+        self._upkeep: list[asyncio.Task[None]] = []
+
+    @property
+    def address(self) -> str:
+        """``host:port`` that is served."""
+        assert self._listener is not None, "the bookie has been started"
+        return self._listener.address
+
+    async def start(self) -> None:
+        """Serve and be registered when this returns. Raises ``Invalid`` (wrong disk), ``Corrupt``, ``Unavailable``."""
+        cookie = await boot.claim_disks(self._settings, self._files, self._registration, self._random, self._background)
+        counters = Counters()
+        for position, files in enumerate(self._files):
+            self._disks.append(await self._open_disk(position, files, cookie, counters))
+        collector = Collector(self._metadata, self._disks, await self._registration.cluster_id())
+        self._dispatch = Dispatch(self._settings, self._disks, collector, counters)
+        self._listener = await self._transport.serve(self._settings.listen, self._dispatch.handle)
+        address = self._settings.advertised or self._listener.address
+        await self._registration.register(cookie, address, read_only=self._is_read_only())
+        self._start_upkeep(collector)
+
+    async def close(self) -> None:
+        """Take no more requests, answer those that were taken, give the session up."""
+        for task in self._upkeep:
+            task.cancel()
+        if self._upkeep:
+            await asyncio.wait(self._upkeep)
+        await self._registration.close()
+        if self._dispatch is not None:
+            await self._dispatch.close()
+        for disk in self._disks:
+            await disk.close()
+        if self._listener is not None:
+            await self._listener.close()
+
+    async def _open_disk(self, position: int, files: Files, cookie: str, counters: Counters) -> Disk:
+        store, bookie = await self._background.run(partial(boot.recover_disk, files, cookie, position, self._settings))
+        disk = Disk(position, bookie, store, self._settings, self._background, counters, self._disk_changed)
+        await disk.files.start()
+        return disk
+
+    def _is_read_only(self) -> bool:
+        return all(disk.bookie.refusal is not None for disk in self._disks)
+
+    def _disk_changed(self) -> None:
+        if len(self._disks) == len(self._files):
+            self._registration.set_read_only(self._is_read_only())
+
+    # -- upkeep
+
+    def _start_upkeep(self, collector: Collector) -> None:
+        settings = self._settings
+        self._every(settings.collect_interval_s, partial(self._collect, collector))
+        for disk in self._disks:
+            upkeep = Upkeep(disk, settings)
+            self._every(_SPACE_INTERVAL_S, disk.files.check_space)
+            self._every(settings.collect_interval_s, upkeep.compact)
+            if settings.scrub_bytes_per_s:
+                self._every(settings.scrub_interval_s, upkeep.scrub)
+
+    def _every(self, interval_s: float, work: Callable[[], Awaitable[object]]) -> None:
+        self._upkeep.append(asyncio.get_running_loop().create_task(_repeat(interval_s, work)))
+
+    async def _collect(self, collector: Collector) -> None:
+        await collector.collect()
+        for disk in self._disks:
+            await disk.files.free_dead()
+
+
+async def _repeat(interval_s: float, work: Callable[[], Awaitable[object]]) -> None:
+    while True:
+        await asyncio.sleep(interval_s)
+        try:
+            await work()
+        except Exception:
+            _log.exception("upkeep failed; it is tried again in %s s", interval_s)
