@@ -40,4 +40,4 @@ def _response(version: int, code: ErrorCode) -> Any:
     return new("ApiVersionsResponse", error_code=code, api_keys=keys)
 
 
-API = HandlerInfo(key=_KEY, min_version=0, max_version=4, handle=handle)
+API: Final = HandlerInfo(key=_KEY, min_version=0, max_version=4, handle=handle)

@@ -262,4 +262,4 @@ class FetchCall:
         return list(topics.items())
 
 
-API = HandlerInfo(key=_KEY, min_version=4, max_version=18, handle_raw=handle_raw)
+API: Final = HandlerInfo(key=_KEY, min_version=4, max_version=18, handle_raw=handle_raw)

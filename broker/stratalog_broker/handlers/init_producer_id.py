@@ -36,4 +36,4 @@ def _refused(context: RequestContext, code: ErrorCode) -> Any:
     return context.new("InitProducerIdResponse", error_code=code, producer_id=-1, producer_epoch=-1)
 
 
-API = HandlerInfo(key=_KEY, min_version=0, max_version=5, handle=handle)
+API: Final = HandlerInfo(key=_KEY, min_version=0, max_version=5, handle=handle)

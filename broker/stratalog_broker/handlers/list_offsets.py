@@ -93,4 +93,4 @@ def _named(context: RequestContext, log: PartitionLog, timestamp_ms: int) -> int
     return offsets.get(timestamp_ms)
 
 
-API = HandlerInfo(key=_KEY, min_version=1, max_version=11, handle=handle)
+API: Final = HandlerInfo(key=_KEY, min_version=1, max_version=11, handle=handle)

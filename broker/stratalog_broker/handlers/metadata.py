@@ -150,4 +150,4 @@ def _partitions(context: RequestContext, topic: Topic) -> Iterable[Any]:
         )
 
 
-API = HandlerInfo(key=_KEY, min_version=0, max_version=13, handle=handle)
+API: Final = HandlerInfo(key=_KEY, min_version=0, max_version=13, handle=handle)

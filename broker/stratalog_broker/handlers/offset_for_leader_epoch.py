@@ -41,4 +41,4 @@ def _end_of_epoch(context: RequestContext, topic: str, wanted: Any) -> Any:
     )
 
 
-API = HandlerInfo(key=_KEY, min_version=2, max_version=4, handle=handle)
+API: Final = HandlerInfo(key=_KEY, min_version=2, max_version=4, handle=handle)

@@ -199,4 +199,4 @@ def _not_here(context: RequestContext, key: bytes, index: int, *, by_id: bool) -
     return PartitionResult(index, _LOST, leader=partitions.leader_of(TopicPartition(topic.topic_id, index)))
 
 
-API = HandlerInfo(key=_KEY, min_version=3, max_version=13, handle_raw=handle_raw, advertised_min_version=0)
+API: Final = HandlerInfo(key=_KEY, min_version=3, max_version=13, handle_raw=handle_raw, advertised_min_version=0)

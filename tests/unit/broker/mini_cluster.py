@@ -1,0 +1,137 @@
+"""A whole cluster in one event loop, on real sockets and files: one metadata node, bookies, brokers, a directory store."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any, TypeVar
+
+from stratalog_bookies.client import LedgerClient, LedgerClientSettings
+from stratalog_bookies.config import BookieSettings
+from stratalog_bookies.server import BookieServer
+from stratalog_broker.config import BrokerSettings
+from stratalog_broker.server import BrokerServer
+from stratalog_core.rpc import TcpTransport
+from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
+from stratalog_metadata.client import QuorumClient
+from stratalog_metadata.embedded import embedded_quorum
+from stratalog_tiering.block_source import ColdReaderSettings
+from stratalog_tiering.reader import ColdReader
+from stratalog_tiering.store import ObjectStore, open_store
+
+Result = TypeVar("Result")
+WAIT_S = 20.0
+
+
+@dataclass(slots=True, kw_only=True)
+class RunningBroker:
+    """A broker with its own metadata client, ledger client and transport, as its own process would have."""
+
+    server: BrokerServer
+    metadata: QuorumClient
+    ledgers: LedgerClient
+    stack: AsyncExitStack
+
+    async def stop(self) -> None:
+        """In good order."""
+        await self.server.close()
+        await self.stack.aclose()
+
+    async def kill(self) -> None:
+        """As a crash: nothing is sealed or given up; its session has to expire."""
+        self.server.connections.close_all()
+        self.server.services.partitions.suspend()
+        await self.stack.aclose()
+
+
+@dataclass(slots=True, kw_only=True)
+class MiniCluster:
+    path: Path
+    metadata: QuorumClient
+    addresses: tuple[str, ...]
+    store: ObjectStore
+    stack: AsyncExitStack
+    brokers: dict[int, RunningBroker] = field(default_factory=dict)
+    bookies: dict[str, BookieServer] = field(default_factory=dict)
+
+    @property
+    def bootstrap(self) -> str:
+        return ",".join(broker.server.kafka_address for broker in self.brokers.values())
+
+    @property
+    def broker(self) -> BrokerServer:
+        """The only broker, or the first."""
+        return next(iter(self.brokers.values())).server
+
+    async def start_bookie(self, name: str) -> BookieServer:
+        directory = self.path / name
+        settings = BookieSettings(
+            bookie_id=name, data_dirs=(str(directory),), log_file_bytes=8 * 1024 * 1024, spare_files=0, free_bytes_min=0
+        )
+        background = ThreadBackground(settings.threads, name)
+        self.stack.callback(background.close)
+        transport = TcpTransport()
+        self.stack.push_async_callback(transport.close)
+        server = BookieServer(settings, self.metadata, transport, [SystemFiles(directory)], SystemClock(), Random(), background)
+        await server.start()
+        self.stack.push_async_callback(server.close)
+        self.bookies[name] = server
+        return server
+
+    async def start_broker(self, broker_id: int, **changes: Any) -> RunningBroker:
+        stack = AsyncExitStack()
+        transport, clock, random = TcpTransport(), SystemClock(), Random()
+        stack.push_async_callback(transport.close)
+        metadata = QuorumClient(self.addresses, transport, clock, random)
+        await metadata.start()
+        stack.push_async_callback(metadata.close)
+        ledgers = LedgerClient(metadata, transport, clock, random, LedgerClientSettings())
+        stack.push_async_callback(ledgers.close)
+        cold = ColdReader(self.store, ColdReaderSettings(), clock)
+        stack.push_async_callback(cold.close)
+        defaults: dict[str, Any] = {
+            "broker_id": broker_id,
+            "listen": "127.0.0.1:0",
+            "offsets_topic_partitions": 2,
+            "group_initial_rebalance_delay_ms": 0,
+            "lease_ms": 1000,
+            "shutdown_ms": 2000,
+        }
+        server = BrokerServer(BrokerSettings(**{**defaults, **changes}), metadata, ledgers, cold, clock, random)
+        await server.start()
+        running = RunningBroker(server=server, metadata=metadata, ledgers=ledgers, stack=stack)
+        self.brokers[broker_id] = running
+        return running
+
+
+@asynccontextmanager
+async def run_cluster(path: Path, *, bookies: int = 1, brokers: int = 1, **settings: Any) -> AsyncIterator[MiniCluster]:
+    """``settings`` are fields of ``BrokerSettings`` for all brokers."""
+    async with AsyncExitStack() as stack:
+        transport = TcpTransport()
+        stack.push_async_callback(transport.close)
+        quorum = await stack.enter_async_context(embedded_quorum(path / "metadata", transport))
+        background = ThreadBackground(2, "store")
+        stack.callback(background.close)
+        store = open_store(str(path / "store"), background=background, clock=SystemClock(), random=Random())
+        cluster = MiniCluster(path=path, metadata=quorum.client, addresses=tuple(quorum.addresses), store=store, stack=stack)
+        for number in range(1, bookies + 1):
+            await cluster.start_bookie(f"bookie-{number}")
+        try:
+            for number in range(1, brokers + 1):
+                await cluster.start_broker(number, **settings)
+            yield cluster
+        finally:
+            for broker in list(cluster.brokers.values()):
+                with contextlib.suppress(asyncio.CancelledError):
+                    await broker.stop()
+
+
+async def in_thread(call: Callable[[], Result]) -> Result:
+    """Run a blocking Kafka client beside the cluster's loop."""
+    return await asyncio.wait_for(asyncio.to_thread(call), WAIT_S * 3)

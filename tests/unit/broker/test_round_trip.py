@@ -1,0 +1,56 @@
+"""Unmodified Kafka clients against a whole cluster in this process."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import confluent_kafka
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+from unit.broker.mini_cluster import MiniCluster, in_thread
+
+
+def create_topic(bootstrap: str, topic: str, partitions: int = 1, **configs: str) -> None:
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    (created,) = admin.create_topics([NewTopic(topic, partitions, 1, config=configs)]).values()
+    created.result(20)
+
+
+def produce(bootstrap: str, topic: str, values: list[bytes], **settings: Any) -> None:
+    failures: list[Any] = []
+    producer = confluent_kafka.Producer({"bootstrap.servers": bootstrap, "acks": "all", **settings})
+    for number, value in enumerate(values):
+        producer.produce(topic, value, key=str(number % 7), on_delivery=lambda error, _: error and failures.append(error))
+        producer.poll(0)
+    assert producer.flush(20) == 0
+    assert failures == []
+
+
+def consume(bootstrap: str, topic: str, count: int, group: str = "readers") -> list[confluent_kafka.Message]:
+    consumer = confluent_kafka.Consumer(
+        {"bootstrap.servers": bootstrap, "group.id": group, "auto.offset.reset": "earliest", "enable.auto.commit": False}
+    )
+    consumer.subscribe([topic])
+    found: list[confluent_kafka.Message] = []
+    deadline = time.monotonic() + 20
+    while len(found) < count and time.monotonic() < deadline:
+        message = consumer.poll(0.2)
+        if message is not None:
+            assert message.error() is None, message.error()
+            found.append(message)
+    consumer.commit(asynchronous=False)
+    consumer.close()
+    return found
+
+
+@pytest.mark.parametrize("compression", ["none", "gzip", "snappy", "lz4", "zstd"])
+async def test_a_consumer_gets_what_a_producer_sent(mini_cluster: MiniCluster, compression: str) -> None:
+    values = [f"value {number}".encode() * 5 for number in range(2000)]
+    bootstrap = mini_cluster.bootstrap
+    await in_thread(lambda: create_topic(bootstrap, "flights", 3))
+    await in_thread(
+        lambda: produce(bootstrap, "flights", values, **{"compression.type": compression, "enable.idempotence": True})
+    )
+    found = await in_thread(lambda: consume(bootstrap, "flights", len(values)))
+    assert sorted(message.value() for message in found) == sorted(values)
