@@ -82,7 +82,7 @@ class DurableLog:
     def compact(self, index: int) -> None:
         """Remove the segments whose entries are all at or below ``index``; the one being written always stays."""
         while len(self._segments) > 1 and self._segments[0].highest <= index:
-            self._files.remove(self._path(self._segments.pop(0).number))
+            self._remove_oldest()
 
     def close(self) -> None:
         if self._file is not None:
@@ -123,7 +123,12 @@ class DurableLog:
 
     def _remove_all_but_newest(self) -> None:
         while len(self._segments) > 1:
-            self._files.remove(self._path(self._segments.pop(0).number))
+            self._remove_oldest()
+
+    def _remove_oldest(self) -> None:
+        # Synced one by one: a crash that undid an older removal and kept a newer one would leave a gap.
+        self._files.remove(self._path(self._segments.pop(0).number))
+        self._files.sync_directory(self._directory)
 
     def _path(self, number: int) -> str:
         return f"{self._directory}/{_PREFIX}{number:010d}"
