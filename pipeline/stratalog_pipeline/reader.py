@@ -18,7 +18,7 @@ from stratalog_pipeline.filters import pruning_of
 from stratalog_pipeline.options import ReadOptions
 from stratalog_pipeline.planning import Split
 from stratalog_pipeline.pruning import EVERYTHING
-from stratalog_pipeline.scan import plan_scan, scan_split
+from stratalog_pipeline.scan_plan import plan_scan
 
 
 @dataclass
@@ -45,6 +45,9 @@ class StratalogReader(DataSourceReader):
         split = cast(SplitPartition, partition).split
         if split is None:
             return
+        # Imported in tasks only: numba costs a second, and Spark starts several processes before the first task.
+        from stratalog_pipeline.scan import scan_split
+
         with Bucket(self._options.store) as bucket:
             yield from scan_split(
                 bucket,

@@ -45,6 +45,6 @@ def _pushdown_is_on() -> bool:
 
     The planner's processes have no session to ask, and the setting is not among what Spark hands to a source.
     """
-    main = sys.modules.get("__main__")
-    spec = getattr(main, "__spec__", None)
-    return getattr(spec, "name", "") == _PUSHDOWN_WORKER
+    main = getattr(sys.modules.get("__main__"), "__spec__", None)
+    # The worker's module is the daemon's argument; without the daemon it is the main module itself.
+    return _PUSHDOWN_WORKER in sys.argv or getattr(main, "name", "") == _PUSHDOWN_WORKER

@@ -14,7 +14,8 @@ from stratalog_core.records import Record, build_batch
 from stratalog_pipeline.bucket import Bucket
 from stratalog_pipeline.options import parse_options
 from stratalog_pipeline.pruning import EVERYTHING, Pruning
-from stratalog_pipeline.scan import plan_scan, scan_split
+from stratalog_pipeline.scan import scan_split
+from stratalog_pipeline.scan_plan import plan_scan
 from stratalog_pipeline.schema import COLUMNS
 from stratalog_tiering.footer import AbortedTransaction
 from stratalog_tiering.manifest_edit import ManifestLimits

@@ -1,0 +1,158 @@
+"""``spark.read.format("stratalog")`` in one real session, over a bucket that tiering's writers made."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, Row, SparkSession
+
+from stratalog_core.compression import NAMES
+from stratalog_core.records import Record, build_batch
+
+if TYPE_CHECKING:
+    from unit.pipeline.conftest import ColdBucket
+
+pytestmark = pytest.mark.spark
+RECORDS = 120
+
+
+def record(offset: int) -> Record:
+    return Record(
+        offset=offset,
+        timestamp_ms=1_700_000_000_000 + offset * 1000,
+        key=None if offset % 3 == 0 else f"k{offset}".encode(),
+        value=None if offset % 5 == 0 else b"v" * offset,
+        headers=(("carrier", b"UA"), ("origin", None)) if offset % 4 == 0 else (),
+    )
+
+
+def batches(first: int, count: int, codec: int = 4) -> list[bytes]:
+    return [
+        bytes(build_batch([record(o) for o in range(base, base + 10)], compression=codec))
+        for base in range(first, first + count, 10)
+    ]
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """One session for the run: its start and its first use of a Python source take seconds."""
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    session = (
+        SparkSession.builder.master("local[2]")
+        .appName("stratalog-tests")
+        .config("spark.ui.enabled", "false")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("OFF")
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="session")
+def bucket(make_bucket: Callable[[], ColdBucket]) -> ColdBucket:
+    """``flights``: two partitions; ``codecs``: one partition for each codec; ``broken``: one flipped byte."""
+    made = make_bucket()
+    made.add_topic("flights", [[batches(0, 60), batches(60, 60)], [batches(0, 30)]], block_bytes=2000)
+    made.add_topic("codecs", [[batches(0, 20, codec)] for codec in NAMES.values()])
+    made.add_topic("broken", [[batches(0, 60)]], block_bytes=500)
+    path = made.root / made.segment_keys["broken", 0][0]
+    content = bytearray(path.read_bytes())
+    content[700] ^= 1
+    path.write_bytes(content)
+    return made
+
+
+def load(spark: SparkSession, bucket: ColdBucket, **options: str) -> DataFrame:
+    return spark.read.format("stratalog").options(**options).load(bucket.url)
+
+
+def expected(topic: str, partition: int, offset: int) -> tuple[object, ...]:
+    made = record(offset)
+    time = datetime.fromtimestamp(made.timestamp_ms // 1000, UTC).replace(tzinfo=None)
+    key = None if made.key is None else bytearray(made.key)
+    value = None if made.value is None else bytearray(made.value)
+    return (key, value, topic, partition, offset, time, 0)
+
+
+def test_rows_are_those_of_sparks_kafka_source(spark: SparkSession, bucket: ColdBucket) -> None:
+    frame = load(spark, bucket, subscribe="flights", includeHeaders="true")
+    assert [(field.name, field.dataType.simpleString()) for field in frame.schema] == [
+        ("key", "binary"),
+        ("value", "binary"),
+        ("topic", "string"),
+        ("partition", "int"),
+        ("offset", "bigint"),
+        ("timestamp", "timestamp"),
+        ("timestampType", "int"),
+        ("headers", "array<struct<key:string,value:binary>>"),
+    ]
+    rows = sorted(frame.collect(), key=lambda row: (row.partition, row.offset))
+    wanted = [("flights", 0, offset) for offset in range(120)] + [("flights", 1, offset) for offset in range(30)]
+    assert [tuple(row)[:7] for row in rows] == [expected(*place) for place in wanted]
+    with_headers = [Row(key="carrier", value=bytearray(b"UA")), Row(key="origin", value=None)]
+    assert [row.headers for row in rows[:5]] == [with_headers, [], [], [], with_headers]
+
+
+def test_all_codecs_are_read(spark: SparkSession, bucket: ColdBucket) -> None:
+    counted = load(spark, bucket, subscribe="codecs").groupBy("partition").count().collect()
+    assert {row["partition"]: row["count"] for row in counted} == dict.fromkeys(range(len(NAMES)), 20)
+
+
+def test_a_users_schema_picks_columns(spark: SparkSession, bucket: ColdBucket) -> None:
+    frame = (
+        spark.read.format("stratalog").schema("offset bigint, partition int").option("subscribe", "flights").load(bucket.url)
+    )
+    assert frame.agg({"offset": "sum", "*": "count"}).collect()[0]["sum(offset)"] == sum(range(120)) + sum(range(30))
+    with pytest.raises(PySparkException, match="column 'offset' is bigint, not string"):
+        spark.read.format("stratalog").schema("offset string").option("subscribe", "flights").load(bucket.url).collect()
+
+
+def test_offsets_times_patterns_and_the_number_of_partitions(spark: SparkSession, bucket: ColdBucket) -> None:
+    bounds = {"startingOffsets": '{"flights": {"0": 55, "1": -2}}', "endingOffsets": '{"flights": {"0": 65, "1": 2}}'}
+    offsets = load(spark, bucket, subscribe="flights", **bounds).select("offset").collect()
+    assert sorted(row["offset"] for row in offsets) == [0, 1, *range(55, 65)]
+    late = load(spark, bucket, assign='{"flights": [0]}', startingTimestamp=str(record(100).timestamp_ms - 1))
+    assert sorted(row["offset"] for row in late.collect()) == list(range(100, 120))
+    assert {row["topic"] for row in load(spark, bucket, subscribePattern="(flights|codecs)").collect()} == {"flights", "codecs"}
+    assert load(spark, bucket, subscribe="flights", minPartitions="9").rdd.getNumPartitions() >= 9
+    assert load(spark, bucket, subscribePattern="nothing-like-it").collect() == []
+
+
+def test_filters_are_pushed_where_that_is_switched_on(spark: SparkSession, bucket: ColdBucket) -> None:
+    query = (
+        "partition = 0 and offset between 42 and 61 and topic in ('flights', 'x')"
+        " and timestamp >= timestamp'2023-11-14 22:13:50'"
+    )
+    unpushed = load(spark, bucket, subscribe="flights").where(query)
+    assert sorted(row["offset"] for row in unpushed.collect()) == list(range(42, 62))
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+        # The broken topic's blocks would fail the query, were they read.
+        pushed = load(spark, bucket, subscribePattern="flights|broken").where(query)
+        assert sorted(row["offset"] for row in pushed.collect()) == list(range(42, 62))
+        assert load(spark, bucket, subscribe="flights").count() == 150
+    finally:
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+
+
+def test_a_flipped_byte_fails_the_job_and_names_the_segment(spark: SparkSession, bucket: ColdBucket) -> None:
+    with pytest.raises(PySparkException) as failed:
+        load(spark, bucket, subscribe="broken").collect()
+    assert bucket.segment_keys["broken", 0][0] in str(failed.value)
+    assert "does not match its CRC" in str(failed.value)
+
+
+def test_an_unknown_option_is_refused_by_name(spark: SparkSession, bucket: ColdBucket) -> None:
+    with pytest.raises(PySparkException, match="option 'startingofsets' is unknown; did you mean 'startingOffsets'"):
+        load(spark, bucket, subscribe="flights", startingOfsets="earliest").collect()
