@@ -1,0 +1,89 @@
+"""The ``stratalog`` command against a real cluster."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from integration.process_cluster import ProcessCluster
+
+from stratalog.exit_codes import ExitCode
+
+pytestmark = pytest.mark.integration
+
+
+def test_a_topic_from_creation_to_deletion(cluster: ProcessCluster) -> None:
+    cluster.run(
+        "topic", "create", "cli-topic", "--partitions", "3", "--replication-factor", "3", "--config", "retention.ms=86400000"
+    )
+    assert {"name": "cli-topic", "partitions": 3, "replication_factor": 3} in cluster.json("topic", "list")["topics"]
+    described = cluster.json("topic", "describe", "cli-topic")
+    assert [row["partition"] for row in described["partitions"]] == [0, 1, 2]
+    assert described["changed_configs"]["retention.ms"] == "86400000"
+    cluster.run("topic", "config", "cli-topic", "--set", "retention.ms=1000000", "--unset", "segment.ms")
+    configs = {row["name"]: row["value"] for row in cluster.json("topic", "config", "cli-topic")["configs"]}
+    assert configs["retention.ms"] == "1000000"
+    cluster.run("topic", "create", "cli-topic", expect=ExitCode.CONFLICT)
+    cluster.run("topic", "config", "cli-topic", "--set", "no.such.setting=1", expect=ExitCode.USAGE)
+    cluster.run("topic", "delete", "cli-topic", "--yes")
+    cluster.run("topic", "describe", "cli-topic", expect=ExitCode.NOT_FOUND)
+
+
+def test_producing_and_consuming_with_everything(cluster: ProcessCluster) -> None:
+    topic = cluster.new_topic()
+    cluster.run("produce", topic, "--key-separator", ":", "--compression", "zstd", stdin="a:one\nb:two\n")
+    cluster.run("produce", topic, "--value", "three", "--key", "c", "--header", "by=me", "--timestamp", "1372896000000")
+    cluster.run("produce", topic, "--null", "--key", "d")
+    records = [json.loads(line) for line in cluster.run("consume", topic, "--json").splitlines()]
+    assert [(record["key"], record["value"]) for record in records] == [("a", "one"), ("b", "two"), ("c", "three"), ("d", None)]
+    assert records[2]["headers"] == [["by", "me"]]
+    assert records[2]["timestamp_ms"] == 1_372_896_000_000
+    shown = cluster.run(
+        "consume", topic, "--offset", "2", "--partition", "0", "--count", "1", "--keys", "--headers", "--timestamps"
+    )
+    assert shown == "2013-07-04T00:00:00.000Z\tc\tby=me\tthree\n"
+    assert cluster.run("consume", topic, "--time", "2013-07-05", "--count", "1") == "one\n"
+
+
+def test_a_group_commits_what_it_consumed(cluster: ProcessCluster) -> None:
+    topic, group = cluster.new_topic(), cluster.new_group()
+    cluster.run("produce", topic, stdin="1\n2\n3\n")
+    assert cluster.run("consume", topic, "--group", group, "--count", "2") == "1\n2\n"
+    assert cluster.run("consume", topic, "--group", group) == "3\n"
+    (row,) = cluster.json("group", "describe", group)["offsets"]
+    assert (row["committed_offset"], row["lag"]) == (3, 0)
+    cluster.run("group", "describe", "no-such-group", expect=ExitCode.NOT_FOUND)
+
+
+def test_history_moves_to_the_store_and_is_verified(cluster: ProcessCluster) -> None:
+    topic = cluster.new_topic(partitions=2)
+    lines = [f"line {number}" for number in range(1000)]
+    cluster.run("produce", topic, stdin="\n".join(lines) + "\n")
+    cluster.run("tier", "offload", topic, "--wait", "--delete-hot")
+    rows = cluster.json("tier", "status", topic)["partitions"]
+    assert sum(row["cold_end_offset"] for row in rows) == 1000
+    assert sum(row["hot_bytes"] for row in rows) == 0
+    assert sum(row["lag_records"] for row in rows) == 0
+    segments = cluster.json("tier", "show", topic)["segments"]
+    assert sum(segment["record_count"] for segment in segments) == 1000
+    cluster.run("tier", "verify", topic)
+    assert sorted(cluster.run("consume", topic).splitlines()) == sorted(lines)
+
+
+def test_the_doctor_finds_nothing_wrong_and_status_shows_every_process(cluster: ProcessCluster) -> None:
+    findings = cluster.json("doctor")["findings"]
+    assert not [finding for finding in findings if finding["verdict"] == "fail"], findings
+    states = {process["name"]: process["state"] for process in cluster.json("cluster", "status")["processes"]}
+    assert set(states.values()) == {"running"}
+    assert len(states) == 9
+
+
+def test_the_doctor_names_what_died(cluster: ProcessCluster) -> None:
+    cluster.kill("tiering-1")
+    try:
+        warnings = [finding for finding in cluster.json("doctor")["findings"] if finding["check"] == "processes"]
+        assert "tiering-1" in warnings[0]["detail"]
+        cluster.run("cluster", "kill", "tiering-1", expect=ExitCode.CONFLICT)
+        cluster.run("cluster", "kill", "no-such", expect=ExitCode.NOT_FOUND)
+    finally:
+        cluster.restart("tiering-1")
