@@ -91,7 +91,7 @@ def test_a_service_is_built_here_or_pinned(name: str, service: dict[str, Any]) -
     if "build" in service:
         assert (ROOT / service["build"]["context"] / service["build"]["dockerfile"]).is_file()
     else:
-        assert re.search(r":\w*\d", service["image"])
+        assert re.search(r":[\w.-]*\d", service["image"])
     assert set(service.get("depends_on", ())) <= set(_services())
 
 
