@@ -59,6 +59,8 @@ def _parse_plain(body: memoryview) -> ProduceRequest:
     topics = []
     for _ in range(count):
         (size,) = _I16.unpack_from(body, position)
+        if size < 0:
+            raise Corrupt("a Produce request names no topic")
         key = bytes(body[position + 2 : position + 2 + size])
         (partition_count,) = _I32.unpack_from(body, position + 2 + size)
         position += 6 + size
@@ -86,6 +88,8 @@ def _parse_flexible(body: memoryview, version: int) -> ProduceRequest:
         else:
             size, position = read_uvarint(body, position)
             size -= 1
+        if size < 0:
+            raise Corrupt("a Produce request names no topic")
         key = bytes(body[position : position + size])
         partition_count, position = read_uvarint(body, position + size)
         partitions: list[tuple[int, memoryview | None]] = []

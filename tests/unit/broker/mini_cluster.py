@@ -20,6 +20,7 @@ from stratalog_core.rpc import TcpTransport
 from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
 from stratalog_metadata.client import QuorumClient
 from stratalog_metadata.embedded import embedded_quorum
+from stratalog_metadata.records import CLUSTER_KEY
 from stratalog_tiering.block_source import ColdReaderSettings
 from stratalog_tiering.reader import ColdReader
 from stratalog_tiering.store import ObjectStore, open_store
@@ -116,6 +117,7 @@ async def run_cluster(path: Path, *, bookies: int = 1, brokers: int = 1, **setti
         transport = TcpTransport()
         stack.push_async_callback(transport.close)
         quorum = await stack.enter_async_context(embedded_quorum(path / "metadata", transport))
+        await until(quorum.client, lambda: quorum.client.view.get(CLUSTER_KEY) is not None)
         background = ThreadBackground(2, "store")
         stack.callback(background.close)
         store = open_store(str(path / "store"), background=background, clock=SystemClock(), random=Random())
@@ -130,6 +132,19 @@ async def run_cluster(path: Path, *, bookies: int = 1, brokers: int = 1, **setti
             for broker in list(cluster.brokers.values()):
                 with contextlib.suppress(asyncio.CancelledError):
                     await broker.stop()
+
+
+async def until(metadata: QuorumClient, condition: Callable[[], bool]) -> None:
+    """Wait until a client's view satisfies ``condition``."""
+    changed = asyncio.Event()
+    unsubscribe = metadata.view.subscribe(lambda _: changed.set())
+    try:
+        async with asyncio.timeout(WAIT_S):
+            while not condition():
+                changed.clear()
+                await changed.wait()
+    finally:
+        unsubscribe()
 
 
 async def in_thread(call: Callable[[], Result]) -> Result:

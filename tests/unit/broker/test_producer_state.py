@@ -1,0 +1,126 @@
+"""Idempotent producers: examples of Kafka's rules, and random traffic against a model that remembers everything."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stratalog_broker.producer_state import BATCHES_REMEMBERED, ProducerStates, Verdict
+from stratalog_core.batch import BatchHeader
+
+_MAX = 2**31 - 1
+
+
+def header(producer_id: int, epoch: int, base_sequence: int, records: int) -> BatchHeader:
+    return BatchHeader(0, 49, 0, 2, 0, 0, records - 1, 0, 0, producer_id, epoch, base_sequence, records)
+
+
+def states() -> ProducerStates:
+    return ProducerStates(producers_max=100)
+
+
+def test_a_retry_is_recognised_among_the_last_five_batches() -> None:
+    producers = states()
+    for number in range(6):
+        batch = header(1, 0, number * 10, 10)
+        assert producers.judge(batch) == (Verdict.APPEND, None)
+        producers.appended(batch, 100 + number * 10)
+    assert producers.judge(header(1, 0, 0, 10))[0] is Verdict.OUT_OF_ORDER
+    verdict, earlier = producers.judge(header(1, 0, 10, 10))
+    assert verdict is Verdict.DUPLICATE
+    assert earlier is not None
+    assert (earlier.base_offset, earlier.last_offset) == (110, 119)
+
+
+def test_a_gap_is_refused() -> None:
+    producers = states()
+    producers.appended(header(1, 0, 0, 10), 0)
+    assert producers.judge(header(1, 0, 11, 1))[0] is Verdict.OUT_OF_ORDER
+    assert producers.judge(header(1, 0, 5, 5))[0] is Verdict.OUT_OF_ORDER
+
+
+def test_an_older_epoch_is_fenced_and_a_newer_one_begins_at_zero() -> None:
+    producers = states()
+    producers.appended(header(1, 3, 0, 10), 0)
+    assert producers.judge(header(1, 2, 10, 1))[0] is Verdict.FENCED
+    assert producers.judge(header(1, 4, 10, 1))[0] is Verdict.OUT_OF_ORDER
+    assert producers.judge(header(1, 4, 0, 1))[0] is Verdict.APPEND
+
+
+def test_an_unknown_producer_may_begin_anywhere() -> None:
+    assert states().judge(header(7, 5, 1234, 1))[0] is Verdict.APPEND
+
+
+def test_sequences_wrap() -> None:
+    producers = states()
+    producers.appended(header(1, 0, _MAX - 1, 2), 0)
+    assert producers.judge(header(1, 0, 0, 1))[0] is Verdict.APPEND
+    producers.appended(header(1, 0, 0, 1), 2)
+    producers = states()
+    producers.appended(header(1, 0, _MAX, 3), 10)
+    verdict, earlier = producers.judge(header(1, 0, _MAX, 3))
+    assert verdict is Verdict.DUPLICATE
+    assert earlier is not None
+    assert (earlier.last_sequence, earlier.base_offset) == (1, 10)
+
+
+def test_the_longest_silent_producer_is_forgotten() -> None:
+    producers = ProducerStates(producers_max=2)
+    for producer_id in (1, 2, 1, 3):
+        producers.appended(header(producer_id, 0, 0 if producer_id != 1 else len(producers) * 5, 5), 0)
+    assert producers.judge(header(2, 0, 99, 1))[0] is Verdict.APPEND
+    assert producers.judge(header(1, 0, 99, 1))[0] is Verdict.OUT_OF_ORDER
+
+
+def test_a_snapshot_leaves_out_what_lies_beyond_its_bound() -> None:
+    producers = states()
+    producers.appended(header(1, 0, 0, 10), 0)
+    producers.appended(header(1, 0, 10, 10), 10)
+    producers.appended(header(2, 0, 0, 5), 20)
+    (entry,) = producers.snapshot(10)
+    assert (entry.producer_id, [batch.last_offset for batch in entry.batches]) == (1, [9])
+
+
+sends = st.tuples(st.integers(0, 2), st.integers(0, 1), st.integers(0, 3), st.integers(1, 3))
+
+
+@given(
+    st.lists(
+        st.one_of(sends.map(lambda s: ("send", *s)), st.tuples(st.just("retry"), st.integers(0, 30)), st.just(("reload",)))
+    )
+)
+def test_no_batch_is_ever_appended_twice(steps: list[tuple[object, ...]]) -> None:
+    """Producers send in sequence or with gaps, retry at will, and the state is rebuilt from a snapshot now and then."""
+    producers = states()
+    log: list[BatchHeader] = []
+    offsets: dict[tuple[int, int, int], int] = {}
+    next_offset = 0
+    next_sequence: dict[tuple[int, int], int] = {}
+    for step in steps:
+        if step[0] == "reload":
+            reloaded = states()
+            reloaded.load(producers.snapshot(next_offset))
+            producers = reloaded
+            continue
+        if step[0] == "retry":
+            if not log:
+                continue
+            batch = log[int(str(step[1])) % len(log)]
+        else:
+            _, producer_id, epoch, gap, records = (step[0], *map(int, map(str, step[1:])))
+            batch = header(producer_id, epoch, next_sequence.get((producer_id, epoch), 0) + (gap if gap == 3 else 0), records)
+        verdict, earlier = producers.judge(batch)
+        key = (batch.producer_id, batch.producer_epoch, batch.base_sequence)
+        if verdict is Verdict.DUPLICATE:
+            assert earlier is not None
+            assert offsets[key] == earlier.base_offset
+        elif verdict is Verdict.APPEND:
+            assert key not in offsets, "appended twice"
+            producers.appended(batch, next_offset)
+            log.append(batch)
+            offsets[key] = next_offset
+            next_offset += batch.record_count
+            next_sequence[(batch.producer_id, batch.producer_epoch)] = batch.last_sequence + 1
+        producers.validate_state()
+    assert len(producers) <= 3
+    assert BATCHES_REMEMBERED == 5
