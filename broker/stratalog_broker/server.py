@@ -199,16 +199,29 @@ class BrokerServer:
 
     async def close(self) -> None:
         """Stop in good order; see the module's header."""
-        if self._server is not None:
-            self._server.close()
-        if self._sweeper is not None:
-            self._sweeper.cancel()
+        self._stop_listening()
         timeout_s = self._settings.shutdown_ms / 1000
         await self.connections.drain(timeout_s)
         await self._services.partitions.seal_all(timeout_s)
         self._services.partitions.suspend()
         if self._registration is not None:
             await self._registration.close()
+        await self._release()
+
+    async def abandon(self) -> None:
+        """Stop as a crash would: nothing is sealed, the session is left to expire. For tests and the simulator."""
+        self._stop_listening()
+        self.connections.close_all()
+        self._services.partitions.suspend()
+        await self._release()
+
+    def _stop_listening(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+
+    async def _release(self) -> None:
         self.connections.close_all()
         await self._services.partitions.close()
         await self._services.pending_reads.close()

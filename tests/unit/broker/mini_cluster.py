@@ -45,8 +45,7 @@ class RunningBroker:
 
     async def kill(self) -> None:
         """As a crash: nothing is sealed or given up; its session has to expire."""
-        self.server.connections.close_all()
-        self.server.services.partitions.suspend()
+        await self.server.abandon()
         await self.stack.aclose()
 
 

@@ -1,0 +1,96 @@
+"""Brokers that die or stop: what was acknowledged stays, once, and idempotent producers notice nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import confluent_kafka
+from confluent_kafka.admin import AdminClient, NewTopic
+from unit.broker.mini_cluster import MiniCluster, in_thread, run_cluster
+from unit.broker.test_round_trip import consume, produce
+
+PARTITIONS = 4
+
+
+def create_topic(cluster: MiniCluster, topic: str, replicas: int, **configs: str) -> None:
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+    (created,) = admin.create_topics([NewTopic(topic, PARTITIONS, replicas, config=configs)]).values()
+    created.result(20)
+
+
+def produce_slowly(bootstrap: str, topic: str, count: int, half_way: threading.Event) -> dict[bytes, tuple[int, int]]:
+    """Delivered values and their (partition, offset)."""
+    delivered: dict[bytes, tuple[int, int]] = {}
+    failures: list[Any] = []
+
+    def done(error: Any, message: Any) -> None:
+        if error is not None:
+            failures.append(error)
+        else:
+            assert message.value() not in delivered
+            delivered[message.value()] = (message.partition(), message.offset())
+
+    producer = confluent_kafka.Producer(
+        {"bootstrap.servers": bootstrap, "acks": "all", "enable.idempotence": True, "linger.ms": 1}
+    )
+    for number in range(count):
+        producer.produce(topic, str(number).encode(), on_delivery=done)
+        producer.poll(0.001)
+        if number == count // 2:
+            half_way.set()
+            time.sleep(0.05)
+    assert producer.flush(40) == 0
+    assert failures == []
+    return delivered
+
+
+async def test_an_idempotent_producer_survives_the_death_of_its_broker(tmp_path: Path) -> None:
+    count = 2000
+    async with run_cluster(tmp_path, bookies=3, brokers=2) as cluster:
+        await in_thread(lambda: create_topic(cluster, "flights", 3))
+        half_way = threading.Event()
+        bootstrap = cluster.bootstrap
+        producing = asyncio.ensure_future(in_thread(lambda: produce_slowly(bootstrap, "flights", count, half_way)))
+        await in_thread(half_way.wait)
+        await cluster.brokers.pop(1).kill()
+        delivered = await producing
+        assert len(delivered) == count
+        survivor = cluster.bootstrap
+        found = await in_thread(lambda: consume(survivor, "flights", count))
+        places = [(message.value(), message.partition(), message.offset()) for message in found]
+        assert len(places) == len(set(places)) == count
+        assert {value: (partition, offset) for value, partition, offset in places} == delivered
+
+
+async def test_a_stopped_broker_hands_over_and_comes_back(tmp_path: Path) -> None:
+    async with run_cluster(tmp_path, bookies=1, brokers=1) as cluster:
+        await in_thread(lambda: create_topic(cluster, "flights", 1))
+        values = [str(number).encode() for number in range(500)]
+        first = cluster.bootstrap
+        await in_thread(lambda: produce(first, "flights", values[:250]))
+        await cluster.brokers.pop(1).stop()
+        await cluster.start_broker(1)
+        second = cluster.bootstrap
+        await in_thread(lambda: produce(second, "flights", values[250:]))
+        found = await in_thread(lambda: consume(second, "flights", 500))
+        assert sorted(message.value() or b"" for message in found) == sorted(values)
+
+
+async def test_ledgers_roll_while_a_producer_goes_on(tmp_path: Path) -> None:
+    async with run_cluster(tmp_path, bookies=1, brokers=1) as cluster:
+        await in_thread(lambda: create_topic(cluster, "flights", 1, **{"segment.bytes": "65536"}))
+        values = [str(number).encode() * 200 for number in range(2000)]
+        bootstrap = cluster.bootstrap
+        await in_thread(lambda: produce(bootstrap, "flights", values, **{"batch.size": 16384}))
+        logs = cluster.broker.services.partitions.all()
+        hot = [len(cluster.broker.services.reader.hot_ledgers(log)) for log in logs if log.topic.name == "flights"]
+        assert max(hot) > 3
+        await cluster.brokers.pop(1).kill()
+        await cluster.start_broker(2)
+        survivor = cluster.bootstrap
+        found = await in_thread(lambda: consume(survivor, "flights", 2000))
+        assert sorted(message.value() or b"" for message in found) == sorted(values)
