@@ -11,9 +11,9 @@ from stratalog_core.batch import BatchHeader
 from stratalog_core.errors import Corrupt
 from stratalog_pipeline.bucket import Bucket
 from stratalog_pipeline.decode import BatchDecoder, SkipBatch
-from stratalog_pipeline.planning import OffsetRange, SegmentSlice, Split
-from stratalog_pipeline.segments import located, read_blocks
-from stratalog_tiering.footer import AbortedTransaction, BlockEntry, SegmentFooter
+from stratalog_pipeline.planning import SegmentSlice, Split
+from stratalog_pipeline.segments import located, read_blocks, wanted_blocks
+from stratalog_tiering.footer import AbortedTransaction, BlockEntry
 
 
 def scan_split(
@@ -50,20 +50,6 @@ def _located(batches: Iterator[pa.RecordBatch], piece: SegmentSlice, block: Bloc
         yield from batches
     except Corrupt as bad:
         raise located(piece.segment, block, bad) from bad
-
-
-def wanted_blocks(
-    footer: SegmentFooter, piece: SegmentSlice, offsets: OffsetRange, timestamp_from_ms: int | None = None
-) -> list[BlockEntry]:
-    """Blocks of a footer that begin within ``piece`` and can hold a wanted record."""
-    return [
-        block
-        for block in footer.blocks
-        if piece.blocks_from <= block.base_offset < piece.blocks_end
-        and block.last_offset >= offsets.first
-        and block.base_offset < offsets.end
-        and (timestamp_from_ms is None or block.max_timestamp_ms >= timestamp_from_ms)
-    ]
 
 
 def skip_aborted(aborted: Sequence[AbortedTransaction]) -> Callable[[BatchHeader], bool] | None:

@@ -11,12 +11,27 @@ from typing import Final
 
 from stratalog_core.errors import Corrupt
 from stratalog_pipeline.bucket import Bucket, Range
-from stratalog_tiering.footer import BlockEntry
+from stratalog_pipeline.planning import OffsetRange, SegmentSlice
+from stratalog_tiering.footer import BlockEntry, SegmentFooter
 from stratalog_tiering.manifest import SegmentEntry
 from stratalog_tiering.segment import check_block
 
 REQUEST_BYTES: Final = 8 * 1024 * 1024
 """Neighbouring blocks are fetched together up to this size; one larger block makes a larger request."""
+
+
+def wanted_blocks(
+    footer: SegmentFooter, piece: SegmentSlice, offsets: OffsetRange, timestamp_from_ms: int | None = None
+) -> list[BlockEntry]:
+    """Blocks of a footer that begin within ``piece`` and can hold a wanted record."""
+    return [
+        block
+        for block in footer.blocks
+        if piece.blocks_from <= block.base_offset < piece.blocks_end
+        and block.last_offset >= offsets.first
+        and block.base_offset < offsets.end
+        and (timestamp_from_ms is None or block.max_timestamp_ms >= timestamp_from_ms)
+    ]
 
 
 def read_blocks(bucket: Bucket, entry: SegmentEntry, blocks: Sequence[BlockEntry]) -> Iterator[tuple[BlockEntry, memoryview]]:

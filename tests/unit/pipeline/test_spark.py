@@ -14,6 +14,8 @@ from pyspark.sql import DataFrame, Row, SparkSession
 
 from stratalog_core.compression import NAMES
 from stratalog_core.records import Record, build_batch
+from stratalog_pipeline.jobs.audit import audit
+from stratalog_pipeline.options import parse_options
 
 if TYPE_CHECKING:
     from unit.pipeline.conftest import ColdBucket
@@ -156,3 +158,18 @@ def test_a_flipped_byte_fails_the_job_and_names_the_segment(spark: SparkSession,
 def test_an_unknown_option_is_refused_by_name(spark: SparkSession, bucket: ColdBucket) -> None:
     with pytest.raises(PySparkException, match="option 'startingofsets' is unknown; did you mean 'startingOffsets'"):
         load(spark, bucket, subscribe="flights", startingOfsets="earliest").collect()
+
+
+@pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
+def test_an_audit_counts_digests_and_finds_damage(spark: SparkSession, bucket: ColdBucket) -> None:
+    options = {"path": bucket.url, "subscribe": "flights,broken", "splitBytes": "900"}
+    verdicts = audit(spark, parse_options(options))
+    assert [(v.topic, v.partition, v.first_offset, v.end_offset, v.record_count) for v in verdicts] == [
+        ("broken", 0, 0, 60, 60),
+        ("flights", 0, 0, 120, 120),
+        ("flights", 1, 0, 30, 30),
+    ]
+    assert [len(verdict.problems) for verdict in verdicts] == [1, 0, 0]
+    assert bucket.segment_keys["broken", 0][0] in verdicts[0].problems[0]
+    coarse = audit(spark, parse_options({**options, "splitBytes": "1000000"}))
+    assert [verdict.digest for verdict in coarse] == [verdict.digest for verdict in verdicts]
