@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from stratalog_metadata.raft.core import Raft, Role
+from stratalog_metadata.raft.core import Raft
+from stratalog_metadata.raft.elections import Role
 from stratalog_metadata.raft.membership import Membership
 from stratalog_metadata.raft.messages import Entry, EntryKind, Message
 from stratalog_metadata.raft.ready import HardState, ReadReady, Ready, Snapshot

@@ -1,24 +1,176 @@
-"""The votes of one campaign."""
+"""Terms, votes and who leads: the half of Raft that does not touch the log.
+
+Always: a node votes once per term; the term never falls; a candidate's own vote counts when it is durable, as others' do.
+Pre-vote asks first whether an election could be won, so that a node that was away disturbs nobody; a voter that hears
+its leader helps no one to depose it (dissertation, 4.2.3 and 9.6).
+"""
 
 from __future__ import annotations
 
+from enum import Enum
+
+from stratalog_core.ports import Random
 from stratalog_metadata.raft.membership import Membership
+from stratalog_metadata.raft.messages import Message, VoteReply, VoteRequest
+from stratalog_metadata.raft.ready import HardState
+from stratalog_metadata.raft.settings import RaftSettings
 
 
-class Election:
-    __slots__ = ("_granted", "_refused")
+class Role(Enum):
+    FOLLOWER = "follower"
+    PRE_CANDIDATE = "pre_candidate"
+    CANDIDATE = "candidate"
+    LEADER = "leader"
 
-    def __init__(self) -> None:
+
+class Elections:
+    """``last`` arguments are (term, index) of the node's last entry; requests and replies go to ``out``.
+
+    Whatever goes to ``out`` promises something, and must wait until the hard state is durable.
+    """
+
+    def __init__(
+        self, settings: RaftSettings, membership: Membership, hard_state: HardState, random: Random, now: float
+    ) -> None:
+        self.role = Role.FOLLOWER
+        self.term = hard_state.term
+        self.voted_for = hard_state.voted_for
+        self.leader = 0
+        self.own_vote_term = 0
+        self._settings = settings
+        self._membership = membership
+        self._random = random
+        self._now = now
+        self._heard_at = now
         self._granted: set[int] = set()
         self._refused: set[int] = set()
+        self.due_at = now if self._is_alone else now + self._first_timeout()
 
-    def count(self, voter: int, granted: bool) -> None:
+    @property
+    def in_touch(self) -> bool:
+        """Whether this node leads, or has heard from the leader within an election timeout."""
+        if self.role is Role.LEADER:
+            return True
+        return self.leader != 0 and self._now < self._heard_at + self._settings.election_timeout_s
+
+    @property
+    def _is_alone(self) -> bool:
+        return len(self._membership.voters) == 1
+
+    def _first_timeout(self) -> float:
+        """Shorter after a start: a live leader is heard of within a heartbeat, and pre-vote keeps the hasty harmless."""
+        return self._settings.heartbeat_s * 2 + self._settings.election_timeout_s * self._random.random()
+
+    def _restart_timer(self) -> None:
+        self.due_at = self._now + self._settings.election_timeout_s * (1.0 + self._random.random())
+
+    # --- events ------------------------------------------------------------------------------------------------------
+
+    def tick(self, now: float, last: tuple[int, int], out: list[Message]) -> None:
+        """Campaign if nothing was heard of a leader for too long."""
+        self._now = now
+        if self.role is not Role.LEADER and now >= self.due_at:
+            self.campaign(last, out, pre=not self._is_alone)
+
+    def follow(self, term: int, leader: int) -> None:
+        """Follow ``leader`` (0: not known yet) in ``term``."""
+        assert term >= self.term
+        if term > self.term:
+            self.term = term
+            self.voted_for = 0
+        self._become(Role.FOLLOWER, leader)
+        self._restart_timer()
+
+    def heard_from_leader(self, leader: int) -> None:
+        assert self.role is not Role.LEADER, "two leaders in one term"
+        self._become(Role.FOLLOWER, leader)
+        self._heard_at = self._now
+        self._restart_timer()
+
+    def ignores(self, request: VoteRequest) -> bool:
+        """Whether a request of a later term is not even looked at."""
+        return self.in_touch and not request.transfer
+
+    def campaign(self, last: tuple[int, int], out: list[Message], *, pre: bool, transfer: bool = False) -> None:
+        """Ask for votes: in a new term, or (``pre``) whether it would be worth while."""
+        self._become(Role.PRE_CANDIDATE if pre else Role.CANDIDATE, 0)
+        self._restart_timer()
+        if pre:
+            self._granted.add(self._settings.node_id)
+        else:
+            self.term += 1
+            self.voted_for = self._settings.node_id
+            self.own_vote_term = self.term
+        out.extend(self._request(other, last, pre, transfer) for other in self._membership.others(self._settings.node_id))
+
+    def on_request(self, request: VoteRequest, last: tuple[int, int], out: list[Message]) -> None:
+        """Vote for whoever asks first in a term and lacks nothing that this node has."""
+        free = self.voted_for == request.sender or (self.voted_for == 0 and self.leader == 0)
+        free = free or (request.pre and request.term > self.term)
+        granted = free and (request.last_term, request.last_index) >= last
+        if granted and not request.pre:
+            self.voted_for = request.sender
+            self._restart_timer()
+        self.reply(request, request.term if granted else self.term, granted, out)
+
+    def reply(self, request: VoteRequest, term: int, granted: bool, out: list[Message]) -> None:
+        out.append(
+            VoteReply(sender=self._settings.node_id, receiver=request.sender, term=term, granted=granted, pre=request.pre)
+        )
+
+    def on_reply(self, reply: VoteReply, last: tuple[int, int], out: list[Message]) -> None:
+        expected = Role.PRE_CANDIDATE if reply.pre else Role.CANDIDATE
+        if self.role is not expected or (reply.pre and reply.granted and reply.term != self.term + 1):
+            return
+        self._count(reply.sender, reply.granted)
+        self._conclude(last, out)
+
+    def own_vote_is_durable(self, term: int) -> None:
+        if term == self.term and self.role is Role.CANDIDATE:
+            self._count(self._settings.node_id, True)
+            self._conclude((0, 0), [])
+
+    def take_own_vote(self) -> int:
+        """The term of a vote for itself that is now being written; 0 if there is none."""
+        vote_term, self.own_vote_term = self.own_vote_term, 0
+        return vote_term
+
+    # --- steps -------------------------------------------------------------------------------------------------------
+
+    def _become(self, role: Role, leader: int) -> None:
+        self.role = role
+        self.leader = leader
+        self._granted.clear()
+        self._refused.clear()
+
+    def _request(self, receiver: int, last: tuple[int, int], pre: bool, transfer: bool) -> VoteRequest:
+        return VoteRequest(
+            sender=self._settings.node_id,
+            receiver=receiver,
+            term=self.term + 1 if pre else self.term,
+            last_term=last[0],
+            last_index=last[1],
+            pre=pre,
+            transfer=transfer,
+        )
+
+    def _count(self, voter: int, granted: bool) -> None:
         """A voter's first answer counts."""
         if voter not in self._granted | self._refused:
             (self._granted if granted else self._refused).add(voter)
 
-    def is_won(self, membership: Membership) -> bool:
-        return membership.is_quorum(self._granted)
+    def _conclude(self, last: tuple[int, int], out: list[Message]) -> None:
+        if self._membership.is_quorum(self._granted):
+            if self.role is Role.PRE_CANDIDATE:
+                self.campaign(last, out, pre=False)
+            else:
+                self._become(Role.LEADER, self._settings.node_id)
+        elif self._membership.is_lost(self._refused):
+            self.follow(self.term, 0)
 
-    def is_lost(self, membership: Membership) -> bool:
-        return membership.is_lost(self._refused)
+    def validate_state(self) -> None:
+        node_id = self._settings.node_id
+        assert self.voted_for == 0 or self.voted_for in self._membership.voters
+        assert self.role in (Role.CANDIDATE, Role.PRE_CANDIDATE) or not self._granted | self._refused
+        assert self.role is not Role.LEADER or self.leader == self.voted_for == node_id
+        assert self.role is Role.LEADER or self.leader != node_id
