@@ -51,6 +51,7 @@ def translated() -> Iterator[None]:
 
 
 def admin(bootstrap: str) -> AdminClient:
+    """Keep it in a variable until its answers are there: with it, they are lost."""
     return AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
 
 
@@ -74,9 +75,10 @@ def only(futures: Mapping[Any, Future[Result]]) -> Result:
 def partitions_of(list_topics: Callable[..., Any], topic: str) -> list[int]:
     """Partition numbers of ``topic``; ``list_topics`` is a client's method. Raises ``NotFound``."""
     with translated():
-        metadata = list_topics(topic, timeout=TIMEOUT_S).topics[topic]
-    if metadata.error is not None:
-        raise NotFound(f"topic {topic!r}: {metadata.error.str()}; see `stratalog topic list`")
+        # All topics, because asking for one by name would create it.
+        metadata = list_topics(timeout=TIMEOUT_S).topics.get(topic)
+    if metadata is None:
+        raise NotFound(f"no topic {topic!r}: see `stratalog topic list`")
     return sorted(metadata.partitions)
 
 

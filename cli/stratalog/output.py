@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+_PIPE_WIDTH = 250
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
@@ -34,7 +35,9 @@ def print_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, tit
         table.add_column(column.replace("_", " "), justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         table.add_row(*(_cell(column, row.get(column)) for column in columns))
-    Console(file=sys.stdout, highlight=False, soft_wrap=not sys.stdout.isatty()).print(table)
+    # A file or a pipe gets whole lines, however long.
+    width = None if sys.stdout.isatty() else _PIPE_WIDTH
+    Console(file=sys.stdout, highlight=False, width=width).print(table)
 
 
 def print_listing(

@@ -27,8 +27,9 @@ def group() -> None:
 @json_option
 def list_groups(data: Path | None, bootstrap: str | None, as_json: bool) -> None:
     """List groups."""
+    client = kafka.admin(bootstrap_of(data, bootstrap))
     with kafka.translated():
-        found = kafka.admin(bootstrap_of(data, bootstrap)).list_consumer_groups(request_timeout=kafka.TIMEOUT_S).result()
+        found = client.list_consumer_groups(request_timeout=kafka.TIMEOUT_S).result()
     for failure in found.errors:
         raise kafka.as_ours(failure)
     rows = [{"group": entry.group_id, "state": entry.state.name.lower()} for entry in found.valid]

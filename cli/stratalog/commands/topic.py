@@ -30,8 +30,9 @@ def create(
     name: str, partitions: int, replication_factor: int, configs: tuple[str, ...], data: Path | None, bootstrap: str | None
 ) -> None:
     """Create a topic."""
+    client = kafka.admin(bootstrap_of(data, bootstrap))
     new = NewTopic(name, num_partitions=partitions, replication_factor=replication_factor, config=_settings(configs))
-    kafka.only(kafka.admin(bootstrap_of(data, bootstrap)).create_topics([new], request_timeout=kafka.TIMEOUT_S))
+    kafka.only(client.create_topics([new], request_timeout=kafka.TIMEOUT_S))
     click.echo(f"created {name} with {partitions} partition{'s' if partitions > 1 else ''}", err=True)
 
 
@@ -44,15 +45,11 @@ def list_topics(internal: bool, data: Path | None, bootstrap: str | None, as_jso
     with kafka.translated():
         topics = kafka.admin(bootstrap_of(data, bootstrap)).list_topics(timeout=kafka.TIMEOUT_S).topics
     rows = [
-        {
-            "name": name,
-            "partitions": len(found.partitions),
-            "replication_factor": max((len(partition.replicas) for partition in found.partitions.values()), default=0),
-        }
+        {"name": name, "partitions": len(found.partitions)}
         for name, found in sorted(topics.items())
         if internal or not name.startswith("__")
     ]
-    print_listing("topics", rows, ("name", "partitions", "replication_factor"), as_json=as_json)
+    print_listing("topics", rows, ("name", "partitions"), as_json=as_json)
 
 
 @topic.command()
@@ -70,7 +67,7 @@ def describe(name: str, data: Path | None, bootstrap: str | None, as_json: bool)
         everything = {entry.name: entry.value for entry in entries.values()}
         print_json({"name": name, "partitions": rows, "configs": everything, "changed_configs": changed})
         return
-    print_rows(rows, ("partition", "leader", "replicas", "earliest_offset", "latest_offset", "records"), title=name)
+    print_rows(rows, ("partition", "leader", "earliest_offset", "latest_offset", "records"), title=name)
     for setting, value in sorted(changed.items()):
         click.echo(f"{setting} = {value}")
 
@@ -78,15 +75,13 @@ def describe(name: str, data: Path | None, bootstrap: str | None, as_json: bool)
 def _partition_rows(client: Any, name: str) -> list[dict[str, Any]]:
     partitions = kafka.partitions_of(client.list_topics, name)
     with kafka.translated():
-        found = client.list_topics(name, timeout=kafka.TIMEOUT_S).topics[name].partitions
+        found = client.list_topics(timeout=kafka.TIMEOUT_S).topics[name].partitions
     earliest = _offsets(client, name, partitions, OffsetSpec.earliest())
     latest = _offsets(client, name, partitions, OffsetSpec.latest())
     return [
         {
             "partition": partition,
             "leader": found[partition].leader,
-            "replicas": list(found[partition].replicas),
-            "isr": list(found[partition].isrs),
             "earliest_offset": earliest[partition],
             "latest_offset": latest[partition],
             "records": latest[partition] - earliest[partition],

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from stratalog.local import minio, processes
 from stratalog.local.plan import Plan, to_toml
-from stratalog.local.readiness import BrokerProbe, wait_until
+from stratalog.local.readiness import BrokerProbe, wait_for_bookies, wait_until
 from stratalog.local.secrets import make_store_credentials, store_environment
 from stratalog.local.state import ClusterState, ProcessState, load_state, save_state, state_path
 from stratalog_core.errors import Conflict, Unavailable
@@ -57,7 +57,9 @@ class LocalCluster:
         for process in wanted:
             if processes.running(process) is None:
                 self._launch(process, timeout_s)
-        self._wait_for_brokers([process.name for process in wanted], timeout_s)
+        watched = [process.name for process in wanted]
+        self._wait_for_bookies(watched, timeout_s)
+        self._wait_for_brokers(watched, timeout_s)
 
     def _launch(self, process: ProcessState, timeout_s: float) -> None:
         if process.role == "all":
@@ -74,6 +76,13 @@ class LocalCluster:
         self._say(f"{process.name} started, pid {started.pid}")
         if process.role == "store":
             minio.make_bucket(process.address, credentials, timeout_s=timeout_s)
+
+    def _wait_for_bookies(self, watched: Sequence[str], timeout_s: float) -> None:
+        state = self.state
+        bookies = [process.name for process in state.of_role("bookie") if processes.running(process)]
+        if bookies and any(processes.running(node) for node in state.of_role("metadata")):
+            addresses = state.metadata.split(",")
+            wait_for_bookies(addresses, bookies, lambda: self._check_alive(watched), timeout_s=timeout_s)
 
     def _wait_for_brokers(self, watched: Sequence[str], timeout_s: float) -> None:
         state = self.state

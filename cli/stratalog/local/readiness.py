@@ -1,14 +1,17 @@
-"""Waits until a cluster serves, as a client sees it: every broker in the answer to a Metadata request."""
+"""Waits until a cluster serves: every bookie registered, every broker in the answer to a client's Metadata request."""
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
+from stratalog.tier.session import metadata_session
 from stratalog_core.errors import Unavailable
+from stratalog_metadata.records import Bookie
 
 _POLL_S = 0.1
 
@@ -37,3 +40,19 @@ class BrokerProbe:
         except KafkaException:
             return set()
         return {f"{broker.host}:{broker.port}" for broker in metadata.brokers.values()}
+
+
+def wait_for_bookies(addresses: Sequence[str], wanted: Collection[str], check: Callable[[], None], *, timeout_s: float) -> None:
+    """Wait until the bookies ``wanted`` are registered; ``check`` raises if waiting has become pointless."""
+    asyncio.run(_wait_for_bookies(addresses, set(wanted), check, timeout_s))
+
+
+async def _wait_for_bookies(addresses: Sequence[str], wanted: set[str], check: Callable[[], None], timeout_s: float) -> None:
+    missing = wanted
+    try:
+        async with asyncio.timeout(timeout_s), metadata_session(addresses) as client:
+            while missing := wanted - {bookie.bookie_id for bookie in client.view.all(Bookie) if bookie.session_id}:
+                check()
+                await asyncio.sleep(_POLL_S)
+    except TimeoutError:
+        raise Unavailable(f"bookies {', '.join(sorted(missing))} did not register within {timeout_s:.0f} s") from None

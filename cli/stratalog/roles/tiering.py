@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from stratalog.roles.runtime import Node
+from stratalog_bookies.client import LedgerClient, LedgerClientSettings
 from stratalog_tiering.config import TieringSettings
 from stratalog_tiering.worker import TieringWorker
 
-from stratalog.roles.runtime import Node
-from stratalog_bookies.client import LedgerClient, LedgerClientSettings
+_CHECKSUM_THREADS = 2
 
 
 async def start(node: Node) -> str:
@@ -17,7 +18,8 @@ async def start(node: Node) -> str:
         metadata, node.transport, node.clock, node.random, node.configuration.section(LedgerClientSettings, "ledgers")
     )
     node.closing(ledgers.close)
-    worker = TieringWorker(settings, metadata, node.store(), ledgers, node.clock, node.random)
+    background = node.background(_CHECKSUM_THREADS, "checksums")
+    worker = TieringWorker(settings, metadata, node.store(), ledgers, node.clock, node.random, background)
     await worker.start()
     node.closing(worker.close)
     return settings.worker_id
