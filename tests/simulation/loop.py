@@ -65,6 +65,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._turns_at_this_time = 0
         self.turns = 0
         self.abandoned: list[object] = []
+        self.streams: Any = None
         self._clock_resolution = 1e-9
         self.set_task_factory(cast(Any, self._make_task))
 
@@ -121,6 +122,10 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         context = contextvars.copy_context()
         context.run(CURRENT.set, process)
         return context.run(call, *args)
+
+    async def create_server(self, *args: Any, **kwargs: Any) -> Any:
+        factory, host, port = args
+        return await self.streams.create_server(factory, host, port)
 
     def _process_events(self, event_list: list[Any]) -> None:
         pass

@@ -12,6 +12,7 @@ from simulation.clock import SimulatedClock
 from simulation.disk import Disk, SimulatedFiles
 from simulation.loop import Process, SimulatedLoop
 from simulation.network import Network, SimulatedTransport
+from simulation.streams import Streams
 
 
 class World:
@@ -22,6 +23,7 @@ class World:
         self.seed = seed
         self.loop = SimulatedLoop()
         self.network = Network(self.loop, self.random("network"))
+        self.streams = Streams(self.loop, self.network)
         self.trace: list[str] = []
 
     def random(self, name: str) -> random.Random:
@@ -84,6 +86,7 @@ class Machine:
             return
         self.world.note(f"{self.name} crashes")
         self._process.alive = False
+        self.world.streams.process_died(self._process)
         self._process = None
         self.disk.crash()
 

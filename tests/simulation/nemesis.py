@@ -27,11 +27,14 @@ class NemesisPlan:
 class Nemesis:
     """``run`` goes on until it is told to ``stop``; afterwards every machine is up and every link whole."""
 
-    def __init__(self, world: World, machines: Sequence[Machine], plan: NemesisPlan) -> None:
+    def __init__(
+        self, world: World, machines: Sequence[Machine], plan: NemesisPlan, *, name: str = "", everyone: Sequence[Machine] = ()
+    ) -> None:
         self._world = world
         self._machines = machines
+        self._everyone = everyone or machines
         self._plan = plan
-        self._random: random.Random = world.random("nemesis")
+        self._random: random.Random = world.random(f"nemesis/{name}")
         self._stopped = False
         self._healers: list[asyncio.Task[None]] = []
 
@@ -85,10 +88,12 @@ class Nemesis:
         machine.boot()
 
     def _partition(self) -> None:
-        self._cut({(self._victim(), other.name) for other in self._machines}, both_ways=True)
+        victim = self._victim()
+        self._cut({(victim, other.name) for other in self._everyone}, both_ways=True)
 
     def _one_way(self) -> None:
-        self._cut({(self._victim(), other.name) for other in self._machines}, both_ways=False)
+        victim = self._victim()
+        self._cut({(victim, other.name) for other in self._everyone}, both_ways=False)
 
     def _victim(self) -> str:
         return self._random.choice(list(self._machines)).name

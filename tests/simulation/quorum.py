@@ -7,42 +7,15 @@ import itertools
 
 from simulation.machine import Machine, Ports, World
 from simulation.nemesis import Nemesis, NemesisPlan
+from simulation.roles import metadata_addresses, run_metadata_node
 from stratalog_core.errors import Conflict, OutcomeUnknown, Retriable
 from stratalog_metadata.client import QuorumClient
 from stratalog_metadata.commands import ABSENT, Allocate, Command, Put, VersionIs
-from stratalog_metadata.config import MetadataSettings
 from stratalog_metadata.records import LEDGER_IDS, Counter, counter_key
-from stratalog_metadata.server import MetadataServer
-from stratalog_metadata.store import SnapshotFileStore
 
-NODES = 3
 CLIENTS = 3
 FAULTS_S = 12.0
 HEAL_S = 10.0
-PORT = 9300
-
-
-def addresses() -> list[str]:
-    return [f"metadata-{number}:{PORT}" for number in range(1, NODES + 1)]
-
-
-async def run_metadata_node(machine: Machine, ports: Ports) -> None:
-    """One node of the quorum until it crashes."""
-    number = int(machine.name.rpartition("-")[2])
-    settings = MetadataSettings(
-        data_dir="unused",
-        node_id=number,
-        listen=f"{machine.name}:{PORT}",
-        peers=tuple(f"{index}={address}" for index, address in enumerate(addresses(), 1)),
-        snapshot_entries=100,
-        kept_entries=20,
-        log_segment_bytes=16_384,
-    )
-    server = MetadataServer(
-        settings, ports.transport, machine.files, ports.clock, ports.random, ports.background, SnapshotFileStore(machine.files)
-    )
-    await server.start()
-    await asyncio.Event().wait()
 
 
 class History:
@@ -76,7 +49,7 @@ class CountingClient:
         self.done = False
 
     async def run(self, machine: Machine, ports: Ports) -> None:
-        client = QuorumClient(addresses(), ports.transport, ports.clock, ports.random)
+        client = QuorumClient(metadata_addresses(), ports.transport, ports.clock, ports.random)
         await client.start(timeout_s=120)
         while not self.done:
             try:
@@ -116,7 +89,7 @@ class CountingClient:
 def simulate(seed: int) -> list[str]:
     """One run; returns its trace. Raises ``AssertionError`` when an invariant does not hold."""
     world = World(seed)
-    nodes = [Machine(world, address.partition(":")[0], run_metadata_node) for address in addresses()]
+    nodes = [Machine(world, address.partition(":")[0], run_metadata_node) for address in metadata_addresses()]
     history = History()
     workers = [CountingClient(history) for _ in range(CLIENTS)]
     clients = [Machine(world, f"client-{number}", worker.run) for number, worker in enumerate(workers)]
@@ -147,7 +120,7 @@ def simulate(seed: int) -> list[str]:
 
 async def _check(world: World, history: History) -> None:
     async def read(machine: Machine, ports: Ports) -> None:
-        client = QuorumClient(addresses(), ports.transport, ports.clock, ports.random)
+        client = QuorumClient(metadata_addresses(), ports.transport, ports.clock, ports.random)
         await client.start(timeout_s=60)
         found = [versioned.record if versioned else None for versioned in await client.read(keys)]
         ids, count = (record if isinstance(record, Counter) else None for record in found)

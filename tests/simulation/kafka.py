@@ -1,0 +1,224 @@
+"""A small Kafka client for the simulation: one request at a time on each connection, messages by kio.
+
+It has the same duties as a real client: find leaders by Metadata, retry retriable errors, repeat an idempotent batch with its
+sequence number when the outcome is unknown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import io
+import struct
+import sys
+from typing import Any, Final
+
+from kio.index import load_request_schema, load_response_schema
+from kio.schema.types import BrokerId, TopicName
+from kio.serial import entity_reader, entity_writer
+
+from simulation.machine import Ports, World
+from simulation.streams import End
+from stratalog_core.batch import iterate_headers
+from stratalog_core.records import Record, build_batch, iterate_records
+
+PRODUCE, FETCH, LIST_OFFSETS, METADATA, CREATE_TOPICS, INIT_PRODUCER_ID = 0, 1, 2, 3, 19, 22
+VERSIONS: Final = {PRODUCE: 9, FETCH: 11, LIST_OFFSETS: 5, METADATA: 9, CREATE_TOPICS: 5, INIT_PRODUCER_ID: 4}
+REQUEST_TIMEOUT_S: Final = 5.0
+NONE: Final = 0
+DUPLICATE_SEQUENCE: Final = 46
+
+
+class NotServed(Exception):
+    """No answer, or a broken connection: whether the request took effect is unknown."""
+
+
+class _Connection(asyncio.Protocol):
+    def __init__(self) -> None:
+        self._received = bytearray()
+        self._answer: asyncio.Future[bytes] | None = None
+        self.is_lost = False
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        while len(self._received) >= 4:
+            (size,) = struct.unpack_from(">i", self._received)
+            if len(self._received) < 4 + size:
+                return
+            frame = bytes(self._received[4 : 4 + size])
+            del self._received[: 4 + size]
+            if self._answer is not None and not self._answer.done():
+                self._answer.set_result(frame)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_lost = True
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(NotServed("the connection broke"))
+
+    def expect(self) -> asyncio.Future[bytes]:
+        self._answer = asyncio.get_running_loop().create_future()
+        return self._answer
+
+
+class KafkaClient:
+    """Requests to brokers by address, and who leads which partition."""
+
+    def __init__(self, world: World, ports: Ports, machine: str, bootstrap: list[str]) -> None:
+        self._world = world
+        self._ports = ports
+        self._machine = machine
+        self._bootstrap = bootstrap
+        self._connections: dict[str, tuple[_Connection, End]] = {}
+        self._correlation = 0
+        self._leaders: dict[tuple[str, int], str] = {}
+
+    async def request(self, address: str, api: int, **fields: Any) -> Any:
+        """One request of the version in ``VERSIONS``. Raises ``NotServed``."""
+        connection, end = await self._connect(address)
+        self._correlation += 1
+        version = VERSIONS[api]
+        schema = load_request_schema(api, version)
+        with io.BytesIO() as body:
+            header_kind: Any = schema.__header_schema__
+            header = header_kind(
+                request_api_key=api, request_api_version=version, correlation_id=self._correlation, client_id=self._machine
+            )
+            entity_writer(header_kind)(body, header)
+            entity_writer(schema)(body, schema(**fields))
+            frame = body.getvalue()
+        answer = connection.expect()
+        end.write(struct.pack(">i", len(frame)) + frame)
+        try:
+            async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                content = await answer
+        except TimeoutError:
+            self._drop(address)
+            raise NotServed(f"{address} did not answer in time") from None
+        response = load_response_schema(api, version)
+        header_read, at = entity_reader(response.__header_schema__)(memoryview(content).toreadonly(), 0)
+        assert header_read.correlation_id == self._correlation, "answers come in order"
+        return entity_reader(response)(memoryview(content).toreadonly(), at)[0]
+
+    async def _connect(self, address: str) -> tuple[_Connection, End]:
+        known = self._connections.get(address)
+        if known is not None and not known[0].is_lost:
+            return known
+        connection = _Connection()
+        host, _, port = address.rpartition(":")
+        try:
+            end = await self._world.streams.create_connection(connection, self._machine, host, int(port))
+        except OSError as failure:
+            raise NotServed(f"{address}: {failure!r}") from failure
+        self._connections[address] = connection, end
+        return connection, end
+
+    def _drop(self, address: str) -> None:
+        known = self._connections.pop(address, None)
+        if known is not None:
+            known[1].abort()
+
+    async def any_broker(self, api: int, **fields: Any) -> Any:
+        """The first answer of any bootstrap address. Raises ``NotServed``."""
+        start = self._ports.random.randrange(len(self._bootstrap))
+        last: NotServed | None = None
+        for step in range(len(self._bootstrap)):
+            try:
+                return await self.request(self._bootstrap[(start + step) % len(self._bootstrap)], api, **fields)
+            except NotServed as failure:
+                last = failure
+        assert last is not None
+        raise last
+
+    async def leader(self, topic: str, partition: int) -> str | None:
+        """Address of the partition's leader, asked once and remembered until ``forget``."""
+        if (topic, partition) not in self._leaders:
+            await self._refresh(topic)
+        return self._leaders.get((topic, partition))
+
+    def forget(self, topic: str, partition: int) -> None:
+        self._leaders.pop((topic, partition), None)
+
+    async def _refresh(self, topic: str) -> None:
+        schema = load_request_schema(METADATA, VERSIONS[METADATA])
+        wanted = _struct(schema, "MetadataRequestTopic")(name=TopicName(topic))
+        metadata = await self.any_broker(METADATA, topics=(wanted,), allow_auto_topic_creation=False)
+        brokers = {broker.node_id: f"{broker.host}:{broker.port}" for broker in metadata.brokers}
+        for found in metadata.topics:
+            for place in found.partitions:
+                if place.leader_id in brokers:
+                    self._leaders[topic, place.partition_index] = brokers[place.leader_id]
+
+    async def create_topic(self, topic: str, partitions: int, replication: int, configs: dict[str, str]) -> int:
+        """Error code of the answer."""
+        schema = load_request_schema(CREATE_TOPICS, VERSIONS[CREATE_TOPICS])
+        items = tuple(_struct(schema, "CreatableTopicConfig")(name=k, value=v) for k, v in configs.items())
+        wanted = _struct(schema, "CreatableTopic")(
+            name=TopicName(topic), num_partitions=partitions, replication_factor=replication, assignments=(), configs=items
+        )
+        answer = await self.any_broker(
+            CREATE_TOPICS, topics=(wanted,), timeout=datetime.timedelta(seconds=4), validate_only=False
+        )
+        return int(answer.topics[0].error_code)
+
+    async def init_producer_id(self) -> tuple[int, int]:
+        answer = await self.any_broker(
+            INIT_PRODUCER_ID, transactional_id=None, transaction_timeout=datetime.timedelta(seconds=60), producer_id=-1,
+            producer_epoch=-1,
+        )  # fmt: skip
+        if answer.error_code != NONE:
+            raise NotServed(f"InitProducerId answers {answer.error_code}")
+        return answer.producer_id, answer.producer_epoch
+
+    async def produce(self, topic: str, partition: int, batch: bytes) -> tuple[int, int]:
+        """(error code, base offset). Raises ``NotServed``."""
+        address = await self.leader(topic, partition)
+        if address is None:
+            raise NotServed("no leader is known")
+        schema = load_request_schema(PRODUCE, VERSIONS[PRODUCE])
+        data = _struct(schema, "PartitionProduceData")(index=partition, records=batch)
+        topic_data = _struct(schema, "TopicProduceData")(name=TopicName(topic), partition_data=(data,))
+        answer = await self.request(
+            address, PRODUCE, transactional_id=None, acks=-1, timeout=datetime.timedelta(seconds=3), topic_data=(topic_data,)
+        )
+        result = answer.responses[0].partition_responses[0]
+        return int(result.error_code), int(result.base_offset)
+
+    async def fetch(self, topic: str, partition: int, offset: int) -> tuple[int, int, list[Record]]:
+        """(error code, high watermark, records from ``offset`` on). Raises ``NotServed``."""
+        address = await self.leader(topic, partition)
+        if address is None:
+            raise NotServed("no leader is known")
+        schema = load_request_schema(FETCH, VERSIONS[FETCH])
+        place = _struct(schema, "FetchPartition")(
+            partition=partition, current_leader_epoch=-1, fetch_offset=offset, log_start_offset=-1, partition_max_bytes=1 << 20
+        )
+        answer = await self.request(
+            address, FETCH, replica_id=BrokerId(-1), max_wait=datetime.timedelta(milliseconds=500), min_bytes=1,
+            max_bytes=1 << 20, isolation_level=0, session_id=0, session_epoch=-1, forgotten_topics_data=(), rack_id="",
+            topics=(_struct(schema, "FetchTopic")(topic=TopicName(topic), partitions=(place,)),),
+        )  # fmt: skip
+        if not answer.responses:
+            return int(answer.error_code), -1, []
+        result = answer.responses[0].partitions[0]
+        records = [record for record in _records(result.records or b"") if record.offset >= offset]
+        return int(result.error_code), int(result.high_watermark), records
+
+
+def _records(content: bytes) -> list[Record]:
+    view = memoryview(content)
+    return [
+        record
+        for position, header in iterate_headers(view)
+        for record in iterate_records(view[position : position + header.size_bytes], header)
+    ]
+
+
+def _struct(schema: type[Any], name: str) -> type[Any]:
+    kind: type[Any] = getattr(sys.modules[schema.__module__], name)
+    return kind
+
+
+def one_record_batch(value: bytes, producer: tuple[int, int], sequence: int, timestamp_ms: int) -> bytes:
+    """A batch of one record of an idempotent producer."""
+    record = Record(offset=0, timestamp_ms=timestamp_ms, key=None, value=value)
+    return bytes(build_batch([record], producer_id=producer[0], producer_epoch=producer[1], base_sequence=sequence))

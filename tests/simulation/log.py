@@ -1,0 +1,269 @@
+"""Scenario: a whole cluster under faults. Idempotent producers write, readers read, sealed ledgers move to the object store.
+
+Checked all the time: nobody ever sees two different records at one offset, and never one that was not sent.
+Checked at the end, after all faults: every acknowledged record is at its offset, none is there twice, offsets have no gap,
+each producer's records are in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from simulation import roles
+from simulation.kafka import DUPLICATE_SEQUENCE, NONE, KafkaClient, NotServed, one_record_batch
+from simulation.machine import Machine, Ports, World
+from simulation.nemesis import Nemesis, NemesisPlan
+from simulation.object_store import Bucket
+from stratalog_core.records import Record
+
+TOPIC: Final = "log"
+PARTITIONS: Final = 4
+BOOKIES: Final = 4
+BROKERS: Final = 3
+PRODUCERS: Final = 3
+READERS: Final = 2
+FAULTS_S: Final = 20.0
+SETTLE_S: Final = 30.0
+FINISH_S: Final = 120.0
+RETRIABLE: Final = frozenset({2, 3, 5, 6, 7, 8, 9, 13, 15, 16, 19, 20, 56, 74, 76, 100})
+SEGMENT_MS: Final = 1_500
+PAUSE_MEAN_S: Final = 0.03
+
+
+class Truth:
+    """What was sent, acknowledged and seen; the invariants are asserted as it grows."""
+
+    def __init__(self) -> None:
+        self.sent: set[bytes] = set()
+        self.acknowledged: dict[tuple[int, int], bytes] = {}
+        self.seen: dict[tuple[int, int], bytes] = {}
+
+    def acknowledge(self, partition: int, offset: int, value: bytes) -> None:
+        self._same(self.acknowledged.setdefault((partition, offset), value), value, partition, offset, "acknowledged")
+        known = self.seen.get((partition, offset), value)
+        self._same(known, value, partition, offset, "acknowledged after another was read")
+
+    def see(self, partition: int, record: Record) -> None:
+        value = record.value or b""
+        assert value in self.sent, f"{partition}@{record.offset}: {value!r} was never sent"
+        self._same(self.seen.setdefault((partition, record.offset), value), value, partition, record.offset, "read")
+        known = self.acknowledged.get((partition, record.offset), value)
+        self._same(known, value, partition, record.offset, "read after another was acknowledged")
+
+    def _same(self, known: bytes, value: bytes, partition: int, offset: int, how: str) -> None:
+        assert known == value, f"two records at {partition}@{offset}: {known!r} and {value!r} ({how})"
+
+    def check_final(self, partition: int, records: list[Record]) -> None:
+        """``records`` is the whole partition."""
+        offsets = [record.offset for record in records]
+        assert offsets == list(range(len(records))), f"partition {partition} has gaps: {_gaps(offsets)}"
+        values = [record.value for record in records]
+        assert len(values) == len(set(values)), f"partition {partition} has duplicates"
+        for (where, offset), value in self.acknowledged.items():
+            if where == partition:
+                assert offset < len(values), f"acknowledged {partition}@{offset} is lost; the log ends at {len(values)}"
+                assert values[offset] == value, f"{partition}@{offset} is {values[offset]!r}, acknowledged was {value!r}"
+        for producer in {(value or b"").split(b"/")[0] for value in values}:
+            numbers = [int(value.split(b"/")[1]) for value in values if value and value.split(b"/")[0] == producer]
+            assert numbers == sorted(numbers), f"records of {producer!r} are out of order in {partition}"
+
+
+def _gaps(offsets: list[int]) -> list[tuple[int, int]]:
+    return [(one, two) for one, two in zip([-1, *offsets], offsets, strict=False) if two != one + 1][:5]
+
+
+class Producer:
+    """Sends numbered records to one partition after the other, each until it is acknowledged."""
+
+    def __init__(self, world: World, truth: Truth, name: str) -> None:
+        self._world = world
+        self._truth = truth
+        self._name = name
+        self.stop = False
+        self.stopped = asyncio.Event()
+
+    async def run(self, machine: Machine, ports: Ports) -> None:
+        client = KafkaClient(self._world, ports, machine.name, bootstrap())
+        producer = await self._identify(client)
+        sequences = [0] * PARTITIONS
+        number = 0
+        while not self.stop:
+            partition = ports.random.randrange(PARTITIONS)
+            value = b"%s/%d" % (self._name.encode(), number)
+            self._truth.sent.add(value)
+            await self._deliver(client, ports, partition, value, producer, sequences[partition])
+            sequences[partition] += 1
+            number += 1
+            await asyncio.sleep(ports.random.expovariate(1 / PAUSE_MEAN_S))
+        self.stopped.set()
+
+    async def _identify(self, client: KafkaClient) -> tuple[int, int]:
+        while True:
+            try:
+                return await client.init_producer_id()
+            except NotServed:
+                await asyncio.sleep(0.1)
+
+    async def _deliver(
+        self, client: KafkaClient, ports: Ports, partition: int, value: bytes, producer: tuple[int, int], sequence: int
+    ) -> None:
+        batch = one_record_batch(value, producer, sequence, ports.clock.wall_ms())
+        while True:
+            try:
+                error, offset = await client.produce(TOPIC, partition, batch)
+            except NotServed:
+                error, offset = -1, -1
+            if error in (NONE, DUPLICATE_SEQUENCE):
+                if offset >= 0:
+                    self._truth.acknowledge(partition, offset, value)
+                return
+            assert error == -1 or error in RETRIABLE, f"{self._name} got error {error} for {value!r} in {partition}"
+            client.forget(TOPIC, partition)
+            await asyncio.sleep(0.05 + 0.1 * ports.random.random())
+
+
+class Reader:
+    """Reads all partitions over and over from random offsets, until told to stop."""
+
+    def __init__(self, world: World, truth: Truth) -> None:
+        self._world = world
+        self._truth = truth
+        self.stop = False
+
+    async def run(self, machine: Machine, ports: Ports) -> None:
+        client = KafkaClient(self._world, ports, machine.name, bootstrap())
+        high = [0] * PARTITIONS
+        while not self.stop:
+            partition = ports.random.randrange(PARTITIONS)
+            offset = ports.random.randrange(high[partition] + 1)
+            try:
+                error, watermark, records = await client.fetch(TOPIC, partition, offset)
+            except NotServed:
+                error, watermark, records = -1, -1, []
+            if error != NONE:
+                client.forget(TOPIC, partition)
+            high[partition] = max(high[partition], watermark)
+            for record in records:
+                self._truth.see(partition, record)
+            await asyncio.sleep(ports.random.expovariate(1 / 0.1))
+
+
+async def read_all(client: KafkaClient, partition: int) -> list[Record]:
+    """The whole partition, with patience for takeovers and cold reads."""
+    records: list[Record] = []
+    while True:
+        try:
+            error, watermark, found = await client.fetch(TOPIC, partition, len(records))
+        except NotServed:
+            error, watermark, found = -1, -1, []
+        if error == NONE and watermark >= 0 and len(records) >= watermark:
+            return records
+        if error != NONE:
+            client.forget(TOPIC, partition)
+            await asyncio.sleep(0.2)
+        records.extend(found)
+
+
+def bootstrap() -> list[str]:
+    return [f"broker-{number}:{roles.KAFKA_PORT}" for number in range(1, BROKERS + 1)]
+
+
+class Scenario:
+    """One run. ``simulate`` raises ``AssertionError`` when an invariant does not hold."""
+
+    def __init__(self, seed: int) -> None:
+        self.world = world = World(seed)
+        self.truth = Truth()
+        self.bucket = Bucket()
+        self.metadata = [self._machine("metadata", number, roles.run_metadata_node) for number in range(1, 4)]
+        self.bookies = [self._machine("bookie", number, roles.run_bookie) for number in range(1, BOOKIES + 1)]
+        self.brokers = [self._machine("broker", number, roles.broker(self.bucket)) for number in range(1, BROKERS + 1)]
+        self.tiering = [self._machine("tiering", 1, roles.tiering_worker(self.bucket))]
+        self._producers = [Producer(world, self.truth, f"p{number}") for number in range(PRODUCERS)]
+        self._readers = [Reader(world, self.truth) for _ in range(READERS)]
+        self._clients = [self._machine("producer", number, one.run) for number, one in enumerate(self._producers)]
+        self._clients += [self._machine("reader", number, one.run) for number, one in enumerate(self._readers)]
+
+    def _machine(self, role: str, number: int, main: roles.Main) -> Machine:
+        return Machine(self.world, f"{role}-{number}", main)
+
+    @property
+    def servers(self) -> list[Machine]:
+        return [*self.metadata, *self.bookies, *self.brokers, *self.tiering]
+
+    def simulate(self) -> list[str]:
+        self.world.loop.run_until_complete(self._run())
+        return self.world.trace
+
+    async def _run(self) -> None:
+        for machine in self.servers:
+            machine.boot()
+        await self._in_checker(self._create_topic)
+        for machine in self._clients:
+            machine.boot()
+        await self._faults()
+        await asyncio.sleep(SETTLE_S)
+        for reader in self._readers:
+            reader.stop = True
+        for producer in self._producers:
+            producer.stop = True
+        for producer in self._producers:
+            await asyncio.wait_for(producer.stopped.wait(), FINISH_S)
+        await self._in_checker(self._check_everything)
+        self._check_processes()
+        self.world.note(
+            f"{len(self.truth.acknowledged)} acknowledged, {len(self.truth.seen)} seen, {len(self.bucket.objects)} objects"
+        )
+
+    async def _faults(self) -> None:
+        plans = [
+            (self.metadata, NemesisPlan(crash=0.2, pause_mean_s=3.0)),
+            (self.bookies, NemesisPlan(crash=0.4, pause_mean_s=2.0)),
+            (self.brokers, NemesisPlan(crash=0.4, pause_mean_s=2.0, down_at_once_max=2)),
+            (self.tiering, NemesisPlan(crash=0.6, partition=0, one_way=0, pause_mean_s=4.0)),
+        ]
+        nemeses = [
+            Nemesis(self.world, machines, plan, name=machines[0].name, everyone=self.servers) for machines, plan in plans
+        ]  # fmt: skip
+        tasks = [asyncio.get_running_loop().create_task(nemesis.run()) for nemesis in nemeses]
+        self.bucket.faults.unavailable = 0.05
+        self.bucket.faults.answer_lost = 0.05
+        await asyncio.sleep(FAULTS_S)
+        self.bucket.faults.unavailable = self.bucket.faults.answer_lost = 0.0
+        for nemesis, task in zip(nemeses, tasks, strict=True):
+            nemesis.stop()
+            task.cancel()
+
+    async def _in_checker(self, work: object) -> None:
+        assert callable(work)
+        machine = Machine(self.world, "checker-0", work)
+        machine.boot()
+        await asyncio.wait_for(machine.ended.wait(), FINISH_S)
+        if machine.failure is not None:
+            raise machine.failure
+
+    async def _create_topic(self, machine: Machine, ports: Ports) -> None:
+        client = KafkaClient(self.world, ports, machine.name, bootstrap())
+        configs = {"segment.ms": str(SEGMENT_MS), "retention.ms": "-1", "min.insync.replicas": "2"}
+        while True:
+            try:
+                error = await client.create_topic(TOPIC, PARTITIONS, 3, configs)
+            except NotServed:
+                error = -1
+            if error in (NONE, 36):
+                return
+            await asyncio.sleep(0.5)
+
+    async def _check_everything(self, machine: Machine, ports: Ports) -> None:
+        client = KafkaClient(self.world, ports, machine.name, bootstrap())
+        for partition in range(PARTITIONS):
+            records = await read_all(client, partition)
+            for record in records:
+                self.truth.see(partition, record)
+            self.truth.check_final(partition, records)
+
+    def _check_processes(self) -> None:
+        for machine in [*self.servers, *self._clients]:
+            if machine.failure is not None:
+                raise AssertionError(f"{machine.name} failed: {machine.failure!r}") from machine.failure

@@ -1,0 +1,131 @@
+"""The real roles of a cluster, each as the main program of a simulated machine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+from simulation.machine import Machine, Ports
+from simulation.object_store import Bucket, SimulatedStore
+from stratalog_bookies.client import LedgerClient, LedgerClientSettings
+from stratalog_bookies.config import BookieSettings
+from stratalog_bookies.server import BookieServer
+from stratalog_broker.config import BrokerSettings
+from stratalog_broker.server import BrokerServer
+from stratalog_metadata.client import QuorumClient
+from stratalog_metadata.config import MetadataSettings
+from stratalog_metadata.server import MetadataServer
+from stratalog_metadata.store import SnapshotFileStore
+from stratalog_tiering.block_source import ColdReaderSettings
+from stratalog_tiering.config import TieringSettings
+from stratalog_tiering.reader import ColdReader
+from stratalog_tiering.worker import TieringWorker
+
+METADATA_NODES: Final = 3
+METADATA_PORT: Final = 9300
+BOOKIE_PORT: Final = 9400
+KAFKA_PORT: Final = 9092
+CLUSTER_ID: Final = "simulated-cluster-0001"
+START_TIMEOUT_S: Final = 120.0
+
+Main = Callable[[Machine, Ports], Coroutine[Any, Any, None]]
+
+
+def metadata_addresses() -> list[str]:
+    return [f"metadata-{number}:{METADATA_PORT}" for number in range(1, METADATA_NODES + 1)]
+
+
+def number_of(machine: Machine) -> int:
+    return int(machine.name.rpartition("-")[2])
+
+
+async def run_metadata_node(machine: Machine, ports: Ports) -> None:
+    """One node of the quorum until it crashes; small logs and snapshots, so that short runs cut and install them."""
+    settings = MetadataSettings(
+        data_dir="unused",
+        node_id=number_of(machine),
+        listen=f"{machine.name}:{METADATA_PORT}",
+        peers=tuple(f"{index}={address}" for index, address in enumerate(metadata_addresses(), 1)),
+        cluster_id=CLUSTER_ID,
+        snapshot_entries=100,
+        kept_entries=20,
+        log_segment_bytes=16_384,
+    )
+    store = SnapshotFileStore(machine.files)
+    server = MetadataServer(settings, ports.transport, machine.files, ports.clock, ports.random, ports.background, store)
+    await server.start()
+    while server.failure is None:  # noqa: ASYNC110 - the server has no event for it, and needs none
+        await asyncio.sleep(0.5)
+    raise server.failure
+
+
+async def connect_metadata(ports: Ports) -> QuorumClient:
+    client = QuorumClient(metadata_addresses(), ports.transport, ports.clock, ports.random)
+    await client.start(timeout_s=START_TIMEOUT_S)
+    return client
+
+
+async def run_bookie(machine: Machine, ports: Ports) -> None:
+    settings = BookieSettings(
+        bookie_id=machine.name,
+        data_dirs=("disk",),
+        listen=f"{machine.name}:{BOOKIE_PORT}",
+        lease_ms=2_000,
+        log_file_bytes=256 * 1024,
+        spare_files=1,
+        collect_interval_s=2.0,
+        free_bytes_min=0,
+    )
+    metadata = await connect_metadata(ports)
+    server = BookieServer(
+        settings, metadata, ports.transport, [machine.files], ports.clock, ports.random, ports.background
+    )  # fmt: skip
+    await server.start()
+    await asyncio.Event().wait()
+
+
+def ledger_client(metadata: QuorumClient, ports: Ports) -> LedgerClient:
+    return LedgerClient(metadata, ports.transport, ports.clock, ports.random, LedgerClientSettings())
+
+
+def broker(bucket: Bucket) -> Main:
+    async def run(machine: Machine, ports: Ports) -> None:
+        metadata = await connect_metadata(ports)
+        store = SimulatedStore(bucket, ports.loop, ports.random)
+        cold = ColdReader(store, ColdReaderSettings(), ports.clock)
+        settings = BrokerSettings(
+            broker_id=number_of(machine),
+            listen=f"{machine.name}:{KAFKA_PORT}",
+            lease_ms=1_500,
+            auto_create_topics=False,
+            append_timeout_ms=5_000,
+        )
+        server = BrokerServer(settings, metadata, ledger_client(metadata, ports), cold, ports.clock, ports.random)
+        await server.start()
+        await asyncio.Event().wait()
+
+    return run
+
+
+def tiering_worker(bucket: Bucket) -> Main:
+    async def run(machine: Machine, ports: Ports) -> None:
+        metadata = await connect_metadata(ports)
+        settings = TieringSettings(
+            worker_id=f"{machine.name}-{machine.starts}",
+            session_lease_ms=2_000,
+            deletion_lag_ms=500,
+            block_bytes=4096,
+            grace_ms=20_000,
+            retention_interval_ms=1_000,
+            sweep_interval_ms=2_000,
+            retry_ms_max=1_000,
+        )
+        store = SimulatedStore(bucket, ports.loop, ports.random)
+        worker = TieringWorker(
+            settings, metadata, store, ledger_client(metadata, ports), ports.clock, ports.random, ports.background
+        )
+        await worker.start()
+        await asyncio.Event().wait()
+
+    return run
