@@ -6,18 +6,40 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 from uuid import UUID
 
+import msgspec
 import pytest
 import pytest_asyncio
 
+from stratalog_core.batch import read_header
+from stratalog_core.checkpoint import Checkpoint, encode_checkpoint
 from stratalog_core.ports import Buffer
 from stratalog_core.records import Record, build_batch
+from stratalog_core.rpc import TcpTransport
 from stratalog_core.system import SystemClock, ThreadBackground
-from stratalog_metadata.records import Topic
+from stratalog_metadata.client import QuorumClient
+from stratalog_metadata.commands import Command, Put
+from stratalog_metadata.embedded import embedded_quorum
+from stratalog_metadata.records import (
+    Fragment,
+    Ledger,
+    LedgerRef,
+    LedgerState,
+    Log,
+    ManifestPointer,
+    TierStatus,
+    Topic,
+    log_key,
+    manifest_pointer_key,
+    tier_status_key,
+)
 from stratalog_tiering.archive_writer import ArchiveWriter
+from stratalog_tiering.config import TieringSettings
 from stratalog_tiering.manifest_edit import ManifestLimits
 from stratalog_tiering.store import ObjectInfo, ObjectStore, Upload, UploadedPart, open_store
+from stratalog_tiering.worker import TieringWorker
 
 BatchMaker = Callable[..., list[bytes]]
 
@@ -128,7 +150,9 @@ async def store(store_directory: Path, background: ThreadBackground) -> FaultySt
 
 @pytest.fixture
 def topic() -> Topic:
-    return Topic(name="flights", topic_id=UUID(int=0xAA), partition_count=2, replication_factor=1)
+    return Topic(
+        name="flights", topic_id=UUID(int=0xAA), partition_count=2, replication_factor=1, configs={"retention.ms": "-1"}
+    )
 
 
 @pytest.fixture
@@ -154,3 +178,138 @@ def make_batches() -> BatchMaker:
         return batches
 
     return make
+
+
+class MemoryLedgers:
+    """The ledgers of a test: entries in memory, behind tiering's port; reads give a few entries at a time."""
+
+    def __init__(self) -> None:
+        self.entries: dict[int, list[bytes]] = {}
+        self.deleted: list[int] = []
+        self.failures: list[BaseException] = []
+
+    async def read(self, ledger: Ledger, first: int, last: int, max_bytes: int) -> list[LedgerEntry]:
+        if self.failures:
+            raise self.failures.pop(0)
+        stored = self.entries[ledger.ledger_id]
+        return [LedgerEntry(number, memoryview(stored[number])) for number in range(first, min(last, first + 2) + 1)]
+
+    async def delete(self, ledger_ids: Sequence[int]) -> None:
+        self.deleted.extend(ledger_ids)
+
+
+class LedgerEntry(NamedTuple):
+    entry_id: int
+    payload: memoryview
+
+
+class TestCluster:
+    """A real metadata node, ledgers in memory, a local store, and tiering workers as a test wants them."""
+
+    __test__ = False
+
+    def __init__(self, metadata: QuorumClient, store: FaultyStore, topic: Topic, background: ThreadBackground) -> None:
+        self.metadata = metadata
+        self.store = store
+        self.topic = topic
+        self.background = background
+        self.ledgers = MemoryLedgers()
+        self._next_ledger = 1
+        self._workers: list[TieringWorker] = []
+
+    async def create_topic(self) -> None:
+        logs = (Log(topic_id=self.topic.topic_id, index=index) for index in range(self.topic.partition_count))
+        await self.metadata.propose(Command(updates=(Put(record=self.topic), *(Put(record=log) for log in logs))))
+
+    def log(self, partition: int = 0) -> Log:
+        found = self.metadata.view.find(Log, log_key(self.topic.topic_id, partition))
+        assert found is not None
+        return found
+
+    def pointer(self, partition: int = 0) -> ManifestPointer | None:
+        return self.metadata.view.find(ManifestPointer, manifest_pointer_key(self.topic.topic_id, partition))
+
+    def status(self, partition: int = 0) -> TierStatus | None:
+        return self.metadata.view.find(TierStatus, tier_status_key(self.topic.topic_id, partition))
+
+    def last_error(self, partition: int = 0) -> str:
+        status = self.status(partition)
+        return status.last_error if status is not None else ""
+
+    async def add_ledger(
+        self,
+        batches: Sequence[bytes],
+        base_offset: int,
+        *,
+        partition: int = 0,
+        closed: bool = True,
+        checkpoint: Checkpoint | None = None,
+        leader_epoch: int = 0,
+    ) -> Ledger:
+        """Append a ledger of a checkpoint and ``batches`` to the partition's log."""
+        parts = encode_checkpoint(checkpoint or Checkpoint(offset=base_offset))
+        entries = [*parts, *batches]
+        end_offset = read_header(batches[-1]).next_offset if batches else base_offset
+        ledger = Ledger(
+            ledger_id=self._next_ledger,
+            topic_id=self.topic.topic_id,
+            partition=partition,
+            base_offset=base_offset,
+            leader_epoch=leader_epoch,
+            write_quorum=1,
+            ack_quorum=1,
+            fragments=(Fragment(first_entry=0, bookies=("bookie",)),),
+            state=LedgerState.CLOSED if closed else LedgerState.OPEN,
+            last_entry=len(entries) - 1 if closed else -1,
+            payload_bytes=sum(map(len, entries)) if closed else 0,
+            end_offset=end_offset if closed else -1,
+            closed_at_ms=SystemClock().wall_ms() if closed else 0,
+        )
+        self._next_ledger += 1
+        self.ledgers.entries[ledger.ledger_id] = entries
+        log = self.log(partition)
+        ref = LedgerRef(ledger_id=ledger.ledger_id, base_offset=base_offset, leader_epoch=leader_epoch)
+        await self.metadata.propose(
+            Command(updates=(Put(record=ledger), Put(record=msgspec.structs.replace(log, ledgers=(*log.ledgers, ref)))))
+        )
+        return ledger
+
+    async def start_worker(self, worker_id: str = "worker-1", **settings: Any) -> TieringWorker:
+        """A worker with short intervals; ``settings`` override."""
+        defaults: dict[str, Any] = {
+            "deletion_lag_ms": 0, "retention_interval_ms": 20, "sweep_interval_ms": 20, "retry_ms_max": 50, "block_bytes": 4096,
+        }  # fmt: skip
+        worker = TieringWorker(
+            TieringSettings(worker_id=worker_id, **{**defaults, **settings}), self.metadata, self.store, self.ledgers,
+            SystemClock(), random.Random(worker_id), self.background,
+        )  # fmt: skip
+        self._workers.append(worker)
+        await worker.start()
+        return worker
+
+    async def until(self, condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+        """Wait until metadata's view shows what is expected."""
+        changed = asyncio.Event()
+        stop = self.metadata.view.subscribe(lambda changes: changed.set())
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not condition():
+                    await changed.wait()
+                    changed.clear()
+        finally:
+            stop()
+
+    async def close(self) -> None:
+        for worker in self._workers:
+            await worker.close()
+
+
+@pytest_asyncio.fixture
+async def cluster(tmp_path: Path, store: FaultyStore, topic: Topic, background: ThreadBackground) -> AsyncIterator[TestCluster]:
+    transport = TcpTransport()
+    async with embedded_quorum(tmp_path / "metadata", transport) as quorum:
+        made = TestCluster(quorum.client, store, topic, background)
+        await made.create_topic()
+        yield made
+        await made.close()
+    await transport.close()

@@ -1,0 +1,24 @@
+"""What tiering needs of the ledgers: the border to whoever can read them (the bookies' client, in a cluster)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from stratalog_metadata.records import Ledger
+from stratalog_tiering.offload_job import SourceEntry
+
+
+class LedgerSource(Protocol):
+    """Reads sealed ledgers, and tells their storage when they are gone."""
+
+    async def read(self, ledger: Ledger, first: int, last: int, max_bytes: int) -> Sequence[SourceEntry]:
+        """Entries from ``first`` on, at least one, at most to ``last``, sound by their checksums.
+
+        Raises ``NoSuchEntry`` only on explicit absence everywhere, else ``Unavailable``.
+        """
+        ...
+
+    async def delete(self, ledger_ids: Sequence[int]) -> None:
+        """Tell bookies that these ledgers are gone from metadata. What this misses, their own collection finds."""
+        ...

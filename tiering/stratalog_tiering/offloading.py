@@ -1,0 +1,132 @@
+"""Moves sealed ledgers into the object store: read, upload, read back and verify, commit; later drop the hot copy.
+
+Thin: what is decided is decided in ``planning.py``, ``offload_job.py`` and ``commit.py``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+from stratalog_core.errors import Corrupt, StratalogError
+from stratalog_metadata.records import ManifestPointer
+from stratalog_tiering.commands import Guards, commit_segment, drop_ledgers
+from stratalog_tiering.committing import commit_manifest, own_objects, previous_version
+from stratalog_tiering.manifest import SegmentEntry
+from stratalog_tiering.manifest_edit import ManifestEdit, NewManifest
+from stratalog_tiering.offload_job import OffloadJob
+from stratalog_tiering.planning import PartitionState, StoredLedger, is_cold
+from stratalog_tiering.ports import WorkerPorts
+from stratalog_tiering.publish import describe_topic, is_marked, mark_committed, store_manifest
+from stratalog_tiering.segment_check import check_presence, check_segment
+from stratalog_tiering.upload import StreamedUpload
+
+_log = logging.getLogger(__name__)
+
+
+async def offload(ports: WorkerPorts, state: PartitionState, ledgers: Sequence[StoredLedger], guards: Guards) -> bool:
+    """Make one segment of ``ledgers`` and commit it. False: somebody else changed the partition meanwhile; plan again.
+
+    Raises ``Corrupt`` (a ledger or the copy is wrong; nothing was committed), ``OutcomeUnknown``, ``Unavailable``.
+    """
+    await describe_topic(ports.store, state.topic)
+    job = OffloadJob(
+        state.topic,
+        [stored.ledger for stored in ledgers],
+        random_id=ports.random_id(),
+        block_bytes=ports.settings.block_bytes,
+    )
+    await _upload(ports, job)
+    entry = job.entry()
+    await verify_copy(ports, job, entry)
+    new = await _next_manifest(ports, state, entry)
+    pointer = await store_manifest(ports.store, new)
+    command = commit_segment(state, pointer, ledgers, guards)
+    return await commit_manifest(ports, state, pointer, command, [entry.key, *own_objects(new)])
+
+
+async def _upload(ports: WorkerPorts, job: OffloadJob) -> None:
+    settings = ports.settings
+    upload = StreamedUpload(
+        ports.store, job.key, part_bytes=settings.upload_part_bytes, parts_at_once=settings.upload_parts_at_once
+    )
+    try:
+        while (wanted := job.next_read) is not None:
+            entries = await ports.ledgers.read(wanted.ledger, wanted.first, wanted.last, settings.read_chunk_bytes)
+            await ports.background.run(lambda entries=entries: job.add_entries(entries))  # type: ignore[misc]
+            await ports.reading.take(sum(len(entry.payload) for entry in entries))
+            await upload.write(job.take_parts())
+        await upload.write(job.finish(ports.clock.wall_ms()))
+        await upload.finish()
+    except BaseException:
+        await _abort(upload)
+        raise
+
+
+async def _abort(upload: StreamedUpload) -> None:
+    try:
+        await upload.abort()
+    except StratalogError as failure:
+        _log.info("an upload stays open until the sweep finds it: %s", failure)
+
+
+async def verify_copy(ports: WorkerPorts, job: OffloadJob, entry: SegmentEntry) -> None:
+    """Read the whole uploaded segment back. Raises ``Corrupt`` with the first thing that is wrong."""
+    footer = await ports.source.read_footer(entry)
+    if footer != job.footer:
+        raise Corrupt(f"segment {entry.key}: the footer that was read back is not the one that was written")
+    check = check_segment(ports.store, ports.source, entry, ports.background, reads_at_once=ports.settings.verify_reads_at_once)
+    async for finding in check:
+        raise Corrupt(f"the uploaded copy does not verify: {finding}", key=entry.key)
+
+
+async def _next_manifest(ports: WorkerPorts, state: PartitionState, entry: SegmentEntry) -> NewManifest:
+    edit = ManifestEdit(await previous_version(ports, state), random_id=ports.random_id)
+    edit.append(entry)
+    edit.seal(await ports.source.pages(edit.pages_for_sealing()))
+    return edit.finish(created_at_ms=ports.clock.wall_ms(), writer=ports.settings.worker_id)
+
+
+async def drop_hot(ports: WorkerPorts, state: PartitionState, ledgers: Sequence[StoredLedger], guards: Guards) -> None:
+    """Delete hot copies whose cold copies are there, by size and footer, under a manifest that readers can find.
+
+    Raises ``Corrupt`` if a cold copy is not (then the hot one stays), ``Conflict`` (plan again), ``OutcomeUnknown``.
+    """
+    pointer = state.pointer
+    assert pointer is not None, "only cold ledgers are dropped as hot copies"
+    for stored in ledgers:
+        await _check_cold_copy(ports, pointer, max(stored.ledger.base_offset, pointer.start_offset), stored.ledger.end_offset)
+    if not await is_marked(ports.store, pointer):
+        await mark_committed(ports.store, pointer)
+    await drop(ports, state, ledgers, guards)
+
+
+async def _check_cold_copy(ports: WorkerPorts, pointer: ManifestPointer, offset: int, end_offset: int) -> None:
+    manifest = await ports.source.manifest(pointer)
+    while offset < end_offset:
+        entry = await ports.source.segment_at(manifest, offset)
+        if entry is None:
+            raise Corrupt(f"manifest {pointer.object_key} does not hold offset {offset}: the hot copy stays")
+        await check_presence(ports.store, ports.source, entry)
+        offset = entry.end_offset
+
+
+async def drop(ports: WorkerPorts, state: PartitionState, ledgers: Sequence[StoredLedger], guards: Guards) -> None:
+    """Take ledgers out of metadata, then tell the bookies."""
+    await ports.metadata.propose(drop_ledgers(state, ledgers, guards))
+    try:
+        await ports.ledgers.delete([stored.ledger.ledger_id for stored in ledgers])
+    except StratalogError as failure:
+        _log.info("bookies will find deleted ledgers by themselves: %s", failure)
+
+
+async def cold_since(ports: WorkerPorts, state: PartitionState) -> Mapping[int, int]:
+    """When the segment that covers each cold ledger was made (wall time, ms), by ledger id; 0 where retention took it."""
+    if state.pointer is None or not any(is_cold(state, stored.ledger) for stored in state.ledgers):
+        return {}
+    manifest = await ports.source.manifest(state.pointer)
+    since: dict[int, int] = {}
+    for ledger in (stored.ledger for stored in state.ledgers if is_cold(state, stored.ledger)):
+        entry = await ports.source.segment_at(manifest, ledger.end_offset - 1)
+        since[ledger.ledger_id] = entry.created_at_ms if entry is not None else 0
+    return since

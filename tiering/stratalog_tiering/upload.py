@@ -1,0 +1,87 @@
+"""Streams one object into the store: small ones by a single put, larger ones in parts, several at once.
+
+Memory is bounded by the parts on their way and the one that fills. Whatever fails, ``abort`` leaves no open upload behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from stratalog_core.ports import Buffer
+from stratalog_tiering.store import ObjectInfo, ObjectStore, Upload, UploadedPart
+
+
+class StreamedUpload:
+    """``write`` what comes, then ``finish``; or ``abort``."""
+
+    def __init__(self, store: ObjectStore, key: str, *, part_bytes: int, parts_at_once: int) -> None:
+        self._store = store
+        self._key = key
+        self._part_bytes = part_bytes
+        self._parts_at_once = parts_at_once
+        self._waiting: list[Buffer] = []
+        self._waiting_bytes = 0
+        self._upload: Upload | None = None
+        self._sending: set[asyncio.Task[UploadedPart]] = set()
+        self._sent: list[UploadedPart] = []
+        self._part_count = 0
+
+    async def write(self, parts: Sequence[Buffer]) -> None:
+        """Take more bytes; waits while too many parts are on their way. Raises what a part's upload raised."""
+        self._waiting.extend(parts)
+        self._waiting_bytes += sum(map(len, parts))
+        while self._waiting_bytes >= self._part_bytes:
+            await self._send(self._cut(self._part_bytes))
+
+    async def finish(self) -> ObjectInfo:
+        """Make the object. Raises ``Conflict`` if its key exists, ``OutcomeUnknown``, ``Unavailable``."""
+        if self._upload is None:
+            return await self._store.put(self._key, self._waiting)
+        if self._waiting_bytes:
+            await self._send(self._cut(self._waiting_bytes))
+        await self._wait_for(0)
+        info = await self._store.complete_upload(self._upload, self._sent)
+        self._upload = None
+        return info
+
+    async def abort(self) -> None:
+        """Give up what was not finished."""
+        for task in self._sending:
+            task.cancel()
+        await asyncio.gather(*self._sending, return_exceptions=True)
+        self._sending.clear()
+        if self._upload is not None:
+            upload, self._upload = self._upload, None
+            await self._store.abort_upload(upload)
+
+    def _cut(self, length: int) -> list[Buffer]:
+        """Take exactly ``length`` bytes off the waiting ones, splitting a buffer where needed; nothing is copied."""
+        cut: list[Buffer] = []
+        remaining = length
+        while remaining:
+            first = self._waiting[0]
+            if len(first) <= remaining:
+                cut.append(self._waiting.pop(0))
+                remaining -= len(first)
+            else:
+                view = memoryview(first)
+                cut.append(view[:remaining])
+                self._waiting[0] = view[remaining:]
+                remaining = 0
+        self._waiting_bytes -= length
+        return cut
+
+    async def _send(self, parts: list[Buffer]) -> None:
+        if self._upload is None:
+            self._upload = await self._store.create_upload(self._key)
+        await self._wait_for(self._parts_at_once - 1)
+        self._part_count += 1
+        self._sending.add(asyncio.ensure_future(self._store.put_part(self._upload, self._part_count, parts)))
+
+    async def _wait_for(self, at_most: int) -> None:
+        while len(self._sending) > at_most:
+            done, _ = await asyncio.wait(self._sending, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                self._sending.discard(task)
+                self._sent.append(task.result())

@@ -1,0 +1,151 @@
+"""One session of a tiering worker: what metadata shows becomes work, done a few pieces at once, until the session ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Final
+from uuid import UUID
+
+from stratalog_core.errors import StratalogError
+from stratalog_metadata.api import Change
+from stratalog_metadata.records import DeletedTopic, Lease, TieringWorker, Topic
+from stratalog_tiering.claims import UPLOADS_WORK, Claims, deletion_work, partition_work
+from stratalog_tiering.deletion import abort_stale_uploads, collect_deleted_topic
+from stratalog_tiering.partition_state import PartitionId, partition_of
+from stratalog_tiering.partition_work import PartitionWork
+from stratalog_tiering.ports import WorkerPorts
+from stratalog_tiering.schedule import Schedule
+
+_UPLOADS_INTERVAL_S: Final = 3600.0
+_FAILED_PAUSE_S: Final = 10.0
+_log = logging.getLogger(__name__)
+
+
+class WorkerSession:
+    """``run`` until ``expire`` is called; then nothing of it runs any more."""
+
+    def __init__(self, ports: WorkerPorts) -> None:
+        self._ports = ports
+        self._claims = Claims(ports.metadata, ports.settings.worker_id)
+        self._schedule = Schedule()
+        self._wake = asyncio.Event()
+        self._expired = False
+        self._topics: dict[UUID, Topic] = {}
+        self._partitions: dict[str, PartitionWork] = {}
+        self._names: dict[str, PartitionId] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def expire(self) -> None:
+        """The session is over: stop everything at once."""
+        self._expired = True
+        for task in self._tasks:
+            task.cancel()
+        self._wake.set()
+
+    async def run(self, session_id: int) -> None:
+        """Work under this session until :meth:`expire`."""
+        self._claims.begin(session_id)
+        stop_watching = self._ports.metadata.view.subscribe(self._on_changes)
+        try:
+            self._look_at_all()
+            while not self._expired:
+                self._wake.clear()
+                self._start_due()
+                await self._sleep()
+        finally:
+            stop_watching()
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _sleep(self) -> None:
+        next_at = self._schedule.next_at()
+        full = len(self._tasks) >= self._ports.settings.partitions_at_once
+        pause_s = None if next_at is None or full else max(0.0, next_at - self._ports.clock.monotonic())
+        try:
+            await asyncio.wait_for(self._wake.wait(), pause_s)
+        except TimeoutError:
+            return
+
+    def _look_at_all(self) -> None:
+        """Everything that there may be work for is due now."""
+        view, now = self._ports.metadata.view, self._ports.clock.monotonic()
+        self._topics = {topic.topic_id: topic for topic in view.all(Topic) if not topic.internal}
+        self._names = {
+            partition_work(topic.topic_id, index): (topic.topic_id, index)
+            for topic in self._topics.values()
+            for index in range(topic.partition_count)
+        }
+        self._partitions = {name: work for name, work in self._partitions.items() if name in self._names}
+        self._schedule.set_all_due(self._names, now)
+        self._schedule.set_all_due((deletion_work(deleted.topic_id) for deleted in view.all(DeletedTopic)), now)
+        self._schedule.set_due(UPLOADS_WORK, now)
+
+    def _on_changes(self, changes: Sequence[Change]) -> None:
+        now, look_at_all = self._ports.clock.monotonic(), False
+        for change in changes:
+            versioned = change.after or change.before
+            record = versioned.record if versioned is not None else None
+            look_at_all = look_at_all or isinstance(record, Topic | TieringWorker | DeletedTopic)
+            if isinstance(record, Lease) and change.after is None:
+                self._schedule.set_due(record.name, now)
+            partition = partition_of(record)
+            if partition is not None and partition[0] in self._topics:
+                self._schedule.set_due(partition_work(*partition), now)
+        if look_at_all:
+            self._look_at_all()
+        self._wake.set()
+
+    def _start_due(self) -> None:
+        for name in self._schedule.take_due(self._ports.clock.monotonic(), self._ports.settings.partitions_at_once):
+            task = asyncio.ensure_future(self._run_one(name))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _run_one(self, name: str) -> None:
+        again_s: float | None = _FAILED_PAUSE_S
+        try:
+            if self._claims.is_ours(name):
+                again_s = await self._work(name)
+            else:
+                await self._claims.release(name)
+                again_s = None
+        except StratalogError as failure:
+            _log.warning("%s: %s: %s", name, type(failure).__name__, failure)
+        except Exception:
+            _log.exception("%s failed by a defect; it is tried again", name)
+        finally:
+            self._schedule.ended(name, None if again_s is None else self._ports.clock.monotonic() + again_s)
+            self._wake.set()
+
+    async def _work(self, name: str) -> float | None:
+        if name == UPLOADS_WORK:
+            return await self._collect_uploads()
+        partition = self._names.get(name)
+        if partition is None:
+            return await self._collect_topic(name)
+        topic = self._topics[partition[0]]
+        work = self._partitions.get(name)
+        if work is None:
+            work = self._partitions[name] = PartitionWork(self._ports, self._claims, topic, partition[1])
+        return await work.run(topic)
+
+    async def _collect_uploads(self) -> float | None:
+        if await self._claims.hold(UPLOADS_WORK) is not None:
+            await abort_stale_uploads(self._ports)
+            await self._claims.release(UPLOADS_WORK)
+        return _UPLOADS_INTERVAL_S
+
+    async def _collect_topic(self, name: str) -> float | None:
+        deleted = next((d for d in self._ports.metadata.view.all(DeletedTopic) if deletion_work(d.topic_id) == name), None)
+        guards = await self._claims.hold(name) if deleted is not None else None
+        if deleted is None or guards is None:
+            await self._claims.release(name)
+            return None
+        again_ms = await collect_deleted_topic(self._ports, deleted, guards)
+        if again_ms is not None:
+            return max(0.0, (again_ms - self._ports.clock.wall_ms()) / 1000)
+        await self._claims.release(name)
+        return None
