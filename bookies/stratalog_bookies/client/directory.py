@@ -14,11 +14,14 @@ from stratalog_metadata.records import Bookie, bookie_key
 class BookieDirectory:
     """Resolves bookie ids. A bookie that re-registers at another address is found there from the next request on."""
 
-    def __init__(self, view: MetadataView, transport: Transport, clock: Clock, health: BookieHealth) -> None:
+    def __init__(
+        self, view: MetadataView, transport: Transport, clock: Clock, health: BookieHealth, read_health: BookieHealth
+    ) -> None:
         self._view = view
         self._transport = transport
         self._clock = clock
         self.health = health
+        self.read_health = read_health
         self._channels: dict[str, Channel] = {}
         self._load: dict[str, int] = {}
         self._unsubscribe = view.subscribe(self._on_changes)
@@ -51,12 +54,17 @@ class BookieDirectory:
         return [each.bookie_id for each in self._view.all(Bookie)]
 
     def avoided(self) -> set[str]:
-        """Bookies to ask last: those that failed lately, and those without a session."""
+        """Bookies to ask last: those that failed or were slow lately, and those without a session."""
         down = {each.bookie_id for each in self._view.all(Bookie) if each.session_id == 0}
-        return down | self.health.avoided(self._clock.monotonic())
+        now = self._clock.monotonic()
+        return down | self.health.avoided(now) | self.read_health.avoided(now)
 
     def failed(self, bookie: str) -> None:
         self.health.failed(bookie, self._clock.monotonic())
+
+    def read_failed(self, bookie: str) -> None:
+        """``bookie`` was slow or failed to answer a read: reads ask others first for a while, writes are not concerned."""
+        self.read_health.failed(bookie, self._clock.monotonic())
 
     def is_avoided(self, bookie: str) -> bool:
         return self.health.is_avoided(bookie, self._clock.monotonic())

@@ -90,6 +90,8 @@ class EntryPump:
         """Replace failed bookies by spare ones; take back those that are live again where there is none."""
         core = self._core
         self._mend_tried = core.failed_mask
+        if self._ended:
+            core.give_up()
         if self._changing is not None or self._ended or core.error is not None or not core.failed_mask:
             return
         self._watch()
@@ -135,6 +137,7 @@ class EntryPump:
     def _end(self) -> None:
         """Nothing is mended any more; copies under way still arrive."""
         self._ended = True
+        self._core.give_up()
         if self._changing is not None:
             self._changing.cancel()
             self._changing = None

@@ -43,8 +43,10 @@ class LedgerClient:
         settings = settings or LedgerClientSettings()
         self._settings = settings
         self._busy: dict[EntryHolder, None] = {}
-        health = BookieHealth(settings.bookie_avoid_ms / 1000, settings.bookie_avoid_ms_max / 1000)
-        directory = BookieDirectory(metadata.view, transport, clock, health)
+        avoid_s, avoid_s_max = settings.bookie_avoid_ms / 1000, settings.bookie_avoid_ms_max / 1000
+        directory = BookieDirectory(
+            metadata.view, transport, clock, BookieHealth(avoid_s, avoid_s_max), BookieHealth(avoid_s, avoid_s_max)
+        )  # fmt: skip
         self._services = Services(
             metadata=metadata, clock=clock, random=random, settings=settings, directory=directory,
             requests=BookieRequests(directory, settings.request_timeout_ms / 1000),

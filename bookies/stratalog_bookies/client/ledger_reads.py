@@ -82,7 +82,7 @@ class LedgerReads:
 
     async def _carry_out(self, plan: ReadPlan, fetch: Fetch) -> None:
         """Until the plan is finished, or the deadline is over: then its result says what there is."""
-        run = _Run(plan, fetch, self._hedge_s)
+        run = _Run(plan, fetch, self._hedge_s, self._directory)
         try:
             async with asyncio.timeout(self._deadline_s):
                 await run.finished
@@ -107,8 +107,10 @@ class LedgerReads:
 class _Run:
     """One plan under way."""
 
-    def __init__(self, plan: ReadPlan, fetch: Fetch, hedge_s: float) -> None:
+    def __init__(self, plan: ReadPlan, fetch: Fetch, hedge_s: float, directory: BookieDirectory) -> None:
         loop = asyncio.get_running_loop()
+        self._directory = directory
+        self._waiting_for: set[str] = set()
         self._plan = plan
         self._fetch = fetch
         self._hedge_s = hedge_s
@@ -120,19 +122,26 @@ class _Run:
         by_bookie: dict[str, list[Ask]] = {}
         for ask in asks:
             by_bookie.setdefault(ask.bookie, []).append(ask)
-        for asked in by_bookie.values():
+        for bookie, asked in by_bookie.items():
+            self._waiting_for.add(bookie)
             self._fetch(asked, self._on_answer)
         if self._plan.is_finished and not self.finished.done():
             self.finished.set_result(None)
 
     def _on_answer(self, ask: Ask, answer: RangeAnswer | StratalogError) -> None:
+        self._waiting_for.discard(ask.bookie)
         if isinstance(answer, StratalogError):
+            self._directory.read_failed(ask.bookie)
             self._ask(self._plan.on_failure(ask, answer.message))
         else:
+            self._directory.read_health.answered(ask.bookie)
             self._ask(self._plan.on_answer(ask, answer))
 
     def _hedge(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(self._hedge_s, self._hedge)
+        for bookie in self._waiting_for:
+            self._directory.read_failed(bookie)
+        self._waiting_for.clear()
         self._ask(self._plan.on_slow())
 
     def stop(self) -> None:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
+from stratalog_bookies.client.entry import EntryHead
 from stratalog_bookies.client.entry_pump import EntryPump
 from stratalog_bookies.client.ledger_reads import HEAD_BYTES, LedgerReads
 from stratalog_bookies.client.ledger_records import Superseded, put_ledger
@@ -27,7 +28,8 @@ from stratalog_metadata.commands import Requirement
 from stratalog_metadata.records import Ledger, LedgerState, Versioned, ledger_key
 
 Answer = TypeVar("Answer")
-_CHECKPOINT_MAGIC = b"SLCK"
+_CHECKPOINT_MAGIC: Final = b"SLCK"
+_HEADS_AT_ONCE: Final = 16
 
 
 class _Rewriter(EntryPump):
@@ -224,10 +226,18 @@ class LedgerRecoveries:
         )  # fmt: skip
 
     async def _end_offset(self, ledger: Ledger) -> int:
-        """The next offset of the last record batch. Only checkpoint parts, at the ledger's begin, are no batches."""
-        for entry_id in range(ledger.last_entry, -1, -1):
-            (head,) = await self._reads.heads(ledger, entry_id, entry_id, HEAD_BYTES)
-            if not head.head.startswith(_CHECKPOINT_MAGIC):
-                header = read_header(head.head)
-                return header.next_offset if header.magic == MAGIC else ledger.base_offset
+        """The next offset of the last record batch. Checkpoint parts, which stand at the ledger's begin, are no batches."""
+        last = ledger.last_entry
+        while last >= 0:
+            first = max(last - _HEADS_AT_ONCE + 1, 0)
+            for head in reversed(await self._reads.heads(ledger, first, last, HEAD_BYTES)):
+                if _is_batch(head):
+                    return read_header(head.head).next_offset
+            last = first - 1
         return ledger.base_offset
+
+
+def _is_batch(head: EntryHead) -> bool:
+    if len(head.head) < HEAD_BYTES or head.head.startswith(_CHECKPOINT_MAGIC):
+        return False
+    return read_header(head.head).magic == MAGIC

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from typing import Final
 
@@ -20,6 +21,8 @@ from stratalog_metadata.records import Ledger, LedgerState
 
 ENTRY_BYTES_MAX: Final = 32 * 1024 * 1024
 """Largest payload of one entry; with its header it must fit one frame."""
+
+_log = logging.getLogger(__name__)
 
 
 class LedgerWriter(EntryPump):
@@ -103,6 +106,15 @@ class LedgerWriter(EntryPump):
         return type(error)(error.message, **error.detail)
 
     def deliver(self) -> None:
+        try:
+            self._tell()
+        except Exception:
+            # The listener's own fault: what it missed nobody can tell it again. It must not cost others their connection.
+            _log.exception("the listener of ledger %d failed", self.ledger.ledger_id)
+            self._core.fail_outcome_unknown("their listener failed")
+            self._tell()
+
+    def _tell(self) -> None:
         core = self._core
         first_copied = core.first_copied
         while self._told_first < first_copied:
@@ -175,8 +187,8 @@ class LedgerWriter(EntryPump):
             raise self._refusal()
         self._sealing = True
         await self._confirm_all()
-        if self._changing is not None:
-            await asyncio.shield(self._changing)
+        while self._changing is not None:
+            await asyncio.wait((self._changing,))
         core, services = self._core, self._services
         if core.error is not None:
             raise self._refusal()

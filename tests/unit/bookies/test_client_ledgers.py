@@ -503,6 +503,51 @@ async def test_absence_is_explicit(cluster: Cluster) -> None:
         await client.read_headers(sealed, 0, 1)
 
 
+async def test_a_silent_bookie_costs_reads_one_hedge(cluster: Cluster) -> None:
+    client = cluster.client(LedgerClientSettings(hedge_delay_ms=50, bookie_avoid_ms=30_000))
+    writer, _ = await open_writer(client)
+    writer.append(batch(100))
+    sealed = await writer.seal(101)
+    await settled(writer)
+    await cluster.stop_bookie("bookie-1")
+    await cluster.silent_bookie("bookie-1")
+    slow = 0
+    for _ in range(20):
+        began = time.monotonic()
+        assert len(await client.read(sealed, 0, 0, 100)) == 1
+        slow += time.monotonic() - began >= 0.05
+    assert slow <= 2
+
+
+async def test_a_sealed_ledger_holds_nothing_for_a_dead_bookie(cluster: Cluster) -> None:
+    client = cluster.client()
+    await cluster.stop_bookie("bookie-1")
+    await cluster.silent_bookie("bookie-1")
+    writer, _ = await open_writer(client)
+    writer.append(batch(100))
+    assert (await writer.seal(101)).last_entry == 0
+    await settled(writer)
+
+
+async def test_a_listener_that_fails_costs_nobody_else_anything(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(Recorder):
+        def on_confirmed(self, lac: int) -> None:
+            raise ZeroDivisionError
+
+    client = cluster.client()
+    broken = Broken()
+    bad = await client.create(SPEC, updates=no_updates, listener=broken)
+    good, recorder = await open_writer(client)
+    bad.append(batch(100))
+    good.append(batch(100))
+    assert isinstance(await broken.failed(), OutcomeUnknown)
+    good.append(batch(101))
+    await recorder.confirmed(1)
+    await settled(good)
+    assert good.ledger.fragments[0].first_entry == 0
+    assert "ZeroDivisionError" in caplog.text
+
+
 # -- taking over
 
 
@@ -529,6 +574,17 @@ async def test_a_takeover_fences_the_old_writer(cluster: Cluster) -> None:
         await writer.seal(130)
     with pytest.raises(LedgerFenced):
         writer.append(b"late")
+
+
+async def test_a_recovery_read_fences_by_itself(cluster: Cluster) -> None:
+    """bookkeeper#2614: a bookie that no fence request reached takes no more adds once recovery has read from it."""
+    client = cluster.client()
+    writer, recorder = await open_writer(client)
+    asked = messages.Range(writer.ledger.ledger_id, 0, 10)
+    answer = await client._services.requests.recovery_read("bookie-1", asked)
+    assert (answer.decided_to, answer.entries) == (10, [])
+    writer.append(batch(100))
+    assert isinstance(await recorder.failed(), LedgerFenced)
 
 
 async def test_an_idle_old_writer_cannot_seal_after_a_takeover(cluster: Cluster) -> None:
