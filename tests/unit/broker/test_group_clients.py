@@ -1,0 +1,277 @@
+"""Consumer groups of unmodified Kafka clients: three that join and leave, static members, commits, administration."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import confluent_kafka
+import pytest
+from confluent_kafka import ConsumerGroupState, ConsumerGroupTopicPartitions, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+from unit.broker.mini_cluster import MiniCluster, in_thread, run_cluster
+
+TOPIC = "flights"
+PARTITIONS = 6
+DEADLINE_S = 20.0
+
+
+def make_topic(bootstrap: str, messages: int = 0) -> None:
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    (created,) = admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)]).values()
+    created.result(20)
+    producer = confluent_kafka.Producer({"bootstrap.servers": bootstrap, "acks": "all"})
+    for number in range(messages):
+        producer.produce(TOPIC, str(number).encode(), partition=number % PARTITIONS)
+    assert producer.flush(20) == 0
+
+
+def consumer(bootstrap: str, **settings: Any) -> confluent_kafka.Consumer:
+    return confluent_kafka.Consumer(
+        {
+            "bootstrap.servers": bootstrap, "group.id": "readers", "auto.offset.reset": "earliest",
+            "session.timeout.ms": 6_000, "heartbeat.interval.ms": 100, "enable.auto.commit": False, **settings,
+        }
+    )  # fmt: skip
+
+
+class Members:
+    """Consumers that are polled in turn, so that rebalances go on."""
+
+    def __init__(self, bootstrap: str, **settings: Any) -> None:
+        self.bootstrap = bootstrap
+        self.settings = settings
+        self.consumers: list[confluent_kafka.Consumer] = []
+        self.messages: list[bytes] = []
+        self.revoked: list[int] = []
+        self.assigned: list[int] = []
+
+    def add(self, **settings: Any) -> confluent_kafka.Consumer:
+        added = consumer(self.bootstrap, **{**self.settings, **settings})
+        self.consumers.append(added)
+        added.subscribe([TOPIC], on_assign=self._on_assign, on_revoke=self._on_revoke)
+        return added
+
+    def _on_assign(self, _: confluent_kafka.Consumer, partitions: list[TopicPartition]) -> None:
+        self.assigned += [partition.partition for partition in partitions]
+
+    def _on_revoke(self, _: confluent_kafka.Consumer, partitions: list[TopicPartition]) -> None:
+        self.revoked += [partition.partition for partition in partitions]
+
+    def poll_until(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + DEADLINE_S
+        while not condition():
+            assert time.monotonic() < deadline, self.sizes()
+            for one in self.consumers:
+                message = one.poll(0.02)
+                if message is not None:
+                    assert message.error() is None, message.error()
+                    self.messages.append(message.value() or b"")
+
+    def sizes(self) -> list[int]:
+        return [len(one.assignment()) for one in self.consumers]
+
+    def balanced(self) -> bool:
+        held = [partition.partition for one in self.consumers for partition in one.assignment()]
+        return sorted(held) == list(range(PARTITIONS)) and max(self.sizes()) == PARTITIONS // len(self.consumers)
+
+    def close(self) -> None:
+        for one in self.consumers:
+            one.close()
+
+
+@pytest.mark.parametrize("strategy", ["range", "roundrobin", "cooperative-sticky"])
+async def test_three_join_and_leave(mini_cluster: MiniCluster, strategy: str) -> None:
+    bootstrap = mini_cluster.bootstrap
+
+    def scenario() -> None:
+        make_topic(bootstrap, 60)
+        members = Members(bootstrap, **{"partition.assignment.strategy": strategy})
+        for _ in range(3):
+            members.add()
+            members.poll_until(members.balanced)
+        members.poll_until(lambda: len(set(members.messages)) == 60)
+        if strategy == "cooperative-sticky":
+            assert len(members.revoked) < PARTITIONS, "partitions that stay are not revoked"
+        while len(members.consumers) > 1:
+            members.consumers.pop(0).close()
+            members.poll_until(members.balanced)
+        members.close()
+
+    await in_thread(scenario)
+
+
+async def test_a_static_member_restarts_without_a_rebalance(mini_cluster: MiniCluster) -> None:
+    bootstrap = mini_cluster.bootstrap
+
+    def scenario() -> None:
+        make_topic(bootstrap)
+        members = Members(bootstrap, **{"partition.assignment.strategy": "range"})
+        for name in ("one", "two"):
+            members.add(**{"group.instance.id": name})
+        members.poll_until(members.balanced)
+        before = sorted(partition.partition for partition in members.consumers[1].assignment())
+        # A static member does not leave when it is closed: it comes back within its session.
+        members.consumers.pop(1).close()
+        members.revoked.clear()
+        members.add(**{"group.instance.id": "two"})
+        members.poll_until(members.balanced)
+        assert sorted(partition.partition for partition in members.consumers[1].assignment()) == before
+        assert members.revoked == [], "the one that stayed was not called back"
+        members.close()
+
+    await in_thread(scenario)
+
+
+async def test_commits_are_where_they_were_left(mini_cluster: MiniCluster) -> None:
+    bootstrap = mini_cluster.bootstrap
+
+    def scenario() -> None:
+        make_topic(bootstrap, 60)
+        one = consumer(bootstrap)
+        unknown = one.committed([TopicPartition(TOPIC, 0)], 10)
+        assert [row.offset for row in unknown] == [confluent_kafka.OFFSET_INVALID]
+        one.commit(offsets=[TopicPartition(TOPIC, 2, 7, metadata="here")], asynchronous=False)
+        (found,) = one.committed([TopicPartition(TOPIC, 2)], 10)
+        assert (found.offset, found.metadata) == (7, "here")
+        one.subscribe([TOPIC])
+        values: list[bytes] = []
+        while len(values) < 53:
+            message = one.poll(10)
+            assert message is not None
+            assert message.error() is None
+            values.append(message.value() or b"")
+        assert len(set(values)) == 53, "partition 2 went on from its commit"
+        one.commit(asynchronous=False)
+        one.close()
+        two = consumer(bootstrap)
+        assert {row.offset for row in two.committed([TopicPartition(TOPIC, index) for index in range(PARTITIONS)], 10)} == {10}
+        two.close()
+
+    await in_thread(scenario)
+
+
+async def test_administration_of_groups(mini_cluster: MiniCluster) -> None:
+    bootstrap = mini_cluster.bootstrap
+
+    def scenario() -> None:
+        make_topic(bootstrap, 6)
+        admin = AdminClient({"bootstrap.servers": bootstrap})
+        members = Members(bootstrap)
+        members.add()
+        members.poll_until(lambda: len(members.messages) == 6)
+        members.consumers[0].commit(asynchronous=False)
+        listed = admin.list_consumer_groups().result(10)
+        assert [(row.group_id, row.state) for row in listed.valid] == [("readers", ConsumerGroupState.STABLE)]
+        assert listed.errors == []
+        described = admin.describe_consumer_groups(["readers"])["readers"].result(10)
+        assert described.state is ConsumerGroupState.STABLE
+        assert [len(member.assignment.topic_partitions) for member in described.members] == [PARTITIONS]
+        with pytest.raises(confluent_kafka.KafkaException, match="NON_EMPTY_GROUP"):
+            admin.delete_consumer_groups(["readers"])["readers"].result(10)
+        members.close()
+        wanted = ConsumerGroupTopicPartitions("readers", [TopicPartition(TOPIC, index) for index in range(PARTITIONS)])
+        offsets = admin.list_consumer_group_offsets([wanted])["readers"].result(10)
+        assert {row.offset for row in offsets.topic_partitions} == {1}
+        reset = ConsumerGroupTopicPartitions("readers", [TopicPartition(TOPIC, 0, 0)])
+        admin.alter_consumer_group_offsets([reset])["readers"].result(10)
+        everything = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions("readers")])["readers"].result(10)
+        assert sorted((row.partition, row.offset) for row in everything.topic_partitions)[0] == (0, 0)
+        admin.delete_consumer_groups(["readers"])["readers"].result(10)
+        assert admin.list_consumer_groups().result(10).valid == []
+        with pytest.raises(confluent_kafka.KafkaException, match="GROUP_ID_NOT_FOUND"):
+            admin.delete_consumer_groups(["readers"])["readers"].result(10)
+
+    await in_thread(scenario)
+
+
+async def test_kafka_python_reads_as_a_group(mini_cluster: MiniCluster) -> None:
+    bootstrap = mini_cluster.bootstrap
+
+    def scenario() -> None:
+        make_topic(bootstrap, 60)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import kafka
+
+            settings = {"bootstrap_servers": bootstrap, "group_id": "pythons", "auto_offset_reset": "earliest"}
+            readers = [kafka.KafkaConsumer(TOPIC, enable_auto_commit=False, **settings) for _ in range(2)]
+            values: set[bytes] = set()
+            deadline = time.monotonic() + DEADLINE_S
+            while len(values) < 60 or min(len(reader.assignment()) for reader in readers) == 0:
+                assert time.monotonic() < deadline
+                for reader in readers:
+                    for rows in reader.poll(timeout_ms=50).values():
+                        values |= {row.value for row in rows}
+            for reader in readers:
+                reader.commit()
+            partitions = [kafka.TopicPartition(TOPIC, index) for index in range(PARTITIONS)]
+            assert sum(readers[0].committed(partition) or 0 for partition in partitions) == 60
+            for reader in readers:
+                reader.close()
+
+    await in_thread(scenario)
+
+
+async def test_aiokafka_reads_as_a_group(mini_cluster: MiniCluster) -> None:
+    from aiokafka import AIOKafkaConsumer
+
+    bootstrap = mini_cluster.bootstrap
+    await in_thread(lambda: make_topic(bootstrap, 60))
+    readers = [
+        AIOKafkaConsumer(
+            TOPIC, bootstrap_servers=bootstrap, group_id="aios", auto_offset_reset="earliest", enable_auto_commit=False
+        )
+        for _ in range(2)
+    ]
+    await asyncio.gather(*(reader.start() for reader in readers))
+    values: set[bytes] = set()
+    async with asyncio.timeout(DEADLINE_S):
+        while len(values) < 60:
+            for reader in readers:
+                for rows in (await reader.getmany(timeout_ms=50)).values():
+                    values |= {row.value for row in rows}
+    assert sorted(len(reader.assignment()) for reader in readers) == [3, 3]
+    for reader in readers:
+        await reader.commit()
+    partition = next(iter(readers[0].assignment()))
+    assert await readers[0].committed(partition) == 10
+    for reader in readers:
+        await reader.stop()
+
+
+async def test_a_group_survives_its_coordinator(tmp_path: Any) -> None:
+    async with run_cluster(tmp_path, bookies=1, brokers=2, offsets_topic_partitions=1) as cluster:
+        bootstrap = cluster.bootstrap
+        await in_thread(lambda: make_topic(bootstrap, 60))
+        members = Members(bootstrap)
+        members.add()
+        members.add()
+        await in_thread(lambda: members.poll_until(lambda: members.balanced() and len(set(members.messages)) == 60))
+        await in_thread(lambda: [one.commit(asynchronous=False) for one in members.consumers])
+        owner = next(
+            broker_id
+            for broker_id, broker in cluster.brokers.items()
+            if any(application.is_loaded for application in broker.server.services.groups.coordinators())
+        )
+        members.revoked.clear()
+        await cluster.brokers.pop(owner).kill()
+
+        def scenario() -> None:
+            producer = confluent_kafka.Producer({"bootstrap.servers": bootstrap, "acks": "all"})
+            for number in range(60, 120):
+                producer.produce(TOPIC, str(number).encode(), partition=number % PARTITIONS)
+            assert producer.flush(20) == 0
+            members.poll_until(lambda: len(set(members.messages)) == 120)
+            assert members.revoked == [], "members and assignments came over with the partition"
+            assert len(members.messages) == 120
+            for one in members.consumers:
+                one.commit(asynchronous=False)
+            offsets = members.consumers[0].committed([TopicPartition(TOPIC, index) for index in range(PARTITIONS)], 10)
+            assert {row.offset for row in offsets} == {20}
+            members.close()
+
+        await in_thread(scenario)
