@@ -134,7 +134,11 @@ class ClientConnection(asyncio.BufferedProtocol):
     # -- handling --------------------------------------------------------------------------------------------------------
 
     def _received(self, frame: memoryview) -> None:
-        head = parse_head(frame)
+        try:
+            head = parse_head(frame)
+        except Corrupt:
+            self._registry.discharge(len(frame))
+            raise
         context = RequestContext(
             self._registry.services,
             self,

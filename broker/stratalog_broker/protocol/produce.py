@@ -114,8 +114,9 @@ def _slice(body: memoryview, position: int, size: int) -> memoryview | None:
 
 
 def _expect_end(body: memoryview, position: int) -> None:
-    if position != len(body):
-        raise Corrupt(f"Produce request of {len(body)} bytes is taken apart at byte {position}")
+    """Bytes after the request are ignored, as Kafka does; a request that ends beyond its frame was cut."""
+    if position > len(body):
+        raise Corrupt(f"Produce request of {len(body)} bytes ends at byte {position}")
 
 
 class Leader(NamedTuple):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
+from uuid import UUID
 
 from stratalog_bookies.client import LedgerClient, LedgerClientSettings
 from stratalog_bookies.config import BookieSettings
@@ -144,6 +145,13 @@ async def until(metadata: QuorumClient, condition: Callable[[], bool]) -> None:
                 await changed.wait()
     finally:
         unsubscribe()
+
+
+async def until_served(broker: BrokerServer, topic_id: UUID, partition: int = 0) -> None:
+    """Wait until the broker has taken the partition over."""
+    async with asyncio.timeout(WAIT_S):
+        while broker.services.partitions.find_by_id(topic_id.bytes, partition) is None:  # noqa: ASYNC110 - no event tells
+            await asyncio.sleep(0.005)
 
 
 async def in_thread(call: Callable[[], Result]) -> Result:
