@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from random import Random as SeededRandom
 from typing import Any
@@ -16,12 +15,21 @@ from stratalog_metadata.config import MetadataSettings
 from stratalog_metadata.server import MetadataServer
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddedQuorum:
-    """Started servers and a started client of them."""
+    """Servers of one quorum and a client of it; make it with :func:`embedded_quorum`."""
 
-    servers: tuple[MetadataServer, ...]
-    client: QuorumClient
+    def __init__(
+        self, path: Path, transport: Transport, nodes: int, clock: Clock, random: Random, settings: dict[str, Any]
+    ) -> None:
+        self._path = path
+        self._transport = transport
+        self._clock = clock
+        self._random = random
+        self._settings = settings
+        self._background = ThreadBackground(2 * nodes, "metadata")
+        self._addresses: dict[int, str] = {}
+        self.servers = [self._server(node_id, "127.0.0.1:0") for node_id in range(1, nodes + 1)]
+        self._client: QuorumClient | None = None
 
     @property
     def server(self) -> MetadataServer:
@@ -29,9 +37,42 @@ class EmbeddedQuorum:
         return self.servers[0]
 
     @property
-    def addresses(self) -> Sequence[str]:
-        """What other clients are given."""
-        return tuple(server.address for server in self.servers)
+    def client(self) -> QuorumClient:
+        assert self._client is not None
+        return self._client
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """What other clients are given; stays the same when nodes stop."""
+        return tuple(self._addresses.values())
+
+    async def start(self) -> None:
+        for node_id, server in enumerate(self.servers, start=1):
+            await server.bind()
+            self._addresses[node_id] = server.address
+        for server in self.servers:
+            await server.start(self._addresses)
+        self._client = QuorumClient(self.addresses, self._transport, self._clock, self._random)
+        await self._client.start()
+
+    async def restart(self, node_id: int) -> MetadataServer:
+        """Bring node ``node_id`` (from 1 on), which has been closed, back on its data and address."""
+        server = self.servers[node_id - 1] = self._server(node_id, self._addresses[node_id])
+        await server.start(self._addresses)
+        return server
+
+    async def close(self) -> None:
+        if self._client is not None:
+            await self._client.close()
+        for server in self.servers:
+            await server.close()
+        self._background.close()
+
+    def _server(self, node_id: int, listen: str) -> MetadataServer:
+        directory = self._path / str(node_id)
+        settings = MetadataSettings(**{"listen": listen, **self._settings, "data_dir": str(directory), "node_id": node_id})
+        files = SystemFiles(directory)
+        return MetadataServer(settings, self._transport, files, self._clock, self._random, self._background)
 
 
 @asynccontextmanager
@@ -44,41 +85,20 @@ async def embedded_quorum(
     random: Random | None = None,
     **settings: Any,
 ) -> AsyncIterator[EmbeddedQuorum]:
-    """``nodes`` servers with data in ``path/1`` …, listening on free loopback ports, and a client.
+    """``nodes`` started servers with data in ``path/1`` …, on free loopback ports, and a started client.
 
     ``settings`` are fields of ``MetadataSettings``. Starting again on the same path goes on with what is there.
     """
-    clock = clock if clock is not None else SystemClock()
-    random = random if random is not None else SeededRandom()
-    background = ThreadBackground(2 * nodes, "metadata")
-    servers = [_server(path, number + 1, transport, clock, random, background, settings) for number in range(nodes)]
-    client: QuorumClient | None = None
+    quorum = EmbeddedQuorum(
+        path,
+        transport,
+        nodes,
+        clock if clock is not None else SystemClock(),
+        random if random is not None else SeededRandom(),
+        settings,
+    )
     try:
-        for server in servers:
-            await server.bind()
-        addresses = {number + 1: server.address for number, server in enumerate(servers)}
-        for server in servers:
-            await server.start(addresses)
-        client = QuorumClient(list(addresses.values()), transport, clock, random)
-        await client.start()
-        yield EmbeddedQuorum(servers=tuple(servers), client=client)
+        await quorum.start()
+        yield quorum
     finally:
-        if client is not None:
-            await client.close()
-        for server in servers:
-            await server.close()
-        background.close()
-
-
-def _server(
-    path: Path,
-    node_id: int,
-    transport: Transport,
-    clock: Clock,
-    random: Random,
-    background: ThreadBackground,
-    settings: dict[str, Any],
-) -> MetadataServer:
-    directory = path / str(node_id)
-    fields = {"listen": "127.0.0.1:0", **settings, "data_dir": str(directory), "node_id": node_id}
-    return MetadataServer(MetadataSettings(**fields), transport, SystemFiles(directory), clock, random, background)
+        await quorum.close()

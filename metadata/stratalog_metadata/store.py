@@ -120,8 +120,8 @@ class SqliteStore:
 
     def checkpoint(self) -> None:
         try:
-            with closing(self._connection.execute("PRAGMA incremental_vacuum(1000)")) as cursor:
-                cursor.fetchall()
+            # A statement that yields rows without columns, one per page: only executescript runs it to its end.
+            self._connection.executescript("PRAGMA incremental_vacuum(1000)")
             with closing(self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")) as cursor:
                 busy = cursor.fetchone()[0]
         except sqlite3.DatabaseError as failure:

@@ -21,6 +21,7 @@ STRATALOG_GOLDEN=write rewrites the files from what happens now; look at the dif
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,23 +55,15 @@ from stratalog_metadata.raft.messages import (
 GOLDEN = Path(__file__).parents[2] / "golden" / "metadata" / "raft"
 
 
-class FixedRandom:
+class FixedRandom(random.Random):
     """Node 1 is the first to lose patience."""
 
     def __init__(self, node_id: int) -> None:
+        super().__init__(node_id)
         self._value = (node_id - 1) / 10
 
     def random(self) -> float:
         return self._value
-
-    def randrange(self, stop: int, /) -> int:
-        return 0
-
-    def getrandbits(self, bits: int, /) -> int:
-        return 0
-
-    def shuffle(self, items: list[object], /) -> None:
-        pass
 
 
 class Conversation:
@@ -238,11 +231,8 @@ def show(entries: tuple[Entry, ...]) -> str:
 
 def describe(message: Message) -> str:
     match message:
-        case VoteRequest():
-            kind = "pre-vote" if message.pre else "vote (transfer)" if message.transfer else "vote"
-            return f"{kind}? term {message.term}, last {message.last_index}@{message.last_term}"
-        case VoteReply():
-            return f"{'pre-vote' if message.pre else 'vote'} {'granted' if message.granted else 'refused'}, term {message.term}"
+        case VoteRequest() | VoteReply() | TimeoutNow():
+            return describe_vote(message)
         case Append():
             entries = show(message.entries)
             return f"append {entries} after {message.previous_index}@{message.previous_term}, commit {message.commit}"
@@ -258,8 +248,16 @@ def describe(message: Message) -> str:
             return f"snapshot at {message.index}, bytes from {message.position} of {message.total_bytes}"
         case SnapshotReply():
             return f"snapshot at {message.index}: go on at {message.position}"
-        case TimeoutNow():
-            return "take over"
+
+
+def describe_vote(message: VoteRequest | VoteReply | TimeoutNow) -> str:
+    if isinstance(message, TimeoutNow):
+        return "take over"
+    kind = "pre-vote" if message.pre else "vote"
+    if isinstance(message, VoteReply):
+        return f"{kind} {'granted' if message.granted else 'refused'}, term {message.term}"
+    kind += " (transfer)" if message.transfer else ""
+    return f"{kind}? term {message.term}, last {message.last_index}@{message.last_term}"
 
 
 def replay(text: str) -> Iterator[str]:

@@ -1,0 +1,127 @@
+"""The stores of applied records: one contract over both, and what is SQLite's own."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from stratalog_core.errors import Corrupt, StorageFailed
+from stratalog_core.system import SystemFiles
+from stratalog_metadata import snapshot
+from stratalog_metadata.records import DynamicConfig, Versioned
+from stratalog_metadata.snapshot import StateImage
+from stratalog_metadata.store import EMPTY, STATE_FILE, SnapshotFileStore, SqliteStore, StateStore
+
+Open = Callable[[], StateStore]
+
+
+def stored(name: str, version: int) -> Versioned:
+    return Versioned(version, DynamicConfig(resource=name))
+
+
+@pytest.fixture(params=["sqlite", "file"])
+def open_store(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
+    if request.param == "sqlite":
+        return lambda: SqliteStore(tmp_path / "state.sqlite")
+    return lambda: SnapshotFileStore(SystemFiles(tmp_path))
+
+
+def test_a_new_store_is_empty(open_store: Open) -> None:
+    with closing(open_store()) as store:
+        assert store.load() == EMPTY
+
+
+def test_what_was_checkpointed_is_there_again(open_store: Open) -> None:
+    with closing(open_store()) as store:
+        store.load()
+        store.save(3, 1, {"dynamic_config/b": stored("b", 2), "dynamic_config/a": stored("a", 3)})
+        store.save(5, 2, {"dynamic_config/b": None, "dynamic_config/c": stored("c", 5)})
+        store.checkpoint()
+    with closing(open_store()) as store:
+        image = store.load()
+    assert (image.index, image.term) == (5, 2)
+    assert list(image.records) == [stored("a", 3), stored("c", 5)]
+
+
+def test_a_snapshot_replaces_everything_durably(open_store: Open) -> None:
+    with closing(open_store()) as store:
+        store.save(3, 1, {"dynamic_config/a": stored("a", 3)})
+        store.replace(StateImage(index=90, term=4, records=[stored("z", 80)]))
+    with closing(open_store()) as store:
+        assert store.load() == StateImage(index=90, term=4, records=[stored("z", 80)])
+
+
+def test_saving_goes_on_after_loading(open_store: Open) -> None:
+    with closing(open_store()) as store:
+        store.save(1, 1, {"dynamic_config/a": stored("a", 1)})
+        store.checkpoint()
+    with closing(open_store()) as store:
+        store.load()
+        store.save(2, 1, {"dynamic_config/b": stored("b", 2)})
+        store.checkpoint()
+    with closing(open_store()) as store:
+        assert list(store.load().records) == [stored("a", 1), stored("b", 2)]
+
+
+def test_sqlite_keeps_what_was_saved_without_a_checkpoint(tmp_path: Path) -> None:
+    with closing(SqliteStore(tmp_path / "s")) as store:
+        store.save(1, 1, {"dynamic_config/a": stored("a", 1)})
+    with closing(SqliteStore(tmp_path / "s")) as store:
+        assert store.load().index == 1
+
+
+def test_sqlite_works_in_memory() -> None:
+    with closing(SqliteStore(":memory:")) as store:
+        store.save(1, 1, {"dynamic_config/a": stored("a", 1)})
+        assert store.load().index == 1
+
+
+def test_sqlite_gives_freed_space_back(tmp_path: Path) -> None:
+    with closing(SqliteStore(tmp_path / "s")) as store:
+        store.save(1, 1, {f"dynamic_config/{n}": stored(str(n) * 50, 1) for n in range(5000)})
+        store.checkpoint()
+        full = (tmp_path / "s").stat().st_size
+        store.save(2, 1, {f"dynamic_config/{n}": None for n in range(5000)})
+        store.checkpoint()
+        assert (tmp_path / "s").stat().st_size < full / 4
+
+
+def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "s").write_bytes(b"not a database, but long enough to be read as one" * 100)
+    with pytest.raises(StorageFailed, match="not a database"):
+        SqliteStore(tmp_path / "s")
+
+
+def test_another_format_version_is_refused(tmp_path: Path) -> None:
+    with closing(SqliteStore(tmp_path / "s")) as store:
+        store.save(1, 1, {})
+    with closing(sqlite3.connect(tmp_path / "s")) as connection, connection:
+        connection.execute("UPDATE applied SET format_version = 8")
+    with closing(SqliteStore(tmp_path / "s")) as store, pytest.raises(Corrupt, match="version 8"):
+        store.load()
+
+
+def test_a_malformed_record_is_refused(tmp_path: Path) -> None:
+    with closing(SqliteStore(tmp_path / "s")) as store:
+        store.save(1, 1, {"dynamic_config/a": stored("a", 1)})
+    with closing(sqlite3.connect(tmp_path / "s")) as connection, connection:
+        connection.execute("UPDATE records SET record = x'c1'")
+    with closing(SqliteStore(tmp_path / "s")) as store, pytest.raises(Corrupt, match="malformed"):
+        store.load()
+
+
+def test_a_damaged_state_file_is_refused_at_every_byte(tmp_path: Path) -> None:
+    content = snapshot.encode(StateImage(index=7, term=2, records=[stored("a", 7)]))
+    assert snapshot.decode(content) == StateImage(index=7, term=2, records=[stored("a", 7)])
+    for position in range(len(content)):
+        damaged = bytearray(content)
+        damaged[position] ^= 1
+        (tmp_path / STATE_FILE).write_bytes(damaged)
+        with pytest.raises(Corrupt):
+            SnapshotFileStore(SystemFiles(tmp_path)).load()
+    with pytest.raises(Corrupt, match="too short"):
+        snapshot.decode(content[:10])
