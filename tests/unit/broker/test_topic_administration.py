@@ -1,0 +1,179 @@
+"""Topics through unmodified admin clients: creation, growth, configs, deletion, and what is refused."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import Any
+
+import confluent_kafka
+import pytest
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ConfigSource,
+    NewPartitions,
+    NewTopic,
+    ResourceType,
+)
+from unit.broker.mini_cluster import MiniCluster, in_thread, run_cluster
+
+from stratalog_metadata.records import DeletedTopic, Ledger, Log, Partition
+
+
+def only(futures: dict[Any, Future[Any]]) -> Any:
+    (future,) = futures.values()
+    return future.result(20)
+
+
+def refused(futures: dict[Any, Future[Any]]) -> confluent_kafka.KafkaError:
+    with pytest.raises(confluent_kafka.KafkaException) as failure:
+        only(futures)
+    error = failure.value.args[0]
+    assert isinstance(error, confluent_kafka.KafkaError)
+    return error
+
+
+def admin_of(cluster: MiniCluster) -> AdminClient:
+    return AdminClient({"bootstrap.servers": cluster.bootstrap})
+
+
+def configs_of(admin: AdminClient, name: str) -> dict[str, ConfigEntry]:
+    found: dict[str, ConfigEntry] = only(admin.describe_configs([ConfigResource(ResourceType.TOPIC, name)]))
+    return found
+
+
+async def test_a_topic_from_creation_to_deletion(mini_cluster: MiniCluster) -> None:
+    admin = admin_of(mini_cluster)
+
+    def scenario() -> None:
+        only(admin.create_topics([NewTopic("flights", 3, 1, config={"retention.ms": "86400000"})]))
+        assert len(admin.list_topics("flights", 10).topics["flights"].partitions) == 3
+        only(admin.create_partitions([NewPartitions("flights", 5)]))
+        assert len(admin.list_topics("flights", 10).topics["flights"].partitions) == 5
+        producer = confluent_kafka.Producer({"bootstrap.servers": mini_cluster.bootstrap, "acks": "all"})
+        for index in range(5):
+            producer.produce("flights", b"value", partition=index)
+        assert producer.flush(20) == 0
+        only(admin.delete_topics(["flights"]))
+
+    await in_thread(scenario)
+    view = mini_cluster.metadata.view
+    assert [deleted.name for deleted in view.all(DeletedTopic)] == ["flights"]
+    assert [*view.all(Partition), *view.all(Log), *view.all(Ledger)] == []
+
+    def again() -> None:
+        only(admin.create_topics([NewTopic("flights", 1, 1)]))
+        reader = confluent_kafka.Consumer({"bootstrap.servers": mini_cluster.bootstrap, "group.id": "g"})
+        assert reader.get_watermark_offsets(confluent_kafka.TopicPartition("flights", 0), 10) == (0, 0)
+        reader.close()
+
+    await in_thread(again)
+
+
+async def test_creations_that_are_refused(mini_cluster: MiniCluster) -> None:
+    admin = admin_of(mini_cluster)
+
+    def scenario() -> None:
+        only(admin.create_topics([NewTopic("flights", 1, 1)]))
+        for topic, code, words in (
+            (NewTopic("flights", 1, 1), "TOPIC_ALREADY_EXISTS", "'flights'"),
+            (NewTopic("a/b", 1, 1), "TOPIC_EXCEPTION", "a/b"),
+            (NewTopic("__consumer_offsets", 1, 1), "TOPIC_EXCEPTION", "on demand"),
+            (NewTopic("t", 20_000, 1), "INVALID_PARTITIONS", "1 to 10000"),
+            (NewTopic("t", 1, 3), "INVALID_REPLICATION_FACTOR", "1 live bookies"),
+            (NewTopic("t", 1, 1, config={"retention.mss": "1"}), "INVALID_CONFIG", "did you mean 'retention.ms'"),
+            (NewTopic("t", 1, 1, config={"segment.bytes": "1"}), "INVALID_CONFIG", "the least is 65536"),
+            (NewTopic("t", 1, 1, config={"cleanup.policy": "compact"}), "INVALID_CONFIG", "compaction is not served"),
+        ):
+            error = refused(admin.create_topics([topic]))
+            assert code in error.name()
+            assert words in error.str()
+        only(admin.create_topics([NewTopic("t", 1, 1)], validate_only=True))
+        assert "t" not in admin.list_topics(timeout=10).topics
+        assert "INVALID_PARTITIONS" in refused(admin.create_partitions([NewPartitions("flights", 1)])).name()
+        assert "UNKNOWN_TOPIC" in refused(admin.create_partitions([NewPartitions("unknown", 2)])).name()
+        assert "UNKNOWN_TOPIC" in refused(admin.delete_topics(["unknown"])).name()
+
+    await in_thread(scenario)
+
+
+async def test_numbers_left_to_the_broker(mini_cluster: MiniCluster) -> None:
+    admin = admin_of(mini_cluster)
+
+    def scenario() -> None:
+        only(admin.create_topics([NewTopic("flights")]))
+        only(admin.create_topics([NewTopic("assigned", num_partitions=2, replica_assignment=[[1], [1]])]))
+        topics = admin.list_topics(timeout=10).topics
+        assert (len(topics["flights"].partitions), len(topics["assigned"].partitions)) == (1, 2)
+
+    await in_thread(scenario)
+
+
+async def test_configs_are_changed_one_by_one(mini_cluster: MiniCluster) -> None:
+    admin = admin_of(mini_cluster)
+
+    def change(name: str, value: str | None, operation: AlterConfigOpType) -> dict[Any, Future[Any]]:
+        entry = ConfigEntry(name, value, incremental_operation=operation)
+        resource = ConfigResource(ResourceType.TOPIC, "flights", incremental_configs=[entry])
+        changed: dict[Any, Future[Any]] = admin.incremental_alter_configs([resource])
+        return changed
+
+    def scenario() -> None:
+        only(admin.create_topics([NewTopic("flights", 1, 1)]))
+        assert ConfigSource(configs_of(admin, "flights")["retention.ms"].source) is ConfigSource.DEFAULT_CONFIG
+        only(change("retention.ms", "1000", AlterConfigOpType.SET))
+        found = configs_of(admin, "flights")["retention.ms"]
+        assert (found.value, ConfigSource(found.source)) == ("1000", ConfigSource.DYNAMIC_TOPIC_CONFIG)
+        only(change("leader.replication.throttled.replicas", "0:1", AlterConfigOpType.APPEND))
+        assert configs_of(admin, "flights")["leader.replication.throttled.replicas"].value == "0:1"
+        only(change("retention.ms", None, AlterConfigOpType.DELETE))
+        assert configs_of(admin, "flights")["retention.ms"].value == "604800000"
+        assert "unknown topic config 'retention'" in refused(change("retention", "1", AlterConfigOpType.SET)).str()
+        assert "not a list" in refused(change("retention.ms", "1", AlterConfigOpType.APPEND)).str()
+        broker = ConfigResource(ResourceType.BROKER, "1")
+        assert only(admin.describe_configs([broker]))["num.partitions"].value == "1"
+
+    await in_thread(scenario)
+    log = mini_cluster.broker.services.partitions.find_by_name(b"flights", 0)
+    assert log is not None
+    assert log.configs.retention_ms == 604_800_000
+
+
+async def test_offsets_do_not_outlive_their_topic(mini_cluster: MiniCluster) -> None:
+    admin = admin_of(mini_cluster)
+
+    def scenario() -> None:
+        only(admin.create_topics([NewTopic("flights", 1, 1)]))
+        reader = confluent_kafka.Consumer({"bootstrap.servers": mini_cluster.bootstrap, "group.id": "g"})
+        place = [confluent_kafka.TopicPartition("flights", 0, 7)]
+        reader.commit(offsets=place, asynchronous=False)
+        assert reader.committed(place, 10)[0].offset == 7
+        only(admin.delete_topics(["flights"]))
+        only(admin.create_topics([NewTopic("flights", 1, 1)]))
+        assert reader.committed(place, 10)[0].offset == confluent_kafka.OFFSET_INVALID
+        reader.close()
+
+    await in_thread(scenario)
+
+
+async def test_a_hundred_topics_at_once_and_busy_ones_deleted(tmp_path: Any) -> None:
+    async with run_cluster(tmp_path, brokers=2, auto_create_topics=False) as cluster:
+        admin = admin_of(cluster)
+        names = [f"topic-{number}" for number in range(100)]
+
+        def scenario() -> None:
+            for future in admin.create_topics([NewTopic(name, 1, 1) for name in names]).values():
+                future.result(20)
+            producer = confluent_kafka.Producer({"bootstrap.servers": cluster.bootstrap, "acks": "all"})
+            for name in names[:10]:
+                producer.produce(name, b"value")
+            producer.poll(0)
+            for future in admin.delete_topics(names).values():
+                future.result(20)
+            producer.purge()
+            producer.flush(5)
+
+        await in_thread(scenario)
+        assert list(cluster.metadata.view.all(Partition)) == []
