@@ -12,6 +12,8 @@ from random import Random
 from typing import Any, TypeVar
 from uuid import UUID
 
+from unit.broker.raw_client import RawClient
+
 from stratalog_bookies.client import LedgerClient, LedgerClientSettings
 from stratalog_bookies.config import BookieSettings
 from stratalog_bookies.server import BookieServer
@@ -23,8 +25,10 @@ from stratalog_metadata.client import QuorumClient
 from stratalog_metadata.embedded import embedded_quorum
 from stratalog_metadata.records import CLUSTER_KEY
 from stratalog_tiering.block_source import ColdReaderSettings
+from stratalog_tiering.config import TieringSettings
 from stratalog_tiering.reader import ColdReader
 from stratalog_tiering.store import ObjectStore, open_store
+from stratalog_tiering.worker import TieringWorker
 
 Result = TypeVar("Result")
 WAIT_S = 20.0
@@ -69,6 +73,12 @@ class MiniCluster:
         """The only broker, or the first."""
         return next(iter(self.brokers.values())).server
 
+    async def connect(self) -> RawClient:
+        """A client of the first broker that is closed with the cluster at the latest."""
+        client = await RawClient.connect(self.broker.kafka_address)
+        self.stack.push_async_callback(client.close)
+        return client
+
     async def start_bookie(self, name: str) -> BookieServer:
         directory = self.path / name
         settings = BookieSettings(
@@ -108,6 +118,20 @@ class MiniCluster:
         running = RunningBroker(server=server, metadata=metadata, ledgers=ledgers, stack=stack)
         self.brokers[broker_id] = running
         return running
+
+
+    async def start_tiering(self) -> TieringWorker:
+        transport, clock, random = TcpTransport(), SystemClock(), Random()
+        self.stack.push_async_callback(transport.close)
+        ledgers = LedgerClient(self.metadata, transport, clock, random, LedgerClientSettings())
+        self.stack.push_async_callback(ledgers.close)
+        background = ThreadBackground(2, "checksums")
+        self.stack.callback(background.close)
+        settings = TieringSettings(worker_id="tiering-1", deletion_lag_ms=0)
+        worker = TieringWorker(settings, self.metadata, self.store, ledgers, clock, random, background)
+        await worker.start()
+        self.stack.push_async_callback(worker.close)
+        return worker
 
 
 @asynccontextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import struct
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -40,10 +40,8 @@ async def create(cluster: MiniCluster, name: str, **configs: str) -> None:
 
 
 @pytest_asyncio.fixture
-async def client(mini_cluster: MiniCluster) -> AsyncIterator[RawClient]:
-    connected = await RawClient.connect(mini_cluster.bootstrap)
-    yield connected
-    await connected.close()
+async def client(mini_cluster: MiniCluster) -> RawClient:
+    return await mini_cluster.connect()
 
 
 async def test_api_versions_answers_the_table_in_every_version(client: RawClient) -> None:
@@ -84,7 +82,7 @@ async def test_what_is_no_request_closes_the_connection_and_nothing_else(
 ) -> None:
     client.send_bytes(frame)
     assert await client.closed()
-    other = await RawClient.connect(mini_cluster.bootstrap)
+    other = await mini_cluster.connect()
     await other.call(18, 0, request(18, 0, "ApiVersionsRequest"))
     await other.close()
     assert mini_cluster.broker.connections.bytes_held == 0
@@ -203,7 +201,7 @@ async def test_a_long_poll_ends_when_a_record_comes(mini_cluster: MiniCluster, c
     loop = asyncio.get_running_loop()
     begun = loop.time()
     waiting = asyncio.ensure_future(fetch(client, "flights", 0, max_wait_ms=10_000))
-    other = await RawClient.connect(mini_cluster.bootstrap)
+    other = await mini_cluster.connect()
     await produce(other, "flights", batch(b"news"))
     assert (await waiting).records
     assert loop.time() - begun < 5
@@ -276,7 +274,7 @@ async def test_producer_ids_are_never_given_twice(client: RawClient) -> None:
 async def test_request_bytes_are_bounded_and_all_get_through(tmp_path: Path) -> None:
     async with run_cluster(tmp_path, request_bytes_max=2 * MIB, frame_bytes_max=2 * MIB) as cluster:
         await create(cluster, "flights")
-        clients = [await RawClient.connect(cluster.bootstrap) for _ in range(8)]
+        clients = [await cluster.connect() for _ in range(8)]
         body = encode_entity(produce_request("flights", 0, batch(b"x" * 700_000)))
         for each in clients:
             each.send(0, 9, body)
@@ -287,7 +285,7 @@ async def test_request_bytes_are_bounded_and_all_get_through(tmp_path: Path) -> 
                 assert answer.error_code is ErrorCode.none
                 assert cluster.broker.connections.bytes_held <= 2 * MIB
             await each.close()
-        await produce(again := await RawClient.connect(cluster.bootstrap), "flights", batch(b"y"))
+        await produce(again := await cluster.connect(), "flights", batch(b"y"))
         await again.close()
 
 
