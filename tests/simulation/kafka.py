@@ -141,7 +141,13 @@ class KafkaClient:
     async def _refresh(self, topic: str) -> None:
         schema = load_request_schema(METADATA, VERSIONS[METADATA])
         wanted = _struct(schema, "MetadataRequestTopic")(name=TopicName(topic))
-        metadata = await self.any_broker(METADATA, topics=(wanted,), allow_auto_topic_creation=False)
+        metadata = await self.any_broker(
+            METADATA,
+            topics=(wanted,),
+            allow_auto_topic_creation=False,
+            include_cluster_authorized_operations=False,
+            include_topic_authorized_operations=False,
+        )
         brokers = {broker.node_id: f"{broker.host}:{broker.port}" for broker in metadata.brokers}
         for found in metadata.topics:
             for place in found.partitions:

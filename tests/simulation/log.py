@@ -203,7 +203,9 @@ class Scenario:
         for machine in self._clients:
             machine.boot()
         await self._faults()
+        self._check_processes()
         await asyncio.sleep(SETTLE_S)
+        self._check_processes()
         for reader in self._readers:
             reader.stop = True
         for producer in self._producers:
