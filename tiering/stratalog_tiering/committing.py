@@ -43,7 +43,7 @@ async def commit_manifest(
         else:
             step = await _read_pointer(ports, core, pointer.key())
     if step is Next.COMMITTED:
-        await mark_committed(ports.store, pointer)
+        await _mark(ports, pointer)
         return True
     if step is Next.LOST:
         _log.info("manifest version %d of %s lost its race; its objects go", pointer.manifest_version, pointer.key())
@@ -57,6 +57,16 @@ async def commit_manifest(
 def own_objects(new: NewManifest) -> list[str]:
     """What storing ``new`` wrote."""
     return [new.key, *(key for key, _ in new.pages)]
+
+
+async def _mark(ports: WorkerPorts, pointer: ManifestPointer) -> None:
+    try:
+        await mark_committed(ports.store, pointer)
+    except StratalogError as failure:
+        # The commit stands all the same. Whoever next works on the partition writes the marker, and before any hot copy goes.
+        _log.warning(
+            "manifest version %d of %s is committed, its marker is not: %s", pointer.manifest_version, pointer.key(), failure
+        )
 
 
 async def _propose(ports: WorkerPorts, core: ManifestCommit, command: Command) -> tuple[Next, StratalogError | None]:

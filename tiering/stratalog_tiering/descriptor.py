@@ -48,7 +48,7 @@ class CommitMarker(msgspec.Struct, frozen=True, kw_only=True):
     format_version: int = FORMAT_VERSION
 
 
-_Kind = TypeVar("_Kind", ClusterDescriptor, TopicDescriptor, CommitMarker)
+_Kind = TypeVar("_Kind", bound=ClusterDescriptor | TopicDescriptor | CommitMarker)
 
 
 def encode_descriptor(descriptor: ClusterDescriptor | TopicDescriptor | CommitMarker) -> bytes:

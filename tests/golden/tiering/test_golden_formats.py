@@ -1,0 +1,136 @@
+"""Stored formats, byte by byte: what was once written must be read for ever, and written alike until the version rises.
+
+``segment.bin``, ``manifest.bin`` and ``page.bin`` were written by format version 1. If a test here fails, the format changed:
+give it a new version and a new golden file beside the old one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from stratalog_core.checkpoint import EpochStart, ProducerEntry, SequencedBatch
+from stratalog_core.records import Record, build_batch
+from stratalog_tiering.descriptor import ClusterDescriptor, CommitMarker, TopicDescriptor, decode_descriptor, encode_descriptor
+from stratalog_tiering.footer import AbortedTransaction
+from stratalog_tiering.manifest import (
+    Manifest,
+    ManifestPage,
+    PageRef,
+    RemovedObject,
+    SegmentEntry,
+    decode_manifest,
+    decode_page,
+    encode_manifest,
+    encode_page,
+    object_sha256,
+)
+from stratalog_tiering.object_keys import manifest_key, marker_key, page_key, segment_key, topic_key
+from stratalog_tiering.segment import SegmentFooter, SegmentIdentity, SegmentWriter, parse_footer
+
+HERE = Path(__file__).parent
+TOPIC = UUID("11112222-3333-4444-8555-666677778888")
+
+
+def golden(name: str, content: bytes) -> bytes:
+    """The golden bytes; written anew only when asked by ``STRATALOG_WRITE_GOLDEN``."""
+    path = HERE / name
+    if os.environ.get("STRATALOG_WRITE_GOLDEN"):
+        path.write_bytes(content)
+    return path.read_bytes()
+
+
+def make_segment() -> tuple[bytes, SegmentFooter]:
+    identity = SegmentIdentity(topic_id=TOPIC, topic_name="flights", partition=3, base_offset=100, ledger_ids=(7, 9))
+    writer = SegmentWriter(identity, block_bytes_target=150)
+    for base, epoch in ((100, 1), (102, 1), (104, 2)):
+        records = [Record(offset=base + n, timestamp_ms=1_700_000_000_000 - n, key=b"k", value=b"value") for n in range(2)]
+        writer.append(bytes(build_batch(records, leader_epoch=epoch)))
+    footer = writer.finish(
+        created_at_ms=1_700_000_001_000,
+        leader_epochs=(EpochStart(0, 0), EpochStart(1, 90), EpochStart(2, 104)),
+        aborted_transactions=(AbortedTransaction(producer_id=5, first_offset=100, last_offset=103),),
+        producers=(ProducerEntry(4, 1, (SequencedBatch(0, 1, 105, 1_700_000_000_000),)),),
+    )
+    return b"".join(bytes(part) for part in writer.take_parts()), footer
+
+
+def entry(base: int, end: int) -> SegmentEntry:
+    return SegmentEntry(
+        key=segment_key(TOPIC, 3, base, 2, 0xABCD), base_offset=base, end_offset=end, object_bytes=1000, data_bytes=900,
+        record_count=end - base, max_timestamp_ms=1_700_000_000_000, first_timestamp_min_ms=1_600_000_000_000,
+        merkle_root=hashlib.sha256(b"root").digest(), footer_sha256=hashlib.sha256(b"footer").digest(),
+        leader_epochs=(EpochStart(2, base),), created_at_ms=1_700_000_001_000,
+    )  # fmt: skip
+
+
+def make_page() -> ManifestPage:
+    return ManifestPage(topic_id=TOPIC, partition=3, segments=(entry(100, 110), entry(110, 125)))
+
+
+def make_manifest() -> Manifest:
+    page = encode_page(make_page())
+    ref = PageRef(
+        key=page_key(TOPIC, 3, 100, 0, 0x1234), sha256=object_sha256(page), object_bytes=len(page), level=0, base_offset=110,
+        end_offset=125, max_timestamp_ms=1_700_000_000_000, segment_count=1,
+    )  # fmt: skip
+    return Manifest(
+        topic_id=TOPIC, topic_name="flights", partition=3, version=12, previous_key=manifest_key(TOPIC, 3, 11, 0x55),
+        previous_sha256=hashlib.sha256(b"previous").digest(), created_at_ms=1_700_000_002_000, writer="tiering-1",
+        start_offset=110, end_offset=140, record_count=30, cold_bytes=2000, pages=(ref,), segments=(entry(125, 140),),
+        removed=(RemovedObject(key=segment_key(TOPIC, 3, 100, 2, 0xABCD), removed_at_ms=1_700_000_001_500),),
+    )  # fmt: skip
+
+
+def test_segment() -> None:
+    content, footer = make_segment()
+    stored = golden("segment.bin", content)
+    assert stored == content
+    assert parse_footer(stored, len(stored)) == footer
+
+
+def test_manifest() -> None:
+    stored = golden("manifest.bin", encode_manifest(make_manifest()))
+    assert stored == encode_manifest(make_manifest())
+    assert decode_manifest(stored) == make_manifest()
+
+
+def test_page() -> None:
+    stored = golden("page.bin", encode_page(make_page()))
+    assert stored == encode_page(make_page())
+    assert decode_page(stored, object_sha256(stored)) == make_page()
+
+
+@pytest.mark.parametrize(
+    ("name", "descriptor"),
+    [
+        ("cluster.json", ClusterDescriptor(cluster_id="AAAAAAAAAAAAAAAAAAAAAA")),
+        (
+            "topic.json",
+            TopicDescriptor(
+                topic_id=TOPIC, name="flights", partition_count=12, replication_factor=3, configs={"retention.ms": "-1"}
+            ),
+        ),
+        ("marker.json", CommitMarker(manifest_key=manifest_key(TOPIC, 3, 12, 0x66), manifest_version=12, sha256="ab" * 32)),
+    ],
+)
+def test_descriptors(name: str, descriptor: ClusterDescriptor | TopicDescriptor | CommitMarker) -> None:
+    stored = golden(name, encode_descriptor(descriptor))
+    assert stored == encode_descriptor(descriptor)
+    assert decode_descriptor(stored, type(descriptor), name) == descriptor
+
+
+def test_keys() -> None:
+    topic = "11112222333344448555666677778888"
+    assert topic_key(TOPIC) == f"topics/{topic}.json"
+    assert (
+        segment_key(TOPIC, 3, 100, 2, 0xABCD) == f"segments/{topic}/3/00000000000000000100-0000000002-000000000000abcd.segment"
+    )
+    assert page_key(TOPIC, 3, 100, 1, 0x1234) == f"pages/{topic}/3/00000000000000000100-1-0000000000001234.page"
+    manifest = manifest_key(TOPIC, 3, 12, 0x66)
+    assert manifest == f"manifests/{topic}/3/fffffffffffffff3-12-0000000000000066.manifest"
+    assert marker_key(manifest) == f"manifests/{topic}/3/fffffffffffffff3-12-0000000000000066.committed"
