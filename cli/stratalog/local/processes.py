@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -15,6 +16,8 @@ import psutil
 from stratalog.local.state import ProcessState
 
 _START_TIME_TOLERANCE_S = 2.0
+_KILL_TIMEOUT_S = 5.0
+_POLL_S = 0.02
 
 
 def launch(process: ProcessState, command: Sequence[str], *, log: Path, environ: Mapping[str, str]) -> ProcessState:
@@ -54,28 +57,36 @@ def running(process: ProcessState) -> psutil.Process | None:
 
 def stop(processes: Sequence[ProcessState], *, grace_s: float) -> list[str]:
     """SIGTERM to all, SIGKILL to those that have not ended after ``grace_s``; names of the latter."""
-    live = {found.pid: process.name for process in processes if (found := running(process)) is not None}
-    handles = [psutil.Process(pid) for pid in live]
-    for handle in handles:
-        _signal(handle, signal.SIGTERM)
-    _, stubborn = psutil.wait_procs(handles, timeout=grace_s)
-    for handle in stubborn:
-        _signal(handle, signal.SIGKILL)
-    psutil.wait_procs(stubborn, timeout=grace_s)
-    return [live[handle.pid] for handle in stubborn]
+    for process in processes:
+        _signal(process, signal.SIGTERM)
+    stubborn = _wait(processes, grace_s)
+    for process in stubborn:
+        _signal(process, signal.SIGKILL)
+    _wait(stubborn, grace_s)
+    return [process.name for process in stubborn]
 
 
 def kill(process: ProcessState) -> bool:
     """SIGKILL, as a crash; false if it was not running."""
-    found = running(process)
-    if found is None:
+    if running(process) is None:
         return False
-    _signal(found, signal.SIGKILL)
-    psutil.wait_procs([found], timeout=5)
+    _signal(process, signal.SIGKILL)
+    _wait([process], _KILL_TIMEOUT_S)
     return True
 
 
-def _signal(handle: psutil.Process, number: signal.Signals) -> None:
+def _wait(processes: Sequence[ProcessState], timeout_s: float) -> list[ProcessState]:
+    """Those that still run after ``timeout_s``. One that its parent has not reaped yet has ended."""
+    deadline = time.monotonic() + timeout_s
+    while (left := [process for process in processes if running(process)]) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+    return left
+
+
+def _signal(process: ProcessState, number: signal.Signals) -> None:
+    handle = running(process)
+    if handle is None:
+        return
     try:
         handle.send_signal(number)
     except psutil.NoSuchProcess:
