@@ -67,6 +67,11 @@ types: .venv/.test  ## strict type check of code and tests
 bench: .venv/.test  ## measure against Apache Kafka in the same run; writes docs/benchmarks.md
 	$(BIN)/python -m benchmarks.compare
 
+.PHONY: sim
+sim: .venv/.test  ## simulate whole clusters from seeds: SEEDS=20 FIRST_SEED=1, or SEED=7 for one with its trace; SCENARIO=log
+	PYTHONPATH=tests $(BIN)/python -m simulation --scenario $(or $(SCENARIO),all) \
+		$(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),20) --first-seed $(or $(FIRST_SEED),1))
+
 .PHONY: clean
 clean:  ## delete what the other targets made here (the tools' cache stays)
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage htmlcov dist data spark-warehouse

@@ -192,9 +192,8 @@ class Scenario:
     def servers(self) -> list[Machine]:
         return [*self.metadata, *self.bookies, *self.brokers, *self.tiering]
 
-    def simulate(self) -> list[str]:
+    def simulate(self) -> None:
         self.world.loop.run_until_complete(self._run())
-        return self.world.trace
 
     async def _run(self) -> None:
         for machine in self.servers:

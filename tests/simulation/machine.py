@@ -25,6 +25,7 @@ class World:
         self.network = Network(self.loop, self.random("network"))
         self.streams = Streams(self.loop, self.network)
         self.trace: list[str] = []
+        self.failure = ""
 
     def random(self, name: str) -> random.Random:
         return random.Random(f"{self.seed}/{name}")

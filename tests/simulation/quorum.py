@@ -86,9 +86,8 @@ class CountingClient:
         self._history.counted += 1
 
 
-def simulate(seed: int) -> list[str]:
-    """One run; returns its trace. Raises ``AssertionError`` when an invariant does not hold."""
-    world = World(seed)
+def simulate(world: World) -> None:
+    """One run. Raises ``AssertionError`` when an invariant does not hold."""
     nodes = [Machine(world, address.partition(":")[0], run_metadata_node) for address in metadata_addresses()]
     history = History()
     workers = [CountingClient(history) for _ in range(CLIENTS)]
@@ -115,7 +114,6 @@ def simulate(seed: int) -> list[str]:
         if machine.failure is not None:
             raise AssertionError(f"{machine.name} failed") from machine.failure
     world.note(f"{len(history.allocated)} allocations, {history.counted} counts, {history.errors} refusals")
-    return world.trace
 
 
 async def _check(world: World, history: History) -> None:
