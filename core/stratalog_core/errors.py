@@ -38,7 +38,7 @@ class StratalogError(Exception):
 
     code: ClassVar[str] = "error"
 
-    def __init__(self, message: str = "", **detail: Any) -> None:
+    def __init__(self, message: str = "", /, **detail: Any) -> None:
         super().__init__(message or self.code)
         self.message = message or self.code
         self.detail: dict[str, Any] = detail

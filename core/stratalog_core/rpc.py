@@ -153,6 +153,10 @@ class TcpRequest:
         assert not self._answered, "a request is answered once"
         self._answered = True
         body_bytes = sum(map(len, parts))
+        if body_bytes > framing.FRAME_BYTES_MAX - framing.HEADER_BYTES:
+            limit = f"an answer of {body_bytes} bytes exceeds the frame limit of {framing.FRAME_BYTES_MAX}: ask for less"
+            kind, parts = framing.ERROR, (framing.encode_error(Invalid(limit)),)
+            body_bytes = len(parts[0])
         header = framing.pack_header(kind, self.method, self._correlation, body_bytes)
         self._connection.answered(len(self.body))
         self._connection.write((header, *parts))
@@ -219,6 +223,7 @@ class _ClientConnection(FrameProtocol):
     def __init__(self, channel: TcpChannel) -> None:
         super().__init__()
         self._channel = channel
+        self.lost = False
 
     def frame_received(self, frame: memoryview) -> None:
         kind, _, correlation = framing.unpack_header(frame)
@@ -228,6 +233,7 @@ class _ClientConnection(FrameProtocol):
         self._channel.answered(correlation, framing.decode_error(body) if kind == framing.ERROR else body)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.lost = True
         self._channel.disconnected(self)
 
 
@@ -235,6 +241,7 @@ class TcpChannel:
     """Requests to one address; see :class:`stratalog_core.ports.Channel`."""
 
     def __init__(self, address: str) -> None:
+        self._host, self._port = split_address(address)
         self._address = address
         self._loop = asyncio.get_running_loop()
         self._connection: _ClientConnection | None = None
@@ -292,16 +299,14 @@ class TcpChannel:
         return await future
 
     async def _connect(self) -> None:
-        host, port = split_address(self._address)
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                _, connection = await self._loop.create_connection(lambda: _ClientConnection(self), host, port)
+                _, connection = await self._loop.create_connection(lambda: _ClientConnection(self), self._host, self._port)
         except (OSError, TimeoutError) as failure:
-            self._connecting = None
-            error = Unavailable(f"cannot connect to {self._address}: {failure or 'timed out'}")
-            waiting, self._waiting = self._waiting, {}
-            for correlation in waiting:
-                self.answered(correlation, error)
+            self._not_connected(f"cannot connect to {self._address}: {failure or 'timed out'}")
+            return
+        if connection.lost:
+            self._not_connected(f"{self._address} closed the connection at once")
             return
         self._connecting = None
         self._connection = connection
@@ -309,6 +314,16 @@ class TcpChannel:
         for correlation, (method, parts) in waiting.items():
             body_bytes = sum(map(len, parts))
             connection.write((framing.pack_header(framing.REQUEST, method, correlation, body_bytes), *parts))
+
+    def _not_connected(self, reason: str) -> None:
+        self._connecting = None
+        self._fail_waiting(Unavailable(reason))
+
+    def _fail_waiting(self, error: Unavailable) -> None:
+        """Fail the requests that never left."""
+        waiting, self._waiting = self._waiting, {}
+        for correlation in waiting:
+            self.answered(correlation, error)
 
     def answered(self, correlation: int, answer: memoryview | StratalogError) -> None:
         """Hand an answer to whoever waits for it; an answer that comes after its time-out has no one left."""
@@ -345,6 +360,7 @@ class TcpChannel:
         if self._connection is not None:
             self._connection.abort()
             self._connection = None
+        self._fail_waiting(Unavailable(f"the channel to {self._address} was closed"))
         for correlation in list(self._pending):
             self.answered(correlation, OutcomeUnknown(f"the channel to {self._address} was closed"))
         if self._sweep is not None:

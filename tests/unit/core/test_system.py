@@ -1,0 +1,90 @@
+"""The real clock, files and threads."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> SystemFiles:
+    return SystemFiles(tmp_path / "data")
+
+
+def test_positional_reads_and_writes(files: SystemFiles) -> None:
+    file = files.open("log", create=True)
+    file.pwritev([b"abc", bytearray(b"de"), memoryview(b"f")], 4)
+    assert file.size() == 10
+    assert file.pread(100, 4) == b"abcdef"
+    assert file.pread(2, 5) == b"bc"
+    assert file.pread(4, 0) == b"\x00" * 4
+    assert file.pread(5, 10) == b""
+    file.datasync()
+    file.truncate(5)
+    assert file.size() == 5
+    file.close()
+    file.close()
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.integers(0, 40), max_size=60), st.integers(0, 10**6))
+def test_gathered_writes_of_any_shape(tmp_path_factory: pytest.TempPathFactory, sizes: list[int], seed: int) -> None:
+    files = SystemFiles(tmp_path_factory.mktemp("files"))
+    buffers = [Random(seed + number).randbytes(size) for number, size in enumerate(sizes)] * 40
+    file = files.open("log", create=True)
+    file.pwritev(buffers, 7)
+    content = b"".join(buffers)
+    assert file.pread(len(content) + 9, 7) == content
+    file.close()
+
+
+def test_a_file_that_is_not_there_is_not_created_by_opening(files: SystemFiles) -> None:
+    with pytest.raises(FileNotFoundError):
+        files.open("missing")
+    with pytest.raises(FileNotFoundError):
+        files.read("missing")
+
+
+def test_atomic_writes_replace_whole_contents(files: SystemFiles) -> None:
+    files.make_directory("a/b")
+    files.write_atomic("a/b/state", b"one" * 1000)
+    files.write_atomic("a/b/state", b"two")
+    assert files.read("a/b/state") == b"two"
+    assert files.list("a/b") == ["state"]
+
+
+def test_names_are_listed_renamed_and_removed(files: SystemFiles) -> None:
+    assert files.list("nowhere") == []
+    for name in ("c", "a", "b"):
+        files.open(name, create=True).close()
+    files.rename("c", "d")
+    files.remove("a")
+    files.sync_directory(".")
+    assert files.list(".") == ["b", "d"]
+    assert files.exists("b")
+    assert not files.exists("c")
+    assert files.free_bytes() > 0
+
+
+def test_time_goes_forward() -> None:
+    clock = SystemClock()
+    first = clock.monotonic()
+    assert clock.monotonic() >= first
+    assert clock.wall_ms() > 1_600_000_000_000
+
+
+async def test_blocking_calls_run_aside_and_raise_here() -> None:
+    background = ThreadBackground(2, "test-background")
+    try:
+        assert (await background.run(threading.current_thread)).name.startswith("test-background")
+        with pytest.raises(ZeroDivisionError):
+            await background.run(lambda: 1 // 0)
+    finally:
+        background.close()
