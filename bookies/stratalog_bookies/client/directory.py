@@ -66,9 +66,6 @@ class BookieDirectory:
         """``bookie`` was slow or failed to answer a read: reads ask others first for a while, writes are not concerned."""
         self.read_health.failed(bookie, self._clock.monotonic())
 
-    def is_avoided(self, bookie: str) -> bool:
-        return self.health.is_avoided(bookie, self._clock.monotonic())
-
     def count_ledger(self, bookies: Sequence[str], change: int) -> None:
         """One more (or less) open ledger writes to ``bookies``: placement spreads by this."""
         for bookie in bookies:

@@ -7,7 +7,7 @@ was confirmed when that fragment was committed, which is why recovery never need
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import msgspec
 
@@ -25,6 +25,12 @@ def write_bookies(ledger: Ledger, entry_id: int) -> tuple[str, ...]:
     """Bookies that store ``entry_id``, in the order of its write set."""
     bookies = fragment_of(ledger, entry_id).bookies
     return tuple(bookies[position] for position in quorum.write_set(entry_id, len(bookies), ledger.write_quorum))
+
+
+def write_masks(ensemble_size: int, write_quorum: int) -> list[int]:
+    """Ensemble positions of each entry as bits, by entry id modulo the ensemble size."""
+    sets = [quorum.write_set(first, ensemble_size, write_quorum) for first in range(ensemble_size)]
+    return [sum(1 << position for position in positions) for positions in sets]
 
 
 def is_striped(ledger: Ledger) -> bool:
@@ -45,8 +51,3 @@ def with_replacements(ledger: Ledger, first_entry: int, replacements: Mapping[in
     kept = ledger.fragments[:-1] if last.first_entry == first_entry else ledger.fragments
     changed = Fragment(first_entry=first_entry, bookies=bookies)
     return msgspec.structs.replace(ledger, fragments=(*kept, changed))
-
-
-def bookies_of(ledgers: Iterable[Ledger]) -> set[str]:
-    """Every bookie that a record names."""
-    return {bookie for ledger in ledgers for fragment in ledger.fragments for bookie in fragment.bookies}

@@ -155,6 +155,7 @@ class LedgerClient:
     async def close(self) -> None:
         """Stop. Writers that are open stay as they are in metadata: whoever owns the partition next recovers them."""
         self._tick.cancel()
+        self._services.sender.close()
         for holder in list(self._busy):
             if isinstance(holder, LedgerWriter):
                 holder.abandon()

@@ -9,7 +9,7 @@ from typing import Final
 
 from stratalog_bookies.client.directory import BookieDirectory
 from stratalog_bookies.client.entry import Entry, EntryHead
-from stratalog_bookies.client.reader import Ask, ReadPlan
+from stratalog_bookies.client.reader import STRIPED_ENTRIES_MAX, Ask, ReadPlan
 from stratalog_bookies.client.requests import BookieRequests
 from stratalog_bookies.messages import LedgerTail, Range, RangeAnswer, ReadEntry, Status, entry_matches
 from stratalog_core.errors import StratalogError, Unavailable
@@ -39,7 +39,9 @@ class LedgerReads:
 
     async def entries(self, ledger: Ledger, first: int, last: int, bytes_max: int) -> list[Entry]:
         """A gapless run from ``first`` on. Raises ``NoSuchEntry``, ``Unavailable``."""
-        plan = self._plan(ledger, first, last, accept=partial(entry_matches, ledger.ledger_id))
+        # A striped ledger is asked for as many entries as may fit: most have a kibibyte or more.
+        striped_max = min(max(bytes_max // 1024, 16), STRIPED_ENTRIES_MAX)
+        plan = self._plan(ledger, first, last, striped_max, accept=partial(entry_matches, ledger.ledger_id))
         await self._carry_out(plan, partial(self._fetch_entries, ledger, bytes_max))
         return [Entry(entry.entry_id, entry.payload) for entry in plan.result(bytes_max)]
 
@@ -47,7 +49,7 @@ class LedgerReads:
         """Every entry from ``first`` to ``last``, in as many requests as it takes. Raises ``NoSuchEntry``, ``Unavailable``."""
         heads: list[EntryHead] = []
         while first <= last:
-            plan = self._plan(ledger, first, last, accept=_accept_any)
+            plan = self._plan(ledger, first, last, STRIPED_ENTRIES_MAX, accept=_accept_any)
             await self._carry_out(plan, partial(self._fetch_heads, ledger, head_bytes))
             run = plan.result()
             heads.extend(EntryHead(entry.entry_id, entry.payload_bytes, bytes(entry.payload)) for entry in run)
@@ -76,9 +78,10 @@ class LedgerReads:
                 return lac
         raise Unavailable(f"too few bookies told the LAC of ledger {ledger.ledger_id} ({'; '.join(reasons)})")
 
-    def _plan(self, ledger: Ledger, first: int, last: int, accept: Callable[[ReadEntry], bool]) -> ReadPlan:
+    def _plan(self, ledger: Ledger, first: int, last: int, striped_max: int, accept: Callable[[ReadEntry], bool]) -> ReadPlan:
         turn = self._random.randrange(ledger.ensemble_size)
-        return ReadPlan(ledger, first, last, avoid=self._directory.avoided(), accept=accept, turn=turn)
+        avoid = self._directory.avoided()
+        return ReadPlan(ledger, first, last, avoid=avoid, accept=accept, turn=turn, striped_max=striped_max)
 
     async def _carry_out(self, plan: ReadPlan, fetch: Fetch) -> None:
         """Until the plan is finished, or the deadline is over: then its result says what there is."""

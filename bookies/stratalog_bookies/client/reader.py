@@ -17,7 +17,7 @@ from stratalog_core.errors import Invalid, NoSuchEntry, Unavailable
 from stratalog_metadata.records import Ledger
 
 STRIPED_ENTRIES_MAX = 1024
-"""Entries of a striped ledger that are asked for at once."""
+"""Entries of a striped ledger that are asked for at once, at most: each is a range of its own."""
 
 Accept = Callable[[ReadEntry], bool]
 
@@ -47,8 +47,21 @@ class _Piece:
 class ReadPlan:
     """One read of ``first`` to ``last``: ``start`` says whom to ask, each answer whom to ask next, until ``is_finished``."""
 
-    def __init__(self, ledger: Ledger, first: int, last: int, *, avoid: Collection[str], accept: Accept, turn: int = 0) -> None:
-        """``avoid`` are bookies to ask last; ``turn`` rotates the choice among equals (pass something random)."""
+    def __init__(
+        self,
+        ledger: Ledger,
+        first: int,
+        last: int,
+        *,
+        avoid: Collection[str],
+        accept: Accept,
+        turn: int = 0,
+        striped_max: int = STRIPED_ENTRIES_MAX,
+    ) -> None:
+        """``avoid`` are bookies to ask last; ``turn`` rotates the choice among equals (pass something random).
+
+        Of a striped ledger no more than ``striped_max`` entries are asked for.
+        """
         if not 0 <= first <= last:
             raise Invalid(f"entries {first} to {last} are no range")
         self._ledger = ledger
@@ -57,7 +70,7 @@ class ReadPlan:
         self._accept = accept
         self._entries: dict[int, ReadEntry] = {}
         self._pieces = [
-            _Piece(begin, end, _replicas(ledger, begin, avoid, turn)) for begin, end in _cut(ledger, first, last)
+            _Piece(begin, end, _replicas(ledger, begin, avoid, turn)) for begin, end in _cut(ledger, first, last, striped_max)
         ]  # fmt: skip
 
     def start(self) -> list[Ask]:
@@ -127,9 +140,9 @@ class ReadPlan:
         raise Unavailable(f"entry {self._first} of ledger {ledger_id} could not be read ({'; '.join(piece.failures)})")
 
 
-def _cut(ledger: Ledger, first: int, last: int) -> Iterator[tuple[int, int]]:
+def _cut(ledger: Ledger, first: int, last: int, striped_max: int) -> Iterator[tuple[int, int]]:
     if is_striped(ledger):
-        yield from ((entry_id, entry_id) for entry_id in range(first, min(last, first + STRIPED_ENTRIES_MAX - 1) + 1))
+        yield from ((entry_id, entry_id) for entry_id in range(first, min(last, first + striped_max - 1) + 1))
         return
     starts = [fragment.first_entry for fragment in ledger.fragments if first < fragment.first_entry <= last]
     for begin, following in zip([first, *starts], [*starts, last + 1], strict=True):

@@ -56,6 +56,7 @@ class AddSender:
         self._loop = asyncio.get_running_loop()
         self._lanes: dict[str, _Lane] = {}
         self._scheduled = False
+        self._closed = False
         self._encoded: tuple[list[PendingEntry], list[Buffer]] = ([], [])
 
     def send(self, targets: Sequence[str], entry: PendingEntry) -> None:
@@ -124,6 +125,8 @@ class AddSender:
         payload_bytes: int,
         answer: memoryview | StratalogError,
     ) -> None:
+        if self._closed:
+            return
         lane.in_flight_bytes -= payload_bytes
         if generation == lane.generation:
             lane.outstanding -= 1
@@ -197,6 +200,11 @@ class AddSender:
             lane.silent_ticks += 1
             if lane.silent_ticks > self._silent_ticks_max:
                 self._fail(lane, f"it confirmed nothing for {self._settings.bookie_silence_ms} ms")
+
+    def close(self) -> None:
+        """Send nothing more and heed no answer."""
+        self._closed = True
+        self._lanes.clear()
 
     def _fail(self, lane: _Lane, reason: str) -> None:
         """Forget what waits for the bookie; its writers send again what they still hold when they replace or revive it."""

@@ -18,15 +18,15 @@ It does not choose bookies (placement.py), keep time, or send.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from stratalog_bookies.client.entry import AddSink, PendingEntry, pack_header
-from stratalog_bookies.client.fragments import with_replacements
+from stratalog_bookies.client.fragments import with_replacements, write_masks
 from stratalog_bookies.messages import RECOVERY_ADD, Status
 from stratalog_core.errors import Corrupt, Invalid, LedgerFenced, OutcomeUnknown, StratalogError
 from stratalog_core.ports import Buffer
-from stratalog_core.quorum import check_quorums, write_set
+from stratalog_core.quorum import check_quorums
 from stratalog_metadata.records import Ledger
 
 
@@ -53,7 +53,7 @@ class LedgerWriterCore:
         self._ledger_id = ledger.ledger_id
         self._ack_quorum = ledger.ack_quorum
         self._flags = RECOVERY_ADD if recovering else 0
-        self._masks = _write_masks(ledger.ensemble_size, ledger.write_quorum)
+        self._masks = write_masks(ledger.ensemble_size, ledger.write_quorum)
         self._entries: dict[int, PendingEntry] = {}
         self._failed = 0
         self._given_up = 0
@@ -314,8 +314,3 @@ class LedgerWriterCore:
         if self.error is None:
             assert all(entry_id in self._entries for entry_id in range(self.lac + 1, self.next_entry_id))
         assert (self._leaving != 0) == (self._proposed is not None)
-
-
-def _write_masks(ensemble_size: int, write_quorum: int) -> Sequence[int]:
-    """Ensemble positions of each entry as a mask, by entry id modulo the ensemble size."""
-    return [sum(1 << position for position in write_set(first, ensemble_size, write_quorum)) for first in range(ensemble_size)]
