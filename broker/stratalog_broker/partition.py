@@ -118,6 +118,12 @@ class RollLimits:
     idle_ms: int
 
 
+def _readable(epochs: list[EpochStart], log_start_offset: int) -> list[EpochStart]:
+    """The history without epochs of which retention has left nothing."""
+    gone = sum(following.start_offset <= log_start_offset for following in epochs[1:])
+    return epochs[gone:]
+
+
 class PartitionCore:
     """See the module's header. Times are monotonic milliseconds."""
 
@@ -143,10 +149,10 @@ class PartitionCore:
         self.queue_bytes = 0
         self.pending: deque[PendingBatch] = deque()
         self._first_copies: deque[PendingBatch] = deque()
-        self.leader_epochs = [
-            *(e for e in leader_epochs if e.start_offset < next_offset),
-            EpochStart(leader_epoch, next_offset),
-        ]
+        earlier = [start for start in leader_epochs if start.start_offset < next_offset]
+        self.leader_epochs = _readable(earlier, log_start_offset)
+        if not earlier or earlier[-1].epoch < leader_epoch:
+            self.leader_epochs.append(EpochStart(leader_epoch, next_offset))
 
     # -- appends -------------------------------------------------------------------------------------------------------
 

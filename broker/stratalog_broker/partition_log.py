@@ -26,7 +26,7 @@ from stratalog_core.checkpoint import encode_checkpoint
 from stratalog_core.errors import Conflict, Fenced, NotLeader, Overloaded, Retriable, StratalogError, Unavailable
 from stratalog_core.ids import TopicPartition
 from stratalog_metadata.commands import Delete, EpochIs, Put, Update, VersionIs
-from stratalog_metadata.records import Ledger, LedgerRef, Log, Topic, ledger_key, log_key, partition_key
+from stratalog_metadata.records import Ledger, LedgerRef, LedgerState, Log, Topic, ledger_key, log_key, partition_key
 
 if TYPE_CHECKING:
     from stratalog_broker.context import BrokerServices
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _RETRY_S: Final = 0.1
+_ROOM_RETRY_S: Final = 0.02
 _LEDGERS_KEPT_OF_INTERNAL_TOPIC: Final = 1
 """Sealed ledgers that an internal topic keeps beside the new one, whose checkpoint is not durable yet when it is opened."""
 
@@ -71,6 +72,7 @@ class PartitionLog:
         self._sealing: asyncio.Task[None] | None = None
         self._dropping: asyncio.Task[None] | None = None
         self._seal_waiters: list[asyncio.Future[int]] = []
+        self._retry: asyncio.TimerHandle | None = None
         self.update_topic(topic)
 
     def update_topic(self, topic: Topic) -> None:
@@ -113,22 +115,34 @@ class PartitionLog:
         core = self.core
         base_offset = core.next_offset
         assign_offset(batch, base_offset, core.leader_epoch)
-        if core.writable:
-            assert self._writer is not None
-            entry_id = self._writer.append(batch)
-            pending = core.place(batch, header, base_offset, acks)
-            pending.on_done, pending.on_confirmed = on_done, on_confirmed
-            core.written(pending, entry_id, self._now_ms())
-        else:
-            if core.queue_bytes > self._services.settings.partition_queue_bytes:
-                raise Overloaded(f"{core.queue_bytes} bytes wait for the next ledger of {self.topic_partition}")
-            pending = core.place(batch, header, base_offset, acks)
-            pending.on_done, pending.on_confirmed = on_done, on_confirmed
+        entry_id = self._write(batch) if core.writable else None
+        if entry_id is None and core.queue_bytes > self._services.settings.partition_queue_bytes:
+            raise Overloaded(f"{core.queue_bytes} bytes wait for the ledger of {self.topic_partition}")
+        pending = core.place(batch, header, base_offset, acks)
+        pending.on_done, pending.on_confirmed = on_done, on_confirmed
+        if entry_id is None:
             core.enqueue(pending)
+        else:
+            core.written(pending, entry_id, self._now_ms())
         self.tail.append(base_offset, pending.end_offset, batch)
         if core.state is not State.OPEN:
             self._act()
         return base_offset
+
+    def _write(self, batch: memoryview) -> int | None:
+        """Entry id that the batch got, or None if the writer has no room now: then it waits in the queue."""
+        assert self._writer is not None
+        try:
+            return self._writer.append(batch)
+        except Overloaded:
+            if self._retry is None:
+                self._retry = asyncio.get_running_loop().call_later(_ROOM_RETRY_S, self._room_retry)
+            return None
+
+    def _room_retry(self) -> None:
+        self._retry = None
+        self._write_queued()
+        self._act()
 
     async def append_internal(self, batch: bytearray) -> int:
         """Append one batch of an internal topic and wait for the quorum; see ``Partitions.append_internal``."""
@@ -206,8 +220,12 @@ class PartitionLog:
     def _write_queued(self) -> None:
         while self._writer is not None and (pending := self.core.next_queued()) is not None:
             try:
-                entry_id = self._writer.append(pending.batch)
-            except Overloaded:
+                entry_id = self._write(pending.batch)
+            except StratalogError as failure:
+                self.core.put_back(pending)
+                self._lose(failure)
+                return
+            if entry_id is None:
                 self.core.put_back(pending)
                 return
             self.core.written(pending, entry_id, self._now_ms())
@@ -222,6 +240,7 @@ class PartitionLog:
             self._lose(failure if isinstance(failure, StratalogError) else Unavailable("the next ledger did not open in time"))
             return
         if self.core.state is not State.OPENING:
+            writer.abandon()
             return
         self._writer = writer
         for part in encode_checkpoint(instruction.checkpoint):
@@ -245,6 +264,7 @@ class PartitionLog:
         versioned = self._services.view.get(key)
         if versioned is None or not isinstance(versioned.record, Log):
             raise NotLeader(f"{identity} has no log: its topic was deleted")
+        await self._close_leftovers(versioned.record)
         log, dropped = self._retained(versioned.record)
 
         def updates(ledger: Ledger) -> tuple[Update, ...]:
@@ -267,8 +287,16 @@ class PartitionLog:
         writer = await self._services.ledgers.create(spec, requirements=requirements, updates=updates, listener=reports)
         reports.ledger_id = writer.ledger.ledger_id
         if dropped:
+            self.core.log_start_offset = max(self.core.log_start_offset, log.log_start_offset)
             self._dropping = asyncio.get_running_loop().create_task(self._delete([old.ledger_id for old in dropped]))
         return writer
+
+    async def _close_leftovers(self, log: Log) -> None:
+        """Seal empty ledgers that an earlier attempt of unknown outcome left open; ours are all sealed by now."""
+        records = (self._services.view.find(Ledger, ledger_key(ref.ledger_id)) for ref in log.ledgers)
+        leftovers = [record.ledger_id for record in records if record is not None and record.state is not LedgerState.CLOSED]
+        if leftovers:
+            await self._services.ledgers.recover(leftovers, requirements=(self.requirement,))
 
     async def _delete(self, ledger_ids: list[int]) -> None:
         """Tell the bookies; if that fails, their own collection finds out."""
@@ -281,7 +309,6 @@ class PartitionLog:
             return log, ()
         dropped, kept = log.ledgers[:-_LEDGERS_KEPT_OF_INTERNAL_TOPIC], log.ledgers[-_LEDGERS_KEPT_OF_INTERNAL_TOPIC:]
         start = max(log.log_start_offset, kept[0].base_offset)
-        self.core.log_start_offset = start
         return Log(topic_id=log.topic_id, index=log.index, ledgers=kept, log_start_offset=start), dropped
 
     async def _seal(self, writer: LedgerWriter, instruction: Seal, before: asyncio.Task[None] | None) -> None:
@@ -329,6 +356,8 @@ class PartitionLog:
         self.is_serving = False
         if self._writer is not None:
             self._writer.abandon()
+        if self._retry is not None:
+            self._retry.cancel()
         for pending in self.core.resign():
             _settle(pending, None)
         for waiter in self._seal_waiters:

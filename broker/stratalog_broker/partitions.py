@@ -58,6 +58,7 @@ class Partitions:
         self._by_name: dict[tuple[bytes, int], PartitionLog] = {}
         self._by_id: dict[tuple[bytes, int], PartitionLog] = {}
         self._topics: dict[bytes, Topic] = {}
+        self._topics_index = -1
         self._wanted: dict[TopicPartition, Partition] = {}
         self._taking: set[TopicPartition] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -99,8 +100,10 @@ class Partitions:
     def topic_by_id(self, topic_id: bytes) -> Topic | None:
         """The topic with this id (sixteen bytes), wherever it is served."""
         topic = self._topics.get(topic_id)
-        if topic is None:
-            self._topics = {record.topic_id.bytes: record for record in self._services.view.all(Topic)}
+        view = self._services.view
+        if topic is None and self._topics_index != view.index:
+            self._topics_index = view.index
+            self._topics = {record.topic_id.bytes: record for record in view.all(Topic)}
             topic = self._topics.get(topic_id)
         return topic
 

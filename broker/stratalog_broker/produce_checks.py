@@ -12,6 +12,7 @@ from typing import Final
 from crc32c import crc32c
 from kio.schema.errors import ErrorCode
 
+from stratalog_bookies.client.ledger_writer import ENTRY_BYTES_MAX
 from stratalog_broker.topic_configs import TopicConfigs
 from stratalog_core.batch import (
     CONTROL_BIT,
@@ -48,10 +49,9 @@ def check_produced(batch: memoryview, configs: TopicConfigs, now_ms: int) -> Bat
     whole = header.batch_length + LENGTH_PREFIX_BYTES
     if whole != size:
         _refuse_size(whole, size)
-    if size > configs.max_message_bytes:
-        raise Refused(
-            ErrorCode.message_too_large, f"the batch has {size} bytes; max.message.bytes is {configs.max_message_bytes}"
-        )
+    limit = min(configs.max_message_bytes, ENTRY_BYTES_MAX)
+    if size > limit:
+        raise Refused(ErrorCode.message_too_large, f"the batch has {size} bytes; max.message.bytes allows {limit}")
     if crc32c(batch[CRC_START:]) != header.crc:
         raise Refused(ErrorCode.corrupt_message, "the batch does not match its CRC")
     _check_fields(header)

@@ -119,7 +119,6 @@ class MiniCluster:
         self.brokers[broker_id] = running
         return running
 
-
     async def start_tiering(self) -> TieringWorker:
         transport, clock, random = TcpTransport(), SystemClock(), Random()
         self.stack.push_async_callback(transport.close)
