@@ -29,7 +29,8 @@ from stratalog_metadata.records import Ledger, LedgerState, Versioned, ledger_ke
 
 Answer = TypeVar("Answer")
 _CHECKPOINT_MAGIC: Final = b"SLCK"
-_HEADS_AT_ONCE: Final = 16
+_HEADS_AT_ONCE: Final = 64
+"""Whole heads asked for at a time; of longer ledgers the sizes are asked for apart."""
 
 
 class _Rewriter(EntryPump):
@@ -135,6 +136,7 @@ class _Run:
             self.finished.set_exception(rewriter.core.error)
         elif self._protocol.end is not None and (rewriter is None or rewriter.core.lac >= self._protocol.end):
             self.finished.set_result(None)
+            self._timer.cancel()
 
     def stop(self) -> None:
         self._timer.cancel()
@@ -216,7 +218,11 @@ class LedgerRecoveries:
     async def _closed(self, ledger: Ledger) -> Ledger:
         """The record to close with: its size, and the offset after its last record, read from the entries' heads."""
         payload_bytes, end_offset = 0, ledger.base_offset
-        if ledger.last_entry >= 0:
+        if 0 <= ledger.last_entry < _HEADS_AT_ONCE:
+            heads = await self._reads.heads(ledger, 0, ledger.last_entry)
+            payload_bytes = sum(head.payload_bytes for head in heads)
+            end_offset = next((_next_offset(head) for head in reversed(heads) if _is_batch(head)), ledger.base_offset)
+        elif ledger.last_entry >= 0:
             sizes = await self._reads.heads(ledger, 0, ledger.last_entry, head_bytes=0)
             payload_bytes = sum(head.payload_bytes for head in sizes)
             end_offset = await self._end_offset(ledger)
@@ -230,11 +236,15 @@ class LedgerRecoveries:
         last = ledger.last_entry
         while last >= 0:
             first = max(last - _HEADS_AT_ONCE + 1, 0)
-            for head in reversed(await self._reads.heads(ledger, first, last, HEAD_BYTES)):
+            for head in reversed(await self._reads.heads(ledger, first, last)):
                 if _is_batch(head):
-                    return read_header(head.head).next_offset
+                    return _next_offset(head)
             last = first - 1
         return ledger.base_offset
+
+
+def _next_offset(head: EntryHead) -> int:
+    return read_header(head.head).next_offset
 
 
 def _is_batch(head: EntryHead) -> bool:

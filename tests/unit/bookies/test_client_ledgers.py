@@ -519,6 +519,29 @@ async def test_a_silent_bookie_costs_reads_one_hedge(cluster: Cluster) -> None:
     assert slow <= 2
 
 
+async def test_a_read_that_nobody_answers_ends_at_its_deadline(cluster: Cluster) -> None:
+    client = cluster.client(LedgerClientSettings(hedge_delay_ms=20, read_deadline_ms=200))
+    writer, _ = await open_writer(client)
+    writer.append(batch(100))
+    sealed = await writer.seal(101)
+    for name in list(cluster.bookies):
+        await cluster.stop_bookie(name)
+        await cluster.silent_bookie(name)
+    with pytest.raises(Unavailable):
+        await client.read(sealed, 0, 0, 100)
+
+
+async def test_a_long_ledger_is_measured_in_pieces(cluster: Cluster) -> None:
+    old, new = cluster.client(), cluster.client()
+    writer, recorder = await open_writer(old)
+    for number in range(200):
+        writer.append(batch(100 + number) if number < 120 else b"SLCK" + bytes(60))
+    await recorder.confirmed(199)
+    (closed,) = await new.recover([writer.ledger.ledger_id])
+    assert (closed.last_entry, closed.end_offset) == (199, 220)
+    assert closed.payload_bytes == 120 * len(batch(100)) + 80 * 64
+
+
 async def test_a_sealed_ledger_holds_nothing_for_a_dead_bookie(cluster: Cluster) -> None:
     client = cluster.client()
     await cluster.stop_bookie("bookie-1")
