@@ -181,6 +181,7 @@ class BrokerServer:
             on_lost=partitions.suspend,
         )
         await self._registration.start()
+        self._services.groups.start()
         self._sweeper = loop.call_later(_SWEEP_S, self._sweep)
 
     def _record(self) -> Broker:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeVar
+from uuid import UUID
 
 from kio.schema.errors import ErrorCode
 
-from stratalog_broker.groups.coordinator import Commit, CoordinatorLimits, GroupCoordinator, KeyValue, Work
+from stratalog_broker.groups.coordinator import Commit, CoordinatorLimits, GroupCoordinator, Work
 from stratalog_broker.groups.messages import (
     Answer,
     Instant,
@@ -22,6 +23,7 @@ from stratalog_broker.groups.messages import (
     SyncAnswer,
     SyncRequest,
 )
+from stratalog_broker.groups.records import OffsetsRecord
 from stratalog_broker.groups.store import GroupStore, TopicPartitionName
 from stratalog_broker.groups.writer import Append, RecordWriter
 from stratalog_broker.protocol.errors import KafkaError
@@ -128,13 +130,17 @@ class GroupApplication:
         error, errors, records = self.coordinator.plan_delete_offsets(group_id, partitions)
         return error, await self._write_for(errors, records)
 
-    def forget_topic(self, topic: str) -> None:
-        """The topic was deleted: its offsets go."""
+    def topics(self) -> set[str]:
+        """Names of all topics of which a group has committed offsets here."""
+        return {topic for table in self._store.offsets.values() for topic, _ in table} if self.is_loaded else set()
+
+    def forget_topic(self, topic: str, topic_id: UUID | None = None) -> None:
+        """The topic was deleted: its offsets go, but those of the topic of that name with ``topic_id``."""
         if self._coordinator is not None:
-            for _, records in self._coordinator.plan_topic_deletion(topic):
+            for _, records in self._coordinator.plan_topic_deletion(topic, topic_id):
                 self._writer.write(records, lambda _: None)
 
-    async def _write_for(self, errors: list[ErrorCode], records: Sequence[KeyValue]) -> list[ErrorCode]:
+    async def _write_for(self, errors: list[ErrorCode], records: Sequence[OffsetsRecord]) -> list[ErrorCode]:
         if not records:
             return errors
         written = await self._writer.written(records)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from uuid import UUID
 
 from kio.schema.errors import ErrorCode
 
@@ -32,14 +33,15 @@ from stratalog_broker.groups.rebalance import GroupState
 from stratalog_broker.groups.records import (
     CommittedOffset,
     OffsetKey,
+    OffsetsRecord,
     encode_group_key,
     encode_group_value,
     encode_offset_key,
     encode_offset_value,
+    is_of,
+    topic_id_headers,
 )
 from stratalog_broker.groups.store import GroupStore, TopicPartitionName
-
-KeyValue = tuple[bytes, bytes | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +62,7 @@ class Write:
 
     group_id: str
     token: int
-    records: tuple[KeyValue, ...]
+    records: tuple[OffsetsRecord, ...]
 
 
 Work = Answer | Write
@@ -75,6 +77,7 @@ class Commit:
     offset: int
     leader_epoch: int = -1
     metadata: str = ""
+    topic_id: UUID | None = None
 
 
 class GroupCoordinator:
@@ -176,7 +179,7 @@ class GroupCoordinator:
         generation: int,
         commits: Sequence[Commit],
         now: Instant,
-    ) -> tuple[list[ErrorCode], list[KeyValue]]:
+    ) -> tuple[list[ErrorCode], list[OffsetsRecord]]:
         """A code for each commit, and the records of those that are fine: they count once they are written."""
         error = self._check_commit(group_id, member_id, group_instance_id, generation, now)
         if error is not ErrorCode.none:
@@ -204,15 +207,16 @@ class GroupCoordinator:
             return ErrorCode.coordinator_not_available
         return ErrorCode.none
 
-    def _offset_record(self, group_id: str, commit: Commit, now: Instant) -> KeyValue:
+    def _offset_record(self, group_id: str, commit: Commit, now: Instant) -> OffsetsRecord:
         committed = CommittedOffset(
             offset=commit.offset, leader_epoch=commit.leader_epoch, metadata=commit.metadata, committed_at_ms=now.wall_ms
         )
-        return encode_offset_key(OffsetKey(group_id, commit.topic, commit.partition)), encode_offset_value(committed)
+        key = encode_offset_key(OffsetKey(group_id, commit.topic, commit.partition))
+        return OffsetsRecord(key, encode_offset_value(committed), topic_id_headers(commit.topic_id))
 
     # -- what administrators do
 
-    def plan_delete(self, group_id: str, now: Instant) -> tuple[ErrorCode, list[KeyValue]]:
+    def plan_delete(self, group_id: str, now: Instant) -> tuple[ErrorCode, list[OffsetsRecord]]:
         """DeleteGroups: the records that make a group without members vanish with all its offsets."""
         if not self._exists(group_id):
             return ErrorCode.group_id_not_found, []
@@ -225,7 +229,7 @@ class GroupCoordinator:
 
     def plan_delete_offsets(
         self, group_id: str, partitions: Sequence[TopicPartitionName]
-    ) -> tuple[ErrorCode, list[ErrorCode], list[KeyValue]]:
+    ) -> tuple[ErrorCode, list[ErrorCode], list[OffsetsRecord]]:
         """OffsetDelete: a code for the group, one for each partition, and the records."""
         if not self._exists(group_id):
             return ErrorCode.group_id_not_found, [], []
@@ -242,7 +246,7 @@ class GroupCoordinator:
 
     # -- what expires
 
-    def plan_expiry(self, now: Instant) -> list[tuple[str, list[KeyValue]]]:
+    def plan_expiry(self, now: Instant) -> list[tuple[str, list[OffsetsRecord]]]:
         """Per group the records that remove expired offsets, and groups that have nothing left (KIP-211)."""
         horizon_ms = now.wall_ms - self.limits.offsets_retention_ms
         planned = []
@@ -258,23 +262,27 @@ class GroupCoordinator:
                 planned.append((group_id, records))
         return planned
 
-    def plan_topic_deletion(self, topic: str) -> list[tuple[str, list[KeyValue]]]:
-        """Per group the records that forget the offsets of a deleted topic, lest its successor inherits them."""
+    def plan_topic_deletion(self, topic: str, topic_id: UUID | None = None) -> list[tuple[str, list[OffsetsRecord]]]:
+        """Per group the records that forget the offsets of a deleted topic.
+
+        ``topic_id``: the topic of this name that exists all the same; its own offsets stay.
+        """
         planned = []
         for group_id, table in self.store.offsets.items():
-            names = [name for name in table if name[0] == topic]
+            names = [name for name, committed in table.items() if name[0] == topic and not is_of(committed, topic_id)]
             if names:
                 planned.append((group_id, self._offset_tombstones(group_id, names)))
         return planned
 
-    def _tombstones(self, group_id: str, names: Iterable[TopicPartitionName]) -> list[KeyValue]:
+    def _tombstones(self, group_id: str, names: Iterable[TopicPartitionName]) -> list[OffsetsRecord]:
         records = self._offset_tombstones(group_id, names)
         if group_id in self.store.images:
-            records.append((encode_group_key(group_id), None))
+            records.append(OffsetsRecord(encode_group_key(group_id), None))
         return records
 
-    def _offset_tombstones(self, group_id: str, names: Iterable[TopicPartitionName]) -> list[KeyValue]:
-        return [(encode_offset_key(OffsetKey(group_id, topic, partition)), None) for topic, partition in names]
+    def _offset_tombstones(self, group_id: str, names: Iterable[TopicPartitionName]) -> list[OffsetsRecord]:
+        keys = (encode_offset_key(OffsetKey(group_id, topic, partition)) for topic, partition in names)
+        return [OffsetsRecord(key, None) for key in keys]
 
     # -- existence
 
@@ -323,5 +331,5 @@ class GroupCoordinator:
     def _to_work(self, group_id: str, instruction: Instruction) -> Work:
         if isinstance(instruction, Answer):
             return instruction
-        record = (encode_group_key(group_id), encode_group_value(instruction.image))
+        record = OffsetsRecord(encode_group_key(group_id), encode_group_value(instruction.image))
         return Write(group_id=group_id, token=instruction.token, records=(record,))

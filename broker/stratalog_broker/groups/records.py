@@ -4,34 +4,64 @@ Big-endian; a string is an i16 length and UTF-8 (null: -1), bytes have an i32 le
 value begins with an i16 version. Written: ``OffsetCommitKey`` v1, ``OffsetCommitValue`` v3, ``GroupMetadataKey`` v2,
 ``GroupMetadataValue`` v3. Read as well: OffsetCommit values v0–v3 and group values v0–v3, as older Kafkas wrote them.
 A null value deletes the key. Keys of other versions (newer group protocols) are skipped.
+
+Ours alone is a record header of offset commits, which Kafka's tools do not look at: ``stratalog.topic_id``, the sixteen bytes
+of the topic's id, so that a topic created anew under an old name does not inherit offsets.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
+from uuid import UUID
 
 import msgspec
 
 from stratalog_broker.groups.messages import GroupImage, MemberImage
 from stratalog_core.errors import Corrupt
+from stratalog_core.records import Header
 
 OFFSET_KEY_VERSION: Final = 1
 GROUP_KEY_VERSION: Final = 2
 VALUE_VERSION: Final = 3
+TOPIC_ID_HEADER: Final = "stratalog.topic_id"
+_UUID_BYTES: Final = 16
 _I16: Final = struct.Struct(">h")
 _I32: Final = struct.Struct(">i")
 _I64: Final = struct.Struct(">q")
 
 
-class CommittedOffset(msgspec.Struct, frozen=True, kw_only=True):
-    """What a group committed for one partition. ``leader_epoch`` -1: the client did not say."""
+class CommittedOffset(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a group committed for one partition. ``leader_epoch`` -1: the client did not say.
+
+    ``topic_id`` tells incarnations of a topic apart; it travels in the record's header, not in its value.
+    """
 
     offset: int
     leader_epoch: int
     metadata: str
     committed_at_ms: int
+    topic_id: UUID | None = None
+
+
+def is_of(committed: CommittedOffset, topic_id: UUID | None) -> bool:
+    """Whether an offset belongs to the topic with this id (offsets without an id belong to any that exists)."""
+    return topic_id is not None and committed.topic_id in (None, topic_id)
+
+
+class OffsetsRecord(NamedTuple):
+    """A record to write; ``value`` None deletes the key."""
+
+    key: bytes
+    value: bytes | None
+    headers: tuple[Header, ...] = ()
+
+    @property
+    def size_bytes(self) -> int:
+        """Roughly: framing is left out."""
+        return len(self.key) + len(self.value or b"")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +93,20 @@ def encode_offset_value(offset: CommittedOffset) -> bytes:
     return head + _string(offset.metadata) + _I64.pack(offset.committed_at_ms)
 
 
+def topic_id_headers(topic_id: UUID | None) -> tuple[Header, ...]:
+    return () if topic_id is None else ((TOPIC_ID_HEADER, topic_id.bytes),)
+
+
+def topic_id_in(headers: Sequence[Header]) -> UUID | None:
+    """The topic id that a commit's headers carry. Raises ``Corrupt`` if it is none."""
+    content = next((content for name, content in headers if name == TOPIC_ID_HEADER), None)
+    if content is None:
+        return None
+    if len(content) != _UUID_BYTES:
+        raise Corrupt(f"header {TOPIC_ID_HEADER} has {len(content)} bytes instead of {_UUID_BYTES}")
+    return UUID(bytes=content)
+
+
 def encode_group_value(image: GroupImage) -> bytes:
     head = (
         _I16.pack(VALUE_VERSION), _string(image.protocol_type), _I32.pack(image.generation), _string(image.protocol_name),
@@ -88,14 +132,14 @@ def decode_key(key: bytes) -> OffsetKey | GroupKey | None:
     return None
 
 
-def decode_offset_value(value: bytes) -> CommittedOffset:
+def decode_offset_value(value: bytes, topic_id: UUID | None = None) -> CommittedOffset:
     """Raises ``Corrupt``, for unknown versions too."""
     reader = _Reader(value)
     version = reader.version()
     offset = reader.i64()
     leader_epoch = reader.i32() if version == 3 else -1
     return CommittedOffset(
-        offset=offset, leader_epoch=leader_epoch, metadata=reader.string(), committed_at_ms=reader.i64()
+        offset=offset, leader_epoch=leader_epoch, metadata=reader.string(), committed_at_ms=reader.i64(), topic_id=topic_id
     )  # fmt: skip
 
 

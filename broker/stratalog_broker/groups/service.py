@@ -6,6 +6,8 @@ when somebody first asks for a coordinator.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -18,6 +20,7 @@ from stratalog_broker.groups.routing import partition_of
 from stratalog_broker.internal_topics import CONSUMER_OFFSETS
 from stratalog_broker.protocol.errors import KafkaError
 from stratalog_broker.topics import TopicCommands
+from stratalog_core.errors import StratalogError
 from stratalog_core.ids import TopicPartition
 from stratalog_metadata.api import Change
 from stratalog_metadata.records import Broker, Partition, Topic, broker_key, partition_key, topic_key
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
     from stratalog_broker.context import BrokerServices
 
 CREATE_TIMEOUT_S: Final = 10.0
+SWEEP_INTERVAL_S: Final = 600.0
+_log = logging.getLogger(__name__)
 
 
 def limits_of(settings: BrokerSettings) -> CoordinatorLimits:
@@ -51,9 +56,16 @@ class GroupService:
         self._applications: dict[int, GroupApplication] = {}
         services.partitions.register_application(CONSUMER_OFFSETS, self._make_application)
         self._unsubscribe = services.view.subscribe(self._on_changes)
+        self._sweeping: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to look, from time to time, for offsets of topics that were deleted while nobody coordinated the group."""
+        self._sweeping = asyncio.get_running_loop().create_task(self._sweep_for_ever())
 
     def close(self) -> None:
         self._unsubscribe()
+        if self._sweeping is not None:
+            self._sweeping.cancel()
 
     def _make_application(self, index: int) -> GroupApplication:
         async def append(batch: bytearray) -> int:
@@ -121,6 +133,23 @@ class GroupService:
         if owner is None:
             raise KafkaError(ErrorCode.coordinator_not_available, f"partition {index} of {CONSUMER_OFFSETS} has no live owner")
         return owner
+
+    async def _sweep_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_INTERVAL_S)
+            try:
+                await self.sweep()
+            except StratalogError as failure:
+                _log.info("offsets of deleted topics were not looked for: %s", failure)
+
+    async def sweep(self) -> None:
+        """Forget offsets of topics that do not exist, by a linearizable read: the view alone might be behind."""
+        names = sorted({name for application in self.coordinators() for name in application.topics()})
+        stored = await self._services.metadata.read([topic_key(name) for name in names]) if names else []
+        for name, found in zip(names, stored, strict=True):
+            topic = found.record if found is not None else None
+            for application in self.coordinators():
+                application.forget_topic(name, topic.topic_id if isinstance(topic, Topic) else None)
 
     def _on_changes(self, changes: Sequence[Change]) -> None:
         for change in changes:

@@ -6,7 +6,7 @@ and is the whole content of the checkpoints' ``application_state``. Live group m
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -19,11 +19,12 @@ from stratalog_broker.groups.records import (
     decode_group_value,
     decode_key,
     decode_offset_value,
+    topic_id_in,
 )
 from stratalog_core.batch import read_header
 from stratalog_core.errors import Corrupt
 from stratalog_core.ports import Buffer
-from stratalog_core.records import iterate_records
+from stratalog_core.records import Header, iterate_records
 
 SNAPSHOT_VERSION: Final = 1
 
@@ -68,13 +69,13 @@ class GroupStore:
             return
         for record in iterate_records(batch, header):
             if record.key is not None:
-                self.apply(record.key, record.value)
+                self.apply(record.key, record.value, record.headers)
 
-    def apply(self, key: bytes, value: bytes | None) -> None:
+    def apply(self, key: bytes, value: bytes | None, headers: Sequence[Header] = ()) -> None:
         """Apply one record. Raises ``Corrupt``."""
         match decode_key(key):
             case OffsetKey() as name:
-                self._apply_offset(name, value)
+                self._apply_offset(name, value, headers)
             case GroupKey(group_id=group_id):
                 if value is None:
                     self.images.pop(group_id, None)
@@ -83,9 +84,9 @@ class GroupStore:
             case None:
                 pass
 
-    def _apply_offset(self, key: OffsetKey, value: bytes | None) -> None:
+    def _apply_offset(self, key: OffsetKey, value: bytes | None, headers: Sequence[Header]) -> None:
         if value is not None:
-            self._put(key.group_id, (key.topic, key.partition), decode_offset_value(value))
+            self._put(key.group_id, (key.topic, key.partition), decode_offset_value(value, topic_id_in(headers)))
             return
         committed = self.offsets.get(key.group_id)
         if committed is None or committed.pop((key.topic, key.partition), None) is None:

@@ -11,7 +11,7 @@ from typing import Final
 
 from kio.schema.errors import ErrorCode
 
-from stratalog_broker.groups.coordinator import KeyValue
+from stratalog_broker.groups.records import OffsetsRecord
 from stratalog_broker.protocol.errors import KafkaError
 from stratalog_core import errors
 from stratalog_core.ports import Clock
@@ -36,17 +36,17 @@ class RecordWriter:
     def __init__(self, append: Append, clock: Clock) -> None:
         self._append = append
         self._clock = clock
-        self._queue: list[tuple[Sequence[KeyValue], Written]] = []
+        self._queue: list[tuple[Sequence[OffsetsRecord], Written]] = []
         self._queued_bytes = 0
         self._waiting_bytes = 0
         self._appends: set[asyncio.Task[None]] = set()
 
-    def write(self, records: Sequence[KeyValue], written: Written) -> None:
+    def write(self, records: Sequence[OffsetsRecord], written: Written) -> None:
         """Queue records; ``written`` is called once, later, with ``none`` when the quorum has them and they are applied."""
         if not records:
             asyncio.get_running_loop().call_soon(written, ErrorCode.none)
             return
-        size_bytes = sum(len(key) + len(value or b"") for key, value in records)
+        size_bytes = sum(record.size_bytes for record in records)
         if self._waiting_bytes + size_bytes > WAITING_BYTES_MAX:
             asyncio.get_running_loop().call_soon(written, ErrorCode.coordinator_not_available)
             return
@@ -59,7 +59,7 @@ class RecordWriter:
         self._queued_bytes += size_bytes
         self._waiting_bytes += size_bytes
 
-    async def written(self, records: Sequence[KeyValue]) -> ErrorCode:
+    async def written(self, records: Sequence[OffsetsRecord]) -> ErrorCode:
         """The same, awaited."""
         done: asyncio.Future[ErrorCode] = asyncio.get_running_loop().create_future()
         self.write(records, lambda error: None if done.done() else done.set_result(error))
@@ -74,7 +74,7 @@ class RecordWriter:
         self._appends.add(task)
         task.add_done_callback(self._appends.discard)
 
-    async def _append_all(self, queue: list[tuple[Sequence[KeyValue], Written]], size_bytes: int) -> None:
+    async def _append_all(self, queue: list[tuple[Sequence[OffsetsRecord], Written]], size_bytes: int) -> None:
         error = ErrorCode.none
         try:
             await self._append(self._batch([record for records, _ in queue for record in records]))
@@ -87,8 +87,11 @@ class RecordWriter:
         for _, written in queue:
             written(error)
 
-    def _batch(self, records: Sequence[KeyValue]) -> bytearray:
+    def _batch(self, records: Sequence[OffsetsRecord]) -> bytearray:
         now_ms = self._clock.wall_ms()
         return build_batch(
-            [Record(offset=i, timestamp_ms=now_ms, key=key, value=value) for i, (key, value) in enumerate(records)]
+            [
+                Record(offset=offset, timestamp_ms=now_ms, key=record.key, value=record.value, headers=record.headers)
+                for offset, record in enumerate(records)
+            ]
         )

@@ -14,7 +14,7 @@ from stratalog_metadata.records import Topic, topic_key
 
 @dataclass(frozen=True, slots=True)
 class TopicName:
-    """A topic of a request: what was given is returned as it came, ``error`` says if it means nothing."""
+    """A topic of a request, by name and id if there is one; ``error`` says if the request's word means nothing."""
 
     name: str
     topic_id: UUID | None
@@ -26,8 +26,10 @@ def resolve_topic(context: RequestContext, topic: Any, *, by_id: bool) -> TopicN
     if by_id:
         known = topic_by_id(context, topic.topic_id)
         return TopicName(known.name if known else "", topic.topic_id, ErrorCode.none if known else ErrorCode.unknown_topic_id)
-    exists = context.services.view.find(Topic, topic_key(topic.name)) is not None
-    return TopicName(topic.name, None, ErrorCode.none if exists else ErrorCode.unknown_topic_or_partition)
+    known = context.services.view.find(Topic, topic_key(topic.name))
+    if known is None:
+        return TopicName(topic.name, None, ErrorCode.unknown_topic_or_partition)
+    return TopicName(topic.name, known.topic_id)
 
 
 def topic_by_id(context: RequestContext, topic_id: UUID | None) -> Topic | None:

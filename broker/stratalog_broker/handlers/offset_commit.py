@@ -44,6 +44,7 @@ def _commits(request: Any, topics: list[TopicName]) -> Iterator[Commit]:
             yield Commit(
                 topic=resolved.name, partition=row.partition_index, offset=row.committed_offset,
                 leader_epoch=getattr(row, "committed_leader_epoch", -1), metadata=row.committed_metadata or "",
+                topic_id=resolved.topic_id,
             )  # fmt: skip
 
 

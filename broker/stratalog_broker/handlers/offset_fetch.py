@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
+from uuid import UUID
 
 from kio.schema.errors import ErrorCode
 
@@ -59,12 +60,18 @@ def _topics(context: RequestContext, wanted: Any, offsets: Offsets, error: Error
             name=topic.name,
             topic_id=topic.topic_id,
             partitions=tuple(
-                _partition(context, index, offsets.get((topic.name, index), _NOTHING), _first(topic.error, error), suffix)
+                _partition(context, index, _committed(offsets, topic, index), _first(topic.error, error), suffix)
                 for index in partitions
             ),
         )
         for topic, partitions in rows
     )
+
+
+def _committed(offsets: Offsets, topic: TopicName, index: int) -> CommittedOffset:
+    """What was committed for this topic, and not for a deleted one of the same name."""
+    found = offsets.get((topic.name, index), _NOTHING)
+    return _NOTHING if found.topic_id is not None and topic.topic_id not in (None, found.topic_id) else found
 
 
 def _first(error: ErrorCode, otherwise: ErrorCode) -> ErrorCode:
@@ -73,7 +80,8 @@ def _first(error: ErrorCode, otherwise: ErrorCode) -> ErrorCode:
 
 def _wanted(context: RequestContext, topic: Any) -> tuple[TopicName, Iterable[int]]:
     if context.api_version < _TOPIC_IDS_SINCE:
-        return TopicName(topic.name, None), topic.partition_indexes
+        # A topic that does not exist has no offsets, which is no error.
+        return TopicName(topic.name, _id_of(context, topic.name)), topic.partition_indexes
     known = topic_by_id(context, topic.topic_id)
     error = ErrorCode.none if known is not None else ErrorCode.unknown_topic_id
     return TopicName(known.name if known is not None else "", topic.topic_id, error), topic.partition_indexes
@@ -86,10 +94,15 @@ def _all_of(context: RequestContext, offsets: Offsets) -> Wanted:
         partitions.setdefault(topic, []).append(index)
     rows: Wanted = []
     for name, indexes in partitions.items():
-        known = context.services.view.find(Topic, topic_key(name))
-        if known is not None or context.api_version < _TOPIC_IDS_SINCE:
-            rows.append((TopicName(name, known.topic_id if known is not None else None), indexes))
+        known = TopicName(name, _id_of(context, name))
+        if known.topic_id is not None or context.api_version < _TOPIC_IDS_SINCE:
+            rows.append((known, [index for index in indexes if _committed(offsets, known, index) is not _NOTHING]))
     return rows
+
+
+def _id_of(context: RequestContext, name: str) -> UUID | None:
+    topic = context.services.view.find(Topic, topic_key(name))
+    return topic.topic_id if topic is not None else None
 
 
 def _partition(context: RequestContext, index: int, committed: CommittedOffset, error: ErrorCode, suffix: str) -> Any:

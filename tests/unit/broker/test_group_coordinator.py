@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from dataclasses import replace
+from uuid import UUID
 
 import pytest
 from kio.schema.errors import ErrorCode
 
 from stratalog_broker.groups.application import GroupApplication
-from stratalog_broker.groups.coordinator import Commit, CoordinatorLimits, GroupCoordinator, KeyValue, Work, Write
+from stratalog_broker.groups.coordinator import Commit, CoordinatorLimits, GroupCoordinator, Work, Write
 from stratalog_broker.groups.messages import (
     Answer,
     GroupLimits,
@@ -22,6 +23,7 @@ from stratalog_broker.groups.messages import (
     SyncRequest,
 )
 from stratalog_broker.groups.rebalance import GroupState
+from stratalog_broker.groups.records import OffsetsRecord
 from stratalog_broker.groups.store import GroupStore
 from stratalog_broker.groups.writer import WAITING_BYTES_MAX, RecordWriter
 from stratalog_broker.protocol.errors import KafkaError
@@ -51,9 +53,9 @@ class Log:
         self.core = GroupCoordinator(limits, self.store, NOW)
         self.answers: list[JoinAnswer | SyncAnswer] = []
 
-    def write(self, records: Iterable[KeyValue]) -> None:
-        for key, value in records:
-            self.store.apply(key, value)
+    def write(self, records: Iterable[OffsetsRecord]) -> None:
+        for record in records:
+            self.store.apply(record.key, record.value, record.headers)
 
     def do(self, work: Iterable[Work], now: Instant = NOW) -> None:
         for item in work:
@@ -185,6 +187,17 @@ def test_offsets_of_a_deleted_topic_go() -> None:
     assert list(log.store.offsets_of("g")) == [("kept", 0)]
 
 
+def test_offsets_of_an_earlier_topic_of_the_name_go() -> None:
+    log = Log()
+    old, new = UUID(int=1), UUID(int=2)
+    for partition, topic_id in enumerate((old, new, None)):
+        log.commit("g", Commit(topic="t", partition=partition, offset=1, topic_id=topic_id))
+    log.reload()
+    for _, records in log.core.plan_topic_deletion("t", new):
+        log.write(records)
+    assert list(log.store.offsets_of("g")) == [("t", 1), ("t", 2)]
+
+
 def test_offsets_expire_when_nobody_needs_them() -> None:
     log = Log()
     log.commit("simple", Commit(topic="t", partition=0, offset=1))
@@ -308,7 +321,10 @@ async def test_members_expire_by_the_clock() -> None:
 async def test_a_writer_takes_only_so_much() -> None:
     writer = RecordWriter(Shell().append, SystemClock())
     assert await writer.written([]) is ErrorCode.none
-    assert await writer.written([(b"\x00\x02\x00\x01g", bytes(WAITING_BYTES_MAX))]) is ErrorCode.coordinator_not_available
+    assert (
+        await writer.written([OffsetsRecord(b"\x00\x02\x00\x01g", bytes(WAITING_BYTES_MAX))])
+        is ErrorCode.coordinator_not_available
+    )
 
 
 def test_answers_are_never_lost() -> None:

@@ -141,21 +141,35 @@ async def test_configs_are_changed_one_by_one(mini_cluster: MiniCluster) -> None
     assert log.configs.retention_ms == 604_800_000
 
 
-async def test_offsets_do_not_outlive_their_topic(mini_cluster: MiniCluster) -> None:
-    admin = admin_of(mini_cluster)
+@pytest.mark.parametrize("deletion_is_seen", [True, False])
+async def test_offsets_do_not_outlive_their_topic(mini_cluster: MiniCluster, deletion_is_seen: bool) -> None:
+    admin, groups = admin_of(mini_cluster), mini_cluster.broker.services.groups
+    reader = confluent_kafka.Consumer({"bootstrap.servers": mini_cluster.bootstrap, "group.id": "g"})
 
-    def scenario() -> None:
-        only(admin.create_topics([NewTopic("flights", 1, 1)]))
-        reader = confluent_kafka.Consumer({"bootstrap.servers": mini_cluster.bootstrap, "group.id": "g"})
-        place = [confluent_kafka.TopicPartition("flights", 0, 7)]
-        reader.commit(offsets=place, asynchronous=False)
-        assert reader.committed(place, 10)[0].offset == 7
+    def place(partition: int) -> list[confluent_kafka.TopicPartition]:
+        return [confluent_kafka.TopicPartition("flights", partition, 7)]
+
+    def before() -> None:
+        only(admin.create_topics([NewTopic("flights", 2, 1)]))
+        reader.commit(offsets=place(0), asynchronous=False)
+        assert reader.committed(place(0), 10)[0].offset == 7
+
+    def after() -> None:
         only(admin.delete_topics(["flights"]))
-        only(admin.create_topics([NewTopic("flights", 1, 1)]))
-        assert reader.committed(place, 10)[0].offset == confluent_kafka.OFFSET_INVALID
-        reader.close()
+        only(admin.create_topics([NewTopic("flights", 2, 1)]))
+        reader.commit(offsets=place(1), asynchronous=False)
+        assert reader.committed(place(0), 10)[0].offset == confluent_kafka.OFFSET_INVALID
+        assert reader.committed(place(1), 10)[0].offset == 7
 
-    await in_thread(scenario)
+    await in_thread(before)
+    if not deletion_is_seen:
+        groups.close()  # as if nobody coordinated the group just then
+    await in_thread(after)
+    await groups.sweep()
+    await in_thread(lambda: reader.commit(offsets=place(1), asynchronous=False))
+    await in_thread(reader.close)
+    store = groups.coordinator_of("g").coordinator.store
+    assert list(store.offsets_of("g")) == [("flights", 1)]
 
 
 async def test_a_hundred_topics_at_once_and_busy_ones_deleted(tmp_path: Any) -> None:
