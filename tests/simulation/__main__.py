@@ -67,6 +67,7 @@ def _run(world: World, simulate: Callable[[], object]) -> None:
         world.failure = f"{type(broken).__name__}: {broken}"
     finally:
         log.removeHandler(handler)
+        world.loop.finish()
 
 
 def run_one(scenario: str, seed: int) -> Outcome:

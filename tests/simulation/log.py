@@ -246,7 +246,12 @@ class Scenario:
 
     async def _create_topic(self, machine: Machine, ports: Ports) -> None:
         client = KafkaClient(self.world, ports, machine.name, bootstrap())
-        configs = {"segment.ms": str(SEGMENT_MS), "retention.ms": "-1", "min.insync.replicas": "2"}
+        configs = {
+            "segment.ms": str(SEGMENT_MS),
+            "retention.ms": "-1",
+            "min.insync.replicas": "2",
+            "message.timestamp.after.max.ms": "86400000",
+        }
         while True:
             try:
                 error = await client.create_topic(TOPIC, PARTITIONS, 3, configs)

@@ -64,7 +64,8 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._now = 0.0
         self._turns_at_this_time = 0
         self.turns = 0
-        self.abandoned: list[object] = []
+        self.is_over = False
+        self.abandoned: list[asyncio.Task[Any]] = []
         self.streams: Any = None
         self._clock_resolution = 1e-9
         self.set_task_factory(cast(Any, self._make_task))
@@ -80,6 +81,8 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def call_soon(
         self, callback: Callable[[Unpack[Arguments]], object], *args: *Arguments, context: Context | None = None
     ) -> asyncio.Handle:
+        if self.is_over:
+            return asyncio.Handle(callback, args, self, context)
         return super().call_soon(self._guard(callback, context), *args, context=context)
 
     def call_at(
@@ -116,6 +119,13 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         # Tasks of crashed processes are kept: collected early, their `finally` blocks would run at a moment no seed decides.
         self.abandoned.append(task)
         return task
+
+    def finish(self) -> None:
+        """The simulation is over: what is left is forgotten, and what its tasks do while they are collected has no effect."""
+        self.is_over = True
+        for task in self.abandoned:
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+        self.abandoned.clear()
 
     def run_as(self, process: Process | None, call: Callable[..., Result], *args: Any) -> Result:
         """Call with every callback that it schedules belonging to ``process``."""
