@@ -7,9 +7,10 @@ ranges go ahead of the caller by a bounded number of bytes, so that decoding and
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections import deque
-from collections.abc import Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Generator, Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, TypeVar
@@ -83,7 +84,19 @@ class Bucket:
 
         return self._runner.run(collect())
 
-    def get_ranges(self, ranges: Iterable[Range]) -> Iterator[memoryview]:
+    def first_key(self, prefix: str, is_wanted: Callable[[str], bool]) -> str | None:
+        """The first key below a prefix that is wanted; the listing goes no further."""
+
+        async def find() -> str | None:
+            async with contextlib.aclosing(self._store.list(prefix)) as listing:  # type: ignore[type-var]
+                async for info in listing:
+                    if is_wanted(info.key):
+                        return info.key
+            return None
+
+        return self._runner.run(find())
+
+    def get_ranges(self, ranges: Iterable[Range]) -> Generator[memoryview, None, None]:
         """The ranges in order; while the caller works on one, the next are being fetched."""
         waiting: deque[tuple[asyncio.Task[memoryview], int]] = deque()
         ahead_bytes = 0

@@ -15,7 +15,7 @@ from stratalog_pipeline.planning import OffsetRange, PartitionName
 from stratalog_tiering.descriptor import CommitMarker, TopicDescriptor, decode_descriptor
 from stratalog_tiering.manifest import SegmentEntry, live_segments
 from stratalog_tiering.manifest_source import ManifestSource
-from stratalog_tiering.object_keys import TOPICS_PREFIX, manifests_prefix, marker_key, newest_committed, parse_topic_key
+from stratalog_tiering.object_keys import TOPICS_PREFIX, is_marker, manifests_prefix, marked_manifest, parse_topic_key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,10 +47,12 @@ def list_topics(bucket: Bucket) -> dict[str, TopicDescriptor]:
 
 def load_history(bucket: Bucket, name: PartitionName) -> History:
     """The newest committed history of a partition. Raises ``Corrupt`` if a digest does not fit."""
-    key = newest_committed([info.key for info in bucket.list_objects(manifests_prefix(name.topic_id, name.partition))])
-    if key is None:
+    found = bucket.first_key(manifests_prefix(name.topic_id, name.partition), is_marker)
+    if found is None:
         return History(name=name, offsets=OffsetRange(first=0, end=0))
-    marker = decode_descriptor(bucket.get(marker_key(key)), CommitMarker, marker_key(key))
+    # Versions are listed newest first, so the first marker is the newest committed one.
+    key = marked_manifest(found)
+    marker = decode_descriptor(bucket.get(found), CommitMarker, found)
     manifest = bucket.run(bucket.source.manifest_at(key, bytes.fromhex(marker.sha256)))
     if (manifest.topic_id, manifest.partition) != (name.topic_id, name.partition):
         raise Corrupt(f"manifest {key} is of {manifest.topic_id}-{manifest.partition}, not of {name}", key=key)
