@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable
 
@@ -121,19 +122,30 @@ def test_a_group_goes_on_where_it_stood_and_can_be_reset(cluster: ProcessCluster
 def test_kafka_python_members(cluster: ProcessCluster) -> None:
     topic, group = cluster.new_topic(partitions=PARTITIONS), cluster.new_group()
     _fill(cluster, topic)
-    members = [
-        KafkaConsumer(topic, bootstrap_servers=cluster.bootstrap.split(","), group_id=group, auto_offset_reset="earliest")
-        for _ in range(3)
-    ]
+    shares: dict[int, int] = {}
     seen: set[int] = set()
     deadline = time.monotonic() + TIMEOUT_S
-    while len(seen) < RECORDS or sorted(len(member.assignment()) for member in members) != [2, 2, 2]:
-        assert time.monotonic() < deadline, f"{len(seen)} records, {[len(member.assignment()) for member in members]}"
-        for member in members:
+
+    def done() -> bool:
+        return len(seen) == RECORDS and list(shares.values()) == [2, 2, 2]
+
+    def read(number: int) -> None:
+        member = KafkaConsumer(
+            topic, bootstrap_servers=cluster.bootstrap.split(","), group_id=group, auto_offset_reset="earliest"
+        )
+        while not done() and time.monotonic() < deadline:
             batches = member.poll(timeout_ms=100)
             seen.update(int(record.value) for batch in batches.values() for record in batch)
-    for member in members:
+            shares[number] = len(member.assignment())
         member.close()
+
+    # A member that joins waits for the others to join, too: each needs a thread of its own.
+    members = [threading.Thread(target=read, args=(number,)) for number in range(3)]
+    for member in members:
+        member.start()
+    for member in members:
+        member.join()
+    assert done(), f"{len(seen)} records, shares {shares}"
 
 
 async def test_aiokafka_members(cluster: ProcessCluster) -> None:
