@@ -10,13 +10,20 @@ from pathlib import Path
 import click
 from rich.progress import Progress, TaskID
 
+from stratalog.exit_codes import ExitCode
 from stratalog.moments import format_moment
-from stratalog.output import human_bytes, json_option, print_json, print_rows, progress_bar
-from stratalog.target import metadata_of, metadata_options
+from stratalog.output import human_bytes, json_option, print_json, print_listing, print_rows, progress_bar
+from stratalog.target import metadata_of, metadata_options, store_of
+from stratalog.tier.history import cold_partitions, finding_row, segment_rows, verified_row
 from stratalog.tier.offload import Waiting, request_offload, wait_for_offload
 from stratalog.tier.report import PartitionTier, tier_report, topics_named
-from stratalog.tier.session import metadata_session
+from stratalog.tier.session import metadata_session, store_session
+from stratalog_core.system import ThreadBackground
+from stratalog_tiering.verify import PartitionReport, Verifier
 
+_CHECKSUM_THREADS = 2
+_SEGMENT_COLUMNS = ("topic", "partition", "base_offset", "last_offset", "record_count", "bytes", "key")
+_VERIFIED_COLUMNS = ("topic", "partition", "start_offset", "end_offset", "segments", "records", "bytes", "findings")
 _STATUS_COLUMNS = (
     "topic", "partition", "log_start_offset", "cold_end_offset", "cold_bytes", "hot_ledgers", "open_ledgers", "hot_bytes",
     "lag_records", "offloaded_at", "last_error",
@@ -88,3 +95,72 @@ async def _offload(addresses: list[str], names: tuple[str, ...], delete_hot: boo
 
 def _show_done(progress: Progress, task: TaskID, done: int) -> None:
     progress.update(task, completed=done)
+
+
+@tier.command()
+@click.argument("topics", nargs=-1)
+@metadata_options
+@json_option
+def show(topics: tuple[str, ...], data: Path | None, metadata: str | None, store: str | None, as_json: bool) -> None:
+    """List segments. With --store alone the bucket is asked, and nothing else has to run."""
+    rows = asyncio.run(_show(_addresses(data, metadata, store), store_of(data, store), topics))
+    print_listing("segments", rows, _SEGMENT_COLUMNS, as_json=as_json)
+
+
+async def _show(addresses: list[str], url: str, topics: tuple[str, ...]) -> list[dict[str, object]]:
+    async with store_session(url) as store:
+        partitions = await cold_partitions(store, addresses, topics)
+        return [row async for row in segment_rows(store, partitions)]
+
+
+@tier.command()
+@click.argument("topics", nargs=-1)
+@metadata_options
+@json_option
+@click.pass_context
+def verify(
+    context: click.Context,
+    topics: tuple[str, ...],
+    data: Path | None,
+    metadata: str | None,
+    store: str | None,
+    as_json: bool,
+) -> None:
+    """Read all history back and check every byte; ends with 6 and names segment, block and offsets if any is wrong.
+
+    With --store alone the bucket is asked, and nothing else has to run.
+    """
+    reports = asyncio.run(_verify(_addresses(data, metadata, store), store_of(data, store), topics))
+    findings = [finding_row(report, finding) for report in reports for finding in report.findings]
+    rows = [verified_row(report) for report in reports]
+    if as_json:
+        print_json({"partitions": rows, "findings": findings})
+    else:
+        print_rows(rows, _VERIFIED_COLUMNS)
+        for finding in findings:
+            place = f"block {finding['block']}, offsets {finding['base_offset']} to {finding['last_offset']}"
+            click.echo(f"DAMAGED {finding['segment']}: {place}: {finding['problem']}")
+    if findings:
+        context.exit(ExitCode.DAMAGED)
+
+
+async def _verify(addresses: list[str], url: str, topics: tuple[str, ...]) -> list[PartitionReport]:
+    background = ThreadBackground(_CHECKSUM_THREADS, "checksums")
+    try:
+        async with store_session(url) as store:
+            partitions = await cold_partitions(store, addresses, topics)
+            verifier = Verifier(store, background)
+            with progress_bar() as progress:
+                task = progress.add_task("verifying partitions", total=len(partitions))
+                reports = []
+                for partition in partitions:
+                    reports.append(await verifier.partition(partition.topic, partition.pointer))
+                    progress.advance(task)
+        return reports
+    finally:
+        background.close()
+
+
+def _addresses(data: Path | None, metadata: str | None, store: str | None) -> list[str]:
+    """Metadata nodes to ask; none if only the store was named."""
+    return [] if store and not metadata and data is None else metadata_of(data, metadata)

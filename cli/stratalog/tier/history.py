@@ -1,0 +1,99 @@
+"""Where each partition's committed history begins: by the metadata quorum if there is one, else by the bucket alone."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+from stratalog.tier.report import topics_named
+from stratalog.tier.session import metadata_session
+from stratalog_metadata.records import ManifestPointer, manifest_pointer_key
+from stratalog_tiering.archive import Archive
+from stratalog_tiering.manifest import SegmentEntry
+from stratalog_tiering.segment_check import Finding
+from stratalog_tiering.store import ObjectStore
+from stratalog_tiering.verify import PartitionReport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColdPartition:
+    """A partition with history in the store."""
+
+    topic: str
+    pointer: ManifestPointer
+
+
+async def cold_partitions(store: ObjectStore, addresses: Sequence[str], topics: Sequence[str]) -> list[ColdPartition]:
+    """Those of ``topics`` (none named: all). Without ``addresses`` the bucket itself is asked. Raises ``NotFound``."""
+    return await (_by_metadata(addresses, topics) if addresses else _by_bucket(Archive(store), topics))
+
+
+async def _by_metadata(addresses: Sequence[str], names: Sequence[str]) -> list[ColdPartition]:
+    async with metadata_session(addresses) as client:
+        return [
+            ColdPartition(topic=topic.name, pointer=pointer)
+            for topic in topics_named(client.view, names)
+            for index in range(topic.partition_count)
+            if (pointer := client.view.find(ManifestPointer, manifest_pointer_key(topic.topic_id, index))) is not None
+        ]
+
+
+async def _by_bucket(archive: Archive, names: Sequence[str]) -> list[ColdPartition]:
+    topics = [await archive.topic(name) for name in names] if names else await archive.topics()
+    return [
+        ColdPartition(topic=topic.name, pointer=pointer)
+        for topic in topics
+        for index in range(topic.partition_count)
+        if (pointer := await archive.pointer(topic, index)) is not None
+    ]
+
+
+async def segment_rows(store: ObjectStore, partitions: Sequence[ColdPartition]) -> AsyncIterator[dict[str, object]]:
+    """One row per live segment, in offset order within each partition."""
+    archive = Archive(store)
+    for partition in partitions:
+        manifest = await archive.manifest(partition.pointer)
+        async for segment in archive.segments(manifest):
+            yield _segment_row(partition, segment)
+
+
+def _segment_row(partition: ColdPartition, segment: SegmentEntry) -> dict[str, object]:
+    return {
+        "topic": partition.topic,
+        "partition": partition.pointer.index,
+        "key": segment.key,
+        "base_offset": segment.base_offset,
+        "last_offset": segment.end_offset - 1,
+        "record_count": segment.record_count,
+        "bytes": segment.object_bytes,
+        "created_at_ms": segment.created_at_ms,
+        "merkle_root": segment.merkle_root.hex(),
+    }
+
+
+def verified_row(report: PartitionReport) -> dict[str, object]:
+    """What was verified of one partition."""
+    progress = report.progress
+    return {
+        "topic": progress.topic,
+        "partition": progress.partition,
+        "start_offset": progress.start_offset,
+        "end_offset": progress.end_offset,
+        "segments": progress.segments,
+        "records": progress.records,
+        "bytes": progress.bytes,
+        "findings": len(report.findings),
+    }
+
+
+def finding_row(report: PartitionReport, finding: Finding) -> dict[str, object]:
+    """A finding with its place: segment (or manifest), block, offsets."""
+    return {
+        "topic": report.progress.topic,
+        "partition": report.progress.partition,
+        "segment": finding.key,
+        "block": finding.block,
+        "base_offset": finding.base_offset,
+        "last_offset": finding.end_offset - 1,
+        "problem": finding.problem,
+    }
