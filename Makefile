@@ -1,7 +1,7 @@
 # `make` lists the targets. Every target does its own set-up: a fresh machine needs Python 3.11+, Java 17+, Go and make.
 
 PYTHON ?= python3
-STORE ?= directory
+STORE ?= file
 CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/stratalog/tools
 MINIO_VERSION := v0.0.0-20260212201848-7aac2a2c5b7c
 VERSITYGW_VERSION := v1.8.0
