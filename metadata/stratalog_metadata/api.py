@@ -18,7 +18,7 @@ from stratalog_metadata.records import Record, Versioned
 Kind = TypeVar("Kind", bound=Record)
 
 
-class Change(msgspec.Struct, frozen=True):
+class Change(msgspec.Struct, frozen=True, gc=False):
     """What a command did to one key: before and after (None: absent)."""
 
     key: str

@@ -56,6 +56,7 @@ class QuorumClient:
         self._sessions = SessionKeeper(addresses, transport, clock, random)
         self._readers = Router(addresses, random)
         self._watched = Router(addresses, random)
+        self._left = ""
         self._watching: asyncio.Task[None] | None = None
 
     @property
@@ -154,6 +155,7 @@ class QuorumClient:
                 await self._watch_once()
                 wait_s = 0.0
             except StratalogError as failed:
+                self._left = self._watched.address
                 wait_s = self._watched.failed(failed)
             except Exception:
                 _log.exception("following the metadata log failed unexpectedly")
@@ -162,6 +164,9 @@ class QuorumClient:
                 await asyncio.sleep(wait_s)
 
     async def _watch_once(self) -> None:
+        # Behind the leader the view is one message closer to what this client's own proposals wait for.
+        if self._proposer.leader != self._left:
+            self._watched.prefer(self._proposer.leader)
         if self._view.index == 0:
             await self._take_snapshot()
         request = messages.encode(WatchRequest(index=self._view.index, wait_ms=WATCH_WAIT_MS))

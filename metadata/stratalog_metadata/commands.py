@@ -15,14 +15,14 @@ ABSENT = 0
 """Version of a record that does not exist."""
 
 
-class VersionIs(msgspec.Struct, frozen=True, kw_only=True, tag="version_is", tag_field="type"):
+class VersionIs(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag="version_is", tag_field="type"):
     """The record at ``key`` is exactly the one that was read (``ABSENT``: there is none)."""
 
     key: str
     version: int
 
 
-class EpochIs(msgspec.Struct, frozen=True, kw_only=True, tag="epoch_is", tag_field="type"):
+class EpochIs(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag="epoch_is", tag_field="type"):
     """The ``Partition`` at ``key`` still has this owner and leader epoch. A failure answers ``StaleEpoch``."""
 
     key: str
@@ -30,7 +30,7 @@ class EpochIs(msgspec.Struct, frozen=True, kw_only=True, tag="epoch_is", tag_fie
     leader_epoch: int
 
 
-class SessionAlive(msgspec.Struct, frozen=True, kw_only=True, tag="session_alive", tag_field="type"):
+class SessionAlive(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag="session_alive", tag_field="type"):
     """The session has not expired. A failure answers ``SessionExpired``."""
 
     session_id: int
@@ -39,33 +39,33 @@ class SessionAlive(msgspec.Struct, frozen=True, kw_only=True, tag="session_alive
 Requirement = VersionIs | EpochIs | SessionAlive
 
 
-class Put(msgspec.Struct, frozen=True, kw_only=True, tag="put", tag_field="type"):
+class Put(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag="put", tag_field="type"):
     """Create or replace a record."""
 
     record: Record
 
 
-class Delete(msgspec.Struct, frozen=True, kw_only=True, tag="delete", tag_field="type"):
+class Delete(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag="delete", tag_field="type"):
     """Remove the record at ``key``; nothing happens if there is none."""
 
     key: str
 
 
-class Allocate(msgspec.Struct, frozen=True, kw_only=True, tag="allocate", tag_field="type"):
+class Allocate(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag="allocate", tag_field="type"):
     """Take ``count`` ids from a counter; the result's ``allocated`` gets the first of them."""
 
     counter: str
     count: int
 
 
-class OpenSession(msgspec.Struct, frozen=True, kw_only=True, tag="open_session", tag_field="type"):
+class OpenSession(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag="open_session", tag_field="type"):
     """Begin a session; the result's ``allocated`` gets its id."""
 
     holder: str
     lease_ms: int
 
 
-class ExpireSession(msgspec.Struct, frozen=True, kw_only=True, tag="expire_session", tag_field="type"):
+class ExpireSession(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag="expire_session", tag_field="type"):
     """End a session and all that lives with it. Ending one that is gone does nothing."""
 
     session_id: int

@@ -94,7 +94,7 @@ class WatchRequest(msgspec.Struct, frozen=True, kw_only=True):
     wait_ms: int
 
 
-class KeyChange(msgspec.Struct, frozen=True, array_like=True):
+class KeyChange(msgspec.Struct, frozen=True, array_like=True, gc=False):
     key: str
     after: Versioned | None
 

@@ -53,6 +53,11 @@ class Proposer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
+    @property
+    def leader(self) -> str:
+        """Address of the leader as far as proposals have found it; else empty."""
+        return self._router.leader
+
     async def propose(self, command: Command, timeout_s: float) -> Applied:
         """See :meth:`stratalog_metadata.api.MetadataClient.propose`."""
         encoded = _encode(command)
@@ -119,8 +124,7 @@ class Proposer:
         request = ProposeRequest(commands=[proposal.encoded for proposal in batch])
         channel = self._transport.channel(self._router.address)
         try:
-            async with asyncio.timeout(None):
-                body = await channel.call(messages.PROPOSE, (messages.encode(request),), max(timeout_s, 0.001))
+            body = await channel.call(messages.PROPOSE, (messages.encode(request),), max(timeout_s, 0.001))
             answers = messages.decode(body, ProposeAnswer).answers
         except Retriable as refused:
             return await self._again(batch, refused)

@@ -28,6 +28,16 @@ class Router:
     def address(self) -> str:
         return self._leader or self._addresses[self._position]
 
+    @property
+    def leader(self) -> str:
+        """Address of the leader; empty while it is not known."""
+        return self._leader
+
+    def prefer(self, leader: str) -> None:
+        """Somebody else has found the leader. Ignored while nodes fail: then the own search goes on."""
+        if leader and not self._failures:
+            self._leader = leader
+
     def succeeded(self) -> None:
         """The asked node is the right one."""
         self._leader = self.address

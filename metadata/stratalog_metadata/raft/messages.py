@@ -18,7 +18,7 @@ class EntryKind(IntEnum):
     COMMAND = 1
 
 
-class Entry(msgspec.Struct, frozen=True, array_like=True):
+class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One position of the replicated log: ``index`` and ``term`` together identify its content for ever."""
 
     index: int

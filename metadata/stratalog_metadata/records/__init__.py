@@ -44,7 +44,7 @@ Record = (
 )
 
 
-class Versioned(msgspec.Struct, frozen=True):
+class Versioned(msgspec.Struct, frozen=True, gc=False):
     """A record as stored. ``version`` is the index of the command that wrote it, so it never repeats for a key."""
 
     version: int

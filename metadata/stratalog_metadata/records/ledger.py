@@ -18,7 +18,7 @@ class LedgerState(StrEnum):
     CLOSED = "closed"
 
 
-class Fragment(msgspec.Struct, frozen=True, kw_only=True):
+class Fragment(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Entries from ``first_entry`` on are striped over these bookies, until the next fragment's first entry."""
 
     first_entry: int

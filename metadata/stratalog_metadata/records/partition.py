@@ -30,7 +30,7 @@ class Partition(RecordBase, frozen=True, kw_only=True, tag="partition"):
         return partition_key(self.topic_id, self.index)
 
 
-class LedgerRef(msgspec.Struct, frozen=True, kw_only=True):
+class LedgerRef(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A hot ledger in a partition's log. The offset of its first record is known when it is opened."""
 
     ledger_id: int
