@@ -87,6 +87,8 @@ def iterate_records(batch: Buffer, header: BatchHeader | None = None) -> Iterato
 
 def encode_varint(value: int) -> bytes:
     """Zig-zag variable-length integer."""
+    if -64 <= value < 64:  # most lengths and deltas: one byte, made beforehand
+        return _ONE_BYTE[value]
     remaining = (value << 1) ^ (value >> 63)
     out = bytearray()
     while remaining > 0x7F:
@@ -110,6 +112,10 @@ def decode_varint(buffer: memoryview, position: int) -> tuple[int, int]:
             return (result >> 1) ^ -(result & 1), index + 1
         shift += 7
     raise Corrupt(f"variable-length integer at byte {position} does not end")
+
+
+_ONE_BYTE: Final = tuple(bytes(((value << 1) ^ (value >> 63),)) for value in (*range(64), *range(-64, 0)))
+"""Indexed by the value itself: negative ones count from the end."""
 
 
 def _append_record(out: bytearray, record: Record, base_offset: int, base_timestamp_ms: int) -> None:

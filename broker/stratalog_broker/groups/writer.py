@@ -17,7 +17,7 @@ from stratalog_core import errors
 from stratalog_core.ports import Clock
 from stratalog_core.records import Record, build_batch
 
-BATCH_BYTES_MAX: Final = 512 * 1024
+BATCH_BYTES_MAX: Final = 64 * 1024  # some thousand offsets: more would hold up the event loop
 WAITING_BYTES_MAX: Final = 32 * 1024 * 1024
 Append = Callable[[bytearray], Awaitable[int]]
 Written = Callable[[ErrorCode], None]
