@@ -71,6 +71,12 @@ class BrokerSettings:
         500, help="Wait for more members before a new group's first rebalance", minimum=0, maximum=60_000
     )
     group_members_max: int = setting(10_000, help="Members of one group", minimum=1, maximum=1_000_000)
+    groups_max: int = setting(
+        100_000, help="Consumer groups in each partition of __consumer_offsets", minimum=1, maximum=10_000_000
+    )
+    group_offsets_max: int = setting(
+        1_000_000, help="Committed offsets in each partition of __consumer_offsets", minimum=1, maximum=100_000_000
+    )
     offsets_retention_ms: int = setting(
         7 * 86_400_000, help="Committed offsets of an empty group are kept for so long", minimum=1_000
     )

@@ -43,6 +43,8 @@ def limits_of(settings: BrokerSettings) -> CoordinatorLimits:
             session_timeout_ms_max=settings.group_session_timeout_max_ms,
             initial_rebalance_delay_ms=settings.group_initial_rebalance_delay_ms,
         ),
+        groups_max=settings.groups_max,
+        offsets_max=settings.group_offsets_max,
         offsets_retention_ms=settings.offsets_retention_ms,
     )
 
