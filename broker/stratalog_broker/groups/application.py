@@ -13,7 +13,8 @@ from uuid import UUID
 
 from kio.schema.errors import ErrorCode
 
-from stratalog_broker.groups.coordinator import Commit, CoordinatorLimits, GroupCoordinator, Work
+from stratalog_broker.groups.coordinator import Commit, GroupCoordinator, Work
+from stratalog_broker.groups.group_table import CoordinatorLimits
 from stratalog_broker.groups.messages import (
     Answer,
     Instant,

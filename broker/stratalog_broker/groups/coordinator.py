@@ -2,25 +2,23 @@
 
 The shell passes requests and the time, writes the records of each :class:`Write`, and reports with
 :meth:`GroupCoordinator.on_written`. Offsets and groups become visible only through the store, hence only once the quorum has
-them. Groups exist while they have members, pending members, stored metadata or offsets. Nothing here is unbounded:
-see :class:`CoordinatorLimits`.
+them. Nothing here is unbounded:
+see ``CoordinatorLimits``.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from uuid import UUID
 
 from kio.schema.errors import ErrorCode
 
-from stratalog_broker.groups.expiry import CONSUMER_PROTOCOL, expired_offsets, topics_wanted_by
-from stratalog_broker.groups.group import Group
+from stratalog_broker.groups.group_table import CoordinatorLimits
 from stratalog_broker.groups.messages import (
     NO_GENERATION,
     Answer,
-    GroupLimits,
     Instant,
     Instruction,
     JoinAnswer,
@@ -29,7 +27,6 @@ from stratalog_broker.groups.messages import (
     SyncAnswer,
     SyncRequest,
 )
-from stratalog_broker.groups.rebalance import GroupState
 from stratalog_broker.groups.records import (
     CommittedOffset,
     OffsetKey,
@@ -38,22 +35,10 @@ from stratalog_broker.groups.records import (
     encode_group_value,
     encode_offset_key,
     encode_offset_value,
-    is_of,
     topic_id_headers,
 )
-from stratalog_broker.groups.store import GroupStore, TopicPartitionName
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CoordinatorLimits:
-    """Bounds of one coordinator partition. Names longer than ``name_bytes_max`` do not fit a stored string."""
-
-    group: GroupLimits = field(default_factory=GroupLimits)
-    groups_max: int = 100_000
-    offsets_max: int = 1_000_000
-    offset_metadata_bytes_max: int = 4_096
-    offsets_retention_ms: int = 7 * 86_400_000
-    name_bytes_max: int = 4_096
+from stratalog_broker.groups.removal import RemovingTable
+from stratalog_broker.groups.store import GroupStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,18 +65,15 @@ class Commit:
     topic_id: UUID | None = None
 
 
-class GroupCoordinator:
+class GroupCoordinator(RemovingTable):
     """Requests for the groups of one partition. What changes the log is returned as records to write."""
 
     def __init__(self, limits: CoordinatorLimits, store: GroupStore, now: Instant) -> None:
-        self.limits = limits
-        self.store = store
-        self.groups: dict[str, Group] = {}
+        super().__init__(limits, store, now)
         self._wakes: list[tuple[int, str]] = []
         self._planned: dict[str, int] = {}
-        for image in store.images.values():
-            self.groups[image.group_id] = Group.from_image(image, limits.group, now)
-            self._plan(image.group_id)
+        for group_id in self.groups:
+            self._plan(group_id)
 
     # -- membership
 
@@ -184,7 +166,7 @@ class GroupCoordinator:
         error = self._check_commit(group_id, member_id, group_instance_id, generation, now)
         if error is not ErrorCode.none:
             return [error] * len(commits), []
-        errors = [self._check_offset(commit) for commit in commits]
+        errors = [self._check_offset(group_id, commit) for commit in commits]
         fine = [commit for commit, code in zip(commits, errors, strict=True) if code is ErrorCode.none]
         return errors, [self._offset_record(group_id, commit, now) for commit in fine]
 
@@ -200,10 +182,11 @@ class GroupCoordinator:
             return ErrorCode.illegal_generation
         return ErrorCode.none if self._exists(group_id) or self._has_room() else ErrorCode.coordinator_not_available
 
-    def _check_offset(self, commit: Commit) -> ErrorCode:
+    def _check_offset(self, group_id: str, commit: Commit) -> ErrorCode:
         if len(commit.metadata.encode()) > self.limits.offset_metadata_bytes_max:
             return ErrorCode.offset_metadata_too_large
-        if self.store.offset_count >= self.limits.offsets_max:
+        is_known = (commit.topic, commit.partition) in self.store.offsets_of(group_id)
+        if not is_known and self.store.offset_count >= self.limits.offsets_max:
             return ErrorCode.coordinator_not_available
         return ErrorCode.none
 
@@ -214,115 +197,7 @@ class GroupCoordinator:
         key = encode_offset_key(OffsetKey(group_id, commit.topic, commit.partition))
         return OffsetsRecord(key, encode_offset_value(committed), topic_id_headers(commit.topic_id))
 
-    # -- what administrators do
-
-    def plan_delete(self, group_id: str, now: Instant) -> tuple[ErrorCode, list[OffsetsRecord]]:
-        """DeleteGroups: the records that make a group without members vanish with all its offsets."""
-        if not self._exists(group_id):
-            return ErrorCode.group_id_not_found, []
-        group = self.groups.get(group_id)
-        error = ErrorCode.none if group is None else group.delete(now)
-        if error is not ErrorCode.none:
-            return error, []
-        self.groups.pop(group_id, None)
-        return ErrorCode.none, self._tombstones(group_id, self.store.offsets_of(group_id))
-
-    def plan_delete_offsets(
-        self, group_id: str, partitions: Sequence[TopicPartitionName]
-    ) -> tuple[ErrorCode, list[ErrorCode], list[OffsetsRecord]]:
-        """OffsetDelete: a code for the group, one for each partition, and the records."""
-        if not self._exists(group_id):
-            return ErrorCode.group_id_not_found, [], []
-        group = self.groups.get(group_id)
-        subscribed: frozenset[str] = frozenset()
-        if group is not None and group.state is not GroupState.EMPTY:
-            if group.protocol_type != CONSUMER_PROTOCOL:
-                return ErrorCode.non_empty_group, [], []
-            subscribed = topics_wanted_by(group) or frozenset(topic for topic, _ in partitions)
-        errors = [ErrorCode.group_subscribed_to_topic if topic in subscribed else ErrorCode.none for topic, _ in partitions]
-        known = self.store.offsets_of(group_id)
-        gone = [name for name, code in zip(partitions, errors, strict=True) if code is ErrorCode.none and name in known]
-        return ErrorCode.none, errors, self._offset_tombstones(group_id, gone)
-
-    # -- what expires
-
-    def plan_expiry(self, now: Instant) -> list[tuple[str, list[OffsetsRecord]]]:
-        """Per group the records that remove expired offsets, and groups that have nothing left (KIP-211)."""
-        horizon_ms = now.wall_ms - self.limits.offsets_retention_ms
-        planned = []
-        for group_id in sorted({*self.groups, *self.store.offsets, *self.store.images}):
-            expired = expired_offsets(self.groups.get(group_id), self.store.offsets_of(group_id), horizon_ms)
-            everything = len(expired) == len(self.store.offsets_of(group_id))
-            if everything and self._is_empty(group_id):
-                records = self._tombstones(group_id, expired)
-                self.groups.pop(group_id, None)
-            else:
-                records = self._offset_tombstones(group_id, expired)
-            if records:
-                planned.append((group_id, records))
-        return planned
-
-    def plan_topic_deletion(self, topic: str, topic_id: UUID | None = None) -> list[tuple[str, list[OffsetsRecord]]]:
-        """Per group the records that forget the offsets of a deleted topic.
-
-        ``topic_id``: the topic of this name that exists all the same; its own offsets stay.
-        """
-        planned = []
-        for group_id, table in self.store.offsets.items():
-            names = [name for name, committed in table.items() if name[0] == topic and not is_of(committed, topic_id)]
-            if names:
-                planned.append((group_id, self._offset_tombstones(group_id, names)))
-        return planned
-
-    def _tombstones(self, group_id: str, names: Iterable[TopicPartitionName]) -> list[OffsetsRecord]:
-        records = self._offset_tombstones(group_id, names)
-        if group_id in self.store.images:
-            records.append(OffsetsRecord(encode_group_key(group_id), None))
-        return records
-
-    def _offset_tombstones(self, group_id: str, names: Iterable[TopicPartitionName]) -> list[OffsetsRecord]:
-        keys = (encode_offset_key(OffsetKey(group_id, topic, partition)) for topic, partition in names)
-        return [OffsetsRecord(key, None) for key in keys]
-
-    # -- existence
-
-    def group_ids(self) -> list[str]:
-        """All groups, live or only stored, that somebody would list."""
-        live = {name for name, group in self.groups.items() if len(group.membership) or group.generation}
-        return sorted({*live, *self.store.offsets, *self.store.images})
-
-    def state_of(self, group_id: str) -> GroupState:
-        """``DEAD`` for a group that does not exist."""
-        group = self.groups.get(group_id)
-        if group is not None:
-            return group.state
-        return GroupState.EMPTY if group_id in self.store.offsets else GroupState.DEAD
-
-    def _exists(self, group_id: str) -> bool:
-        return group_id in self.groups or group_id in self.store.offsets or group_id in self.store.images
-
-    def _is_empty(self, group_id: str) -> bool:
-        group = self.groups.get(group_id)
-        return group is None or (group.state is GroupState.EMPTY and not group.pending_members)
-
-    def _has_room(self) -> bool:
-        return len(self.groups) + len(self.store.offsets) < self.limits.groups_max
-
-    def _is_name(self, group_id: str, *, empty: bool = False) -> bool:
-        return (empty or bool(group_id)) and len(group_id.encode()) <= self.limits.name_bytes_max
-
-    def _group(self, group_id: str, now: Instant) -> Group:
-        group = self.groups.get(group_id)
-        if group is None:
-            image = self.store.images.get(group_id)
-            fresh = Group(group_id, self.limits.group, now.wall_ms)
-            group = self.groups[group_id] = fresh if image is None else Group.from_image(image, self.limits.group, now)
-        return group
-
-    def _forget_if_unused(self, group_id: str) -> None:
-        group = self.groups[group_id]
-        if group.generation == 0 and group.state is GroupState.EMPTY and not group.pending_members:
-            del self.groups[group_id]
+    # -- work
 
     def _done(self, group_id: str, instructions: Iterable[Instruction]) -> list[Work]:
         self._plan(group_id)

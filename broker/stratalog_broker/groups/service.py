@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from kio.schema.errors import ErrorCode
 
 from stratalog_broker.groups.application import GroupApplication
-from stratalog_broker.groups.coordinator import CoordinatorLimits
+from stratalog_broker.groups.group_table import CoordinatorLimits
 from stratalog_broker.groups.messages import GroupLimits
 from stratalog_broker.groups.routing import partition_of
 from stratalog_broker.internal_topics import CONSUMER_OFFSETS

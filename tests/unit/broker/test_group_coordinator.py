@@ -11,7 +11,8 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from stratalog_broker.groups.application import GroupApplication
-from stratalog_broker.groups.coordinator import Commit, CoordinatorLimits, GroupCoordinator, Work, Write
+from stratalog_broker.groups.coordinator import Commit, GroupCoordinator, Work, Write
+from stratalog_broker.groups.group_table import CoordinatorLimits
 from stratalog_broker.groups.messages import (
     Answer,
     GroupLimits,
