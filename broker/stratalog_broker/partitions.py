@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 _RETRY_S: Final = 0.2
 _TICK_S: Final = 1.0
 _TIER_RETRIES: Final = 20
-TAKEOVERS_AT_ONCE: Final = 512
+TAKEOVERS_AT_ONCE: Final = 128
 
 
 class Partitions:
@@ -234,7 +234,7 @@ class Partitions:
         try:
             await self._take_over_once(partition)
         except StratalogError as failure:
-            level = logging.INFO if isinstance(failure, Retriable | Fenced | OutcomeUnknown) else logging.ERROR
+            level = logging.INFO if isinstance(failure, Fenced) else logging.WARNING
             _log.log(level, "taking over %s at epoch %d: %s", identity, partition.leader_epoch, failure)
             await asyncio.sleep(_RETRY_S)
         finally:

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from stratalog_core.errors import Conflict, Fenced, OutcomeUnknown, Retriable, StratalogError
+from stratalog_core.errors import Conflict, StratalogError
 from stratalog_core.ports import Clock
 from stratalog_metadata.api import MetadataClient
 from stratalog_metadata.commands import ABSENT, Command, Put, SessionAlive, VersionIs
@@ -42,37 +42,45 @@ class Registration:
         self._on_registered = on_registered
         self._on_lost = on_lost
         self._session_id: int | None = None
-        self._registering: asyncio.Task[None] | None = None
-        self._is_closed = False
+        self._registered = asyncio.Event()
+        self._keeping: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Register; returns once that is done."""
-        await self._register()
+        """Register; returns once that is done for the first time."""
+        self._keeping = asyncio.get_running_loop().create_task(self._keep_registered())
+        self._keeping.add_done_callback(lambda _: self._registered.set())
+        await self._registered.wait()
+        if self._keeping.done():
+            await self._keeping
 
-    def _expired(self) -> None:
-        self._session_id = None
-        if self._is_closed:
-            return
-        _log.warning("broker %d lost its session: it stops serving and registers anew", self._broker.broker_id)
-        self._on_lost()
-        self._registering = asyncio.get_running_loop().create_task(self._register())
-
-    async def _register(self) -> None:
-        while not self._is_closed:
+    async def _keep_registered(self) -> None:
+        """One session after the other, each until it expires."""
+        while True:
+            expired = asyncio.Event()
             session_id: int | None = None
             try:
-                holder = f"broker {self._broker.broker_id}"
-                session_id = await self._metadata.open_session(holder, self._lease_ms, self._expired)
-                self._session_id = session_id
+                session_id = await self._open_session(expired)
                 await self._put(session_id)
-            except (Retriable, OutcomeUnknown, Conflict, Fenced) as again:
+            except StratalogError as again:
                 _log.info("registering broker %d: %s", self._broker.broker_id, again)
                 await self._give_up(session_id)
                 await asyncio.sleep(_RETRY_S)
-            else:
-                if self._session_id == session_id:
-                    self._on_registered()
-                return
+                continue
+            if not expired.is_set():
+                self._on_registered()
+                self._registered.set()
+            await expired.wait()
+
+    async def _open_session(self, expired: asyncio.Event) -> int:
+        def on_expired() -> None:
+            if self._session_id is not None:
+                _log.warning("broker %d lost its session: it stops serving and registers anew", self._broker.broker_id)
+                self._on_lost()
+            expired.set()
+
+        holder = f"broker {self._broker.broker_id}"
+        self._session_id = await self._metadata.open_session(holder, self._lease_ms, on_expired)
+        return self._session_id
 
     async def _put(self, session_id: int) -> None:
         """Write the record where there is none. Raises ``Conflict`` while another process holds the id."""
@@ -90,7 +98,6 @@ class Registration:
         await self._metadata.propose(Command(updates=(Put(record=record),), requirements=requirements))
 
     async def _give_up(self, session_id: int | None) -> None:
-        self._session_id = None
         if session_id is not None:
             try:
                 await self._metadata.close_session(session_id)
@@ -99,8 +106,8 @@ class Registration:
 
     async def close(self) -> None:
         """Give the session up, so that others take over now."""
-        self._is_closed = True
-        if self._registering is not None:
-            self._registering.cancel()
-            await asyncio.gather(self._registering, return_exceptions=True)
-        await self._give_up(self._session_id)
+        if self._keeping is not None:
+            self._keeping.cancel()
+            await asyncio.gather(self._keeping, return_exceptions=True)
+        session_id, self._session_id = self._session_id, None
+        await self._give_up(session_id)
