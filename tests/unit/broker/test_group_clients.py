@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import threading
 import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import confluent_kafka
@@ -244,7 +247,12 @@ async def test_aiokafka_reads_as_a_group(mini_cluster: MiniCluster) -> None:
             await reader.stop()
 
 
-async def test_a_group_survives_its_coordinator(tmp_path: Any) -> None:
+def coordinator_id(cluster: MiniCluster) -> int:
+    """The broker that serves the only partition of ``__consumer_offsets``."""
+    return next(broker_id for broker_id, broker in cluster.brokers.items() if any(broker.server.services.groups.coordinators()))
+
+
+async def test_a_group_survives_its_coordinator(tmp_path: Path) -> None:
     async with run_cluster(tmp_path, bookies=1, brokers=2, offsets_topic_partitions=1) as cluster:
         bootstrap = cluster.bootstrap
         await in_thread(lambda: make_topic(bootstrap, 60))
@@ -253,13 +261,8 @@ async def test_a_group_survives_its_coordinator(tmp_path: Any) -> None:
         members.add()
         await in_thread(lambda: members.poll_until(lambda: members.balanced() and len(set(members.messages)) == 60))
         await in_thread(lambda: [one.commit(asynchronous=False) for one in members.consumers])
-        owner = next(
-            broker_id
-            for broker_id, broker in cluster.brokers.items()
-            if any(application.is_loaded for application in broker.server.services.groups.coordinators())
-        )
         members.revoked.clear()
-        await cluster.brokers.pop(owner).kill()
+        await cluster.brokers.pop(coordinator_id(cluster)).kill()
 
         def scenario() -> None:
             producer = confluent_kafka.Producer({"bootstrap.servers": bootstrap, "acks": "all"})
@@ -276,3 +279,42 @@ async def test_a_group_survives_its_coordinator(tmp_path: Any) -> None:
             members.close()
 
         await in_thread(scenario)
+
+
+async def test_no_acknowledged_commit_is_lost_over_two_coordinators_deaths(tmp_path: Path) -> None:
+    async with run_cluster(tmp_path, bookies=1, brokers=2, offsets_topic_partitions=1) as cluster:
+        bootstrap = cluster.bootstrap
+        await in_thread(lambda: make_topic(bootstrap))
+        committer = consumer(bootstrap)
+        acknowledged = [0]
+        acknowledgement, loop, stopped = asyncio.Event(), asyncio.get_running_loop(), threading.Event()
+
+        def commit_on() -> None:
+            offset = 0
+            while not stopped.is_set():
+                offset += 1
+                with contextlib.suppress(confluent_kafka.KafkaException):
+                    done = committer.commit(offsets=[TopicPartition(TOPIC, 0, offset)], asynchronous=False) or []
+                    if [row.error for row in done] == [None]:
+                        acknowledged.append(offset)
+                        loop.call_soon_threadsafe(acknowledgement.set)
+
+        async def progress() -> None:
+            enough = len(acknowledged) + 20
+            async with asyncio.timeout(DEADLINE_S):
+                while len(acknowledged) < enough:
+                    acknowledgement.clear()
+                    await acknowledgement.wait()
+
+        working = asyncio.ensure_future(asyncio.to_thread(commit_on))
+        for _ in range(2):
+            await progress()
+            owner = coordinator_id(cluster)
+            await cluster.brokers.pop(owner).kill()
+            await cluster.start_broker(owner + 2)
+        await progress()
+        stopped.set()
+        await working
+        (found,) = await in_thread(lambda: committer.committed([TopicPartition(TOPIC, 0)], 10))
+        assert found.offset >= acknowledged[-1]
+        await in_thread(committer.close)
