@@ -27,7 +27,7 @@ def manifest_garbage(listed: Sequence[ObjectInfo], current_version: int, current
     """
     written_ms: dict[int, int] = {}
     for info, key in _manifests(listed):
-        written_ms[key.version] = min(info.last_modified_ms, written_ms.get(key.version, info.last_modified_ms))
+        written_ms[key.version] = max(info.last_modified_ms, written_ms.get(key.version, info.last_modified_ms))
     kept = {current_key, marker_key(current_key)}
     garbage: list[tuple[bool, str]] = []
     for info, key in _manifests(listed):

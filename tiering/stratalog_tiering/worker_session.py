@@ -72,6 +72,7 @@ class WorkerSession:
     def _look_at_all(self) -> None:
         """Everything that there may be work for is due now."""
         view, now = self._ports.metadata.view, self._ports.clock.monotonic()
+        vanished = self._names.keys()
         self._topics = {topic.topic_id: topic for topic in view.all(Topic) if not topic.internal}
         self._names = {
             partition_work(topic.topic_id, index): (topic.topic_id, index)
@@ -80,6 +81,7 @@ class WorkerSession:
         }
         self._partitions = {name: work for name, work in self._partitions.items() if name in self._names}
         self._schedule.set_all_due(self._names, now)
+        self._schedule.set_all_due(vanished - self._names.keys(), now)  # to give their leases up
         self._schedule.set_all_due((deletion_work(deleted.topic_id) for deleted in view.all(DeletedTopic)), now)
         self._schedule.set_due(UPLOADS_WORK, now)
 
