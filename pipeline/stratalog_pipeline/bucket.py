@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import random
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator, Iterable
+from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, TypeVar
@@ -36,7 +36,8 @@ class Bucket:
 
     def __init__(self, url: str) -> None:
         _check_exists(url)
-        self._runner = asyncio.Runner()
+        # A bare loop: a Runner sets signal handlers at each call, and Python then prints tasks, megabytes of results included.
+        self._loop = asyncio.new_event_loop()
         self._background = ThreadBackground(THREADS, "stratalog-bucket")
         self._clock = SystemClock()
         self._store: ObjectStore = open_store(
@@ -57,11 +58,11 @@ class Bucket:
 
     def run(self, awaited: Coroutine[Any, Any, Result]) -> Result:
         """The result of something awaitable of this store. Raises what it raises."""
-        return self._runner.run(awaited)
+        return self._loop.run_until_complete(awaited)
 
     def get(self, key: str) -> bytes:
         """A whole small object. Raises ``NoSuchObject``, ``Unavailable``, ``Invalid``."""
-        return self._runner.run(self._store.get(key))
+        return self._loop.run_until_complete(self._store.get(key))
 
     def offset_at(self, pointer: ManifestPointer, timestamp_ms: int) -> int | None:
         """Offset of the first record at ``timestamp_ms`` or later, as ListOffsets finds it; None if there is none."""
@@ -74,7 +75,7 @@ class Bucket:
                 await reader.close()
             return None if found is None else found.offset
 
-        return self._runner.run(find())
+        return self._loop.run_until_complete(find())
 
     def list_objects(self, prefix: str) -> list[ObjectInfo]:
         """All objects below a prefix, in the order of their keys."""
@@ -82,7 +83,7 @@ class Bucket:
         async def collect() -> list[ObjectInfo]:
             return [info async for info in self._store.list(prefix)]
 
-        return self._runner.run(collect())
+        return self._loop.run_until_complete(collect())
 
     def first_key(self, prefix: str, is_wanted: Callable[[str], bool]) -> str | None:
         """The first key below a prefix that is wanted; the listing goes no further."""
@@ -94,7 +95,7 @@ class Bucket:
                         return info.key
             return None
 
-        return self._runner.run(find())
+        return self._loop.run_until_complete(find())
 
     def get_ranges(self, ranges: Iterable[Range]) -> Generator[memoryview, None, None]:
         """The ranges in order; while the caller works on one, the next are being fetched."""
@@ -110,7 +111,7 @@ class Bucket:
                     wanted = next(coming, None)
                 task, length = waiting.popleft()
                 ahead_bytes -= length
-                yield self._runner.run(_finished(task))
+                yield self._loop.run_until_complete(_finished(task))
         finally:
             self._abandon([task for task, _ in waiting])
 
@@ -121,24 +122,29 @@ class Bucket:
             await asyncio.sleep(0)
             return task
 
-        return self._runner.run(start())
+        return self._loop.run_until_complete(start())
 
     async def _fetch(self, wanted: Range) -> memoryview:
         return await self._store.get_range(*wanted)
 
-    def _abandon(self, tasks: list[asyncio.Task[memoryview]]) -> None:
-        async def abandon() -> None:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-        if tasks:
-            self._runner.run(abandon())
+    def _abandon(self, tasks: Sequence[asyncio.Task[memoryview]]) -> None:
+        # After ``close`` nothing is left to abandon: a caller's error may keep an unfinished read alive for longer.
+        if tasks and not self._loop.is_closed():
+            self._loop.run_until_complete(_cancelled(tasks))
 
     def close(self) -> None:
-        self._runner.run(self._store.close())
-        self._runner.close()
+        """Give up what is being fetched, and close the store."""
+        self._loop.run_until_complete(_cancelled(list(asyncio.all_tasks(self._loop))))
+        self._loop.run_until_complete(self._store.close())
+        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        self._loop.close()
         self._background.close()
+
+
+async def _cancelled(tasks: Sequence[asyncio.Task[memoryview]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _finished(task: asyncio.Task[memoryview]) -> memoryview:
