@@ -307,14 +307,16 @@ async def test_no_acknowledged_commit_is_lost_over_two_coordinators_deaths(tmp_p
                     await acknowledgement.wait()
 
         working = asyncio.ensure_future(asyncio.to_thread(commit_on))
-        for _ in range(2):
+        try:
+            for _ in range(2):
+                await progress()
+                owner = coordinator_id(cluster)
+                await cluster.brokers.pop(owner).kill()
+                await cluster.start_broker(owner + 2)
             await progress()
-            owner = coordinator_id(cluster)
-            await cluster.brokers.pop(owner).kill()
-            await cluster.start_broker(owner + 2)
-        await progress()
-        stopped.set()
-        await working
+        finally:
+            stopped.set()
+            await working
         (found,) = await in_thread(lambda: committer.committed([TopicPartition(TOPIC, 0)], 10))
         assert found.offset >= acknowledged[-1]
         await in_thread(committer.close)
