@@ -128,15 +128,15 @@ class TopicCommands:
 
     def _replication_factor(self, wanted: int) -> int:
         factor = self._services.settings.default_replication_factor if wanted == BROKER_DEFAULT else wanted
-        most = min(self.live_bookies(), REPLICATION_FACTOR_MAX)
+        most = min(self.registered_bookies(), REPLICATION_FACTOR_MAX)
         if not 1 <= factor <= most:
-            text = f"replication factor {factor}: there are {self.live_bookies()} live bookies, choose 1 to {most}, or -1"
+            text = f"replication factor {factor}: there are {self.registered_bookies()} bookies, choose 1 to {most}, or -1"
             raise KafkaError(ErrorCode.invalid_replication_factor, text)
         return factor
 
-    def live_bookies(self) -> int:
-        """Bookies that can take new ledgers."""
-        return sum(bookie.session_id != 0 and not bookie.read_only for bookie in self._view.all(Bookie))
+    def registered_bookies(self) -> int:
+        """Live or not: one that is down for a moment must not lower the copies of a topic that is created meanwhile."""
+        return sum(1 for _ in self._view.all(Bookie))
 
     async def _confirm(self, topic: Topic, timeout_s: float) -> None:
         """The outcome was unknown: read what is there, and go on only if it is ours."""
@@ -149,7 +149,7 @@ class TopicCommands:
         found = self._view.find(Topic, topic_key(name))
         if found is not None:
             return found
-        factor = max(1, min(replication_factor, self.live_bookies()))
+        factor = max(1, min(replication_factor, self.registered_bookies()))
         new = NewTopic(
             name=name, partition_count=partition_count, replication_factor=factor, internal=True,
             configs={"cleanup.policy": "compact"},

@@ -82,7 +82,7 @@ async def test_creations_that_are_refused(mini_cluster: MiniCluster) -> None:
             (NewTopic("a/b", 1, 1), "TOPIC_EXCEPTION", "a/b"),
             (NewTopic("__consumer_offsets", 1, 1), "TOPIC_EXCEPTION", "on demand"),
             (NewTopic("t", 20_000, 1), "INVALID_PARTITIONS", "1 to 10000"),
-            (NewTopic("t", 1, 3), "INVALID_REPLICATION_FACTOR", "1 live bookies"),
+            (NewTopic("t", 1, 3), "INVALID_REPLICATION_FACTOR", "there are 1 bookies"),
             (NewTopic("t", 1, 1, config={"retention.mss": "1"}), "INVALID_CONFIG", "did you mean 'retention.ms'"),
             (NewTopic("t", 1, 1, config={"segment.bytes": "1"}), "INVALID_CONFIG", "the least is 65536"),
             (NewTopic("t", 1, 1, config={"cleanup.policy": "compact"}), "INVALID_CONFIG", "compaction is not served"),
