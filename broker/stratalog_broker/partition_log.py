@@ -11,22 +11,22 @@ is made by takeover, here or on another broker.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from stratalog_bookies.client import LedgerSpec, LedgerWriter
+from stratalog_bookies.client import LedgerWriter
 from stratalog_broker.internal_topics import InternalTopicApplication
+from stratalog_broker.ledger_opening import LedgerOpening
 from stratalog_broker.partition import Acks, OnDone, OpenNext, PartitionCore, PendingBatch, RollLimits, Seal, State
 from stratalog_broker.tail_cache import PartitionTail
 from stratalog_broker.topic_configs import TopicConfigs
 from stratalog_core.batch import BatchHeader, assign_offset, read_header
 from stratalog_core.checkpoint import encode_checkpoint
-from stratalog_core.errors import Conflict, Fenced, NotLeader, Overloaded, Retriable, StratalogError, Unavailable
+from stratalog_core.errors import Fenced, NotLeader, Overloaded, StratalogError, Unavailable
 from stratalog_core.ids import TopicPartition
-from stratalog_metadata.commands import Delete, EpochIs, Put, Update, VersionIs
-from stratalog_metadata.records import Ledger, LedgerRef, LedgerState, Log, Topic, ledger_key, log_key, partition_key
+from stratalog_metadata.commands import EpochIs
+from stratalog_metadata.records import Ledger, Topic, partition_key
 
 if TYPE_CHECKING:
     from stratalog_broker.context import BrokerServices
@@ -34,10 +34,7 @@ if TYPE_CHECKING:
     from stratalog_broker.tail_cache import TailCache
 
 _log = logging.getLogger(__name__)
-_RETRY_S: Final = 0.1
 _ROOM_RETRY_S: Final = 0.02
-_LEDGERS_KEPT_OF_INTERNAL_TOPIC: Final = 1
-"""Sealed ledgers that an internal topic keeps beside the new one, whose checkpoint is not durable yet when it is opened."""
 
 OnLost = Callable[["PartitionLog", StratalogError], None]
 
@@ -67,10 +64,10 @@ class PartitionLog:
         self._services = services
         self._indexes = indexes
         self._on_lost = on_lost
+        self._ledger_opening = LedgerOpening(services, topic_partition, self.requirement)
         self._writer: LedgerWriter | None = None
         self._opening: asyncio.Task[None] | None = None
         self._sealing: asyncio.Task[None] | None = None
-        self._dropping: asyncio.Task[None] | None = None
         self._seal_waiters: list[asyncio.Future[int]] = []
         self._retry: asyncio.TimerHandle | None = None
         self.update_topic(topic)
@@ -231,85 +228,28 @@ class PartitionLog:
             self.core.written(pending, entry_id, self._now_ms())
 
     async def _open(self, instruction: OpenNext) -> None:
+        reports = _WriterReports(self)
         try:
             async with asyncio.timeout(self._services.settings.append_timeout_ms / 1000):
                 if self._sealing is not None:
                     await asyncio.shield(self._sealing)
-                writer = await self._create(instruction.base_offset)
+                writer = await self._ledger_opening.open(
+                    self.topic, instruction.base_offset, reports, keep_all=self.application is None
+                )
         except (StratalogError, TimeoutError) as failure:
             self._lose(failure if isinstance(failure, StratalogError) else Unavailable("the next ledger did not open in time"))
             return
         if self.core.state is not State.OPENING:
             writer.abandon()
             return
+        reports.ledger_id = writer.ledger.ledger_id
+        self.core.log_start_offset = max(self.core.log_start_offset, self._ledger_opening.log_start_offset)
         self._writer = writer
         for part in encode_checkpoint(instruction.checkpoint):
             writer.append(part)
         self.core.opened(writer.ledger.ledger_id, instruction.base_offset, self._now_ms())
         self._write_queued()
         self._act()
-
-    async def _create(self, base_offset: int) -> LedgerWriter:
-        """Open a ledger and enter it in the log; tries again while nothing has happened and the partition is ours."""
-        while True:
-            try:
-                return await self._create_once(base_offset)
-            except (Retriable, Conflict) as again:
-                _log.info("opening a ledger of %s: %s", self.topic_partition, again)
-            await asyncio.sleep(_RETRY_S)
-
-    async def _create_once(self, base_offset: int) -> LedgerWriter:
-        identity, epoch = self.topic_partition, self.core.leader_epoch
-        key = log_key(identity.topic_id, identity.partition)
-        versioned = self._services.view.get(key)
-        if versioned is None or not isinstance(versioned.record, Log):
-            raise NotLeader(f"{identity} has no log: its topic was deleted")
-        await self._close_leftovers(versioned.record)
-        log, dropped = self._retained(versioned.record)
-
-        def updates(ledger: Ledger) -> tuple[Update, ...]:
-            ref = LedgerRef(ledger_id=ledger.ledger_id, base_offset=base_offset, leader_epoch=epoch)
-            put = Put(record=_with_ledgers(log, (*log.ledgers, ref)))
-            return (put, *(Delete(key=ledger_key(old.ledger_id)) for old in dropped))
-
-        write_quorum = self.topic.replication_factor
-        spec = LedgerSpec(
-            topic_id=identity.topic_id,
-            partition=identity.partition,
-            base_offset=base_offset,
-            leader_epoch=epoch,
-            ensemble_size=write_quorum,
-            write_quorum=write_quorum,
-            ack_quorum=min(self.configs.min_insync_replicas, write_quorum),
-        )
-        reports = _WriterReports(self)
-        requirements = (self.requirement, VersionIs(key=key, version=versioned.version))
-        writer = await self._services.ledgers.create(spec, requirements=requirements, updates=updates, listener=reports)
-        reports.ledger_id = writer.ledger.ledger_id
-        if dropped:
-            self.core.log_start_offset = max(self.core.log_start_offset, log.log_start_offset)
-            self._dropping = asyncio.get_running_loop().create_task(self._delete([old.ledger_id for old in dropped]))
-        return writer
-
-    async def _close_leftovers(self, log: Log) -> None:
-        """Seal empty ledgers that an earlier attempt of unknown outcome left open; ours are all sealed by now."""
-        records = (self._services.view.find(Ledger, ledger_key(ref.ledger_id)) for ref in log.ledgers)
-        leftovers = [record.ledger_id for record in records if record is not None and record.state is not LedgerState.CLOSED]
-        if leftovers:
-            await self._services.ledgers.recover(leftovers, requirements=(self.requirement,))
-
-    async def _delete(self, ledger_ids: list[int]) -> None:
-        """Tell the bookies; if that fails, their own collection finds out."""
-        with contextlib.suppress(StratalogError):
-            await self._services.ledgers.delete(ledger_ids)
-
-    def _retained(self, log: Log) -> tuple[Log, tuple[LedgerRef, ...]]:
-        """The log without the ledgers that an internal topic no longer needs, and those."""
-        if self.application is None or len(log.ledgers) <= _LEDGERS_KEPT_OF_INTERNAL_TOPIC:
-            return log, ()
-        dropped, kept = log.ledgers[:-_LEDGERS_KEPT_OF_INTERNAL_TOPIC], log.ledgers[-_LEDGERS_KEPT_OF_INTERNAL_TOPIC:]
-        start = max(log.log_start_offset, kept[0].base_offset)
-        return Log(topic_id=log.topic_id, index=log.index, ledgers=kept, log_start_offset=start), dropped
 
     async def _seal(self, writer: LedgerWriter, instruction: Seal, before: asyncio.Task[None] | None) -> None:
         if before is not None:
@@ -370,10 +310,11 @@ class PartitionLog:
 
     async def close(self) -> None:
         """Wait for tasks to end after ``resign``."""
-        tasks = [task for task in (self._opening, self._sealing, self._dropping) if task is not None and not task.done()]
+        tasks = [task for task in (self._opening, self._sealing) if task is not None and not task.done()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._ledger_opening.close()
 
     def _now_ms(self) -> int:
         return int(self._services.clock.monotonic() * 1000)
@@ -407,10 +348,6 @@ def _settle(pending: PendingBatch, base_offset: int | None) -> None:
             other(base_offset)
     if pending.on_confirmed is not None:
         pending.on_confirmed()
-
-
-def _with_ledgers(log: Log, ledgers: tuple[LedgerRef, ...]) -> Log:
-    return Log(topic_id=log.topic_id, index=log.index, ledgers=ledgers, log_start_offset=log.log_start_offset)
 
 
 def roll_limits(configs: TopicConfigs, idle_ms: int) -> RollLimits:

@@ -18,11 +18,11 @@ from stratalog_broker.partition_log import PartitionLog, roll_limits
 from stratalog_broker.protocol.produce import Leader
 from stratalog_broker.tail_cache import TailCache
 from stratalog_broker.takeover import TakenOver, Takeover, identity_of
+from stratalog_broker.tier_requests import answer_tier_request
 from stratalog_broker.topic_configs import TopicConfigs
-from stratalog_core.errors import Fenced, NotLeader, OutcomeUnknown, Retriable, StratalogError
+from stratalog_core.errors import Fenced, NotLeader, StratalogError
 from stratalog_core.ids import TopicPartition
 from stratalog_metadata.api import Change
-from stratalog_metadata.commands import Command, Put, VersionIs
 from stratalog_metadata.records import (
     Broker,
     Ledger,
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _RETRY_S: Final = 0.2
 _TICK_S: Final = 1.0
-_TIER_RETRIES: Final = 20
 TAKEOVERS_AT_ONCE: Final = 128
 
 
@@ -300,27 +299,7 @@ class Partitions:
     def _tier_requested(self, request: TierRequest, versioned: Versioned) -> None:
         log = self._by_id.get((request.topic_id.bytes, request.index))
         if log is not None and request.end_offset < 0:
-            self._spawn(self._fulfil_tier_request(log, request, versioned))
-
-    async def _fulfil_tier_request(self, log: PartitionLog, request: TierRequest, versioned: Versioned) -> None:
-        """Seal, and write down where; until the request has changed or the partition is lost."""
-        for _ in range(_TIER_RETRIES):
-            try:
-                end_offset = await log.seal_all()
-                answered = TierRequest(
-                    topic_id=request.topic_id, index=request.index, end_offset=end_offset, delete_hot=request.delete_hot
-                )
-                requirements = (log.requirement, VersionIs(key=request.key(), version=versioned.version))
-                await self._services.metadata.propose(Command(updates=(Put(record=answered),), requirements=requirements))
-            except (Retriable, OutcomeUnknown) as again:
-                if not log.is_serving:
-                    return
-                _log.info("answering the tier request of %s: %s", log.topic_partition, again)
-                await asyncio.sleep(_RETRY_S)
-            except StratalogError:
-                return
-            else:
-                return
+            self._spawn(answer_tier_request(self._services.metadata, log, versioned))
 
     # -- time and the end --------------------------------------------------------------------------------------------
 
