@@ -83,7 +83,17 @@ class MainJob:
     def _start(self) -> None:
         with self._report.step("start 3 metadata nodes, 3 bookies, 2 brokers, 1 tiering worker; create a topic") as step:
             self._cluster.start()
-            self._cluster.run("topic", "create", TOPIC, "--partitions", str(PARTITIONS), "--replication-factor", "3", "--config", "retention.ms=-1")
+            self._cluster.run(
+                "topic",
+                "create",
+                TOPIC,
+                "--partitions",
+                str(PARTITIONS),
+                "--replication-factor",
+                "3",
+                "--config",
+                "retention.ms=-1",
+            )
             processes = self._cluster.describe()["processes"]
             step.check(len(processes) >= 9, f"{len(processes)} processes serve at {self._cluster.bootstrap}")
             described = self._cluster.json("topic", "describe", TOPIC)

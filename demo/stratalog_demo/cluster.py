@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+from stratalog.local.secrets import store_environment
 from stratalog_demo.clients import DemoFailed
 
 COMMAND_TIMEOUT_S = 180
@@ -23,6 +25,8 @@ class Cluster:
     def start(self) -> None:
         sizes = ["--metadata", "3", "--bookies", "3", "--brokers", "2", "--tiering", "1"]
         self.run("cluster", "start", *sizes, *self._store_arguments)
+        # A store of the cluster's own has credentials of its own, which Spark and boto3 look for in the environment.
+        os.environ.update(store_environment(self.data))
 
     def describe(self) -> dict[str, Any]:
         """``cluster.json``: bootstrap, store, and the processes with name, role, pid and address."""
