@@ -32,6 +32,7 @@ class WorkerSession:
         self._schedule = Schedule()
         self._wake = asyncio.Event()
         self._expired = False
+        self._session_id = 0
         self._topics: dict[UUID, Topic] = {}
         self._partitions: dict[str, PartitionWork] = {}
         self._names: dict[str, PartitionId] = {}
@@ -46,6 +47,7 @@ class WorkerSession:
 
     async def run(self, session_id: int) -> None:
         """Work under this session until :meth:`expire`."""
+        self._session_id = session_id
         self._claims.begin(session_id)
         stop_watching = self._ports.metadata.view.subscribe(self._on_changes)
         try:
@@ -91,7 +93,8 @@ class WorkerSession:
             versioned = change.after or change.before
             record = versioned.record if versioned is not None else None
             look_at_all = look_at_all or isinstance(record, Topic | TieringWorker | DeletedTopic)
-            if isinstance(record, Lease) and change.after is None:
+            # What we gave up ourselves is not due again: that would be taken and given up for ever.
+            if isinstance(record, Lease) and change.after is None and record.session_id != self._session_id:
                 self._schedule.set_due(record.name, now)
             partition = partition_of(record)
             if partition is not None and partition[0] in self._topics:
