@@ -11,11 +11,16 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Final
 from uuid import UUID
 
 from stratalog_core.errors import Invalid
 from stratalog_pipeline.options import EARLIEST, LATEST, Assigned, Matching, PerPartition, Subscribed, Wanted
 from stratalog_tiering.manifest import SegmentEntry
+
+
+INTERNAL_TOPICS: Final = frozenset({"__consumer_offsets", "__transaction_state"})
+"""Never matched by a pattern (as by Kafka's consumers), only by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +73,8 @@ class Cut:
 def resolve_topics(wanted: Wanted, partition_counts: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
     """Partitions to read, by topic, out of the topics that the bucket knows. Raises ``Invalid`` for what is not there."""
     if isinstance(wanted, Matching):
-        return {topic: tuple(range(count)) for topic, count in partition_counts.items() if wanted.matches(topic)}
+        matching = (topic for topic in partition_counts if topic not in INTERNAL_TOPICS and wanted.matches(topic))
+        return {topic: tuple(range(partition_counts[topic])) for topic in matching}
     names = wanted.topics if isinstance(wanted, Subscribed) else tuple(wanted.partitions)
     for name in names:
         if name not in partition_counts:

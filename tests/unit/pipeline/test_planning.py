@@ -85,6 +85,9 @@ def test_topics_are_found_by_name_pattern_and_assignment() -> None:
     counts = {"flights": 2, "flights-old": 1, "weather": 3}
     assert resolve_topics(Matching(pattern="fl.*"), counts) == {"flights": (0, 1), "flights-old": (0,)}
     assert resolve_topics(Matching(pattern="light"), counts) == {}
+    internal = {"__consumer_offsets": 1, "__mine": 1}
+    assert resolve_topics(Matching(pattern=".*"), internal) == {"__mine": (0,)}
+    assert resolve_topics(Subscribed(topics=("__consumer_offsets",)), internal) == {"__consumer_offsets": (0,)}
     assert resolve_topics(Subscribed(topics=("weather",)), counts) == {"weather": (0, 1, 2)}
     assert resolve_topics(Assigned(partitions={"weather": (2,)}), counts) == {"weather": (2,)}
     with pytest.raises(Invalid, match=r"'birds' is not in this bucket; it has flights, flights-old, weather"):
