@@ -18,8 +18,8 @@ from stratalog_tiering.offload_job import OffloadJob
 from stratalog_tiering.planning import PartitionState, StoredLedger, is_cold
 from stratalog_tiering.ports import WorkerPorts
 from stratalog_tiering.publish import describe_topic, is_marked, mark_committed, store_manifest
-from stratalog_tiering.segment_check import check_presence, check_segment
-from stratalog_tiering.upload import StreamedUpload
+from stratalog_tiering.segment_check import check_presence, require_sound
+from stratalog_tiering.upload import StreamedUpload, abort_quietly
 
 _log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ async def offload(ports: WorkerPorts, state: PartitionState, ledgers: Sequence[S
     )
     await _upload(ports, job)
     entry = job.entry()
-    await verify_copy(ports, job, entry)
+    await require_sound(ports.store, ports.source, entry, ports.background, reads_at_once=ports.settings.verify_reads_at_once)
     new = await _next_manifest(ports, state, entry)
     pointer = await store_manifest(ports.store, new)
     command = commit_segment(state, pointer, ledgers, guards)
@@ -59,25 +59,8 @@ async def _upload(ports: WorkerPorts, job: OffloadJob) -> None:
         await upload.write(job.finish(ports.clock.wall_ms()))
         await upload.finish()
     except BaseException:
-        await _abort(upload)
+        await abort_quietly(upload)
         raise
-
-
-async def _abort(upload: StreamedUpload) -> None:
-    try:
-        await upload.abort()
-    except StratalogError as failure:
-        _log.info("an upload stays open until the sweep finds it: %s", failure)
-
-
-async def verify_copy(ports: WorkerPorts, job: OffloadJob, entry: SegmentEntry) -> None:
-    """Read the whole uploaded segment back. Raises ``Corrupt`` with the first thing that is wrong."""
-    footer = await ports.source.read_footer(entry)
-    if footer != job.footer:
-        raise Corrupt(f"segment {entry.key}: the footer that was read back is not the one that was written")
-    check = check_segment(ports.store, ports.source, entry, ports.background, reads_at_once=ports.settings.verify_reads_at_once)
-    async for finding in check:
-        raise Corrupt(f"the uploaded copy does not verify: {finding}", key=entry.key)
 
 
 async def _next_manifest(ports: WorkerPorts, state: PartitionState, entry: SegmentEntry) -> NewManifest:

@@ -11,6 +11,7 @@ from stratalog_metadata.commands import Command, Put, VersionIs
 from stratalog_metadata.records import TierStatus, Topic, log_key, tier_status_key
 from stratalog_tiering.claims import Claims, partition_work
 from stratalog_tiering.commands import Guards, fulfil_request
+from stratalog_tiering.merging import merge_small
 from stratalog_tiering.offloading import cold_since, drop, drop_hot, offload
 from stratalog_tiering.partition_state import partition_state
 from stratalog_tiering.planning import DropEmpty, DropHot, Fulfil, Idle, Offload, PartitionState, PlanLimits, Step, next_step
@@ -119,7 +120,13 @@ class PartitionWork:
             await sweep_orphans(self._ports, state)
         elif now >= self._timers.retention:
             self._timers.retention = now + settings.retention_interval_ms / 1000
-            await apply_retention(self._ports, state, tier_policy(state.topic.configs), guards)
+            if not await apply_retention(self._ports, state, tier_policy(state.topic.configs), guards):
+                await self._merge(state, guards)
+
+    async def _merge(self, state: PartitionState, guards: Guards) -> None:
+        """Merge runs of small segments, one after the other, at once."""
+        if state.pointer is not None and await merge_small(self._ports, state, guards):
+            self._timers.retention = 0.0
 
     def _until(self, idle: Idle, state: PartitionState) -> float:
         upkeep_at = self._timers.sweep if state.pointer is None else min(self._timers.retention, self._timers.sweep)

@@ -36,15 +36,17 @@ class Finding:
         return f"{self.key}{place}, offsets {self.base_offset}..{self.end_offset - 1}: {self.problem}"
 
 
-async def check_presence(store: ObjectStore, source: ManifestSource, entry: SegmentEntry) -> None:
-    """Size and footer, read anew from the store. Raises ``Corrupt``, ``Unavailable``."""
+async def check_presence(store: ObjectStore, source: ManifestSource, entry: SegmentEntry) -> SegmentFooter:
+    """Size and footer, read anew from the store; returns the footer. Raises ``Corrupt``, ``Unavailable``."""
     try:
         info = await store.head(entry.key)
     except NoSuchObject as gone:
         raise Corrupt(f"segment {entry.key} is missing from {store.url}", key=entry.key) from gone
     if info.size_bytes != entry.object_bytes:
         raise Corrupt(f"segment {entry.key} has {info.size_bytes} bytes, not {entry.object_bytes}", key=entry.key)
-    _compare(entry, await source.read_footer(entry))
+    footer = await source.read_footer(entry)
+    _compare(entry, footer)
+    return footer
 
 
 async def check_segment(
@@ -58,8 +60,7 @@ async def check_segment(
 ) -> AsyncIterator[Finding]:
     """Everything wrong with the segment, in the order of its blocks."""
     try:
-        await check_presence(store, source, entry)
-        footer = await source.read_footer(entry)
+        footer = await check_presence(store, source, entry)
     except (Corrupt, Invalid) as bad:
         yield _finding(entry, bad.message)
         return
@@ -70,6 +71,14 @@ async def check_segment(
             if found is not None:
                 yield found
         on_bytes(sum(footer.blocks[index].length for index in group))
+
+
+async def require_sound(
+    store: ObjectStore, source: ManifestSource, entry: SegmentEntry, background: Background, *, reads_at_once: int
+) -> None:
+    """Read the whole segment back. Raises ``Corrupt`` with the first thing that is wrong."""
+    async for finding in check_segment(store, source, entry, background, reads_at_once=reads_at_once):
+        raise Corrupt(f"the copy in {store.url} does not verify: {finding}", key=entry.key)
 
 
 async def _check_block(

@@ -6,10 +6,14 @@ Memory is bounded by the parts on their way and the one that fills. Whatever fai
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 
+from stratalog_core.errors import StratalogError
 from stratalog_core.ports import Buffer
 from stratalog_tiering.store import ObjectInfo, ObjectStore, Upload, UploadedPart
+
+_log = logging.getLogger(__name__)
 
 
 class StreamedUpload:
@@ -85,3 +89,11 @@ class StreamedUpload:
             for task in done:
                 self._sending.discard(task)
                 self._sent.append(task.result())
+
+
+async def abort_quietly(upload: StreamedUpload) -> None:
+    """Give up after a failure, which matters more than one of the clean-up."""
+    try:
+        await upload.abort()
+    except StratalogError as failure:
+        _log.info("an upload stays open until the sweep finds it: %s", failure)

@@ -22,8 +22,8 @@ from stratalog_tiering.store.base import ObjectInfo, Upload, UploadedPart, check
 _ASIDE: Final = ".aside"
 _UPLOADS: Final = ".uploads"
 _KEY_FILE: Final = "key"
+_LEFTOVER_AGE_MS: Final = 24 * 3_600_000
 _LIST_CHUNK: Final = 500
-_WRITE_BUFFERS_MAX: Final = 512
 _MISSING: Final = (FileNotFoundError, NotADirectoryError)
 _Result = TypeVar("_Result")
 
@@ -38,6 +38,7 @@ class FilesystemStore:
         self._random = random
         for directory in (root / _ASIDE, root / _UPLOADS):
             directory.mkdir(parents=True, exist_ok=True)
+        self._remove_leftovers()
 
     @property
     def url(self) -> str:
@@ -131,6 +132,16 @@ class FilesystemStore:
 
     async def close(self) -> None:
         """Nothing is held open; ``background`` belongs to whoever made it."""
+
+    def _remove_leftovers(self) -> None:
+        """Files aside that a process left when it was killed: those that nobody can be writing any more."""
+        before_ms = self._clock.wall_ms() - _LEFTOVER_AGE_MS
+        for path in (self._root / _ASIDE).iterdir():
+            try:
+                if path.stat().st_mtime_ns // 1_000_000 < before_ms:
+                    path.unlink()
+            except _MISSING:
+                continue
 
     def _open_uploads(self) -> Iterator[Upload]:
         for directory in sorted((self._root / _UPLOADS).iterdir()):
