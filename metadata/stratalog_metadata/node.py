@@ -24,6 +24,7 @@ from stratalog_metadata.state import Outcome
 from stratalog_metadata.storage import NodeStorage
 
 SAVE_DELAY_S: Final = 0.1
+TIMER_S_MIN: Final = 0.001
 _log = logging.getLogger(__name__)
 
 
@@ -138,7 +139,8 @@ class RaftNode:
     def _arm_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        delay_s = max(self.core.next_deadline() - self._clock.monotonic(), 0.0)
+        # A rounding error's worth of time may be left when a timer fires: without a floor that would be a busy loop.
+        delay_s = max(self.core.next_deadline() - self._clock.monotonic(), TIMER_S_MIN)
         self._timer = self._loop.call_later(delay_s, self.wake)
 
     def _carry_out(self, ready: Ready) -> None:

@@ -20,6 +20,8 @@ from stratalog_metadata.routing import Router
 
 RENEWALS_PER_LEASE: Final = 4
 RENEW_TIMEOUT_S_MAX: Final = 1.0
+EARLY_S: Final = 0.001
+"""Timers may fire a rounding error early; better this much too early than once more for nothing."""
 _log = logging.getLogger(__name__)
 
 
@@ -101,7 +103,7 @@ class SessionKeeper:
     def _check(self, session_id: int) -> None:
         held = self._held[session_id]
         left_s = held.deadline - self._clock.monotonic()
-        if left_s > 0:
+        if left_s > EARLY_S:
             held.timer = self._loop.call_later(left_s, self._check, session_id)
         else:
             self._expire(session_id)

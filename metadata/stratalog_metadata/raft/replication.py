@@ -172,6 +172,8 @@ class Replication:
         if self._outgoing is None or self._outgoing.snapshot.index < self._log.base_index:
             self._outgoing = None
             self._snapshot_wanted = True
+            # It may have been replicated to when the log was cut: nothing is sent, and nothing asked again, until it answers.
+            follower.probe()
             follower.paused = True
             return
         follower.await_snapshot(self._outgoing.snapshot.index)

@@ -91,7 +91,10 @@ class Node:
         self.cluster.sent(ready.messages_after)
 
     def turn(self) -> None:
+        rounds = 0
         while (ready := self.core.ready()) is not None:
+            rounds += 1
+            assert rounds < 100, "the core has something to do for ever"
             self.cluster.sent(ready.messages)
             self.cluster.check_entries(ready)
             if ready.must_persist or self.writing:
@@ -110,7 +113,7 @@ class Node:
             self.cluster.check_applied(entry)
         for read in ready.reads:
             self.cluster.check_read(read.context, read.index)
-        if ready.snapshot_wanted and self.applied:
+        if ready.snapshot_wanted and self.cluster.random.random() < 0.5:
             last = self.applied[-1]
             content = msgspec.msgpack.encode(self.applied)
             self.core.offer_snapshot(Snapshot(index=last.index, term=last.term, content=content))
