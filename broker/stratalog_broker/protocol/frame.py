@@ -86,6 +86,8 @@ def response_head(api_key: int, api_version: int, correlation_id: int, body_byte
 
 def read_uvarint(buffer: memoryview, position: int) -> tuple[int, int]:
     """``(value, next position)`` of an unsigned varint of at most five bytes. Raises ``Corrupt``."""
+    if position < len(buffer) and (first := buffer[position]) < 0x80:
+        return first, position + 1
     value = shift = 0
     for index in range(position, min(position + _UVARINT_BYTES_MAX, len(buffer))):
         byte = buffer[index]
@@ -109,7 +111,9 @@ def write_uvarint(value: int) -> bytes:
 
 
 def skip_tagged_fields(buffer: memoryview, position: int) -> int:
-    """Position after the tagged fields that begin at ``position``. Raises ``Corrupt``."""
+    """Position after the tagged fields that begin at ``position`` (nearly always none). Raises ``Corrupt``."""
+    if position < len(buffer) and not buffer[position]:
+        return position + 1
     count, position = read_uvarint(buffer, position)
     for _ in range(count):
         _, position = read_uvarint(buffer, position)

@@ -78,3 +78,19 @@ def test_no_batch_looks_like_a_checkpoint() -> None:
 
 def test_a_remembered_batch_knows_its_first_offset_across_the_wrap() -> None:
     assert SequencedBatch(2**31 - 2, 0, 102, 0).base_offset == 100
+
+
+def test_the_bytes_of_version_1() -> None:
+    checkpoint = Checkpoint(
+        offset=10,
+        leader_epochs=(EpochStart(1, 0),),
+        producers=(ProducerEntry(7, 0, (SequencedBatch(0, 9, 9, 1000),)),),
+        application_state=b"state",
+    )
+    (part,) = encode_checkpoint(checkpoint)
+    assert part.hex() == (
+        "534c434b010000000001"
+        "84a66f66667365740aad6c65616465725f65706f6368739192"
+        "0100a970726f6475636572739193070091940009"
+        "09cd03e8b16170706c69636174696f6e5f7374617465c4057374617465"
+    )
