@@ -1,7 +1,8 @@
 """How fast Spark reads the cold tier: `python -m benchmarks.spark_scan [RECORDS]`, from the repository's root.
 
 One topic of four partitions, 1 KB records, zstd batches of about 1 MB, a local directory, local[2], every column to a noop
-sink. The first run, which starts the Python workers, is not counted; of the others the best is.
+sink; and, as the control, the same rows in zstd Parquet through Spark's own reader. The first run of each, which starts
+workers and warms caches, is not counted; of the others the best is.
 """
 
 from __future__ import annotations
@@ -10,14 +11,21 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from pyspark.sql import SparkSession
+import pyarrow as pa
+from pyarrow import parquet
+from pyspark.sql import DataFrame, SparkSession
 
 from benchmarks.kernels import BATCH_BYTES, one_batch
 from stratalog_core.batch import assign_offset
 from stratalog_core.compression import ZSTD
+from stratalog_pipeline.bucket import Bucket
+from stratalog_pipeline.options import parse_options
+from stratalog_pipeline.scan import scan_split
+from stratalog_pipeline.scan_plan import plan_scan
+from stratalog_pipeline.schema import COLUMNS
 
 RECORD_BYTES = 1000
 RECORDS_PER_BATCH = BATCH_BYTES // RECORD_BYTES
@@ -47,13 +55,24 @@ def build_bucket(root: Path, records: int) -> str:
     return bucket.url
 
 
-def rows_per_second(session: SparkSession, url: str, records: int, schema: str | None = None) -> float:
-    reader = session.read.format("stratalog").option("subscribe", "bench")
-    if schema is not None:
-        reader = reader.schema(schema)
-    start = time.perf_counter()
-    reader.load(url).write.format("noop").mode("overwrite").save()
-    return records / (time.perf_counter() - start)
+def write_parquet(url: str, directory: Path) -> None:
+    """The same rows as Parquet, a file per split."""
+    options = parse_options({"path": url, "subscribe": "bench"})
+    with Bucket(url) as bucket:
+        for number, split in enumerate(plan_scan(bucket, options)):
+            rows = pa.Table.from_batches(scan_split(bucket, split, COLUMNS, read_committed=True))
+            parquet.write_table(rows, directory / f"{number:04d}.parquet", compression="zstd")
+
+
+def rows_per_second(frame: Callable[[], DataFrame], records: int) -> float:
+    """The best of several runs after one that does not count."""
+    frame().write.format("noop").mode("overwrite").save()
+    best = 0.0
+    for _ in range(RUNS):
+        start = time.perf_counter()
+        frame().write.format("noop").mode("overwrite").save()
+        best = max(best, records / (time.perf_counter() - start))
+    return best
 
 
 def main() -> None:
@@ -69,10 +88,17 @@ def main() -> None:
     session.sparkContext.setLogLevel("ERROR")
     with tempfile.TemporaryDirectory() as directory:
         url = build_bucket(Path(directory) / "bucket", records)
-        rows_per_second(session, url, records)
-        for name, schema in (("every column", None), ("partition and offset", "partition int, offset bigint")):
-            best = max(rows_per_second(session, url, records, schema) for _ in range(RUNS))
-            print(f"{name}: {best / 1e6:.2f} million rows/s ({records} records of {RECORD_BYTES} bytes)")
+        control = Path(directory) / "parquet"
+        control.mkdir()
+        write_parquet(url, control)
+        reader = session.read.format("stratalog").option("subscribe", "bench")
+        frames: dict[str, Callable[[], DataFrame]] = {
+            "Parquet, every column": lambda: session.read.parquet(str(control)),
+            "stratalog, every column": lambda: reader.load(url),
+            "stratalog, partition and offset": lambda: reader.schema("partition int, offset bigint").load(url),
+        }
+        for name, frame in frames.items():
+            print(f"{name}: {rows_per_second(frame, records) / 1e6:.2f} million rows/s")
     session.stop()
 
 

@@ -18,7 +18,6 @@ from stratalog_core.errors import Invalid
 from stratalog_pipeline.options import EARLIEST, LATEST, Assigned, Matching, PerPartition, Subscribed, Wanted
 from stratalog_tiering.manifest import SegmentEntry
 
-
 INTERNAL_TOPICS: Final = frozenset({"__consumer_offsets", "__transaction_state"})
 """Never matched by a pattern (as by Kafka's consumers), only by name."""
 
