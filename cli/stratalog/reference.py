@@ -1,0 +1,92 @@
+"""The reference page of all settings and APIs, made from the code: ``python -m stratalog.reference > docs/reference.md``."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from stratalog.roles.node import NodeSettings
+from stratalog_bookies.client import LedgerClientSettings
+from stratalog_bookies.config import BookieSettings
+from stratalog_broker.config import BrokerSettings
+from stratalog_broker.handlers import HANDLERS
+from stratalog_metadata.config import MetadataSettings
+from stratalog_tiering.block_source import ColdReaderSettings
+from stratalog_tiering.config import TieringSettings
+
+SECTIONS: tuple[tuple[str, type[Any]], ...] = (
+    ("node", NodeSettings),
+    ("metadata", MetadataSettings),
+    ("bookie", BookieSettings),
+    ("ledgers", LedgerClientSettings),
+    ("broker", BrokerSettings),
+    ("cold", ColdReaderSettings),
+    ("tiering", TieringSettings),
+)
+
+_HEAD = """# Reference
+
+Made from the code by `python -m stratalog.reference`; a test compares.
+
+## Settings
+
+A process reads a TOML file (`--config FILE`), one table for each section below. `STRATALOG_<SECTION>_<NAME>` in the environment
+goes before the file. An unknown name is refused. Units are at the end of a name.
+"""
+
+_APIS = """
+## Kafka APIs
+
+What ApiVersions answers. An API that is not listed is not served.
+
+| key | API | versions |
+| --- | --- | --- |"""
+
+
+def reference() -> str:
+    """The whole page."""
+    return "\n".join(_lines()) + "\n"
+
+
+def _lines() -> Iterator[str]:
+    yield _HEAD
+    for section, settings in SECTIONS:
+        yield f"### [{section}]\n"
+        yield "| name | type | default | bounds | what |"
+        yield "| --- | --- | --- | --- | --- |"
+        yield from (_row(field) for field in dataclasses.fields(settings))
+        yield ""
+    yield _APIS.strip("\n")
+    for key, info in sorted(HANDLERS.items()):
+        yield f"| {key} | {_name(info)} | {info.min_version}–{info.max_version} |"
+
+
+def _row(field: dataclasses.Field[Any]) -> str:
+    default = "required" if field.default is dataclasses.MISSING else f"`{_shown(field.default)}`"
+    return f"| `{field.name}` | {field.type} | {default} | {_bounds(field)} | {field.metadata['help']} |"
+
+
+def _shown(default: Any) -> str:
+    if isinstance(default, tuple):
+        return ",".join(default)
+    return str(default)
+
+
+def _bounds(field: dataclasses.Field[Any]) -> str:
+    if field.metadata["choices"]:
+        return ", ".join(field.metadata["choices"])
+    low, high = field.metadata["minimum"], field.metadata["maximum"]
+    if low is None and high is None:
+        return ""
+    return f"{'' if low is None else low} … {'' if high is None else high}".strip()
+
+
+def _name(info: Any) -> str:
+    handle = info.handle or info.handle_raw
+    return "".join(word.capitalize() for word in handle.__module__.rpartition(".")[2].split("_"))
+
+
+if __name__ == "__main__":
+    sys.stdout.write(reference())
