@@ -189,14 +189,18 @@ class KafkaClient:
         result = answer.responses[0].partition_responses[0]
         return int(result.error_code), int(result.base_offset)
 
-    async def fetch(self, topic: str, partition: int, offset: int) -> tuple[int, int, list[Record]]:
+    async def fetch(self, topic: str, partition: int, offset: int, bytes_max: int = 1 << 20) -> tuple[int, int, list[Record]]:
         """(error code, high watermark, records from ``offset`` on). Raises ``NotServed``."""
         address = await self.leader(topic, partition)
         if address is None:
             raise NotServed("no leader is known")
         schema = load_request_schema(FETCH, VERSIONS[FETCH])
         place = _struct(schema, "FetchPartition")(
-            partition=partition, current_leader_epoch=-1, fetch_offset=offset, log_start_offset=-1, partition_max_bytes=1 << 20
+            partition=partition,
+            current_leader_epoch=-1,
+            fetch_offset=offset,
+            log_start_offset=-1,
+            partition_max_bytes=bytes_max,
         )
         answer = await self.request(
             address, FETCH, replica_id=BrokerId(-1), max_wait=datetime.timedelta(milliseconds=500), min_bytes=1,

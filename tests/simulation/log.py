@@ -24,11 +24,11 @@ BROKERS: Final = 3
 PRODUCERS: Final = 3
 READERS: Final = 2
 FAULTS_S: Final = 20.0
-SETTLE_S: Final = 30.0
+SETTLE_S: Final = 12.0
 FINISH_S: Final = 120.0
 RETRIABLE: Final = frozenset({2, 3, 5, 6, 7, 8, 9, 13, 15, 16, 19, 20, 56, 74, 76, 100})
 SEGMENT_MS: Final = 1_500
-PAUSE_MEAN_S: Final = 0.03
+PAUSE_MEAN_S: Final = 0.05
 
 
 class Truth:
@@ -138,7 +138,7 @@ class Reader:
             partition = ports.random.randrange(PARTITIONS)
             offset = ports.random.randrange(high[partition] + 1)
             try:
-                error, watermark, records = await client.fetch(TOPIC, partition, offset)
+                error, watermark, records = await client.fetch(TOPIC, partition, offset, bytes_max=2_048)
             except NotServed:
                 error, watermark, records = -1, -1, []
             if error != NONE:
