@@ -24,4 +24,5 @@ async def start(node: Node) -> str:
     )
     await server.start()
     node.closing(server.close)
+    node.watching(lambda: server.failure)
     return server.address

@@ -9,7 +9,7 @@ import random
 import signal
 import sys
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,6 +26,7 @@ from stratalog_metadata.client import QuorumClient
 from stratalog_tiering.store import STORE_THREADS, ObjectStore, open_store
 
 Settings = TypeVar("Settings")
+_WATCH_INTERVAL_S = 1.0
 _log = logging.getLogger("stratalog")
 
 
@@ -52,7 +53,16 @@ class Node:
         self.transport: Transport = TcpTransport()
         self._stack = stack
         self._metadata: QuorumClient | None = None
+        self._failures: list[Callable[[], StratalogError | None]] = []
         self.closing(self.transport.close)
+
+    def watching(self, failure: Callable[[], StratalogError | None]) -> None:
+        """End the process when ``failure`` answers one: a supervisor sees a dead process, but not one that has given up."""
+        self._failures.append(failure)
+
+    def failure(self) -> StratalogError | None:
+        """The first failure of what is watched."""
+        return next((found for failure in self._failures if (found := failure()) is not None), None)
 
     def closing(self, close: Callable[[], Awaitable[None]]) -> None:
         """Have ``close`` awaited when the node stops, before what was registered earlier."""
@@ -107,12 +117,22 @@ async def _serve(configuration: Configuration, name: str, start: Start) -> None:
         address = await _unless_stopped(start(node), stopped)
         if address is not None:
             _log.info("%s serves at %s", name, address)
-            await stopped.wait()
+            await _until_stopped(node, stopped)
     except StratalogError as failure:
-        _log.error("%s cannot start: %s", name, failure.message)
+        _log.error("%s ends: %s", name, failure.message)
         raise
     finally:
         await _close(stack, name, configuration.section(NodeSettings, "node").stop_timeout_s)
+
+
+async def _until_stopped(node: Node, stopped: asyncio.Event) -> None:
+    """Return at a signal; raise what made a component give up."""
+    while not stopped.is_set():
+        failure = node.failure()
+        if failure is not None:
+            raise failure
+        with suppress(TimeoutError):
+            await asyncio.wait_for(stopped.wait(), _WATCH_INTERVAL_S)
 
 
 async def _unless_stopped(starting: Awaitable[str], stopped: asyncio.Event) -> str | None:

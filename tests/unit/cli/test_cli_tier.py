@@ -1,0 +1,112 @@
+"""What ``tier status`` says of hot and cold, and how ``tier offload`` waits; on a real metadata node."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from stratalog.tier.offload import Waiting, request_offload, wait_for_offload
+from stratalog.tier.report import open_requests, tier_report, topics_named
+from stratalog_core.errors import NotFound, Unavailable
+from stratalog_core.rpc import TcpTransport
+from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
+from stratalog_metadata.client import QuorumClient
+from stratalog_metadata.commands import Command, Delete, Put
+from stratalog_metadata.config import MetadataSettings
+from stratalog_metadata.records import (
+    Fragment,
+    Ledger,
+    LedgerRef,
+    LedgerState,
+    Log,
+    ManifestPointer,
+    Record,
+    TierStatus,
+    Topic,
+    tier_request_key,
+)
+from stratalog_metadata.server import MetadataServer
+
+TOPIC = Topic(name="flights", topic_id=UUID(int=7), partition_count=2, replication_factor=1)
+
+
+@pytest.fixture
+async def metadata(tmp_path: Path) -> AsyncIterator[QuorumClient]:
+    transport, background = TcpTransport(), ThreadBackground(2, "metadata")
+    settings = MetadataSettings(data_dir=str(tmp_path), listen="127.0.0.1:0")
+    server = MetadataServer(settings, transport, SystemFiles(tmp_path), SystemClock(), random.Random(1), background)
+    await server.start()
+    client = QuorumClient([server.address], transport, SystemClock(), random.Random(2))
+    await client.start()
+    yield client
+    await client.close()
+    await server.close()
+    await transport.close()
+    background.close()
+
+
+async def _put(metadata: QuorumClient, *records: Record) -> None:
+    await metadata.propose(Command(updates=tuple(Put(record=record) for record in records)))
+
+
+def _ledger(number: int, first: int, end: int, state: LedgerState) -> Ledger:
+    return Ledger(
+        ledger_id=number, topic_id=TOPIC.topic_id, partition=0, base_offset=first, leader_epoch=1, write_quorum=1, ack_quorum=1,
+        fragments=(Fragment(first_entry=0, bookies=("b",)),), state=state, payload_bytes=1000, end_offset=end,
+    )  # fmt: skip
+
+
+async def test_a_row_adds_up_what_is_hot_and_cold(metadata: QuorumClient) -> None:
+    refs = tuple(LedgerRef(ledger_id=number, base_offset=100 * number, leader_epoch=1) for number in (1, 2, 3))
+    await _put(
+        metadata,
+        TOPIC,
+        Log(topic_id=TOPIC.topic_id, index=0, ledgers=refs),
+        _ledger(1, 100, 200, LedgerState.CLOSED),
+        _ledger(2, 200, 300, LedgerState.CLOSED),
+        _ledger(3, 300, -1, LedgerState.OPEN),
+        ManifestPointer(
+            topic_id=TOPIC.topic_id, index=0, manifest_version=4, object_key="k", sha256="", start_offset=0, end_offset=200,
+            cold_bytes=5000,
+        ),
+        TierStatus(topic_id=TOPIC.topic_id, index=0, worker_id="w", last_error="no space"),
+    )  # fmt: skip
+    first, second = tier_report(metadata.view, topics_named(metadata.view, ["flights"]))
+    assert (first.hot_ledgers, first.open_ledgers, first.hot_bytes) == (3, 1, 2000)
+    assert (first.cold_start_offset, first.cold_end_offset, first.cold_bytes) == (0, 200, 5000)
+    assert (first.lag_records, first.last_error, first.requested) == (100, "no space", False)
+    assert (second.hot_ledgers, second.cold_end_offset, second.lag_records) == (0, 0, 0)
+
+
+async def test_internal_topics_are_shown_only_by_name(metadata: QuorumClient) -> None:
+    internal = Topic(name="__internal", topic_id=UUID(int=8), partition_count=1, replication_factor=1, internal=True)
+    await _put(metadata, TOPIC, internal)
+    assert [topic.name for topic in topics_named(metadata.view, [])] == ["flights"]
+    assert [topic.name for topic in topics_named(metadata.view, ["__internal"])] == ["__internal"]
+    with pytest.raises(NotFound, match="no topic 'nothing'"):
+        topics_named(metadata.view, ["nothing"])
+
+
+async def test_waiting_ends_when_every_request_is_fulfilled(metadata: QuorumClient) -> None:
+    await _put(metadata, TOPIC)
+    await request_offload(metadata, TOPIC, delete_hot=True)
+    assert [request.delete_hot for request in open_requests(metadata.view, TOPIC)] == [True, True]
+    done: list[int] = []
+    waiting = asyncio.create_task(wait_for_offload(metadata, TOPIC, Waiting(timeout_s=20, on_progress=done.append)))
+    for index in range(2):
+        await metadata.propose(Command(updates=(Delete(key=tier_request_key(TOPIC.topic_id, index)),)))
+    await waiting
+    assert done[-1] == 2
+
+
+async def test_waiting_in_vain_says_why(metadata: QuorumClient) -> None:
+    failed = TierStatus(topic_id=TOPIC.topic_id, index=1, worker_id="w", last_error="bucket is gone")
+    await _put(metadata, TOPIC, failed)
+    await request_offload(metadata, TOPIC, delete_hot=False)
+    with pytest.raises(Unavailable, match=r"2 of 2 partitions .* is every broker up\?; last error: bucket is gone"):
+        await wait_for_offload(metadata, TOPIC, Waiting(timeout_s=0.1, on_progress=lambda _: None))
