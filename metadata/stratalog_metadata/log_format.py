@@ -114,7 +114,9 @@ def pack_vote(hard_state: HardState) -> bytes:
 def unpack_vote(content: bytes) -> HardState:
     """Raises ``Corrupt``: the vote file is replaced atomically, so it is never torn."""
     if len(content) != _VOTE.size + _CHECKSUM.size or not _is_sealed(content):
-        raise Corrupt("the vote file is damaged: restore it from a backup, or remove this node's data and let it rejoin")
+        raise Corrupt(
+            "the vote file is damaged: restore it from a backup; an empty node in its place may lose what it has acknowledged"
+        )
     magic, version, term, voted_for = _VOTE.unpack_from(content)
     if magic != VOTE_MAGIC or version != VERSION:
         raise Corrupt(f"vote file of version {version}; this node reads version {VERSION}")

@@ -166,12 +166,13 @@ class MetadataServer:
     def _stop(self, reason: StratalogError) -> None:
         self._failure = self._failure or reason
         if self._serving is not None:
-            self._serving.stop(reason)
+            self._serving.stop(Unavailable(f"this metadata node has stopped: {reason.message}"))
 
     def _handle(self, request: Request) -> None:
         try:
             if self._failure is not None:
-                raise self._failure
+                # To a client it is one node that is away: the others may serve it.
+                raise Unavailable(f"this metadata node has stopped: {self._failure.message}")
             if self._serving is None:
                 raise Unavailable("this metadata node is starting")
             self._serving.handle(request)

@@ -188,7 +188,9 @@ class ServingNode:
             raise Unavailable(f"metadata node {self._core.node_id} is not in touch with a leader")
 
     def _on_renew(self, request: Request) -> None:
-        if self._leadership is None:
+        self._core.tick(self._clock.monotonic())
+        if self._leadership is None or not self._core.has_lease:
+            # A leader that was deposed without knowing it must promise nobody a longer life.
             raise self._not_leader()
         wanted = messages.decode(request.body, messages.RenewRequest)
         request.reply(messages.encode(messages.RenewAnswer(alive=self._leadership.renew(wanted.session_ids))))

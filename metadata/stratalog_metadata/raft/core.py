@@ -116,6 +116,11 @@ class Raft:
         """Whether this node leads, or has heard from the leader within an election timeout."""
         return self._elections.in_touch
 
+    @property
+    def has_lease(self) -> bool:
+        """Whether this node leads and, by the clocks of a quorum, no other can lead yet. Tick it first."""
+        return self._leading is not None and self._leading.has_lease()
+
     def next_deadline(self) -> float:
         """When ``tick`` has something to do."""
         return self._leading.next_deadline() if self._leading is not None else self._elections.due_at

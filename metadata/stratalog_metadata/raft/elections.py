@@ -42,6 +42,8 @@ class Elections:
         self._random = random
         self._now = now
         self._heard_at = now
+        # Before a restart it may have heard a leader, who counts on its silence (``Raft.has_lease``).
+        self._silent_until = now + settings.election_timeout_s if hard_state.term else now
         self._granted: set[int] = set()
         self._refused: set[int] = set()
         self.due_at = now if self._is_alone else now + self._first_timeout()
@@ -89,7 +91,7 @@ class Elections:
 
     def ignores(self, request: VoteRequest) -> bool:
         """Whether a request of a later term is not even looked at."""
-        return self.in_touch and not request.transfer
+        return (self.in_touch or self._now < self._silent_until) and not request.transfer
 
     def campaign(self, last: tuple[int, int], out: list[Message], *, pre: bool, transfer: bool = False) -> None:
         """Ask for votes: in a new term, or (``pre``) whether it would be worth while."""

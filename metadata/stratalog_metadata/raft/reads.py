@@ -23,11 +23,12 @@ class ReadQueue:
         self.confirming: deque[tuple[int, ReadReady]] = deque()
         self.round = 0
 
-    def begin_round(self, commit: int) -> int:
-        """Number of a new round of heartbeats, which all waiting reads join."""
+    def begin_round(self, commit: int, *, may_read: bool) -> int:
+        """Number of a new round of heartbeats; all waiting reads join it, if the commit index is good to read at."""
         self.round += 1
-        self.confirming.extend((self.round, ReadReady(context=context, index=commit)) for context in self.waiting)
-        self.waiting.clear()
+        if may_read:
+            self.confirming.extend((self.round, ReadReady(context=context, index=commit)) for context in self.waiting)
+            self.waiting.clear()
         return self.round
 
     def confirmed(self, membership: Membership, rounds: Mapping[int, int]) -> list[ReadReady]:

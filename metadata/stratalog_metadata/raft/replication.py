@@ -5,6 +5,8 @@ Messages are appended to the list that is passed in; all may leave before anythi
 
 from __future__ import annotations
 
+from typing import Final
+
 from stratalog_core.errors import Overloaded
 from stratalog_metadata.raft.membership import Membership
 from stratalog_metadata.raft.messages import (
@@ -21,6 +23,9 @@ from stratalog_metadata.raft.ready import ReadReady, Snapshot
 from stratalog_metadata.raft.settings import RaftSettings
 from stratalog_metadata.raft.snapshots import OutgoingSnapshot
 from stratalog_metadata.raft.tail import LogTail
+
+ROUNDS_KEPT: Final = 1_000
+"""Rounds of heartbeats whose beginning is remembered; an answer to an older one confirms no lease."""
 
 
 class Replication:
@@ -43,6 +48,9 @@ class Replication:
             other: Progress(log.last_index + 1, settings.in_flight_max) for other in membership.others(settings.node_id)
         }
         self._rounds: dict[int, int] = {}
+        self._now = now
+        self._begun_at: dict[int, float] = {}
+        self._gave_up_lease = False
         self._heartbeat_at = now
         self._quorum_at = now + settings.election_timeout_s
         self._outgoing: OutgoingSnapshot | None = None
@@ -64,11 +72,16 @@ class Replication:
         return not self._membership.is_quorum(active)
 
     def tick(self, now: float, commit: int, out: list[Message]) -> None:
+        self._now = now
         if now >= self._heartbeat_at:
-            self._heartbeat_at = now + self._settings.heartbeat_s
-            self._send_heartbeats(commit, out)
+            self._begin_round(commit, out)
 
-    def _send_heartbeats(self, commit: int, out: list[Message]) -> None:
+    def _begin_round(self, commit: int, out: list[Message]) -> None:
+        """Heartbeats to all: they keep the leader in office, and their answers confirm that it is."""
+        self._heartbeat_at = self._now + self._settings.heartbeat_s
+        number = self.reads.begin_round(commit, may_read=self.may_read)
+        self._begun_at[number] = self._now
+        self._begun_at.pop(number - ROUNDS_KEPT, None)
         for node_id, follower in self._followers.items():
             out.append(
                 Heartbeat(
@@ -79,6 +92,17 @@ class Replication:
                     round=self.reads.round,
                 )
             )
+
+    def has_lease(self) -> bool:
+        """Whether nobody else can lead yet: voters that heard a heartbeat elect nobody for an election timeout.
+
+        Counted from when the last round began that a quorum has answered. A leader that has begun to hand over has none.
+        """
+        if self._gave_up_lease:
+            return False
+        confirmed = self._membership.agreed({**self._rounds, self._settings.node_id: self.reads.round})
+        begun_at = self._begun_at.get(confirmed)
+        return not self._followers or (begun_at is not None and self._now < begun_at + self._settings.election_timeout_s)
 
     # --- commit ------------------------------------------------------------------------------------------------------
 
@@ -95,8 +119,7 @@ class Replication:
     def send_pending(self, commit: int, out: list[Message]) -> None:
         """Begin a round for waiting reads, and send whatever each follower can take."""
         if self.reads.waiting and self.may_read:
-            self.reads.begin_round(commit)
-            self._send_heartbeats(commit, out)
+            self._begin_round(commit, out)
         for node_id, follower in self._followers.items():
             self._send_appends(node_id, follower, commit, out)
 
@@ -216,6 +239,7 @@ class Replication:
         for node_id, follower in self._followers.items():
             if follower.match == self._log.last_index and follower.flow is Flow.REPLICATE:
                 self.transfer_until = now + self._settings.election_timeout_s
+                self._gave_up_lease = True
                 return node_id
         return 0
 

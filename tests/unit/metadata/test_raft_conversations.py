@@ -14,6 +14,7 @@ about is not shown. Commands::
     > compact 1 5              node 1's log begins behind entry 5
     > transfer 1               node 1 hands over
     > log 1                    shows node 1's log
+    > lease 1                  shows whether node 1 knows that nobody else leads
 
 STRATALOG_GOLDEN=write rewrites the files from what happens now; look at the difference before you commit it.
 """
@@ -165,6 +166,9 @@ class Conversation:
         core = self.cores[int(name)]
         entries = core.log.between(core.log.base_index + 1, core.log.last_index)
         self.lines.append(f"{name} log after {core.log.base_index}: {show(entries)}; commit {core.commit}")
+
+    def do_lease(self, name: str) -> None:
+        self.lines.append(f"{name} {'has a' if self.cores[int(name)].has_lease else 'has no'} lease")
 
     # --- what happens ------------------------------------------------------------------------------------------------
 

@@ -80,7 +80,8 @@ class Node:
 
     def tick(self, seconds: float) -> None:
         self.now += seconds
-        self.core.tick(self.now)
+        if self.up:
+            self.core.tick(self.now)
 
     def persist_one(self) -> None:
         ready = self.writing.pop(0)
@@ -131,6 +132,7 @@ class Cluster:
 
     def __init__(self, seed: int, size: int = 3) -> None:
         self.random = random.Random(seed)
+        self.one_clock = seed % 2 == 0
         self.membership = Membership(voters=frozenset(range(1, size + 1)))
         self.network: list[Message] = []
         self.cut: set[tuple[int, int]] = set()
@@ -175,6 +177,11 @@ class Cluster:
         for index, entry in self.committed.items():
             assert index <= node.core.log.base_index or node.core.log.matches(index, entry.term), "a leader lacks an entry"
 
+    def check_lease(self) -> None:
+        """Who has a lease knows that nobody leads in a later term."""
+        latest = max((node.core.term for node in self.live if node.core.is_leader), default=0)
+        assert not self.one_clock or all(node.core.term == latest for node in self.live if node.core.has_lease), "a stale lease"
+
     # --- events ------------------------------------------------------------------------------------------------------
 
     def event(self) -> None:
@@ -193,6 +200,7 @@ class Cluster:
         for node in self.live:
             node.turn()
             self.check_leader(node)
+        self.check_lease()
 
     def deliver(self, *, hostile: bool = True) -> None:
         if not self.network:
@@ -213,7 +221,12 @@ class Cluster:
             self.random.choice(writing).persist_one()
 
     def tick(self, *, hostile: bool = True) -> None:
-        # Clocks run at their own pace, as long as nothing asks for liveness.
+        # Safety must not depend on clocks, but for leases: those need clocks that run at one pace.
+        if self.one_clock:
+            seconds = self.random.random() * 0.08
+            for node in self.nodes.values():
+                node.tick(seconds)
+            return
         for node in self.live:
             if not hostile:
                 node.tick(0.02)
