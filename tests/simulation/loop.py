@@ -7,12 +7,8 @@ its callbacks are dropped: its tasks just never go on, as after ``kill -9``, and
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
-import gc
-import sys
-import warnings
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from contextvars import Context
 from typing import Any, Protocol, TypeVar, TypeVarTuple, Unpack, cast
 
@@ -57,18 +53,6 @@ class _JumpingSelector:
 
     def close(self) -> None:
         pass
-
-
-@contextlib.contextmanager
-def _silence() -> Iterator[None]:
-    """What tasks of crashed processes complain about while they are collected says nothing about the code under test."""
-    hook, sys.unraisablehook = sys.unraisablehook, lambda unraisable: None
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        sys.unraisablehook = hook
 
 
 class SimulatedLoop(asyncio.BaseEventLoop):
@@ -141,9 +125,8 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self.is_over = True
         for task in self.abandoned:
             task._log_destroy_pending = False  # type: ignore[attr-defined]
-        with _silence():
-            self.abandoned.clear()
-            gc.collect()
+        self.abandoned.clear()
+        self.set_exception_handler(lambda loop, context: None)
 
     def run_as(self, process: Process | None, call: Callable[..., Result], *args: Any) -> Result:
         """Call with every callback that it schedules belonging to ``process``."""
