@@ -82,7 +82,7 @@ class SessionKeeper:
         request = messages.encode(RenewRequest(session_ids=asked))
         channel = self._transport.channel(self._router.address)
         try:
-            body = await channel.call(messages.RENEW, (request,), min(RENEW_TIMEOUT_S_MAX, interval_s))
+            body = await channel.call(messages.RENEW, (request,), min(RENEW_TIMEOUT_S_MAX, 2 * interval_s))
             alive = set(messages.decode(body, RenewAnswer).alive)
         except StratalogError as failed:
             return self._router.failed(failed)

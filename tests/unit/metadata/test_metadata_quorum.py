@@ -147,14 +147,20 @@ async def test_proposals_of_one_turn_travel_together_and_fail_apart(tmp_path: Pa
 async def test_the_log_is_cut_and_the_state_remains(tmp_path: Path, transport: TcpTransport) -> None:
     short: dict[str, Any] = {"snapshot_entries": 100, "kept_entries": 10, "log_segment_bytes": 4096}
     async with embedded_quorum(tmp_path, transport, **short) as quorum:
-        for round_ in range(8):
-            await asyncio.gather(*(quorum.client.propose(put(f"{round_} {number}")) for number in range(50)))
-            await asyncio.sleep(0.12)
-        shown = await status(transport, quorum.addresses[0])
-        assert shown.log_first_index > 100
+        proposed = await propose_until_cut(quorum, transport, after=100)
     assert not (tmp_path / "1" / "raft" / "log-0000000001").exists()
     async with embedded_quorum(tmp_path, transport, **short) as quorum:
-        assert len(names(quorum.client)) == 400
+        assert len(names(quorum.client)) == proposed
+
+
+async def propose_until_cut(quorum: EmbeddedQuorum, transport: TcpTransport, after: int) -> int:
+    """Propose until the leader's log begins behind the entry at ``after``; returns how many proposals that took."""
+    leader = leader_of(quorum).address
+    for first in range(0, 10_000, 50):
+        await asyncio.gather(*(quorum.client.propose(put(str(first + number))) for number in range(50)))
+        if (await status(transport, leader)).log_first_index > after:
+            return first + 50
+    raise AssertionError("the log is never cut")
 
 
 async def test_linearizable_reads_and_scans(tmp_path: Path, transport: TcpTransport) -> None:
@@ -267,9 +273,10 @@ async def test_the_file_store_serves_as_well(tmp_path: Path, transport: TcpTrans
 async def test_a_session_lives_as_long_as_it_is_renewed(tmp_path: Path, transport: TcpTransport) -> None:
     async with embedded_quorum(tmp_path, transport) as quorum, a_client(quorum, transport) as holder:
         expired: list[str] = []
-        session_id = await holder.open_session("holder", 300, lambda: expired.append("once"))
+        session_id = await holder.open_session("holder", 900, lambda: expired.append("once"))
         await holder.propose(Command(updates=(Put(record=Lease(name="work", session_id=session_id)),)))
-        await asyncio.sleep(1.0)
+        # Longer than the lease: only renewals can keep it.
+        await asyncio.sleep(1.5)
         assert not expired
         await quorum.client.refresh()
         assert quorum.client.view.get(lease_key("work")) is not None
@@ -327,7 +334,7 @@ async def test_a_dead_brokers_partitions_get_a_live_owner(tmp_path: Path, transp
     async with embedded_quorum(tmp_path, transport) as quorum, a_client(quorum, transport) as dying:
         client = quorum.client
         await register(client, 1)
-        await register(dying, 2, lease_ms=300)
+        await register(dying, 2, lease_ms=1000)
         both = when(client, lambda: owners(client) == {1, 2})
         partitions = tuple(Put(record=Partition(topic_id=TOPIC, index=index)) for index in range(100))
         await client.propose(Command(updates=partitions))
@@ -372,27 +379,33 @@ async def test_a_leader_that_is_shut_down_hands_over_without_a_gap(tmp_path: Pat
 
 
 async def test_a_node_that_was_away_catches_up(tmp_path: Path, transport: TcpTransport) -> None:
-    await check_catching_up(tmp_path, transport, commands=50)
+    async with embedded_quorum(tmp_path, transport, nodes=3, **FAST) as quorum:
+        away = await close_a_follower(quorum)
+        await asyncio.gather(*(quorum.client.propose(put(str(number))) for number in range(50)))
+        await check_catching_up(quorum, transport, away)
 
 
 async def test_a_node_that_was_away_for_long_gets_a_snapshot(tmp_path: Path, transport: TcpTransport) -> None:
-    await check_catching_up(tmp_path, transport, commands=400)
-
-
-async def check_catching_up(tmp_path: Path, transport: TcpTransport, commands: int) -> None:
     short: dict[str, Any] = {**FAST, "snapshot_entries": 100, "kept_entries": 20}
     async with embedded_quorum(tmp_path, transport, nodes=3, **short) as quorum:
-        away = next(node_id for node_id, server in enumerate(quorum.servers, start=1) if not server.is_leader)
-        await quorum.servers[away - 1].close(hand_over=False)
-        for first in range(0, commands, 50):
-            await asyncio.gather(*(quorum.client.propose(put(str(first + number))) for number in range(50)))
-            await asyncio.sleep(0.12)
-        await quorum.restart(away)
-        # A view that only the returned node feeds: it is complete once the node is.
-        client = QuorumClient([quorum.addresses[away - 1]], transport, SystemClock(), random.Random(3))
-        await client.start()
-        assert names(client) == names(quorum.client)
-        await client.close()
+        away = await close_a_follower(quorum)
+        await propose_until_cut(quorum, transport, after=100)
+        await check_catching_up(quorum, transport, away)
+
+
+async def close_a_follower(quorum: EmbeddedQuorum) -> int:
+    away = next(node_id for node_id, server in enumerate(quorum.servers, start=1) if not server.is_leader)
+    await quorum.servers[away - 1].close(hand_over=False)
+    return away
+
+
+async def check_catching_up(quorum: EmbeddedQuorum, transport: TcpTransport, away: int) -> None:
+    """A view that only the returned node feeds is complete once the node is."""
+    await quorum.restart(away)
+    client = QuorumClient([quorum.addresses[away - 1]], transport, SystemClock(), random.Random(3))
+    await client.start()
+    assert names(client) == names(quorum.client)
+    await client.close()
 
 
 async def test_no_quorum_takes_nothing_and_says_so(tmp_path: Path, transport: TcpTransport) -> None:
