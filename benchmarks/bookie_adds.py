@@ -140,13 +140,12 @@ async def main() -> None:
         return
     shutil.rmtree(options.directory, ignore_errors=True)
     options.directory.mkdir(parents=True)
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, __file__, "--serve", "--directory", str(options.directory)
-    )
+    process = await asyncio.create_subprocess_exec(sys.executable, __file__, "--serve", "--directory", str(options.directory))
     try:
         address = options.directory / "address"
-        while not address.exists() and process.returncode is None:
-            await asyncio.sleep(0.05)
+        async with asyncio.timeout(TIMEOUT_S):
+            while not address.exists():  # noqa: ASYNC110 (another process makes it)
+                await asyncio.sleep(0.05)
         await measure(address.read_text(), psutil.Process(process.pid), options.seconds)
     finally:
         if process.returncode is None:

@@ -24,9 +24,11 @@ from stratalog_core.ports import Buffer
 VERSION: Final = 1
 _STATE_MAGIC: Final = b"SLST"
 _INDEX_MAGIC: Final = b"SLIX"
-_STATE_HEADER = struct.Struct(">4sHHII")
-_INDEX_HEADER = struct.Struct(">4sHHQII")
-INDEX_HEADER_BYTES: Final = _INDEX_HEADER.size
+_STATE_FIELDS = struct.Struct(">4sHHI")
+_INDEX_FIELDS = struct.Struct(">4sHHQI")
+_CRC = struct.Struct(">I")
+_STATE_HEADER_BYTES: Final = _STATE_FIELDS.size + _CRC.size
+INDEX_HEADER_BYTES: Final = _INDEX_FIELDS.size + _CRC.size
 _TABLE_ROW = struct.Struct(">QQQIQQI")
 _LEDGER = struct.Struct(">QqqB")
 _TOMBSTONE = struct.Struct(">Q")
@@ -82,18 +84,19 @@ def unpack_tombstones(packed: bytes) -> list[int]:
 
 def encode_state(state: State) -> bytes:
     body = _encoder.encode(state)
-    return _STATE_HEADER.pack(_STATE_MAGIC, VERSION, 0, len(body), crc32c(body)) + body
+    fields = _STATE_FIELDS.pack(_STATE_MAGIC, VERSION, 0, len(body))
+    return fields + _CRC.pack(crc32c(body, crc32c(fields))) + body
 
 
 def decode_state(content: bytes) -> State:
     """Raises ``Corrupt``: a bookie does not start on a state file that it cannot trust."""
-    if len(content) < _STATE_HEADER.size:
+    if len(content) < _STATE_HEADER_BYTES:
         raise Corrupt(f"state file of {len(content)} bytes is cut short")
-    magic, version, _, length, crc = _STATE_HEADER.unpack_from(content)
-    body = content[_STATE_HEADER.size :]
+    fields, body = content[: _STATE_FIELDS.size], content[_STATE_HEADER_BYTES:]
+    magic, version, _, length = _STATE_FIELDS.unpack(fields)
     if magic != _STATE_MAGIC or version != VERSION:
         raise Corrupt(f"state file has format {magic!r} version {version}; this bookie reads version {VERSION}")
-    if len(body) != length or crc32c(body) != crc:
+    if len(body) != length or crc32c(body, crc32c(fields)) != _CRC.unpack_from(content, _STATE_FIELDS.size)[0]:
         raise Corrupt("state file does not match its CRC")
     try:
         return _decoder.decode(body)
@@ -116,15 +119,15 @@ def encode_index(generation: int, runs: Sequence[Run]) -> bytes:
         pieces.append(rows)
         at += len(rows)
     packed = b"".join(table)
-    header = _INDEX_HEADER.pack(_INDEX_MAGIC, VERSION, 0, generation, len(runs), crc32c(packed, generation & 0xFFFF_FFFF))
-    return b"".join([header, packed, *pieces])
+    fields = _INDEX_FIELDS.pack(_INDEX_MAGIC, VERSION, 0, generation, len(runs))
+    return b"".join([fields, _CRC.pack(crc32c(packed, crc32c(fields))), packed, *pieces])
 
 
 def index_table_bytes(header: Buffer, generation: int) -> int:
     """How long the table behind an index file's header is. Raises ``Corrupt``."""
     if len(header) < INDEX_HEADER_BYTES:
         raise Corrupt(f"index of log file {generation:016x} is cut short")
-    magic, version, _, found, runs, _ = _INDEX_HEADER.unpack_from(header)
+    magic, version, _, found, runs = _INDEX_FIELDS.unpack_from(header)
     if magic != _INDEX_MAGIC or version != VERSION or found != generation:
         raise Corrupt(f"index of log file {generation:016x} has format {magic!r} version {version}, file {found:016x}")
     return int(runs) * _TABLE_ROW.size
@@ -132,8 +135,8 @@ def index_table_bytes(header: Buffer, generation: int) -> int:
 
 def decode_index_table(header: Buffer, table: Buffer, generation: int) -> list[Run]:
     """Runs without their rows. Raises ``Corrupt``."""
-    *_, crc = _INDEX_HEADER.unpack_from(header)
-    if len(table) != index_table_bytes(header, generation) or crc32c(table, generation & 0xFFFF_FFFF) != crc:
+    (crc,) = _CRC.unpack_from(header, _INDEX_FIELDS.size)
+    if len(table) != index_table_bytes(header, generation) or crc32c(table, crc32c(header[: _INDEX_FIELDS.size])) != crc:
         raise Corrupt(f"index of log file {generation:016x} does not match its CRC")
     runs = []
     for ledger_id, first, last, count, payload_bytes, stored_at, stored_crc in _TABLE_ROW.iter_unpack(table):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import struct
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
 ROW: Final = struct.Struct(">QIIIq")
@@ -138,14 +138,17 @@ def clusters(runs: Iterable[Run]) -> Iterator[list[Run]]:
         yield cluster
 
 
-def merged(cluster: list[Run], first: int, last: int) -> Iterator[tuple[Run, Row]]:
-    """Rows of a cluster in the range, ascending, each entry once; of two copies the one in the newer file."""
+def merged(cluster: list[Run], first: int, last: int, is_visible: Callable[[Run, Row], bool]) -> Iterator[tuple[Run, Row]]:
+    """Visible rows of a cluster in the range, ascending, each entry once; of two visible copies the one in the newer file.
+
+    A copy that compaction has made and that is not durable yet must not hide the one that is.
+    """
     if len(cluster) == 1:
         run = cluster[0]
-        return ((run, row) for row in run.between(first, last))
+        return ((run, row) for row in run.between(first, last) if is_visible(run, row))
     newest: dict[int, tuple[Run, Row]] = {}
     for run in sorted(cluster, key=lambda run: run.generation):
-        newest.update((row.entry_id, (run, row)) for row in run.between(first, last))
+        newest.update((row.entry_id, (run, row)) for row in run.between(first, last) if is_visible(run, row))
     return (newest[entry_id] for entry_id in sorted(newest))
 
 

@@ -100,9 +100,7 @@ def _locate_in(bookie: Bookie, ledger: Ledger, wanted: Range, budget: Budget) ->
             return RunsNeeded(missing)
         for run in cluster:
             bookie.contents.cache.touch(run)
-        for run, row in merged(cluster, wanted.first, wanted.last):
-            if not bookie.is_visible(run, row):
-                continue
+        for run, row in merged(cluster, wanted.first, wanted.last, bookie.is_visible):
             if not budget.take(row.payload_bytes):
                 return Found(Status.OK, row.entry_id - 1, places)
             places.append(Place(wanted.ledger_id, run.generation, row))

@@ -8,13 +8,14 @@ import logging
 import msgspec
 
 from stratalog_bookies.config import BookieSettings
-from stratalog_core.errors import Conflict, Invalid, OutcomeUnknown, Retriable, SessionExpired
+from stratalog_core.errors import Conflict, Invalid, OutcomeUnknown, Retriable, SessionExpired, Unavailable
 from stratalog_metadata.api import MetadataClient
 from stratalog_metadata.commands import ABSENT, Command, Put, SessionAlive, VersionIs
 from stratalog_metadata.records import CLUSTER_KEY, Bookie, Cluster, Versioned, bookie_key
 
 _log = logging.getLogger(__name__)
-_RETRY_PAUSE_S = 0.2
+_RETRY_PAUSE_S = 0.1
+_CLUSTER_ATTEMPTS = 300
 
 
 class Registration:
@@ -32,11 +33,17 @@ class Registration:
         self._task: asyncio.Task[None] | None = None
 
     async def cluster_id(self) -> str:
-        """Identity of the cluster. Raises ``Unavailable``, or ``Invalid`` if there is none yet."""
-        (found,) = await self._metadata.read([CLUSTER_KEY])
-        if found is None or not isinstance(found.record, Cluster):
-            raise Invalid("the metadata quorum has no cluster yet: start a metadata node with a cluster to create first")
-        return found.record.cluster_id
+        """Identity of the cluster; waits a while for a quorum that has just been created. Raises ``Unavailable``."""
+        for _ in range(_CLUSTER_ATTEMPTS):
+            try:
+                (found,) = await self._metadata.read([CLUSTER_KEY])
+            except Unavailable as away:
+                _log.info("waiting for the metadata quorum: %s", away)
+                found = None
+            if found is not None and isinstance(found.record, Cluster):
+                return found.record.cluster_id
+            await asyncio.sleep(_RETRY_PAUSE_S)
+        raise Unavailable("the metadata quorum does not answer or has no cluster: start its nodes first")
 
     async def read(self) -> Versioned | None:
         """The bookie's record as the quorum has it."""

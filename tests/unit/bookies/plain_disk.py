@@ -22,7 +22,9 @@ Entry = tuple[int, int, bytes]
 class PlainDisk:
     """What ``Disk`` does, in single steps. Recovers what is on ``files`` when it is made."""
 
-    def __init__(self, files: Files, *, file_bytes: int = 64 * 1024, index_bytes_max: int = 1 << 20, spares_max: int = 2) -> None:
+    def __init__(
+        self, files: Files, *, file_bytes: int = 64 * 1024, index_bytes_max: int = 1 << 20, spares_max: int = 2
+    ) -> None:
         self.store = LogFiles(files, KEY, file_bytes)
         self.spares_max = spares_max
         if not files.exists(STATE):

@@ -171,7 +171,9 @@ class Run:
         closed = [file.generation for file in self.disk.contents.files.values() if file.closed and file.runs]
         if closed:
             generation = closed[number % len(closed)]
+            before = [self.disk.read(each) for each in range(4)]
             self.disk.compact(generation)
+            assert [self.disk.read(each) for each in range(4)] == before
             self.commit(0, 0)
             self.disk.contents.empty_file(generation)
 
@@ -187,7 +189,9 @@ LIFE = st.tuples(st.integers(1, 150), st.lists(STEP, min_size=1, max_size=60))
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(seed=st.integers(0, 2**32), lives=st.lists(LIFE, min_size=1, max_size=5))
-def test_what_was_acknowledged_survives_stops_at_any_step(seed: int, lives: list[tuple[int, list[tuple[str, int, int]]]]) -> None:
+def test_what_was_acknowledged_survives_stops_at_any_step(
+    seed: int, lives: list[tuple[int, list[tuple[str, int, int]]]]
+) -> None:
     machine = SimulatedDisk("bookie", random.Random(seed))
     model = Model()
     for steps, life in lives:

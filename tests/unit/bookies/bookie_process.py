@@ -1,0 +1,33 @@
+"""A bookie with an embedded metadata node as a process of its own: ``python bookie_process.py DIRECTORY``."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from random import Random
+
+from stratalog_bookies.config import BookieSettings
+from stratalog_bookies.server import BookieServer
+from stratalog_core.rpc import TcpTransport
+from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
+from stratalog_metadata.embedded import embedded_quorum
+
+
+async def serve(directory: Path) -> None:
+    """Serve until killed; the address stands in ``DIRECTORY/address``."""
+    transport = TcpTransport()
+    async with embedded_quorum(directory / "metadata", transport) as quorum:
+        settings = BookieSettings(
+            bookie_id="b1", data_dirs=(str(directory / "disk"),), log_file_bytes=256 * 1024, spare_files=1, free_bytes_min=0
+        )
+        background = ThreadBackground(settings.threads, "bookie")
+        files = [SystemFiles(directory / "disk")]
+        server = BookieServer(settings, quorum.client, transport, files, SystemClock(), Random(), background)
+        await server.start()
+        SystemFiles(directory).write_atomic("address", server.address.encode())
+        await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(Path(sys.argv[1])))
