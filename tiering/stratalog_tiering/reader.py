@@ -262,7 +262,8 @@ class ColdReader:
 
     async def _in_time(self, read: Awaitable[_Read], deadline: float) -> _Read:
         try:
-            return await asyncio.wait_for(read, max(0.0, deadline - self._clock.monotonic()))
+            async with asyncio.timeout(max(0.0, deadline - self._clock.monotonic())):
+                return await read
         except TimeoutError as late:
             raise Unavailable(f"{self._store.url} did not answer in time: ask again") from late
 

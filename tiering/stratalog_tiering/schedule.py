@@ -12,6 +12,10 @@ class Schedule:
         self._due: dict[str, float] = {}
         self._at_work: set[str] = set()
 
+    @property
+    def at_work_count(self) -> int:
+        return len(self._at_work)
+
     def set_due(self, name: str, at: float) -> None:
         """Due at ``at``, or earlier if it was."""
         self._due[name] = min(at, self._due.get(name, at))

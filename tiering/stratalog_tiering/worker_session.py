@@ -64,10 +64,12 @@ class WorkerSession:
 
     async def _sleep(self) -> None:
         next_at = self._schedule.next_at()
-        full = len(self._tasks) >= self._ports.settings.partitions_at_once
+        full = self._schedule.at_work_count >= self._ports.settings.partitions_at_once
         pause_s = None if next_at is None or full else max(0.0, next_at - self._ports.clock.monotonic())
         try:
-            await asyncio.wait_for(self._wake.wait(), pause_s)
+            # Not wait_for: before Python 3.12 it loses a cancellation that comes together with the event.
+            async with asyncio.timeout(pause_s):
+                await self._wake.wait()
         except TimeoutError:
             return
 

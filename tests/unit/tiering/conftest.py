@@ -15,12 +15,13 @@ import pytest_asyncio
 
 from stratalog_core.batch import read_header
 from stratalog_core.checkpoint import Checkpoint, encode_checkpoint
+from stratalog_core.errors import Conflict
 from stratalog_core.ports import Buffer
 from stratalog_core.records import Record, build_batch
 from stratalog_core.rpc import TcpTransport
 from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_metadata.client import QuorumClient
-from stratalog_metadata.commands import Command, Put
+from stratalog_metadata.commands import Command, Put, VersionIs
 from stratalog_metadata.embedded import embedded_quorum
 from stratalog_metadata.records import (
     Fragment,
@@ -54,6 +55,7 @@ class FaultyStore:
         self.after: Callable[[str, str], BaseException | None] = lambda name, key: None
         self.gate: asyncio.Event | None = None
         self.entered = asyncio.Event()
+        self.deleted = asyncio.Event()
 
     @property
     def url(self) -> str:
@@ -103,6 +105,7 @@ class FaultyStore:
         for key in keys:
             await self._enter("delete", key)
         await self._inner.delete(keys)
+        self.deleted.set()
 
     async def create_upload(self, key: str) -> Upload:
         await self._enter("create_upload", key)
@@ -267,12 +270,22 @@ class TestCluster:
         )
         self._next_ledger += 1
         self.ledgers.entries[ledger.ledger_id] = entries
-        log = self.log(partition)
         ref = LedgerRef(ledger_id=ledger.ledger_id, base_offset=base_offset, leader_epoch=leader_epoch)
-        await self.metadata.propose(
-            Command(updates=(Put(record=ledger), Put(record=msgspec.structs.replace(log, ledgers=(*log.ledgers, ref)))))
-        )
+        while not await self._append(ledger, ref):
+            pass
         return ledger
+
+    async def _append(self, ledger: Ledger, ref: LedgerRef) -> bool:
+        """As an owner does: only if tiering has not changed the log meanwhile."""
+        found = self.metadata.view.get(log_key(ledger.topic_id, ledger.partition))
+        assert found is not None
+        log = msgspec.structs.replace(self.log(ledger.partition), ledgers=(*self.log(ledger.partition).ledgers, ref))
+        unchanged = VersionIs(key=log.key(), version=found.version)
+        try:
+            await self.metadata.propose(Command(updates=(Put(record=ledger), Put(record=log)), requirements=(unchanged,)))
+        except Conflict:
+            return False
+        return True
 
     async def start_worker(self, worker_id: str = "worker-1", **settings: Any) -> TieringWorker:
         """A worker with short intervals; ``settings`` override."""
