@@ -48,7 +48,7 @@ def table(results: Mapping[str, Any]) -> str:
     count = sum(row["system"] == "stratalog" for row in rounds)
     sizes, machine = results["sizes"], results["machine"]
     lines = [
-        f"Measured {results['at']} on {machine['cores']} cores, clients on the same machine; medians of {count} rounds of each,",
+        f"Measured {results['at']} on {machine['cores']} cores, clients included; medians of {count} rounds of each,",
         f"in turns; records of {sizes['record_bytes']} bytes; {sizes['failover_partitions']} partitions at the failover.",
         "",
         "| quantity | Stratalog (fsynced) | Kafka 4.3.1 (page cache) | ratio |",
