@@ -44,10 +44,8 @@ class ProposalBook:
         """``count`` entries from ``first_index`` on are one batch; ``on_answers`` gets all their answers at once."""
         batch = _Batch(count, on_answers)
         for position in range(count):
-            replaced = self._waiting.pop(first_index + position, None)
-            if replaced is not None:
-                _, other, at = replaced
-                other.answer(at, _lost(first_index + position))
+            # An own entry of an earlier term at this index is not gone yet: another node may have it, lead, and commit it.
+            self._forget(first_index + position, "another entry has taken its place here, and it is not decided which remains")
             self._waiting[first_index + position] = (term, batch, position)
 
     def applied(self, index: int, term: int, result: Applied | StratalogError | None) -> None:
@@ -60,15 +58,18 @@ class ProposalBook:
     def forget(self, up_to: int | None = None) -> None:
         """The fate of what waits (up to an index) will not be learnt here any more."""
         for index in [index for index in self._waiting if up_to is None or index <= up_to]:
-            _, batch, position = self._waiting.pop(index)
-            unknown = OutcomeUnknown("the node that took this proposal stopped leading before it was committed")
-            batch.answer(position, CommandAnswer(index=0, error=wire_error(unknown)))
+            self._forget(index, "the node that took it stopped leading before it was committed")
 
     def forget_before_term(self, term: int) -> None:
         """The same for what was proposed in earlier terms."""
         for index in [index for index, (own_term, _, _) in self._waiting.items() if own_term < term]:
-            _, batch, position = self._waiting.pop(index)
-            unknown = OutcomeUnknown("another node leads now, and this proposal's fate has not been seen in time")
+            self._forget(index, "another node leads now, and its fate has not been seen in time")
+
+    def _forget(self, index: int, why: str) -> None:
+        waiting = self._waiting.pop(index, None)
+        if waiting is not None:
+            _, batch, position = waiting
+            unknown = OutcomeUnknown(f"a proposal's outcome is unknown: {why}")
             batch.answer(position, CommandAnswer(index=0, error=wire_error(unknown)))
 
 
