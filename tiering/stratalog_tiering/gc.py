@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from stratalog_tiering.manifest import Manifest
 from stratalog_tiering.object_keys import ManifestKey, marker_key, parse_manifest_key
-from stratalog_tiering.store import ObjectInfo
+from stratalog_tiering.store.base import ObjectInfo
 
 
 def orphans(listed: Iterable[ObjectInfo], referenced: frozenset[str], written_before_ms: int) -> list[str]:
