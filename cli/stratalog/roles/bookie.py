@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stratalog_bookies.server import BookieServer
-
 from stratalog.roles.runtime import Node
 from stratalog_bookies.config import BookieSettings
+from stratalog_bookies.server import BookieServer
 from stratalog_core.system import SystemFiles
 
 
