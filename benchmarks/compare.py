@@ -81,6 +81,7 @@ def _round(name: str, start: _Start, sizes: Sizes) -> dict[str, float]:
 def _throughput(system: System, sizes: Sizes) -> dict[str, float]:
     create_topic(system, "throughput", 6)
     properties: dict[str, str | int] = {"acks": "all", "batch.size": 131072, "linger.ms": 5}
+    before, client_before = system.cpu_s(), os.times().children_user + os.times().children_system
     sent = java_tools.produce(
         system.bootstrap,
         "throughput",
@@ -89,8 +90,12 @@ def _throughput(system: System, sizes: Sizes) -> dict[str, float]:
         warmup_records=sizes.records // 10,
         properties=properties,
     )
+    client = os.times().children_user + os.times().children_system - client_before
+    gigabytes = sizes.records * sizes.record_bytes / 1e9
+    cpu = {f"cpu_s_per_gb_{role}": (used - before[role]) / gigabytes for role, used in system.cpu_s().items()}
+    cpu |= {"cpu_s_per_gb": sum(cpu.values()), "cpu_s_per_gb_client": client / gigabytes}
     tail = java_tools.consume(system.bootstrap, "throughput", records=sizes.records)
-    return {"produce_records_per_s": sent.records_per_s, "tail_megabytes_per_s": tail.fetching_megabytes_per_s}
+    return {"produce_records_per_s": sent.records_per_s, "tail_megabytes_per_s": tail.fetching_megabytes_per_s, **cpu}
 
 
 def _latency(system: System, sizes: Sizes) -> dict[str, float]:

@@ -11,8 +11,6 @@ from base64 import urlsafe_b64encode
 from collections.abc import Mapping
 from pathlib import Path
 
-import psutil
-
 from benchmarks.java_tools import java, run_tool
 from stratalog.local.ports import free_ports
 from stratalog.local.readiness import BrokerProbe, wait_until
@@ -56,11 +54,9 @@ class KafkaCluster:
         self._processes[number].send_signal(signal.SIGKILL)
         self._processes[number].wait()
 
-    def resident_bytes(self) -> int:
-        """Resident memory of all brokers together."""
-        return sum(
-            psutil.Process(process.pid).memory_info().rss for process in self._processes.values() if process.poll() is None
-        )
+    def pids(self) -> list[int]:
+        """Of the brokers that run."""
+        return [process.pid for process in self._processes.values() if process.poll() is None]
 
     def _format(self, number: int) -> None:
         directory = self._data / f"kafka-{number}"

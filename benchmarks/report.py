@@ -23,6 +23,8 @@ class Quantity:
 
 QUANTITIES = (
     Quantity(key="produce_records_per_s", title="produce, acks=all, 128 KiB batches, records/s", more_is_better=True),
+    Quantity(key="cpu_s_per_gb", title="… CPU of all servers, s/GB", more_is_better=False),
+    Quantity(key="cpu_s_per_gb_client", title="… CPU of the Java client, s/GB", more_is_better=False),
     Quantity(key="latency_p50_ms", title="2,000 records/s, linger 0: p50, ms", more_is_better=False),
     Quantity(key="latency_p99_ms", title="… p99, ms", more_is_better=False),
     Quantity(key="latency_p999_ms", title="… p99.9, ms", more_is_better=False),

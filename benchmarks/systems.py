@@ -35,6 +35,10 @@ class System(Protocol):
         """Resident memory of all its processes."""
         ...
 
+    def cpu_s(self) -> dict[str, float]:
+        """CPU seconds that its processes have used so far, by role."""
+        ...
+
     def make_cold(self, topic: str) -> bool:
         """Move all of ``topic`` to the object store and drop the hot copies; false if the system has no such thing."""
         ...
@@ -66,7 +70,10 @@ class _Kafka:
         return 1
 
     def resident_bytes(self) -> int:
-        return self._cluster.resident_bytes()
+        return sum(psutil.Process(pid).memory_info().rss for pid in self._cluster.pids())
+
+    def cpu_s(self) -> dict[str, float]:
+        return {"kafka": sum(_cpu_s(pid) for pid in self._cluster.pids())}
 
     def make_cold(self, topic: str) -> bool:
         return False
@@ -93,12 +100,26 @@ class _Stratalog:
         return 1
 
     def resident_bytes(self) -> int:
+        return sum(psutil.Process(pid).memory_info().rss for _, pid in self._pids())
+
+    def cpu_s(self) -> dict[str, float]:
+        used: dict[str, float] = {}
+        for role, pid in self._pids():
+            used[role] = used.get(role, 0.0) + _cpu_s(pid)
+        return used
+
+    def _pids(self) -> list[tuple[str, int]]:
         processes = json.loads((self._data / "cluster.json").read_text())["processes"]
-        return sum(psutil.Process(process["pid"]).memory_info().rss for process in processes if process["pid"])
+        return [(process["role"], process["pid"]) for process in processes if process["pid"]]
 
     def make_cold(self, topic: str) -> bool:
         self.run("tier", "offload", topic, "--wait", "--delete-hot", "--timeout", "500")
         return True
+
+
+def _cpu_s(pid: int) -> float:
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)
 
 
 @contextmanager
