@@ -43,6 +43,14 @@ class BrokerSettings:
     response_bytes_max: int = setting(
         64 * _MIB, help="Fetched bytes in one response, whatever the client asks for", minimum=_MIB, maximum=1024 * _MIB
     )
+    responses_bytes_max: int = setting(
+        512 * _MIB,
+        help="Bytes of responses that clients have not taken; beyond it fetches get one batch",
+        minimum=_MIB,
+    )
+    pending_reads_max: int = setting(
+        64, help="Reads from bookies and object store under way or waiting for their fetch, of up to 4 MiB each", minimum=1
+    )
     connection_idle_ms: int = setting(600_000, help="A connection silent for so long is closed", minimum=1_000)
     shutdown_ms: int = setting(5_000, help="Time that requests in progress get when the broker stops", minimum=0)
 

@@ -51,6 +51,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._running_key = -1
         self._outgoing: list[Buffer] = []
         self._flush_scheduled = False
+        self._unsent = 0
         self._is_paused = False
         self._is_stalled = False
         self._is_writing_paused = False
@@ -182,7 +183,9 @@ class ClientConnection(asyncio.BufferedProtocol):
         """Queue an answer; it leaves when all before it have left."""
         order = self._order
         while order and order[0].response is not None:
-            self._outgoing.extend(order.popleft().response or ())
+            ready = order.popleft().response or ()
+            self._outgoing.extend(ready)
+            self._count_unsent(self._unsent + sum(map(len, ready)))
         if self._outgoing and not self._flush_scheduled:
             self._flush_scheduled = True
             self._loop.call_soon(self._flush)
@@ -196,6 +199,11 @@ class ClientConnection(asyncio.BufferedProtocol):
         outgoing, self._outgoing = self._outgoing, []
         if self._transport is not None and not self._transport.is_closing():
             self._transport.writelines(outgoing)
+            self._count_unsent(self._transport.get_write_buffer_size())
+
+    def _count_unsent(self, unsent: int) -> None:
+        self._registry.bytes_unsent += unsent - self._unsent
+        self._unsent = unsent
 
     def released(self, request_bytes: int) -> None:
         """A request's bytes are no longer held by anybody."""
@@ -209,6 +217,8 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self._is_writing_paused = False
+        if self._transport is not None:
+            self._count_unsent(self._transport.get_write_buffer_size())
         self._run_queue()
         self._regulate()
 
@@ -250,3 +260,4 @@ class ClientConnection(asyncio.BufferedProtocol):
             context.release()
         self._queue.clear()
         self._outgoing.clear()
+        self._count_unsent(0)

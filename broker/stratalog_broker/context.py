@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from stratalog_broker.pending_reads import PendingReads
     from stratalog_broker.producer_ids import ProducerIds
     from stratalog_broker.reads import LogReader
+    from stratalog_broker.server import ConnectionRegistry
     from stratalog_tiering.reader import ColdReader
 
 
@@ -43,10 +44,17 @@ class BrokerServices:
     fetch_sessions: FetchSessions = field(init=False)
     producer_ids: ProducerIds = field(init=False)
     groups: GroupService = field(init=False)
+    connections: ConnectionRegistry = field(init=False)
+    is_stopping: bool = False
+    """Nobody should begin to wait any more."""
 
     @property
     def view(self) -> MetadataView:
         return self.metadata.view
+
+    def response_room(self) -> int:
+        """Bytes that responses may add to what clients have not taken yet; at least one, for the first batch of a fetch."""
+        return max(self.settings.responses_bytes_max - self.connections.bytes_unsent, 1)
 
 
 class Connection(Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from typing import Final
 
 from stratalog_bookies.client import LedgerClient
 from stratalog_broker.ledger_index import LedgerIndex
@@ -11,6 +12,9 @@ from stratalog_core.batch import HEADER_BYTES, read_header
 from stratalog_core.checkpoint import is_checkpoint
 from stratalog_core.errors import Corrupt
 from stratalog_metadata.records import Ledger
+
+HEADS_AT_ONCE: Final = 8192
+"""Entry headers held at a time while an index is built."""
 
 
 class IndexCache:
@@ -58,8 +62,9 @@ class IndexCache:
 
     async def _build(self, ledger: Ledger) -> LedgerIndex:
         index = LedgerIndex(ledger.base_offset)
-        if ledger.last_entry >= 0:
-            for entry in await self._ledgers.read_headers(ledger, 0, ledger.last_entry):
+        for first in range(0, ledger.last_entry + 1, HEADS_AT_ONCE):
+            last = min(first + HEADS_AT_ONCE - 1, ledger.last_entry)
+            for entry in await self._ledgers.read_headers(ledger, first, last):
                 index_entry(index, entry.entry_id, entry.head)
         return index
 

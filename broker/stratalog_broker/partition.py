@@ -27,7 +27,7 @@ from stratalog_broker.producer_state import ProducerStates
 from stratalog_core.batch import BatchHeader
 from stratalog_core.checkpoint import Checkpoint, EpochStart
 
-LEDGER_BATCHES_MAX: Final = 500_000
+LEDGER_BATCHES_MAX: Final = 100_000
 """Batches in one ledger, so that its index and the headers that a takeover reads stay bounded."""
 
 OnDone = Callable[[int | None], None]

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from stratalog_bookies.client import LedgerWriter
 from stratalog_broker.internal_topics import InternalTopicApplication
+from stratalog_broker.ledger_index import LedgerIndex
 from stratalog_broker.ledger_opening import LedgerOpening
 from stratalog_broker.partition import Acks, OnDone, OpenNext, PartitionCore, PendingBatch, RollLimits, Seal, State
 from stratalog_broker.tail_cache import PartitionTail
@@ -66,6 +67,7 @@ class PartitionLog:
         self._on_lost = on_lost
         self._ledger_opening = LedgerOpening(services, topic_partition, self.requirement)
         self._writer: LedgerWriter | None = None
+        self._being_sealed: dict[int, tuple[Ledger, LedgerIndex]] = {}
         self._opening: asyncio.Task[None] | None = None
         self._sealing: asyncio.Task[None] | None = None
         self._seal_waiters: list[asyncio.Future[int]] = []
@@ -93,6 +95,12 @@ class PartitionLog:
     def open_ledger(self) -> Ledger | None:
         """Record of the ledger that takes appends."""
         return self._writer.ledger if self._writer is not None else None
+
+    def unsealed(self, ledger_id: int) -> tuple[Ledger, LedgerIndex] | None:
+        """Record and index of a ledger that is open or being sealed."""
+        if self._writer is not None and self.core.open is not None and self.core.open.ledger_id == ledger_id:
+            return self._writer.ledger, self.core.open.index
+        return self._being_sealed.get(ledger_id)
 
     # -- appends -------------------------------------------------------------------------------------------------------
 
@@ -180,7 +188,7 @@ class PartitionLog:
                     self.application.apply(pending.batch)
             for pending in done:
                 _settle(pending, pending.base_offset)
-            self._notify()
+            self.notify()
         if self.core.queue or self.core.state is not State.OPEN:
             self._write_queued()
             self._act()
@@ -189,7 +197,8 @@ class PartitionLog:
         if self.core.open is not None and self.core.open.ledger_id == writer_ledger_id:
             self._lose(error)
 
-    def _notify(self) -> None:
+    def notify(self) -> None:
+        """Wake those who wait for the high watermark to move, or for the end."""
         for watcher in list(self.watchers):
             watcher()
 
@@ -207,6 +216,7 @@ class PartitionLog:
             if isinstance(instruction, Seal):
                 writer, self._writer = self._writer, None
                 assert writer is not None
+                self._being_sealed[instruction.ledger_id] = writer.ledger, instruction.index
                 self._sealing = loop.create_task(self._seal(writer, instruction, self._sealing))
             else:
                 self._opening = loop.create_task(self._open(instruction))
@@ -260,6 +270,7 @@ class PartitionLog:
             self._lose(failure)
             return
         self._indexes.put(ledger.ledger_id, instruction.index)
+        del self._being_sealed[ledger.ledger_id]
         waiters, self._seal_waiters = self._seal_waiters, []
         for waiter in waiters:
             if not waiter.done():
@@ -306,7 +317,7 @@ class PartitionLog:
         self.tail.clear()
         if self.application is not None:
             self.application.resigned()
-        self._notify()
+        self.notify()
 
     async def close(self) -> None:
         """Wait for tasks to end after ``resign``."""

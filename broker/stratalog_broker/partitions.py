@@ -119,6 +119,11 @@ class Partitions:
             return None
         return Leader(broker.broker_id, partition.leader_epoch, broker.host, broker.port, broker.rack)
 
+    def wake_all(self) -> None:
+        """Wake everybody who waits for records."""
+        for log in self._logs.values():
+            log.notify()
+
     async def append_internal(self, topic_partition: TopicPartition, batch: bytearray) -> int:
         """Append one batch (its base offset is set in place) and return its base offset once the quorum has it and the
         partition's application has applied it.

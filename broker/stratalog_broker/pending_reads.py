@@ -15,18 +15,17 @@ from stratalog_broker.reads import Batches, LogReader
 from stratalog_core.errors import Overloaded
 from stratalog_core.ports import Clock
 
-READS_MAX: Final = 128
 READ_BYTES_MAX: Final = 4 * 1024 * 1024
 KEPT_S: Final = 10.0
 READ_TIMEOUT_S: Final = 30.0
-_TIDY_AT: Final = 64
 _Key = tuple[PartitionLog, int]
 
 
 class PendingReads:
     """One for the broker."""
 
-    def __init__(self, reader: LogReader, clock: Clock) -> None:
+    def __init__(self, reader: LogReader, clock: Clock, reads_max: int) -> None:
+        self._reads_max = reads_max
         self._reader = reader
         self._clock = clock
         self._reads: dict[_Key, tuple[float, asyncio.Task[Batches]]] = {}
@@ -36,10 +35,10 @@ class PendingReads:
         known = self._reads.get((log, offset))
         if known is not None:
             return known[1]
-        if len(self._reads) >= _TIDY_AT:
+        if len(self._reads) * 2 >= self._reads_max:
             self._drop_old()
-        if len(self._reads) >= READS_MAX:
-            raise Overloaded(f"{READS_MAX} reads from bookies and object store are under way")
+        if len(self._reads) >= self._reads_max:
+            raise Overloaded(f"{self._reads_max} reads from bookies and object store are under way")
         task = asyncio.get_running_loop().create_task(
             self._reader.read(log, offset, end_offset, min(bytes_max, READ_BYTES_MAX), READ_TIMEOUT_S)
         )

@@ -98,14 +98,14 @@ class LogReader:
 
     async def index_of(self, log: PartitionLog, ref: LedgerRef) -> tuple[Ledger, LedgerIndex]:
         """Record and index of a hot ledger, open or sealed. Raises ``NotFound`` if it has just been deleted."""
-        open_ledger, core_ledger = log.open_ledger, log.core.open
-        if open_ledger is not None and core_ledger is not None and core_ledger.ledger_id == ref.ledger_id:
-            return open_ledger, core_ledger.index
+        unsealed = log.unsealed(ref.ledger_id)
+        if unsealed is not None:
+            return unsealed
         ledger = self._ledger(ref.ledger_id)
         if ledger is None:
             raise NotFound(f"ledger {ref.ledger_id} is deleted")
         if ledger.state is not LedgerState.CLOSED:
-            raise Unavailable(f"ledger {ref.ledger_id} is being sealed")
+            raise Unavailable(f"ledger {ref.ledger_id} is not sealed yet")
         return ledger, await self._indexes.get(ledger)
 
     def _ledger(self, ledger_id: int) -> Ledger | None:

@@ -42,6 +42,8 @@ class ConnectionRegistry:
         self.services = services
         self.shared_buffer = memoryview(bytearray(SHARED_BUFFER_BYTES))
         self.is_draining = False
+        self.bytes_unsent = 0
+        """Bytes of responses that clients have not taken yet."""
         self._connections: set[ClientConnection] = set()
         self._bytes_held = 0
         self._stalled: dict[ClientConnection, None] = {}
@@ -145,11 +147,11 @@ class BrokerServer:
         services.deadlines = Deadlines(clock)
         services.partitions = Partitions(services)
         services.reader = LogReader(services, services.partitions.indexes)
-        services.pending_reads = PendingReads(services.reader, clock)
+        services.pending_reads = PendingReads(services.reader, clock, settings.pending_reads_max)
         services.fetch_sessions = FetchSessions(settings.fetch_sessions_max, random)
         services.producer_ids = ProducerIds(metadata)
         services.groups = GroupService(services)
-        self.connections = ConnectionRegistry(services)
+        self.connections = services.connections = ConnectionRegistry(services)
         self._server: asyncio.Server | None = None
         self._registration: Registration | None = None
         self._sweeper: asyncio.TimerHandle | None = None
@@ -202,6 +204,8 @@ class BrokerServer:
         """Stop in good order; see the module's header."""
         self._stop_listening()
         timeout_s = self._settings.shutdown_ms / 1000
+        self._services.is_stopping = True
+        self._services.partitions.wake_all()
         await self.connections.drain(timeout_s)
         await self._services.partitions.seal_all(timeout_s)
         self._services.partitions.suspend()

@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from stratalog_broker.index_cache import IndexCache, index_entry
+from stratalog_broker.index_cache import HEADS_AT_ONCE, IndexCache, index_entry
 from stratalog_broker.ledger_index import LedgerIndex
 from stratalog_broker.producer_state import ProducerStates
-from stratalog_core.batch import HEADER_BYTES, read_header
+from stratalog_core.batch import read_header
 from stratalog_core.checkpoint import (
     Checkpoint,
     EpochStart,
@@ -89,11 +89,11 @@ class Takeover:
         log = self._services.view.find(Log, log_key(partition.topic_id, partition.index))
         log_start_offset = log.log_start_offset if log is not None else 0
         replay = _Replay(ProducerStates(self._services.settings.producers_max))
-        unread: list[tuple[Ledger, LedgerRef, list[EntryHead]]] = []
+        ledgers: list[tuple[Ledger, LedgerRef, list[EntryHead]]] = []
         for ref in reversed(log.ledgers if log is not None else ()):
             ledger = self._closed(ref)
-            heads = await self._services.ledgers.read_headers(ledger, 0, ledger.last_entry) if ledger.last_entry >= 0 else []
-            unread.append((ledger, ref, heads))
+            heads = await self._heads(ledger, 0)
+            ledgers.append((ledger, ref, heads))
             checkpoint = await self._checkpoint(ledger, heads)
             if checkpoint is not None:
                 replay.load(checkpoint)
@@ -101,8 +101,8 @@ class Takeover:
         else:
             await self._load_cold(partition, replay)
         batches: list[memoryview] = []
-        for ledger, ref, heads in reversed(unread):
-            index = replay.ledger(ref, heads)
+        for ledger, ref, heads in reversed(ledgers):
+            index = await self._replay(replay, ledger, ref, heads)
             self._indexes.put(ledger.ledger_id, index)
             if wants_batches:
                 batches += await self._read_batches(ledger, index)
@@ -115,6 +115,20 @@ class Takeover:
             application_state=replay.application_state,
             batches=batches,
         )
+
+    async def _heads(self, ledger: Ledger, first: int) -> list[EntryHead]:
+        """The next headers from entry ``first`` on; none at the ledger's end."""
+        last = min(first + HEADS_AT_ONCE - 1, ledger.last_entry)
+        return await self._services.ledgers.read_headers(ledger, first, last) if first <= last else []
+
+    async def _replay(self, replay: _Replay, ledger: Ledger, ref: LedgerRef, heads: list[EntryHead]) -> LedgerIndex:
+        """Replay a ledger whose first headers are read already; raises ``Corrupt`` if offsets are not contiguous."""
+        index = LedgerIndex(ref.base_offset)
+        while heads:
+            replay.heads(index, heads)
+            heads = await self._heads(ledger, heads[-1].entry_id + 1)
+        replay.ended(ref, index)
+        return index
 
     def _closed(self, ref: LedgerRef) -> Ledger:
         ledger = self._services.view.find(Ledger, ledger_key(ref.ledger_id))
@@ -175,20 +189,21 @@ class _Replay:
         self.leader_epochs = list(checkpoint.leader_epochs)
         self.application_state = checkpoint.application_state
 
-    def ledger(self, ref: LedgerRef, heads: Sequence[EntryHead]) -> LedgerIndex:
-        """Replay one ledger and return its index. Raises ``Corrupt`` if offsets are not contiguous."""
-        index = LedgerIndex(ref.base_offset)
+    def heads(self, index: LedgerIndex, heads: Sequence[EntryHead]) -> None:
+        """The next entries of a ledger."""
         for head in heads:
             index_entry(index, head.entry_id, head.head)
-            if len(head.head) >= HEADER_BYTES and not is_checkpoint(head.head):
+            if not is_checkpoint(head.head):
                 header = read_header(head.head)
                 if header.producer_id >= 0:
                     self.producers.appended(header, header.base_offset)
+
+    def ended(self, ref: LedgerRef, index: LedgerIndex) -> None:
+        """All entries of a ledger were replayed."""
         last_epoch = self.leader_epochs[-1].epoch if self.leader_epochs else -1
         if len(index) and ref.leader_epoch > last_epoch:
             self.leader_epochs.append(EpochStart(ref.leader_epoch, ref.base_offset))
         self.next_offset = max(self.next_offset, index.end_offset)
-        return index
 
 
 def identity_of(partition: Partition) -> TopicPartition:

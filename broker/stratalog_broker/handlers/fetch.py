@@ -59,7 +59,7 @@ class FetchCall:
         self._session: FetchSession | None = None
         self._is_incremental = False
         self._wanted = self._open(request)
-        self._bytes_max = min(max(request.max_bytes, 1), services.settings.response_bytes_max)
+        self._bytes_max = min(max(request.max_bytes, 1), services.settings.response_bytes_max, services.response_room())
         self._bytes_min = min(request.min_bytes, self._bytes_max)
         self._wait_s = max(request.max_wait.total_seconds(), 0.0)
         self._deadline = services.clock.monotonic() + self._wait_s
@@ -166,7 +166,7 @@ class FetchCall:
             if self._bytes >= self._bytes_min or self._has_error:
                 break
             left_s = self._deadline - self._services.clock.monotonic()
-            if left_s <= 0 or not await self._progress(left_s):
+            if left_s <= 0 or self._services.is_stopping or not await self._progress(left_s):
                 break
             if self.collect():
                 break
@@ -213,10 +213,12 @@ class FetchCall:
             room -= share
         self._slow = []
         waiting = set(reads)
+        deadline = self._deadline
         while waiting:
-            patience_s = max(self._deadline - self._services.clock.monotonic(), 0.0)
+            now = self._services.clock.monotonic()
             if self._bytes >= max(self._bytes_min, 1):
-                patience_s = min(patience_s, _GRACE_S)
+                deadline = min(deadline, now + _GRACE_S)
+            patience_s = max(deadline - now, 0.0)
             done, waiting = await asyncio.wait(waiting, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
             if not done:
                 return

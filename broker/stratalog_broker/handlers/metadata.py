@@ -55,7 +55,8 @@ def _wants_all(context: RequestContext, request: Any) -> bool:
 
 
 def _all_topics(context: RequestContext) -> Sequence[Any]:
-    return [_describe(context, topic) for topic in context.services.view.all(Topic)]
+    live = _live(context)
+    return [_describe(context, topic, live) for topic in context.services.view.all(Topic)]
 
 
 async def _named(context: RequestContext, request: Any) -> Sequence[Any]:
@@ -66,7 +67,8 @@ async def _named(context: RequestContext, request: Any) -> Sequence[Any]:
         if wanted.name is not None and context.services.view.get(topic_key(wanted.name)) is None
     }
     codes = await _create(context, sorted(missing)[:_CREATES_MAX]) if may_create and missing else {}
-    return [_answer(context, wanted, codes) for wanted in request.topics]
+    live = _live(context)
+    return [_answer(context, wanted, codes, live) for wanted in request.topics]
 
 
 async def _create(context: RequestContext, names: Sequence[str]) -> dict[str, ErrorCode]:
@@ -91,17 +93,17 @@ _CODES_OF_CREATION: Final = {
 }
 
 
-def _answer(context: RequestContext, wanted: Any, codes: dict[str, ErrorCode]) -> Any:
+def _answer(context: RequestContext, wanted: Any, codes: dict[str, ErrorCode], live: frozenset[int]) -> Any:
     topic_id: UUID | None = getattr(wanted, "topic_id", None)
     if wanted.name is None and topic_id is not None:
         topic = context.services.partitions.topic_by_id(topic_id.bytes)
         if topic is not None:
-            return _describe(context, topic)
+            return _describe(context, topic, live)
         return _refuse(context, None, topic_id, ErrorCode.unknown_topic_id)
     name = str(wanted.name or "")
     topic = context.services.view.find(Topic, topic_key(name))
     if topic is not None:
-        return _describe(context, topic)
+        return _describe(context, topic, live)
     try:
         check_topic_name(name)
     except KafkaError as refused:
@@ -120,20 +122,23 @@ def _name_may_be_null(context: RequestContext) -> bool:
     return context.api_version >= 12
 
 
-def _describe(context: RequestContext, topic: Topic) -> Any:
+def _live(context: RequestContext) -> frozenset[int]:
+    return frozenset(broker.broker_id for broker in context.services.view.all(Broker))
+
+
+def _describe(context: RequestContext, topic: Topic, live: frozenset[int]) -> Any:
     return context.new(
         "MetadataResponseTopic",
         error_code=ErrorCode.none,
         name=topic.name,
         topic_id=topic.topic_id,
         is_internal=topic.internal,
-        partitions=tuple(_partitions(context, topic)),
+        partitions=tuple(_partitions(context, topic, live)),
     )
 
 
-def _partitions(context: RequestContext, topic: Topic) -> Iterable[Any]:
+def _partitions(context: RequestContext, topic: Topic, live: frozenset[int]) -> Iterable[Any]:
     view = context.services.view
-    live = {broker.broker_id for broker in view.all(Broker)}
     for index in range(topic.partition_count):
         partition = view.find(Partition, partition_key(topic.topic_id, index))
         owner = partition.owner if partition is not None and partition.owner in live else -1
