@@ -1,7 +1,8 @@
 """How fast one bookie takes entries, over its real protocol: throughput with many outstanding, latency with one.
 
 The bookie runs in a process of its own, on a directory given on the command line, so that its CPU time can be told from the
-client's. Prints MB/s, entries/s, CPU seconds per GB of both, and p50/p99 of single adds::
+client's. Ledgers are left behind and deleted after so many bytes, as after an offload, so that log files are recycled; with
+``--keep`` nothing is deleted. Prints MB/s, entries/s, CPU seconds per GB of both, and p50/p99 of single adds::
 
     python benchmarks/bookie_adds.py --directory /tmp/bookie-bench --seconds 5
 """
@@ -21,9 +22,11 @@ import psutil
 import uvloop
 
 from stratalog_bookies import messages
+from stratalog_core.ports import Channel
 from stratalog_core.rpc import TcpTransport
 
 TIMEOUT_S = 30.0
+ROLL_BYTES = 128 * 1024 * 1024
 
 
 async def serve(directory: Path) -> None:
@@ -54,11 +57,13 @@ async def serve(directory: Path) -> None:
 class Load:
     """Adds of ``batch`` entries to ``ledgers`` ledgers in turn, ``outstanding`` at a time."""
 
-    def __init__(self, channel: object, entry_bytes: int, batch: int, first_ledger: int, ledgers: int) -> None:
-        from stratalog_core.rpc import TcpChannel
-
-        assert isinstance(channel, TcpChannel)
+    def __init__(
+        self, channel: Channel, entry_bytes: int, batch: int, first_ledger: int, ledgers: int, *, keep: bool = False
+    ) -> None:
         self._channel = channel
+        self._keep = keep
+        self._bytes_left = ROLL_BYTES
+        self._rolling: set[asyncio.Task[memoryview]] = set()
         self._payload = os.urandom(entry_bytes)
         self._batch = batch
         self._ledgers = [[first_ledger + index, 0] for index in range(ledgers)]
@@ -75,7 +80,22 @@ class Load:
             ledger[1] += 1
         return messages.encode_add(headers, [self._payload] * self._batch)
 
+    def roll(self) -> None:
+        """Go on in new ledgers, and have the old ones deleted when what is under way has arrived."""
+        self._bytes_left += ROLL_BYTES
+        old = [ledger_id for ledger_id, _ in self._ledgers]
+        self._ledgers = [[ledger_id + len(old), 0] for ledger_id in old]
+        left = tuple(ledger_id - len(old) for ledger_id in old)
+        if not self._keep and left[0] > 0:
+            body = messages.encode(messages.LedgerIds(ledger_ids=left))
+            task = asyncio.get_running_loop().create_task(self._channel.call(messages.DELETE, [body], TIMEOUT_S))
+            self._rolling.add(task)
+            task.add_done_callback(self._rolling.discard)
+
     async def one(self) -> None:
+        self._bytes_left -= self._batch * len(self._payload)
+        if self._bytes_left < 0:
+            self.roll()
         parts = self.parts()
         start = perf_counter()
         answer = await self._channel.call(messages.ADD, parts, TIMEOUT_S)
@@ -95,7 +115,7 @@ class Load:
         return perf_counter() - start
 
 
-async def measure(address: str, server: psutil.Process, seconds: float) -> None:
+async def measure(address: str, server: psutil.Process, seconds: float, *, keep: bool) -> None:
     transport = TcpTransport()
     channel = transport.channel(address)
     client = psutil.Process()
@@ -109,7 +129,7 @@ async def measure(address: str, server: psutil.Process, seconds: float) -> None:
     ]
     print(f"{'load':30}{'MB/s':>8}{'entries/s':>11}{'bookie s/GB':>13}{'client s/GB':>13}{'p50 ms':>9}{'p99 ms':>9}")
     for number, (name, entry_bytes, batch, outstanding) in enumerate(cases):
-        load = Load(channel, entry_bytes, batch, 1 + number * 1000, 24)
+        load = Load(channel, entry_bytes, batch, 1_000_000 * (1 + number), 24, keep=keep)
         await load.run(outstanding, 0.3)
         load.entries, load.latencies_s = 0, []
         before_server, before_client = server.cpu_times(), client.cpu_times()
@@ -133,6 +153,7 @@ async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--directory", type=Path, default=Path("/tmp/bookie-bench"))
     parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--keep", action="store_true", help="delete nothing: the log only grows")
     parser.add_argument("--serve", action="store_true", help="internal: be the bookie")
     options = parser.parse_args()
     if options.serve:
@@ -146,7 +167,7 @@ async def main() -> None:
         async with asyncio.timeout(TIMEOUT_S):
             while not address.exists():  # noqa: ASYNC110 (another process makes it)
                 await asyncio.sleep(0.05)
-        await measure(address.read_text(), psutil.Process(process.pid), options.seconds)
+        await measure(address.read_text(), psutil.Process(process.pid), options.seconds, keep=options.keep)
     finally:
         if process.returncode is None:
             process.terminate()

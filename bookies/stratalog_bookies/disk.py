@@ -146,6 +146,7 @@ class Disk:
         await self.room(control_room(len(ledger_ids)), reserve=False)
         await self.commit.durable(self.bookie.delete(ledger_ids))
         self.counters.ledgers_deleted += len(ledger_ids)
+        self.files.wake()
 
     async def room(self, needed: int, *, reserve: bool) -> None:
         """Wait until frames of so many bytes can be placed. Raises ``StorageFailed``."""

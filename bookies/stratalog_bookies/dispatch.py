@@ -39,6 +39,7 @@ class Dispatch:
         self._disks = disks
         self._collector = collector
         self._counters = counters
+        self._add_bytes_max = min(disk.add_bytes_max for disk in disks)
         self._in_flight_bytes = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._handlers: dict[int, Callable[[memoryview], Awaitable[Answer]]] = {
@@ -100,10 +101,19 @@ class Dispatch:
             self._counters.adds_overloaded += 1
             request.reply(messages.encode_statuses(bytes((Status.OVERLOADED,)) * len(headers)))
             return
-        parts = self._by_disk(headers, body)
+        if not headers or len(body) > self._add_bytes_max:
+            raise Invalid(
+                f"an ADD has {len(headers)} entries and {len(body)} bytes; the most is {self._add_bytes_max}: send it in parts"
+            )
         self._in_flight_bytes += len(body)
         self._counters.add_bytes += len(body)
-        gather = StatusGather(bytearray(len(headers)), len(parts), partial(self._added, request, len(body)))
+        added = partial(self._added, request, len(body))
+        if len(self._disks) == 1:
+            add_bytes = len(body) - messages.COUNT_BYTES
+            self._disks[0].add(headers, body, messages.COUNT_BYTES, messages.payloads_start(len(headers)), add_bytes, added)
+            return
+        parts = self._by_disk(headers)
+        gather = StatusGather(bytearray(len(headers)), len(parts), added)
         for disk, first, end, payload_at, payload_bytes in parts:
             header_at = messages.COUNT_BYTES + first * ENTRY_HEADER_BYTES
             add_bytes = payload_bytes + (end - first) * ENTRY_HEADER_BYTES
@@ -113,14 +123,9 @@ class Dispatch:
         self._in_flight_bytes -= body_bytes
         request.reply(messages.encode_statuses(statuses))
 
-    def _by_disk(self, headers: Sequence[Header], body: memoryview) -> list[tuple[Disk, int, int, int, int]]:
-        """``(disk, first, end, payload position, payload bytes)`` of neighbouring entries on one disk. Raises ``Invalid``."""
-        limit = min(disk.add_bytes_max for disk in self._disks)
-        if len(body) > limit or not headers:
-            raise Invalid(f"an ADD has {len(headers)} entries and {len(body)} bytes; the most is {limit}: send it in parts")
+    def _by_disk(self, headers: Sequence[Header]) -> list[tuple[Disk, int, int, int, int]]:
+        """``(disk, first, end, payload position, payload bytes)`` of neighbouring entries on one disk."""
         start = payload_at = messages.payloads_start(len(headers))
-        if len(self._disks) == 1:
-            return [(self._disks[0], 0, len(headers), start, len(body) - start)]
         parts = []
         first = 0
         for index, header in enumerate(headers):

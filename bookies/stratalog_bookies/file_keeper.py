@@ -64,6 +64,10 @@ class FileKeeper:
         if not log.has_next_file or log.durable_generation > self._first_open:
             self._wanted.set()
 
+    def wake(self) -> None:
+        """Something was deleted: files may be free now."""
+        self._wanted.set()
+
     async def _keep(self) -> None:
         while True:
             await self._wanted.wait()
@@ -71,6 +75,7 @@ class FileKeeper:
             try:
                 await self._prepare_next()
                 await self._close_full()
+                await self.free_dead()
                 await self._fill_spares()
             except OSError as failure:
                 self._failed(failure)
