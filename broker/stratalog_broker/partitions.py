@@ -59,6 +59,8 @@ class Partitions:
         self._topics: dict[bytes, Topic] = {}
         self._topics_index = -1
         self._wanted: dict[TopicPartition, Partition] = {}
+        self._wanting_since_s = 0.0
+        self._taken = 0
         self._taking: set[TopicPartition] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._tails = TailCache(settings.tail_cache_bytes)
@@ -212,6 +214,8 @@ class Partitions:
     # -- taking over -------------------------------------------------------------------------------------------------
 
     def _want(self, partition: Partition) -> None:
+        if not self._wanted:
+            self._wanting_since_s, self._taken = self._services.clock.monotonic(), 0
         self._wanted[identity_of(partition)] = partition
         if self._scheduled is None:
             self._scheduled = asyncio.get_running_loop().call_soon(self._begin_takeovers)
@@ -256,6 +260,10 @@ class Partitions:
         if self._wanted.get(identity_of(partition)) is partition and not self._is_suspended:
             del self._wanted[identity_of(partition)]
             self._serve(topic, taken)
+            self._taken += 1
+            if not self._wanted:
+                elapsed_s = self._services.clock.monotonic() - self._wanting_since_s
+                _log.info("took over %d partitions in %.3f s", self._taken, elapsed_s)
 
     def _serve(self, topic: Topic, taken: TakenOver) -> None:
         identity = identity_of(taken.partition)
