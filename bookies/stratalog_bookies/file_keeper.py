@@ -79,6 +79,10 @@ class FileKeeper:
                 await self._fill_spares()
             except OSError as failure:
                 self._failed(failure)
+            except Exception as failure:
+                # A disk whose files nobody keeps would stop without a word when the file is full.
+                _log.exception("the log files cannot be kept any more")
+                self._failed(failure)
 
     # -- the next file
 
@@ -154,9 +158,9 @@ class FileKeeper:
                 self._counters.files_recycled += 1
         await self.check_space()
 
-    def _failed(self, failure: OSError) -> None:
+    def _failed(self, failure: Exception) -> None:
         """Space may come back; every other error of the disk retires it."""
-        if failure.errno in _NO_SPACE:
+        if isinstance(failure, OSError) and failure.errno in _NO_SPACE:
             _log.warning("the disk is full: %s", failure)
             return
         _log.critical("the disk failed and is retired: %s", failure)

@@ -64,14 +64,22 @@ class GroupCommit:
             await asyncio.wait((self._task,))
 
     async def _commit(self) -> None:
+        try:
+            await self._write_groups()
+        except OSError as failure:
+            self._fail(failure)
+        except Exception as failure:
+            # Whatever else goes wrong here, nobody may wait for ever, and nothing may be acknowledged on a guess.
+            _log.exception("group commit failed")
+            self._fail(failure)
+        finally:
+            self._task = None
+
+    async def _write_groups(self) -> None:
         write = self._bookie.take()
         job = self._start(write)
         while write is not None and job is not None:
-            try:
-                await job
-            except OSError as failure:
-                self._fail(failure)
-                break
+            await job
             self._bookie.written(write.sequence)
             self._counters.log_groups += 1
             durable = write.sequence
@@ -79,7 +87,6 @@ class GroupCommit:
             job = self._start(write)
             self._settle(durable)
             self._on_written()
-        self._task = None
 
     def _start(self, write: Write | None) -> asyncio.Future[None] | None:
         """Hand a group to the background at once; answers go out while it is written."""
@@ -92,7 +99,7 @@ class GroupCommit:
         while waiting and waiting[0][0] <= durable:
             waiting.popleft()[1]()
 
-    def _fail(self, failure: OSError) -> None:
+    def _fail(self, failure: Exception) -> None:
         _log.critical("a write or sync of the log failed; the disk is retired: %s", failure)
         self._bookie.fail(f"the disk failed: {failure}")
         waiting, self._waiting = self._waiting, deque()

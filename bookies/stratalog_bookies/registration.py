@@ -8,7 +8,7 @@ import logging
 import msgspec
 
 from stratalog_bookies.config import BookieSettings
-from stratalog_core.errors import Conflict, Invalid, OutcomeUnknown, Retriable, SessionExpired, Unavailable
+from stratalog_core.errors import Conflict, Invalid, OutcomeUnknown, Retriable, SessionExpired, StratalogError, Unavailable
 from stratalog_metadata.api import MetadataClient
 from stratalog_metadata.commands import ABSENT, Command, Put, SessionAlive, VersionIs
 from stratalog_metadata.records import CLUSTER_KEY, Bookie, Cluster, Versioned, bookie_key
@@ -79,7 +79,10 @@ class Registration:
         while True:
             await self._changed.wait()
             self._changed.clear()
-            await self._publish()
+            try:
+                await self._publish()
+            except StratalogError as refused:
+                _log.critical("the bookie cannot be registered any more: %s", refused)
 
     async def _publish(self) -> None:
         """Write the record, whatever it takes; returns when the quorum has it."""
