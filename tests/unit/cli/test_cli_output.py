@@ -1,0 +1,50 @@
+"""What commands print, and confluent-kafka's errors as ours."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from stratalog.kafka import as_ours, translated
+from stratalog.output import human_bytes, print_listing
+from stratalog_core.errors import Conflict, Invalid, NotFound, StratalogError, Unavailable
+
+ROWS = [{"name": "a", "cold_bytes": 1536, "last_error": None}, {"name": "b", "cold_bytes": 0, "last_error": "x" * 100}]
+COLUMNS = ("name", "cold_bytes", "last_error")
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (3 * 1024**2, "3.0 MiB"), (2**60, "1024.0 PiB")]
+)
+def test_bytes_for_people(count: int, text: str) -> None:
+    assert human_bytes(count) == text
+
+
+def test_a_listing_is_json_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    print_listing("rows", ROWS, COLUMNS, as_json=True)
+    assert json.loads(capsys.readouterr().out) == {"rows": ROWS}
+
+
+def test_a_listing_is_a_table_for_people_and_one_line_each_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
+    print_listing("rows", ROWS, COLUMNS, as_json=False)
+    heading, first, second = capsys.readouterr().out.splitlines()
+    assert heading.split() == ["name", "cold", "bytes", "last", "error"]
+    assert first.split() == ["a", "1.5", "KiB", "-"]
+    assert second.split() == ["b", "0", "B", "x" * 100]
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (KafkaError.UNKNOWN_TOPIC_OR_PART, NotFound),
+        (KafkaError.TOPIC_ALREADY_EXISTS, Conflict),
+        (KafkaError._ALL_BROKERS_DOWN, Unavailable),
+        (KafkaError.INVALID_CONFIG, Invalid),
+    ],
+)
+def test_kafka_errors_become_ours(code: int, kind: type[StratalogError]) -> None:
+    assert type(as_ours(KafkaError(code))) is kind
+    with pytest.raises(kind), translated():
+        raise KafkaException(KafkaError(code))
