@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import AsyncIterator
 from typing import Any
 
 import confluent_kafka
 import pytest
+import pytest_asyncio
 from confluent_kafka.admin import AdminClient, NewTopic
-from unit.broker.mini_cluster import MiniCluster, in_thread
+from unit.broker.mini_cluster import MiniCluster, in_thread, run_cluster
 
 
 def create_topic(bootstrap: str, topic: str, partitions: int = 1, **configs: str) -> None:
@@ -49,13 +51,23 @@ def consume(bootstrap: str, topic: str, count: int, group: str = "readers") -> l
     return found
 
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def mini_cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[MiniCluster]:
+    """One cluster for all tests of this module; each uses a topic of its own."""
+    async with run_cluster(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster
+
+
 @pytest.mark.parametrize("compression", ["none", "gzip", "snappy", "lz4", "zstd"])
 async def test_a_consumer_gets_what_a_producer_sent(mini_cluster: MiniCluster, compression: str) -> None:
     values = [f"value {number}".encode() * 5 for number in range(2000)]
     bootstrap = mini_cluster.bootstrap
-    await in_thread(lambda: create_topic(bootstrap, "flights", 3))
+    await in_thread(lambda: create_topic(bootstrap, compression, 3))
     await in_thread(
-        lambda: produce(bootstrap, "flights", values, **{"compression.type": compression, "enable.idempotence": True})
+        lambda: produce(bootstrap, compression, values, **{"compression.type": compression, "enable.idempotence": True})
     )
-    found = await in_thread(lambda: consume(bootstrap, "flights", len(values)))
+    found = await in_thread(lambda: consume(bootstrap, compression, len(values), group=compression))
     assert sorted(message.value() or b"" for message in found) == sorted(values)

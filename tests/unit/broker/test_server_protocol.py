@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import itertools
 import struct
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,24 @@ async def create(cluster: MiniCluster, name: str, **configs: str) -> None:
     await until_served(cluster.broker, topic.topic_id)
 
 
-@pytest_asyncio.fixture
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+_numbers = itertools.count()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def mini_cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[MiniCluster]:
+    """One cluster for all tests of this module; each uses topics of its own."""
+    async with run_cluster(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def flights() -> str:
+    """A topic name that no other test uses."""
+    return f"flights-{next(_numbers)}"
+
+
+@pytest_asyncio.fixture(loop_scope="module")
 async def client(mini_cluster: MiniCluster) -> RawClient:
     return await mini_cluster.connect()
 
@@ -88,40 +106,42 @@ async def test_what_is_no_request_closes_the_connection_and_nothing_else(
     assert mini_cluster.broker.connections.bytes_held == 0
 
 
-async def test_batches_come_back_as_they_were_sent(mini_cluster: MiniCluster, client: RawClient) -> None:
-    await create(mini_cluster, "flights")
+async def test_batches_come_back_as_they_were_sent(mini_cluster: MiniCluster, client: RawClient, flights: str) -> None:
+    await create(mini_cluster, flights)
     sent = [batch(b"one", b"two"), batch(b"three")]
-    offsets = [(await produce(client, "flights", content)).base_offset for content in sent]
+    offsets = [(await produce(client, flights, content)).base_offset for content in sent]
     assert offsets == [0, 2]
-    found = await fetch(client, "flights", 0)
+    found = await fetch(client, flights, 0)
     assert found.high_watermark == 3
     header = read_header(found.records)
     assert found.records[: header.size_bytes][17:] == sent[0][17:]
     second = read_header(found.records, header.size_bytes)
     assert (second.base_offset, second.leader_epoch) == (2, header.leader_epoch)
-    assert (await fetch(client, "flights", 1)).records == found.records, "the batch that holds the offset comes whole"
+    assert (await fetch(client, flights, 1)).records == found.records, "the batch that holds the offset comes whole"
 
 
-async def test_pipelined_requests_of_any_size_are_answered_in_order(mini_cluster: MiniCluster, client: RawClient) -> None:
-    await create(mini_cluster, "flights")
+async def test_pipelined_requests_of_any_size_are_answered_in_order(
+    mini_cluster: MiniCluster, client: RawClient, flights: str
+) -> None:
+    await create(mini_cluster, flights)
     sizes = [10, 70_000, 5, 900_000, 1, 30_000, 65_000]
     for size in sizes:
-        client.send(0, 9, encode_entity(produce_request("flights", 0, batch(b"x" * size))))
+        client.send(0, 9, encode_entity(produce_request(flights, 0, batch(b"x" * size))))
     client.send(18, 0, b"")
     offsets = [(await client.receive()).responses[0].partition_responses[0].base_offset for _ in sizes]
     assert offsets == list(range(len(sizes)))
     assert (await client.receive()).error_code is ErrorCode.none
 
 
-async def test_acks_0_gets_no_answer_and_acks_1_does(mini_cluster: MiniCluster, client: RawClient) -> None:
-    await create(mini_cluster, "flights")
+async def test_acks_0_gets_no_answer_and_acks_1_does(mini_cluster: MiniCluster, client: RawClient, flights: str) -> None:
+    await create(mini_cluster, flights)
     client.send_bytes(b"")
-    silent = encode_entity(produce_request("flights", 0, batch(b"silent"), acks=0))
+    silent = encode_entity(produce_request(flights, 0, batch(b"silent"), acks=0))
     client.send(0, 9, silent)
     client._sent.clear()
-    answer = await produce(client, "flights", batch(b"heard"), acks=1)
+    answer = await produce(client, flights, batch(b"heard"), acks=1)
     assert (answer.error_code, answer.base_offset) == (ErrorCode.none, 1)
-    found = await fetch(client, "flights", 0, max_wait_ms=2000, min_bytes=120)
+    found = await fetch(client, flights, 0, max_wait_ms=2000, min_bytes=120)
     assert [record.value for record in iterate_records(found.records)] == [b"silent"]
 
 
@@ -136,12 +156,14 @@ BAD_BATCHES: dict[str, tuple[Callable[[bytes], bytes | None], ErrorCode]] = {
 
 
 @pytest.mark.parametrize("name", list(BAD_BATCHES))
-async def test_a_bad_batch_is_refused_and_takes_no_offset(mini_cluster: MiniCluster, client: RawClient, name: str) -> None:
-    await create(mini_cluster, "flights")
+async def test_a_bad_batch_is_refused_and_takes_no_offset(
+    mini_cluster: MiniCluster, client: RawClient, name: str, flights: str
+) -> None:
+    await create(mini_cluster, flights)
     spoil, code = BAD_BATCHES[name]
-    answer = await produce(client, "flights", spoil(batch(b"a value that is long enough")))
+    answer = await produce(client, flights, spoil(batch(b"a value that is long enough")))
     assert answer.error_code is code
-    assert (await produce(client, "flights", batch(b"good"))).base_offset == 0
+    assert (await produce(client, flights, batch(b"good"))).base_offset == 0
 
 
 async def test_limits_of_the_topic_hold(mini_cluster: MiniCluster, client: RawClient) -> None:
@@ -170,84 +192,84 @@ async def test_log_append_time_stamps_the_batch(mini_cluster: MiniCluster, clien
     assert {record.timestamp_ms for record in iterate_records(found.records)} == {header.max_timestamp_ms}
 
 
-async def test_a_retry_gets_the_offset_of_the_first_try(mini_cluster: MiniCluster, client: RawClient) -> None:
-    await create(mini_cluster, "flights")
+async def test_a_retry_gets_the_offset_of_the_first_try(mini_cluster: MiniCluster, client: RawClient, flights: str) -> None:
+    await create(mini_cluster, flights)
     first = batch(b"a", b"b", producer_id=9, producer_epoch=0, base_sequence=0)
-    entity = encode_entity(produce_request("flights", 0, first))
+    entity = encode_entity(produce_request(flights, 0, first))
     client.send(0, 9, entity)
     client.send(0, 9, entity)
     answers = [(await client.receive()).responses[0].partition_responses[0] for _ in range(2)]
     assert [(answer.error_code.name, answer.base_offset) for answer in answers] == [("none", 0), ("none", 0)]
-    gap = await produce(client, "flights", batch(b"c", producer_id=9, producer_epoch=0, base_sequence=5))
+    gap = await produce(client, flights, batch(b"c", producer_id=9, producer_epoch=0, base_sequence=5))
     assert gap.error_code is ErrorCode.out_of_order_sequence_number
-    newer = await produce(client, "flights", batch(b"d", producer_id=9, producer_epoch=1, base_sequence=0))
+    newer = await produce(client, flights, batch(b"d", producer_id=9, producer_epoch=1, base_sequence=0))
     assert newer.base_offset == 2
-    older = await produce(client, "flights", batch(b"e", producer_id=9, producer_epoch=0, base_sequence=2))
+    older = await produce(client, flights, batch(b"e", producer_id=9, producer_epoch=0, base_sequence=2))
     assert older.error_code is ErrorCode.invalid_producer_epoch
 
 
-async def test_unknown_partitions_are_said_to_be_unknown(mini_cluster: MiniCluster, client: RawClient) -> None:
+async def test_unknown_partitions_are_said_to_be_unknown(mini_cluster: MiniCluster, client: RawClient, flights: str) -> None:
     assert (await produce(client, "nowhere", batch(b"x"))).error_code is ErrorCode.unknown_topic_or_partition
     assert (await fetch(client, "nowhere", 0)).error_code is ErrorCode.unknown_topic_or_partition
-    await create(mini_cluster, "flights")
-    assert (await fetch(client, "flights", 0, partition=7)).error_code is ErrorCode.unknown_topic_or_partition
-    assert (await fetch(client, "flights", 99)).error_code is ErrorCode.offset_out_of_range
-    assert (await fetch(client, "flights", 0, leader_epoch=99)).error_code is ErrorCode.unknown_leader_epoch
-    assert (await fetch(client, "flights", 0, leader_epoch=0)).error_code is ErrorCode.fenced_leader_epoch
+    await create(mini_cluster, flights)
+    assert (await fetch(client, flights, 0, partition=7)).error_code is ErrorCode.unknown_topic_or_partition
+    assert (await fetch(client, flights, 99)).error_code is ErrorCode.offset_out_of_range
+    assert (await fetch(client, flights, 0, leader_epoch=99)).error_code is ErrorCode.unknown_leader_epoch
+    assert (await fetch(client, flights, 0, leader_epoch=0)).error_code is ErrorCode.fenced_leader_epoch
 
 
-async def test_a_long_poll_ends_when_a_record_comes(mini_cluster: MiniCluster, client: RawClient) -> None:
-    await create(mini_cluster, "flights")
+async def test_a_long_poll_ends_when_a_record_comes(mini_cluster: MiniCluster, client: RawClient, flights: str) -> None:
+    await create(mini_cluster, flights)
     loop = asyncio.get_running_loop()
     begun = loop.time()
-    waiting = asyncio.ensure_future(fetch(client, "flights", 0, max_wait_ms=10_000))
+    waiting = asyncio.ensure_future(fetch(client, flights, 0, max_wait_ms=10_000))
     other = await mini_cluster.connect()
-    await produce(other, "flights", batch(b"news"))
+    await produce(other, flights, batch(b"news"))
     assert (await waiting).records
     assert loop.time() - begun < 5
-    assert (await fetch(client, "flights", 1, max_wait_ms=50)).records == b""
+    assert (await fetch(client, flights, 1, max_wait_ms=50)).records == b""
     await other.close()
 
 
-async def test_a_session_tells_only_what_changed(mini_cluster: MiniCluster, client: RawClient) -> None:
-    await create(mini_cluster, "flights")
-    await produce(client, "flights", batch(b"one"))
-    first = await client.call(1, 11, fetch_request("flights", 0, session=(0, 0)))
+async def test_a_session_tells_only_what_changed(mini_cluster: MiniCluster, client: RawClient, flights: str) -> None:
+    await create(mini_cluster, flights)
+    await produce(client, flights, batch(b"one"))
+    first = await client.call(1, 11, fetch_request(flights, 0, session=(0, 0)))
     assert first.session_id > 0
-    nothing = await client.call(1, 11, fetch_request("flights", 1, session=(first.session_id, 1)))
+    nothing = await client.call(1, 11, fetch_request(flights, 1, session=(first.session_id, 1)))
     assert nothing.responses == ()
-    await produce(client, "flights", batch(b"two"))
-    news = await client.call(1, 11, fetch_request("flights", -1, session=(first.session_id, 2)))
+    await produce(client, flights, batch(b"two"))
+    news = await client.call(1, 11, fetch_request(flights, -1, session=(first.session_id, 2)))
     assert [record.value for record in iterate_records(news.responses[0].partitions[0].records)] == [b"two"]
-    stale = await client.call(1, 11, fetch_request("flights", 1, session=(first.session_id, 2)))
+    stale = await client.call(1, 11, fetch_request(flights, 1, session=(first.session_id, 2)))
     assert stale.error_code is ErrorCode.invalid_fetch_session_epoch
-    unknown = await client.call(1, 11, fetch_request("flights", 1, session=(first.session_id + 1, 2)))
+    unknown = await client.call(1, 11, fetch_request(flights, 1, session=(first.session_id + 1, 2)))
     assert unknown.error_code is ErrorCode.fetch_session_id_not_found
 
 
-async def test_offsets_by_name_and_by_time(mini_cluster: MiniCluster, client: RawClient) -> None:
-    await create(mini_cluster, "flights")
+async def test_offsets_by_name_and_by_time(mini_cluster: MiniCluster, client: RawClient, flights: str) -> None:
+    await create(mini_cluster, flights)
     for start_ms in (5_000, 1_000, 9_000, 3_000):
-        await produce(client, "flights", batch(b"a", b"b", timestamp_ms=start_ms))
+        await produce(client, flights, batch(b"a", b"b", timestamp_ms=start_ms))
     expected = {
         -1: (8, -1), -2: (0, -1), -3: (5, 9_001), -4: (0, -1), -5: (-1, -1), -6: (0, -1),
         0: (0, 5_000), 5_001: (1, 5_001), 5_002: (4, 9_000), 9_001: (5, 9_001), 9_002: (-1, -1),
     }  # fmt: skip
     found = {}
     for timestamp in expected:
-        answer = await list_offset(client, "flights", timestamp)
+        answer = await list_offset(client, flights, timestamp)
         assert answer.error_code is ErrorCode.none
         found[timestamp] = (answer.offset, answer.timestamp)
     assert found == expected
 
 
-async def test_leader_epochs_end_where_the_next_began(mini_cluster: MiniCluster, client: RawClient) -> None:
-    await create(mini_cluster, "flights")
-    await produce(client, "flights", batch(b"a", b"b"))
-    log = mini_cluster.broker.services.partitions.find_by_name(b"flights", 0)
+async def test_leader_epochs_end_where_the_next_began(mini_cluster: MiniCluster, client: RawClient, flights: str) -> None:
+    await create(mini_cluster, flights)
+    await produce(client, flights, batch(b"a", b"b"))
+    log = mini_cluster.broker.services.partitions.find_by_name(flights.encode(), 0)
     assert log is not None
     wanted = request(23, 4, "OffsetForLeaderPartition", partition=0, leader_epoch=log.core.leader_epoch)
-    topics = (request(23, 4, "OffsetForLeaderTopic", topic="flights", partitions=(wanted,)),)
+    topics = (request(23, 4, "OffsetForLeaderTopic", topic=flights, partitions=(wanted,)),)
     answer = await client.call(23, 4, request(23, 4, "OffsetForLeaderEpochRequest", replica_id=-1, topics=topics))
     (line,) = answer.topics[0].partitions
     assert (line.error_code, line.leader_epoch, line.end_offset) == (ErrorCode.none, log.core.leader_epoch, 2)
