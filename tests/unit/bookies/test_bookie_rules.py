@@ -11,9 +11,11 @@ from simulation.disk import Disk as SimulatedDisk
 from unit.bookies.plain_disk import PlainDisk
 
 from stratalog_bookies import messages
+from stratalog_bookies.config import BookieSettings
 from stratalog_bookies.contents import Contents
 from stratalog_bookies.messages import RECOVERY_ADD, LedgerTail, Range, Status
 from stratalog_bookies.reading import Budget, Found, locate
+from stratalog_core.errors import Invalid
 
 OK = Status.OK
 
@@ -180,3 +182,27 @@ def test_ledgers_are_bounded() -> None:
     disk = PlainDisk(SimulatedDisk("bookie", random.Random(1)).mount())
     disk.bookie._ledgers_max = 2
     assert disk.add((1, 0, b""), (2, 0, b""), (3, 0, b"")) == [OK, OK, Status.OVERLOADED]
+
+
+def test_a_file_that_is_read_is_not_recycled() -> None:
+    disk = PlainDisk(SimulatedDisk("bookie", random.Random(1)).mount(), file_bytes=16 * 1024)
+    for entry in range(8):
+        disk.add((1, entry, bytes(4000)))
+    disk.commit()
+    disk.close_full()
+    first = min(disk.contents.files)
+    disk.contents.pin([first])
+    disk.delete(1)
+    disk.commit()
+    assert first not in [file.generation for file in disk.contents.dead_files()]
+    disk.contents.unpin([first])
+    assert first in [file.generation for file in disk.contents.dead_files()]
+
+
+def test_settings_are_checked() -> None:
+    settings = BookieSettings(bookie_id="b", data_dirs=("/a", "/b"), read_jobs=2)
+    assert settings.threads == 10
+    with pytest.raises(Invalid, match="bookie_id"):
+        BookieSettings(bookie_id="a/b", data_dirs=("/a",))
+    with pytest.raises(Invalid, match="data_dirs is empty"):
+        BookieSettings(bookie_id="b", data_dirs=())

@@ -7,6 +7,7 @@ import errno
 import os
 import signal
 import sys
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -17,18 +18,24 @@ from uuid import UUID
 
 import pytest
 
-from stratalog_bookies import messages
+from stratalog_bookies import boot, messages, recovery
+from stratalog_bookies.collector import Collector
 from stratalog_bookies.config import BookieSettings
-from stratalog_bookies.log_files import log_path
+from stratalog_bookies.cookie import disk_key
+from stratalog_bookies.counters import Counters
+from stratalog_bookies.disk import Disk
+from stratalog_bookies.log_files import LogFiles, log_path
 from stratalog_bookies.messages import FENCE_FIRST, RECOVERY_ADD, BookieInfo, Control, EntryState, LedgerTail, Range, Status
+from stratalog_bookies.registration import Registration
 from stratalog_bookies.server import BookieServer
-from stratalog_core.errors import Invalid, Overloaded, StorageFailed, StratalogError
+from stratalog_core.errors import Invalid, Overloaded, StorageFailed, StratalogError, Unavailable
 from stratalog_core.ports import Buffer, Channel, File, Files
 from stratalog_core.rpc import TcpTransport
 from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
+from stratalog_metadata.api import MetadataClient
 from stratalog_metadata.commands import Command, Delete, ExpireSession, Put
 from stratalog_metadata.embedded import EmbeddedQuorum, embedded_quorum
-from stratalog_metadata.records import Bookie, Fragment, Ledger, bookie_key, ledger_key
+from stratalog_metadata.records import CLUSTER_KEY, Bookie, Cluster, Fragment, Ledger, Versioned, bookie_key, ledger_key
 
 OK = Status.OK
 TIMEOUT_S = 20.0
@@ -159,12 +166,24 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 class FaultyFiles:
-    """A disk whose syncs can be made to fail, and whose free space can be set."""
+    """A disk whose syncs and replaced files can be made to fail, whose renames can be held up, whose free space can be set."""
 
     def __init__(self, files: Files) -> None:
         self._files = files
         self.broken = False
+        self.broken_checkpoints = 0
         self.free: int | None = None
+        self.renames = threading.Event()
+        self.renames.set()
+
+    def rename(self, source: str, target: str) -> None:
+        self.renames.wait(TIMEOUT_S)
+        self._files.rename(source, target)
+
+    def write_atomic(self, path: str, content: bytes) -> None:
+        if self.broken_checkpoints:
+            raise OSError(self.broken_checkpoints, "the disk is broken")
+        self._files.write_atomic(path, content)
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._files, name)
@@ -349,6 +368,93 @@ async def test_a_failed_sync_retires_the_disk(place: Place) -> None:
     async with place.bookie() as bookie:
         assert (await bookie.entries(1))[0] == b"durable"
         await until(lambda: not place.record().read_only)
+
+
+async def test_adds_wait_for_the_next_file_in_order(place: Place) -> None:
+    disk = FaultyFiles(SystemFiles(place.directory / "disk"))
+    async with place.bookie([disk]) as bookie:  # type: ignore[list-item]
+        assert await bookie.add((1, 0, bytes(100))) == [OK]
+        disk.renames.clear()
+        adds = [asyncio.create_task(bookie.add((1, entry, bytes(20_000)))) for entry in range(1, 11)]
+        fence = asyncio.create_task(bookie.tails(messages.FENCE, 1))
+        await until(lambda: any(add.done() for add in adds))
+        assert not adds[-1].done()
+        disk.renames.set()
+        assert await asyncio.gather(*adds) == [[OK]] * 10
+        assert [tail.last_entry for tail in await fence] == [10]
+        assert await bookie.add((1, 11, b"late")) == [Status.FENCED]
+
+
+async def test_a_checkpoint_that_fails_retires_the_disk(place: Place) -> None:
+    disk = FaultyFiles(SystemFiles(place.directory / "disk"))
+    async with place.bookie([disk]) as bookie:  # type: ignore[list-item]
+        disk.broken_checkpoints = errno.EIO
+        entry, statuses = 0, [OK]
+        while statuses == [OK]:
+            statuses = await bookie.add((1, entry, bytes(30_000)))
+            entry += 1
+        assert statuses == [Status.STORAGE_FAILED]
+        disk.broken_checkpoints = 0
+    async with place.bookie() as bookie:
+        assert set(await bookie.entries(1)) >= set(range(entry - 1))
+
+
+async def test_an_entry_whose_file_is_gone_is_unreadable_and_not_absent(place: Place) -> None:
+    async with place.bookie() as bookie:
+        await bookie.add((1, 0, b"zero"))
+        (place.directory / "disk" / log_path(2)).unlink()
+        (answer,) = await bookie.read(Range(1, 0, 3))
+        assert [(entry.entry_id, entry.state) for entry in answer.entries] == [(0, EntryState.UNREADABLE)]
+        assert answer.decided_to == 3
+        assert await bookie.counter("unreadable_entries") == 1
+
+
+class AbsentMetadata:
+    """A metadata client that can be made to fail, or to belong to another cluster."""
+
+    def __init__(self, client: MetadataClient) -> None:
+        self._client = client
+        self.failure: StratalogError | None = None
+        self.cluster_id = ""
+
+    async def read(self, keys: Sequence[str]) -> list[Versioned | None]:
+        if self.cluster_id and keys == [CLUSTER_KEY]:
+            return [Versioned(version=1, record=Cluster(cluster_id=self.cluster_id))]
+        return await self._client.read(keys)
+
+    async def scan(self, prefix: str) -> list[Versioned]:
+        if self.failure is not None:
+            raise self.failure
+        return await self._client.scan(prefix)
+
+
+async def test_nothing_is_collected_on_a_guess(place: Place) -> None:
+    background = ThreadBackground(8, "bookie")
+    files = SystemFiles(place.directory / "disk")
+    store, core = boot.recover_disk(_set_up(files), "ab" * 16, 0, place.settings)
+    disk = Disk(0, core, store, place.settings, background, Counters(), lambda: None)
+    await disk.files.start()
+    metadata = AbsentMetadata(place.quorum.client)
+    cluster_id = await Registration(place.settings, place.quorum.client).cluster_id()
+    collector = Collector(metadata, [disk], cluster_id)  # type: ignore[arg-type]
+    await disk.fence([1, 100])
+    metadata.failure = Unavailable("no leader")
+    assert await collector.collect() == 0
+    metadata.failure = None
+    metadata.cluster_id = "another"
+    assert await collector.collect() == 0
+    assert list(await collector.delete([1, 100], lambda _: disk)) == [Status.CONFLICT, Status.CONFLICT]
+    assert set(core.contents.ledgers) == {1, 100}
+    metadata.cluster_id = ""
+    assert await collector.collect() == 1
+    assert set(core.contents.ledgers) == {1}
+    await disk.close()
+    background.close()
+
+
+def _set_up(files: SystemFiles) -> SystemFiles:
+    recovery.create(LogFiles(files, disk_key("ab" * 16, 0), 128 * 1024))
+    return files
 
 
 async def test_a_full_disk_serves_reads_and_takes_adds_again_when_there_is_space(place: Place) -> None:
