@@ -72,6 +72,10 @@ sim: .venv/.test  ## simulate whole clusters from seeds: SEEDS=20 FIRST_SEED=1, 
 	PYTHONPATH=tests $(BIN)/python -m simulation --scenario $(or $(SCENARIO),all) \
 		$(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),20) --first-seed $(or $(FIRST_SEED),1))
 
+.PHONY: mutants
+mutants: .venv/.test  ## plant faults in the simulated product and see each found: MUTANT=name, SEEDS=30
+	PYTHONPATH=tests $(BIN)/python -W ignore -m simulation.mutants --seeds $(or $(SEEDS),30) $(if $(MUTANT),--mutant $(MUTANT))
+
 .PHONY: clean
 clean:  ## delete what the other targets made here (the tools' cache stays)
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage htmlcov dist data spark-warehouse

@@ -10,10 +10,11 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
-from simulation import quorum
+from simulation import ledgers, quorum
 from simulation.log import Scenario
 from simulation.loop import CURRENT, SimulationStuck
 from simulation.machine import World
+from stratalog_core.errors import StratalogError
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +34,19 @@ def run_log(seed: int) -> World:
     return scenario.world
 
 
+def run_ledgers(seed: int) -> World:
+    scenario = ledgers.Scenario(seed)
+    _run(scenario.world, scenario.simulate)
+    return scenario.world
+
+
 def run_quorum(seed: int) -> World:
     world = World(seed)
     _run(world, lambda: quorum.simulate(world))
     return world
 
 
-SCENARIOS: dict[str, Callable[[int], World]] = {"quorum": run_quorum, "log": run_log}
+SCENARIOS: dict[str, Callable[[int], World]] = {"quorum": run_quorum, "ledgers": run_ledgers, "log": run_log}
 
 
 class _TraceLog(logging.Handler):
@@ -64,7 +71,7 @@ def _run(world: World, simulate: Callable[[], object]) -> None:
     log.setLevel(logging.INFO)
     try:
         simulate()
-    except (AssertionError, SimulationStuck, TimeoutError) as broken:
+    except (AssertionError, SimulationStuck, TimeoutError, StratalogError) as broken:
         world.note(f"INVARIANT BROKEN: {broken!r}")
         world.failure = f"{type(broken).__name__}: {broken}"
     finally:

@@ -72,6 +72,7 @@ class DiskFaults:
     """What goes wrong from now on; cleared by assigning a new one."""
 
     sync_fails: bool = False
+    read_fails: bool = False
     write_fails: bool = False
     full: bool = False
 
@@ -123,7 +124,7 @@ class Disk:
     def check_write(self, growth: int) -> None:
         if self.faults.write_fails:
             raise OSError(errno.EIO, "simulated write error")
-        if self.faults.full or self.used_bytes() + growth > self.capacity_bytes:
+        if (self.faults.full and growth) or self.used_bytes() + growth > self.capacity_bytes:
             raise OSError(errno.ENOSPC, "simulated full disk")
 
     def check_sync(self) -> None:
@@ -142,6 +143,8 @@ class SimulatedFile:
         return len(self._content.now)
 
     def pread(self, length: int, position: int) -> bytes:
+        if self._disk.faults.read_fails:
+            raise OSError(errno.EIO, "simulated read error")
         return bytes(self._content.now[position : position + length])
 
     def pwritev(self, buffers: Sequence[Buffer], position: int) -> None:

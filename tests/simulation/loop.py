@@ -22,16 +22,49 @@ class SimulationStuck(Exception):
 
 
 class Process:
-    """One incarnation of a simulated process. ``alive`` goes false at its crash and never comes back."""
+    """One incarnation of a simulated process. ``alive`` goes false at its crash and never comes back.
 
-    __slots__ = ("alive", "name")
+    While it is stopped, as by SIGSTOP or a suspended machine, ``held`` keeps what it would have run.
+    """
+
+    __slots__ = ("alive", "held", "name")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.alive = True
+        self.held: list[tuple[_Guarded, tuple[Any, ...]]] | None = None
 
 
 CURRENT: contextvars.ContextVar[Process | None] = contextvars.ContextVar("simulated_process", default=None)
+
+
+class _Guarded:
+    """A callback that runs only while its process does. ``handle`` says whether a held one was cancelled meanwhile."""
+
+    __slots__ = ("callback", "context", "handle", "loop", "process")
+
+    def __init__(self, loop: SimulatedLoop, callback: Callable[..., object], context: Context) -> None:
+        self.loop = loop
+        self.callback = callback
+        self.context = context
+        self.process = context.get(CURRENT)
+        self.handle: asyncio.Handle | None = None
+
+    def __call__(self, *args: Any) -> None:
+        process = self.process
+        if process is not None:
+            if not process.alive:
+                return
+            if process.held is not None:
+                process.held.append((self, args))
+                return
+        self.loop.count_turn()
+        self.callback(*args)
+
+    def again(self, args: tuple[Any, ...]) -> None:
+        """The process goes on: run what was held, unless it was cancelled before its turn came."""
+        if self.handle is None or not self.handle.cancelled():
+            self(*args)
 
 
 class _Selector(Protocol):
@@ -83,7 +116,9 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     ) -> asyncio.Handle:
         if self.is_over:
             return asyncio.Handle(callback, args, self, context)
-        return super().call_soon(self._guard(callback, context), *args, context=context)
+        guarded = _Guarded(self, callback, context or contextvars.copy_context())
+        guarded.handle = super().call_soon(cast(Any, guarded), *args, context=guarded.context)
+        return guarded.handle
 
     def call_at(
         self,
@@ -92,21 +127,22 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         *args: *Arguments,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
-        return super().call_at(when, self._guard(callback, context), *args, context=context)
+        guarded = _Guarded(self, callback, context or contextvars.copy_context())
+        handle = super().call_at(when, cast(Any, guarded), *args, context=guarded.context)
+        guarded.handle = handle
+        return handle
 
-    def _guard(
-        self, callback: Callable[[Unpack[Arguments]], object], context: Context | None
-    ) -> Callable[[Unpack[Arguments]], None]:
-        process = CURRENT.get() if context is None else context.get(CURRENT)
+    def stop_process(self, process: Process) -> None:
+        """Nothing of it runs until ``continue_process``; time goes on."""
+        process.held = process.held if process.held is not None else []
 
-        def run(*args: *Arguments) -> None:
-            if process is None or process.alive:
-                self._count_turn()
-                callback(*args)
+    def continue_process(self, process: Process) -> None:
+        """What came meanwhile runs now, in the order in which it came."""
+        held, process.held = process.held or [], None
+        for guarded, args in held:
+            super().call_soon(guarded.again, args, context=guarded.context)
 
-        return run
-
-    def _count_turn(self) -> None:
+    def count_turn(self) -> None:
         self.turns += 1
         self._turns_at_this_time += 1
         if self._turns_at_this_time > MAXIMUM_TURNS_WITHOUT_TIME:
@@ -133,6 +169,15 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         context = contextvars.copy_context()
         context.run(CURRENT.set, process)
         return context.run(call, *args)
+
+    def deliver_as(self, process: Process | None, call: Callable[..., object], *args: Any) -> None:
+        """Something reaches ``process`` from outside: ``call`` now, or when it goes on."""
+        if process is None or process.held is None:
+            self.run_as(process, call, *args)
+            return
+        context = contextvars.copy_context()
+        context.run(CURRENT.set, process)
+        process.held.append((_Guarded(self, call, context), args))
 
     async def create_server(self, *args: Any, **kwargs: Any) -> Any:
         factory, host, port = args

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from simulation.audit import Audit
 from simulation.background import SimulatedBackground
 from simulation.clock import SimulatedClock
 from simulation.disk import Disk, SimulatedFiles
@@ -26,6 +27,7 @@ class World:
         self.streams = Streams(self.loop, self.network)
         self.trace: list[str] = []
         self.failure = ""
+        self.audit: Audit | None = None
 
     def random(self, name: str) -> random.Random:
         return random.Random(f"{self.seed}/{name}")
@@ -62,6 +64,8 @@ class Machine:
         self.starts = 0
         self.failure: BaseException | None = None
         self.ended = asyncio.Event()
+        self.is_excused = False
+        """Its disk is faulty: it may fail."""
         self._main = main
         self._process: Process | None = None
 
@@ -91,8 +95,18 @@ class Machine:
         self._process = None
         self.disk.crash()
 
+    def stop(self) -> None:
+        """As SIGSTOP: nothing of it runs until ``go_on``, while time and the others go on."""
+        if self._process is not None:
+            self.world.loop.stop_process(self._process)
+
+    def go_on(self) -> None:
+        if self._process is not None and self._process.held is not None:
+            self.world.note(f"{self.name} goes on after having been stopped")
+            self.world.loop.continue_process(self._process)
+
     def _ended(self, task: Any) -> None:
         self.ended.set()
         if not task.cancelled() and task.exception() is not None:
-            self.failure = task.exception()
-            self.world.note(f"{self.name} failed: {self.failure!r}")
+            self.failure = None if self.is_excused else task.exception()
+            self.world.note(f"{self.name} failed: {task.exception()!r}")

@@ -151,7 +151,7 @@ class SimulatedChannel:
             lost = OutcomeUnknown(f"the connection to {self._address} broke before the answer")
             self._network.loop.run_as(client, self._network.loop.call_later, self._network.delay_s(), call.settle, lost)
             return
-        self._network.loop.run_as(server.process, server.handler, SimulatedRequest(method, body, answered))
+        self._network.loop.deliver_as(server.process, server.handler, SimulatedRequest(method, body, answered))
 
     async def call(self, method: int, parts: Sequence[Buffer], timeout_s: float) -> memoryview:
         future: asyncio.Future[memoryview] = self._network.loop.create_future()

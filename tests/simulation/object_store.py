@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
+from simulation.clock import EPOCH_MS
 from simulation.loop import SimulatedLoop
 from stratalog_core.errors import Conflict, Corrupt, NoSuchObject, OutcomeUnknown, Unavailable
 from stratalog_core.ports import Buffer
+from stratalog_tiering.object_keys import parse_segment_key
 from stratalog_tiering.store.base import ObjectInfo, Upload, UploadedPart, check_key, check_range
 
 
@@ -20,6 +22,8 @@ class StoreFaults:
     unavailable: float = 0.0
     answer_lost: float = 0.0
     truncated: float = 0.0
+    damaged: float = 0.0
+    """A segment is stored cut short, and the store says that all is well."""
     delay_mean_s: float = 0.01
 
 
@@ -31,6 +35,7 @@ class Bucket:
     uploads: dict[str, tuple[Upload, dict[int, bytes]]] = field(default_factory=dict)
     faults: StoreFaults = field(default_factory=StoreFaults)
     written: int = 0
+    on_deleted: Callable[[Sequence[str]], None] = lambda keys: None
 
 
 class SimulatedStore:
@@ -62,7 +67,9 @@ class SimulatedStore:
         if if_absent and key in self._bucket.objects:
             raise Conflict(f"object {key} exists", key=key)
         self._bucket.written += 1
-        self._bucket.objects[key] = (content, self._bucket.written, int(self._loop.time() * 1000))
+        if parse_segment_key(key) is not None and self._random.random() < self._bucket.faults.damaged:
+            content = content[: self._random.randrange(len(content))]
+        self._bucket.objects[key] = (content, self._bucket.written, EPOCH_MS + int(self._loop.time() * 1000))
         return self._info(key)
 
     async def put(self, key: str, parts: Sequence[Buffer], *, if_absent: bool = True) -> ObjectInfo:
@@ -100,6 +107,7 @@ class SimulatedStore:
 
     async def delete(self, keys: Sequence[str]) -> None:
         await self._reach()
+        self._bucket.on_deleted(keys)
         for key in keys:
             self._bucket.objects.pop(key, None)
         await self._answer_write()
@@ -107,7 +115,9 @@ class SimulatedStore:
     async def create_upload(self, key: str) -> Upload:
         await self._reach()
         self._bucket.written += 1
-        upload = Upload(key=check_key(key), upload_id=str(self._bucket.written), initiated_ms=int(self._loop.time() * 1000))
+        upload = Upload(
+            key=check_key(key), upload_id=str(self._bucket.written), initiated_ms=EPOCH_MS + int(self._loop.time() * 1000)
+        )
         self._bucket.uploads[upload.upload_id] = (upload, {})
         await self._answer_write()
         return upload

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 
+from simulation.audit import Audit
 from simulation.machine import Machine, Ports, World
 from simulation.nemesis import Nemesis, NemesisPlan
 from simulation.roles import metadata_addresses, run_metadata_node
@@ -44,8 +45,9 @@ class History:
 class CountingClient:
     """Allocates ids and increments one shared record by compare-and-set, over and over."""
 
-    def __init__(self, history: History) -> None:
+    def __init__(self, history: History, audit: Audit) -> None:
         self._history = history
+        self._audit = audit
         self.done = False
 
     async def run(self, machine: Machine, ports: Ports) -> None:
@@ -55,9 +57,10 @@ class CountingClient:
             try:
                 await self._allocate(client, ports)
                 await self._count(client)
+                await self._read_back(client)
             except Retriable:
                 self._history.errors += 1
-            await asyncio.sleep(ports.random.random() * 0.05)
+            await asyncio.sleep(ports.random.random() * 0.1)
 
     async def _allocate(self, client: QuorumClient, ports: Ports) -> None:
         size = 1 + ports.random.randrange(10)
@@ -85,24 +88,29 @@ class CountingClient:
             return
         self._history.counted += 1
 
+    async def _read_back(self, client: QuorumClient) -> None:
+        """A read sees whatever was acknowledged to anybody before it began."""
+        counted = self._history.counted
+        (found,) = await client.read([counter_key("counted")])
+        value = found.record.next_value if found is not None and isinstance(found.record, Counter) else 0
+        self._audit.require(value >= counted, f"a read found {value} counts after {counted} had been acknowledged")
+
 
 def simulate(world: World) -> None:
     """One run. Raises ``AssertionError`` when an invariant does not hold."""
     nodes = [Machine(world, address.partition(":")[0], run_metadata_node) for address in metadata_addresses()]
     history = History()
-    workers = [CountingClient(history) for _ in range(CLIENTS)]
+    audit = world.audit = Audit(world.note)
+    workers = [CountingClient(history, audit) for _ in range(CLIENTS)]
     clients = [Machine(world, f"client-{number}", worker.run) for number, worker in enumerate(workers)]
 
     async def scenario() -> None:
         for machine in [*nodes, *clients]:
             machine.boot()
-        nemesis = Nemesis(world, nodes, NemesisPlan())
-        task = asyncio.get_running_loop().create_task(nemesis.run())
-        await asyncio.sleep(FAULTS_S)
-        nemesis.stop()
-        task.cancel()
+        await _faults(world, nodes, audit)
         before = history.counted
         await asyncio.sleep(HEAL_S)
+        assert not audit.broken, audit.broken[0]
         assert history.counted > before, "nothing was committed after the faults had ended"
         for worker in workers:
             worker.done = True
@@ -114,6 +122,18 @@ def simulate(world: World) -> None:
         if machine.failure is not None:
             raise AssertionError(f"{machine.name} failed") from machine.failure
     world.note(f"{len(history.allocated)} allocations, {history.counted} counts, {history.errors} refusals")
+
+
+async def _faults(world: World, nodes: list[Machine], audit: Audit) -> None:
+    cuts = NemesisPlan(crash=0, partition=0, one_way=0, lossy=0, clock_jump=0, power_cut=0.8, pause_mean_s=1.5)
+    nemeses = [Nemesis(world, nodes, NemesisPlan(stop=0.1)), Nemesis(world, nodes, cuts, name="power")]
+    tasks = [asyncio.get_running_loop().create_task(nemesis.run()) for nemesis in nemeses]
+    for _ in range(int(FAULTS_S)):
+        await asyncio.sleep(1.0)
+        assert not audit.broken, audit.broken[0]
+    for nemesis, task in zip(nemeses, tasks, strict=True):
+        nemesis.stop()
+        task.cancel()
 
 
 async def _check(world: World, history: History) -> None:

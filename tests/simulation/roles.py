@@ -55,6 +55,9 @@ async def run_metadata_node(machine: Machine, ports: Ports) -> None:
     store = SnapshotFileStore(machine.files)
     server = MetadataServer(settings, ports.transport, machine.files, ports.clock, ports.random, ports.background, store)
     await server.start()
+    if machine.world.audit is not None:
+        assert server._node is not None
+        machine.world.audit.watch(machine.name, server._node.replica)
     while server.failure is None:  # noqa: ASYNC110 - the server has no event for it, and needs none
         await asyncio.sleep(0.5)
     raise server.failure

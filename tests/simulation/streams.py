@@ -85,7 +85,7 @@ class End(asyncio.Transport):
         elif self._held is not None:
             self._held.append(data)
         elif not self._is_broken:
-            self._streams.loop.run_as(self.process, self._deliver, data)
+            self._streams.loop.deliver_as(self.process, self._deliver, data)
 
     def _deliver(self, data: bytes) -> None:
         if isinstance(self._protocol, asyncio.Protocol):

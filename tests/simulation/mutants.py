@@ -1,0 +1,92 @@
+"""Planted faults: what the simulator is worth. ``python -m simulation.mutants`` runs each until an invariant breaks.
+
+A mutant changes the product in memory, in a process of its own, and never in its source. One that survives all its seeds is a
+hole in the simulator: a missing fault, a missing checker, or a defence behind which another stands (its docstring says so).
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+
+from simulation import mutants_of_bookies, mutants_of_clusters, mutants_of_metadata
+from simulation.__main__ import run_one
+
+SEEDS = 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mutant:
+    """``plant`` changes the product in this process for good; ``scenario`` is where it is looked for."""
+
+    name: str
+    scenario: str
+    plant: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kill:
+    """``seeds`` runs were needed; ``failure`` is empty if the mutant survived all of them."""
+
+    seeds: int
+    failure: str
+    seconds: float
+
+
+def all_mutants() -> list[Mutant]:
+    families = (("ledgers", mutants_of_bookies), ("quorum", mutants_of_metadata), ("log", mutants_of_clusters))
+    return [
+        Mutant(name=plant.__name__, scenario=scenario, plant=plant) for scenario, family in families for plant in family.MUTANTS
+    ]
+
+
+def hunt(mutant: Mutant, first_seed: int, seeds: int) -> Kill:
+    """Run the mutant on seed after seed until an invariant breaks. In a child process: the plants stay there."""
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    started = time.perf_counter()
+    child = context.Process(target=_hunt_here, args=(mutant, first_seed, seeds, sender))
+    child.start()
+    sender.close()
+    try:
+        tried, failure = receiver.recv()
+    except EOFError:
+        tried, failure = 0, "the process died"
+    child.join()
+    return Kill(seeds=tried, failure=failure, seconds=time.perf_counter() - started)
+
+
+def _hunt_here(mutant: Mutant, first_seed: int, seeds: int, sender: Connection) -> None:
+    mutant.plant()
+    for tried in range(1, seeds + 1):
+        failure = run_one(mutant.scenario, first_seed + tried - 1).failure
+        if failure:
+            sender.send((tried, failure))
+            return
+    sender.send((seeds, ""))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m simulation.mutants", description=__doc__)
+    mutants = {mutant.name: mutant for mutant in all_mutants()}
+    parser.add_argument("--mutant", choices=list(mutants), action="append", help="only this one; may be repeated")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="how many to try")
+    parser.add_argument("--first-seed", type=int, default=1)
+    arguments = parser.parse_args()
+    survivors = 0
+    for name in arguments.mutant or mutants:
+        kill = hunt(mutants[name], arguments.first_seed, arguments.seeds)
+        survivors += not kill.failure
+        verdict = f"killed by seed {arguments.first_seed + kill.seeds - 1}" if kill.failure else f"SURVIVED {kill.seeds} seeds"
+        print(f"{mutants[name].scenario:7} {name:44} {verdict:22} {kill.seconds:5.0f} s  {kill.failure[:150]}", flush=True)
+    print(f"{len(arguments.mutant or mutants) - survivors} killed, {survivors} survived")
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

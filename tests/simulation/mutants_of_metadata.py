@@ -1,0 +1,136 @@
+"""Planted faults of the metadata quorum, looked for in the ``quorum`` scenario."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from stratalog_metadata import log_format
+from stratalog_metadata.log import DurableLog, LogWrite
+from stratalog_metadata.raft import HardState, Raft
+from stratalog_metadata.raft.elections import Elections
+from stratalog_metadata.raft.membership import Membership
+from stratalog_metadata.raft.messages import Message, VoteRequest
+from stratalog_metadata.raft.ready import ReadReady, Ready
+
+
+def _swap(owner: object, name: str, new: object) -> Any:
+    """Put ``new`` in the place of the attribute; returns what was there."""
+    old = getattr(owner, name)
+    setattr(owner, name, new)
+    return old
+
+
+def vote_is_not_stored() -> None:
+    """The term is stored, the vote is not: a node may vote twice in one term."""
+    pack: Callable[[HardState], bytes] = log_format.pack_vote
+    _swap(log_format, "pack_vote", lambda state: pack(HardState(term=state.term, voted_for=0)))
+
+
+def term_and_vote_are_not_stored() -> None:
+    """Neither term nor vote reaches the disk after the first time."""
+    persist: Callable[[DurableLog, Sequence[LogWrite]], None] = DurableLog.persist
+
+    def forgetting(self: DurableLog, writes: Sequence[LogWrite]) -> None:
+        known = self._files.exists(f"{self._directory}/vote")
+        persist(self, [replace(write, hard_state=None) if known else write for write in writes])
+
+    _swap(DurableLog, "persist", forgetting)
+
+
+def raft_log_is_not_synced() -> None:
+    """Entries are written and not synced before they are acknowledged."""
+
+    def append(self: DurableLog, writes: Sequence[LogWrite]) -> None:
+        if not writes:
+            return
+        if self._file is None or self._position >= self._segment_bytes_max:
+            self._begin_segment(self._last, reset=False)
+        assert self._file is not None
+        previous = self._position
+        for write in writes:
+            term = write.previous_term
+            for entry in write.entries:
+                record = log_format.pack_record(entry, term, previous)
+                self._file.pwritev([record], self._position)
+                self._position += len(record)
+                term = entry.term
+        last = writes[-1].entries[-1]
+        self._last = (last.index, last.term)
+        self._segments[-1].highest = max(self._segments[-1].highest, *(write.entries[-1].index for write in writes))
+
+    _swap(DurableLog, "_append", append)
+
+
+def promises_leave_before_they_are_durable() -> None:
+    """Votes and acknowledgements are sent while their write is under way."""
+    ready: Callable[[Raft], Ready | None] = Raft.ready
+
+    def hasty(self: Raft) -> Ready | None:
+        made = ready(self)
+        return made and replace(made, messages=(*made.messages, *made.messages_after), messages_after=())
+
+    _swap(Raft, "ready", hasty)
+
+
+def earlier_terms_are_committed_by_counting() -> None:
+    """A leader commits an entry of an earlier term as soon as a quorum has it (figure 8 of the Raft paper)."""
+
+    def advance(self: Raft) -> None:
+        assert self._leading is not None
+        agreed = self._leading.agreed_index()
+        if agreed > self.commit:
+            self.commit = agreed
+            self._leading.may_read = True
+
+    _swap(Raft, "_advance_commit", advance)
+
+
+def votes_for_whoever_asks() -> None:
+    """A vote does not look at the candidate's log."""
+    on_request: Callable[..., None] = Elections.on_request
+
+    def careless(self: Elections, request: VoteRequest, last: tuple[int, int], out: list[Message]) -> None:
+        on_request(self, request, (0, 0), out)
+
+    _swap(Elections, "on_request", careless)
+
+
+def one_copy_commits() -> None:
+    """The leader commits what it alone has."""
+    _swap(Membership, "agreed", lambda self, matches: max(matches.values()))
+
+
+def reads_do_not_ask_the_quorum() -> None:
+    """A leader answers a linearizable read from what it has, without asking whether it still leads."""
+
+    def read(self: Raft, context: int) -> None:
+        self._reads.append(ReadReady(context=context, index=self.commit))
+
+    _swap(Raft, "read", read)
+
+
+def own_vote_counts_before_it_is_durable() -> None:
+    """A candidate counts its own vote at once, and forgets it if it restarts."""
+    campaign: Callable[..., None] = Elections.campaign
+
+    def hasty(self: Elections, last: tuple[int, int], out: list[Message], *, pre: bool, transfer: bool = False) -> None:
+        campaign(self, last, out, pre=pre, transfer=transfer)
+        if not pre:
+            self._count(self._settings.node_id, True)
+
+    _swap(Elections, "campaign", hasty)
+
+
+MUTANTS: Final = (
+    vote_is_not_stored,
+    term_and_vote_are_not_stored,
+    raft_log_is_not_synced,
+    promises_leave_before_they_are_durable,
+    earlier_terms_are_committed_by_counting,
+    votes_for_whoever_asks,
+    one_copy_commits,
+    reads_do_not_ask_the_quorum,
+    own_vote_counts_before_it_is_durable,
+)
