@@ -15,6 +15,8 @@ from stratalog_core.errors import Invalid, NotFound
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
+DEFAULT_DATA = Path("data")
+"""Where ``make run`` keeps its node: commands given beside it need no ``--data``."""
 
 
 def data_option(command: Command) -> Command:
@@ -23,7 +25,7 @@ def data_option(command: Command) -> Command:
         "--data",
         envvar="STRATALOG_DATA",
         type=click.Path(file_okay=False, path_type=Path),
-        help="A local cluster's directory.",
+        help="A local cluster's directory (default: ./data where there is one).",
     )(command)
 
 
@@ -53,9 +55,10 @@ def bootstrap_of(data: Path | None, bootstrap: str | None) -> str:
 
 def metadata_of(data: Path | None, metadata: str | None) -> list[str]:
     """Addresses of the metadata nodes. Raises ``Invalid`` if neither tells them."""
-    if not metadata and data is None:
+    known = data or _default_data()
+    if not metadata and known is None:
         raise Invalid("which cluster? Name its directory with --data, or its metadata nodes with --metadata")
-    text = metadata or load_state(_known(data)).metadata
+    text = metadata or load_state(_known(known)).metadata
     return [address.strip() for address in text.split(",") if address.strip()]
 
 
@@ -63,10 +66,15 @@ def store_of(data: Path | None, store: str | None) -> str:
     """URL of the object store; a local cluster's own credentials are put into this process's environment."""
     if store:
         return store
-    if data is None:
+    known = data or _default_data()
+    if known is None:
         raise Invalid("which object store? Name the cluster's directory with --data, or the store with --store")
-    os.environ.update(store_environment(data))
-    return load_state(data).store
+    os.environ.update(store_environment(known))
+    return load_state(known).store
+
+
+def _default_data() -> Path | None:
+    return DEFAULT_DATA if (DEFAULT_DATA / "cluster.json").is_file() else None
 
 
 def _known(data: Path | None) -> Path:
