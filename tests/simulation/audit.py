@@ -46,6 +46,7 @@ class Audit:
         self._note = note
         self._bucket = bucket
         self._entries: dict[int, Entry] = {}
+        self._leaving: set[str] = set()
         self._referenced: dict[str, frozenset[str]] = {}
 
     def watch(self, node: str, replica: Replica) -> None:
@@ -69,6 +70,7 @@ class Audit:
         self.require(known == entry, f"{node} applied another entry at {entry.index} than a node before it")
         if known is not entry or outcome is None:
             return
+        self._leaving = {change.key for change in outcome.changes if change.after is None}
         for change in outcome.changes:
             if change.after is not None:
                 self.records[change.key] = change.after.record
@@ -116,6 +118,8 @@ class Audit:
             self.require(
                 owned, f"{key} got ledger {ref.ledger_id} from an owner of epoch {ref.leader_epoch}, which is not the owner"
             )
+        for ref in set(before.ledgers) - set(after.ledgers):
+            self.require(ledger_key(ref.ledger_id) in self._leaving, f"{key} lost ledger {ref.ledger_id}, which still is there")
         offsets = [ref.base_offset for ref in after.ledgers]
         self.require(offsets == sorted(offsets), f"the ledgers of {key} are out of order")
         ledgers = (self.records.get(ledger_key(ref.ledger_id)) for ref in after.ledgers)

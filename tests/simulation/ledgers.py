@@ -16,9 +16,10 @@ from simulation import roles
 from simulation.audit import Audit
 from simulation.machine import Machine, Ports, World
 from simulation.nemesis import Nemesis, NemesisPlan
-from stratalog_bookies.client import LedgerClient, LedgerSpec, LedgerWriter
+from stratalog_bookies.client import LedgerClient, LedgerClientSettings, LedgerSpec, LedgerWriter
 from stratalog_core.errors import Corrupt, Overloaded, StratalogError
 from stratalog_core.records import Record, build_batch
+from stratalog_metadata.client import QuorumClient
 from stratalog_metadata.records import Ledger
 
 BOOKIES: Final = 5
@@ -28,8 +29,16 @@ FAULTS_S: Final = 14.0
 SETTLE_S: Final = 6.0
 CHECK_S: Final = 90.0
 ENTRY_PAUSE_S: Final = 0.02
-PATIENCE_S: Final = 0.7
+TURN_S: Final = 0.05
+PATIENCE_TURNS: Final = 20
+AMBUSH_MEAN_S: Final = 1.0
 TOPIC_ID: Final = uuid.UUID(int=7)
+
+
+def _client(metadata: QuorumClient, ports: Ports) -> LedgerClient:
+    """Impatient, so that lost requests are given up while it still matters."""
+    settings = LedgerClientSettings(request_timeout_ms=500, recovery_retry_ms=100)
+    return LedgerClient(metadata, ports.transport, ports.clock, ports.random, settings)
 
 
 @dataclass(slots=True)
@@ -92,7 +101,7 @@ class Writer:
         self.open_ledger = -1
 
     async def run(self, machine: Machine, ports: Ports) -> None:
-        client = roles.ledger_client(await roles.connect_metadata(ports), ports)
+        client = _client(await roles.connect_metadata(ports), ports)
         while True:
             try:
                 await self._write_one(client, ports)
@@ -137,12 +146,16 @@ class Recoverer:
         self._truth = truth
         self._writers = writers
         self._audit = audit
+        self.hints: list[int] = []
 
     async def run(self, machine: Machine, ports: Ports) -> None:
-        client = roles.ledger_client(await roles.connect_metadata(ports), ports)
+        client = _client(await roles.connect_metadata(ports), ports)
         while True:
-            await asyncio.sleep(ports.random.expovariate(1 / PATIENCE_S))
-            ledger_id = ports.random.choice(self._writers).open_ledger
+            for _ in range(ports.random.randrange(1, 2 * PATIENCE_TURNS)):
+                await asyncio.sleep(TURN_S)
+                if self.hints:
+                    break
+            ledger_id = self.hints.pop() if self.hints else ports.random.choice(self._writers).open_ledger
             if ledger_id >= 0:
                 await self._recover(client, ledger_id, machine)
 
@@ -166,9 +179,10 @@ class Scenario:
         self.truth = Truth(self.audit)
         self.metadata = [Machine(world, f"metadata-{number}", roles.run_metadata_node) for number in range(1, 4)]
         self.bookies = [Machine(world, f"bookie-{number}", roles.run_bookie) for number in range(1, BOOKIES + 1)]
-        writers = [Writer(self.truth) for _ in range(WRITERS)]
+        self._random = world.random("ambush")
+        self._writers = writers = [Writer(self.truth) for _ in range(WRITERS)]
         self.writers = [Machine(world, f"writer-{number}", one.run) for number, one in enumerate(writers)]
-        others = [Recoverer(self.truth, writers, self.audit) for _ in range(RECOVERERS)]
+        self._others = others = [Recoverer(self.truth, writers, self.audit) for _ in range(RECOVERERS)]
         self.recoverers = [Machine(world, f"recoverer-{number}", one.run) for number, one in enumerate(others)]
 
     def simulate(self) -> None:
@@ -196,8 +210,8 @@ class Scenario:
     async def _faults(self, everyone: list[Machine]) -> None:
         clients = [*self.writers, *self.recoverers]
         plans = [
-            (self.bookies, NemesisPlan(crash=0.25, stop=0.15, disk=0.1, lossy=0.15, pause_mean_s=0.8)),
-            (self.bookies, NemesisPlan(crash=0, partition=0, one_way=0, lossy=0, power_cut=1.0, pause_mean_s=2.5)),
+            (self.bookies, NemesisPlan(crash=0.1, stop=0.15, disk=0.25, lossy=0.2, pause_mean_s=0.6, down_mean_s=0.8)),
+            (self.bookies, NemesisPlan(crash=0, partition=0, one_way=0, lossy=0, power_cut=1.0, pause_mean_s=3.5)),
             (clients, NemesisPlan(crash=0.15, stop=0.35, partition=0.1, one_way=0.15, pause_mean_s=0.8, down_mean_s=0.7)),
         ]
         nemeses = [
@@ -205,12 +219,32 @@ class Scenario:
             for number, (machines, plan) in enumerate(plans)
         ]
         tasks = [asyncio.get_running_loop().create_task(nemesis.run()) for nemesis in nemeses]
+        ambush = asyncio.get_running_loop().create_task(self._ambush())
         await self._pass(FAULTS_S)
         for nemesis, task in zip(nemeses, tasks, strict=True):
             nemesis.stop()
             task.cancel()
+        ambush.cancel()
         for machine in everyone:
+            machine.go_on()
             machine.boot()
+
+    async def _ambush(self) -> None:
+        """Stop a writer, have its ledger recovered and bookies restarted, and let it go on as if nothing had happened."""
+        while True:
+            await asyncio.sleep(self._random.expovariate(1 / AMBUSH_MEAN_S))
+            number = self._random.randrange(WRITERS)
+            self.writers[number].stop()
+            self._random.choice(self._others).hints.append(self._writers[number].open_ledger)
+            await asyncio.sleep(self._random.uniform(0.05, 0.6))
+            victims = self._random.sample(self.bookies, self._random.randrange(BOOKIES + 1))
+            for victim in victims:
+                victim.crash()
+            await asyncio.sleep(self._random.uniform(0.01, 0.1))
+            for victim in victims:
+                victim.boot()
+            await asyncio.sleep(self._random.uniform(0.1, 0.6))
+            self.writers[number].go_on()
 
     async def _pass(self, seconds: float) -> None:
         for _ in range(int(seconds)):
@@ -224,7 +258,7 @@ class Scenario:
                 raise AssertionError(f"{machine.name} failed: {machine.failure!r}") from machine.failure
 
     async def _check(self, machine: Machine, ports: Ports) -> None:
-        client = roles.ledger_client(await roles.connect_metadata(ports), ports)
+        client = _client(await roles.connect_metadata(ports), ports)
         for ledger_id, known in sorted(self.truth.ledgers.items()):
             (ledger,) = await client.recover([ledger_id])
             self.truth.closed(ledger)

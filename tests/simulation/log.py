@@ -1,8 +1,9 @@
 """Scenario: a whole cluster under faults. Idempotent producers write, readers read, sealed ledgers move to the object store.
 
 Checked all the time: nobody ever sees two different records at one offset, and never one that was not sent.
+Nor does a broker serve a partition after another has acknowledged something in it. ``audit.py`` watches metadata and bucket.
 Checked at the end, after all faults: every acknowledged record is at its offset, none is there twice, offsets have no gap,
-each producer's records are in order.
+each producer's records are in order; then what ``final_checks.py`` asks of bucket, bookies and metadata.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import asyncio
 from typing import Final
 
 from simulation import roles
+from simulation.audit import Audit
+from simulation.final_checks import FinalChecks
 from simulation.kafka import DUPLICATE_SEQUENCE, NONE, KafkaClient, NotServed, one_record_batch
 from simulation.machine import Machine, Ports, World
 from simulation.nemesis import Nemesis, NemesisPlan
@@ -24,7 +27,7 @@ BROKERS: Final = 3
 PRODUCERS: Final = 3
 READERS: Final = 2
 FAULTS_S: Final = 20.0
-SETTLE_S: Final = 12.0
+SETTLE_S: Final = 8.0
 FINISH_S: Final = 120.0
 RETRIABLE: Final = frozenset({2, 3, 5, 6, 7, 8, 9, 13, 15, 16, 19, 20, 56, 74, 76, 100})
 SEGMENT_MS: Final = 1_500
@@ -34,15 +37,23 @@ PAUSE_MEAN_S: Final = 0.05
 class Truth:
     """What was sent, acknowledged and seen; the invariants are asserted as it grows."""
 
-    def __init__(self) -> None:
+    def __init__(self, audit: Audit) -> None:
         self.sent: set[bytes] = set()
+        self.ends: dict[int, int] = {}
+        self._audit = audit
         self.acknowledged: dict[tuple[int, int], bytes] = {}
         self.seen: dict[tuple[int, int], bytes] = {}
 
     def acknowledge(self, partition: int, offset: int, value: bytes) -> None:
         self._same(self.acknowledged.setdefault((partition, offset), value), value, partition, offset, "acknowledged")
+        self.ends[partition] = max(self.ends.get(partition, 0), offset + 1)
         known = self.seen.get((partition, offset), value)
         self._same(known, value, partition, offset, "acknowledged after another was read")
+
+    def serves(self, partition: int, watermark: int, acknowledged_end: int) -> None:
+        """A fetch was answered that was sent when ``acknowledged_end`` was known."""
+        fresh = watermark >= acknowledged_end
+        self._audit.require(fresh, f"{partition} was served up to {watermark} after {acknowledged_end} had been acknowledged")
 
     def see(self, partition: int, record: Record) -> None:
         value = record.value or b""
@@ -137,12 +148,15 @@ class Reader:
         while not self.stop:
             partition = ports.random.randrange(PARTITIONS)
             offset = ports.random.randrange(high[partition] + 1)
+            acknowledged_end = self._truth.ends.get(partition, 0)
             try:
                 error, watermark, records = await client.fetch(TOPIC, partition, offset, bytes_max=2_048)
             except NotServed:
                 error, watermark, records = -1, -1, []
             if error != NONE:
                 client.forget(TOPIC, partition)
+            else:
+                self._truth.serves(partition, watermark, acknowledged_end)
             high[partition] = max(high[partition], watermark)
             for record in records:
                 self._truth.see(partition, record)
@@ -174,12 +188,14 @@ class Scenario:
 
     def __init__(self, seed: int) -> None:
         self.world = world = World(seed)
-        self.truth = Truth()
         self.bucket = Bucket()
+        self.audit = world.audit = Audit(world.note, self.bucket)
+        self.bucket.on_deleted = self.audit.deleted
+        self.truth = Truth(self.audit)
         self.metadata = [self._machine("metadata", number, roles.run_metadata_node) for number in range(1, 4)]
         self.bookies = [self._machine("bookie", number, roles.run_bookie) for number in range(1, BOOKIES + 1)]
         self.brokers = [self._machine("broker", number, roles.broker(self.bucket)) for number in range(1, BROKERS + 1)]
-        self.tiering = [self._machine("tiering", 1, roles.tiering_worker(self.bucket))]
+        self.tiering = [self._machine("tiering", number, roles.tiering_worker(self.bucket)) for number in (1, 2)]
         self._producers = [Producer(world, self.truth, f"p{number}") for number in range(PRODUCERS)]
         self._readers = [Reader(world, self.truth) for _ in range(READERS)]
         self._clients = [self._machine("producer", number, one.run) for number, one in enumerate(self._producers)]
@@ -202,9 +218,7 @@ class Scenario:
         for machine in self._clients:
             machine.boot()
         await self._faults()
-        self._check_processes()
-        await asyncio.sleep(SETTLE_S)
-        self._check_processes()
+        await self._pass(SETTLE_S)
         for reader in self._readers:
             reader.stop = True
         for producer in self._producers:
@@ -212,29 +226,43 @@ class Scenario:
         for producer in self._producers:
             await asyncio.wait_for(producer.stopped.wait(), FINISH_S)
         await self._in_checker(self._check_everything)
+        bookies = [f"{machine.name}:{roles.BOOKIE_PORT}" for machine in self.bookies if not machine.is_excused]
+        await self._in_checker(FinalChecks(self.audit, self.bucket, bookies, PARTITIONS).run)
         self._check_processes()
         self.world.note(
-            f"{len(self.truth.acknowledged)} acknowledged, {len(self.truth.seen)} seen, {len(self.bucket.objects)} objects"
+            f"{len(self.truth.acknowledged)} acknowledged, {len(self.truth.seen)} seen, {len(self.bucket.objects)} objects,"
+            f" {self.audit.records_max} records at most"
         )
 
+    async def _pass(self, seconds: float) -> None:
+        for _ in range(int(seconds)):
+            await asyncio.sleep(1.0)
+            self._check_processes()
+
     async def _faults(self) -> None:
+        power = NemesisPlan(crash=0, partition=0, one_way=0, lossy=0, clock_jump=0, power_cut=1.0, pause_mean_s=4.0)
         plans = [
-            (self.metadata, NemesisPlan(crash=0.2, pause_mean_s=3.0)),
-            (self.bookies, NemesisPlan(crash=0.4, pause_mean_s=2.0)),
-            (self.brokers, NemesisPlan(crash=0.4, pause_mean_s=2.0, down_at_once_max=2)),
-            (self.tiering, NemesisPlan(crash=0.6, partition=0, one_way=0, pause_mean_s=4.0)),
+            ("metadata", self.metadata, NemesisPlan(crash=0.2, stop=0.1, disk=0.1, pause_mean_s=3.0)),
+            ("bookies", self.bookies, NemesisPlan(crash=0.2, stop=0.1, disk=0.15, rot=0.15, pause_mean_s=1.5)),
+            ("brokers", self.brokers, NemesisPlan(crash=0.2, stop=0.2, cut_off=0.2, pause_mean_s=1.5, down_at_once_max=2)),
+            ("tiering", self.tiering, NemesisPlan(crash=0.3, stop=0.4, partition=0, one_way=0, clock_jump=0, pause_mean_s=2.0)),
+            ("power", [*self.bookies, *self.brokers], power),
         ]
         nemeses = [
-            Nemesis(self.world, machines, plan, name=machines[0].name, everyone=self.servers) for machines, plan in plans
-        ]  # fmt: skip
+            Nemesis(self.world, machines, plan, name=name, everyone=self.servers, authorities=self.metadata)
+            for name, machines, plan in plans
+        ]
         tasks = [asyncio.get_running_loop().create_task(nemesis.run()) for nemesis in nemeses]
-        self.bucket.faults.unavailable = 0.05
-        self.bucket.faults.answer_lost = 0.05
-        await asyncio.sleep(FAULTS_S)
-        self.bucket.faults.unavailable = self.bucket.faults.answer_lost = 0.0
+        faults = self.bucket.faults
+        faults.unavailable = faults.answer_lost = 0.05
+        faults.damaged = 0.03
+        await self._pass(FAULTS_S)
+        faults.unavailable = faults.answer_lost = faults.damaged = 0.0
         for nemesis, task in zip(nemeses, tasks, strict=True):
             nemesis.stop()
             task.cancel()
+        for machine in self.servers:
+            machine.boot()
 
     async def _in_checker(self, work: object) -> None:
         assert callable(work)
@@ -270,6 +298,7 @@ class Scenario:
             self.truth.check_final(partition, records)
 
     def _check_processes(self) -> None:
+        assert not self.audit.broken, self.audit.broken[0]
         for machine in [*self.servers, *self._clients]:
             if machine.failure is not None:
                 raise AssertionError(f"{machine.name} failed: {machine.failure!r}") from machine.failure

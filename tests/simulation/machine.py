@@ -66,6 +66,8 @@ class Machine:
         self.ended = asyncio.Event()
         self.is_excused = False
         """Its disk is faulty: it may fail."""
+        self.is_rotten = False
+        """Bits have flipped on its disk, and nobody repairs that."""
         self._main = main
         self._process: Process | None = None
 

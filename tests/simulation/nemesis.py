@@ -56,7 +56,6 @@ class Nemesis:
         self._plan = plan
         self._random: random.Random = world.random(f"nemesis/{name}")
         self._stopped = False
-        self._rotten: Machine | None = None
         self._healers: list[asyncio.Task[None]] = []
 
     async def run(self) -> None:
@@ -138,7 +137,7 @@ class Nemesis:
         self._cut({(victim, other.name) for other in self._authorities}, both_ways=True)
 
     def _disk(self) -> None:
-        faulty = sum(machine.is_excused for machine in self._machines)
+        faulty = sum(machine.is_excused and not machine.is_rotten for machine in self._machines)
         if faulty >= self._plan.down_at_once_max:
             return
         victim = self._random.choice(list(self._machines))
@@ -149,21 +148,21 @@ class Nemesis:
         self._later(self._random.expovariate(1 / self._plan.down_mean_s), "_renew", victim)
 
     def _renew(self, machine: Machine) -> None:
-        if machine.is_excused and machine is not self._rotten:
+        if machine.is_excused and not machine.is_rotten:
             machine.crash()
             self._whole_disk(machine)
             machine.boot()
 
     def _whole_disk(self, machine: Machine) -> None:
-        had_faults = machine.is_excused and machine is not self._rotten
+        had_faults = machine.is_excused and not machine.is_rotten
         machine.disk.faults = DiskFaults()
         if had_faults:
             machine.crash()
             machine.is_excused = False
 
     def _rot(self) -> None:
-        self._rotten = machine = self._machines[0]
-        machine.is_excused = True
+        machine = self._machines[0]
+        machine.is_rotten = machine.is_excused = True
         paths = sorted(path for path, content in machine.disk.content.items() if path.endswith(".log") and content.now)
         if paths:
             path = self._random.choice(paths)

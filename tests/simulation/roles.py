@@ -119,7 +119,7 @@ def tiering_worker(bucket: Bucket) -> Main:
             session_lease_ms=2_000,
             deletion_lag_ms=500,
             block_bytes=4096,
-            grace_ms=20_000,
+            grace_ms=4_000,
             retention_interval_ms=1_000,
             sweep_interval_ms=2_000,
             retry_ms_max=1_000,
