@@ -76,6 +76,6 @@ def recover_disk(files: Files, cookie: str, disk: int, settings: BookieSettings)
     key = disk_key(cookie, disk)
     store = LogFiles(files, key, settings.log_file_bytes)
     contents = Contents(index_bytes_max=settings.index_bytes_max, tombstones_max=settings.tombstones_max)
-    bookie = recovery.recover(store, contents, key, ledgers_max=settings.ledgers_max, spares_max=settings.spare_files + 1)
+    bookie = recovery.recover(store, contents, key, ledgers_max=settings.ledgers_max)
     _log.info("disk %d: %d ledgers in %d log files", disk, len(contents.ledgers), len(contents.files))
     return store, bookie

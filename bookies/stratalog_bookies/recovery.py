@@ -39,7 +39,7 @@ def create(store: LogFiles) -> None:
     store.save_state(_NEW)
 
 
-def recover(store: LogFiles, contents: Contents, cookie: bytes, *, ledgers_max: int, spares_max: int) -> Bookie:
+def recover(store: LogFiles, contents: Contents, cookie: bytes, *, ledgers_max: int) -> Bookie:
     """Bring ``contents`` up to the end of the log and open a new file behind it. Raises ``Corrupt`` or ``OSError``."""
     state = store.load_state()
     contents.restore(state)
@@ -57,7 +57,7 @@ def recover(store: LogFiles, contents: Contents, cookie: bytes, *, ledgers_max: 
     store.save_state(contents.state(generation, without=empty))
     for replayed in tail:
         contents.file_closed(replayed)
-    _recycle_unnamed(store, contents, empty, generation, spares_max)
+    _remove_unnamed(store, contents, empty, generation)
     return Bookie(contents, Log(cookie, generation, store.file_bytes), ledgers_max=ledgers_max)
 
 
@@ -156,10 +156,14 @@ def _index_of(store: LogFiles, generation: int, end: int, cookie: bytes) -> list
     return store.load_index(generation)
 
 
-def _recycle_unnamed(store: LogFiles, contents: Contents, empty: frozenset[int], next_generation: int, spares_max: int) -> None:
-    """Free the files that hold nothing, and those that were dropped just before the last stop."""
+def _remove_unnamed(store: LogFiles, contents: Contents, empty: frozenset[int], next_generation: int) -> None:
+    """Remove the files that hold nothing, and those that were dropped just before the last stop.
+
+    They are not recycled: a file system without a journal may keep both names of a file that was just renamed, so one of the
+    spares could be the same file.
+    """
     for generation in empty:
         contents.drop_file(generation)
     for generation in store.generations():
         if generation < next_generation and generation not in contents.files:
-            store.recycle(generation, spares_max)
+            store.recycle(generation, spares_max=0)

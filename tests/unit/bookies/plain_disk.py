@@ -30,7 +30,7 @@ class PlainDisk:
         if not files.exists(STATE):
             recovery.create(self.store)
         contents = Contents(index_bytes_max=index_bytes_max, tombstones_max=100)
-        self.bookie: Bookie = recovery.recover(self.store, contents, KEY, ledgers_max=1000, spares_max=spares_max)
+        self.bookie: Bookie = recovery.recover(self.store, contents, KEY, ledgers_max=1000)
 
     @property
     def contents(self) -> Contents:

@@ -330,4 +330,4 @@ def test_a_disk_of_another_bookie_is_refused() -> None:
     PlainDisk(machine.mount())
     store = LogFiles(machine.mount(), b"f" * 16, 64 * 1024)
     with pytest.raises(Corrupt, match="belongs to another disk"):
-        recovery.recover(store, Contents(index_bytes_max=0, tombstones_max=1), b"f" * 16, ledgers_max=1, spares_max=1)
+        recovery.recover(store, Contents(index_bytes_max=0, tombstones_max=1), b"f" * 16, ledgers_max=1)
