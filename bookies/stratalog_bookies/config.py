@@ -63,6 +63,15 @@ class BookieSettings:
         8 * _MEBIBYTE, minimum=0, help="bound on what the scrub reads to check every CRC (bytes per second); 0: no scrub"
     )
     scrub_interval_s: float = setting(86_400.0, minimum=0.05, help="pause between two scrubs of a disk (seconds)")
+    audit_delay_s: float = setting(
+        600.0,
+        minimum=0.0,
+        help="a bookie lost for longer has its copies made anew elsewhere (seconds); 0: this one never audits",
+    )
+    audit_interval_s: float = setting(30.0, minimum=0.02, help="pause between two looks of the auditor (seconds)")
+    audit_bytes_per_s: int = setting(
+        32 * _MEBIBYTE, minimum=1024, help="bound on what the auditor copies between bookies (bytes per second)"
+    )
 
     def __post_init__(self) -> None:
         if not self.bookie_id or "/" in self.bookie_id:

@@ -7,7 +7,9 @@ from dataclasses import dataclass, fields
 
 @dataclass(slots=True)
 class Counters:
-    """Bytes are payload and headers as received, but for ``log_bytes`` (everything written) and ``read_bytes`` (payload)."""
+    """Bytes are payload and headers as received, but for ``log_bytes`` (everything written), ``read_bytes`` and
+    ``audit_copied_bytes`` (payload).
+    """
 
     add_requests: int = 0
     add_entries: int = 0
@@ -25,6 +27,9 @@ class Counters:
     compacted_bytes: int = 0
     scrubbed_bytes: int = 0
     scrub_errors: int = 0
+    audit_copied_entries: int = 0
+    audit_copied_bytes: int = 0
+    audit_moves: int = 0
 
     def as_dict(self) -> dict[str, int]:
         return {field.name: getattr(self, field.name) for field in fields(self)}

@@ -45,6 +45,11 @@ class Registration:
             await asyncio.sleep(_RETRY_PAUSE_S)
         raise Unavailable("the metadata quorum does not answer or has no cluster: start its nodes first")
 
+    @property
+    def session_id(self) -> int:
+        """The session that is kept; 0 while there is none."""
+        return self._session_id
+
     async def read(self) -> Versioned | None:
         """The bookie's record as the quorum has it."""
         (found,) = await self._metadata.read([self._key])
@@ -106,7 +111,9 @@ class Registration:
         found = await self.read()
         if found is not None and isinstance(found.record, Bookie) and found.record.cookie != wanted.cookie:
             raise Invalid(f"bookie {wanted.bookie_id} is registered with another cookie: choose another bookie_id")
-        record = msgspec.structs.replace(wanted, session_id=self._session_id)
+        # Draining is the operator's word: it outlives restarts.
+        draining = found is not None and isinstance(found.record, Bookie) and found.record.draining
+        record = msgspec.structs.replace(wanted, session_id=self._session_id, draining=draining)
         if found is not None and found.record == record:
             return
         version = ABSENT if found is None else found.version

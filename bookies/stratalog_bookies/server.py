@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from stratalog_bookies import boot
+from stratalog_bookies.audit.auditor import Auditor
 from stratalog_bookies.collector import Collector
 from stratalog_bookies.config import BookieSettings
 from stratalog_bookies.counters import Counters
@@ -73,6 +74,7 @@ class BookieServer:
         address = self._settings.advertised or self._listener.address
         await self._registration.register(cookie, address, read_only=self._is_read_only())
         self._start_upkeep(collector)
+        self._start_auditor(counters)
 
     async def close(self) -> None:
         """Take no more requests, answer those that were taken, give the session up."""
@@ -112,6 +114,15 @@ class BookieServer:
             self._every(settings.collect_interval_s, upkeep.compact)
             if settings.scrub_bytes_per_s:
                 self._every(settings.scrub_interval_s, upkeep.scrub)
+
+    def _start_auditor(self, counters: Counters) -> None:
+        if not self._settings.audit_delay_s:
+            return
+        auditor = Auditor(
+            self._settings, self._metadata, self._transport, self._clock, self._random, counters,
+            lambda: self._registration.session_id,
+        )  # fmt: skip
+        self._upkeep.append(asyncio.get_running_loop().create_task(auditor.run()))
 
     def _every(self, interval_s: float, work: Callable[[], Awaitable[object]]) -> None:
         self._upkeep.append(asyncio.get_running_loop().create_task(_repeat(interval_s, work)))

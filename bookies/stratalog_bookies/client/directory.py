@@ -45,6 +45,7 @@ class BookieDirectory:
                 rack=each.rack,
                 live=each.session_id != 0 and not self.health.is_avoided(each.bookie_id, now),
                 read_only=each.read_only,
+                draining=each.draining,
                 load=self._load.get(each.bookie_id, 0),
             )
             for each in self._view.all(Bookie)

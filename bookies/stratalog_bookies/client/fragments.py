@@ -38,6 +38,22 @@ def is_striped(ledger: Ledger) -> bool:
     return ledger.write_quorum < ledger.ensemble_size
 
 
+def fragment_end(ledger: Ledger, index: int) -> int:
+    """Last entry of a closed ledger's fragment; below its first one if it has none."""
+    following = index + 1
+    return ledger.fragments[following].first_entry - 1 if following < len(ledger.fragments) else ledger.last_entry
+
+
+def with_moved(ledger: Ledger, index: int, position: int, bookie: str) -> Ledger:
+    """The record of a closed ledger after ``bookie`` has got all that ``position`` of fragment ``index`` holds."""
+    fragment = ledger.fragments[index]
+    assert bookie not in fragment.bookies, "an ensemble names each bookie once"
+    bookies = (*fragment.bookies[:position], bookie, *fragment.bookies[position + 1 :])
+    moved = Fragment(first_entry=fragment.first_entry, bookies=bookies)
+    fragments = (*ledger.fragments[:index], moved, *ledger.fragments[index + 1 :])
+    return msgspec.structs.replace(ledger, fragments=fragments)
+
+
 def with_replacements(ledger: Ledger, first_entry: int, replacements: Mapping[int, str]) -> Ledger:
     """The record after an ensemble change: ``replacements`` (position → bookie) take over from ``first_entry`` on.
 

@@ -39,11 +39,15 @@ class LedgerReads:
 
     async def entries(self, ledger: Ledger, first: int, last: int, bytes_max: int) -> list[Entry]:
         """A gapless run from ``first`` on. Raises ``NoSuchEntry``, ``Unavailable``."""
+        return [Entry(entry.entry_id, entry.payload) for entry in await self.stored(ledger, first, last, bytes_max)]
+
+    async def stored(self, ledger: Ledger, first: int, last: int, bytes_max: int) -> list[ReadEntry]:
+        """The same with LAC and CRC as they are stored, so that copies have the same bytes."""
         # A striped ledger is asked for as many entries as may fit: most have a kibibyte or more.
         striped_max = min(max(bytes_max // 1024, 16), STRIPED_ENTRIES_MAX)
         plan = self._plan(ledger, first, last, striped_max, accept=partial(entry_matches, ledger.ledger_id))
         await self._carry_out(plan, partial(self._fetch_entries, ledger, bytes_max))
-        return [Entry(entry.entry_id, entry.payload) for entry in plan.result(bytes_max)]
+        return plan.result(bytes_max)
 
     async def heads(self, ledger: Ledger, first: int, last: int, head_bytes: int = HEAD_BYTES) -> list[EntryHead]:
         """Every entry from ``first`` to ``last``, in as many requests as it takes. Raises ``NoSuchEntry``, ``Unavailable``."""

@@ -1,7 +1,8 @@
 """Which bookies a ledger gets, pure: live ones in different racks first, the less loaded before the more, ties by chance.
 
 A bookie that is down but registered may fill a place that nobody else can, as long as every entry still reaches Qa live ones:
-the ledger is then born degraded and heals when the bookie returns, instead of not being born. Read-only ones are never chosen.
+the ledger is then born degraded and heals when the bookie returns, instead of not being born. Read-only and draining ones are
+never chosen.
 """
 
 from __future__ import annotations
@@ -22,7 +23,13 @@ class Candidate:
     rack: str
     live: bool
     read_only: bool = False
+    draining: bool = False
     load: float = 0.0
+
+    @property
+    def takes_ledgers(self) -> bool:
+        """Whether a ledger may be placed here, now or once it is live again."""
+        return not self.read_only and not self.draining
 
 
 def choose_ensemble(
@@ -30,7 +37,7 @@ def choose_ensemble(
 ) -> tuple[str, ...]:
     """Bookies for a new ledger, in random order. Raises ``NotEnoughBookies``, ``Invalid``."""
     check_quorums(ensemble_size, write_quorum, ack_quorum)
-    writable = [candidate for candidate in candidates if not candidate.read_only]
+    writable = [candidate for candidate in candidates if candidate.takes_ledgers]
     live = [candidate for candidate in writable if candidate.live]
     live_wanted = ensemble_size - (write_quorum - ack_quorum)
     if len(live) < live_wanted or len(writable) < ensemble_size:
@@ -50,7 +57,7 @@ def choose_replacements(
 ) -> dict[int, str]:
     """A live bookie for as many of the failed ``positions`` as there are; a bookie never takes a second place."""
     known = {candidate.bookie_id: candidate for candidate in candidates}
-    spare = [each for each in known.values() if each.live and not each.read_only and each.bookie_id not in ensemble]
+    spare = [each for each in known.values() if each.live and each.takes_ledgers and each.bookie_id not in ensemble]
     racks = [known[name].rack for place, name in enumerate(ensemble) if place not in positions and name in known]
     chosen = _spread(_ranked(spare, random), racks, len(positions))
     return {position: candidate.bookie_id for position, candidate in zip(sorted(positions), chosen, strict=False)}

@@ -125,6 +125,15 @@ class BookieRequests:
         """One read, not batched with others': the byte bound is its own."""
         return self._ask(bookie, messages.READ, messages.encode_read(ranges, bytes_max), messages.decode_read_answer)
 
+    def held(self, bookie: str, asked: Range) -> asyncio.Future[list[RangeAnswer]]:
+        """Which entries of the range ``bookie`` has durably: headers without payloads."""
+        parts = messages.encode_read_headers((asked,), 0)
+        return self._ask(bookie, messages.READ_HEADERS, parts, partial(messages.decode_read_answer, head_bytes=0))
+
+    def add(self, bookie: str, headers: Sequence[bytes], payloads: Sequence[Buffer]) -> asyncio.Future[bytes]:
+        """One ADD apart from what writers send; a status for each entry."""
+        return self._ask(bookie, messages.ADD, messages.encode_add(headers, payloads), messages.decode_statuses)
+
     def write_lacs(self, bookie: str, lacs: Sequence[tuple[int, int]]) -> asyncio.Future[bytes]:
         body = messages.encode(messages.ExplicitLacs(lacs=tuple(lacs)))
         return self._ask(bookie, messages.WRITE_LAC, (body,), messages.decode_statuses)

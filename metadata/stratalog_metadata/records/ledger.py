@@ -11,7 +11,11 @@ from stratalog_metadata.records.base import RecordBase
 
 
 class LedgerState(StrEnum):
-    """OPEN takes adds of its one writer; IN_RECOVERY is being closed by another; CLOSED never changes again."""
+    """OPEN takes adds of its one writer; IN_RECOVERY is being closed by another; CLOSED keeps its entries for ever.
+
+    Of a closed ledger's record only the bookies of its fragments may change: when re-replication has brought the entries of
+    one to another.
+    """
 
     OPEN = "open"
     IN_RECOVERY = "in_recovery"

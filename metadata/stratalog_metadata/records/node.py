@@ -19,7 +19,10 @@ class Broker(RecordBase, frozen=True, kw_only=True, tag="broker"):
 
 
 class Bookie(RecordBase, frozen=True, kw_only=True, tag="bookie"):
-    """A storage node, live while ``session_id`` is not 0. ``cookie`` identifies its disks: an empty disk has none."""
+    """A storage node, live while ``session_id`` is not 0. ``cookie`` identifies its disks: an empty disk has none.
+
+    ``draining``: an operator decommissions it. It gets no new ledgers, and the auditor moves its closed ones to others.
+    """
 
     bookie_id: str
     address: str
@@ -27,6 +30,7 @@ class Bookie(RecordBase, frozen=True, kw_only=True, tag="bookie"):
     session_id: int = 0
     rack: str = ""
     read_only: bool = False
+    draining: bool = False
 
     def key(self) -> str:
         return bookie_key(self.bookie_id)

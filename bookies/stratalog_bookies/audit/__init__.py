@@ -1,0 +1,1 @@
+"""The auditor: finds closed ledgers that lack copies, and makes them anew. ``docs/protocols/ledger.md`` explains it."""
