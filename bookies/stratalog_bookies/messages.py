@@ -31,8 +31,6 @@ INFO: Final = 0x0209
 
 ENTRIES_MAX: Final = 65_536
 """Entries in one ADD, and in one answer to READ or READ_HEADERS."""
-ADD_BYTES_MAX: Final = 32 * 1024 * 1024
-"""Body of one ADD; a bookie with small log files may take less. One entry is bounded by it too."""
 RANGES_MAX: Final = 65_536
 """Ranges in one READ or READ_HEADERS."""
 LEDGERS_MAX: Final = 65_536
