@@ -7,12 +7,14 @@ committed, that no owner of an earlier epoch extended the log, that a closed led
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Final
 
 from stratalog_core.errors import StratalogError
 from stratalog_metadata.api import Change
-from stratalog_metadata.raft import Entry
+from stratalog_metadata.log_format import unpack_vote
+from stratalog_metadata.raft import Entry, HardState, Message
+from stratalog_metadata.raft.messages import VoteReply, VoteRequest
 from stratalog_metadata.records import (
     Ledger,
     LedgerState,
@@ -31,9 +33,12 @@ from stratalog_metadata.state import Outcome
 from stratalog_tiering.manifest import Manifest, decode_manifest, decode_page
 
 if TYPE_CHECKING:
+    from simulation.disk import Disk
     from simulation.object_store import Bucket
+    from stratalog_metadata.serving import ServingNode
 
-UNSEALED_MAX = 2
+UNSEALED_MAX: Final = 2
+VOTE_PATH: Final = "raft/vote"
 
 
 class Audit:
@@ -59,6 +64,26 @@ class Audit:
             return outcome
 
         replica.apply = applying  # type: ignore[method-assign]
+
+    def watch_votes(self, serving: ServingNode, disk: Disk) -> None:
+        """Have each vote that leaves this node, and each request for votes, compared with what its disk would survive with."""
+        send = serving.send
+
+        def sending(messages: Sequence[Message]) -> None:
+            for message in messages:
+                if isinstance(message, VoteReply) and message.granted and not message.pre:
+                    self._check_vote(disk, message.term, message.receiver)
+                elif isinstance(message, VoteRequest) and not message.pre:
+                    self._check_vote(disk, message.term, message.sender)
+            send(messages)
+
+        serving.send = sending  # type: ignore[method-assign, assignment]
+
+    def _check_vote(self, disk: Disk, term: int, voted_for: int) -> None:
+        content = disk.durable(VOTE_PATH)
+        stored = unpack_vote(content) if content else HardState()
+        kept = stored.term > term or stored == HardState(term=term, voted_for=voted_for)
+        self.require(kept, f"{disk.name} promised node {voted_for} its vote in term {term}; its disk says {stored}")
 
     def require(self, holds: bool, what: str) -> None:
         if not holds:
@@ -171,6 +196,8 @@ class Audit:
         """Everything that a committed manifest refers to, with its size (-1: not told)."""
         yield pointer.object_key, -1
         manifest: Manifest = decode_manifest(bucket.objects[pointer.object_key][0], bytes.fromhex(pointer.sha256))
+        same = (manifest.start_offset, manifest.end_offset) == (pointer.start_offset, pointer.end_offset)
+        self.require(same, f"{pointer.key()} ends at {pointer.end_offset}, its manifest at {manifest.end_offset}")
         for segment in manifest.segments:
             yield segment.key, segment.object_bytes
         for ref in manifest.pages:

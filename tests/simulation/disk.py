@@ -109,6 +109,11 @@ class Disk:
             if position < len(copy):
                 copy[position] ^= 1 << bit
 
+    def durable(self, path: str) -> bytes:
+        """What a crash leaves at least of a file; empty if that is nothing."""
+        content = self._durable_names.get(path)
+        return bytes(content.durable) if content is not None else b""
+
     def used_bytes(self) -> int:
         return sum(len(content.now) for content in self.content.values())
 

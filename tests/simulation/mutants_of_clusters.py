@@ -1,7 +1,312 @@
-"""Planted faults of brokers and tiering, looked for in the ``log`` scenario."""
+"""Planted faults of brokers, tiering and metadata's rules, looked for in the ``log`` scenario."""
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
 
-MUTANTS: Final = ()
+import msgspec
+
+from stratalog_bookies.collector import Collector
+from stratalog_broker import producer_state, takeover
+from stratalog_broker.partition import PartitionCore
+from stratalog_broker.partition_log import PartitionLog
+from stratalog_broker.partitions import Partitions
+from stratalog_broker.producer_state import ProducerStates
+from stratalog_broker.takeover import Takeover
+from stratalog_core.errors import OutcomeUnknown, StratalogError
+from stratalog_metadata import state as state_machine
+from stratalog_metadata.commands import Command, EpochIs
+from stratalog_metadata.leases import LeaseBoard
+from stratalog_metadata.records import Ledger, LedgerState, Log, Partition, ledger_key, log_key
+from stratalog_metadata.sessions import SessionKeeper
+from stratalog_tiering import commands, offloading, planning, upkeep
+from stratalog_tiering.commit import ManifestCommit, Next
+from stratalog_tiering.planning import PartitionState, StoredLedger
+from stratalog_tiering.store import ObjectInfo
+
+
+def _swap(owner: object, name: str, new: object) -> Any:
+    """Put ``new`` in the place of the attribute; returns what was there."""
+    old = getattr(owner, name)
+    setattr(owner, name, new)
+    return old
+
+
+# -- owners
+
+
+def epochs_are_not_checked() -> None:
+    """The state machine takes commands of owners of earlier epochs. The log's version stands behind it."""
+    _swap(state_machine, "_check_epoch", lambda records, requirement: None)
+
+
+def versions_and_epochs_are_not_checked() -> None:
+    """The state machine takes every command."""
+    _swap(state_machine, "_check", lambda records, requirement: None)
+
+
+def versions_are_not_checked() -> None:
+    """Compare-and-set always sets."""
+    _swap(state_machine, "_check_version", lambda records, requirement: None)
+
+
+def broker_ignores_the_end_of_its_session() -> None:
+    """A broker that lost its session goes on serving. Fencing still keeps its appends out; its reads are stale."""
+    _swap(Partitions, "suspend", lambda self: None)
+
+
+def lease_is_measured_by_the_wall_clock() -> None:
+    """A holder judges its lease by a clock that jumps."""
+
+    class Wall:
+        def __init__(self, clock: Any) -> None:
+            self._clock = clock
+
+        def monotonic(self) -> float:
+            return float(self._clock.wall_ms()) / 1000
+
+    make: Callable[..., None] = SessionKeeper.__init__
+
+    def made(self: SessionKeeper, addresses: Sequence[str], transport: Any, clock: Any, random: Any) -> None:
+        make(self, addresses, transport, Wall(clock), random)
+
+    _swap(SessionKeeper, "__init__", made)
+    hold: Callable[..., None] = SessionKeeper.hold
+
+    def holding(self: SessionKeeper, session_id: int, lease_s: float, sent_at: float, on_expired: Any) -> None:
+        hold(self, session_id, lease_s, self._clock.monotonic(), on_expired)
+
+    _swap(SessionKeeper, "hold", holding)
+
+
+def quorum_ends_sessions_early() -> None:
+    """The leader ends a session after half its lease: the holder still believes in it."""
+    opened: Callable[..., None] = LeaseBoard.opened
+    _swap(LeaseBoard, "opened", lambda self, session_id, lease_s, now: opened(self, session_id, lease_s / 2, now))
+
+
+def takeover_recovers_only_the_last_ledger() -> None:
+    """A new owner seals the last ledger and none before it. Only one is ever open: opening waits for the seal."""
+
+    async def recover(self: Takeover, partition: Partition) -> None:
+        view = self._services.view
+        log = view.find(Log, log_key(partition.topic_id, partition.index))
+        ledger_ids = [ref.ledger_id for ref in (log.ledgers if log is not None else ())][-1:]
+        records = [view.find(Ledger, ledger_key(ledger_id)) for ledger_id in ledger_ids]
+        waiting = [record.ledger_id for record in records if record is not None and record.state is not LedgerState.CLOSED]
+        if waiting:
+            requirement = EpochIs(key=partition.key(), owner=partition.owner, leader_epoch=partition.leader_epoch)
+            await self._services.ledgers.recover(waiting, requirements=(requirement,))
+
+    _swap(Takeover, "recover", recover)
+
+
+def takeover_does_not_recover() -> None:
+    """A new owner takes the log as metadata shows it."""
+
+    async def recover(self: Takeover, partition: Partition) -> None:
+        pass
+
+    _swap(Takeover, "recover", recover)
+
+
+def producers_are_forgotten_at_takeover() -> None:
+    """A new owner does not know what producers have sent before."""
+    _swap(ProducerStates, "load", lambda self, entries: None)
+    replay: Callable[..., None] = takeover._Replay.heads
+
+    def heads(self: Any, index: Any, found: Any) -> None:
+        replay(self, index, found)
+        self.producers = ProducerStates(1000)
+
+    _swap(takeover._Replay, "heads", heads)
+
+
+def checkpoints_without_producers() -> None:
+    """A ledger's checkpoint does not say what producers have sent before it."""
+    _swap(ProducerStates, "snapshot", lambda self, end_offset: ())
+
+
+def repeated_batches_are_appended() -> None:
+    """A batch that was appended already gets an offset again."""
+
+    def judge(self: ProducerStates, header: Any) -> Any:
+        return producer_state.Verdict.APPEND, None
+
+    _swap(ProducerStates, "judge", judge)
+
+
+def takeover_begins_at_the_last_ledgers_base() -> None:
+    """A takeover begins at the last ledger's base offset instead of its end."""
+    _swap(
+        takeover._Replay, "ended", lambda self, ref, index: setattr(self, "next_offset", max(self.next_offset, ref.base_offset))
+    )
+
+
+def acknowledged_at_the_first_copy() -> None:
+    """Producers who want all copies are answered at the first."""
+
+    def first_copy(self: PartitionLog, entry_id: int) -> None:
+        for pending in self.core.pending:
+            if pending.entry_id <= entry_id and pending.on_done is not None:
+                on_done, pending.on_done = pending.on_done, None
+                on_done(pending.base_offset)
+
+    _swap(PartitionLog, "first_copy", first_copy)
+
+
+def lost_writer_is_answered_as_done() -> None:
+    """When its writer fails, a broker answers what it does not know the fate of as if it were confirmed."""
+    resign: Callable[..., Any] = PartitionCore.resign
+
+    def resigning(self: PartitionCore) -> Any:
+        for pending in self.pending:
+            if pending.on_done is not None:
+                on_done, pending.on_done = pending.on_done, None
+                on_done(pending.base_offset)
+        return resign(self)
+
+    _swap(PartitionCore, "resign", resigning)
+
+
+# -- tiering
+
+
+def hot_copies_go_before_the_commit() -> None:
+    """A sealed ledger counts as cold once any manifest is committed, and its hot copy goes unlooked."""
+
+    def is_cold(state: PartitionState, ledger: Ledger) -> bool:
+        return state.pointer is not None and planning.is_sealed(ledger)
+
+    async def cold_since(ports: Any, state: PartitionState) -> Mapping[int, int]:
+        return {stored.ledger.ledger_id: 0 for stored in state.ledgers}
+
+    from stratalog_tiering import partition_work
+
+    _swap(planning, "is_cold", is_cold)
+    _swap(partition_work, "cold_since", cold_since)
+    _swap(partition_work, "drop_hot", offloading.drop)
+
+
+def objects_are_deleted_after_an_unknown_outcome() -> None:
+    """A commit without an answer is taken for a lost one, and its objects are deleted."""
+    proposed: Callable[..., Next] = ManifestCommit.proposed
+
+    def guessing(self: ManifestCommit, failure: StratalogError | None) -> Next:
+        return Next.LOST if isinstance(failure, OutcomeUnknown) else proposed(self, failure)
+
+    _swap(ManifestCommit, "proposed", guessing)
+
+
+def copies_are_not_read_back() -> None:
+    """A segment is committed as the store acknowledged it."""
+
+    async def require_sound(*args: Any, **keywords: Any) -> None:
+        pass
+
+    _swap(offloading, "require_sound", require_sound)
+    from stratalog_tiering import merging
+
+    _swap(merging, "require_sound", require_sound)
+
+
+def commits_do_not_look_at_the_manifest() -> None:
+    """A segment's commit requires nothing: not the lease, not the manifest that it was made from."""
+    commit: Callable[..., Command] = commands.commit_segment
+
+    def commit_segment(*args: Any) -> Command:
+        return msgspec.structs.replace(commit(*args), requirements=())
+
+    _swap(offloading, "commit_segment", commit_segment)
+
+
+def drops_do_not_look_at_the_log() -> None:
+    """Hot ledgers leave the log as it was when the worker looked."""
+    drop: Callable[..., Command] = commands.drop_ledgers
+
+    def drop_ledgers(*args: Any) -> Command:
+        return msgspec.structs.replace(drop(*args), requirements=())
+
+    _swap(offloading, "drop_ledgers", drop_ledgers)
+
+
+def sweep_does_not_look_at_the_manifest() -> None:
+    """Everything older than the grace period is swept."""
+
+    def orphans(listed: Iterable[ObjectInfo], referenced: frozenset[str], before_ms: int) -> list[str]:
+        return [info.key for info in listed if info.last_modified_ms < before_ms]
+
+    _swap(upkeep, "orphans", orphans)
+
+
+def nothing_is_swept() -> None:
+    """Objects of attempts that failed stay for ever."""
+    _swap(upkeep, "orphans", lambda listed, referenced, before_ms: [])
+
+
+def hot_copies_stay() -> None:
+    """Cold ledgers never leave metadata and bookies."""
+    _swap(planning, "_expired_hot", lambda *args: ((), None))
+
+
+def pointer_claims_more_than_the_manifest() -> None:
+    """The pointer in metadata says one offset more than the manifest holds."""
+    pointer: Callable[..., Command] = commands.commit_segment
+
+    def commit_segment(state: PartitionState, new: Any, ledgers: Sequence[StoredLedger], guards: Any) -> Command:
+        return pointer(state, msgspec.structs.replace(new, end_offset=new.end_offset + 1), ledgers, guards)
+
+    _swap(offloading, "commit_segment", commit_segment)
+
+
+# -- bookies' garbage collection
+
+
+def collector_lists_after_the_scan() -> None:
+    """A bookie scans metadata first and lists its ledgers second: one that was made in between is deleted."""
+
+    async def collect(self: Collector) -> int:
+        known = {found.record.ledger_id for found in await self._metadata.scan("ledger/") if isinstance(found.record, Ledger)}
+        held = [set(disk.bookie.contents.ledgers) for disk in self._disks]
+        return sum([await self._delete(disk, ids - known) for disk, ids in zip(self._disks, held, strict=True)])
+
+    _swap(Collector, "collect", collect)
+
+
+def nothing_is_collected() -> None:
+    """Bookies keep deleted ledgers whose deletion they missed."""
+
+    async def collect(self: Collector) -> int:
+        return 0
+
+    _swap(Collector, "collect", collect)
+
+
+MUTANTS: Final = (
+    epochs_are_not_checked,
+    versions_are_not_checked,
+    versions_and_epochs_are_not_checked,
+    broker_ignores_the_end_of_its_session,
+    lease_is_measured_by_the_wall_clock,
+    quorum_ends_sessions_early,
+    takeover_recovers_only_the_last_ledger,
+    takeover_does_not_recover,
+    producers_are_forgotten_at_takeover,
+    checkpoints_without_producers,
+    repeated_batches_are_appended,
+    takeover_begins_at_the_last_ledgers_base,
+    acknowledged_at_the_first_copy,
+    lost_writer_is_answered_as_done,
+    hot_copies_go_before_the_commit,
+    objects_are_deleted_after_an_unknown_outcome,
+    copies_are_not_read_back,
+    commits_do_not_look_at_the_manifest,
+    drops_do_not_look_at_the_log,
+    sweep_does_not_look_at_the_manifest,
+    nothing_is_swept,
+    hot_copies_stay,
+    pointer_claims_more_than_the_manifest,
+    collector_lists_after_the_scan,
+    nothing_is_collected,
+)

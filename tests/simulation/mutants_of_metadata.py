@@ -111,18 +111,6 @@ def reads_do_not_ask_the_quorum() -> None:
     _swap(Raft, "read", read)
 
 
-def own_vote_counts_before_it_is_durable() -> None:
-    """A candidate counts its own vote at once, and forgets it if it restarts."""
-    campaign: Callable[..., None] = Elections.campaign
-
-    def hasty(self: Elections, last: tuple[int, int], out: list[Message], *, pre: bool, transfer: bool = False) -> None:
-        campaign(self, last, out, pre=pre, transfer=transfer)
-        if not pre:
-            self._count(self._settings.node_id, True)
-
-    _swap(Elections, "campaign", hasty)
-
-
 MUTANTS: Final = (
     vote_is_not_stored,
     term_and_vote_are_not_stored,
@@ -132,5 +120,4 @@ MUTANTS: Final = (
     votes_for_whoever_asks,
     one_copy_commits,
     reads_do_not_ask_the_quorum,
-    own_vote_counts_before_it_is_durable,
 )

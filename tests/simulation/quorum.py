@@ -131,6 +131,8 @@ async def _faults(world: World, nodes: list[Machine], audit: Audit) -> None:
     for _ in range(int(FAULTS_S)):
         await asyncio.sleep(1.0)
         assert not audit.broken, audit.broken[0]
+        for node in nodes:
+            assert node.failure is None, f"{node.name} failed: {node.failure!r}"
     for nemesis, task in zip(nemeses, tasks, strict=True):
         nemesis.stop()
         task.cancel()

@@ -57,6 +57,8 @@ async def run_metadata_node(machine: Machine, ports: Ports) -> None:
     await server.start()
     if machine.world.audit is not None:
         assert server._node is not None
+        assert server._serving is not None
+        machine.world.audit.watch_votes(server._serving, machine.disk)
         machine.world.audit.watch(machine.name, server._node.replica)
     while server.failure is None:  # noqa: ASYNC110 - the server has no event for it, and needs none
         await asyncio.sleep(0.5)
