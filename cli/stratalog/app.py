@@ -8,12 +8,13 @@ from typing import Final
 import click
 
 _COMMANDS: Final = {
-    "bookie": ("stratalog.commands.role", "Run one bookie."),
+    "bookie": ("stratalog.commands.bookie", "Run one bookie, list bookies, decommission one."),
     "broker": ("stratalog.commands.role", "Run one broker."),
     "cluster": ("stratalog.commands.cluster", "Start and stop a local cluster of processes."),
     "consume": ("stratalog.commands.consume", "Read records of a topic."),
     "doctor": ("stratalog.commands.doctor", "Check the machine, a cluster and its store."),
     "group": ("stratalog.commands.group", "List, describe and reset consumer groups."),
+    "ledger": ("stratalog.commands.ledger", "See ledgers and read their entries."),
     "metadata": ("stratalog.commands.role", "Run one node of the metadata quorum."),
     "produce": ("stratalog.commands.produce", "Write records to a topic."),
     "tier": ("stratalog.commands.tier", "See, move and verify history in the object store."),

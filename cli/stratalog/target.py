@@ -39,11 +39,16 @@ def kafka_options(command: Command) -> Command:
     return data_option(option(command))
 
 
+def quorum_options(command: Command) -> Command:
+    """``--data`` or ``--metadata``; hand both to :func:`metadata_of`."""
+    metadata = click.option("--metadata", envvar="STRATALOG_METADATA", help="Metadata nodes, HOST:PORT,… (default: of --data).")
+    return data_option(metadata(command))
+
+
 def metadata_options(command: Command) -> Command:
     """``--data`` or ``--metadata`` and ``--store``; hand them to :func:`metadata_of` and :func:`store_of`."""
-    metadata = click.option("--metadata", envvar="STRATALOG_METADATA", help="Metadata nodes, HOST:PORT,… (default: of --data).")
     store = click.option("--store", envvar="STRATALOG_STORE", help="Object store: directory or s3:// URL (default: of --data).")
-    return data_option(metadata(store(command)))
+    return quorum_options(store(command))
 
 
 def bootstrap_of(data: Path | None, bootstrap: str | None) -> str:

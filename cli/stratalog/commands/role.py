@@ -1,4 +1,7 @@
-"""``stratalog metadata|bookie|broker|tiering --config FILE``: one role alone, as containers and clusters start it."""
+"""``stratalog metadata|broker|tiering --config FILE``: one role alone, as containers and clusters start it.
+
+``bookie`` is one, too, and has commands besides: see ``bookie.py``.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,5 @@ def _command(role: str) -> click.Command:
 
 
 metadata = _command("metadata")
-bookie = _command("bookie")
 broker = _command("broker")
 tiering = _command("tiering")

@@ -56,8 +56,8 @@ def _check_bookies(view: MetadataView) -> Finding:
         return fail("bookies", f"none of {len(bookies)} lives", "start the bookies")
     if full:
         return fail("bookies", f"{', '.join(full)} read-only", "free disk space there, or add bookies")
-    if len(live) < len(bookies):
-        dead = ", ".join(bookie.bookie_id for bookie in bookies if not bookie.session_id)
+    if any(not bookie.session_id and not bookie.draining for bookie in bookies):
+        dead = ", ".join(bookie.bookie_id for bookie in bookies if not bookie.session_id and not bookie.draining)
         return warn("bookies", f"{dead} down, {len(live)} live", "start them: records have fewer copies meanwhile")
     return ok("bookies", f"{len(live)} live")
 
@@ -68,7 +68,11 @@ def _check_ledgers(view: MetadataView) -> Finding:
     lacking = sum(any(not live.issuperset(fragment.bookies) for fragment in ledger.fragments) for ledger in ledgers)
     opened = sum(ledger.state is not LedgerState.CLOSED for ledger in ledgers)
     if lacking:
-        return warn("ledgers", f"{lacking} of {len(ledgers)} lack a copy", "start the bookies that are down")
+        return warn(
+            "ledgers",
+            f"{lacking} of {len(ledgers)} lack a copy",
+            "start the bookies that are down, or let the auditor copy anew",
+        )
     return ok("ledgers", f"{len(ledgers)} hot, {opened} of them open")
 
 

@@ -1,0 +1,83 @@
+"""``stratalog bookie``: run one, or ``bookie list`` and ``bookie decommission``, which ask the metadata nodes."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import click
+
+from stratalog.hot.decommission import describe_left, ledgers_of, set_draining, wait_until_empty
+from stratalog.hot.report import Row, bookie_rows
+from stratalog.output import json_option, print_listing, progress_bar
+from stratalog.target import metadata_of, quorum_options
+from stratalog.tier.session import metadata_session
+from stratalog_metadata.records import Ledger
+
+_COLUMNS = ("bookie", "state", "rack", "address", "fragments")
+
+
+@click.group(invoke_without_command=True)
+@click.option("--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="TOML file of the bookie to run.")
+@click.pass_context
+def bookie(context: click.Context, config: Path | None) -> None:
+    """Run one bookie until SIGTERM, configured by a TOML file and the environment; or see and retire bookies."""
+    if context.invoked_subcommand is None:
+        from stratalog.roles import bookie as role
+        from stratalog.roles.runtime import Configuration, run
+
+        run(Configuration(file=config), "bookie", role.start)
+
+
+@bookie.command("list")
+@quorum_options
+@json_option
+def list_bookies(data: Path | None, metadata: str | None, as_json: bool) -> None:
+    """List bookies: their state, rack, and in how many fragments of ledgers each stands."""
+    rows = asyncio.run(_rows(metadata_of(data, metadata)))
+    print_listing("bookies", rows, _COLUMNS, as_json=as_json)
+
+
+async def _rows(addresses: list[str]) -> list[Row]:
+    async with metadata_session(addresses) as client:
+        return bookie_rows(client.view)
+
+
+@bookie.command()
+@click.argument("name")
+@click.option("--wait", is_flag=True, help="Return when no ledger names it: then its disks may go.")
+@click.option("--timeout", "timeout_s", default=3600.0, show_default=True, help="Seconds to wait.")
+@click.option("--cancel", is_flag=True, help="Put it back into service.")
+@quorum_options
+def decommission(name: str, wait: bool, timeout_s: float, cancel: bool, data: Path | None, metadata: str | None) -> None:
+    """Have the auditor move everything from bookie NAME to others; it gets no new ledgers.
+
+    Refused if too few others remain for the copies that topics ask for. Closed ledgers move at once, open ones when they are
+    closed. Keep it running until then: what it alone has is read from it.
+    """
+    addresses = metadata_of(data, metadata)
+    if cancel:
+        asyncio.run(_cancel(addresses, name))
+    else:
+        asyncio.run(_decommission(addresses, name, timeout_s if wait else None))
+
+
+async def _cancel(addresses: list[str], name: str) -> None:
+    async with metadata_session(addresses) as client:
+        await set_draining(client, name, draining=False)
+    click.echo(f"{name} takes ledgers again", err=True)
+
+
+async def _decommission(addresses: list[str], name: str, timeout_s: float | None) -> None:
+    async with metadata_session(addresses) as client:
+        await set_draining(client, name, draining=True)
+        left = ledgers_of(client.view.all(Ledger), name)
+        click.echo(f"{name} drains: it is in {describe_left(left)}", err=True)
+        if timeout_s is None:
+            return
+        with progress_bar() as progress:
+            task = progress.add_task(f"draining {name}", total=len(left))
+            await wait_until_empty(
+                client, name, timeout_s, lambda count: progress.update(task, completed=max(0, len(left) - count))
+            )  # fmt: skip
+    click.echo(f"{name} is decommissioned: no ledger names it", err=True)

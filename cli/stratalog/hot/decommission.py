@@ -1,0 +1,106 @@
+"""Takes a bookie out of service: marks it as draining, and waits until no ledger names it any more.
+
+The auditor moves closed ledgers; open ones follow when their writers close them. Nothing is deleted here: the disks may be
+taken away once the wait has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from stratalog_core.errors import Conflict, NotEnoughBookies, NotFound, Unavailable
+from stratalog_metadata.api import MetadataClient, MetadataView
+from stratalog_metadata.commands import Command, Put, VersionIs
+from stratalog_metadata.records import Bookie, Ledger, LedgerState, Topic, Versioned, bookie_key
+
+_ATTEMPTS = 20
+_LEDGERS = "ledger/"
+
+OnProgress = Callable[[int], None]
+
+
+async def set_draining(metadata: MetadataClient, name: str, *, draining: bool) -> None:
+    """Mark or unmark the bookie. Raises ``NotFound``; ``NotEnoughBookies`` if the others could not take its copies."""
+    key = bookie_key(name)
+    for _ in range(_ATTEMPTS):
+        found, record = await _read(metadata, name)
+        if record.draining == draining:
+            return
+        if draining:
+            check_enough_remain(metadata.view, name)
+        change = Put(record=msgspec.structs.replace(record, draining=draining))
+        try:
+            await metadata.propose(
+                Command(updates=(change,), requirements=(VersionIs(key=key, version=found.version),))
+            )  # fmt: skip
+        except Conflict:
+            continue  # the bookie itself wrote its record meanwhile
+        return
+    raise Unavailable(f"the record of bookie {name} changes all the time: try again")
+
+
+async def _read(metadata: MetadataClient, name: str) -> tuple[Versioned, Bookie]:
+    (found,) = await metadata.read([bookie_key(name)])
+    if found is None or not isinstance(found.record, Bookie):
+        raise NotFound(f"no bookie {name!r}: see `stratalog bookie list`")
+    return found, found.record
+
+
+def check_enough_remain(view: MetadataView, name: str) -> None:
+    """Raise ``NotEnoughBookies`` unless the other bookies can hold every ledger and topic with all its copies."""
+    left = [each for each in view.all(Bookie) if each.bookie_id != name and _takes_ledgers(each)]
+    needed = max(
+        (1, *(ledger.ensemble_size for ledger in view.all(Ledger)), *(topic.replication_factor for topic in view.all(Topic)))
+    )  # fmt: skip
+    if len(left) < needed:
+        names = ", ".join(each.bookie_id for each in left) or "none"
+        raise NotEnoughBookies(
+            f"without {name} {len(left)} bookies take ledgers ({names}), and there are ledgers or topics with {needed} copies:"
+            " start more bookies first"
+        )
+
+
+def _takes_ledgers(bookie: Bookie) -> bool:
+    return bookie.session_id != 0 and not bookie.read_only and not bookie.draining
+
+
+def ledgers_of(ledgers: Iterable[Ledger], name: str) -> list[Ledger]:
+    """Those that name the bookie."""
+    return [ledger for ledger in ledgers if any(name in fragment.bookies for fragment in ledger.fragments)]
+
+
+def describe_left(ledgers: list[Ledger]) -> str:
+    """How many are left, for people."""
+    opened = sum(ledger.state is not LedgerState.CLOSED for ledger in ledgers)
+    return f"{len(ledgers)} ledgers, {opened} of them open"
+
+
+async def wait_until_empty(metadata: MetadataClient, name: str, timeout_s: float, on_progress: OnProgress) -> None:
+    """Return when no ledger names the bookie, by a linearizable scan. Raises ``Unavailable`` after the time-out."""
+    changed = asyncio.Event()
+    stop = metadata.view.subscribe(lambda changes: changed.set())
+    try:
+        async with asyncio.timeout(timeout_s):
+            while not await _is_empty(metadata, name, on_progress):
+                await changed.wait()
+                changed.clear()
+    except TimeoutError:
+        left = describe_left(ledgers_of(metadata.view.all(Ledger), name))
+        raise Unavailable(
+            f"{name} still is in {left}, after {timeout_s:.0f} s; open ones move when they are closed"
+            f" (`stratalog tier offload` closes a topic's): it goes on draining, wait again"
+        ) from None
+    finally:
+        stop()
+
+
+async def _is_empty(metadata: MetadataClient, name: str, on_progress: OnProgress) -> bool:
+    left = ledgers_of(metadata.view.all(Ledger), name)
+    on_progress(len(left))
+    if left:
+        return False
+    stored = [found.record for found in await metadata.scan(_LEDGERS)]
+    return not ledgers_of([record for record in stored if isinstance(record, Ledger)], name)

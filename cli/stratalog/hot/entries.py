@@ -1,0 +1,48 @@
+"""Reads a ledger's entries from its bookies, with every checksum verified, and tells what each is."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+from stratalog_bookies.client import Entry, LedgerClient
+from stratalog_core.batch import check_batch
+from stratalog_core.checkpoint import MAGIC
+from stratalog_core.errors import Invalid
+from stratalog_metadata.records import Ledger
+
+_READ_BYTES: Final = 4 * 1024 * 1024
+
+
+async def entry_rows(ledgers: LedgerClient, ledger: Ledger, first: int, last: int | None) -> AsyncIterator[dict[str, Any]]:
+    """Entries ``first`` to ``last`` (default: the last confirmed one).
+
+    Raises ``Invalid`` for a range outside, ``NoSuchEntry``, ``Unavailable``, and ``Corrupt`` for a batch that does not match
+    its producer's CRC.
+    """
+    end = await ledgers.read_lac(ledger)
+    last = end if last is None else last
+    if last > end or first < 0:
+        raise Invalid(f"ledger {ledger.ledger_id} has entries 0 to {end}; asked for are {first} to {last}")
+    while first <= last:
+        for entry in await ledgers.read(ledger, first, last, _READ_BYTES):
+            yield entry_row(entry)
+            first = entry.entry_id + 1
+
+
+def entry_row(entry: Entry) -> dict[str, Any]:
+    """The batch's header, or that it is a part of a checkpoint. Raises ``Corrupt``."""
+    row: dict[str, Any] = {"entry": entry.entry_id, "bytes": len(entry.payload)}
+    if bytes(entry.payload[: len(MAGIC)]) == MAGIC:
+        return {**row, "kind": "checkpoint"}
+    header = check_batch(entry.payload)
+    return {
+        **row,
+        "kind": "control" if header.is_control else "batch",
+        "base_offset": header.base_offset,
+        "last_offset": header.last_offset,
+        "records": header.record_count,
+        "max_timestamp_ms": header.max_timestamp_ms,
+        "producer_id": header.producer_id,
+        "base_sequence": header.base_sequence,
+    }

@@ -1,0 +1,101 @@
+"""Rows about bookies and ledgers, from the metadata view. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from stratalog_bookies.audit.plan import loads
+from stratalog_core.errors import NoSuchLedger, NotFound
+from stratalog_metadata.api import MetadataView
+from stratalog_metadata.records import Bookie, Ledger, LedgerState, Topic, ledger_key, topic_key
+
+Row = dict[str, Any]
+
+
+def bookie_rows(view: MetadataView) -> list[Row]:
+    """One row a bookie; ``fragments`` counts the places that it has in ledgers."""
+    stands = loads(view.all(Ledger))
+    return [
+        {
+            "bookie": each.bookie_id,
+            "state": bookie_state(each, stands[each.bookie_id]),
+            "live": each.session_id != 0,
+            "read_only": each.read_only,
+            "draining": each.draining,
+            "rack": each.rack,
+            "address": each.address,
+            "fragments": stands[each.bookie_id],
+        }
+        for each in view.all(Bookie)
+    ]
+
+
+def bookie_state(bookie: Bookie, fragments: int) -> str:
+    """In one word."""
+    if bookie.draining:
+        return "draining" if fragments else "decommissioned"
+    if not bookie.session_id:
+        return "down"
+    return "read-only" if bookie.read_only else "live"
+
+
+def ledger_rows(view: MetadataView, topic: str | None) -> list[Row]:
+    """One row a ledger, of one topic or of all. Raises ``NotFound`` for a topic that does not exist."""
+    if topic is not None and view.find(Topic, topic_key(topic)) is None:
+        raise NotFound(f"no topic {topic!r}: see `stratalog topic list`")
+    names = {each.topic_id: each.name for each in view.all(Topic)}
+    live = live_bookies(view)
+    rows = (ledger_row(ledger, names.get(ledger.topic_id, "(deleted)"), live) for ledger in view.all(Ledger))
+    return [row for row in rows if topic is None or row["topic"] == topic]
+
+
+def ledger_row(ledger: Ledger, topic: str, live: frozenset[str]) -> Row:
+    """Sizes and end are of closed ledgers only. ``lacking`` counts copies whose bookie is not live."""
+    closed = ledger.state is LedgerState.CLOSED
+    named = [name for fragment in ledger.fragments for name in fragment.bookies]
+    return {
+        "ledger": ledger.ledger_id,
+        "topic": topic,
+        "partition": ledger.partition,
+        "state": str(ledger.state),
+        "base_offset": ledger.base_offset,
+        "end_offset": ledger.end_offset if closed else None,
+        "entries": ledger.last_entry + 1 if closed else None,
+        "bytes": ledger.payload_bytes if closed else None,
+        "lacking": sum(name not in live for name in named),
+        "bookies": list(dict.fromkeys(named)),
+    }
+
+
+def ledger_document(view: MetadataView, ledger_id: int) -> Row:
+    """All that metadata knows of one ledger. Raises ``NoSuchLedger``."""
+    ledger = ledger_named(view, ledger_id)
+    names = {each.topic_id: each.name for each in view.all(Topic)}
+    live = live_bookies(view)
+    return {
+        **ledger_row(ledger, names.get(ledger.topic_id, "(deleted)"), live),
+        "leader_epoch": ledger.leader_epoch,
+        "write_quorum": ledger.write_quorum,
+        "ack_quorum": ledger.ack_quorum,
+        "closed_at_ms": ledger.closed_at_ms,
+        "fragments": list(_fragments(ledger, live)),
+    }
+
+
+def ledger_named(view: MetadataView, ledger_id: int) -> Ledger:
+    """Raises ``NoSuchLedger``."""
+    ledger = view.find(Ledger, ledger_key(ledger_id))
+    if ledger is None:
+        raise NoSuchLedger(f"no ledger {ledger_id}: it may be in the object store by now; see `stratalog ledger list`")
+    return ledger
+
+
+def live_bookies(view: MetadataView) -> frozenset[str]:
+    return frozenset(each.bookie_id for each in view.all(Bookie) if each.session_id)
+
+
+def _fragments(ledger: Ledger, live: frozenset[str]) -> Iterator[Row]:
+    for fragment in ledger.fragments:
+        down = [name for name in fragment.bookies if name not in live]
+        yield {"first_entry": fragment.first_entry, "bookies": list(fragment.bookies), "down": down}

@@ -1,0 +1,26 @@
+"""One command's connection to the metadata quorum and to the bookies that it names."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from stratalog.tier.session import metadata_session
+from stratalog_bookies.client import LedgerClient
+from stratalog_core.rpc import TcpTransport
+from stratalog_core.system import SystemClock
+from stratalog_metadata.client import QuorumClient
+
+
+@asynccontextmanager
+async def ledger_session(addresses: Sequence[str]) -> AsyncIterator[tuple[QuorumClient, LedgerClient]]:
+    """Both clients, to read with. Raises ``Unavailable`` if no metadata node answers."""
+    transport = TcpTransport()
+    async with metadata_session(addresses) as metadata:
+        ledgers = LedgerClient(metadata, transport, SystemClock(), random.Random())
+        try:
+            yield metadata, ledgers
+        finally:
+            await ledgers.close()
+            await transport.close()

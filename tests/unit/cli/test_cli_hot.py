@@ -1,0 +1,212 @@
+"""``bookie list|decommission``, ``ledger list|show|read``: rows, refusals and waiting, on a real quorum and a real bookie."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from random import Random
+from typing import Any
+from uuid import UUID
+
+import pytest
+from click.testing import CliRunner
+
+from stratalog.app import stratalog
+from stratalog.hot.decommission import set_draining, wait_until_empty
+from stratalog.hot.entries import entry_rows
+from stratalog.hot.report import bookie_rows, ledger_document, ledger_rows
+from stratalog_bookies.client import LedgerClient, LedgerSpec
+from stratalog_bookies.config import BookieSettings
+from stratalog_bookies.server import BookieServer
+from stratalog_core.checkpoint import MAGIC
+from stratalog_core.errors import Corrupt, Invalid, NoSuchLedger, NotEnoughBookies, NotFound, StratalogError, Unavailable
+from stratalog_core.records import Record as KafkaRecord
+from stratalog_core.records import build_batch
+from stratalog_core.rpc import TcpTransport
+from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
+from stratalog_metadata.client import QuorumClient
+from stratalog_metadata.commands import Command, Put
+from stratalog_metadata.embedded import EmbeddedQuorum, embedded_quorum
+from stratalog_metadata.records import (
+    CLUSTER_KEY,
+    Bookie,
+    Fragment,
+    Ledger,
+    LedgerState,
+    Record,
+    Topic,
+    bookie_key,
+)
+
+TOPIC = Topic(name="flights", topic_id=UUID(int=7), partition_count=1, replication_factor=2)
+
+
+@pytest.fixture
+async def quorum(tmp_path: Path) -> AsyncIterator[EmbeddedQuorum]:
+    transport = TcpTransport()
+    async with embedded_quorum(tmp_path / "metadata", transport) as made:
+        changed = asyncio.Event()
+        stop = made.client.view.subscribe(lambda changes: changed.set())
+        while made.client.view.get(CLUSTER_KEY) is None:
+            await changed.wait()
+            changed.clear()
+        stop()
+        yield made
+    await transport.close()
+
+
+async def _put(metadata: QuorumClient, *records: Record) -> None:
+    await metadata.propose(Command(updates=tuple(Put(record=record) for record in records)))
+
+
+async def _bookies(metadata: QuorumClient, *names: str) -> None:
+    session_id = await metadata.open_session("bookies", 30_000, lambda: None)
+    await _put(
+        metadata, *(Bookie(bookie_id=name, address="h:1", cookie="c", rack="r", session_id=session_id) for name in names)
+    )  # fmt: skip
+
+
+def _ledger(number: int, *bookies: str, state: LedgerState = LedgerState.CLOSED) -> Ledger:
+    return Ledger(
+        ledger_id=number, topic_id=TOPIC.topic_id, partition=0, base_offset=100, leader_epoch=3, write_quorum=2, ack_quorum=1,
+        fragments=(Fragment(first_entry=0, bookies=bookies),), state=state, last_entry=9, payload_bytes=1000, end_offset=110,
+    )  # fmt: skip
+
+
+async def test_bookies_and_ledgers_are_told(quorum: EmbeddedQuorum) -> None:
+    metadata = quorum.client
+    await _bookies(metadata, "b1", "b2")
+    down = Bookie(bookie_id="b3", address="h:3", cookie="c")
+    drained = Bookie(bookie_id="b4", address="h:4", cookie="c", draining=True)
+    await _put(metadata, TOPIC, down, drained, _ledger(1, "b1", "b3"), _ledger(2, "b1", "b2", state=LedgerState.OPEN))
+    rows = {row["bookie"]: (row["state"], row["fragments"]) for row in bookie_rows(metadata.view)}
+    assert rows == {"b1": ("live", 2), "b2": ("live", 1), "b3": ("down", 1), "b4": ("decommissioned", 0)}
+    first, second = ledger_rows(metadata.view, "flights")
+    assert (first["ledger"], first["state"], first["entries"], first["lacking"]) == (1, "closed", 10, 1)
+    assert (second["state"], second["entries"], second["bytes"], second["bookies"]) == ("open", None, None, ["b1", "b2"])
+    document = ledger_document(metadata.view, 1)
+    assert document["fragments"] == [{"first_entry": 0, "bookies": ["b1", "b3"], "down": ["b3"]}]
+    with pytest.raises(NotFound, match="no topic 'nothing'"):
+        ledger_rows(metadata.view, "nothing")
+    with pytest.raises(NoSuchLedger, match="no ledger 3"):
+        ledger_document(metadata.view, 3)
+
+
+async def test_a_bookie_that_is_needed_is_not_decommissioned(quorum: EmbeddedQuorum) -> None:
+    metadata = quorum.client
+    await _bookies(metadata, "b1", "b2")
+    await _put(metadata, TOPIC)
+    with pytest.raises(NotEnoughBookies, match=r"without b1 1 bookies take ledgers \(b2\), and there are .* with 2 copies"):
+        await set_draining(metadata, "b1", draining=True)
+    with pytest.raises(NotFound, match="no bookie 'b9'"):
+        await set_draining(metadata, "b9", draining=True)
+    await _bookies(metadata, "b3")
+    await set_draining(metadata, "b1", draining=True)
+    await set_draining(metadata, "b1", draining=True)
+    with pytest.raises(NotEnoughBookies):
+        await set_draining(metadata, "b2", draining=True)
+    await set_draining(metadata, "b1", draining=False)
+    record = metadata.view.find(Bookie, bookie_key("b1"))
+    assert record is not None
+    assert (record.draining, record.rack, record.session_id != 0) == (False, "r", True)
+
+
+async def test_the_wait_ends_when_no_ledger_names_the_bookie(quorum: EmbeddedQuorum) -> None:
+    metadata = quorum.client
+    await _put(metadata, _ledger(1, "b1", "b2"), _ledger(2, "b2", "b3"))
+    with pytest.raises(Unavailable, match="b1 still is in 1 ledgers, 0 of them open"):
+        await wait_until_empty(metadata, "b1", 0.05, lambda left: None)
+    told: list[int] = []
+    waiting = asyncio.create_task(wait_until_empty(metadata, "b1", 20.0, told.append))
+    await _put(metadata, _ledger(1, "b3", "b2"))
+    await waiting
+    assert told[-1] == 0
+
+
+class _Silent:
+    def on_first_copy(self, entry_id: int) -> None: ...
+    def on_confirmed(self, lac: int) -> None: ...
+    def on_failed(self, error: StratalogError) -> None: ...
+
+
+@pytest.fixture
+async def bookie(quorum: EmbeddedQuorum, tmp_path: Path) -> AsyncIterator[LedgerClient]:
+    directory, transport = tmp_path / "disk", TcpTransport()
+    settings = BookieSettings(
+        bookie_id="b1", data_dirs=(str(directory),), log_file_bytes=1024 * 1024, spare_files=0, free_bytes_min=0
+    )  # fmt: skip
+    background = ThreadBackground(settings.threads, "bookie")
+    server = BookieServer(
+        settings, quorum.client, transport, [SystemFiles(directory)], SystemClock(), Random(1), background
+    )  # fmt: skip
+    await server.start()
+    client = LedgerClient(quorum.client, transport, SystemClock(), Random(2))
+    yield client
+    await client.close()
+    await server.close()
+    background.close()
+    await transport.close()
+
+
+async def _written(client: LedgerClient, *payloads: bytes) -> Ledger:
+    spec = LedgerSpec(
+        topic_id=TOPIC.topic_id, partition=0, base_offset=5, leader_epoch=1, ensemble_size=1, write_quorum=1, ack_quorum=1
+    )  # fmt: skip
+    writer = await client.create(spec, updates=lambda ledger: (), listener=_Silent())
+    for payload in payloads:
+        writer.append(payload)
+    return await writer.seal(7)
+
+
+BATCH = bytes(build_batch([KafkaRecord(offset=5, timestamp_ms=1000, key=None, value=b"v")] * 2))
+
+
+async def test_entries_are_read_and_checked(bookie: LedgerClient) -> None:
+    ledger = await _written(bookie, MAGIC + b"...", BATCH)
+    checkpoint, batch = [row async for row in entry_rows(bookie, ledger, 0, None)]
+    assert checkpoint == {"entry": 0, "bytes": 7, "kind": "checkpoint"}
+    assert (batch["entry"], batch["kind"], batch["base_offset"], batch["max_timestamp_ms"]) == (1, "batch", 5, 1000)
+    assert [row["entry"] async for row in entry_rows(bookie, ledger, 1, 1)] == [1]
+    with pytest.raises(Invalid, match="has entries 0 to 1"):
+        [row async for row in entry_rows(bookie, ledger, 0, 2)]
+
+
+async def test_a_batch_that_was_damaged_before_it_was_stored_is_told(bookie: LedgerClient) -> None:
+    ledger = await _written(bookie, BATCH[:-1] + bytes((BATCH[-1] ^ 1,)))
+    with pytest.raises(Corrupt):
+        [row async for row in entry_rows(bookie, ledger, 0, None)]
+
+
+def _invoke(*words: str) -> Any:
+    done = CliRunner().invoke(stratalog, list(words), catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+async def test_the_commands_print_json(quorum: EmbeddedQuorum, bookie: LedgerClient) -> None:
+    ledger = await _written(bookie, BATCH)
+    await _put(quorum.client, TOPIC)
+    where = ("--metadata", ",".join(quorum.addresses), "--json")
+    (row,) = (await asyncio.to_thread(_invoke, "bookie", "list", *where))["bookies"]
+    assert (row["bookie"], row["state"], row["fragments"]) == ("b1", "live", 1)
+    (row,) = (await asyncio.to_thread(_invoke, "ledger", "list", "flights", *where))["ledgers"]
+    assert (row["ledger"], row["entries"], row["topic"]) == (ledger.ledger_id, 1, "flights")
+    shown = await asyncio.to_thread(_invoke, "ledger", "show", str(ledger.ledger_id), *where)
+    assert shown["write_quorum"] == 1
+    (entry,) = (await asyncio.to_thread(_invoke, "ledger", "read", str(ledger.ledger_id), "--first", "0", *where))["entries"]
+    assert (entry["kind"], entry["base_offset"]) == ("batch", 5)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("bookie", "decommission"),
+        ("ledger", "show"),
+        ("ledger", "show", "first"),
+        ("ledger", "read", "1", "--first", "-1"),
+    ],
+)
+def test_wrong_words_are_refused(words: tuple[str, ...]) -> None:
+    assert CliRunner().invoke(stratalog, list(words)).exit_code == 2
