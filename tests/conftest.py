@@ -1,7 +1,7 @@
 """Fixtures that several suites share: real S3 servers on free ports, started once and stopped at the end.
 
 A server's binary is found by environment (``STRATALOG_MINIO``, ``STRATALOG_VERSITYGW``), else on the ``PATH``; where there is
-none, the tests that need it are skipped. Both servers take the credentials that this file puts into the environment.
+none, the tests that need it are skipped. All take the credentials that this file puts into the environment.
 """
 
 from __future__ import annotations
@@ -112,3 +112,17 @@ def versitygw_server(s3_credentials: None, tmp_path_factory: pytest.TempPathFact
     command = [binary, "--port", f"127.0.0.1:{port}", *backend]
     with _running("versitygw", port, command, environment, directory / "log") as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def moto_server(s3_credentials: None) -> Iterator[S3Server]:
+    """moto in threads of this process: no real server, good for a smoke run of the API only."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        yield S3Server(name="moto", endpoint=f"http://{host}:{port}")
+    finally:
+        server.stop()

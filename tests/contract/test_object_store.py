@@ -1,4 +1,7 @@
-"""The object-store border: one suite over the local directory, MinIO and versitygw."""
+"""The object-store border: one suite over the local directory, and MinIO and versitygw by each engine of reads.
+
+A few tests run against moto, too: a smoke run of the API (``-m smoke``) that needs no binary and proves no guarantee.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +16,39 @@ import pytest_asyncio
 
 from stratalog_core.errors import Conflict, Corrupt, Invalid, NoSuchObject, StratalogError
 from stratalog_core.system import SystemClock, ThreadBackground
-from stratalog_tiering.store import ObjectStore, UploadedPart, open_store
+from stratalog_tiering.store import READ_ENGINES, ObjectStore, UploadedPart, open_store
 
 PART = b"p" * (5 * 1024 * 1024)
-BACKENDS = ("directory", pytest.param("minio", marks=pytest.mark.s3), pytest.param("versitygw", marks=pytest.mark.s3))
+S3_BACKENDS = [f"{server}/{engine}" for server in ("minio", "versitygw") for engine in READ_ENGINES]
+BACKENDS = ["directory", *(pytest.param(name, marks=pytest.mark.s3) for name in S3_BACKENDS)]
+MOTO = [pytest.param(f"moto/{engine}", marks=pytest.mark.smoke) for engine in READ_ENGINES]
+MOTO_IS_RIGHT_IN = {
+    "test_what_is_put_is_read_back",
+    "test_an_empty_object_is_an_object",
+    "test_absence_is_explicit",
+    "test_a_range_beyond_the_end_is_not_shortened",
+    "test_if_absent_never_replaces",
+    "test_listing_is_by_string_prefix_in_key_order",
+    "test_deleting_is_idempotent",
+    "test_a_part_can_be_sent_again",
+}
+"""It ignores ``If-None-Match`` when an upload is completed, and accepts wrong checksums: no more is asked of it."""
 
 
-@pytest.fixture(params=BACKENDS)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "store_url" in metafunc.fixturenames:
+        smoke = MOTO if metafunc.function.__name__ in MOTO_IS_RIGHT_IN else []
+        metafunc.parametrize("store_url", [*BACKENDS, *smoke], indirect=True)
+
+
+@pytest.fixture
 def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "directory":
+    name, _, engine = request.param.partition("/")
+    if name == "directory":
         return str(tmp_path / "store")
-    server = request.getfixturevalue(f"{request.param}_server")
+    server = request.getfixturevalue(f"{name}_server")
     url: str = server.make_bucket(f"test-{uuid4().hex[:12]}")
-    return url.replace("?", "/some/prefix?")
+    return url.replace("?", "/some/prefix?") + f"&read_engine={engine}"
 
 
 @pytest_asyncio.fixture

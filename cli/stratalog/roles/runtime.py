@@ -89,11 +89,13 @@ class Node:
         return self._metadata
 
     def store(self) -> ObjectStore:
-        """The object store of ``[node] store``."""
+        """The object store of ``[node] store``, closed when the node stops."""
         if not self.settings.store:
             raise Invalid("[node] store is empty: name a directory, or s3://bucket/prefix?endpoint=URL")
         background = self.background(STORE_THREADS, "store")
-        return open_store(self.settings.store, background=background, clock=self.clock, random=self.random)
+        store = open_store(self.settings.store, background=background, clock=self.clock, random=self.random)
+        self.closing(store.close)
+        return store
 
 
 Start = Callable[[Node], Awaitable[str]]

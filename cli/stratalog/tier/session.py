@@ -30,6 +30,10 @@ async def store_session(url: str) -> AsyncIterator[ObjectStore]:
     """The store at ``url``."""
     background = ThreadBackground(STORE_THREADS, "store")
     try:
-        yield open_store(url, background=background, clock=SystemClock(), random=random.Random())
+        store = open_store(url, background=background, clock=SystemClock(), random=random.Random())
+        try:
+            yield store
+        finally:
+            await store.close()
     finally:
         background.close()

@@ -1,6 +1,7 @@
 """The one border to object storage: a local directory, or S3 and all that speaks its protocol.
 
-``open_store`` takes ``/dir``, ``file:///dir`` or ``s3://bucket/prefix?endpoint=http://127.0.0.1:9000&region=us-east-1``.
+``open_store`` takes ``/dir``, ``file:///dir`` or ``s3://bucket/prefix?endpoint=http://127.0.0.1:9000&region=us-east-1``;
+``read_engine`` chooses how S3 is read: ``obstore`` (default) or ``aioboto3``.
 Credentials come from the environment (``AWS_ACCESS_KEY_ID`` …, or whatever boto3's chain finds), never from the URL.
 """
 
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Final
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from stratalog_core.errors import Invalid
 from stratalog_core.ports import Background, Clock, Random
@@ -24,7 +25,10 @@ from stratalog_tiering.store.filesystem import FilesystemStore
 STORE_THREADS: Final = 8
 """Calls at once that the ``background`` of a store should run."""
 
-_S3_OPTIONS: Final = frozenset({"endpoint", "region"})
+READ_ENGINES: Final = ("obstore", "aioboto3")
+"""Ways to read from S3, the default first."""
+
+_S3_OPTIONS: Final = frozenset({"endpoint", "region", "read_engine"})
 
 
 def open_store(url: str, *, background: Background, clock: Clock, random: Random, threads: int = STORE_THREADS) -> ObjectStore:
@@ -48,20 +52,34 @@ def _directory(url: str) -> Path:
 def _open_s3(url: str, background: Background, threads: int) -> ObjectStore:
     # Imported here, because loading boto3 takes a third of a second that local stores need not wait for.
     from stratalog_tiering.store.s3 import S3Store
+    from stratalog_tiering.store.s3_location import S3Location
 
     parts = urlsplit(url)
-    options = parse_qs(parts.query, strict_parsing=bool(parts.query))
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
     unknown = sorted(set(options) - _S3_OPTIONS)
     if not parts.netloc or parts.username or unknown:
-        raise Invalid(f"store {url!r}: use s3://bucket/prefix with the options endpoint and region, and no credentials")
-    return S3Store(
-        parts.netloc,
-        parts.path,
-        endpoint=options.get("endpoint", [None])[0],
-        region=options.get("region", ["us-east-1"])[0],
-        background=background,
-        threads=threads,
+        raise Invalid(
+            f"store {url!r}: use s3://bucket/prefix with the options endpoint, region, read_engine, and no credentials"
+        )
+    read_engine = options.get("read_engine", READ_ENGINES[0])
+    if read_engine not in READ_ENGINES:
+        raise Invalid(f"store {url!r}: read_engine {read_engine!r} is not known; choose one of {', '.join(READ_ENGINES)}")
+    location = S3Location(
+        bucket=parts.netloc,
+        prefix=parts.path.strip("/") + "/" if parts.path.strip("/") else "",
+        endpoint=options.get("endpoint") or None,
+        region=options.get("region") or "us-east-1",
     )
+    return S3Store(location, read_engine=read_engine, background=background, threads=threads)
 
 
-__all__ = ["PART_BYTES_MIN", "STORE_THREADS", "ObjectInfo", "ObjectStore", "Upload", "UploadedPart", "open_store"]
+__all__ = [
+    "PART_BYTES_MIN",
+    "READ_ENGINES",
+    "STORE_THREADS",
+    "ObjectInfo",
+    "ObjectStore",
+    "Upload",
+    "UploadedPart",
+    "open_store",
+]

@@ -1,6 +1,7 @@
 """What a failure of an S3 request means for the caller: it never happened, nobody knows, or it was refused.
 
-Two clients are in use, so two vocabularies are mapped: botocore's exceptions (writes, administration) and obstore's (reads).
+Two vocabularies are mapped: botocore's exceptions (boto3 and aioboto3; what aiohttp lets through besides is ``no_answer``) and
+obstore's (reads).
 A missing bucket is a matter of configuration and never counts as a missing object.
 """
 
@@ -21,6 +22,7 @@ from obstore.exceptions import BaseError, NotFoundError, PermissionDeniedError, 
 from stratalog_core.errors import Conflict, Corrupt, Invalid, NoSuchObject, OutcomeUnknown, StratalogError, Unavailable
 
 _ABSENT: Final = frozenset({"NoSuchKey", "404", "NotFound"})
+_BEYOND_END: Final = frozenset({"InvalidRange", "416", "RequestedRangeNotSatisfiable"})
 _EXISTS: Final = frozenset({"PreconditionFailed", "412"})
 _REFUSED: Final = frozenset({"AccessDenied", "403", "Forbidden", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken"})
 _NOT_DONE: Final = frozenset({"SlowDown", "503", "ServiceUnavailable", "409", "ConditionalRequestConflict", "OperationAborted"})
@@ -43,7 +45,12 @@ def from_botocore(failure: BotoCoreError | ClientError, key: str, place: str) ->
         return Invalid(f"{place}: no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
     if isinstance(failure, _NEVER_LEFT):
         return Unavailable(f"{place} cannot be reached: {failure}")
-    return OutcomeUnknown(f"{place} did not answer about {key}: {failure}")
+    return no_answer(failure, key, place)
+
+
+def no_answer(failure: Exception, key: str, place: str) -> OutcomeUnknown:
+    """The error for a request that left, or may have left, and had no whole answer."""
+    return OutcomeUnknown(f"{place} did not answer about {key}: {failure or type(failure).__name__}")
 
 
 def _from_answer(failure: ClientError, key: str, place: str) -> StratalogError:
@@ -52,6 +59,8 @@ def _from_answer(failure: ClientError, key: str, place: str) -> StratalogError:
         return Invalid(f"{place}: the bucket does not exist; create it first")
     if code in _ABSENT:
         return NoSuchObject(f"object {key} does not exist in {place}", key=key)
+    if code in _BEYOND_END:
+        return _ends_before(key, place)
     if code in _UPLOAD_GONE:
         return UploadGone(f"the upload of {key} does not exist in {place}", key=key)
     if code in _EXISTS:
@@ -76,5 +85,9 @@ def from_obstore(failure: BaseError | FileNotFoundError | PermissionError, key: 
     if isinstance(failure, PermissionDeniedError | UnauthenticatedError | PermissionError):
         return Invalid(f"{place}: access to {key} was refused; check credentials and policy")
     if "InvalidRange" in text or "416" in text:
-        return Corrupt(f"object {key} in {place} ends before the range that was asked for", key=key)
+        return _ends_before(key, place)
     return Unavailable(f"{place} could not be read ({key}): {text[:300]}")
+
+
+def _ends_before(key: str, place: str) -> Corrupt:
+    return Corrupt(f"object {key} in {place} ends before the range that was asked for", key=key)

@@ -1,0 +1,70 @@
+"""What a bucket holds: listings, HEADs, deletions, uploads left open. Through the asynchronous client.
+
+A collection or a check asks for thousands of these, each of a few hundred bytes: in threads they would wait for one another
+and for the uploads. All of them may be repeated, and are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import Any, Final
+
+from stratalog_core.errors import Unavailable
+from stratalog_tiering.store.base import ObjectInfo, Upload
+from stratalog_tiering.store.s3_async import AsyncClient
+from stratalog_tiering.store.s3_attempts import repeated
+from stratalog_tiering.store.s3_location import S3Location, object_info
+
+_DELETE_BATCH: Final = 1000
+
+
+class S3Catalogue:
+    """Methods as in :class:`stratalog_tiering.store.base.ObjectStore`."""
+
+    def __init__(self, location: S3Location, client: AsyncClient) -> None:
+        self._location = location
+        self._client = client
+
+    async def head(self, key: str) -> ObjectInfo:
+        answer = await self._repeated("head_object", key, Key=self._location.name(key))
+        return object_info(key, answer["ContentLength"], answer["ETag"], answer["LastModified"].timestamp())
+
+    async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
+        more: dict[str, Any] = {}
+        while True:
+            answer = await self._repeated("list_objects_v2", prefix, Prefix=self._location.prefix + prefix, **more)
+            for found in answer.get("Contents", ()):
+                key = self._location.key(found["Key"])
+                yield object_info(key, found["Size"], found["ETag"], found["LastModified"].timestamp())
+            if not answer.get("IsTruncated"):
+                return
+            more = {"ContinuationToken": answer["NextContinuationToken"]}
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        objects = [{"Key": self._location.name(key)} for key in keys]
+        for first in range(0, len(objects), _DELETE_BATCH):
+            batch = {"Objects": objects[first : first + _DELETE_BATCH], "Quiet": True}
+            answer = await self._repeated("delete_objects", keys[first], Delete=batch)
+            failed = [error for error in answer.get("Errors", ()) if error.get("Code") != "NoSuchKey"]
+            if failed:
+                raise Unavailable(f"{self._location.url}: {len(failed)} objects were not deleted, the first {failed[0]}")
+
+    async def list_uploads(self) -> AsyncIterator[Upload]:
+        # Without a prefix: MinIO finds nothing by a partial one.
+        more: dict[str, Any] = {}
+        while True:
+            answer = await self._repeated("list_multipart_uploads", self._location.prefix, **more)
+            for upload in self._ours(answer.get("Uploads", ())):
+                yield upload
+            if not answer.get("IsTruncated"):
+                return
+            more = {"KeyMarker": answer["NextKeyMarker"], "UploadIdMarker": answer["NextUploadIdMarker"]}
+
+    def _ours(self, uploads: Iterable[Any]) -> Iterable[Upload]:
+        for upload in uploads:
+            if upload["Key"].startswith(self._location.prefix):
+                initiated_ms = int(upload["Initiated"].timestamp() * 1000)
+                yield Upload(key=self._location.key(upload["Key"]), upload_id=upload["UploadId"], initiated_ms=initiated_ms)
+
+    async def _repeated(self, operation: str, key: str, **arguments: Any) -> Any:
+        return await repeated(lambda: self._client.request(operation, key, **arguments))

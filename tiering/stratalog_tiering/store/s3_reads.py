@@ -1,0 +1,159 @@
+"""How objects are read from S3: two engines that keep the same promises, so that a store's URL may choose.
+
+obstore reads in Rust, off the event loop, for a third of the CPU; it retries a body that was cut by itself, within a small
+budget. aioboto3 reads on the event loop and leaves three things to the caller, which are done here: it does not retry a body
+that was cut, its time-out between two pieces never ends a trickle, and neither tells a short object from a short answer.
+
+A read that is cancelled stops at once. One that is not done after ``total_s`` is ``Unavailable``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final, Protocol, TypeVar
+
+import boto3
+import obstore
+from obstore.auth.boto3 import Boto3CredentialProvider
+from obstore.exceptions import BaseError
+from obstore.store import S3Store as ObstoreS3
+
+from stratalog_core.errors import Corrupt, OutcomeUnknown, Unavailable
+from stratalog_tiering.store.s3_async import CONNECT_TIMEOUT_S, AsyncClient
+from stratalog_tiering.store.s3_attempts import repeated
+from stratalog_tiering.store.s3_errors import from_obstore
+from stratalog_tiering.store.s3_location import S3Location
+
+_PIECE_BYTES: Final = 256 * 1024
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadLimits:
+    """Of one read with all its attempts, and of a silence after which aioboto3's attempt is given up for another."""
+
+    total_s: float = 10.0
+    silence_s: float = 3.0
+
+
+class ReadEngine(Protocol):
+    """Raises as :class:`stratalog_tiering.store.base.ObjectStore` says."""
+
+    async def get(self, key: str) -> bytes: ...
+
+    async def get_range(self, key: str, start: int, length: int) -> memoryview:
+        """The bytes from ``start`` on, fewer than ``length`` only where the object ends before."""
+        ...
+
+
+class ObstoreReads:
+    """Reads by obstore; one store object, so one pool of connections, for the process."""
+
+    def __init__(self, location: S3Location, session: boto3.Session, endpoint: str, limits: ReadLimits) -> None:
+        self._location = location
+        self._store = _obstore_client(location, session, endpoint, limits)
+        self._limits = limits
+
+    async def get(self, key: str) -> bytes:
+        name = self._location.name(key)
+
+        async def read() -> bytes:
+            result = await obstore.get_async(self._store, name)
+            return bytes(await result.bytes_async())
+
+        return await self._read(read, key)
+
+    async def get_range(self, key: str, start: int, length: int) -> memoryview:
+        name = self._location.name(key)
+
+        async def read() -> memoryview:
+            return memoryview(await obstore.get_range_async(self._store, name, start=start, length=length))
+
+        return await self._read(read, key)
+
+    async def _read(self, read: Callable[[], Awaitable[_Result]], key: str) -> _Result:
+        try:
+            return await _in_time(read, key, self._location, self._limits)
+        except (BaseError, FileNotFoundError, PermissionError) as failure:
+            raise from_obstore(failure, key, self._location.url) from failure
+
+
+class Aioboto3Reads:
+    """Reads through the store's asynchronous client."""
+
+    def __init__(self, location: S3Location, client: AsyncClient, limits: ReadLimits) -> None:
+        self._location = location
+        self._client = client
+        self._limits = limits
+
+    async def get(self, key: str) -> bytes:
+        return await self._read(key)
+
+    async def get_range(self, key: str, start: int, length: int) -> memoryview:
+        content = await self._read(key, Range=f"bytes={start}-{start + length - 1}")
+        if len(content) > length:
+            raise Unavailable(f"{self._location.url} answered {len(content)} bytes of {key} instead of {length}")
+        return memoryview(content)
+
+    async def _read(self, key: str, **arguments: Any) -> bytes:
+        name = self._location.name(key)
+
+        async def read() -> bytes:
+            return await repeated(lambda: self._attempt(key, Key=name, **arguments))
+
+        return await _in_time(read, key, self._location, self._limits)
+
+    async def _attempt(self, key: str, **arguments: Any) -> bytes:
+        async with self._client.answering(key) as client, asyncio.timeout(self._limits.silence_s) as silence:
+            answer = await client.get_object(Bucket=self._location.bucket, **arguments)
+            async with answer["Body"]:
+                content = await self._pieces(answer["Body"], silence)
+        # What the head of the answer promised: fewer bytes are an answer that was cut, never an object that ends.
+        if len(content) != answer["ContentLength"]:
+            raise OutcomeUnknown(f"{self._location.url} sent {len(content)} of {answer['ContentLength']} bytes of {key}")
+        return content
+
+    async def _pieces(self, body: Any, silence: asyncio.Timeout) -> bytes:
+        now, pieces = asyncio.get_running_loop().time, []
+        while piece := await body.read(_PIECE_BYTES):
+            silence.reschedule(now() + self._limits.silence_s)
+            pieces.append(piece)
+        return b"".join(pieces)
+
+
+def check_length(content: memoryview, key: str, start: int, length: int) -> memoryview:
+    """``content`` if it is whole. Raises ``Corrupt`` if the object ended before."""
+    if len(content) != length:
+        raise Corrupt(f"object {key} ends at byte {start + len(content)}, not {start + length}", key=key)
+    return content
+
+
+async def _in_time(read: Callable[[], Awaitable[_Result]], key: str, location: S3Location, limits: ReadLimits) -> _Result:
+    try:
+        async with asyncio.timeout(limits.total_s):
+            return await read()
+    except TimeoutError as late:
+        raise Unavailable(f"{location.url} did not answer about {key} in {limits.total_s} s") from late
+
+
+def _obstore_client(location: S3Location, session: boto3.Session, endpoint: str, limits: ReadLimits) -> ObstoreS3:
+    return ObstoreS3(
+        location.bucket,
+        endpoint=endpoint,
+        region=location.region,
+        virtual_hosted_style_request=False,
+        credential_provider=Boto3CredentialProvider(session),
+        client_options={
+            "allow_http": endpoint.startswith("http://"),
+            "connect_timeout": timedelta(seconds=CONNECT_TIMEOUT_S),
+            "timeout": timedelta(seconds=limits.total_s),
+        },
+        retry_config={
+            "max_retries": 2,
+            "retry_timeout": timedelta(seconds=limits.total_s),
+            "backoff": {"init_backoff": timedelta(milliseconds=50), "max_backoff": timedelta(seconds=1), "base": 3},
+        },
+    )
