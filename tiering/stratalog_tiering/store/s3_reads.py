@@ -10,6 +10,7 @@ A read that is cancelled stops at once. One that is not done after ``total_s`` i
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -90,26 +91,27 @@ class Aioboto3Reads:
         self._limits = limits
 
     async def get(self, key: str) -> bytes:
-        return await self._read(key)
+        return await self._read(key, None)
 
     async def get_range(self, key: str, start: int, length: int) -> memoryview:
-        content = await self._read(key, Range=f"bytes={start}-{start + length - 1}")
-        if len(content) > length:
-            raise Unavailable(f"{self._location.url} answered {len(content)} bytes of {key} instead of {length}")
-        return memoryview(content)
+        return memoryview(await self._read(key, (start, length)))
 
-    async def _read(self, key: str, **arguments: Any) -> bytes:
-        name = self._location.name(key)
+    async def _read(self, key: str, wanted: tuple[int, int] | None) -> bytes:
+        arguments: dict[str, Any] = {"Bucket": self._location.bucket, "Key": self._location.name(key)}
+        if wanted:
+            arguments["Range"] = f"bytes={wanted[0]}-{sum(wanted) - 1}"
 
         async def read() -> bytes:
-            return await repeated(lambda: self._attempt(key, Key=name, **arguments))
+            return await repeated(lambda: self._attempt(key, wanted, arguments))
 
         return await _in_time(read, key, self._location, self._limits)
 
-    async def _attempt(self, key: str, **arguments: Any) -> bytes:
+    async def _attempt(self, key: str, wanted: tuple[int, int] | None, arguments: dict[str, Any]) -> bytes:
         async with self._client.answering(key) as client, asyncio.timeout(self._limits.silence_s) as silence:
-            answer = await client.get_object(Bucket=self._location.bucket, **arguments)
+            answer = await client.get_object(**arguments)
             async with answer["Body"]:
+                if wanted and not _covers(answer.get("ContentRange", ""), *wanted):
+                    raise Unavailable(f"{self._location.url} answered another range of {key} than was asked for")
                 content = await self._pieces(answer["Body"], silence)
         # What the head of the answer promised: fewer bytes are an answer that was cut, never an object that ends.
         if len(content) != answer["ContentLength"]:
@@ -129,6 +131,15 @@ def check_length(content: memoryview, key: str, start: int, length: int) -> memo
     if len(content) != length:
         raise Corrupt(f"object {key} ends at byte {start + len(content)}, not {start + length}", key=key)
     return content
+
+
+def _covers(content_range: str, start: int, length: int) -> bool:
+    """Is this the header (RFC 9110, 14.4) of all that was asked for, as far as the object goes?"""
+    found = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", content_range)
+    if found is None:
+        return False
+    first, last, size = map(int, found.groups())
+    return first == start and last + 1 == min(start + length, size)
 
 
 async def _in_time(read: Callable[[], Awaitable[_Result]], key: str, location: S3Location, limits: ReadLimits) -> _Result:

@@ -1,0 +1,210 @@
+"""Answers to reads that break off, stall, trickle or refuse: by either engine, from a server that does as it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from stratalog_core.errors import Corrupt, Invalid, NoSuchObject, StratalogError, Unavailable
+from stratalog_core.system import SystemClock, ThreadBackground
+from stratalog_tiering.store import READ_ENGINES, ObjectStore, open_store
+from stratalog_tiering.store.s3 import S3Store
+from stratalog_tiering.store.s3_location import S3Location
+from stratalog_tiering.store.s3_reads import ReadLimits
+
+CONTENT = bytes(range(256)) * 400
+LIMITS = ReadLimits(total_s=1.5, silence_s=0.3)
+Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
+
+
+def _head(status: str, length: int, size: int = len(CONTENT)) -> bytes:
+    tags = 'ETag: "e"\r\nLast-Modified: Mon, 02 Nov 2026 10:00:00 GMT\r\nAccept-Ranges: bytes\r\n'
+    covered = f"Content-Range: bytes 0-{length - 1}/{size}\r\n" if status.startswith("206") else ""
+    return f"HTTP/1.1 {status}\r\nContent-Length: {length}\r\n{tags}{covered}Connection: close\r\n\r\n".encode()
+
+
+async def whole(answer: asyncio.StreamWriter) -> None:
+    answer.write(_head("206 Partial Content", len(CONTENT)) + CONTENT)
+
+
+async def cut(answer: asyncio.StreamWriter) -> None:
+    answer.write(_head("206 Partial Content", len(CONTENT)) + CONTENT[:5000])
+
+
+async def shorter(answer: asyncio.StreamWriter) -> None:
+    answer.write(_head("206 Partial Content", 5000, size=5000) + CONTENT[:5000])
+
+
+async def another_range(answer: asyncio.StreamWriter) -> None:
+    answer.write(_head("206 Partial Content", 5000) + CONTENT[:5000])
+
+
+async def no_range(answer: asyncio.StreamWriter) -> None:
+    answer.write(_head("200 OK", len(CONTENT)) + CONTENT)
+
+
+async def stalled(answer: asyncio.StreamWriter) -> None:
+    answer.write(_head("206 Partial Content", len(CONTENT)) + CONTENT[:5000])
+    await asyncio.Event().wait()
+
+
+async def silent(answer: asyncio.StreamWriter) -> None:
+    await asyncio.Event().wait()
+
+
+async def trickling(answer: asyncio.StreamWriter) -> None:
+    answer.write(_head("206 Partial Content", len(CONTENT)))
+    for byte in CONTENT:
+        answer.write(bytes([byte]))
+        await answer.drain()
+        await asyncio.sleep(0.02)
+
+
+def refused(status: str, code: str) -> Answer:
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>no</Message></Error>".encode()
+        writer.write(_head(status, len(body)) + body)
+
+    return answer
+
+
+class ScriptedServer:
+    """Answers each request with the next of ``script``, the last one for ever."""
+
+    def __init__(self) -> None:
+        self.script: deque[Answer] = deque([whole])
+        self.answered = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> str:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def _serve(self, request: asyncio.StreamReader, answer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            await request.readuntil(b"\r\n\r\n")
+            self.answered += 1
+            await (self.script.popleft() if len(self.script) > 1 else self.script[0])(answer)
+            await answer.drain()
+        answer.close()
+        with contextlib.suppress(ConnectionError):
+            await answer.wait_closed()
+        self._tasks.discard(task)
+
+    async def close(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+@pytest_asyncio.fixture
+async def server(s3_credentials: None) -> AsyncIterator[ScriptedServer]:
+    made = ScriptedServer()
+    yield made
+    await made.close()
+
+
+@pytest_asyncio.fixture(params=READ_ENGINES)
+async def store(request: pytest.FixtureRequest, server: ScriptedServer) -> AsyncIterator[ObjectStore]:
+    location = S3Location(bucket="bucket", prefix="", endpoint=await server.start(), region="us-east-1")
+    background = ThreadBackground(2, "store")
+    opened = S3Store(location, read_engine=request.param, background=background, threads=2, read_limits=LIMITS)
+    yield opened
+    await opened.close()
+    background.close()
+
+
+async def read(store: ObjectStore) -> bytes:
+    return bytes(await store.get_range("object", 0, len(CONTENT)))
+
+
+@pytest.mark.parametrize("fault", [cut, refused("503 Slow Down", "SlowDown"), refused("500 Oh", "InternalError")])
+async def test_what_failed_once_is_read_again(store: ObjectStore, server: ScriptedServer, fault: Answer) -> None:
+    server.script.extendleft([fault])
+    assert await read(store) == CONTENT
+    assert server.answered == 2
+
+
+@pytest.mark.parametrize(
+    "fault", [cut, stalled, silent, trickling, another_range, no_range, refused("503 Slow Down", "SlowDown")]
+)
+async def test_what_never_gets_whole_is_unavailable_in_time(store: ObjectStore, server: ScriptedServer, fault: Answer) -> None:
+    server.script = deque([fault])
+    async with asyncio.timeout(LIMITS.total_s + 5):
+        with pytest.raises(Unavailable):
+            await read(store)
+
+
+async def test_an_object_that_ends_early_is_told_from_an_answer_that_was_cut(
+    store: ObjectStore, server: ScriptedServer
+) -> None:
+    server.script = deque([shorter])
+    with pytest.raises(Corrupt, match="byte 5000"):
+        await read(store)
+    assert server.answered == 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [
+        (refused("404 Not Found", "NoSuchKey"), NoSuchObject),
+        (refused("404 Not Found", "NoSuchBucket"), Invalid),
+        (refused("403 Forbidden", "AccessDenied"), Invalid),
+        (refused("416 Range Not Satisfiable", "InvalidRange"), Corrupt),
+    ],
+)
+async def test_refusals_mean_the_same_by_either_engine(
+    store: ObjectStore, server: ScriptedServer, fault: Answer, error: type[StratalogError]
+) -> None:
+    server.script = deque([fault])
+    with pytest.raises(error) as raised:
+        await read(store)
+    assert type(raised.value) is error
+    assert server.answered == 1
+
+
+async def test_a_server_that_is_gone_is_unavailable(store: ObjectStore, server: ScriptedServer) -> None:
+    await server.close()
+    with pytest.raises(Unavailable):
+        await read(store)
+    with pytest.raises(Unavailable):
+        await store.head("object")
+
+
+async def test_a_cut_listing_is_not_a_short_one(store: ObjectStore, server: ScriptedServer) -> None:
+    server.script = deque([cut])
+    with pytest.raises(Unavailable):
+        _ = [info async for info in store.list("")]
+
+
+async def test_a_silence_is_given_up_for_another_attempt(server: ScriptedServer) -> None:
+    location = S3Location(bucket="bucket", prefix="", endpoint=await server.start(), region="us-east-1")
+    background = ThreadBackground(2, "store")
+    store = S3Store(location, read_engine="aioboto3", background=background, threads=2, read_limits=LIMITS)
+    server.script = deque([stalled, silent, whole])
+    assert await read(store) == CONTENT
+    await store.close()
+    background.close()
+    with pytest.raises(Unavailable, match="closed"):
+        await read(store)
+
+
+@pytest.mark.parametrize("engine", ["boto3", "", "Obstore"])
+def test_an_unknown_engine_names_the_choices(engine: str, tmp_path: Path) -> None:
+    background = ThreadBackground(1, "store")
+    with pytest.raises(Invalid, match="obstore, aioboto3"):
+        open_store(f"s3://bucket?read_engine={engine}", background=background, clock=SystemClock(), random=random.Random(1))
+    background.close()
