@@ -13,6 +13,7 @@ from stratalog.exit_codes import ExitCode
 from stratalog.health.cluster import check_metadata, check_processes, check_store
 from stratalog.health.finding import Finding, Verdict
 from stratalog.health.machine import check_machine
+from stratalog.health.metadata_files import check_metadata_files
 from stratalog.local.state import load_state, state_path
 from stratalog.output import json_option, print_json, print_rows
 from stratalog.target import metadata_of, metadata_options, store_of
@@ -23,8 +24,13 @@ from stratalog.target import metadata_of, metadata_options, store_of
 @json_option
 @click.pass_context
 def doctor(context: click.Context, data: Path | None, metadata: str | None, store: str | None, as_json: bool) -> None:
-    """Check this machine; with --data, or --metadata and --store, a cluster and its store, too. Fails if a check fails."""
+    """Check this machine; with --data, or --metadata and --store, a cluster and its store, too. Fails if a check fails.
+
+    With --data also what stopped metadata nodes hold on disk, read-only.
+    """
     findings = list(check_machine(data or Path()))
+    if data:
+        findings += check_metadata_files(data, load_state(data) if state_path(data).exists() else None)
     findings += asyncio.run(_check_cluster(data if data and state_path(data).exists() else None, metadata, store))
     rows = [dataclasses.asdict(finding) for finding in findings]
     if as_json:

@@ -1,0 +1,105 @@
+"""What the metadata nodes below a directory hold on disk: looked into while they are stopped, never changed.
+
+A node that runs is left alone: a reader in its database would hold up its checkpoints. The files are behind the node's log
+by what was not checkpointed yet; that is no fault. SQLite reads a file that was closed in order as immutable, since even a
+read-only connection would leave a new write-ahead log beside it; after a crash it reads the one that is there.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Final, get_args
+
+import msgspec
+from sqlite_utils import Database
+
+from stratalog.health.finding import Finding, fail, ok, warn
+from stratalog.local import processes
+from stratalog.local.state import ClusterState
+from stratalog_metadata.records import Record
+from stratalog_metadata.store import FORMAT_VERSION, SQLITE_FILE
+
+_KEEP: Final = (
+    "do not start this node and delete nothing: most of the others serve without it; copy its directory, check its disk"
+)
+_KINDS: Final = {str(kind.__struct_config__.tag) for kind in get_args(Record)}
+_ROLES: Final = frozenset({"metadata", "all"})
+
+
+class _Kind(msgspec.Struct, frozen=True):
+    """Of a stored record only its kind, so that those of newer versions are counted, too."""
+
+    kind: str
+
+
+_decode_kind = msgspec.msgpack.Decoder(_Kind)
+_decode = msgspec.msgpack.Decoder(Record)
+
+
+def check_metadata_files(data: Path, state: ClusterState | None) -> Iterator[Finding]:
+    """One finding for each metadata node directory below ``data``; none where there is no node."""
+    for path in sorted(data.glob(f"*/{SQLITE_FILE}")):
+        name = path.parent.name
+        if state and _runs(name, state):
+            yield ok(f"files of {name}", "in use; looked into when the node is stopped")
+        else:
+            yield _check_file(f"files of {name}", path)
+
+
+def _runs(name: str, state: ClusterState) -> bool:
+    """In a cluster a directory has its process's name; a process of its own for everything has one node."""
+    named = [process for process in state.processes if process.role in _ROLES and process.name in (name, "up")]
+    return any(processes.running(process) is not None for process in named)
+
+
+def _check_file(check: str, path: Path) -> Finding:
+    try:
+        with closing(_open(path)) as connection:
+            return _check_database(check, path, Database(connection, recursive_triggers=False, execute_plugins=False))
+    except sqlite3.Error as failure:
+        return fail(check, f"{path} cannot be read: {failure}", _KEEP)
+    except msgspec.MsgspecError as malformed:
+        return fail(check, f"{path} holds a malformed record: {malformed}", _KEEP)
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    closed_in_order = not path.with_name(path.name + "-wal").exists()
+    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro{'&immutable=1' if closed_in_order else ''}", uri=True)
+
+
+def _check_database(check: str, path: Path, database: Database) -> Finding:
+    damage = [row[0] for row in database.execute("PRAGMA integrity_check(3)").fetchall()]
+    if damage != ["ok"]:
+        return fail(check, f"{path} is damaged: {'; '.join(damage)}", _KEEP)
+    missing = {"applied", "records"} - set(database.table_names())
+    if missing:
+        return fail(check, f"{path} has no table {' and '.join(sorted(missing))}", _KEEP)
+    applied = next(iter(database["applied"].rows), None)
+    return ok(check, "empty: nothing was checkpointed yet") if applied is None else _check_applied(check, applied, database)
+
+
+def _check_applied(check: str, applied: dict[str, Any], database: Database) -> Finding:
+    version = applied["format_version"]
+    if version != FORMAT_VERSION:
+        remedy = "use the version of Stratalog that wrote it"
+        return fail(check, f"format version {version}, this is for version {FORMAT_VERSION}", remedy)
+    kinds = Counter(_kind_of(row["record"]) for row in database["records"].rows_where(select="record"))
+    counted = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+    position = f"applied up to {applied['log_index']} (term {applied['term']})"
+    detail = f"whole, format version {version}, {position}; {counted or 'no records'}"
+    unknown = sorted(set(kinds) - _KINDS)
+    if unknown:
+        return warn(check, f"{detail}; unknown: {', '.join(unknown)}", "use the version of Stratalog that wrote them")
+    return ok(check, detail)
+
+
+def _kind_of(record: bytes) -> str:
+    """Raises ``msgspec.MsgspecError`` if the record is malformed."""
+    kind = _decode_kind.decode(record).kind
+    if kind in _KINDS:
+        _decode.decode(record)
+    return kind
