@@ -13,11 +13,15 @@ from uuid import UUID
 import msgspec
 import pytest
 
+from stratalog_bookies import messages
 from stratalog_bookies.audit.claim import AUDIT_WORK
+from stratalog_bookies.audit.shares import share_of
 from stratalog_bookies.client import LedgerClient, LedgerClientSettings, LedgerSpec, LedgerWriter
 from stratalog_bookies.config import BookieSettings
+from stratalog_bookies.messages import Status
 from stratalog_bookies.server import BookieServer
-from stratalog_core.errors import NoSuchLedger, StratalogError
+from stratalog_core.errors import Invalid, NoSuchLedger, StratalogError
+from stratalog_core.ports import Request
 from stratalog_core.records import Record, build_batch
 from stratalog_core.rpc import TcpTransport
 from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
@@ -107,14 +111,11 @@ class Cluster:
         return sum([len(entries) for entries in (await self.gaps(ledger)).values()])
 
     async def gaps(self, ledger: Ledger) -> dict[tuple[int, str], list[int]]:
-        from stratalog_bookies.audit.shares import share_of
-        from stratalog_bookies.messages import Range
-
         lacking: dict[tuple[int, str], list[int]] = {}
         for number, fragment in enumerate(ledger.fragments):
             for position, name in enumerate(fragment.bookies):
                 share = share_of(ledger, number, position)
-                (answer,) = await self.client._services.requests.held(name, Range(ledger.ledger_id, 0, 1000))
+                (answer,) = await self.client._services.requests.held(name, messages.Range(ledger.ledger_id, 0, 1000))
                 held = {entry.entry_id for entry in answer.entries}
                 lacking[number, name] = [entry_id for entry_id in share.within(0, 1000) if entry_id not in held]
         return {place: entries for place, entries in lacking.items() if entries}
@@ -314,6 +315,38 @@ async def test_a_ledger_deleted_meanwhile_stays_deleted(cluster: Cluster) -> Non
     assert cluster.metadata.view.get(ledger_key(ledger.ledger_id)) is None
     with pytest.raises(NoSuchLedger):
         await cluster.client.recover([ledger.ledger_id])
+
+
+async def test_a_target_that_refuses_is_never_named(cluster: Cluster) -> None:
+    """A bookie that says it holds nothing and stores nothing: the copy is not moved there, and goes to another one."""
+    for number in range(3):
+        await cluster.start_bookie(f"b{number}")
+    ledger = await cluster.sealed()
+    refused: list[str] = []
+
+    def refuse(request: Request) -> None:
+        if request.method == messages.READ_HEADERS:
+            ((_, _, last),), _, _ = messages.decode_read_headers(request.body)
+            request.reply(*messages.encode_read_answer([(Status.NO_SUCH_LEDGER, last, 0)], [], []))
+        elif request.method == messages.ADD:
+            refused.append("add")
+            request.reply(messages.encode_statuses([Status.READ_ONLY] * len(messages.decode_add(request.body))))
+        else:
+            request.fail(Invalid("not served"))
+
+    listener = await cluster.transport.serve("127.0.0.1:0", refuse)
+    session_id = await cluster.metadata.open_session("full", 30_000, lambda: None)
+    full = Bookie(bookie_id="full", address=listener.address, cookie="full", session_id=session_id)
+    await cluster.metadata.propose(Command(updates=(Put(record=full),)))
+    await cluster.stop_bookie("b2")
+    await eventually(lambda: len(refused) >= 1)
+    assert cluster.stored(ledger.ledger_id) == ledger
+    await cluster.start_bookie("b9")
+    await eventually(lambda: "b9" in cluster.named(ledger.ledger_id))
+    moved = cluster.stored(ledger.ledger_id)
+    assert cluster.named(ledger.ledger_id) == {"b0", "b1", "b9"}
+    assert await cluster.missing(moved) == 0
+    await listener.close()
 
 
 async def test_zero_delay_means_no_audit(cluster: Cluster) -> None:
