@@ -161,6 +161,10 @@ class SimulatedFile:
         self._disk.check_sync()
         self._content.sync()
 
+    def allocate(self, size: int) -> None:
+        if size > self.size():
+            self.truncate(size)
+
     def truncate(self, size: int) -> None:
         self._disk.check_write(max(0, size - len(self._content.now)))
         self._content.truncate(size)

@@ -9,6 +9,7 @@ each producer's records are in order; then what ``final_checks.py`` asks of buck
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from typing import Final
 
 from simulation import roles
@@ -179,6 +180,13 @@ async def read_all(client: KafkaClient, partition: int) -> list[Record]:
         records.extend(found)
 
 
+async def _in_time(event: Awaitable[object], what: str) -> None:
+    try:
+        await asyncio.wait_for(event, FINISH_S)
+    except TimeoutError:
+        raise AssertionError(f"{what} in {FINISH_S:g} s") from None
+
+
 def bootstrap() -> list[str]:
     return [f"broker-{number}:{roles.KAFKA_PORT}" for number in range(1, BROKERS + 1)]
 
@@ -224,7 +232,7 @@ class Scenario:
         for producer in self._producers:
             producer.stop = True
         for producer in self._producers:
-            await asyncio.wait_for(producer.stopped.wait(), FINISH_S)
+            await _in_time(producer.stopped.wait(), "a producer still waits for an answer")
         await self._in_checker(self._check_everything)
         bookies = [f"{machine.name}:{roles.BOOKIE_PORT}" for machine in self.bookies if not machine.is_excused]
         await self._in_checker(FinalChecks(self.audit, self.bucket, bookies, PARTITIONS).run)
@@ -241,15 +249,19 @@ class Scenario:
 
     async def _faults(self) -> None:
         power = NemesisPlan(crash=0, partition=0, one_way=0, lossy=0, clock_jump=0, power_cut=1.0, pause_mean_s=4.0)
+        # Readers still reach a broker that is cut off from metadata and producers, and bookies hear of it.
+        outdated = NemesisPlan(crash=0, partition=0, one_way=0, lossy=0, cut_off=1.0, pause_mean_s=5.0, down_mean_s=3.0)
         plans = [
             ("metadata", self.metadata, NemesisPlan(crash=0.2, stop=0.1, disk=0.1, pause_mean_s=3.0)),
             ("bookies", self.bookies, NemesisPlan(crash=0.2, stop=0.1, disk=0.15, rot=0.15, pause_mean_s=1.5)),
-            ("brokers", self.brokers, NemesisPlan(crash=0.2, stop=0.2, cut_off=0.2, pause_mean_s=1.5, down_at_once_max=2)),
+            ("brokers", self.brokers, NemesisPlan(crash=0.2, stop=0.2, clock_jump=0.15, pause_mean_s=1.5, down_at_once_max=2)),
+            ("outdated", self.brokers, outdated),
             ("tiering", self.tiering, NemesisPlan(crash=0.3, stop=0.4, partition=0, one_way=0, clock_jump=0, pause_mean_s=2.0)),
             ("power", [*self.bookies, *self.brokers], power),
         ]
+        authorities = [*self.metadata, *self._clients[:PRODUCERS]]
         nemeses = [
-            Nemesis(self.world, machines, plan, name=name, everyone=self.servers, authorities=self.metadata)
+            Nemesis(self.world, machines, plan, name=name, everyone=self.servers, authorities=authorities)
             for name, machines, plan in plans
         ]
         tasks = [asyncio.get_running_loop().create_task(nemesis.run()) for nemesis in nemeses]
@@ -268,7 +280,7 @@ class Scenario:
         assert callable(work)
         machine = Machine(self.world, "checker-0", work)
         machine.boot()
-        await asyncio.wait_for(machine.ended.wait(), FINISH_S)
+        await _in_time(machine.ended.wait(), f"{getattr(work, '__qualname__', work)} did not come to its end")
         if machine.failure is not None:
             raise machine.failure
 

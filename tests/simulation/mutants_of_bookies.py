@@ -143,6 +143,12 @@ def one_fence_is_enough() -> None:
     _swap(recovery, "fencing_complete", lambda ensemble, write_quorum, ack_quorum, fenced: len(fenced) >= 1)
 
 
+def one_fence_and_reads_that_do_not_fence() -> None:
+    """One fence is enough, and reads fence nobody: each mistake alone hides behind the other."""
+    one_fence_is_enough()
+    recovery_reads_do_not_fence()
+
+
 def recovery_closes_at_the_lac() -> None:
     """Recovery does not read on behind the greatest LAC that it was told."""
 
@@ -265,6 +271,7 @@ MUTANTS: Final = (
     lost_fence_counts_as_fenced,
     one_negative_proves_absence,
     one_fence_is_enough,
+    one_fence_and_reads_that_do_not_fence,
     recovery_closes_at_the_lac,
     confirmed_at_one_copy,
     confirmed_out_of_order,

@@ -204,6 +204,6 @@ class Nemesis:
 
     def _clock_jump(self) -> None:
         machine = self._random.choice(list(self._machines))
-        by_ms = self._random.choice([-3_600_000, -1_000, 1_000, 3_600_000])
+        by_ms = self._random.choice([-3_600_000, -60_000, -1_000, 1_000, 5_000])
         self._world.note(f"{machine.name}: wall clock jumps by {by_ms} ms")
         machine.clock.jump(by_ms)
