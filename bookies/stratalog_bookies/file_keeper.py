@@ -8,6 +8,7 @@ commit and never holds it up, unless a whole file fills before the next one is r
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
 from collections.abc import Callable
@@ -21,6 +22,9 @@ from stratalog_core.ports import Background
 
 _log = logging.getLogger(__name__)
 _NO_SPACE = frozenset((errno.ENOSPC, errno.EDQUOT))
+_IDLE_S = 0.5
+_IDLE_BYTES = 1024 * 1024
+"""A disk that took less than this in that time has time for spares."""
 
 
 class FileKeeper:
@@ -123,11 +127,23 @@ class FileKeeper:
             self._wanted.set()
 
     async def _fill_spares(self) -> None:
-        """Prewrite spares while nothing more urgent is to be done."""
-        while self._store.spare_files < self._settings.spare_files and self._may_grow() and not self._wanted.is_set():
+        """Prewrite spares while the disk has nothing better to do: under load that would only take its time."""
+        while self._store.spare_files < self._settings.spare_files and self._may_grow():
+            appended = self._appended_bytes()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_IDLE_S):
+                    await self._wanted.wait()
+            if self._wanted.is_set():
+                return
+            if self._appended_bytes() - appended > _IDLE_BYTES:
+                continue
             async with self._lock:
                 await self._background.run(self._store.fill_spare)
             self.free_bytes = await self._background.run(self._store.free_bytes)
+
+    def _appended_bytes(self) -> int:
+        log = self._bookie.log
+        return log.generation * self._store.file_bytes + log.tail
 
     # -- checkpoints and freeing
 

@@ -6,7 +6,7 @@
     state                        the state file (checkpoint.py)
     log/<generation>.log         log files, hexadecimal
     log/<number>.spare           prewritten or recycled files that wait to become log files
-    log/<number>.filling         a spare that is being prewritten; removed at the next start
+    log/<number>.filling         a spare that is being made; removed at the next start
     index/<generation>.idx       index of a closed log file
 
 A log file comes into being by rename, with its header durable, and leaves by being renamed to a spare. An error of a write
@@ -27,7 +27,7 @@ from stratalog_core.ports import File, Files
 STATE: Final = "state"
 LOG: Final = "log"
 INDEX: Final = "index"
-_FILL_BYTES: Final = 4 * 1024 * 1024
+_FILL_BYTES: Final = 1024 * 1024
 
 
 def log_path(generation: int) -> str:
@@ -62,10 +62,10 @@ class LogFiles:
     # -- the file that is written
 
     def prepare(self, generation: int) -> None:
-        """Make log file ``generation`` durable and empty, from a spare if there is one."""
+        """Make log file ``generation`` durable and empty, from a spare if there is one, else with its space only reserved."""
         path = log_path(generation)
         if not self._spares:
-            self.fill_spare()
+            self._make_spare(prewrite=False)
         spare = self._spares[-1]
         file = self._files.open(_spare_path(spare))
         try:
@@ -98,15 +98,18 @@ class LogFiles:
     # -- spares
 
     def fill_spare(self) -> None:
-        """Prewrite one more spare: overwriting blocks that exist is faster than appending, and never runs out of space."""
+        """Prewrite one more spare: overwriting blocks that exist is faster than appending."""
+        self._make_spare(prewrite=True)
+
+    def _make_spare(self, *, prewrite: bool) -> None:
         number = self._next_spare
         self._next_spare += 1
         path = f"{LOG}/{number:016x}.filling"
         file = self._files.open(path, create=True)
         try:
-            zeros = memoryview(bytes(min(_FILL_BYTES, self.file_bytes)))
-            for position in range(0, self.file_bytes, len(zeros)):
-                file.pwritev((zeros[: self.file_bytes - position],), position)
+            file.allocate(self.file_bytes)
+            if prewrite:
+                self._prewrite(file)
             file.datasync()
         except OSError:
             self._files.remove(path)
@@ -116,6 +119,13 @@ class LogFiles:
         self._files.rename(path, _spare_path(number))
         self._files.sync_directory(LOG)
         self._spares.append(number)
+
+    def _prewrite(self, file: File) -> None:
+        zeros = memoryview(bytes(min(_FILL_BYTES, self.file_bytes)))
+        for position in range(0, self.file_bytes, len(zeros)):
+            file.pwritev((zeros[: self.file_bytes - position],), position)
+            # In small portions: the log's own sync waits for what the disk has to write.
+            file.datasync()
 
     def recycle(self, generation: int, spares_max: int) -> None:
         """A log file that no state file names any more becomes a spare, or goes if there are enough."""

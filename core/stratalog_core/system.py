@@ -65,6 +65,9 @@ class SystemFile:
     def datasync(self) -> None:
         os.fdatasync(self._descriptor)
 
+    def allocate(self, size: int) -> None:
+        os.posix_fallocate(self._descriptor, 0, size)
+
     def truncate(self, size: int) -> None:
         os.ftruncate(self._descriptor, size)
 
