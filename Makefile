@@ -69,12 +69,12 @@ bench: .venv/.test  ## measure against Apache Kafka in the same run; writes docs
 
 .PHONY: sim
 sim: .venv/.test  ## simulate whole clusters from seeds: SEEDS=20 FIRST_SEED=1, or SEED=7 for one with its trace; SCENARIO=log
-	PYTHONPATH=tests $(BIN)/python -m simulation --scenario $(or $(SCENARIO),all) \
+	PYTHONHASHSEED=0 PYTHONPATH=tests $(BIN)/python -m simulation --scenario $(or $(SCENARIO),all) \
 		$(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),20) --first-seed $(or $(FIRST_SEED),1))
 
 .PHONY: mutants
 mutants: .venv/.test  ## plant faults in the simulated product and see each found: MUTANT=name, SEEDS=30
-	PYTHONPATH=tests $(BIN)/python -W ignore -m simulation.mutants --seeds $(or $(SEEDS),30) $(if $(MUTANT),--mutant $(MUTANT))
+	PYTHONHASHSEED=0 PYTHONPATH=tests $(BIN)/python -W ignore -m simulation.mutants --seeds $(or $(SEEDS),30) $(if $(MUTANT),--mutant $(MUTANT))
 
 .PHONY: clean
 clean:  ## delete what the other targets made here (the tools' cache stays)

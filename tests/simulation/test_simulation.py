@@ -7,6 +7,7 @@ Each runs in a process of its own, as ``make sim`` runs them.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -34,7 +35,8 @@ def simulate(*words: str) -> subprocess.CompletedProcess[str]:
 
 def run(module: str, *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-W", "ignore", "-m", module, *words]
-    return subprocess.run(command, cwd=TESTS, capture_output=True, text=True, timeout=280, check=False)
+    environment = {**os.environ, "PYTHONHASHSEED": "0"}
+    return subprocess.run(command, cwd=TESTS, env=environment, capture_output=True, text=True, timeout=280, check=False)
 
 
 @pytest.mark.parametrize(("scenario", "seed"), ONCE_BROKEN)
