@@ -71,12 +71,21 @@ def _run(world: World, simulate: Callable[[], object]) -> None:
     log.setLevel(logging.INFO)
     try:
         simulate()
+    except RuntimeError:
+        # The loop was stopped in the middle: that is how it says that time stands still.
+        if world.loop.stuck is None:
+            raise
+        _break(world, world.loop.stuck)
     except (AssertionError, SimulationStuck, TimeoutError, StratalogError) as broken:
-        world.note(f"INVARIANT BROKEN: {broken!r}")
-        world.failure = f"{type(broken).__name__}: {broken}"
+        _break(world, broken)
     finally:
         log.removeHandler(handler)
         world.loop.finish()
+
+
+def _break(world: World, broken: Exception) -> None:
+    world.note(f"INVARIANT BROKEN: {broken!r}")
+    world.failure = f"{type(broken).__name__}: {broken}"
 
 
 def run_one(scenario: str, seed: int) -> Outcome:

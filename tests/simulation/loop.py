@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar, TypeVarTuple, Unpack, cast
 
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
+SHORTEST_WAIT_S = 1e-6
 MAXIMUM_TURNS_WITHOUT_TIME = 200_000
 
 
@@ -101,6 +102,8 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self.abandoned: list[asyncio.Task[Any]] = []
         self.streams: Any = None
         self._clock_resolution = 1e-9
+        self.stuck: SimulationStuck | None = None
+        self.set_exception_handler(self._stop_when_stuck)
         self.set_task_factory(cast(Any, self._make_task))
 
     def time(self) -> float:
@@ -127,6 +130,8 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         *args: *Arguments,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
+        # However short a wait, time moves: a clock that runs slower than the loop's would be waited for in steps of nothing.
+        when = max(when, self._now + SHORTEST_WAIT_S)
         guarded = _Guarded(self, callback, context or contextvars.copy_context())
         handle = super().call_at(when, cast(Any, guarded), *args, context=guarded.context)
         guarded.handle = handle
@@ -147,6 +152,14 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._turns_at_this_time += 1
         if self._turns_at_this_time > MAXIMUM_TURNS_WITHOUT_TIME:
             raise SimulationStuck(f"{MAXIMUM_TURNS_WITHOUT_TIME} callbacks ran and time did not move")
+
+    def _stop_when_stuck(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """asyncio would log it and go on."""
+        if isinstance(context.get("exception"), SimulationStuck):
+            self.stuck = cast(SimulationStuck, context["exception"])
+            self.stop()
+        else:
+            self.default_exception_handler(context)
 
     def _make_task(
         self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Result], **kwargs: Any
