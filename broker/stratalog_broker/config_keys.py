@@ -38,7 +38,7 @@ LONG_MAX = 2**63 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigKey:
-    """One name. ``choices`` bounds a STRING, or each element of a LIST; ``reason`` says why not others."""
+    """One name. ``choices`` bounds a STRING, or each element of a LIST; ``reason`` says why there are no others."""
 
     name: str
     kind: ConfigKind
@@ -67,10 +67,11 @@ class ConfigKey:
         except ValueError:
             raise Invalid(f"{self.name}={text}: not a {self.kind.name.lower()}") from None
         highest = self.maximum if self.maximum is not None else INT_MAX if self.kind is ConfigKind.INT else LONG_MAX
+        why = f"; {self.reason}" if self.reason else ""
         if self.minimum is not None and not value >= self.minimum:
-            raise Invalid(f"{self.name}={text}: the least is {self.minimum}")
+            raise Invalid(f"{self.name}={text}: the least is {self.minimum}{why}")
         if not value <= highest:
-            raise Invalid(f"{self.name}={text}: the most is {highest}")
+            raise Invalid(f"{self.name}={text}: the most is {highest}{why}")
 
 
 def elements(text: str) -> list[str]:

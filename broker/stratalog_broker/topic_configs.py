@@ -63,7 +63,11 @@ _SERVED: Final = (
         documentation="Whether a record bears the producer's time or that of its arrival.",
     ),
     _long("local.retention.ms", -2, "How long verified cold data stays on bookies too; -2: as briefly as possible.", -2),
-    _long("local.retention.bytes", -2, "How much verified cold data stays on bookies too; -2: as little as possible.", -2),
+    ConfigKey(
+        name="local.retention.bytes", kind=ConfigKind.LONG, default="-2", minimum=-2, maximum=-2,
+        reason="a bound by size is not served yet, local.retention.ms bounds by time",
+        documentation="How much verified cold data stays on bookies too; only -2, as little as possible, is served.",
+    ),
     _int("max.message.bytes", 1_048_588, "Largest record batch, as compressed.", 0, 64 * _MIB),
     _long("message.timestamp.after.max.ms", _HOUR_MS, "How far ahead of arrival a record's time may be."),
     _long("message.timestamp.before.max.ms", LONG_MAX, "How far behind arrival a record's time may be."),
@@ -123,7 +127,6 @@ def default_value(key: ConfigKey, replication_factor: int) -> str:
 class TopicConfigs:
     """The configs that the broker acts on, parsed. -1 in a retention means no limit."""
 
-    local_retention_bytes: int
     local_retention_ms: int
     max_message_bytes: int
     message_timestamp_after_max_ms: int

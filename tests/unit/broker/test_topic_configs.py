@@ -94,3 +94,10 @@ def test_names_that_are_no_topics(name: str) -> None:
 @pytest.mark.parametrize("name", ["a", "a.b_c-D9", "x" * 249])
 def test_names_of_topics(name: str) -> None:
     check_topic_name(name)
+
+
+def test_a_bound_that_is_not_served_is_refused_with_the_reason() -> None:
+    with pytest.raises(
+        Invalid, match=r"local\.retention\.bytes=1000000: the most is -2; .*local\.retention\.ms bounds by time"
+    ):
+        check_topic_configs({"local.retention.bytes": "1000000"}, replication_factor=3, internal=False)
