@@ -18,7 +18,7 @@ from typing import Final, cast
 
 from stratalog_core import framing
 from stratalog_core.errors import Corrupt, Invalid, OutcomeUnknown, Overloaded, StratalogError, Unavailable
-from stratalog_core.ports import Buffer, Handler, OnReply
+from stratalog_core.ports import Buffer, Channel, Handler, OnReply
 
 IN_FLIGHT_BYTES_MAX: Final = 128 * 1024 * 1024
 CONNECT_TIMEOUT_S: Final = 2.0
@@ -219,6 +219,22 @@ class _Pending:
         self.body_bytes = body_bytes
 
 
+async def call_by_send(channel: Channel, method: int, parts: Sequence[Buffer], timeout_s: float) -> memoryview:
+    """``Channel.call`` for every channel: ``send``, awaited. Raises the error instead of passing it."""
+    future: asyncio.Future[memoryview] = asyncio.get_running_loop().create_future()
+
+    def settle(answer: memoryview | StratalogError) -> None:
+        if future.done():
+            return
+        if isinstance(answer, StratalogError):
+            future.set_exception(answer)
+        else:
+            future.set_result(answer)
+
+    channel.send(method, parts, settle, timeout_s)
+    return await future
+
+
 class _ClientConnection(FrameProtocol):
     def __init__(self, channel: TcpChannel) -> None:
         super().__init__()
@@ -285,18 +301,7 @@ class TcpChannel:
         return None
 
     async def call(self, method: int, parts: Sequence[Buffer], timeout_s: float) -> memoryview:
-        future: asyncio.Future[memoryview] = self._loop.create_future()
-
-        def settle(answer: memoryview | StratalogError) -> None:
-            if future.done():
-                return
-            if isinstance(answer, StratalogError):
-                future.set_exception(answer)
-            else:
-                future.set_result(answer)
-
-        self.send(method, parts, settle, timeout_s)
-        return await future
+        return await call_by_send(self, method, parts, timeout_s)
 
     async def _connect(self) -> None:
         try:

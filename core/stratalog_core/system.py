@@ -100,7 +100,7 @@ class SystemFiles:
             stream.flush()
             os.fsync(descriptor)
         os.replace(aside, target)
-        _sync_directory(target.parent)
+        sync_directory(target.parent)
 
     def exists(self, path: str) -> bool:
         return (self._root / path).exists()
@@ -121,13 +121,14 @@ class SystemFiles:
         (self._root / path).mkdir(parents=True, exist_ok=True)
 
     def sync_directory(self, path: str) -> None:
-        _sync_directory(self._root / path)
+        sync_directory(self._root / path)
 
     def free_bytes(self) -> int:
         return shutil.disk_usage(self._root).free
 
 
-def _sync_directory(path: Path) -> None:
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory durable. Blocks; raises ``OSError``."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

@@ -15,6 +15,7 @@ from simulation.loop import CURRENT, Process, SimulatedLoop
 from stratalog_core import framing
 from stratalog_core.errors import OutcomeUnknown, StratalogError, Unavailable
 from stratalog_core.ports import Buffer, Handler, OnReply
+from stratalog_core.rpc import call_by_send
 
 
 @dataclass(slots=True)
@@ -154,18 +155,7 @@ class SimulatedChannel:
         self._network.loop.deliver_as(server.process, server.handler, SimulatedRequest(method, body, answered))
 
     async def call(self, method: int, parts: Sequence[Buffer], timeout_s: float) -> memoryview:
-        future: asyncio.Future[memoryview] = self._network.loop.create_future()
-
-        def settle(answer: memoryview | StratalogError) -> None:
-            if future.done():
-                return
-            if isinstance(answer, StratalogError):
-                future.set_exception(answer)
-            else:
-                future.set_result(answer)
-
-        self.send(method, parts, settle, timeout_s)
-        return await future
+        return await call_by_send(self, method, parts, timeout_s)
 
     async def close(self) -> None:
         self._closed = True

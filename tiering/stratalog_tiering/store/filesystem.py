@@ -17,6 +17,7 @@ from typing import Final, TypeVar
 
 from stratalog_core.errors import Conflict, Corrupt, Invalid, NoSuchObject, StorageFailed
 from stratalog_core.ports import Background, Buffer, Clock, Random
+from stratalog_core.system import sync_directory
 from stratalog_tiering.store.base import ObjectInfo, Upload, UploadedPart, check_key, check_range
 
 _ASIDE: Final = ".aside"
@@ -181,7 +182,7 @@ class FilesystemStore:
                 os.link(aside, path)
             else:
                 os.replace(aside, path)
-            _sync_directory(path.parent)
+            sync_directory(path.parent)
             return _info(key, path.stat())
         finally:
             aside.unlink(missing_ok=True)
@@ -190,12 +191,12 @@ class FilesystemStore:
         if not directory.is_dir():
             self._make_directories(directory.parent)
             directory.mkdir(exist_ok=True)
-            _sync_directory(directory.parent)
+            sync_directory(directory.parent)
 
     def _remove(self, path: Path) -> None:
         try:
             path.unlink()
-            _sync_directory(path.parent)
+            sync_directory(path.parent)
         except _MISSING:
             return
 
@@ -254,11 +255,3 @@ def _append_file(source: Path, target: int, size: int) -> None:
 def _sync(descriptor: int, flush: Callable[[], None]) -> None:
     flush()
     os.fsync(descriptor)
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
