@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from simulation.loop import CURRENT, Process, SimulatedLoop
 from stratalog_core import framing
@@ -26,6 +27,15 @@ class LinkFaults:
     slow_chance: float = 0.01
     slow_s: float = 0.05
     loss_chance: float = 0.0
+
+
+class Message(NamedTuple):
+    """What a nemesis may look at: a request on its way to ``target``, or the answer on its way back."""
+
+    source: str
+    target: str
+    method: int
+    is_answer: bool
 
 
 class _Server:
@@ -46,6 +56,8 @@ class Network:
         self.randomness = randomness
         self.faults = LinkFaults()
         self.cut: set[tuple[str, str]] = set()
+        self.hold_up: Callable[[Message], float | None] = lambda message: 0.0
+        """How many seconds longer a message takes, None if it is lost."""
         self._servers: dict[str, _Server] = {}
         self._next_port = 10_000
 
@@ -137,14 +149,17 @@ class SimulatedChannel:
         if self._network.server(self._address) is None and (self._source, self._target) not in self._network.cut:
             loop.call_later(self._network.delay_s(), call.settle, Unavailable(f"{self._address} refuses the connection"))
             return
-        if not self._network.carries(self._source, self._target):
+        held_s = self._network.hold_up(Message(self._source, self._target, method, False))
+        if not self._network.carries(self._source, self._target) or held_s is None:
             return
 
         def answered(answer: memoryview | StratalogError) -> None:
-            if self._network.carries(self._target, self._source):
-                loop.run_as(client, loop.call_later, self._network.delay_s(), call.settle, answer)
+            held_s = self._network.hold_up(Message(self._target, self._source, method, True))
+            if self._network.carries(self._target, self._source) and held_s is not None:
+                loop.run_as(client, loop.call_later, held_s + self._network.delay_s(), call.settle, answer)
 
-        loop.run_as(None, loop.call_later, self._network.delay_s(), self._arrive, method, body, answered, call, client)
+        delay_s = held_s + self._network.delay_s()
+        loop.run_as(None, loop.call_later, delay_s, self._arrive, method, body, answered, call, client)
 
     def _arrive(self, method: int, body: memoryview, answered: OnReply, call: _Call, client: Process | None) -> None:
         server = self._network.server(self._address)
