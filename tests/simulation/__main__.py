@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from simulation import ledgers, quorum
 from simulation.log import Scenario
-from simulation.loop import CURRENT, SimulationStuck
+from simulation.loop import CURRENT
 from simulation.machine import World
 from stratalog_core.errors import StratalogError
 
@@ -71,12 +71,16 @@ def _run(world: World, simulate: Callable[[], object]) -> None:
     log.setLevel(logging.INFO)
     try:
         simulate()
+        world.loop.look_after_tasks()
+        world.loop.look_after_tasks()
+        if world.loop.failure is not None:
+            _break(world, world.loop.failure)
     except RuntimeError:
-        # The loop was stopped in the middle: that is how it says that time stands still.
-        if world.loop.stuck is None:
+        # The loop was stopped in the middle: something failed where nobody waits for it.
+        if world.loop.failure is None:
             raise
-        _break(world, world.loop.stuck)
-    except (AssertionError, SimulationStuck, TimeoutError, StratalogError) as broken:
+        _break(world, world.loop.failure)
+    except (AssertionError, TimeoutError, StratalogError) as broken:
         _break(world, broken)
     finally:
         log.removeHandler(handler)

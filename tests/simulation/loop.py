@@ -2,24 +2,35 @@
 
 Every callback belongs to the process (see :class:`Process`) in whose context it was scheduled. When a process has crashed,
 its callbacks are dropped: its tasks just never go on, as after ``kill -9``, and no ``finally`` of theirs runs.
+
+Nothing fails in the background: an exception that leaves a callback, or a task whose exception nobody has taken within
+``PATIENCE_S``, ends the run (``failure``).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
+import heapq
+import itertools
+from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context
-from typing import Any, Protocol, TypeVar, TypeVarTuple, Unpack, cast
+from typing import Any, Final, TypeVar, TypeVarTuple, Unpack, cast
 
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
-SHORTEST_WAIT_S = 1e-6
-MAXIMUM_TURNS_WITHOUT_TIME = 200_000
+SHORTEST_WAIT_S: Final = 1e-6
+MAXIMUM_TURNS_WITHOUT_TIME: Final = 200_000
+PATIENCE_S: Final = 1.0
 
 
 class SimulationStuck(Exception):
     """Nothing is ready, no timer is set and the simulation is not over; or time has stopped moving."""
+
+
+class FailedInBackground(Exception):
+    """Something failed where nobody waits for it: in a callback, in a forgotten task, or behind a log line."""
 
 
 class Process:
@@ -28,65 +39,44 @@ class Process:
     While it is stopped, as by SIGSTOP or a suspended machine, ``held`` keeps what it would have run.
     """
 
-    __slots__ = ("alive", "held", "name")
+    __slots__ = ("_context", "alive", "held", "name")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.alive = True
-        self.held: list[tuple[_Guarded, tuple[Any, ...]]] | None = None
+        self.held: list[_Handle] | None = None
+        self._context = contextvars.Context()
+        self._context.run(CURRENT.set, self)
+
+    def context(self) -> Context:
+        """A fresh context whose callbacks belong to this process."""
+        return self._context.copy()
 
 
 CURRENT: contextvars.ContextVar[Process | None] = contextvars.ContextVar("simulated_process", default=None)
 
 
-class _Guarded:
-    """A callback that runs only while its process does. ``handle`` says whether a held one was cancelled meanwhile."""
+class _Handle(asyncio.TimerHandle):
+    """A callback that runs only while its process does. Made for speed: a run schedules a hundred thousand of them."""
 
-    __slots__ = ("callback", "context", "handle", "loop", "process")
+    __slots__ = ("process",)
 
-    def __init__(self, loop: SimulatedLoop, callback: Callable[..., object], context: Context) -> None:
-        self.loop = loop
-        self.callback = callback
-        self.context = context
+    def __init__(  # The base class would ask the loop for its debug mode.
+        self, callback: Callable[..., object], args: tuple[Any, ...], context: Context, when: float
+    ) -> None:
+        self._callback = callback
+        self._args = args
+        self._context = context
+        self._when = when
+        self._cancelled = False
         self.process = context.get(CURRENT)
-        self.handle: asyncio.Handle | None = None
 
-    def __call__(self, *args: Any) -> None:
-        process = self.process
-        if process is not None:
-            if not process.alive:
-                return
-            if process.held is not None:
-                process.held.append((self, args))
-                return
-        self.loop.count_turn()
-        self.callback(*args)
+    def cancel(self) -> None:
+        self._cancelled = True
+        self._callback, self._args = _nothing, ()
 
-    def again(self, args: tuple[Any, ...]) -> None:
-        """The process goes on: run what was held, unless it was cancelled before its turn came."""
-        if self.handle is None or not self.handle.cancelled():
-            self(*args)
-
-
-class _Selector(Protocol):
-    def select(self, timeout: float | None) -> list[Any]: ...
-    def close(self) -> None: ...
-
-
-class _JumpingSelector:
-    """Instead of waiting for sockets, moves the loop's clock."""
-
-    def __init__(self, loop: SimulatedLoop) -> None:
-        self._loop = loop
-
-    def select(self, timeout: float | None) -> list[Any]:
-        if timeout is None:
-            raise SimulationStuck("every task waits and no timer is set")
-        self._loop.advance(timeout)
-        return []
-
-    def close(self) -> None:
-        pass
+    def __repr__(self) -> str:
+        return f"<{self._callback!r} at {self._when}>"
 
 
 class SimulatedLoop(asyncio.BaseEventLoop):
@@ -94,34 +84,32 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
     def __init__(self) -> None:
         super().__init__()
-        self._selector: _Selector = _JumpingSelector(self)
         self._now = 0.0
-        self._turns_at_this_time = 0
+        self._handles: deque[_Handle] = deque()
+        self._timers: list[tuple[float, int, _Handle]] = []
+        self._numbers = itertools.count()
+        self._tasks: list[tuple[asyncio.Task[Any], Process | None]] = []
+        self._suspects: list[tuple[asyncio.Task[Any], Process | None]] = []
+        self._next_look = PATIENCE_S
         self.turns = 0
         self.is_over = False
-        self.abandoned: list[asyncio.Task[Any]] = []
         self.streams: Any = None
-        self._clock_resolution = 1e-9
-        self.stuck: SimulationStuck | None = None
-        self.set_exception_handler(self._stop_when_stuck)
+        self.failure: Exception | None = None
+        self.set_exception_handler(lambda loop, context: self._complain(context))
         self.set_task_factory(cast(Any, self._make_task))
 
     def time(self) -> float:
         return self._now
 
-    def advance(self, seconds: float) -> None:
-        if seconds > 0:
-            self._now += seconds
-            self._turns_at_this_time = 0
+    # -- scheduling
 
     def call_soon(
         self, callback: Callable[[Unpack[Arguments]], object], *args: *Arguments, context: Context | None = None
     ) -> asyncio.Handle:
-        if self.is_over:
-            return asyncio.Handle(callback, args, self, context)
-        guarded = _Guarded(self, callback, context or contextvars.copy_context())
-        guarded.handle = super().call_soon(cast(Any, guarded), *args, context=guarded.context)
-        return guarded.handle
+        handle = _Handle(callback, args, context or contextvars.copy_context(), self._now)
+        if not self.is_over:
+            self._handles.append(handle)
+        return handle
 
     def call_at(
         self,
@@ -132,10 +120,78 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     ) -> asyncio.TimerHandle:
         # However short a wait, time moves: a clock that runs slower than the loop's would be waited for in steps of nothing.
         when = max(when, self._now + SHORTEST_WAIT_S)
-        guarded = _Guarded(self, callback, context or contextvars.copy_context())
-        handle = super().call_at(when, cast(Any, guarded), *args, context=guarded.context)
-        guarded.handle = handle
+        handle = _Handle(callback, args, context or contextvars.copy_context(), when)
+        heapq.heappush(self._timers, (when, next(self._numbers), handle))
         return handle
+
+    def call_later(
+        self,
+        delay: float,
+        callback: Callable[[Unpack[Arguments]], object],
+        *args: *Arguments,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self._now + delay, callback, *args, context=context)
+
+    def call_later_as(self, process: Process | None, delay: float, callback: Callable[..., object], *args: Any) -> None:
+        """``call_later`` for another process, or for the world."""
+        self.call_at(self._now + delay, callback, *args, context=_context_of(process))
+
+    def call_at_as(self, process: Process | None, when: float, callback: Callable[..., object], *args: Any) -> None:
+        """``call_at`` for another process, or for the world."""
+        self.call_at(when, callback, *args, context=_context_of(process))
+
+    def run_as(self, process: Process | None, call: Callable[..., Result], *args: Any) -> Result:
+        """Call with every callback that it schedules belonging to ``process``."""
+        return _context_of(process).run(call, *args)
+
+    def deliver_as(self, process: Process | None, call: Callable[..., object], *args: Any) -> None:
+        """Something reaches ``process`` from outside: ``call`` now, or when it goes on."""
+        if process is None or process.held is None:
+            _context_of(process).run(call, *args)
+        else:
+            process.held.append(_Handle(call, args, process.context(), self._now))
+
+    # -- running
+
+    def _run_once(self) -> None:
+        """Run until somebody calls ``stop``."""
+        handles = self._handles
+        last_turn = self.turns + MAXIMUM_TURNS_WITHOUT_TIME
+        while not self._stopping:  # type: ignore[attr-defined]
+            if not handles:
+                self._jump()
+                last_turn = self.turns + MAXIMUM_TURNS_WITHOUT_TIME
+                continue
+            handle = handles.popleft()
+            process = handle.process
+            if handle._cancelled or (process is not None and not process.alive):
+                continue
+            if process is not None and process.held is not None:
+                process.held.append(handle)
+                continue
+            self.turns += 1
+            if self.turns > last_turn:
+                self.fail(SimulationStuck(f"{MAXIMUM_TURNS_WITHOUT_TIME} callbacks ran and time did not move"))
+            try:
+                handle._context.run(handle._callback, *handle._args)
+            except Exception as failure:
+                self._complain({"message": f"a callback of {_name(process)} failed", "exception": failure})
+
+    def _jump(self) -> None:
+        """To the next timer's time; all timers of that time are ready now."""
+        timers = self._timers
+        while timers and timers[0][2]._cancelled:
+            heapq.heappop(timers)
+        if not timers:
+            self.fail(SimulationStuck("every task waits and no timer is set"))
+            return
+        self._now = timers[0][0]
+        while timers and timers[0][0] <= self._now:
+            self._handles.append(heapq.heappop(timers)[2])
+        if self._now >= self._next_look:
+            self._next_look = self._now + PATIENCE_S
+            self.look_after_tasks()
 
     def stop_process(self, process: Process) -> None:
         """Nothing of it runs until ``continue_process``; time goes on."""
@@ -144,53 +200,52 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def continue_process(self, process: Process) -> None:
         """What came meanwhile runs now, in the order in which it came."""
         held, process.held = process.held or [], None
-        for guarded, args in held:
-            super().call_soon(guarded.again, args, context=guarded.context)
+        self._handles.extend(held)
 
-    def count_turn(self) -> None:
-        self.turns += 1
-        self._turns_at_this_time += 1
-        if self._turns_at_this_time > MAXIMUM_TURNS_WITHOUT_TIME:
-            raise SimulationStuck(f"{MAXIMUM_TURNS_WITHOUT_TIME} callbacks ran and time did not move")
+    # -- failures
 
-    def _stop_when_stuck(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """asyncio would log it and go on."""
-        if isinstance(context.get("exception"), SimulationStuck):
-            self.stuck = cast(SimulationStuck, context["exception"])
-            self.stop()
-        else:
-            self.default_exception_handler(context)
+    def fail(self, failure: Exception) -> None:
+        """End the run; the first failure counts."""
+        self.failure = self.failure or failure
+        self.stop()
+
+    def _complain(self, context: dict[str, Any]) -> None:
+        """What asyncio would log and forget."""
+        if self.is_over:
+            return
+        failure = context.get("exception")
+        self.fail(FailedInBackground(f"{context.get('message')}: {failure!r}"))
+        if self.failure is not None and isinstance(failure, BaseException):
+            self.failure.__cause__ = failure
+
+    def look_after_tasks(self) -> None:
+        """Fail if a task's exception was not taken by anybody since the last look. Tasks of crashed processes may."""
+        for task, process in self._suspects:
+            if _is_forgotten(task) and (process is None or process.alive):
+                self._complain(
+                    {"message": f"nobody looks after {task.get_name()} of {_name(process)}", "exception": task.exception()}
+                )
+        self._suspects = [(task, process) for task, process in self._tasks if task.done() and _is_forgotten(task)]
+        self._tasks = [(task, process) for task, process in self._tasks if not task.done()]
 
     def _make_task(
         self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Result], **kwargs: Any
     ) -> asyncio.Task[Result]:
         task = asyncio.Task(coroutine, loop=loop, **kwargs)
         # Tasks of crashed processes are kept: collected early, their `finally` blocks would run at a moment no seed decides.
-        self.abandoned.append(task)
+        self._tasks.append((task, CURRENT.get()))
         return task
 
     def finish(self) -> None:
         """The simulation is over: what is left is forgotten, and what its tasks do while they are collected has no effect."""
         self.is_over = True
-        for task in self.abandoned:
+        for task, _ in [*self._tasks, *self._suspects]:
             task._log_destroy_pending = False  # type: ignore[attr-defined]
-        self.abandoned.clear()
-        self.set_exception_handler(lambda loop, context: None)
-
-    def run_as(self, process: Process | None, call: Callable[..., Result], *args: Any) -> Result:
-        """Call with every callback that it schedules belonging to ``process``."""
-        context = contextvars.copy_context()
-        context.run(CURRENT.set, process)
-        return context.run(call, *args)
-
-    def deliver_as(self, process: Process | None, call: Callable[..., object], *args: Any) -> None:
-        """Something reaches ``process`` from outside: ``call`` now, or when it goes on."""
-        if process is None or process.held is None:
-            self.run_as(process, call, *args)
-            return
-        context = contextvars.copy_context()
-        context.run(CURRENT.set, process)
-        process.held.append((_Guarded(self, call, context), args))
+            task._log_traceback = False
+        self._tasks.clear()
+        self._suspects.clear()
+        self._handles.clear()
+        self._timers.clear()
 
     async def create_server(self, *args: Any, **kwargs: Any) -> Any:
         factory, host, port = args
@@ -201,3 +256,20 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
     def _write_to_self(self) -> None:
         pass
+
+
+def _nothing() -> None:
+    pass
+
+
+def _context_of(process: Process | None) -> Context:
+    return Context() if process is None else process.context()
+
+
+def _is_forgotten(task: asyncio.Task[Any]) -> bool:
+    """asyncio marks an exception that nobody has asked for."""
+    return bool(task._log_traceback)
+
+
+def _name(process: Process | None) -> str:
+    return process.name if process is not None else "the scenario"

@@ -6,7 +6,6 @@ left, ``OutcomeUnknown`` when it left and no answer came. Bytes are copied at bo
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -107,19 +106,22 @@ class SimulatedRequest:
 class _Call:
     """One request under way: settled by its answer or its time-out, whichever is first."""
 
-    __slots__ = ("_on_reply", "settled", "timer")
+    __slots__ = ("_address", "_on_reply", "_timer", "settled")
 
-    def __init__(self, on_reply: OnReply) -> None:
+    def __init__(self, loop: SimulatedLoop, address: str, on_reply: OnReply, timeout_s: float) -> None:
+        self._address = address
         self._on_reply = on_reply
         self.settled = False
-        self.timer: asyncio.TimerHandle | None = None
+        self._timer = loop.call_later(timeout_s, self._expire)
+
+    def _expire(self) -> None:
+        self.settle(OutcomeUnknown(f"no answer from {self._address} in time"))
 
     def settle(self, answer: memoryview | StratalogError) -> None:
         if self.settled:
             return
         self.settled = True
-        if self.timer is not None:
-            self.timer.cancel()
+        self._timer.cancel()
         self._on_reply(answer)
 
 
@@ -142,10 +144,9 @@ class SimulatedChannel:
         if self._closed:
             loop.call_soon(on_reply, Unavailable(f"the channel to {self._address} is closed"))
             return
-        call = _Call(on_reply)
+        call = _Call(loop, self._address, on_reply, timeout_s)
         client = CURRENT.get()
         body = memoryview(bytearray(b"".join(parts)))
-        call.timer = loop.call_later(timeout_s, call.settle, OutcomeUnknown(f"no answer from {self._address} in time"))
         if self._network.server(self._address) is None and (self._source, self._target) not in self._network.cut:
             loop.call_later(self._network.delay_s(), call.settle, Unavailable(f"{self._address} refuses the connection"))
             return
@@ -156,16 +157,16 @@ class SimulatedChannel:
         def answered(answer: memoryview | StratalogError) -> None:
             held_s = self._network.hold_up(Message(self._target, self._source, method, True))
             if self._network.carries(self._target, self._source) and held_s is not None:
-                loop.run_as(client, loop.call_later, held_s + self._network.delay_s(), call.settle, answer)
+                loop.call_later_as(client, held_s + self._network.delay_s(), call.settle, answer)
 
         delay_s = held_s + self._network.delay_s()
-        loop.run_as(None, loop.call_later, delay_s, self._arrive, method, body, answered, call, client)
+        loop.call_later_as(None, delay_s, self._arrive, method, body, answered, call, client)
 
     def _arrive(self, method: int, body: memoryview, answered: OnReply, call: _Call, client: Process | None) -> None:
         server = self._network.server(self._address)
         if server is None:
             lost = OutcomeUnknown(f"the connection to {self._address} broke before the answer")
-            self._network.loop.run_as(client, self._network.loop.call_later, self._network.delay_s(), call.settle, lost)
+            self._network.loop.call_later_as(client, self._network.delay_s(), call.settle, lost)
             return
         self._network.loop.deliver_as(server.process, server.handler, SimulatedRequest(method, body, answered))
 

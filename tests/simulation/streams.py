@@ -68,12 +68,12 @@ class End(asyncio.Transport):
         if self._is_broken:
             return
         if not self._streams.network.carries(self._machine, self.peer._machine):
-            self._streams.loop.run_as(None, self._streams.loop.call_later, BREAK_S, self.break_off)
+            self._streams.loop.call_later_as(None, BREAK_S, self.break_off)
             self._is_broken = True
             return
         now = self._streams.loop.time()
         self._arrives_at = max(self._arrives_at, now + self._streams.network.delay_s())
-        self._streams.loop.run_as(None, self._streams.loop.call_at, self._arrives_at, self.peer.receive, bytes(data))
+        self._streams.loop.call_at_as(None, self._arrives_at, self.peer.receive, bytes(data))
 
     def writelines(self, list_of_data: Iterable[Any]) -> None:
         self.write(b"".join(list_of_data))
@@ -121,7 +121,7 @@ class End(asyncio.Transport):
             self._streams.loop.run_as(self.process, self._streams.loop.call_soon, self._protocol.connection_lost, None)
 
     def close(self) -> None:
-        self._streams.loop.run_as(None, self._streams.loop.call_later, self._streams.network.delay_s(), self.break_off)
+        self._streams.loop.call_later_as(None, self._streams.network.delay_s(), self.break_off)
 
     def abort(self) -> None:
         self.close()
