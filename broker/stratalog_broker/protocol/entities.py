@@ -19,6 +19,7 @@ from kio.serial import entity_reader, entity_writer
 from kio.serial.errors import SerialError
 from kio.static.constants import EntityType
 
+from stratalog_broker.protocol.request_lengths import checked_request
 from stratalog_core.errors import Corrupt
 
 _NO_THROTTLE: Final = datetime.timedelta(0)
@@ -34,8 +35,9 @@ def decode_request(api_key: int, api_version: int, body: memoryview) -> Any:
 
     Bytes after it are ignored, as Apache Kafka does: librdkafka 2.16 leaves three after a Metadata request for all topics.
     """
+    checked = checked_request(api_key, api_version, body)
     try:
-        request, _ = _request_reader(api_key, api_version)(body.toreadonly(), 0)
+        request, _ = _request_reader(api_key, api_version)(checked.toreadonly(), 0)
     except (SerialError, ValueError, OverflowError) as malformed:
         raise Corrupt(f"malformed request of API {api_key} v{api_version}: {malformed}") from malformed
     return request

@@ -21,6 +21,11 @@ _CORRELATION: Final = struct.Struct(">i")
 _LENGTH_AND_CORRELATION: Final = struct.Struct(">ii")
 _LENGTH_CORRELATION_TAGS: Final = struct.Struct(">iib")
 _UVARINT_BYTES_MAX: Final = 5
+ELEMENTS_MAX: Final = 100_000
+"""Elements of all arrays of one request together: each becomes an object many times its size. The largest honest requests
+name every partition of a client once."""
+TAGGED_FIELDS_MAX: Final = 1000
+"""Tagged fields of one struct; Kafka's largest has three."""
 
 
 class RequestHead(NamedTuple):
@@ -115,6 +120,8 @@ def skip_tagged_fields(buffer: memoryview, position: int) -> int:
     if position < len(buffer) and not buffer[position]:
         return position + 1
     count, position = read_uvarint(buffer, position)
+    if count > TAGGED_FIELDS_MAX:
+        raise Corrupt(f"{count} tagged fields in one struct; the most is {TAGGED_FIELDS_MAX}")
     for _ in range(count):
         _, position = read_uvarint(buffer, position)
         size, position = read_uvarint(buffer, position)

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from stratalog_broker.protocol.frame import read_uvarint, skip_tagged_fields, write_uvarint
+from stratalog_broker.protocol.frame import ELEMENTS_MAX, read_uvarint, skip_tagged_fields, write_uvarint
 from stratalog_core.errors import Corrupt
 
 FLEXIBLE_VERSION: Final = 9
@@ -56,7 +56,7 @@ def _parse_plain(body: memoryview) -> ProduceRequest:
     acks, timeout_ms = _ACKS_TIMEOUT.unpack_from(body, position)
     (count,) = _I32.unpack_from(body, position + 6)
     position += 10
-    topics = []
+    topics, room = [], _room(ELEMENTS_MAX, count)
     for _ in range(count):
         (size,) = _I16.unpack_from(body, position)
         if size < 0:
@@ -64,6 +64,7 @@ def _parse_plain(body: memoryview) -> ProduceRequest:
         key = bytes(body[position + 2 : position + 2 + size])
         (partition_count,) = _I32.unpack_from(body, position + 2 + size)
         position += 6 + size
+        room = _room(room, partition_count)
         partitions: list[tuple[int, memoryview | None]] = []
         for _ in range(partition_count):
             index, size = _INDEX_AND_SIZE.unpack_from(body, position)
@@ -81,7 +82,7 @@ def _parse_flexible(body: memoryview, version: int) -> ProduceRequest:
     position += max(size - 1, 0)
     acks, timeout_ms = _ACKS_TIMEOUT.unpack_from(body, position)
     count, position = read_uvarint(body, position + 6)
-    topics = []
+    topics, room = [], _room(ELEMENTS_MAX, count - 1)
     for _ in range(count - 1):
         if version >= TOPIC_ID_VERSION:
             size = _UUID_BYTES
@@ -92,6 +93,7 @@ def _parse_flexible(body: memoryview, version: int) -> ProduceRequest:
             raise Corrupt("a Produce request names no topic")
         key = bytes(body[position : position + size])
         partition_count, position = read_uvarint(body, position + size)
+        room = _room(room, partition_count - 1)
         partitions: list[tuple[int, memoryview | None]] = []
         for _ in range(partition_count - 1):
             (index,) = _I32.unpack_from(body, position)
@@ -103,6 +105,13 @@ def _parse_flexible(body: memoryview, version: int) -> ProduceRequest:
         topics.append(TopicData(key, partitions))
     _expect_end(body, skip_tagged_fields(body, position))
     return ProduceRequest(transactional_id, acks, timeout_ms, topics)
+
+
+def _room(room: int, elements: int) -> int:
+    """How many elements may still follow these (a negative number of them is none)."""
+    if elements > room:
+        raise Corrupt(f"a Produce request has more than {ELEMENTS_MAX} topics and partitions: send it in parts")
+    return room - max(elements, 0)
 
 
 def _slice(body: memoryview, position: int, size: int) -> memoryview | None:
