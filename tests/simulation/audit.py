@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
+from simulation.copies import Copies
 from stratalog_core.errors import StratalogError
 from stratalog_metadata.api import Change
 from stratalog_metadata.log_format import unpack_vote
@@ -47,6 +48,7 @@ class Audit:
     def __init__(self, note: Callable[[str], None], bucket: Bucket | None = None) -> None:
         self.broken: list[str] = []
         self.records: dict[str, Record] = {}
+        self.copies = Copies(self.require, self._ledger)
         self.records_max = 0
         self._note = note
         self._bucket = bucket
@@ -84,6 +86,10 @@ class Audit:
         stored = unpack_vote(content) if content else HardState()
         kept = stored.term > term or stored == HardState(term=term, voted_for=voted_for)
         self.require(kept, f"{disk.name} promised node {voted_for} its vote in term {term}; its disk says {stored}")
+
+    def _ledger(self, ledger_id: int) -> Ledger | None:
+        record = self.records.get(ledger_key(ledger_id))
+        return record if isinstance(record, Ledger) else None
 
     def require(self, holds: bool, what: str) -> None:
         if not holds:
@@ -133,6 +139,9 @@ class Audit:
         if before.state is LedgerState.CLOSED:
             same = (before.last_entry, before.end_offset) == (after.last_entry, after.end_offset)
             self.require(same and after.state is LedgerState.CLOSED, f"closed ledger {after.ledger_id} was changed")
+            self.copies.moved(before, after)
+        elif after.state is LedgerState.CLOSED:
+            self.copies.closed(after)
 
     def _log_changed(self, before: Log, after: Log) -> None:
         key = after.key()

@@ -61,6 +61,7 @@ class Truth:
 
     def confirmed(self, ledger_id: int, lac: int) -> None:
         known = self.ledgers[ledger_id]
+        self._audit.copies.confirmed(ledger_id, known.confirmed + 1, lac)
         self.entries_confirmed += lac - known.confirmed
         known.confirmed = lac
         self._compare(ledger_id, known)
@@ -176,6 +177,7 @@ class Scenario:
     def __init__(self, seed: int) -> None:
         self.world = world = World(seed)
         self.audit = world.audit = Audit(world.note)
+        self.audit.copies.watch_answers(world.network)
         self.truth = Truth(self.audit)
         self.metadata = [Machine(world, f"metadata-{number}", roles.run_metadata_node) for number in range(1, 4)]
         self.bookies = [Machine(world, f"bookie-{number}", roles.run_bookie) for number in range(1, BOOKIES + 1)]

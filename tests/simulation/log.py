@@ -198,6 +198,7 @@ class Scenario:
         self.world = world = World(seed)
         self.bucket = Bucket()
         self.audit = world.audit = Audit(world.note, self.bucket)
+        self.audit.copies.watch_answers(world.network)
         self.bucket.on_deleted = self.audit.deleted
         self.truth = Truth(self.audit)
         self.metadata = [self._machine("metadata", number, roles.run_metadata_node) for number in range(1, 4)]

@@ -57,6 +57,8 @@ class Network:
         self.cut: set[tuple[str, str]] = set()
         self.hold_up: Callable[[Message], float | None] = lambda message: 0.0
         """How many seconds longer a message takes, None if it is lost."""
+        self.on_answer: Callable[[str, int, memoryview, memoryview | StratalogError], None] = lambda *answered: None
+        """Told of each answer as a machine gives it, lost or not: machine, method, request, answer."""
         self._servers: dict[str, _Server] = {}
         self._next_port = 10_000
 
@@ -155,6 +157,7 @@ class SimulatedChannel:
             return
 
         def answered(answer: memoryview | StratalogError) -> None:
+            self._network.on_answer(self._target, method, body, answer)
             held_s = self._network.hold_up(Message(self._target, self._source, method, True))
             if self._network.carries(self._target, self._source) and held_s is not None:
                 loop.call_later_as(client, held_s + self._network.delay_s(), call.settle, answer)

@@ -87,6 +87,8 @@ async def run_bookie(machine: Machine, ports: Ports) -> None:
         settings, metadata, ports.transport, [machine.files], ports.clock, ports.random, ports.background
     )  # fmt: skip
     await server.start()
+    if machine.world.audit is not None:
+        machine.world.audit.copies.watch_deletions(machine.name, server)
     await asyncio.Event().wait()
 
 

@@ -1,0 +1,118 @@
+"""Which bookie has promised to keep which entry: seen in the answers to adds, and compared with what metadata says.
+
+Redundancy is invisible to readers, who are content with one good copy, until the bookie that has it is lost. So it is counted
+here, whenever something relies on it: when a writer is told that an entry is confirmed, when a ledger is closed, when the
+auditor names another bookie, and when a bookie deletes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final
+
+from stratalog_bookies import messages
+from stratalog_bookies.client.fragments import fragment_end
+from stratalog_core import quorum
+from stratalog_core.errors import StratalogError
+from stratalog_metadata.records import Fragment, Ledger, LedgerState
+
+if TYPE_CHECKING:
+    from simulation.network import Network
+    from stratalog_bookies.disk import Disk
+    from stratalog_bookies.server import BookieServer
+
+Require = Callable[[bool, str], None]
+Find = Callable[[int], Ledger | None]
+_OK: Final = int(messages.Status.OK)
+
+
+class Copies:
+    """``find`` looks a ledger's committed record up; ``require`` is told what holds and what should."""
+
+    def __init__(self, require: Require, find: Find) -> None:
+        self._require = require
+        self._find = find
+        self._held: dict[tuple[str, int], int] = {}
+
+    def watch_answers(self, network: Network) -> None:
+        """Hear of every add that a bookie acknowledges."""
+        network.on_answer = self._answered
+
+    def _answered(self, bookie: str, method: int, request: memoryview, answer: memoryview | StratalogError) -> None:
+        if method == messages.ADD and not isinstance(answer, StratalogError):
+            for header, status in zip(messages.decode_add(request), messages.decode_statuses(answer), strict=True):
+                if status == _OK:
+                    key = bookie, header[0]
+                    self._held[key] = self._held.get(key, 0) | 1 << header[1]
+
+    def watch_deletions(self, bookie: str, server: BookieServer) -> None:
+        """Hear of every ledger that this bookie deletes."""
+        assert server._dispatch is not None
+        collector = server._dispatch._collector
+        delete = collector._delete
+
+        async def deleting(disk: Disk, ledger_ids: set[int]) -> int:
+            for ledger_id in sorted(ledger_ids):
+                self._require(self._find(ledger_id) is None, f"{bookie} deletes ledger {ledger_id}, which metadata has")
+            return await delete(disk, ledger_ids)
+
+        collector._delete = deleting  # type: ignore[method-assign]
+
+    def lost(self, bookie: str) -> None:
+        """Its disk is gone."""
+        self._held = {key: entries for key, entries in self._held.items() if key[0] != bookie}
+
+    def confirmed(self, ledger_id: int, first: int, last: int) -> None:
+        """A writer was told that entries ``first`` to ``last`` are confirmed. Once the record is closed it may hear of copies
+        that recovery has replaced by others; those were counted then.
+        """
+        ledger = self._find(ledger_id)
+        if ledger is not None and ledger.state is not LedgerState.CLOSED:
+            self._check(ledger, first, last, "confirmed")
+
+    def closed(self, ledger: Ledger) -> None:
+        """The record was closed: nobody will write what is missing, but the auditor."""
+        self._check(ledger, 0, ledger.last_entry, "closed")
+
+    def moved(self, before: Ledger, after: Ledger) -> None:
+        """The record of a closed ledger names other bookies: each of them has everything that it is named for."""
+        same = [each.first_entry for each in before.fragments] == [each.first_entry for each in after.fragments]
+        self._require(same, f"closed ledger {after.ledger_id} was cut into other fragments")
+        for index, (old, new) in enumerate(zip(before.fragments, after.fragments, strict=same)):
+            for bookie in set(new.bookies) - set(old.bookies):
+                missing = [entry_id for entry_id in self._share(after, index, bookie) if not self._has(bookie, after, entry_id)]
+                what = f"ledger {after.ledger_id} names {bookie}, which lacks entries {missing[:3]}"
+                self._require(not missing, what)
+
+    def under_replicated(self, ledger: Ledger) -> list[int]:
+        """Entries of a closed ledger of which a named bookie has no copy."""
+        return [entry_id for entry_id, copies in self._count(ledger, 0, ledger.last_entry) if copies < ledger.write_quorum]
+
+    def _check(self, ledger: Ledger, first: int, last: int, what: str) -> None:
+        firsts = [fragment.first_entry for fragment in ledger.fragments]
+        self._require(firsts == sorted({0, *firsts}), f"the fragments of ledger {ledger.ledger_id} begin at {firsts}")
+        for entry_id, copies in self._count(ledger, first, last):
+            enough = copies >= ledger.ack_quorum
+            self._require(enough, f"entry {entry_id} of ledger {ledger.ledger_id} is {what} with {copies} named copies")
+
+    def _count(self, ledger: Ledger, first: int, last: int) -> Iterator[tuple[int, int]]:
+        """Each entry with the number of its write set's bookies that have it."""
+        for index, fragment in enumerate(ledger.fragments):
+            end = fragment_end(ledger, index) if index + 1 < len(ledger.fragments) else last
+            for entry_id in range(max(first, fragment.first_entry), min(end, last) + 1):
+                named = _write_set(ledger, fragment, entry_id)
+                yield entry_id, sum(self._has(bookie, ledger, entry_id) for bookie in named)
+
+    def _share(self, ledger: Ledger, index: int, bookie: str) -> Iterator[int]:
+        fragment = ledger.fragments[index]
+        for entry_id in range(fragment.first_entry, fragment_end(ledger, index) + 1):
+            if bookie in _write_set(ledger, fragment, entry_id):
+                yield entry_id
+
+    def _has(self, bookie: str, ledger: Ledger, entry_id: int) -> bool:
+        return bool(self._held.get((bookie, ledger.ledger_id), 0) >> entry_id & 1)
+
+
+def _write_set(ledger: Ledger, fragment: Fragment, entry_id: int) -> Sequence[str]:
+    positions = quorum.write_set(entry_id, len(fragment.bookies), ledger.write_quorum)
+    return [fragment.bookies[position] for position in positions]
