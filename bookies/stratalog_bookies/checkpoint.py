@@ -19,6 +19,7 @@ from crc32c import crc32c
 
 from stratalog_bookies.index import ROW_BYTES, Run
 from stratalog_core.errors import Corrupt
+from stratalog_core.malformed import MALFORMED
 from stratalog_core.ports import Buffer
 
 VERSION: Final = 1
@@ -100,7 +101,7 @@ def decode_state(content: bytes) -> State:
         raise Corrupt("state file does not match its CRC")
     try:
         return _decoder.decode(body)
-    except msgspec.MsgspecError as malformed:
+    except MALFORMED as malformed:
         raise Corrupt(f"malformed state file: {malformed}") from malformed
 
 

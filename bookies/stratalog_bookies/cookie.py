@@ -15,6 +15,7 @@ import msgspec
 
 from stratalog_bookies.log_format import COOKIE_BYTES
 from stratalog_core.errors import Corrupt, Invalid
+from stratalog_core.malformed import MALFORMED
 from stratalog_metadata.records import Bookie
 
 COOKIE_FILE: Final = "cookie"
@@ -45,7 +46,7 @@ def decode_cookie(content: bytes, directory: str) -> DiskCookie:
     """Raises ``Corrupt``, or ``Invalid`` for another format version."""
     try:
         cookie = msgspec.json.decode(content, type=DiskCookie)
-    except msgspec.MsgspecError as malformed:
+    except MALFORMED as malformed:
         raise Corrupt(f"the cookie in {directory} cannot be read: {malformed}") from malformed
     if cookie.format_version != FORMAT_VERSION:
         raise Invalid(f"{directory} has format version {cookie.format_version}; this bookie reads version {FORMAT_VERSION}")

@@ -17,6 +17,7 @@ import msgspec
 from crc32c import crc32c
 
 from stratalog_core.errors import Invalid
+from stratalog_core.malformed import MALFORMED
 from stratalog_core.ports import Buffer
 
 ADD: Final = 0x0201
@@ -337,7 +338,7 @@ def decode(kind: type[Body], body: Buffer) -> Body:
     decoder = _decoders.get(kind) or _decoders.setdefault(kind, msgspec.msgpack.Decoder(kind))
     try:
         decoded = decoder.decode(body)
-    except msgspec.MsgspecError as malformed:
+    except MALFORMED as malformed:
         raise Invalid(f"malformed {kind.__name__}: {malformed}") from malformed
     assert isinstance(decoded, kind)
     return decoded

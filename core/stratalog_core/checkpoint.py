@@ -22,6 +22,7 @@ from typing import Final
 import msgspec
 
 from stratalog_core.errors import Corrupt
+from stratalog_core.malformed import MALFORMED
 from stratalog_core.ports import Buffer
 
 MAGIC: Final = b"SLCK"
@@ -114,5 +115,5 @@ def decode_checkpoint(parts: Sequence[Buffer]) -> Checkpoint:
     body = b"".join(bytes(payload[PART_HEADER_BYTES:]) for payload in parts)
     try:
         return _decoder.decode(body)
-    except msgspec.MsgspecError as malformed:
+    except MALFORMED as malformed:
         raise Corrupt(f"checkpoint is malformed: {malformed}") from malformed

@@ -20,6 +20,7 @@ from typing import Final
 import msgspec
 
 from stratalog_core.errors import Corrupt, StratalogError, error_from_wire
+from stratalog_core.malformed import MALFORMED
 
 HEADER: Final = struct.Struct(">IBBHQ")
 HEADER_BYTES: Final = HEADER.size
@@ -62,6 +63,6 @@ def encode_error(error: StratalogError) -> bytes:
 def decode_error(body: bytes | bytearray | memoryview) -> StratalogError:
     try:
         code, message, detail = _decode_error.decode(body)
-    except msgspec.MsgspecError as malformed:
+    except MALFORMED as malformed:
         return Corrupt(f"malformed error answer: {malformed}")
     return error_from_wire(code, message, detail)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from stratalog_core.errors import Corrupt, Invalid
+from stratalog_core.malformed import MALFORMED
 from stratalog_core.ports import Files
 
 IDENTITY_FILE = "identity.json"
@@ -44,7 +45,7 @@ def remember(files: Files, node_id: int, cluster_id: str) -> None:
 def _read(files: Files) -> Identity:
     try:
         found = msgspec.json.decode(files.read(IDENTITY_FILE), type=Identity)
-    except msgspec.MsgspecError as malformed:
+    except MALFORMED as malformed:
         raise Corrupt(f"{IDENTITY_FILE} is malformed: {malformed}") from malformed
     if found.format_version != 1:
         raise Invalid(f"{IDENTITY_FILE} has format version {found.format_version}; this node reads version 1")

@@ -10,6 +10,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from stratalog_core.errors import Invalid, StratalogError, error_from_wire
+from stratalog_core.malformed import MALFORMED
 from stratalog_core.ports import Buffer
 from stratalog_metadata.records import Versioned
 
@@ -173,7 +174,7 @@ def decode(body: Buffer, kind: type[Body]) -> Body:
     """Raises ``Invalid``."""
     try:
         return msgspec.msgpack.decode(body, type=kind)
-    except msgspec.MsgspecError as malformed:
+    except MALFORMED as malformed:
         raise Invalid(f"malformed {kind.__name__}: {malformed}") from malformed
 
 

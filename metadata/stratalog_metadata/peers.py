@@ -62,7 +62,7 @@ class Peers:
 
 
 def decode_messages(encoded: Buffer) -> list[Message]:
-    """Raises ``msgspec.MsgspecError``."""
+    """Raises one of ``MALFORMED``."""
     return _decoder.decode(encoded)
 
 

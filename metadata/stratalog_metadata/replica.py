@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from stratalog_core.errors import Corrupt
+from stratalog_core.malformed import MALFORMED
 from stratalog_metadata import state
 from stratalog_metadata.commands import Command
 from stratalog_metadata.raft import Entry, EntryKind
@@ -35,7 +36,7 @@ class Replica:
     def _apply_command(self, entry: Entry) -> Outcome:
         try:
             command = _decode.decode(entry.payload)
-        except msgspec.MsgspecError as malformed:
+        except MALFORMED as malformed:
             # Skipping it would let this node drift from the others: stop instead.
             raise Corrupt(f"the committed command at {entry.index} cannot be read by this version: {malformed}") from malformed
         outcome = state.apply(self.records, entry.index, command)

@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 
 from stratalog_core.errors import Invalid, NotLeader, StratalogError, Unavailable
+from stratalog_core.malformed import MALFORMED
 from stratalog_core.ports import Clock, Random, Request
 from stratalog_metadata import messages
 from stratalog_metadata.answering import Answers
@@ -153,7 +154,7 @@ class ServingNode:
             raise Invalid(f"this node belongs to cluster {self._peers.cluster_id}, not to {envelope.cluster_id}")
         try:
             arrived = decode_messages(envelope.messages)
-        except msgspec.MsgspecError as malformed:
+        except MALFORMED as malformed:
             raise Invalid(f"malformed raft messages: {malformed}") from malformed
         if any(message.receiver != self._core.node_id for message in arrived):
             raise Invalid(f"this is metadata node {self._core.node_id}: the sender's peers are wrong")
@@ -291,7 +292,7 @@ def _check_command(encoded: bytes) -> None:
         raise Invalid(f"a command of {len(encoded)} bytes; the most is {messages.COMMAND_BYTES_MAX}: split it")
     try:
         command = _decode_command(encoded)
-    except msgspec.MsgspecError as malformed:
+    except MALFORMED as malformed:
         raise Invalid(f"malformed command: {malformed}") from malformed
     if len(command.updates) + len(command.requirements) > COMMAND_UPDATES_MAX:
         raise Invalid(f"a command of more than {COMMAND_UPDATES_MAX} updates and requirements: split it")

@@ -14,6 +14,7 @@ import crc32c
 import msgspec
 
 from stratalog_core.errors import Corrupt
+from stratalog_core.malformed import MALFORMED
 from stratalog_core.ports import Buffer
 from stratalog_metadata.records import Versioned
 
@@ -51,5 +52,5 @@ def decode(content: Buffer) -> StateImage:
         raise Corrupt(f"a metadata snapshot of version {version}; this node reads version {VERSION}")
     try:
         return StateImage(index=index, term=term, records=_decode.decode(view[_HEADER.size : -4]))
-    except msgspec.MsgspecError as malformed:
+    except MALFORMED as malformed:
         raise Corrupt(f"a metadata snapshot is malformed: {malformed}") from malformed

@@ -16,6 +16,7 @@ from typing import Final, Protocol
 import msgspec
 
 from stratalog_core.errors import Corrupt, StorageFailed
+from stratalog_core.malformed import MALFORMED
 from stratalog_core.ports import Files
 from stratalog_metadata import snapshot
 from stratalog_metadata.records import Record, Versioned
@@ -87,7 +88,7 @@ class SqliteStore:
                 records = [Versioned(version, _decode.decode(record)) for version, record in cursor]
         except sqlite3.DatabaseError as failure:
             raise self._failed(failure) from failure
-        except msgspec.MsgspecError as malformed:
+        except MALFORMED as malformed:
             raise Corrupt(f"{self._path} holds a malformed record: {malformed}") from malformed
         return StateImage(index=applied[1], term=applied[2], records=records)
 

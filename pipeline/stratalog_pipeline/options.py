@@ -17,6 +17,7 @@ from typing import Final, Literal, TypeAlias, cast
 import msgspec
 
 from stratalog_core.errors import Invalid
+from stratalog_core.malformed import MALFORMED
 
 EARLIEST: Final = -2
 LATEST: Final = -1
@@ -181,7 +182,7 @@ def _assignment(text: str) -> dict[str, tuple[int, ...]]:
     example = '{"topic": [0, 1]}'
     try:
         assignment = msgspec.json.decode(text, type=dict[str, tuple[int, ...]])
-    except msgspec.MsgspecError as malformed:
+    except MALFORMED as malformed:
         raise Invalid(f"option 'assign' must look like {example}: {malformed}") from malformed
     partitions = {topic: tuple(sorted(set(numbers))) for topic, numbers in assignment.items()}
     if not any(partitions.values()) or any(number < 0 for numbers in partitions.values() for number in numbers):
@@ -218,7 +219,7 @@ def _per_partition(name: str, text: str, minimum: int) -> PerPartition:
     try:
         decoded = msgspec.json.decode(text, type=dict[str, dict[str, int]])
         values = {topic: {int(number): value for number, value in by_number.items()} for topic, by_number in decoded.items()}
-    except (msgspec.MsgspecError, ValueError) as malformed:
+    except (*MALFORMED, ValueError) as malformed:
         raise Invalid(f"option {name!r} must look like {example}: {malformed}") from malformed
     if any(value < minimum for partitions in values.values() for value in partitions.values()):
         raise Invalid(f"option {name!r}: a value is below {minimum}")

@@ -12,6 +12,7 @@ from uuid import UUID
 import msgspec
 
 from stratalog_core.errors import Corrupt, Invalid
+from stratalog_core.malformed import MALFORMED
 from stratalog_core.ports import Buffer
 
 FORMAT_VERSION: Final = 1
@@ -59,7 +60,7 @@ def decode_descriptor(content: Buffer, kind: type[_Kind], key: str) -> _Kind:
     """Raises ``Corrupt`` naming ``key``, or ``Invalid`` for a newer format version."""
     try:
         descriptor = msgspec.json.decode(content, type=kind)
-    except (msgspec.DecodeError, ValueError) as bad:
+    except MALFORMED as bad:
         raise Corrupt(f"object {key} is no {kind.__name__}: {bad}", key=key) from bad
     if descriptor.format_version > FORMAT_VERSION:
         raise Invalid(

@@ -19,6 +19,7 @@ from crc32c import crc32c
 
 from stratalog_core.checkpoint import EpochStart, ProducerEntry
 from stratalog_core.errors import Corrupt, Invalid
+from stratalog_core.malformed import MALFORMED
 from stratalog_core.ports import Buffer
 from stratalog_tiering.merkle import HASH_BYTES, root_hash
 
@@ -127,7 +128,7 @@ def parse_footer(tail: Buffer, object_bytes: int) -> SegmentFooter:
         raise Corrupt(f"segment footer at byte {position} does not match its CRC", position=position, length=length)
     try:
         footer = msgspec.msgpack.decode(body, type=SegmentFooter)
-    except (msgspec.DecodeError, ValueError) as bad:
+    except MALFORMED as bad:
         raise Corrupt(f"segment footer at byte {position} cannot be decoded: {bad}") from bad
     check_footer(footer, position)
     return footer

@@ -26,6 +26,7 @@ from crc32c import crc32c
 
 from stratalog_core.checkpoint import EpochStart
 from stratalog_core.errors import Corrupt, Invalid
+from stratalog_core.malformed import MALFORMED
 from stratalog_core.ports import Buffer
 
 FORMAT_VERSION: Final = 1
@@ -248,5 +249,5 @@ def _decode(content: Buffer, magic: bytes, kind: type[_Body], name: str, sha256:
         raise Corrupt(f"{name} is not the one that was committed: its SHA-256 differs")
     try:
         return msgspec.msgpack.decode(body, type=kind)
-    except (msgspec.DecodeError, ValueError) as bad:
+    except MALFORMED as bad:
         raise Corrupt(f"{name} cannot be decoded: {bad}") from bad

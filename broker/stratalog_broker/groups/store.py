@@ -23,6 +23,7 @@ from stratalog_broker.groups.records import (
 )
 from stratalog_core.batch import read_header
 from stratalog_core.errors import Corrupt
+from stratalog_core.malformed import MALFORMED
 from stratalog_core.ports import Buffer
 from stratalog_core.records import Header, iterate_records
 
@@ -119,7 +120,7 @@ class GroupStore:
             return store
         try:
             snapshot = _decoder.decode(content)
-        except msgspec.MsgspecError as malformed:
+        except MALFORMED as malformed:
             raise Corrupt(f"snapshot of consumer groups is malformed: {malformed}") from malformed
         if snapshot.version != SNAPSHOT_VERSION:
             raise Corrupt(f"snapshot of consumer groups has version {snapshot.version}; this release reads {SNAPSHOT_VERSION}")

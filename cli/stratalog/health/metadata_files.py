@@ -20,6 +20,7 @@ from sqlite_utils import Database
 from stratalog.health.finding import Finding, fail, ok, warn
 from stratalog.local import processes
 from stratalog.local.state import ClusterState
+from stratalog_core.malformed import MALFORMED
 from stratalog_metadata.records import Record
 from stratalog_metadata.store import FORMAT_VERSION, SQLITE_FILE
 
@@ -62,7 +63,7 @@ def _check_file(check: str, path: Path) -> Finding:
             return _check_database(check, path, Database(connection, recursive_triggers=False, execute_plugins=False))
     except sqlite3.Error as failure:
         return fail(check, f"{path} cannot be read: {failure}", _KEEP)
-    except msgspec.MsgspecError as malformed:
+    except MALFORMED as malformed:
         return fail(check, f"{path} holds a malformed record: {malformed}", _KEEP)
 
 
@@ -98,7 +99,7 @@ def _check_applied(check: str, applied: dict[str, Any], database: Database) -> F
 
 
 def _kind_of(record: bytes) -> str:
-    """Raises ``msgspec.MsgspecError`` if the record is malformed."""
+    """Raises one of ``MALFORMED`` if the record is."""
     kind = _decode_kind.decode(record).kind
     if kind in _KINDS:
         _decode.decode(record)

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from stratalog_core.errors import Invalid, NotFound
+from stratalog_core.malformed import MALFORMED
 
 
 class ProcessState(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,7 +58,7 @@ def load_state(data: Path) -> ClusterState:
         return msgspec.json.decode(state_path(data).read_bytes(), type=ClusterState)
     except FileNotFoundError as missing:
         raise NotFound(f"no cluster below {data}: start one with `stratalog cluster start --data {data}`") from missing
-    except msgspec.MsgspecError as malformed:
+    except MALFORMED as malformed:
         raise Invalid(f"{state_path(data)} cannot be read: {malformed}") from malformed
 
 
