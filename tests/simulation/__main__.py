@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import sys
 import time
@@ -10,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
-from simulation import ledgers, quorum
+from simulation import duels, ledgers, quorum
 from simulation.log import Scenario
 from simulation.loop import CURRENT
 from simulation.machine import World
@@ -46,7 +47,18 @@ def run_quorum(seed: int) -> World:
     return world
 
 
-SCENARIOS: dict[str, Callable[[int], World]] = {"quorum": run_quorum, "ledgers": run_ledgers, "log": run_log}
+def run_duels(seed: int) -> World:
+    scenario = duels.Scenario(seed)
+    _run(scenario.world, scenario.simulate)
+    return scenario.world
+
+
+SCENARIOS: dict[str, Callable[[int], World]] = {
+    "quorum": run_quorum,
+    "ledgers": run_ledgers,
+    "duels": run_duels,
+    "log": run_log,
+}
 
 
 class _TraceLog(logging.Handler):
@@ -69,6 +81,8 @@ def _run(world: World, simulate: Callable[[], object]) -> None:
     handler = _TraceLog(world)
     log.handlers[:] = [handler]
     log.setLevel(logging.INFO)
+    # A collection would take a third of the time, and finalizers would run at moments that no seed decides.
+    gc.disable()
     try:
         simulate()
         world.loop.look_after_tasks()
@@ -85,6 +99,7 @@ def _run(world: World, simulate: Callable[[], object]) -> None:
     finally:
         log.removeHandler(handler)
         world.loop.finish()
+        gc.enable()
 
 
 def _break(world: World, broken: Exception) -> None:

@@ -20,13 +20,13 @@ from stratalog_bookies.client import LedgerClient, LedgerClientSettings, LedgerS
 from stratalog_core.errors import Corrupt, Overloaded, StratalogError
 from stratalog_core.records import Record, build_batch
 from stratalog_metadata.client import QuorumClient
-from stratalog_metadata.records import Ledger
+from stratalog_metadata.records import Ledger, ledger_key
 
 BOOKIES: Final = 5
 WRITERS: Final = 3
 RECOVERERS: Final = 2
 FAULTS_S: Final = 14.0
-SETTLE_S: Final = 6.0
+SETTLE_S: Final = 2.0
 CHECK_S: Final = 90.0
 ENTRY_PAUSE_S: Final = 0.02
 TURN_S: Final = 0.05
@@ -65,6 +65,11 @@ class Truth:
         self.entries_confirmed += lac - known.confirmed
         known.confirmed = lac
         self._compare(ledger_id, known)
+
+    def committed(self, ledger_id: int) -> Ledger | None:
+        """The ledger's record, as the quorum has it now."""
+        record = self._audit.records.get(ledger_key(ledger_id))
+        return record if isinstance(record, Ledger) else None
 
     def closed(self, ledger: Ledger) -> None:
         known = self.ledgers.setdefault(ledger.ledger_id, LedgerTruth())

@@ -49,6 +49,7 @@ class CountingClient:
         self._history = history
         self._audit = audit
         self.done = False
+        self.ended = asyncio.Event()
 
     async def run(self, machine: Machine, ports: Ports) -> None:
         client = QuorumClient(metadata_addresses(), ports.transport, ports.clock, ports.random)
@@ -61,6 +62,7 @@ class CountingClient:
             except Retriable:
                 self._history.errors += 1
             await asyncio.sleep(ports.random.random() * 0.1)
+        self.ended.set()
 
     async def _allocate(self, client: QuorumClient, ports: Ports) -> None:
         size = 1 + ports.random.randrange(10)
@@ -108,13 +110,13 @@ def simulate(world: World) -> None:
         for machine in [*nodes, *clients]:
             machine.boot()
         await _faults(world, nodes, audit)
-        before = history.counted
-        await asyncio.sleep(HEAL_S)
+        await _heal(history)
         assert not audit.broken, audit.broken[0]
-        assert history.counted > before, "nothing was committed after the faults had ended"
         for worker in workers:
             worker.done = True
-        await asyncio.sleep(5)
+        for worker in workers:
+            async with asyncio.timeout(HEAL_S):
+                await worker.ended.wait()
         await _check(world, history)
 
     world.loop.run_until_complete(scenario())
@@ -136,6 +138,16 @@ async def _faults(world: World, nodes: list[Machine], audit: Audit) -> None:
     for nemesis, task in zip(nemeses, tasks, strict=True):
         nemesis.stop()
         task.cancel()
+
+
+async def _heal(history: History) -> None:
+    """All is well again once clients count on, each of them."""
+    before = history.counted
+    for _ in range(int(HEAL_S)):
+        await asyncio.sleep(1.0)
+        if history.counted > before + CLIENTS:
+            return
+    raise AssertionError(f"{history.counted - before} counts in {HEAL_S:g} s after the faults had ended")
 
 
 async def _check(world: World, history: History) -> None:
