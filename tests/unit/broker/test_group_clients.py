@@ -26,8 +26,12 @@ def make_topic(bootstrap: str, messages: int = 0) -> None:
     admin = AdminClient({"bootstrap.servers": bootstrap})
     (created,) = admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)]).values()
     created.result(20)
-    producer = confluent_kafka.Producer({"bootstrap.servers": bootstrap, "acks": "all"})
-    for number in range(messages):
+    produce(bootstrap, range(messages))
+
+
+def produce(bootstrap: str, numbers: range) -> None:
+    producer = confluent_kafka.Producer({"bootstrap.servers": bootstrap, "acks": "all", "enable.idempotence": True})
+    for number in numbers:
         producer.produce(TOPIC, str(number).encode(), partition=number % PARTITIONS)
     assert producer.flush(20) == 0
 
@@ -255,20 +259,25 @@ def coordinator_id(cluster: MiniCluster) -> int:
 async def test_a_group_survives_its_coordinator(tmp_path: Path) -> None:
     async with run_cluster(tmp_path, bookies=1, brokers=2, offsets_topic_partitions=1) as cluster:
         bootstrap = cluster.bootstrap
-        await in_thread(lambda: make_topic(bootstrap, 60))
         members = Members(bootstrap)
-        members.add()
-        members.add()
-        await in_thread(lambda: members.poll_until(lambda: members.balanced() and len(set(members.messages)) == 60))
-        await in_thread(lambda: [one.commit(asynchronous=False) for one in members.consumers])
-        members.revoked.clear()
+
+        def before() -> None:
+            make_topic(bootstrap)
+            members.add()
+            members.add()
+            # Messages come after the last rebalance: what was read but not committed before one would be read again.
+            members.poll_until(members.balanced)
+            produce(bootstrap, range(60))
+            members.poll_until(lambda: len(members.messages) == 60)
+            for one in members.consumers:
+                one.commit(asynchronous=False)
+            members.revoked.clear()
+
+        await in_thread(before)
         await cluster.brokers.pop(coordinator_id(cluster)).kill()
 
         def scenario() -> None:
-            producer = confluent_kafka.Producer({"bootstrap.servers": bootstrap, "acks": "all"})
-            for number in range(60, 120):
-                producer.produce(TOPIC, str(number).encode(), partition=number % PARTITIONS)
-            assert producer.flush(20) == 0
+            produce(bootstrap, range(60, 120))
             members.poll_until(lambda: len(set(members.messages)) == 120)
             assert members.revoked == [], "members and assignments came over with the partition"
             assert len(members.messages) == 120
