@@ -3,114 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import gc
-import logging
+import os
 import sys
 import time
-from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from typing import Final
 
-from simulation import duels, ledgers, quorum
-from simulation.log import Scenario
-from simulation.loop import CURRENT
-from simulation.machine import World
-from stratalog_core.errors import StratalogError
+from simulation.runs import SCENARIOS, Outcome, broken, run_many, run_one
 
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How one run ended; ``failure`` is empty if all invariants held."""
-
-    scenario: str
-    seed: int
-    seconds: float
-    failure: str
-    trace: list[str]
-
-
-def run_log(seed: int) -> World:
-    scenario = Scenario(seed)
-    _run(scenario.world, scenario.simulate)
-    return scenario.world
-
-
-def run_ledgers(seed: int) -> World:
-    scenario = ledgers.Scenario(seed)
-    _run(scenario.world, scenario.simulate)
-    return scenario.world
-
-
-def run_quorum(seed: int) -> World:
-    world = World(seed)
-    _run(world, lambda: quorum.simulate(world))
-    return world
-
-
-def run_duels(seed: int) -> World:
-    scenario = duels.Scenario(seed)
-    _run(scenario.world, scenario.simulate)
-    return scenario.world
-
-
-SCENARIOS: dict[str, Callable[[int], World]] = {
-    "quorum": run_quorum,
-    "ledgers": run_ledgers,
-    "duels": run_duels,
-    "log": run_log,
-}
-
-
-class _TraceLog(logging.Handler):
-    """What the code under test logs belongs into the trace, at its simulated time."""
-
-    def __init__(self, world: World) -> None:
-        super().__init__()
-        self._world = world
-
-    def emit(self, record: logging.LogRecord) -> None:
-        process = CURRENT.get()
-        name = process.name if process else "-"
-        self._world.note(f"  {name}: {record.levelname} {record.name}: {record.getMessage()}")
-
-
-def _run(world: World, simulate: Callable[[], object]) -> None:
-    # Tasks of crashed processes complain while they are collected; that says nothing about the code under test.
-    sys.unraisablehook = lambda unraisable: None
-    log = logging.getLogger()
-    handler = _TraceLog(world)
-    log.handlers[:] = [handler]
-    log.setLevel(logging.INFO)
-    # A collection would take a third of the time, and finalizers would run at moments that no seed decides.
-    gc.disable()
-    try:
-        simulate()
-        world.loop.look_after_tasks()
-        world.loop.look_after_tasks()
-        if world.loop.failure is not None:
-            _break(world, world.loop.failure)
-    except RuntimeError:
-        # The loop was stopped in the middle: something failed where nobody waits for it.
-        if world.loop.failure is None:
-            raise
-        _break(world, world.loop.failure)
-    except (AssertionError, TimeoutError, StratalogError) as broken:
-        _break(world, broken)
-    finally:
-        log.removeHandler(handler)
-        world.loop.finish()
-        gc.enable()
-
-
-def _break(world: World, broken: Exception) -> None:
-    world.note(f"INVARIANT BROKEN: {broken!r}")
-    world.failure = f"{type(broken).__name__}: {broken}"
-
-
-def run_one(scenario: str, seed: int) -> Outcome:
-    started = time.perf_counter()
-    world = SCENARIOS[scenario](seed)
-    return Outcome(scenario, seed, time.perf_counter() - started, world.failure, world.trace)
+BAR: Final = 30
 
 
 def main() -> int:
@@ -125,9 +26,9 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m simulation", description=__doc__)
     parser.add_argument("--scenario", choices=["all", *SCENARIOS], default="all")
     parser.add_argument("--seed", type=int, help="run this one and print its trace")
-    parser.add_argument("--seeds", type=int, default=20, help="how many to run")
+    parser.add_argument("--seeds", type=int, default=20, help="how many to run, the scenarios in turns")
     parser.add_argument("--first-seed", type=int, default=1)
-    parser.add_argument("--jobs", type=int, default=2, help="processes")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at once; by default one for each core")
     return parser.parse_args()
 
 
@@ -140,24 +41,44 @@ def _one(names: list[str], seed: int) -> int:
 
 
 def _many(names: list[str], first_seed: int, seeds: int, jobs: int) -> int:
-    print(f"seeds {first_seed}..{first_seed + seeds - 1}, scenarios {', '.join(names)}", flush=True)
-    work = [(name, seed) for seed in range(first_seed, first_seed + seeds) for name in names]
-    outcomes: list[Outcome] = []
-    with ProcessPoolExecutor(jobs) as pool:
-        for outcome in pool.map(run_one, *zip(*work, strict=True)):
-            outcomes.append(outcome)
-            end = outcome.failure or outcome.trace[-1].strip()
-            print(f"{outcome.scenario:7} seed {outcome.seed:<6} {outcome.seconds:5.1f} s  {end}", flush=True)
+    print(f"seeds {first_seed}..{first_seed + seeds - 1}, scenarios {', '.join(names)} in turns, {jobs} at once", flush=True)
+    work = [(names[seed % len(names)], seed) for seed in range(first_seed, first_seed + seeds)]
+    started = time.perf_counter()
+    outcomes = list(_shown(run_many(work, jobs), len(work)))
+    _summary(outcomes, time.perf_counter() - started)
     return _verdict(outcomes)
 
 
-def _verdict(outcomes: list[Outcome]) -> int:
-    broken = [outcome for outcome in outcomes if outcome.failure]
-    for outcome in broken:
+def _shown(outcomes: Iterator[Outcome], expected: int) -> Iterator[Outcome]:
+    """A bar on a terminal, a line for each run elsewhere; failures always have their line."""
+    is_terminal = sys.stdout.isatty()
+    for done, outcome in enumerate(outcomes, 1):
+        if outcome.failure or not is_terminal:
+            end = outcome.failure or outcome.trace[-1].strip()
+            print(f"{outcome.scenario:7} seed {outcome.seed:<6} {outcome.seconds:5.1f} s  {end}", flush=True)
+        if is_terminal:
+            bar = "#" * (BAR * done // expected)
+            print(f"\r[{bar:{BAR}}] {done}/{expected}", end="\n" if done == expected else "", flush=True)
+        yield outcome
+
+
+def _summary(outcomes: Sequence[Outcome], seconds: float) -> None:
+    for name in SCENARIOS:
+        times = [outcome.seconds for outcome in outcomes if outcome.scenario == name]
+        if times:
+            print(f"{name:7} {len(times):4} runs, {sum(times) / len(times):.2f} s on average, {max(times):.2f} s at most")
+    rate = 60 * len(outcomes) / seconds
+    alone = 60 * len(outcomes) / (sum(outcome.seconds for outcome in outcomes) or 1.0)
+    print(f"{len(outcomes)} runs in {seconds:.0f} s: {rate:.0f} runs/min, {alone:.0f} runs/min for each process")
+
+
+def _verdict(outcomes: Sequence[Outcome]) -> int:
+    failed = broken(outcomes)
+    for outcome in failed:
         print(f"BROKEN {outcome.failure}")
         print(f"  repeat with: make sim SCENARIO={outcome.scenario} SEED={outcome.seed}")
-    print(f"{len(outcomes) - len(broken)} passed, {len(broken)} failed")
-    return 1 if broken else 0
+    print(f"{len(outcomes) - len(failed)} passed, {len(failed)} failed")
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

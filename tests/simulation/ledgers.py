@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -16,8 +17,8 @@ from simulation import roles
 from simulation.audit import Audit
 from simulation.machine import Machine, Ports, World
 from simulation.nemesis import Nemesis, NemesisPlan
-from stratalog_bookies.client import LedgerClient, LedgerClientSettings, LedgerSpec, LedgerWriter
-from stratalog_core.errors import Corrupt, Overloaded, StratalogError
+from stratalog_bookies.client import Entry, LedgerClient, LedgerClientSettings, LedgerSpec, LedgerWriter
+from stratalog_core.errors import Corrupt, Overloaded, Retriable, StratalogError
 from stratalog_core.records import Record, build_batch
 from stratalog_metadata.client import QuorumClient
 from stratalog_metadata.records import Ledger, ledger_key
@@ -176,6 +177,15 @@ class Recoverer:
             self._truth.closed(ledger)
 
 
+async def _read(client: LedgerClient, ledger: Ledger, first_entry: int) -> Sequence[Entry]:
+    """With patience for bookies that are only just back."""
+    while True:
+        try:
+            return await client.read(ledger, first_entry, ledger.last_entry, 1 << 20)
+        except Retriable:
+            await asyncio.sleep(0.5)
+
+
 class Scenario:
     """One run."""
 
@@ -275,7 +285,7 @@ class Scenario:
             )
             entry_id = 0
             while entry_id <= ledger.last_entry:
-                for entry in await client.read(ledger, entry_id, ledger.last_entry, 1 << 20):
+                for entry in await _read(client, ledger, entry_id):
                     assert entry.entry_id == entry_id, f"entry {entry.entry_id} of ledger {ledger_id} came for {entry_id}"
                     assert bytes(entry.payload) == known.appended[entry_id], (
                         f"entry {entry_id} of ledger {ledger_id} is another"

@@ -204,19 +204,17 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
     # -- failures
 
-    def fail(self, failure: Exception) -> None:
+    def fail(self, failure: Exception, cause: BaseException | None = None) -> None:
         """End the run; the first failure counts."""
-        self.failure = self.failure or failure
-        self.stop()
+        if self.failure is None and not self.is_over:
+            self.failure = failure
+            self.failure.__cause__ = cause
+            self.stop()
 
     def _complain(self, context: dict[str, Any]) -> None:
         """What asyncio would log and forget."""
-        if self.is_over:
-            return
         failure = context.get("exception")
-        self.fail(FailedInBackground(f"{context.get('message')}: {failure!r}"))
-        if self.failure is not None and isinstance(failure, BaseException):
-            self.failure.__cause__ = failure
+        self.fail(FailedInBackground(f"{context.get('message')}: {failure!r}"), failure)
 
     def look_after_tasks(self) -> None:
         """Fail if a task's exception was not taken by anybody since the last look. Tasks of crashed processes may."""
@@ -227,6 +225,11 @@ class SimulatedLoop(asyncio.BaseEventLoop):
                 )
         self._suspects = [(task, process) for task, process in self._tasks if task.done() and _is_forgotten(task)]
         self._tasks = [(task, process) for task, process in self._tasks if not task.done()]
+
+    def take_leave(self) -> None:
+        """A last look, at the end of a run: now nobody will come for an exception any more."""
+        self.look_after_tasks()
+        self.look_after_tasks()
 
     def _make_task(
         self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Result], **kwargs: Any

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 from simulation import mutants_of_bookies, mutants_of_clusters, mutants_of_metadata
-from simulation.__main__ import run_one
+from simulation.runs import run_one
 
 SEEDS = 30
 
