@@ -76,6 +76,10 @@ sim: .venv/.test  ## simulate whole clusters from seeds: SEEDS=20 FIRST_SEED=1, 
 mutants: .venv/.test  ## plant faults in the simulated product and see each found: MUTANT=name, SEEDS=30
 	PYTHONHASHSEED=0 PYTHONPATH=tests $(BIN)/python -W ignore -m simulation.mutants --seeds $(or $(SEEDS),30) $(if $(MUTANT),--mutant $(MUTANT))
 
+.PHONY: chaos
+chaos: .venv/.test $(MINIO)  ## real processes, real faults, histories checked: SECONDS=300, SEED=7 for the same faults again
+	PYTHONPATH=tests $(BIN)/python -m chaos --seconds $(or $(SECONDS),300) $(if $(SEED),--seed $(SEED)) $(if $(RESULTS),--results $(RESULTS))
+
 .PHONY: clean
 clean:  ## delete what the other targets made here (the tools' cache stays)
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage htmlcov dist data spark-warehouse

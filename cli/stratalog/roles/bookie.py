@@ -7,7 +7,6 @@ from pathlib import Path
 from stratalog.roles.runtime import Node
 from stratalog_bookies.config import BookieSettings
 from stratalog_bookies.server import BookieServer
-from stratalog_core.system import SystemFiles
 
 
 async def start(node: Node) -> str:
@@ -17,7 +16,7 @@ async def start(node: Node) -> str:
         settings,
         await node.metadata(),
         node.transport,
-        [SystemFiles(Path(directory)) for directory in settings.data_dirs],
+        [node.files(Path(directory)) for directory in settings.data_dirs],
         node.clock,
         node.random,
         node.background(settings.threads, "bookie"),

@@ -8,7 +8,6 @@ from stratalog.roles.runtime import Node
 from stratalog_bookies.client import LedgerClient, LedgerClientSettings
 from stratalog_broker.config import BrokerSettings
 from stratalog_broker.server import BrokerServer
-from stratalog_core.system import SystemFiles
 from stratalog_tiering.block_source import ColdReaderSettings
 from stratalog_tiering.reader import ColdReader
 
@@ -35,5 +34,5 @@ def _cold_reader(node: Node) -> ColdReader:
     settings = node.configuration.section(ColdReaderSettings, "cold")
     if not settings.disk_bytes or not node.settings.cache_dir:
         return ColdReader(node.store(), settings, node.clock)
-    files = SystemFiles(Path(node.settings.cache_dir))
+    files = node.files(Path(node.settings.cache_dir))
     return ColdReader(node.store(), settings, node.clock, files=files, background=node.background(_CACHE_THREADS, "cache"))

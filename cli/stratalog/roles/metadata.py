@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from stratalog.roles.runtime import Node
-from stratalog_core.system import SystemFiles
 from stratalog_metadata.config import SECTION, MetadataSettings
 from stratalog_metadata.server import MetadataServer
 
@@ -16,7 +15,7 @@ async def start(node: Node) -> str:
     server = MetadataServer(
         settings,
         node.transport,
-        SystemFiles(Path(settings.data_dir)),
+        node.files(Path(settings.data_dir)),
         node.clock,
         node.random,
         # One thread for its log, one for its state.

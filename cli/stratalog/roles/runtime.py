@@ -19,9 +19,9 @@ import uvloop
 from stratalog.roles.node import NodeSettings
 from stratalog_core.config import load
 from stratalog_core.errors import Invalid, StratalogError
-from stratalog_core.ports import Background, Clock, Random, Transport
+from stratalog_core.ports import Background, Clock, Files, Random, Transport
 from stratalog_core.rpc import TcpTransport
-from stratalog_core.system import SystemClock, ThreadBackground
+from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
 from stratalog_metadata.client import QuorumClient
 from stratalog_tiering.store import STORE_THREADS, ObjectStore, open_store
 
@@ -42,15 +42,27 @@ class Configuration:
         return load(cls, section=section, file=self.file, environ=os.environ, overrides=self.overrides.get(section))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Borders:
+    """How a process reaches network and disks; tests that break them on purpose bring their own."""
+
+    transport: Callable[[], Transport] = TcpTransport
+    files: Callable[[Path], Files] = SystemFiles
+
+
+SYSTEM_BORDERS = Borders()
+
+
 class Node:
     """The real ports of one process, and the components on it, closed in reverse order."""
 
-    def __init__(self, configuration: Configuration, stack: AsyncExitStack) -> None:
+    def __init__(self, configuration: Configuration, stack: AsyncExitStack, borders: Borders = SYSTEM_BORDERS) -> None:
         self.configuration = configuration
         self.settings = configuration.section(NodeSettings, "node")
         self.clock: Clock = SystemClock()
         self.random: Random = random.Random(os.urandom(32))
-        self.transport: Transport = TcpTransport()
+        self.transport = borders.transport()
+        self.files = borders.files
         self._stack = stack
         self._metadata: QuorumClient | None = None
         self._failures: list[Callable[[], StratalogError | None]] = []
@@ -101,21 +113,21 @@ class Node:
 Start = Callable[[Node], Awaitable[str]]
 
 
-def run(configuration: Configuration, name: str, start: Start) -> None:
+def run(configuration: Configuration, name: str, start: Start, borders: Borders = SYSTEM_BORDERS) -> None:
     """Run ``start`` (returns the address it serves at) and serve until a signal; raises what made it fail."""
     settings = configuration.section(NodeSettings, "node")
     _configure_logging(settings)
-    uvloop.run(_serve(configuration, name, start))
+    uvloop.run(_serve(configuration, name, start, borders))
 
 
-async def _serve(configuration: Configuration, name: str, start: Start) -> None:
+async def _serve(configuration: Configuration, name: str, start: Start, borders: Borders) -> None:
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
     stack = AsyncExitStack()
     try:
-        node = Node(configuration, stack)
+        node = Node(configuration, stack, borders)
         address = await _unless_stopped(start(node), stopped)
         if address is not None:
             _log.info("%s serves at %s", name, address)

@@ -1,0 +1,43 @@
+"""``python -m chaos --seconds 300``: exits with 1 if the history holds an anomaly or something did not come back."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+from chaos.display import Display
+from chaos.run import ChaosRun, Options
+
+
+def main() -> int:
+    """One run, shown while it goes on."""
+    arguments = _arguments()
+    # A terminated run ends its processes as an interrupted one does.
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    seed = arguments.seed if arguments.seed is not None else random.randrange(1_000_000)
+    results = arguments.results or Path(tempfile.mkdtemp(prefix="stratalog-chaos-")) / "results"
+    print(f"seed {seed}, {arguments.seconds:.0f} s, results in {results}", flush=True)
+    display = Display()
+    run = ChaosRun(Options(seconds=arguments.seconds, seed=seed, results=results.absolute()), display.say)
+    with display.showing(run):
+        result = run.run()
+    display.summary(result)
+    if not result.is_clean:
+        print(f"repeat with: make chaos SECONDS={arguments.seconds:.0f} SEED={seed}")
+    return 0 if result.is_clean else 1
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m chaos", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=300, help="how long faults happen")
+    parser.add_argument("--seed", type=int, help="which faults (default: any)")
+    parser.add_argument("--results", type=Path, help="directory to make (default: below the system's temporary one)")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,208 @@
+"""The cluster under test: a local cluster with every way through the proxy, breakable disks, and everything short.
+
+Ledgers roll, move to the object store, lose their hot copies and are compacted within seconds: a run of a minute sees it all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import sys
+from base64 import urlsafe_b64encode
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from chaos.links import CLIENTS, links_of
+from chaos.proxy_process import ProxyProcess
+from chaos.tether import PARENT
+from chaos.workload import PARTITIONS, TOPICS
+from stratalog.local import minio, processes
+from stratalog.local.launcher import LocalCluster
+from stratalog.local.plan import Plan, Sizes, plan_cluster
+from stratalog.local.readiness import BrokerProbe, wait_for_bookies, wait_until
+from stratalog.local.secrets import store_environment
+from stratalog.local.state import ProcessState, load_state, save_state
+
+SIZES: Final = Sizes(metadata=3, bookies=4, brokers=3, tiering=2)
+_MIB: Final = 1024 * 1024
+_SHORT: Final[Mapping[str, Mapping[str, Any]]] = {
+    "metadata": {"snapshot_entries": 300, "kept_entries": 100, "log_segment_bytes": 65_536},
+    "bookie": {
+        "lease_ms": 4000,
+        "log_file_bytes": _MIB,
+        "spare_files": 1,
+        "free_bytes_min": 64 * _MIB,
+        "collect_interval_s": 3.0,
+        "scrub_interval_s": 20.0,
+        "audit_delay_s": 12.0,
+        "audit_interval_s": 3.0,
+    },
+    "broker": {"tail_cache_bytes": 2 * _MIB, "ledger_idle_ms": 5000, "offsets_topic_partitions": 4, "index_bytes": _MIB},
+    "tiering": {
+        "session_lease_ms": 4000,
+        "deletion_lag_ms": 2000,
+        "retention_interval_ms": 2000,
+        "sweep_interval_ms": 15_000,
+        "grace_ms": 120_000,
+        "retry_ms_max": 2000,
+        "segment_bytes": 4 * _MIB,
+    },
+}
+"""Settings of each role, beside the defaults."""
+
+
+class ChaosCluster:
+    """Processes by name. Everything is started from the thread that made this; its death ends them all."""
+
+    def __init__(self, data: Path) -> None:
+        self._data = data
+        self._local = LocalCluster(data, lambda line: None)
+        plan = plan_cluster(
+            data, SIZES, cluster_id=urlsafe_b64encode(secrets.token_bytes(16)).decode().rstrip("="), store=None, minio=True
+        )
+        self.links = links_of(plan.state)
+        (data / "logs").mkdir(parents=True)
+        (data / "faults").mkdir()
+        self.proxy = ProxyProcess(self.links, data / "logs" / "proxy.log")
+        self._local.lay_out(_with_detours(plan, self.proxy.addresses))
+        self._write_routes()
+        self.bootstrap = ",".join(self.proxy.addresses[f"{CLIENTS}>{process.name}"] for process in plan.state.of_role("broker"))
+
+    @property
+    def data(self) -> Path:
+        return self._data
+
+    def names(self, *roles: str) -> list[str]:
+        """Names of the processes of ``roles`` (none: all)."""
+        return [process.name for process in load_state(self._data).processes if not roles or process.role in roles]
+
+    def start(self, timeout_s: float) -> None:
+        """Start everything; returns when all serve."""
+        for name in self.names():
+            self.launch(name)
+        self.wait_until_whole(timeout_s)
+
+    def wait_until_whole(self, timeout_s: float) -> None:
+        """Return when all bookies and brokers are registered. Raises ``Unavailable``."""
+        state = load_state(self._data)
+        wait_for_bookies(state.metadata.split(","), self.names("bookie"), lambda: None, timeout_s=timeout_s)
+        probe, wanted = BrokerProbe(self.bootstrap), set(self.bootstrap.split(","))
+        wait_until(lambda: wanted <= probe.live(), f"the brokers of {self._data} did not serve", timeout_s=timeout_s)
+
+    def create_topics(self) -> None:
+        """The topics of the workload, three copies of everything."""
+        admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
+        new = [
+            NewTopic(name, num_partitions=PARTITIONS, replication_factor=3, config=dict(configs))
+            for name, configs in TOPICS.items()
+        ]
+        for future in admin.create_topics(new).values():
+            future.result(60)
+
+    # -- one process
+
+    def is_running(self, name: str) -> bool:
+        return processes.running(self._process(name)) is not None
+
+    def launch(self, name: str) -> None:
+        """Start it, unless it runs; returns at once."""
+        process = self._process(name)
+        if processes.running(process) is not None:
+            return
+        credentials = store_environment(self._data)
+        environ = {PARENT: str(os.getpid()), **credentials}
+        if process.role == "store":
+            command = [sys.executable, "-m", "chaos.tether", *minio.minio_command(self._data, process.address)]
+            environ |= minio.minio_environment(credentials)
+        else:
+            command = self._role_command(process)
+        started = processes.launch(process, command, log=self.log(name), environ=environ)
+        save_state(self._data, load_state(self._data).replaced(started))
+        if process.role == "store":
+            minio.make_bucket(process.address, credentials, timeout_s=60)
+
+    def kill(self, name: str) -> None:
+        """SIGKILL."""
+        processes.kill(self._process(name))
+
+    def pause(self, name: str) -> None:
+        """SIGSTOP."""
+        self._signal(name, signal.SIGSTOP)
+
+    def resume(self, name: str) -> None:
+        """SIGCONT."""
+        self._signal(name, signal.SIGCONT)
+
+    def control(self, name: str) -> Path:
+        """The file that breaks this process's disks; see :mod:`chaos.faulty_files`."""
+        return self._data / "faults" / f"{name}.json"
+
+    def log(self, name: str) -> Path:
+        return self._data / "logs" / f"{name}.log"
+
+    def close(self) -> None:
+        """End everything: in good order what can, the rest by force."""
+        for name in self.names():
+            self.resume(name)
+        self._local.stop(())
+        self.proxy.close()
+
+    def destroy(self) -> None:
+        """End everything by force, at once."""
+        for name in self.names():
+            self.kill(name)
+        self.proxy.close()
+
+    def _process(self, name: str) -> ProcessState:
+        return load_state(self._data).process(name)
+
+    def _signal(self, name: str, number: signal.Signals) -> None:
+        found = processes.running(self._process(name))
+        if found is not None:
+            found.send_signal(number)
+
+    def _role_command(self, process: ProcessState) -> list[str]:
+        config = self._data / "config"
+        return [
+            *(sys.executable, "-m", "chaos.faulty_role", process.role),
+            *("--config", str(config / f"{process.name}.toml")),
+            *("--routes", str(config / f"{process.name}.routes.json")),
+            *("--faults", str(self.control(process.name))),
+        ]
+
+    def _write_routes(self) -> None:
+        for name in self.names("metadata", "bookie", "broker", "tiering"):
+            routes = {link.address: self.proxy.addresses[link.name] for link in self.links if link.source == name}
+            (self._data / "config" / f"{name}.routes.json").write_text(json.dumps(routes))
+
+
+def _with_detours(plan: Plan, addresses: Mapping[str, str]) -> Plan:
+    """The plan with our settings; brokers tell clients the proxy's addresses, each process has its own way to the store."""
+    configurations = {}
+    for process in plan.state.processes:
+        if process.role != "store":
+            tables = {name: {**table, **_SHORT.get(name, {})} for name, table in plan.configurations[process.name].items()}
+            _detour(process.name, tables, addresses)
+            configurations[process.name] = tables
+    return replace(plan, configurations=configurations)
+
+
+def _detour(name: str, tables: dict[str, dict[str, Any]], addresses: Mapping[str, str]) -> None:
+    if "broker" in tables:
+        tables["broker"]["advertised_port"] = int(addresses[f"{CLIENTS}>{name}"].rpartition(":")[2])
+    to_store = addresses.get(f"{name}>{minio.NAME}")
+    if to_store:
+        tables["node"]["store"] = minio.store_url(to_store)
+    elif "store" in tables["node"]:
+        del tables["node"]["store"]
+
+
+def log_tail(path: Path, lines: int = 5) -> Sequence[str]:
+    """The last lines of a log, for people."""
+    return path.read_text(errors="replace").splitlines()[-lines:] if path.exists() else ()

@@ -1,0 +1,315 @@
+"""Unmodified consumers that record every poll: by assignment from random places, along the tail, and as members of a group."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Iterable
+from typing import Any, Final
+
+from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener
+from aiokafka import TopicPartition as AsyncTopicPartition
+from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
+from aiokafka.errors import KafkaError as AsyncKafkaError
+from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
+from kafka import KafkaConsumer
+from kafka import TopicPartition as PythonTopicPartition
+from kafka.errors import KafkaError as PythonKafkaError
+
+from chaos.client import Client
+from chaos.history import Pair, Recorder
+from chaos.workload import KEYS, TOPICS, decode, key_of, place_of
+
+_POLL_S: Final = 0.5
+_BATCH_MAX: Final = 200
+_GROUP: Final = "chaos-group"
+_MEMBERSHIP_S: Final = 45.0
+"""A member leaves and joins again after so long, times a half to one and a half."""
+
+
+class Reader:
+    """One process's polls and assignments in the history."""
+
+    def __init__(self, name: str, recorder: Recorder, group: str = "") -> None:
+        self._fields: dict[str, Any] = {"client": name, "group": group}
+        self._recorder = recorder
+        self._process = recorder.new_process()
+        self._pairs: dict[int, list[Pair]] = {}
+
+    def assigned(self, keys: Iterable[int], *, from_beginning: bool = False) -> None:
+        """It reads ``keys`` from now on."""
+        fields = {**self._fields, "keys": tuple(sorted(keys)), "from_beginning": from_beginning}
+        self._recorder.record(self._process, "invoke", "assign", **fields)
+        self._recorder.record(self._process, "ok", "assign", **fields)
+
+    def subscribed(self) -> None:
+        self._recorder.record(self._process, "invoke", "subscribe", **self._fields, keys=KEYS)
+        self._recorder.record(self._process, "ok", "subscribe", **self._fields, keys=KEYS)
+
+    def rebalanced(self, keys: Iterable[int]) -> None:
+        """Its group gave it ``keys``."""
+        self._recorder.record(self._process, "ok", "rebalance", **self._fields, keys=tuple(sorted(keys)))
+
+    def begin(self) -> None:
+        self._pairs = {}
+        self._recorder.record(self._process, "invoke", "poll", **self._fields)
+
+    def add(self, topic: str, partition: int, offset: int, content: bytes | None) -> int:
+        """One record of the poll; the key it belongs to."""
+        key = key_of(topic, partition)
+        self._pairs.setdefault(key, []).append((offset, decode(key, content)))
+        return key
+
+    def end(self) -> dict[int, int]:
+        """The poll is over; the next offset of each key in it."""
+        self._recorder.record(self._process, "ok", "poll", **self._fields, polled=self._pairs)
+        following = {key: pairs[-1][0] + 1 for key, pairs in self._pairs.items()}
+        self._pairs = {}
+        return following
+
+    def committing(self, offsets: dict[int, int]) -> None:
+        self._recorder.record(self._process, "invoke", "commit", **self._fields, committed=offsets)
+
+    def committed(self, offsets: dict[int, int], error: str = "") -> None:
+        self._recorder.record(
+            self._process, "info" if error else "ok", "commit", **self._fields, committed=offsets, error=error
+        )
+
+
+def librdkafka_config(bootstrap: str, group: str) -> dict[str, Any]:
+    """What all our librdkafka consumers have in common."""
+    return {
+        "bootstrap.servers": bootstrap,
+        "group.id": group,
+        "enable.auto.commit": False,
+        "auto.offset.reset": "earliest",
+        "session.timeout.ms": 10_000,
+        "heartbeat.interval.ms": 1000,
+        "partition.assignment.strategy": "roundrobin",
+        "reconnect.backoff.max.ms": 1000,
+        "socket.timeout.ms": 10_000,
+        "log_level": 0,
+    }
+
+
+class Replayer(Client):
+    """librdkafka by assignment: reads some thousand records of a few keys, from the beginning or from anywhere."""
+
+    def __init__(self, name: str, recorder: Recorder, bootstrap: str, *, seed: int) -> None:
+        super().__init__(name, recorder)
+        self._bootstrap = bootstrap
+        self._random = random.Random(seed)
+
+    def run_session(self) -> None:
+        reader = Reader(self.name, self.recorder)
+        consumer = Consumer(librdkafka_config(self._bootstrap, self.name))
+        try:
+            for _ in range(5):
+                if self.stopping.is_set():
+                    return
+                self._assign(consumer, reader)
+                self._read(consumer, reader, time.monotonic() + self._random.uniform(3, 12))
+        finally:
+            consumer.close()
+
+    def _assign(self, consumer: Consumer, reader: Reader) -> None:
+        keys = self._random.sample(KEYS, self._random.randint(1, 3))
+        from_beginning = self._random.random() < 0.4
+        places = []
+        for key in keys:
+            topic, partition = place_of(key)
+            places.append(TopicPartition(topic, partition, 0 if from_beginning else self._start(consumer, topic, partition)))
+        reader.assigned(keys, from_beginning=from_beginning)
+        consumer.assign(places)
+
+    def _start(self, consumer: Consumer, topic: str, partition: int) -> int:
+        try:
+            _, high = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=2)
+        except KafkaException:
+            return 0
+        return self._random.randint(0, max(high, 0))
+
+    def _read(self, consumer: Consumer, reader: Reader, until: float) -> None:
+        while time.monotonic() < until and not self.stopping.is_set():
+            reader.begin()
+            for message in consumer.consume(_BATCH_MAX, timeout=_POLL_S):
+                add_message(reader, message)
+            reader.end()
+
+
+def add_message(reader: Reader, message: Message) -> None:
+    """Record one of librdkafka's messages; errors are of no record."""
+    if message.error() is None:
+        reader.add(message.topic() or "", message.partition() or 0, message.offset() or 0, message.value())
+
+
+class TailReader(Client):
+    """kafka-python by assignment: everything, in order, from the beginning to the end of the run, over one consumer."""
+
+    def __init__(self, name: str, recorder: Recorder, bootstrap: str) -> None:
+        super().__init__(name, recorder)
+        self._bootstrap = bootstrap
+
+    def run_session(self) -> None:
+        try:
+            consumer = KafkaConsumer(
+                bootstrap_servers=self._bootstrap.split(","),
+                client_id=self.name,
+                group_id=None,
+                auto_offset_reset="earliest",
+                max_poll_records=_BATCH_MAX,
+                reconnect_backoff_max_ms=1000,
+                request_timeout_ms=10_000,
+            )
+        except PythonKafkaError:
+            self.stopping.wait(1)
+            return
+        reader = Reader(self.name, self.recorder)
+        reader.assigned(KEYS, from_beginning=True)
+        consumer.assign([PythonTopicPartition(*place_of(key)) for key in KEYS])
+        try:
+            while not self.stopping.is_set():
+                self._poll(consumer, reader)
+        finally:
+            consumer.close()
+
+    def _poll(self, consumer: KafkaConsumer, reader: Reader) -> None:
+        reader.begin()
+        try:
+            found = consumer.poll(timeout_ms=int(_POLL_S * 1000))
+        except PythonKafkaError:
+            found = {}
+        for place, records in found.items():
+            for record in records:
+                reader.add(place.topic, place.partition, record.offset, record.value)
+        reader.end()
+
+
+class GroupMember(Client):
+    """librdkafka as a member of a group: commits after each poll, leaves and joins again from time to time."""
+
+    def __init__(self, name: str, recorder: Recorder, bootstrap: str, *, seed: int) -> None:
+        super().__init__(name, recorder)
+        self._bootstrap = bootstrap
+        self._random = random.Random(seed)
+
+    def run_session(self) -> None:
+        reader = Reader(self.name, self.recorder, _GROUP)
+        consumer = Consumer(librdkafka_config(self._bootstrap, _GROUP))
+        reader.subscribed()
+        reader.begin()
+
+        def rebalanced(_: Consumer, places: list[TopicPartition]) -> None:
+            # What was polled so far belongs before the rebalance.
+            reader.end()
+            reader.rebalanced(key_of(place.topic, place.partition) for place in places)
+            reader.begin()
+
+        def revoked(_: Consumer, places: list[TopicPartition]) -> None:
+            rebalanced(_, [])
+
+        consumer.subscribe(list(TOPICS), on_assign=rebalanced, on_revoke=revoked, on_lost=revoked)
+        until = time.monotonic() + _MEMBERSHIP_S * self._random.uniform(0.5, 1.5)
+        try:
+            while time.monotonic() < until and not self.stopping.is_set():
+                self._poll(consumer, reader)
+        finally:
+            reader.end()
+            consumer.unsubscribe()
+            consumer.close()
+
+    def _poll(self, consumer: Consumer, reader: Reader) -> None:
+        deadline = time.monotonic() + _POLL_S
+        for _ in range(_BATCH_MAX):
+            # One at a time: a rebalance falls between two messages, never into a batch.
+            message = consumer.poll(max(0.0, deadline - time.monotonic()))
+            if message is None:
+                break
+            add_message(reader, message)
+        self._commit(consumer, reader, reader.end())
+        reader.begin()
+
+    def _commit(self, consumer: Consumer, reader: Reader, offsets: dict[int, int]) -> None:
+        if not offsets:
+            return
+        reader.committing(offsets)
+        try:
+            places = consumer.commit(
+                offsets=[TopicPartition(*place_of(key), offset) for key, offset in offsets.items()], asynchronous=False
+            )
+            errors = [place.error.name() for place in places or [] if place.error]
+        except KafkaException as failure:
+            errors = [failure.args[0].name()]
+        reader.committed(offsets, ",".join(errors))
+
+
+class AsyncGroupMember(Client):
+    """aiokafka as a member of the same group."""
+
+    def __init__(self, name: str, recorder: Recorder, bootstrap: str, *, seed: int) -> None:
+        super().__init__(name, recorder)
+        self._bootstrap = bootstrap
+        self._random = random.Random(seed)
+
+    def run_session(self) -> None:
+        asyncio.run(self._belong())
+
+    async def _belong(self) -> None:
+        consumer = AIOKafkaConsumer(
+            bootstrap_servers=self._bootstrap,
+            client_id=self.name,
+            group_id=_GROUP,
+            enable_auto_commit=False,
+            auto_offset_reset="earliest",
+            session_timeout_ms=10_000,
+            heartbeat_interval_ms=1000,
+            request_timeout_ms=12_000,
+            partition_assignment_strategy=(RoundRobinPartitionAssignor,),
+        )
+        reader = Reader(self.name, self.recorder, _GROUP)
+        consumer.subscribe(list(TOPICS), listener=_Rebalances(reader))
+        reader.subscribed()
+        try:
+            await consumer.start()
+            until = time.monotonic() + _MEMBERSHIP_S * self._random.uniform(0.5, 1.5)
+            while time.monotonic() < until and not self.stopping.is_set():
+                await self._poll(consumer, reader)
+        except AsyncKafkaError:
+            await asyncio.sleep(0.5)
+        finally:
+            await consumer.stop()
+
+    async def _poll(self, consumer: AIOKafkaConsumer, reader: Reader) -> None:
+        reader.begin()
+        found = await consumer.getmany(timeout_ms=int(_POLL_S * 1000), max_records=_BATCH_MAX)
+        for place, records in found.items():
+            for record in records:
+                reader.add(place.topic, place.partition, record.offset, record.value)
+        offsets = reader.end()
+        if not offsets:
+            return
+        reader.committing(offsets)
+        try:
+            await consumer.commit({self._place(key): offset for key, offset in offsets.items()})
+        except AsyncKafkaError as failure:
+            reader.committed(offsets, type(failure).__name__)
+        else:
+            reader.committed(offsets)
+
+    @staticmethod
+    def _place(key: int) -> Any:
+        return AsyncTopicPartition(*place_of(key))
+
+
+class _Rebalances(ConsumerRebalanceListener):  # type: ignore[misc]
+    """aiokafka tells of rebalances from a task of its own, while a poll waits: the poll goes on with what is assigned then."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+
+    async def on_partitions_revoked(self, revoked: Any) -> None:
+        self._reader.rebalanced(())
+
+    async def on_partitions_assigned(self, assigned: Any) -> None:
+        self._reader.rebalanced(key_of(place.topic, place.partition) for place in assigned)

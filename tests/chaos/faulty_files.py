@@ -1,0 +1,128 @@
+"""Disks that fail on command: the real files, with errors where a control file says so.
+
+The control file is JSON, and there is no fault while it does not exist. It is looked at before each operation, so that a fault
+begins and ends with the file. A failed write may have left a part of what it was to write, as on a real disk.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from stratalog_core.ports import Buffer
+from stratalog_core.system import SystemFile, SystemFiles
+
+Operation = Literal["write", "sync", "read"]
+
+
+class DiskFault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which operations fail with EIO; or no space is left; or each operation takes so much longer."""
+
+    failing: tuple[Operation, ...] = ()
+    is_full: bool = False
+    delay_s: float = 0.0
+
+
+HEALTHY = DiskFault()
+_decoder = msgspec.json.Decoder(DiskFault)
+
+
+def set_fault(control: Path, fault: DiskFault) -> None:
+    """Begin ``fault`` in the process that looks at ``control``."""
+    aside = control.with_suffix(".tmp")
+    aside.write_bytes(msgspec.json.encode(fault))
+    os.replace(aside, control)
+
+
+def clear_fault(control: Path) -> None:
+    """End it; none may have begun."""
+    control.unlink(missing_ok=True)
+
+
+class _Control:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def now(self) -> DiskFault:
+        try:
+            return _decoder.decode(self._path.read_bytes())
+        except FileNotFoundError:
+            return HEALTHY
+
+    def before(self, operation: Operation) -> None:
+        """Raises ``OSError`` if the operation is to fail; takes its time if it is to be slow."""
+        fault = self.now()
+        if fault.delay_s:
+            time.sleep(fault.delay_s)
+        if operation in fault.failing:
+            raise OSError(errno.EIO, f"injected: {operation} failed")
+        if operation == "write" and fault.is_full:
+            raise OSError(errno.ENOSPC, "injected: no space left")
+
+
+class FaultyFile(SystemFile):
+    """A real file behind a control."""
+
+    __slots__ = ("_control",)
+
+    def __init__(self, descriptor: int, control: _Control) -> None:
+        super().__init__(descriptor)
+        self._control = control
+
+    def pread(self, length: int, position: int) -> bytes:
+        self._control.before("read")
+        return super().pread(length, position)
+
+    def pwritev(self, buffers: Sequence[Buffer], position: int) -> None:
+        try:
+            self._control.before("write")
+        except OSError:
+            # What a failed write leaves behind is undefined: here a part of it.
+            super().pwritev(buffers[: len(buffers) // 2], position)
+            raise
+        super().pwritev(buffers, position)
+
+    def datasync(self) -> None:
+        self._control.before("sync")
+        super().datasync()
+
+    def allocate(self, size: int) -> None:
+        self._control.before("write")
+        super().allocate(size)
+
+
+class FaultyFiles(SystemFiles):
+    """Real files below ``root`` behind the control file ``faults``."""
+
+    def __init__(self, root: Path, *, faults: Path) -> None:
+        super().__init__(root)
+        self._directory = root
+        self._control = _Control(faults)
+
+    def open(self, path: str, *, create: bool = False) -> FaultyFile:
+        if create:
+            self._control.before("write")
+        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        return FaultyFile(os.open(self._directory / path, flags, 0o644), self._control)
+
+    def read(self, path: str) -> bytes:
+        self._control.before("read")
+        return super().read(path)
+
+    def write_atomic(self, path: str, content: bytes) -> None:
+        self._control.before("write")
+        self._control.before("sync")
+        super().write_atomic(path, content)
+
+    def sync_directory(self, path: str) -> None:
+        self._control.before("sync")
+        super().sync_directory(path)
+
+    def free_bytes(self) -> int:
+        return 0 if self._control.now().is_full else super().free_bytes()

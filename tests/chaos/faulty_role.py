@@ -1,0 +1,58 @@
+"""``python -m chaos.faulty_role ROLE --config FILE --routes FILE --faults FILE``: a role of ours behind borders that can break.
+
+The role is the very one that ``stratalog ROLE`` runs. Its disks go through :mod:`chaos.faulty_files`; its requests to other
+processes go to the addresses of the proxy that ``--routes`` names, a link of its own for each of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+
+from chaos.faulty_files import FaultyFiles
+from chaos.tether import tether
+from stratalog.exit_codes import ExitCode
+from stratalog.roles.runtime import Borders, Configuration, run
+from stratalog_core.errors import StratalogError
+from stratalog_core.rpc import TcpChannel, TcpTransport
+
+
+class RoutedTransport(TcpTransport):
+    """TCP whose connections lead through the proxy."""
+
+    def __init__(self, routes: Mapping[str, str]) -> None:
+        super().__init__()
+        self._routes = routes
+
+    def channel(self, address: str) -> TcpChannel:
+        """The channel over the link that stands for ``address``; directly if there is none."""
+        return super().channel(self._routes.get(address, address))
+
+
+def main() -> int:
+    """Run the role until SIGTERM."""
+    parser = argparse.ArgumentParser(prog="python -m chaos.faulty_role")
+    parser.add_argument("role", choices=("metadata", "bookie", "broker", "tiering"))
+    for name in ("--config", "--routes", "--faults"):
+        parser.add_argument(name, type=Path, required=True)
+    arguments = parser.parse_args()
+    tether()
+    borders = Borders(
+        transport=partial(RoutedTransport, json.loads(arguments.routes.read_text())),
+        files=partial(FaultyFiles, faults=arguments.faults),
+    )
+    start = import_module(f"stratalog.roles.{arguments.role}").start
+    try:
+        run(Configuration(file=arguments.config), arguments.role, start, borders)
+    except StratalogError:
+        return ExitCode.FAILED
+    return ExitCode.OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,49 @@
+"""The proxy as a child of the run: started, told, ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from chaos.links import Link
+from chaos.modes import Mode
+from chaos.tether import PARENT
+
+
+class ProxyProcess:
+    """Addresses of all links in ``addresses``."""
+
+    def __init__(self, links: Iterable[Link], log: Path) -> None:
+        environ = {**os.environ, PARENT: str(os.getpid())}
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "chaos.proxy"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=output,
+                env=environ,
+                # Out of reach of a Ctrl-C at this terminal: faults are to be ended in order.
+                start_new_session=True,
+            )
+        self.addresses: Mapping[str, str] = self._ask({link.name: link.address for link in links})
+
+    def set_mode(self, mode: Mode, links: Sequence[str]) -> None:
+        """From now on ``links`` behave so."""
+        self._ask({"mode": mode, "links": list(links)})
+
+    def _ask(self, document: Any) -> Any:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(document).encode() + b"\n")
+        self._process.stdin.flush()
+        return json.loads(self._process.stdout.readline())
+
+    def close(self) -> None:
+        """End it; connections through it break."""
+        self._process.kill()
+        self._process.communicate()

@@ -1,0 +1,234 @@
+"""One run: cluster, clients, faults, healing, final reads, verdict. Results are files in one directory."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from chaos.checker import Verdict, check, offending
+from chaos.client import Client
+from chaos.cluster import ChaosCluster, log_tail
+from chaos.consumers import AsyncGroupMember, GroupMember, Replayer, TailReader
+from chaos.edn import write_edn
+from chaos.final_reads import read_everything
+from chaos.history import Recorder, read_history
+from chaos.nemesis import Nemesis
+from chaos.producers import LibrdkafkaProducer, PythonProducer
+from chaos.progress import Progress, Unavailability, Window
+from chaos.schedule import Fault, Schedule, Step
+from chaos.workload import KEYS, TOPICS, Values
+
+LIVENESS_S: Final = 90.0
+"""All partitions must take records so soon after the faults end; generous, for slow machines."""
+START_S: Final = 120.0
+_FINAL_READ_S: Final = 180.0
+_COMMAND_S: Final = 180.0
+_SETTLE_S: Final = 60.0
+_POLL_S: Final = 0.1
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What to run. ``results`` must not exist yet."""
+
+    seconds: float
+    seed: int
+    results: Path
+    sends_per_s: float = 160.0
+
+
+@dataclass(slots=True)
+class Result:
+    """What came of it. ``problems`` are failures beside the history's anomalies."""
+
+    verdict: Verdict | None = None
+    unavailability: list[Unavailability] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    ended: list[str] = field(default_factory=list)
+    """Processes that ended by themselves, with the end of their logs. A supervisor would start them again, as the run does."""
+    numbers: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_clean(self) -> bool:
+        return self.verdict is not None and self.verdict.is_clean and not self.problems
+
+
+class ChaosRun:
+    """``run`` once; ``step``, ``progress`` and ``phase`` may be looked at meanwhile."""
+
+    def __init__(self, options: Options, say: Say) -> None:
+        self._options = options
+        self._say = say
+        options.results.mkdir(parents=True)
+        self.progress = Progress(KEYS)
+        self.phase = "starting the cluster"
+        self._history = options.results / "history.jsonl"
+        self._recorder = Recorder(self._history, [self.progress])
+        self._result = Result()
+        self._windows: list[Window] = []
+
+    def run(self) -> Result:
+        """The whole of it. Nothing is left running, whatever happens."""
+        cluster = ChaosCluster(self._options.results / "cluster")
+        clients: list[Client] = []
+        try:
+            cluster.start(START_S)
+            cluster.create_topics()
+            clients = self._clients(cluster.bootstrap)
+            for client in clients:
+                client.start()
+            self._break(cluster)
+            self._finish(cluster, clients)
+            self.phase = "stopping the cluster"
+            cluster.close()
+        finally:
+            for client in clients:
+                client.stop()
+            cluster.destroy()
+            self._recorder.close()
+        self._judge()
+        return self._result
+
+    def _clients(self, bootstrap: str) -> list[Client]:
+        recorder, values, seed = self._recorder, Values(), self._options.seed
+        share = self._options.sends_per_s / 4
+
+        def producer(name: str, number: int, *, idempotent: bool, timeout_ms: int) -> LibrdkafkaProducer:
+            return LibrdkafkaProducer(
+                name, recorder, values, bootstrap,
+                per_s=share, seed=seed + number, idempotent=idempotent, delivery_timeout_ms=timeout_ms,
+            )  # fmt: skip
+
+        return [
+            producer("idempotent-patient", 1, idempotent=True, timeout_ms=300_000),
+            producer("idempotent-hasty", 2, idempotent=True, timeout_ms=8000),
+            producer("plain", 3, idempotent=False, timeout_ms=8000),
+            PythonProducer("python", recorder, values, bootstrap, per_s=share, seed=seed + 4, idempotent=False),
+            Replayer("replayer", recorder, bootstrap, seed=seed + 5),
+            TailReader("tail", recorder, bootstrap),
+            GroupMember("member-1", recorder, bootstrap, seed=seed + 6),
+            GroupMember("member-2", recorder, bootstrap, seed=seed + 7),
+            AsyncGroupMember("member-3", recorder, bootstrap, seed=seed + 8),
+        ]
+
+    # -- faults
+
+    def _break(self, cluster: ChaosCluster) -> None:
+        nemesis = Nemesis(cluster, self._recorder)
+        names = {role: cluster.names(role) for role in ("metadata", "bookie", "broker", "tiering", "store")}
+        self._await_live(self._recorder.now_ns(), "at the start")
+        until = time.monotonic() + self._options.seconds
+        for step in Schedule(self._options.seed, names, cluster.links).steps():
+            if time.monotonic() + step.hold_s > until:
+                return
+            self._take(step, nemesis, cluster)
+
+    def _take(self, step: Step, nemesis: Nemesis, cluster: ChaosCluster) -> None:
+        self.phase = " + ".join(map(str, step.faults))
+        self._say(self.phase)
+        began_ns = self._recorder.now_ns()
+        for fault in step.faults:
+            nemesis.begin(fault)
+        time.sleep(step.hold_s)
+        for fault in step.faults:
+            nemesis.end(fault)
+        ended_ns = self._recorder.now_ns()
+        self.phase = "recovering"
+        self._note_ended(cluster, step.faults)
+        self._await_live(ended_ns, f"after {' + '.join(map(str, step.faults))}")
+        recovered_ns = self._recorder.now_ns()
+        kind = " + ".join(sorted(fault.kind for fault in step.faults))
+        self._windows.append(Window(kind=kind, began_ns=began_ns, ended_ns=ended_ns, recovered_ns=recovered_ns))
+        time.sleep(step.quiet_s)
+
+    def _note_ended(self, cluster: ChaosCluster, faults: Sequence[Fault]) -> None:
+        """Start again what ended by itself."""
+        for name in cluster.names():
+            if not cluster.is_running(name):
+                self._result.ended.append(
+                    f"{name} during {' + '.join(map(str, faults))}: {' | '.join(log_tail(cluster.log(name)))}"
+                )
+                self._say(f"{name} ended by itself")
+                cluster.launch(name)
+
+    def _await_live(self, since_ns: int, when: str) -> None:
+        """Wait until every partition has confirmed a record that was sent later than ``since_ns``."""
+        deadline = time.monotonic() + LIVENESS_S
+        while silent := self.progress.silent_since(since_ns):
+            if time.monotonic() > deadline:
+                self._problem(f"partitions {silent} take no records {LIVENESS_S:.0f} s {when}")
+                return
+            time.sleep(_POLL_S)
+
+    # -- the end
+
+    def _finish(self, cluster: ChaosCluster, clients: Sequence[Client]) -> None:
+        self.phase = "healed, waiting for all"
+        cluster.wait_until_whole(START_S)
+        self._stop(clients)
+        self._read("final-hot-and-cold", cluster)
+        self.phase = "moving everything to the store"
+        self._command(cluster, "tier", "offload", *TOPICS, "--wait", "--delete-hot")
+        self._read("final-cold", cluster)
+        self.phase = "verifying"
+        verified = json.loads(self._command(cluster, "tier", "verify", "--json") or "{}")
+        self._result.numbers["cold records verified"] = sum(row["records"] for row in verified.get("partitions", ()))
+        self._command(cluster, "doctor")
+        for name in cluster.names():
+            if not cluster.is_running(name):
+                self._problem(f"{name} does not live at the end: {' | '.join(log_tail(cluster.log(name)))}")
+
+    def _stop(self, clients: Sequence[Client]) -> None:
+        self.phase = "stopping the clients"
+        for client in clients:
+            client.stop()
+        for client in clients:
+            if not client.join(_SETTLE_S):
+                self._problem(f"client {client.name} did not stop within {_SETTLE_S:.0f} s")
+            if client.failure:
+                self._problem(f"client {client.name} failed: {client.failure}")
+
+    def _read(self, name: str, cluster: ChaosCluster) -> None:
+        self.phase = f"reading everything ({name})"
+        ends = read_everything(name, self._recorder, cluster.bootstrap, _FINAL_READ_S)
+        if len(ends) < len(KEYS):
+            self._problem(f"{name}: of {sorted(set(KEYS) - set(ends))} the end was not read within {_FINAL_READ_S:.0f} s")
+        self._result.numbers[f"records in {name}"] = sum(ends.values())
+
+    def _command(self, cluster: ChaosCluster, *words: str) -> str:
+        """One ``stratalog`` command; a problem if it fails."""
+        command = [sys.executable, "-m", "stratalog", *words, "--data", str(cluster.data)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_S, check=False)
+        (self._options.results / f"{'-'.join(words[:2])}.txt").write_text(done.stdout + done.stderr)
+        if done.returncode:
+            self._problem(f"`stratalog {' '.join(words)}` ended with {done.returncode}: {(done.stdout + done.stderr)[-1500:]}")
+        return done.stdout
+
+    def _problem(self, text: str) -> None:
+        self._say(f"PROBLEM {text}")
+        self._result.problems.append(text)
+
+    # -- the verdict
+
+    def _judge(self) -> None:
+        self.phase = "checking the history"
+        result, directory = self._result, self._options.results
+        result.verdict = check(read_history(self._history))
+        result.unavailability = self.progress.unavailability(self._windows)
+        result.numbers |= {"seed": self._options.seed, "seconds": self._options.seconds, "faults": len(self._windows)}
+        result.numbers |= {f"sends {type}": count for type, count in sorted(self.progress.counts.items())}
+        write_edn(read_history(self._history), directory / "history.edn")
+        if not result.verdict.is_clean:
+            lines = [json.dumps(msgspec.to_builtins(found)) for found in offending(result.verdict, read_history(self._history))]
+            (directory / "offending.jsonl").write_text("\n".join(lines) + "\n")
+        (directory / "summary.json").write_text(json.dumps(msgspec.to_builtins(result), indent=2) + "\n")

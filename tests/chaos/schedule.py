@@ -1,0 +1,153 @@
+"""Which faults, on whom, for how long: drawn from a seed, so that a run can be repeated. Decides; breaks nothing.
+
+All kinds of faults make up a deck that is shuffled and dealt from again and again: a long run sees every kind often.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from chaos.faulty_files import HEALTHY, DiskFault
+from chaos.links import CLIENTS, Link, between
+from chaos.modes import Mode
+
+Names = Mapping[str, Sequence[str]]
+"""Names of the processes by role."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One thing that goes wrong. ``kind`` groups equal ones in the summary; ``links`` or ``processes`` say where."""
+
+    kind: str
+    action: str
+    processes: tuple[str, ...] = ()
+    links: tuple[str, ...] = ()
+    mode: Mode = "pass"
+    disk: DiskFault = HEALTHY
+
+    def __str__(self) -> str:
+        return f"{self.kind} ({', '.join(self.processes or self.links[:3])}{' …' if len(self.links) > 3 else ''})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """Faults that begin together, last for ``hold_s`` and end together; then ``quiet_s`` without any."""
+
+    faults: tuple[Fault, ...]
+    hold_s: float
+    quiet_s: float
+
+
+_ROLES: Final = ("metadata", "bookie", "broker", "tiering", "store")
+_COMBINED_SHARE: Final = 0.35
+_ALL_SHARE: Final = 0.15
+_HOLD_S: Final = (2.0, 7.0)
+_LONG_PAUSE_S: Final = (8.0, 12.0)
+"""Longer than every lease."""
+_QUIET_S: Final = (0.5, 2.0)
+_MODES: Final[tuple[Mode, ...]] = ("cut", "cut-forward", "cut-backward", "slow", "reset")
+_PAIRS: Final = (
+    (CLIENTS, "broker"),
+    ("broker", "metadata"),
+    ("broker", "bookie"),
+    ("broker", "store"),
+    ("bookie", "metadata"),
+    ("metadata", "metadata"),
+    ("tiering", "metadata"),
+    ("tiering", "bookie"),
+    ("tiering", "store"),
+)
+_DISKS: Final = {
+    "write error": DiskFault(failing=("write",)),
+    "sync error": DiskFault(failing=("sync",)),
+    "read error": DiskFault(failing=("read",)),
+    "full": DiskFault(is_full=True),
+    "slow": DiskFault(delay_s=0.05),
+}
+RESTART_AFTER: Final = frozenset({"write error", "sync error"})
+"""A disk that failed so is not used again until its process starts anew."""
+
+
+@dataclass(slots=True)
+class Schedule:
+    """An endless sequence of steps for the processes ``names`` and the ways between them."""
+
+    seed: int
+    names: Names
+    links: Sequence[Link]
+    _random: random.Random = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._random = random.Random(self.seed)
+
+    def steps(self) -> Iterator[Step]:
+        """The steps of this seed."""
+        cards = self._cards()
+        while True:
+            kinds = self._deck()
+            while kinds:
+                kind = kinds.pop()
+                faults = [self._fault(kind)]
+                if kinds and next(cards) < _COMBINED_SHARE:
+                    faults.append(self._fault(kinds.pop()))
+                hold = _LONG_PAUSE_S if "long pause" in kind[0] else _HOLD_S
+                yield Step(faults=tuple(faults), hold_s=self._random.uniform(*hold), quiet_s=self._random.uniform(*_QUIET_S))
+
+    def _cards(self) -> Iterator[float]:
+        while True:
+            yield self._random.random()
+
+    def _deck(self) -> list[tuple[str, ...]]:
+        deck: list[tuple[str, ...]] = [(action, role) for action in ("kill", "pause", "long pause") for role in _ROLES]
+        deck += [("link", mode, *pair) for mode in _MODES for pair in _PAIRS]
+        deck += [("isolate", mode, role) for mode in ("cut", "reset") for role in _ROLES]
+        deck += [("disk", trouble, role) for trouble in _DISKS for role in ("metadata", "bookie")]
+        self._random.shuffle(deck)
+        return deck
+
+    def _fault(self, card: tuple[str, ...]) -> Fault:
+        if card[0] == "link":
+            return self._link(*card[1:])
+        if card[0] == "isolate":
+            return self._isolate(*card[1:])
+        if card[0] == "disk":
+            trouble, role = card[1:]
+            return Fault(kind=f"disk {trouble} {role}", action="disk", processes=self._some(role, 0.3), disk=_DISKS[trouble])
+        action, role = card
+        return Fault(kind=f"{action} {role}", action="pause" if "pause" in action else action, processes=self._some(role))
+
+    def _some(self, role: str, others_share: float = 0.25) -> tuple[str, ...]:
+        """One of the role; sometimes two, sometimes all."""
+        names = list(self.names[role])
+        draw = self._random.random()
+        count = len(names) if draw < _ALL_SHARE else min(2, len(names)) if draw < _ALL_SHARE + others_share else 1
+        return tuple(self._random.sample(names, count))
+
+    def _link(self, mode: str, source: str, target: str) -> Fault:
+        links = [link.name for link in self.links if _role(link.source) == source and _role(link.target) == target]
+        count = len(links) if self._random.random() < _ALL_SHARE else self._random.randint(1, max(1, len(links) // 2))
+        return Fault(
+            kind=f"{mode} {source} to {target}",
+            action="link",
+            links=tuple(self._random.sample(links, count)),
+            mode=_mode(mode),
+        )
+
+    def _isolate(self, mode: str, role: str) -> Fault:
+        (name,) = self._random.sample(list(self.names[role]), 1)
+        others = [CLIENTS, *(other for names in self.names.values() for other in names if other != name)]
+        links = tuple(between(self.links, (name,), others))
+        return Fault(kind=f"isolate {role} ({mode})", action="link", links=links, mode=_mode(mode))
+
+
+def _mode(text: str) -> Mode:
+    return next(mode for mode in _MODES if mode == text)
+
+
+def _role(name: str) -> str:
+    role = name.partition("-")[0]
+    return "store" if role == "minio" else role

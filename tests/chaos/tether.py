@@ -1,0 +1,32 @@
+"""Ties a process to the one that started it: when that ends, however it ends, this one is killed, even while it is stopped.
+
+``python -m chaos.tether COMMAND …`` becomes the command, tied. The kernel watches the thread that started the process, so that
+thread has to live as long as the process shall.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from typing import Final
+
+_PR_SET_PDEATHSIG: Final = 1
+PARENT: Final = "STRATALOG_CHAOS_PARENT"
+"""Environment: pid of the process that is the parent for sure."""
+
+
+def tether() -> None:
+    """Die with the parent. Linux only."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl")
+    if os.getppid() != int(os.environ[PARENT]):
+        # It ended before this process was tied to it.
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    tether()
+    os.execvp(sys.argv[1], sys.argv[1:])

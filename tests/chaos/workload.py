@@ -1,0 +1,63 @@
+"""What is sent: keys that stand for partitions, values that are sent once, bytes that tell whether they are whole."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Mapping
+from typing import Final
+
+from chaos.history import CORRUPT
+
+MESSAGE_BYTES_MAX: Final = 65_536
+"""Longest batch that the topics take; a longer record surely fails."""
+_PAYLOAD_BYTES_MAX: Final = 1500
+_BATCHES: Final = {"max.message.bytes": str(MESSAGE_BYTES_MAX), "min.insync.replicas": "2"}
+PARTITIONS: Final = 3
+TOPICS: Final[Mapping[str, Mapping[str, str]]] = {
+    # Hot copies go as soon as they are cold; ledgers roll all the time.
+    "cold": {**_BATCHES, "segment.ms": "4000", "segment.bytes": "131072", "local.retention.ms": "-2"},
+    # Stays on the bookies: what was written minutes ago is read from there, by brokers that do not have it in memory.
+    "hot": {**_BATCHES, "segment.ms": "15000", "segment.bytes": "1048576", "local.retention.ms": "120000"},
+}
+KEYS: Final = tuple(range(len(TOPICS) * PARTITIONS))
+_NAMES: Final = tuple(TOPICS)
+
+
+def place_of(key: int) -> tuple[str, int]:
+    """Topic and partition of a key."""
+    return _NAMES[key // PARTITIONS], key % PARTITIONS
+
+
+def key_of(topic: str, partition: int) -> int:
+    return _NAMES.index(topic) * PARTITIONS + partition
+
+
+def encode(key: int, value: int) -> bytes:
+    """A record's value: the two numbers, and bytes that follow from them."""
+    filler = random.Random(value * 1009 + key)
+    return b"%d %d " % (key, value) + filler.randbytes(filler.randrange(_PAYLOAD_BYTES_MAX))
+
+
+def encode_oversized(key: int, value: int) -> bytes:
+    """A record that every broker must refuse."""
+    return b"%d %d " % (key, value) + random.Random(value).randbytes(MESSAGE_BYTES_MAX + 1000)
+
+
+def decode(key: int, content: bytes | None) -> int:
+    """The value; ``CORRUPT`` if these bytes were never sent for ``key``."""
+    words = (content or b"").split(b" ", 2)
+    if len(words) == 3 and words[1].isdigit() and content == encode(key, int(words[1])):
+        return int(words[1])
+    return CORRUPT
+
+
+class Values:
+    """Numbers that no client sends twice."""
+
+    def __init__(self) -> None:
+        self._count = itertools.count()
+
+    def next(self) -> int:
+        # One bytecode of CPython: threads may share it.
+        return next(self._count)
