@@ -1,8 +1,14 @@
-"""Heartbeat, versions 0–4."""
+"""Heartbeat, versions 0–4.
+
+A coordinator that has just been taken over and is still loading answers with success, as Kafka's does: it cannot judge yet, and
+clients know no such error here (aiokafka gives up on it). The member's session begins anew when the group has been loaded.
+"""
 
 from __future__ import annotations
 
 from typing import Any, Final
+
+from kio.schema.errors import ErrorCode
 
 from stratalog_broker.context import RequestContext
 from stratalog_broker.handlers.info import HandlerInfo
@@ -15,7 +21,7 @@ async def handle(context: RequestContext, request: Any) -> Any:
         coordinator = context.services.groups.coordinator_of(request.group_id)
         error = coordinator.heartbeat(request.group_id, request.member_id, instance_id, request.generation_id)
     except KafkaError as refused:
-        error = refused.code
+        error = ErrorCode.none if refused.code is ErrorCode.coordinator_load_in_progress else refused.code
     return context.new("HeartbeatResponse", error_code=error)
 
 
