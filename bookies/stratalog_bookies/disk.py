@@ -21,6 +21,7 @@ from stratalog_bookies.group_commit import GroupCommit
 from stratalog_bookies.log_files import LogFiles
 from stratalog_bookies.log_format import PAGE_BYTES
 from stratalog_bookies.messages import ENTRY_HEADER_BYTES, DiskInfo, LedgerTail, Status
+from stratalog_bookies.shortages import lacks_resources
 from stratalog_bookies.statuses import OnStatuses, StatusGather
 from stratalog_core.errors import Corrupt, StorageFailed
 from stratalog_core.ports import Background
@@ -105,8 +106,8 @@ class Disk:
                 part = gather.part(index)
                 try:
                     await self.reads.load([run])
-                except (OSError, Corrupt):
-                    part(bytearray((Status.STORAGE_FAILED,)))
+                except (OSError, Corrupt) as failure:
+                    part(bytearray((Status.OVERLOADED if lacks_resources(failure) else Status.STORAGE_FAILED,)))
                     continue
                 at = payload_at + sum([header[3] for header in headers[:index]])
                 single = headers[index : index + 1]
@@ -155,6 +156,7 @@ class Disk:
                 raise StorageFailed(f"the disk is full: {self.bookie.read_only}", read_only=True)
             room: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._held.append((needed, reserve, partial(_resolve, room)))
+            self.files.look()
             await room
         if self.bookie.failure:
             raise StorageFailed(self.bookie.failure, read_only=False)

@@ -19,6 +19,7 @@ from stratalog_bookies.index import Row, Run
 from stratalog_bookies.log_files import LogFiles
 from stratalog_bookies.messages import EntryState, Range
 from stratalog_bookies.reading import Budget, Found, Place, RunsNeeded, locate
+from stratalog_bookies.shortages import lacks_resources
 from stratalog_core.ports import Background, File
 
 _log = logging.getLogger(__name__)
@@ -82,7 +83,10 @@ class DiskReads:
 
 
 def read_places(store: LogFiles, places: Sequence[Place], head_bytes: int | None) -> list[bytes | None]:
-    """Payloads (or heads) in order, None for what cannot be read. Blocking."""
+    """Payloads (or heads) in order, None for what cannot be read. Blocking.
+
+    Raises ``OSError`` for want of a file descriptor or memory, which says nothing about the entries.
+    """
     files: dict[int, File | None] = {}
     try:
         return [_read_place(store, files, place, head_bytes) for place in places]
@@ -102,6 +106,8 @@ def _read_place(store: LogFiles, files: dict[int, File | None], place: Place, he
         file = files[place.generation]
         piece = None if file is None else file.pread(wanted, row.position)
     except OSError as failure:
+        if lacks_resources(failure):
+            raise
         _log.error("cannot read entry %d of ledger %d: %s", row.entry_id, place.ledger_id, failure)
         return None
     if piece is None or len(piece) != wanted or (head_bytes is None and not row_matches(place.ledger_id, row, piece)):

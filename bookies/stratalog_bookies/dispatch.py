@@ -21,6 +21,7 @@ from stratalog_bookies.disk import Disk
 from stratalog_bookies.disk_reads import RangeRead
 from stratalog_bookies.messages import ENTRIES_MAX, ENTRY_HEADER_BYTES, LEDGERS_MAX, LedgerTail, Range, Status
 from stratalog_bookies.reading import Budget, Found
+from stratalog_bookies.shortages import lacks_resources
 from stratalog_bookies.statuses import StatusGather
 from stratalog_core.errors import Corrupt, Invalid, Overloaded, StorageFailed, StratalogError
 from stratalog_core.ports import Buffer, Request
@@ -162,7 +163,8 @@ class Dispatch:
                 answers += await disk.reads.read(ranges[first:end], budget, head_bytes)
             except (Corrupt, OSError) as lost:
                 _log.error("disk %d cannot be read: %s", disk.position, lost)
-                answers += [_nothing_decided(each) for each in ranges[first:end]]
+                status = Status.OVERLOADED if lacks_resources(lost) else Status.STORAGE_FAILED
+                answers += [_nothing_decided(each, status) for each in ranges[first:end]]
         table = [(int(each.found.status), each.found.decided_to, len(each.headers)) for each in answers]
         headers = [header for each in answers for header in each.headers]
         return messages.encode_read_answer(table, headers, [payload for each in answers for payload in each.payloads])
@@ -247,5 +249,5 @@ def _neighbours(keys: Sequence[int]) -> list[tuple[int, int]]:
     return list(zip(starts, [*starts[1:], len(keys)], strict=True))
 
 
-def _nothing_decided(wanted: Range) -> RangeRead:
-    return RangeRead(Found(Status.STORAGE_FAILED, wanted.first - 1, []), [], [])
+def _nothing_decided(wanted: Range, status: Status) -> RangeRead:
+    return RangeRead(Found(status, wanted.first - 1, []), [], [])

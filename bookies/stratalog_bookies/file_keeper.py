@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
 from collections.abc import Callable
 from functools import partial
@@ -18,10 +17,10 @@ from stratalog_bookies.bookie import Bookie
 from stratalog_bookies.config import BookieSettings
 from stratalog_bookies.counters import Counters
 from stratalog_bookies.log_files import LogFiles
+from stratalog_bookies.shortages import is_passing
 from stratalog_core.ports import Background
 
 _log = logging.getLogger(__name__)
-_NO_SPACE = frozenset((errno.ENOSPC, errno.EDQUOT))
 _IDLE_S = 0.5
 _IDLE_BYTES = 1024 * 1024
 """A disk that took less than this in that time has time for spares."""
@@ -49,6 +48,8 @@ class FileKeeper:
         self._on_change = on_change
         self._wanted = asyncio.Event()
         self._lock = asyncio.Lock()
+        self._dropped: list[int] = []
+        self._put_off = False
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -69,17 +70,18 @@ class FileKeeper:
             self._wanted.set()
 
     def wake(self) -> None:
-        """Something was deleted: files may be free now."""
+        """Something was deleted or emptied: files may be free now."""
         self._wanted.set()
 
     async def _keep(self) -> None:
         while True:
             await self._wanted.wait()
             self._wanted.clear()
+            self._put_off = False
             try:
                 await self._prepare_next()
                 await self._close_full()
-                await self.free_dead()
+                await self._free_dead()
                 await self._fill_spares()
             except OSError as failure:
                 self._failed(failure)
@@ -91,21 +93,32 @@ class FileKeeper:
     # -- the next file
 
     async def _prepare_next(self) -> None:
-        """Have the next file ready, or take no more adds until there is space for it."""
+        """Have the next file ready, or take no more adds until there is space (and a file descriptor) for it."""
         log = self._bookie.log
-        if log.has_next_file or self._bookie.failure:
+        if self._bookie.failure or (log.has_next_file and not self._bookie.read_only):
             return
-        try:
-            if self._store.spare_files or self._may_grow():
+        lack = "" if self._store.spare_files or self._may_grow() else self._too_full()
+        if not log.has_next_file and (not lack or self._may_lend()):
+            try:
                 async with self._lock:
                     await self._background.run(partial(self._store.prepare, log.generation + 1))
                 log.prepared_generation = log.generation + 1
-                self._set_read_only("")
-                return
-        except OSError as failure:
-            if failure.errno not in _NO_SPACE:
-                raise
-        self._set_read_only(f"{self.free_bytes} bytes are free, and {self._settings.free_bytes_min} must stay free")
+            except OSError as failure:
+                if not is_passing(failure):
+                    raise
+                lack = str(failure)
+        self._set_read_only(lack)
+
+    def _too_full(self) -> str:
+        return f"{self.free_bytes} bytes are free, and {self._settings.free_bytes_min} must stay free"
+
+    def _may_lend(self) -> bool:
+        """Whether compaction gets a file of the space that is kept free: it gives back more than it takes.
+
+        Without it a full disk whose files are mostly dead would stay full for ever.
+        """
+        to_gain = self._bookie.contents.sparse_files(self._settings.compaction_live_ratio)
+        return bool(to_gain) and self.free_bytes >= self._store.file_bytes
 
     def _may_grow(self) -> bool:
         return self.free_bytes - self._store.file_bytes >= self._settings.free_bytes_min
@@ -123,7 +136,8 @@ class FileKeeper:
         except OSError as failure:
             self._failed(failure)
             return
-        if not self._bookie.log.has_next_file:
+        bookie = self._bookie
+        if not bookie.log.has_next_file or bookie.read_only or self._put_off:
             self._wanted.set()
 
     async def _fill_spares(self) -> None:
@@ -159,25 +173,30 @@ class FileKeeper:
                 self._store.finish(generation)
                 self._first_open = generation + 1
 
-    async def free_dead(self) -> None:
+    async def _free_dead(self) -> None:
         """Recycle closed files in which nothing is left. Raises ``OSError``."""
         contents = self._bookie.contents
         async with self._lock:
             dead = frozenset(file.generation for file in contents.dead_files())
-            if not dead or self._bookie.failure:
+            if not (dead or self._dropped) or self._bookie.failure:
                 return
-            state = contents.state(self._first_open, without=dead)
-            await self._background.run(partial(self._store.save_state, state))
-            for generation in sorted(dead):
-                contents.drop_file(generation)
-                await self._background.run(partial(self._store.recycle, generation, self._settings.spare_files + 1))
+            if dead:
+                state = contents.state(self._first_open, without=dead)
+                await self._background.run(partial(self._store.save_state, state))
+                for generation in sorted(dead):
+                    contents.drop_file(generation)
+                    self._dropped.append(generation)
+            while self._dropped:
+                await self._background.run(partial(self._store.recycle, self._dropped[0], self._settings.spare_files + 1))
+                del self._dropped[0]
                 self._counters.files_recycled += 1
         await self.check_space()
 
     def _failed(self, failure: Exception) -> None:
-        """Space may come back; every other error of the disk retires it."""
-        if isinstance(failure, OSError) and failure.errno in _NO_SPACE:
-            _log.warning("the disk is full: %s", failure)
+        """Space and file descriptors may come back; every other error of the disk retires it."""
+        if is_passing(failure):
+            _log.warning("the log files are kept later: %s", failure)
+            self._put_off = True
             return
         _log.critical("the disk failed and is retired: %s", failure)
         self._bookie.fail(f"the disk failed: {failure}")

@@ -72,12 +72,20 @@ class LogFiles:
             file.pwritev((log_format.pack_file_header(self._cookie, generation, self.file_bytes),), 0)
             file.datasync()
             self._files.rename(_spare_path(spare), path)
-            self._files.sync_directory(LOG)
+            self._sync_renamed(path, _spare_path(spare))
         except OSError:
             file.close()
             raise
         self._spares.remove(spare)
         self._writing[generation] = file
+
+    def _sync_renamed(self, path: str, before: str) -> None:
+        """Make a new name durable, or go back to the old one: for want of a descriptor this may be tried again."""
+        try:
+            self._files.sync_directory(LOG)
+        except OSError:
+            self._files.rename(path, before)
+            raise
 
     def write(self, write: Write) -> None:
         """One group: written and durable when this returns."""
@@ -117,8 +125,8 @@ class LogFiles:
         finally:
             file.close()
         self._files.rename(path, _spare_path(number))
-        self._files.sync_directory(LOG)
         self._spares.append(number)
+        self._files.sync_directory(LOG)
 
     def _prewrite(self, file: File) -> None:
         zeros = memoryview(bytes(min(_FILL_BYTES, self.file_bytes)))
@@ -128,10 +136,13 @@ class LogFiles:
             file.datasync()
 
     def recycle(self, generation: int, spares_max: int) -> None:
-        """A log file that no state file names any more becomes a spare, or goes if there are enough."""
+        """A log file that no state file names any more becomes a spare, or goes if there are enough. May be repeated."""
         if self._files.exists(index_path(generation)):
             self._files.remove(index_path(generation))
             self._files.sync_directory(INDEX)
+        if not self._files.exists(log_path(generation)):
+            self._files.sync_directory(LOG)
+            return
         if len(self._spares) >= spares_max:
             self._files.remove(log_path(generation))
             self._files.sync_directory(LOG)
@@ -139,16 +150,8 @@ class LogFiles:
         number = self._next_spare
         self._next_spare += 1
         self._files.rename(log_path(generation), _spare_path(number))
-        self._files.sync_directory(LOG)
         self._spares.insert(0, number)
-
-    def drop_spare(self) -> bool:
-        """Give one spare's space back. Returns whether there was one."""
-        if not self._spares:
-            return False
-        self._files.remove(_spare_path(self._spares.pop(0)))
         self._files.sync_directory(LOG)
-        return True
 
     # -- reading
 

@@ -77,13 +77,13 @@ def _replay_files(store: LogFiles, contents: Contents, cookie: bytes, generation
     for generation in generations:
         content = store.read_log(generation, sync=True)
         if pending is not None:
-            _replay_file(contents, cookie, *pending, _previous_end(content, log_format.frame_seed(cookie, generation)))
+            replay_file(contents, cookie, *pending, previous_end(content, log_format.frame_seed(cookie, generation)))
         pending = (generation, content)
     if pending is not None:
-        _replay_file(contents, cookie, *pending, 0)
+        replay_file(contents, cookie, *pending, 0)
 
 
-def _replay_file(contents: Contents, cookie: bytes, generation: int, content: bytes, durable_end: int) -> None:
+def replay_file(contents: Contents, cookie: bytes, generation: int, content: bytes, durable_end: int) -> None:
     contents.open_file(generation)
     try:
         scan = log_format.scan(content, log_format.frame_seed(cookie, generation), durable_end)
@@ -133,7 +133,7 @@ def _replay_item(contents: Contents, kind: int, ledger_id: int, value: int) -> N
             ledger.lac = max(ledger.lac, value)
 
 
-def _previous_end(content: bytes, seed: int) -> int:
+def previous_end(content: bytes, seed: int) -> int:
     """What a file's first frame says of the file before it (0: nothing)."""
     view = memoryview(content)
     frame = log_format.read_frame(view, log_format.FIRST_FRAME, seed)
@@ -150,7 +150,7 @@ def _index_of(store: LogFiles, generation: int, end: int, cookie: bytes) -> list
     except (FileNotFoundError, Corrupt) as lost:
         _log.error("the index of log file %016x is lost (%s); reading the file", generation, lost)
     rebuilt = Contents(index_bytes_max=0, tombstones_max=0)
-    _replay_file(rebuilt, cookie, generation, store.read_log(generation, sync=False), end)
+    replay_file(rebuilt, cookie, generation, store.read_log(generation, sync=False), end)
     runs = list(rebuilt.files[generation].runs.values())
     store.save_index(generation, runs)
     return store.load_index(generation)

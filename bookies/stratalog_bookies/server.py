@@ -130,7 +130,7 @@ class BookieServer:
     async def _collect(self, collector: Collector) -> None:
         await collector.collect()
         for disk in self._disks:
-            await disk.files.free_dead()
+            disk.files.wake()
 
 
 async def _repeat(interval_s: float, work: Callable[[], Awaitable[object]]) -> None:

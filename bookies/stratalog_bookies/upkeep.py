@@ -20,6 +20,7 @@ from stratalog_bookies.disk_reads import read_places
 from stratalog_bookies.index import Row, Run
 from stratalog_bookies.messages import ENTRY_HEADER_BYTES
 from stratalog_bookies.reading import Place
+from stratalog_bookies.shortages import is_passing
 from stratalog_core.errors import Corrupt, StorageFailed
 
 _log = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ class Upkeep:
             except StorageFailed as full:
                 _log.warning("compaction waits: %s", full)
                 return
-            await self._disk.files.free_dead()
+            self._disk.files.wake()
 
     async def _compact_file(self, file: LogFile) -> None:
         self._contents.pin((file.generation,))
@@ -56,6 +57,9 @@ class Upkeep:
                         return
             await self._disk.commit.durable(self._disk.bookie.log.sequence)
         except (Corrupt, OSError) as lost:
+            if is_passing(lost):
+                _log.warning("compaction waits: %s", lost)
+                return
             file.unmovable = True
             _log.error("log file %016x cannot be compacted: %s", file.generation, lost)
             return

@@ -1,4 +1,4 @@
-"""A bookie with an embedded metadata node as a process of its own: ``python bookie_process.py DIRECTORY``."""
+"""A bookie with an embedded metadata node as a process of its own: ``python bookie_process.py DIRECTORY [LOOP]``."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import asyncio
 import sys
 from pathlib import Path
 from random import Random
+
+import uvloop
 
 from stratalog_bookies.config import BookieSettings
 from stratalog_bookies.server import BookieServer
@@ -30,4 +32,7 @@ async def serve(directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(Path(sys.argv[1])))
+    if sys.argv[2:] == ["uvloop"]:
+        uvloop.run(serve(Path(sys.argv[1])))
+    else:
+        asyncio.run(serve(Path(sys.argv[1])))
