@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import random
 import signal
 import sys
@@ -22,6 +23,9 @@ def main() -> int:
     results = arguments.results or Path(tempfile.mkdtemp(prefix="stratalog-chaos-")) / "results"
     print(f"seed {seed}, {arguments.seconds:.0f} s, results in {results}", flush=True)
     display = Display()
+    results.mkdir(parents=True)
+    # What the client libraries complain about is expected, and may be of interest afterwards.
+    logging.basicConfig(filename=results / "clients.log", level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
     run = ChaosRun(Options(seconds=arguments.seconds, seed=seed, results=results.absolute()), display.say)
     with display.showing(run):
         result = run.run()

@@ -28,6 +28,7 @@ from stratalog.local.plan import Plan, Sizes, plan_cluster
 from stratalog.local.readiness import BrokerProbe, wait_for_bookies, wait_until
 from stratalog.local.secrets import store_environment
 from stratalog.local.state import ProcessState, load_state, save_state
+from stratalog_core.errors import Unavailable
 
 SIZES: Final = Sizes(metadata=3, bookies=4, brokers=3, tiering=2)
 _MIB: Final = 1024 * 1024
@@ -89,11 +90,22 @@ class ChaosCluster:
         self.wait_until_whole(timeout_s)
 
     def wait_until_whole(self, timeout_s: float) -> None:
-        """Return when all bookies and brokers are registered. Raises ``Unavailable``."""
+        """Return when all bookies and brokers are registered. Raises ``Unavailable``, at once if a process has ended."""
         state = load_state(self._data)
-        wait_for_bookies(state.metadata.split(","), self.names("bookie"), lambda: None, timeout_s=timeout_s)
+        wait_for_bookies(state.metadata.split(","), self.names("bookie"), self._check_all_run, timeout_s=timeout_s)
         probe, wanted = BrokerProbe(self.bootstrap), set(self.bootstrap.split(","))
-        wait_until(lambda: wanted <= probe.live(), f"the brokers of {self._data} did not serve", timeout_s=timeout_s)
+
+        def serving() -> bool:
+            self._check_all_run()
+            return wanted <= probe.live()
+
+        wait_until(serving, f"the brokers of {self._data} did not serve", timeout_s=timeout_s)
+
+    def _check_all_run(self) -> None:
+        ended = [name for name in self.names() if not self.is_running(name)]
+        if ended:
+            tail = " | ".join(log_tail(self.log(ended[0])))
+            raise Unavailable(f"{', '.join(ended)} ended; the end of {self.log(ended[0])}: {tail}")
 
     def create_topics(self) -> None:
         """The topics of the workload, three copies of everything."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -21,12 +22,12 @@ class Display:
     """Writes to standard output."""
 
     def __init__(self) -> None:
-        self._console = Console(highlight=False)
+        self._console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
         self._began = time.monotonic()
 
     def say(self, line: str) -> None:
         """A line that stays."""
-        self._console.print(Text(f"{time.monotonic() - self._began:7.1f} s  {line}"))
+        self._console.print(Text(f"{time.monotonic() - self._began:7.1f} s  {line}"), soft_wrap=True)
 
     @contextmanager
     def showing(self, run: ChaosRun) -> Iterator[None]:
@@ -62,25 +63,27 @@ class Display:
         for name in ("fault", "times", "one partition, p50", "max", "all partitions, max", "recovery p50", "max"):
             table.add_column(name, justify="left" if name == "fault" else "right")
         for row in result.unavailability:
-            numbers = (row.partition_gap_p50_s, row.partition_gap_max_s, row.cluster_gap_max_s)
-            numbers = (*numbers, row.recovery_p50_s, row.recovery_max_s)  # type: ignore[assignment]
-            table.add_row(row.kind, str(row.times), *(f"{number:.1f}" for number in numbers))
+            gaps = [row.partition_gap_p50_s, row.partition_gap_max_s, row.cluster_gap_max_s]
+            numbers = [f"{number:.1f}" for number in (*gaps, row.recovery_p50_s, row.recovery_max_s)]
+            table.add_row(row.kind, str(row.times), *numbers)
         self._console.print(table)
         for name, value in result.numbers.items():
-            self._console.print(f"{name}: {value}")
+            self._print(f"{name}: {value}")
         self._wrong(result)
 
     def _wrong(self, result: Result) -> None:
         for line in result.ended:
-            self._console.print(Text(f"ended by itself: {line}"))
+            self._print(f"ended by itself: {line}")
         for line in result.problems:
-            self._console.print(Text(f"PROBLEM {line}", style="red"))
+            self._print(f"PROBLEM {line}", "red")
         assert result.verdict is not None
         for name, count in result.verdict.notes.items():
-            self._console.print(f"{name}: {count}")
+            self._print(f"{name}: {count}")
         for anomaly in result.verdict.examples:
-            text = f"ANOMALY {anomaly.kind}, key {anomaly.key}: {anomaly.detail}; operations {list(anomaly.operations)}"
-            self._console.print(Text(text, style="red"))
-        self._console.print(
-            "no anomaly" if result.is_clean else f"ANOMALIES {result.verdict.counts}, problems {len(result.problems)}"
-        )
+            operations = f"operations {list(anomaly.operations)}"
+            self._print(f"ANOMALY {anomaly.kind}, key {anomaly.key}: {anomaly.detail}; {operations}", "red")
+        wrong = f"ANOMALIES {result.verdict.counts}, PROBLEMS {len(result.problems)}"
+        self._print("no anomaly" if result.is_clean else wrong)
+
+    def _print(self, line: str, style: str = "") -> None:
+        self._console.print(Text(line, style=style), soft_wrap=True)

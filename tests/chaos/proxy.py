@@ -17,6 +17,8 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import socket
+import struct
 import sys
 from collections.abc import Sequence
 from typing import Any, Final, get_args
@@ -27,6 +29,7 @@ from chaos.modes import Mode
 from chaos.tether import tether
 
 _PIECE_BYTES: Final = 64 * 1024
+_LINGER_NOT: Final = struct.pack("ii", 1, 0)
 _SLOW_S: Final = (0.02, 0.25)
 _BLOCKED: Final = {"cut": ("forward", "backward"), "cut-forward": ("forward",), "cut-backward": ("backward",)}
 
@@ -54,7 +57,7 @@ class ProxyLink:
         self._changed = asyncio.Event()
         if mode == "reset":
             for writer in list(self._writers):
-                writer.transport.abort()
+                _reset(writer)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
@@ -68,6 +71,7 @@ class ProxyLink:
 
     async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._mode == "reset":
+            _reset(writer)
             return
         # A connection that is begun while the way there is cut takes until that ends.
         await self._may_pass("forward")
@@ -97,6 +101,12 @@ class ProxyLink:
             await asyncio.sleep(random.uniform(*_SLOW_S))
         while way in _BLOCKED.get(self._mode, ()):
             await self._changed.wait()
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    """End the connection with RST instead of FIN."""
+    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_NOT)
+    writer.transport.abort()
 
 
 class Proxy:

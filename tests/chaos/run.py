@@ -39,7 +39,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What to run. ``results`` must not exist yet."""
+    """What to run. ``results`` is an empty directory."""
 
     seconds: float
     seed: int
@@ -69,7 +69,6 @@ class ChaosRun:
     def __init__(self, options: Options, say: Say) -> None:
         self._options = options
         self._say = say
-        options.results.mkdir(parents=True)
         self.progress = Progress(KEYS)
         self.phase = "starting the cluster"
         self._history = options.results / "history.jsonl"

@@ -94,7 +94,7 @@ class Schedule:
                 faults = [self._fault(kind)]
                 if kinds and next(cards) < _COMBINED_SHARE:
                     faults.append(self._fault(kinds.pop()))
-                hold = _LONG_PAUSE_S if "long pause" in kind[0] else _HOLD_S
+                hold = _LONG_PAUSE_S if any("long pause" in fault.kind for fault in faults) else _HOLD_S
                 yield Step(faults=tuple(faults), hold_s=self._random.uniform(*hold), quiet_s=self._random.uniform(*_QUIET_S))
 
     def _cards(self) -> Iterator[float]:

@@ -1,0 +1,209 @@
+"""What breaks things on purpose: disks by a control file, links by a proxy, and the schedule that decides."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from chaos.faulty_files import DiskFault, FaultyFiles, clear_fault, set_fault
+from chaos.links import CLIENTS, Link, between
+from chaos.proxy_process import ProxyProcess
+from chaos.schedule import Schedule, Step
+
+WAIT_S = 60
+
+
+class Disk:
+    def __init__(self, directory: Path) -> None:
+        self.control = directory / "control.json"
+        self.files = FaultyFiles(directory / "disk", faults=self.control)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Disk:
+    return Disk(tmp_path)
+
+
+def test_a_disk_without_a_fault_is_a_disk(disk: Disk) -> None:
+    with closing(disk.files.open("a", create=True)) as file:
+        file.allocate(8)
+        file.pwritev([b"one", b"two"], 0)
+        file.datasync()
+        assert file.pread(6, 0) == b"onetwo"
+    disk.files.write_atomic("b", b"x")
+    assert disk.files.read("b") == b"x"
+    assert disk.files.free_bytes() > 0
+
+
+def test_failing_operations_fail_until_the_fault_ends(disk: Disk) -> None:
+    with closing(disk.files.open("a", create=True)) as file:
+        set_fault(disk.control, DiskFault(failing=("sync", "read")))
+        file.pwritev([b"one"], 0)
+        for failing in (file.datasync, lambda: file.pread(3, 0), lambda: disk.files.write_atomic("b", b"x")):
+            with pytest.raises(OSError, match="injected") as failed:
+                failing()
+            assert failed.value.errno == errno.EIO
+        clear_fault(disk.control)
+        file.datasync()
+        assert file.pread(3, 0) == b"one"
+
+
+def test_a_failed_write_leaves_a_part_of_it(disk: Disk) -> None:
+    with closing(disk.files.open("a", create=True)) as file:
+        set_fault(disk.control, DiskFault(failing=("write",)))
+        with pytest.raises(OSError, match="injected"):
+            file.pwritev([b"one", b"two"], 0)
+        assert file.pread(6, 0) == b"one"
+
+
+def test_a_full_disk_takes_nothing_and_gives_what_it_has(disk: Disk) -> None:
+    disk.files.write_atomic("b", b"x")
+    set_fault(disk.control, DiskFault(is_full=True))
+    with pytest.raises(OSError, match="no space") as failed:
+        disk.files.open("a", create=True)
+    assert failed.value.errno == errno.ENOSPC
+    assert disk.files.free_bytes() == 0
+    assert disk.files.read("b") == b"x"
+
+
+# -- the proxy
+
+
+class Echo:
+    """A server that answers each piece with the same."""
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._echo, args=(connection,), daemon=True).start()
+
+    def _echo(self, connection: socket.socket) -> None:
+        with connection:
+            try:
+                while piece := connection.recv(1024):
+                    connection.sendall(piece)
+            except OSError:
+                return
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+
+@pytest.fixture
+def echo() -> Iterator[Echo]:
+    with closing(Echo()) as server:
+        yield server
+
+
+@pytest.fixture
+def proxy(echo: Echo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ProxyProcess]:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=os.pathsep)
+    links = [Link(source="a", target="echo", address=echo.address), Link(source="b", target="echo", address=echo.address)]
+    with closing(ProxyProcess(links, tmp_path / "proxy.log")) as running:
+        yield running
+
+
+def _connect(proxy: ProxyProcess, link: str) -> socket.socket:
+    host, _, port = proxy.addresses[link].rpartition(":")
+    return socket.create_connection((host, int(port)), timeout=WAIT_S)
+
+
+def _ask(connection: socket.socket) -> bytes:
+    connection.sendall(b"ping")
+    return connection.recv(1024)
+
+
+def test_links_are_cut_one_by_one_and_nothing_is_lost(proxy: ProxyProcess) -> None:
+    with _connect(proxy, "a>echo") as one, _connect(proxy, "b>echo") as other:
+        assert _ask(one) == _ask(other) == b"ping"
+        proxy.set_mode("cut", ["a>echo"])
+        one.sendall(b"late")
+        assert _ask(other) == b"ping"
+        one.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            one.recv(1024)
+        proxy.set_mode("pass", ["a>echo"])
+        one.settimeout(WAIT_S)
+        assert one.recv(1024) == b"late"
+
+
+def test_a_connection_made_while_the_link_is_cut_works_afterwards(proxy: ProxyProcess) -> None:
+    proxy.set_mode("cut-forward", ["a>echo"])
+    with _connect(proxy, "a>echo") as connection:
+        connection.sendall(b"ping")
+        proxy.set_mode("slow", ["a>echo"])
+        assert connection.recv(1024) == b"ping"
+
+
+def test_a_reset_link_ends_connections_and_takes_none(proxy: ProxyProcess) -> None:
+    with _connect(proxy, "a>echo") as connection:
+        assert _ask(connection) == b"ping"
+        proxy.set_mode("reset", ["a>echo"])
+        with pytest.raises(ConnectionResetError):
+            connection.recv(1024)
+    with _connect(proxy, "a>echo") as refused, pytest.raises(ConnectionError):
+        _ask(refused)
+
+
+# -- the schedule
+
+NAMES = {
+    "metadata": ["metadata-1", "metadata-2", "metadata-3"],
+    "bookie": ["bookie-1", "bookie-2"],
+    "broker": ["broker-1", "broker-2"],
+    "tiering": ["tiering-1"],
+    "store": ["minio"],
+}
+LINKS = [
+    *(Link(source=CLIENTS, target=broker, address="") for broker in NAMES["broker"]),
+    *(
+        Link(source=source, target=target, address="")
+        for role, targets in {"metadata": ["metadata"], "bookie": ["metadata"], "broker": ["metadata", "bookie", "store"],
+                              "tiering": ["metadata", "bookie", "store"]}.items()
+        for source in NAMES[role]
+        for target in (name for other in targets for name in NAMES[other])
+        if source != target
+    ),
+]  # fmt: skip
+
+
+def _steps(seed: int, count: int) -> list[Step]:
+    return list(itertools.islice(Schedule(seed, NAMES, LINKS).steps(), count))
+
+
+def test_a_seed_decides_everything() -> None:
+    assert _steps(7, 150) == _steps(7, 150)
+    assert _steps(7, 150) != _steps(8, 150)
+
+
+def test_every_role_meets_every_kind_of_fault() -> None:
+    faults = [fault for step in _steps(1, 150) for fault in step.faults]
+    kinds = {fault.kind for fault in faults}
+    for role in NAMES:
+        assert {f"kill {role}", f"pause {role}", f"long pause {role}", f"isolate {role} (cut)"} <= kinds
+    for trouble in ("write error", "sync error", "read error", "full", "slow"):
+        assert {f"disk {trouble} metadata", f"disk {trouble} bookie"} <= kinds
+    assert {"cut clients to broker", "reset broker to store", "cut-backward metadata to metadata"} <= kinds
+    assert all(fault.processes or fault.links for fault in faults)
+    assert any(len(step.faults) > 1 for step in _steps(1, 150))
+
+
+def test_the_links_between_two_processes_are_those_both_ways() -> None:
+    assert between(LINKS, ["metadata-1"], ["metadata-2"]) == ["metadata-1>metadata-2", "metadata-2>metadata-1"]

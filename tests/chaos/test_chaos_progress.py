@@ -1,0 +1,45 @@
+"""Which partitions take records, and for how long they did not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from chaos.history import Operation
+from chaos.progress import Progress, Window, longest_gap_s
+
+SECOND = 1_000_000_000
+
+
+def _send(progress: Progress, key: int, invoked_s: float, completed_s: float, outcome: Any = "ok") -> None:
+    moments: list[tuple[Any, float]] = [("invoke", invoked_s), (outcome, completed_s)]
+    for type, moment in moments:
+        operation = Operation(index=0, time_ns=int(moment * SECOND), process=1, type=type, f="send", key=key, value=0)
+        progress(operation)
+
+
+def test_a_key_is_silent_until_something_sent_later_is_confirmed() -> None:
+    progress = Progress([0, 1])
+    _send(progress, 0, 1, 5)
+    _send(progress, 1, 3, 4)
+    _send(progress, 1, 6, 7, "info")
+    assert progress.silent_since(2 * SECOND) == [0]
+    assert progress.silent_since(5 * SECOND) == [0, 1]
+    assert progress.counts == {"invoke": 3, "ok": 2, "info": 1}
+
+
+def test_gaps_that_reach_into_the_window_count_in_full() -> None:
+    window = Window(kind="kill", began_ns=10 * SECOND, ended_ns=12 * SECOND, recovered_ns=15 * SECOND)
+    times = [moment * SECOND for moment in (1, 9, 11, 14, 20, 40)]
+    assert longest_gap_s(times, window) == 6
+    assert longest_gap_s([], window) == 5
+
+
+def test_unavailability_is_that_of_the_worst_partition_and_of_all_together() -> None:
+    progress = Progress([0, 1])
+    for moment in range(1, 20):
+        if moment not in (5, 6, 7):
+            _send(progress, 0, moment - 0.5, moment)
+        _send(progress, 1, moment - 0.5, moment)
+    window = Window(kind="kill", began_ns=5 * SECOND, ended_ns=6 * SECOND, recovered_ns=9 * SECOND)
+    (row,) = progress.unavailability([window])
+    assert (row.kind, row.times, row.partition_gap_max_s, row.cluster_gap_max_s, row.recovery_max_s) == ("kill", 1, 4, 1, 3)

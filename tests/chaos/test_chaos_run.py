@@ -1,0 +1,46 @@
+"""A minute of chaos. A failure prints what is wrong; the run's directory holds history and logs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytestmark = [pytest.mark.integration, pytest.mark.s3, pytest.mark.timeout(900)]
+SECONDS = 60
+SEED = 4
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_minute_of_faults_without_an_anomaly(tmp_path: Path) -> None:
+    if not os.environ.get("STRATALOG_MINIO"):
+        pytest.skip("no MinIO: set STRATALOG_MINIO to its binary (make tools builds it)")
+    results = tmp_path / "results"
+    command = [sys.executable, "-m", "chaos", "--seconds", str(SECONDS), "--seed", str(SEED), "--results", str(results)]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT / "tests")}
+    done = subprocess.run(command, env=environ, cwd=ROOT, capture_output=True, text=True, timeout=840, check=False)
+    print(done.stdout)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    summary = json.loads((results / "summary.json").read_text())
+    assert summary["numbers"]["faults"] >= 3
+    assert summary["numbers"]["sends ok"] > 1000
+    assert summary["numbers"]["cold records verified"] > 1000
+    assert _processes_of(results) == []
+
+
+def _processes_of(results: Path) -> list[str]:
+    """Command lines of what still runs below the directory."""
+    lines = []
+    for process in psutil.process_iter():
+        try:
+            line = " ".join(process.cmdline())
+        except psutil.Error:
+            continue
+        if str(results) in line:
+            lines.append(line)
+    return lines
