@@ -66,10 +66,10 @@ def _summary(outcomes: Sequence[Outcome], seconds: float) -> None:
     for name in SCENARIOS:
         times = [outcome.seconds for outcome in outcomes if outcome.scenario == name]
         if times:
-            print(f"{name:7} {len(times):4} runs, {sum(times) / len(times):.2f} s on average, {max(times):.2f} s at most")
+            print(f"{name:7} {len(times):4} runs, {sum(times) / len(times):.2f} s of a core each, {max(times):.2f} s at most")
     rate = 60 * len(outcomes) / seconds
     alone = 60 * len(outcomes) / (sum(outcome.seconds for outcome in outcomes) or 1.0)
-    print(f"{len(outcomes)} runs in {seconds:.0f} s: {rate:.0f} runs/min, {alone:.0f} runs/min for each process")
+    print(f"{len(outcomes)} runs in {seconds:.0f} s: {rate:.0f} runs/min; {alone:.0f} runs/min of one core's time")
 
 
 def _verdict(outcomes: Sequence[Outcome]) -> int:

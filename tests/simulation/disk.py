@@ -39,7 +39,8 @@ class _Content:
         self.unsynced = [(position, content[: size - position]) for position, content in self.unsynced if position < size]
 
     def sync(self) -> None:
-        self.durable = bytearray(self.now)
+        for position, content in self.unsynced:
+            _overwrite(self.durable, content, position)
         self.unsynced.clear()
 
     def crash(self, randomness: random.Random) -> None:

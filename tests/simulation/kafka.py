@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import functools
 import io
 import struct
 import sys
@@ -27,6 +28,17 @@ VERSIONS: Final = {PRODUCE: 9, FETCH: 11, LIST_OFFSETS: 5, METADATA: 9, CREATE_T
 REQUEST_TIMEOUT_S: Final = 5.0
 NONE: Final = 0
 DUPLICATE_SEQUENCE: Final = 46
+
+
+@functools.cache
+def request_schema(api: int) -> type[Any]:
+    """Of the version in ``VERSIONS``."""
+    return load_request_schema(api, VERSIONS[api])
+
+
+@functools.cache
+def _response_schema(api: int) -> type[Any]:
+    return load_response_schema(api, VERSIONS[api])
 
 
 class NotServed(Exception):
@@ -76,12 +88,14 @@ class KafkaClient:
         """One request of the version in ``VERSIONS``. Raises ``NotServed``."""
         connection, end = await self._connect(address)
         self._correlation += 1
-        version = VERSIONS[api]
-        schema = load_request_schema(api, version)
+        schema = request_schema(api)
         with io.BytesIO() as body:
             header_kind: Any = schema.__header_schema__
             header = header_kind(
-                request_api_key=api, request_api_version=version, correlation_id=self._correlation, client_id=self._machine
+                request_api_key=api,
+                request_api_version=VERSIONS[api],
+                correlation_id=self._correlation,
+                client_id=self._machine,
             )
             entity_writer(header_kind)(body, header)
             entity_writer(schema)(body, schema(**fields))
@@ -94,7 +108,7 @@ class KafkaClient:
         except TimeoutError:
             self._drop(address)
             raise NotServed(f"{address} did not answer in time") from None
-        response = load_response_schema(api, version)
+        response = _response_schema(api)
         header_read, at = entity_reader(response.__header_schema__)(memoryview(content).toreadonly(), 0)
         assert header_read.correlation_id == self._correlation, "answers come in order"
         return entity_reader(response)(memoryview(content).toreadonly(), at)[0]
@@ -139,7 +153,7 @@ class KafkaClient:
         self._leaders.pop((topic, partition), None)
 
     async def _refresh(self, topic: str) -> None:
-        schema = load_request_schema(METADATA, VERSIONS[METADATA])
+        schema = request_schema(METADATA)
         wanted = _struct(schema, "MetadataRequestTopic")(name=TopicName(topic))
         metadata = await self.any_broker(
             METADATA,
@@ -156,7 +170,7 @@ class KafkaClient:
 
     async def create_topic(self, topic: str, partitions: int, replication: int, configs: dict[str, str]) -> int:
         """Error code of the answer."""
-        schema = load_request_schema(CREATE_TOPICS, VERSIONS[CREATE_TOPICS])
+        schema = request_schema(CREATE_TOPICS)
         items = tuple(_struct(schema, "CreatableTopicConfig")(name=k, value=v) for k, v in configs.items())
         wanted = _struct(schema, "CreatableTopic")(
             name=TopicName(topic), num_partitions=partitions, replication_factor=replication, assignments=(), configs=items
@@ -180,7 +194,7 @@ class KafkaClient:
         address = await self.leader(topic, partition)
         if address is None:
             raise NotServed("no leader is known")
-        schema = load_request_schema(PRODUCE, VERSIONS[PRODUCE])
+        schema = request_schema(PRODUCE)
         data = _struct(schema, "PartitionProduceData")(index=partition, records=batch)
         topic_data = _struct(schema, "TopicProduceData")(name=TopicName(topic), partition_data=(data,))
         answer = await self.request(
@@ -194,7 +208,7 @@ class KafkaClient:
         address = await self.leader(topic, partition)
         if address is None:
             raise NotServed("no leader is known")
-        schema = load_request_schema(FETCH, VERSIONS[FETCH])
+        schema = request_schema(FETCH)
         place = _struct(schema, "FetchPartition")(
             partition=partition,
             current_leader_epoch=-1,
