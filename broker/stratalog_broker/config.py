@@ -19,6 +19,12 @@ class BrokerSettings:
     advertised_port: int = setting(0, help="Port that clients are told; 0: the listener's", minimum=0, maximum=65535)
     rack: str = setting("", help="Failure domain of this broker")
     lease_ms: int = setting(3_000, help="Lease of the broker's session: how soon others take over", minimum=200, maximum=60_000)
+    grace_ms: int = setting(
+        300,
+        help="Others take over so long after the broker's connection to the metadata leader broke; 0: only after the lease",
+        minimum=0,
+        maximum=60_000,
+    )
 
     auto_create_topics: bool = setting(True, help="Create a topic when a client asks for its metadata and allows it")
     default_partitions: int = setting(1, help="Partitions of topics created without a number", minimum=1, maximum=10_000)

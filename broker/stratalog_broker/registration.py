@@ -32,6 +32,7 @@ class Registration:
         *,
         broker: Broker,
         lease_ms: int,
+        grace_ms: int,
         on_registered: Callable[[], None],
         on_lost: Callable[[], None],
     ) -> None:
@@ -39,6 +40,7 @@ class Registration:
         self._clock = clock
         self._broker = broker
         self._lease_ms = lease_ms
+        self._grace_ms = grace_ms
         self._on_registered = on_registered
         self._on_lost = on_lost
         self._session_id: int | None = None
@@ -79,7 +81,7 @@ class Registration:
             expired.set()
 
         holder = f"broker {self._broker.broker_id}"
-        self._session_id = await self._metadata.open_session(holder, self._lease_ms, on_expired)
+        self._session_id = await self._metadata.open_session(holder, self._lease_ms, on_expired, self._grace_ms)
         return self._session_id
 
     async def _put(self, session_id: int) -> None:

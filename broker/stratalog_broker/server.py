@@ -179,6 +179,7 @@ class BrokerServer:
             self._services.clock,
             broker=self._record(),
             lease_ms=self._settings.lease_ms,
+            grace_ms=min(self._settings.grace_ms, self._settings.lease_ms),
             on_registered=partitions.resume,
             on_lost=partitions.suspend,
         )

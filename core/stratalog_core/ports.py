@@ -58,7 +58,19 @@ class Channel(Protocol):
         """The same, awaited. Raises the error instead of passing it."""
         ...
 
+    def on_lost(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call back each time a connection that stood breaks; returns how to stop. Not when the channel is closed."""
+        ...
+
     async def close(self) -> None: ...
+
+
+class Connection(Protocol):
+    """What carries requests to a server. A process that is killed loses all of its connections at once."""
+
+    def on_lost(self, callback: Callable[[Connection], None]) -> Callable[[], None]:
+        """Call back once when the connection has ended, whoever ended it; returns how to stop waiting for that."""
+        ...
 
 
 class Request(Protocol):
@@ -70,6 +82,11 @@ class Request(Protocol):
     @property
     def body(self) -> memoryview:
         """The request's bytes; owned by the request, so views of it may be kept."""
+        ...
+
+    @property
+    def connection(self) -> Connection:
+        """What it came over: the same object for all requests of one connection."""
         ...
 
     def reply(self, *parts: Buffer) -> None: ...

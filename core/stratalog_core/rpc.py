@@ -13,16 +13,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from typing import Final, cast
+from collections.abc import Callable, Sequence
+from typing import Final
 
 from stratalog_core import framing
 from stratalog_core.errors import Corrupt, Invalid, OutcomeUnknown, Overloaded, StratalogError, Unavailable
-from stratalog_core.ports import Buffer, Channel, Handler, OnReply
+from stratalog_core.frame_protocol import FrameProtocol
+from stratalog_core.ports import Buffer, Channel, Connection, Handler, OnReply
 
 IN_FLIGHT_BYTES_MAX: Final = 128 * 1024 * 1024
 CONNECT_TIMEOUT_S: Final = 2.0
-_READ_BUFFER_BYTES: Final = 64 * 1024
 _SWEEP_INTERVAL_S: Final = 0.05
 
 _log = logging.getLogger(__name__)
@@ -36,110 +36,15 @@ def split_address(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-class FrameProtocol(asyncio.BufferedProtocol):
-    """Cuts a byte stream into frames and gathers writes; subclasses say what a frame means."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._transport: asyncio.Transport | None = None
-        self._small = bytearray(_READ_BUFFER_BYTES)
-        self._small_view = memoryview(self._small)
-        self._start = 0
-        self._end = 0
-        self._large: bytearray | None = None
-        self._large_view = memoryview(b"")
-        self._large_end = 0
-        self._outgoing: list[Buffer] = []
-        self._flush_scheduled = False
-
-    def frame_received(self, frame: memoryview) -> None:
-        """One whole frame; the view owns its bytes. Raise ``Corrupt`` to drop the connection."""
-        raise NotImplementedError
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(high=4 * 1024 * 1024)
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        if self._large is not None:
-            return self._large_view[self._large_end :]
-        return self._small_view[self._end :]
-
-    def buffer_updated(self, nbytes: int) -> None:
-        try:
-            if self._large is not None:
-                self._large_updated(nbytes)
-            else:
-                self._end += nbytes
-                self._cut_frames()
-        except Corrupt as bad:
-            _log.warning("dropping a connection: %s", bad)
-            self.abort()
-
-    def _large_updated(self, nbytes: int) -> None:
-        self._large_end += nbytes
-        if self._large_end == len(self._large_view):
-            frame, self._large = self._large_view, None
-            self._large_view = memoryview(b"")
-            self.frame_received(frame)
-
-    def _cut_frames(self) -> None:
-        while (available := self._end - self._start) >= framing.LENGTH_BYTES:
-            length_field = int.from_bytes(self._small_view[self._start : self._start + 4], "big")
-            whole = framing.frame_bytes(length_field)
-            if whole > available:
-                if whole > _READ_BUFFER_BYTES // 2:
-                    self._begin_large(whole, available)
-                    return
-                break
-            frame = memoryview(self._small[self._start : self._start + whole])
-            self._start += whole
-            self.frame_received(frame)
-        self._move_rest_to_front()
-
-    def _begin_large(self, whole: int, available: int) -> None:
-        self._large = bytearray(whole)
-        self._large_view = memoryview(self._large)
-        self._large_view[:available] = self._small_view[self._start : self._end]
-        self._large_end = available
-        self._start = self._end = 0
-
-    def _move_rest_to_front(self) -> None:
-        rest = self._end - self._start
-        if rest and self._start:
-            self._small[:rest] = self._small[self._start : self._end]
-        self._start, self._end = 0, rest
-
-    def write(self, parts: Sequence[Buffer]) -> None:
-        """Queue buffers; all that is queued during this turn of the loop leaves in one call."""
-        self._outgoing.extend(parts)
-        if not self._flush_scheduled:
-            self._flush_scheduled = True
-            self._loop.call_soon(self._flush)
-
-    def _flush(self) -> None:
-        self._flush_scheduled = False
-        outgoing, self._outgoing = self._outgoing, []
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.writelines(outgoing)
-
-    def abort(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
-
-    def eof_received(self) -> bool:
-        return False
-
-
 class TcpRequest:
     """A request with its way back; see :class:`stratalog_core.ports.Request`."""
 
-    __slots__ = ("_answered", "_connection", "_correlation", "body", "method")
+    __slots__ = ("_answered", "_correlation", "body", "connection", "method")
 
     def __init__(self, connection: _ServerConnection, method: int, correlation: int, body: memoryview) -> None:
         self.method = method
         self.body = body
-        self._connection = connection
+        self.connection: Final = connection
         self._correlation = correlation
         self._answered = False
 
@@ -158,8 +63,8 @@ class TcpRequest:
             kind, parts = framing.ERROR, (framing.encode_error(Invalid(limit)),)
             body_bytes = len(parts[0])
         header = framing.pack_header(kind, self.method, self._correlation, body_bytes)
-        self._connection.answered(len(self.body))
-        self._connection.write((header, *parts))
+        self.connection.answered(len(self.body))
+        self.connection.write((header, *parts))
 
 
 class _ServerConnection(FrameProtocol):
@@ -170,6 +75,7 @@ class _ServerConnection(FrameProtocol):
         self._unanswered_bytes = 0
         self._reading_paused = False
         self._writing_paused = False
+        self._on_lost: set[Callable[[Connection], None]] = set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -177,6 +83,13 @@ class _ServerConnection(FrameProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.discard(self)
+        told, self._on_lost = self._on_lost, set()
+        for callback in told:
+            callback(self)
+
+    def on_lost(self, callback: Callable[[Connection], None]) -> Callable[[], None]:
+        self._on_lost.add(callback)
+        return lambda: self._on_lost.discard(callback)
 
     def frame_received(self, frame: memoryview) -> None:
         kind, method, correlation = framing.unpack_header(frame)
@@ -267,6 +180,7 @@ class TcpChannel:
         self._pending_bytes = 0
         self._next_correlation = 0
         self._sweep: asyncio.TimerHandle | None = None
+        self._on_lost: set[Callable[[], None]] = set()
         self._closed = False
 
     @property
@@ -302,6 +216,10 @@ class TcpChannel:
 
     async def call(self, method: int, parts: Sequence[Buffer], timeout_s: float) -> memoryview:
         return await call_by_send(self, method, parts, timeout_s)
+
+    def on_lost(self, callback: Callable[[], None]) -> Callable[[], None]:
+        self._on_lost.add(callback)
+        return lambda: self._on_lost.discard(callback)
 
     async def _connect(self) -> None:
         try:
@@ -345,6 +263,8 @@ class TcpChannel:
         lost = OutcomeUnknown(f"the connection to {self._address} broke before the answer")
         for correlation in [number for number in self._pending if number not in self._waiting]:
             self.answered(correlation, lost)
+        for callback in list(self._on_lost):
+            callback()
 
     def _expire(self) -> None:
         self._sweep = None

@@ -74,11 +74,14 @@ class MetadataClient(Protocol):
         """Linearizable; all records whose key begins with ``prefix``."""
         ...
 
-    async def open_session(self, holder: str, lease_ms: int, on_expired: Callable[[], None]) -> int:
+    async def open_session(self, holder: str, lease_ms: int, on_expired: Callable[[], None], grace_ms: int = 0) -> int:
         """Open a session and keep it alive until ``close_session``.
 
         ``on_expired`` is called once, on this process's own monotonic clock, no later than the quorum can expire the
         session: whoever holds it stops at once. Renewals count from when they were sent.
+
+        With ``grace_ms`` the quorum may end it earlier: so long after the connection of its renewals broke, if none came
+        over another. Then the holder may learn of it late, by at most the lease: only for what is fenced otherwise.
         """
         ...
 

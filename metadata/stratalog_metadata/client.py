@@ -54,6 +54,7 @@ class QuorumClient:
         self._view = LocalView()
         self._proposer = Proposer(addresses, transport, clock, random, self._view)
         self._sessions = SessionKeeper(addresses, transport, clock, random)
+        self._view.subscribe(self._sessions.follow)
         self._readers = Router(addresses, random)
         self._watched = Router(addresses, random)
         self._left = ""
@@ -117,11 +118,12 @@ class QuorumClient:
             if not after:
                 return found
 
-    async def open_session(self, holder: str, lease_ms: int, on_expired: Callable[[], None]) -> int:
+    async def open_session(self, holder: str, lease_ms: int, on_expired: Callable[[], None], grace_ms: int = 0) -> int:
         sent_at = self._clock.monotonic()
-        applied = await self.propose(Command(updates=(OpenSession(holder=holder, lease_ms=lease_ms),)))
+        opening = OpenSession(holder=holder, lease_ms=lease_ms, grace_ms=grace_ms)
+        applied = await self.propose(Command(updates=(opening,)))
         session_id = applied.allocated[0]
-        self._sessions.hold(session_id, lease_ms / 1000, sent_at, on_expired)
+        self._sessions.hold(session_id, lease_ms / 1000, sent_at, on_expired, grace_ms / 1000)
         return session_id
 
     async def close_session(self, session_id: int) -> None:

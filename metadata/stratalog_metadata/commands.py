@@ -58,11 +58,14 @@ class Allocate(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag="allocat
     count: int
 
 
-class OpenSession(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag="open_session", tag_field="type"):
-    """Begin a session; the result's ``allocated`` gets its id."""
+class OpenSession(
+    msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True, tag="open_session", tag_field="type"
+):
+    """Begin a session; the result's ``allocated`` gets its id. ``grace_ms`` is explained in ``records/session.py``."""
 
     holder: str
     lease_ms: int
+    grace_ms: int = 0
 
 
 class ExpireSession(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag="expire_session", tag_field="type"):

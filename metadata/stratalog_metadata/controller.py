@@ -29,7 +29,9 @@ class Controller:
     def __init__(self, records: RecordMap, now: float) -> None:
         sessions = [stored.record for stored in records.of_kind("session")]
         self._records = records
-        self._leases = LeaseBoard(((s.session_id, s.lease_ms / 1000) for s in sessions if isinstance(s, Session)), now)
+        self._leases = LeaseBoard(
+            ((s.session_id, s.lease_ms / 1000, s.grace_ms / 1000) for s in sessions if isinstance(s, Session)), now
+        )
         self._partitions_changed = True
         self._deciding = False
 
@@ -39,15 +41,19 @@ class Controller:
             before = change.before.record if change.before is not None else None
             after = change.after.record if change.after is not None else None
             if isinstance(after, Session):
-                self._leases.opened(after.session_id, after.lease_ms / 1000, now)
+                self._leases.opened(after.session_id, after.lease_ms / 1000, now, after.grace_ms / 1000)
             elif isinstance(before, Session):
                 self._leases.ended(before.session_id)
             elif isinstance(before, Broker) or isinstance(after, Broker | Partition):
                 self._partitions_changed = True
 
-    def renew(self, session_ids: Sequence[int], now: float) -> list[int]:
-        """Renew those that are alive, and say which they are."""
-        return [session_id for session_id in session_ids if self._leases.renew(session_id, now)]
+    def renew(self, session_ids: Sequence[int], now: float, carrier: object = None) -> list[int]:
+        """Renew those that are alive, and say which they are. ``carrier`` is the connection that the renewal came over."""
+        return [session_id for session_id in session_ids if self._leases.renew(session_id, now, carrier)]
+
+    def carrier_lost(self, carrier: object, now: float) -> list[int]:
+        """A connection has ended; which sessions are suspect because of that."""
+        return self._leases.carrier_lost(carrier, now)
 
     def next_deadline(self) -> float:
         return self._leases.next_deadline()

@@ -8,7 +8,7 @@ from base64 import urlsafe_b64encode
 from collections.abc import Callable, Sequence
 
 from stratalog_core.errors import Retriable, StratalogError
-from stratalog_core.ports import Clock, Random
+from stratalog_core.ports import Clock, Connection, Random
 from stratalog_metadata.api import Change
 from stratalog_metadata.commands import ABSENT, Command, Put, VersionIs
 from stratalog_metadata.controller import TICK_S, Controller
@@ -30,6 +30,7 @@ class Leadership:
         self._controller = Controller(records, clock.monotonic())
         self._loop = asyncio.get_running_loop()
         self._closed = False
+        self._carriers: dict[Connection, Callable[[], None]] = {}
         self._timer = self._loop.call_later(TICK_S, self._tick)
         if records.get(CLUSTER_KEY) is None:
             self._found_cluster(cluster_id or _new_cluster_id(random))
@@ -37,13 +38,24 @@ class Leadership:
     def close(self) -> None:
         self._closed = True
         self._timer.cancel()
+        for forget in self._carriers.values():
+            forget()
+        self._carriers.clear()
 
     def observe(self, changes: Sequence[Change]) -> None:
         self._controller.observe(changes, self._clock.monotonic())
 
-    def renew(self, session_ids: Sequence[int]) -> list[int]:
-        """Those that are alive; they have a full lease again."""
-        return self._controller.renew(session_ids, self._clock.monotonic())
+    def renew(self, session_ids: Sequence[int], connection: Connection) -> list[int]:
+        """Those that are alive; they have a full lease again, as long as ``connection`` stands or another renewal comes."""
+        if connection not in self._carriers:
+            self._carriers[connection] = connection.on_lost(self._carrier_lost)
+        return self._controller.renew(session_ids, self._clock.monotonic(), connection)
+
+    def _carrier_lost(self, connection: Connection) -> None:
+        del self._carriers[connection]
+        suspects = self._controller.carrier_lost(connection, self._clock.monotonic())
+        if suspects:
+            _log.info("the connection of sessions %s broke: they end unless they are renewed soon", suspects)
 
     def drive(self) -> None:
         """Propose what the controller wants now."""

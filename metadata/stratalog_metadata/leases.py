@@ -2,46 +2,77 @@
 
 Always: a session is declared expired no earlier than its lease plus a margin after the last renewal came in, so later
 than its holder, who counts from when the renewal was sent. A new leader begins with a full lease for all.
+
+But for sessions that allow it (``grace_s``): when the connection that carried the last renewal has broken, as that of a killed
+process does at once, the session is suspect, and ends after its grace unless a renewal comes over any connection. Such a
+holder may still run; what it can do then is said in docs/adr/0115-a-broken-connection-ends-a-session-early.md. Not if all
+that allow it are suspect at once: then it is rather this leader's network that broke, and nobody would be there to take over.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final
 
 MARGIN_FRACTION: Final = 0.05
 MARGIN_S_MIN: Final = 0.05
 STALL_S_MAX: Final = 0.5
+SHORT_STALL_S_MAX: Final = 0.2
+"""A grace is short: it is not to pass while what would end it waits unread in a socket."""
+NEVER: Final = float("inf")
+
+
+@dataclass(slots=True)
+class _Lease:
+    lease_s: float
+    grace_s: float
+    deadline: float
+    carrier: object = None
+    """What the last renewal came over."""
+    suspect_until: float = NEVER
+
+    @property
+    def is_suspect(self) -> bool:
+        return self.suspect_until != NEVER
 
 
 class LeaseBoard:
     """Deadlines of sessions; seconds on the caller's monotonic clock."""
 
-    __slots__ = ("_deadlines", "_expired", "_leases", "_ticked_at")
+    __slots__ = ("_expired", "_leases", "_ticked_at")
 
-    def __init__(self, leases_s: Iterable[tuple[int, float]], now: float) -> None:
-        self._leases: dict[int, float] = {}
-        self._deadlines: dict[int, float] = {}
+    def __init__(self, leases_s: Iterable[tuple[int, float, float]], now: float) -> None:
+        self._leases: dict[int, _Lease] = {}
         self._expired: set[int] = set()
         self._ticked_at = now
-        for session_id, lease_s in leases_s:
-            self.opened(session_id, lease_s, now)
+        for session_id, lease_s, grace_s in leases_s:
+            self.opened(session_id, lease_s, now, grace_s)
 
-    def opened(self, session_id: int, lease_s: float, now: float) -> None:
-        self._leases[session_id] = lease_s + max(lease_s * MARGIN_FRACTION, MARGIN_S_MIN)
-        self._deadlines[session_id] = now + self._leases[session_id]
+    def opened(self, session_id: int, lease_s: float, now: float, grace_s: float = 0.0) -> None:
+        with_margin_s = lease_s + max(lease_s * MARGIN_FRACTION, MARGIN_S_MIN)
+        self._leases[session_id] = _Lease(with_margin_s, grace_s, now + with_margin_s)
 
     def ended(self, session_id: int) -> None:
         self._leases.pop(session_id, None)
-        self._deadlines.pop(session_id, None)
         self._expired.discard(session_id)
 
-    def renew(self, session_id: int, now: float) -> bool:
+    def renew(self, session_id: int, now: float, carrier: object = None) -> bool:
         """Says whether the session is alive; one that was declared expired does not come back."""
-        if session_id not in self._deadlines or session_id in self._expired:
+        lease = self._leases.get(session_id)
+        if lease is None or session_id in self._expired:
             return False
-        self._deadlines[session_id] = now + self._leases[session_id]
+        lease.deadline = now + lease.lease_s
+        lease.carrier, lease.suspect_until = carrier, NEVER
         return True
+
+    def carrier_lost(self, carrier: object, now: float) -> list[int]:
+        """The sessions that are suspect from now on: those whose last renewal came over it, and that allow it."""
+        suspects = [session_id for session_id, lease in self._leases.items() if lease.carrier is carrier and lease.grace_s]
+        for session_id in suspects:
+            lease = self._leases[session_id]
+            lease.carrier, lease.suspect_until = None, now + lease.grace_s
+        return suspects
 
     def tick(self, now: float) -> frozenset[int]:
         """All sessions that have expired and are not ended yet.
@@ -51,13 +82,16 @@ class LeaseBoard:
         """
         stalled = now - self._ticked_at
         self._ticked_at = now
-        if stalled > STALL_S_MAX:
-            for session_id in self._deadlines:
-                self._deadlines[session_id] += stalled
-        self._expired.update(session_id for session_id, deadline in self._deadlines.items() if deadline <= now)
+        for lease in self._leases.values():
+            lease.deadline += stalled if stalled > STALL_S_MAX else 0.0
+            lease.suspect_until += stalled if stalled > SHORT_STALL_S_MAX else 0.0
+        somebody_stays = any(lease.grace_s and not lease.is_suspect for lease in self._leases.values())
+        for session_id, lease in self._leases.items():
+            if lease.deadline <= now or (somebody_stays and lease.suspect_until <= now):
+                self._expired.add(session_id)
         return frozenset(self._expired)
 
     def next_deadline(self) -> float:
         """When ``tick`` may have news; infinity if never."""
-        waiting = (deadline for session_id, deadline in self._deadlines.items() if session_id not in self._expired)
-        return min(waiting, default=float("inf"))
+        waiting = (lease for session_id, lease in self._leases.items() if session_id not in self._expired)
+        return min((min(lease.deadline, lease.suspect_until) for lease in waiting), default=NEVER)

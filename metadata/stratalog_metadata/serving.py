@@ -194,7 +194,8 @@ class ServingNode:
             # A leader that was deposed without knowing it must promise nobody a longer life.
             raise self._not_leader()
         wanted = messages.decode(request.body, messages.RenewRequest)
-        request.reply(messages.encode(messages.RenewAnswer(alive=self._leadership.renew(wanted.session_ids))))
+        alive = self._leadership.renew(wanted.session_ids, request.connection)
+        request.reply(messages.encode(messages.RenewAnswer(alive=alive)))
 
     def _on_status(self, request: Request) -> None:
         core, records = self._core, self._replica.records

@@ -2,6 +2,10 @@
 
 Always: ``on_expired`` is called no later than one lease after the last successful renewal was *sent*. The quorum counts
 from when it came in, and adds a margin: so the holder stops first.
+
+A session with a grace may be ended earlier, when the leader sees its connection break (``leases.py``). So a break is
+answered by a renewal at once, and ``on_expired`` is called, too, when the log shows that the session has ended, or when no node
+of the quorum has been reached for longer than the grace.
 """
 
 from __future__ import annotations
@@ -9,16 +13,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from stratalog_core.errors import StratalogError
-from stratalog_core.ports import Clock, Random, Transport
+from stratalog_core.errors import OutcomeUnknown, StratalogError, Unavailable
+from stratalog_core.ports import Channel, Clock, Random, Transport
 from stratalog_metadata import messages
+from stratalog_metadata.api import Change
 from stratalog_metadata.messages import RenewAnswer, RenewRequest
+from stratalog_metadata.records import Session
 from stratalog_metadata.routing import Router
 
 RENEWALS_PER_LEASE: Final = 4
+SPACING_S: Final = 0.02
+"""Between two renewals, however often a connection breaks."""
 RENEW_TIMEOUT_S_MAX: Final = 1.0
 EARLY_S: Final = 0.001
 """Timers may fire a rounding error early; better this much too early than once more for nothing."""
@@ -31,24 +40,42 @@ class _Held:
     deadline: float
     on_expired: Callable[[], None]
     timer: asyncio.TimerHandle
+    grace_s: float = 0.0
 
 
 class SessionKeeper:
     def __init__(self, addresses: Sequence[str], transport: Transport, clock: Clock, random: Random) -> None:
+        self._addresses = frozenset(addresses)
         self._transport = transport
         self._clock = clock
         self._router = Router(addresses, random)
         self._loop = asyncio.get_running_loop()
         self._held: dict[int, _Held] = {}
         self._renewing: asyncio.Task[None] | None = None
+        self._due = asyncio.Event()
+        self._channel: Channel | None = None
+        self._stop_listening: Callable[[], None] = lambda: None
+        self._silent: set[str] = set()
+        self._silent_since = 0.0
 
-    def hold(self, session_id: int, lease_s: float, sent_at: float, on_expired: Callable[[], None]) -> None:
+    def hold(
+        self, session_id: int, lease_s: float, sent_at: float, on_expired: Callable[[], None], grace_s: float = 0.0
+    ) -> None:  # fmt: skip
         """Keep a session that was opened by a command sent at ``sent_at`` (monotonic seconds)."""
         deadline = sent_at + lease_s
         timer = self._loop.call_later(max(deadline - self._clock.monotonic(), 0.0), self._check, session_id)
-        self._held[session_id] = _Held(lease_s, deadline, on_expired, timer)
+        self._held[session_id] = _Held(lease_s, deadline, on_expired, timer, grace_s)
+        self._due.set()
         if self._renewing is None:
             self._renewing = self._loop.create_task(self._renew_forever())
+
+    def follow(self, changes: Sequence[Change]) -> None:
+        """The view has changed: a session that is held here may have been ended by others."""
+        for change in changes:
+            if change.after is None and change.before is not None and isinstance(change.before.record, Session):
+                session_id = change.before.record.session_id
+                if session_id in self._held:
+                    self._expire(session_id)
 
     def release(self, session_id: int) -> None:
         """Stop keeping it; ``on_expired`` is not called any more."""
@@ -62,6 +89,7 @@ class SessionKeeper:
         if self._renewing is not None:
             self._renewing.cancel()
             await asyncio.gather(self._renewing, return_exceptions=True)
+        self._stop_listening()
 
     # --- renewals ----------------------------------------------------------------------------------------------------
 
@@ -73,7 +101,20 @@ class SessionKeeper:
             except Exception:
                 _log.exception("a renewal of sessions failed unexpectedly")
                 wait_s = interval_s
-            await asyncio.sleep(wait_s)
+            await self._pause(wait_s)
+
+    async def _pause(self, wait_s: float) -> None:
+        """Until the next renewal: ``wait_s``, or as soon as a connection breaks or a session is new."""
+        await asyncio.sleep(min(wait_s, SPACING_S))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(wait_s - SPACING_S, 0.0)):
+                await self._due.wait()
+        self._due.clear()
+
+    def _listen(self, channel: Channel) -> None:
+        if channel is not self._channel:
+            self._stop_listening()
+            self._channel, self._stop_listening = channel, channel.on_lost(self._due.set)
 
     async def _renew(self, interval_s: float) -> float:
         """One round; says how long to wait before the next."""
@@ -81,15 +122,35 @@ class SessionKeeper:
         asked = list(self._held)
         request = messages.encode(RenewRequest(session_ids=asked))
         channel = self._transport.channel(self._router.address)
+        self._listen(channel)
         try:
             body = await channel.call(messages.RENEW, (request,), min(RENEW_TIMEOUT_S_MAX, 2 * interval_s))
             alive = set(messages.decode(body, RenewAnswer).alive)
         except StratalogError as failed:
+            self._failed(failed, channel.address, sent_at)
             return self._router.failed(failed)
         self._router.succeeded()
+        self._silent.clear()
         for session_id in asked:
             self._renewed(session_id, sent_at, session_id in alive)
         return interval_s
+
+    def _failed(self, failed: StratalogError, address: str, sent_at: float) -> None:
+        """Whom no node answers is cut off, or all of them are down: it does not count on its whole lease.
+
+        With one node alone the two look the same, and a node that is started anew gives everybody a full lease.
+        """
+        if not isinstance(failed, Unavailable | OutcomeUnknown):
+            self._silent.clear()
+            return
+        if not self._silent:
+            self._silent_since = sent_at
+        self._silent.add(address)
+        if len(self._addresses) < 2 or not self._silent >= self._addresses:
+            return
+        silent_s = self._clock.monotonic() - self._silent_since
+        for session_id in [number for number, held in self._held.items() if 0 < held.grace_s <= silent_s]:
+            self._expire(session_id)
 
     def _renewed(self, session_id: int, sent_at: float, alive: bool) -> None:
         held = self._held.get(session_id)

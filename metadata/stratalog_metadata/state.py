@@ -179,9 +179,14 @@ class _Work:
     def _open_session(self, update: OpenSession) -> None:
         if not LEASE_MS_MIN <= update.lease_ms <= LEASE_MS_MAX:
             raise Invalid(f"lease_ms is {update.lease_ms}; allowed are {LEASE_MS_MIN}..{LEASE_MS_MAX}")
+        if not 0 <= update.grace_ms <= update.lease_ms:
+            raise Invalid(f"grace_ms is {update.grace_ms}; allowed are 0..{update.lease_ms}, the lease")
         # Ids begin at 1: in a bookie's record 0 means that it has no session.
         session_id = self._allocate(SESSION_IDS, 1, 1)
-        self._put(Session(session_id=session_id, holder=update.holder, lease_ms=update.lease_ms))
+        session = Session(
+            session_id=session_id, holder=update.holder, lease_ms=update.lease_ms, grace_ms=update.grace_ms
+        )  # fmt: skip
+        self._put(session)
 
     def _expire_session(self, session_id: int) -> None:
         key = session_key(session_id)

@@ -94,6 +94,7 @@ class Machine:
         self.world.note(f"{self.name} crashes")
         self._process.alive = False
         self.world.streams.process_died(self._process)
+        self.world.network.connections.process_died(self._process)
         self._process = None
         self.disk.crash()
 

@@ -74,8 +74,8 @@ def lease_is_measured_by_the_wall_clock() -> None:
     _swap(SessionKeeper, "__init__", made)
     hold: Callable[..., None] = SessionKeeper.hold
 
-    def holding(self: SessionKeeper, session_id: int, lease_s: float, sent_at: float, on_expired: Any) -> None:
-        hold(self, session_id, lease_s, self._clock.monotonic(), on_expired)
+    def holding(self: SessionKeeper, session_id: int, lease_s: float, sent_at: float, on_expired: Any, *grace: float) -> None:
+        hold(self, session_id, lease_s, self._clock.monotonic(), on_expired, *grace)
 
     _swap(SessionKeeper, "hold", holding)
 
@@ -83,7 +83,7 @@ def lease_is_measured_by_the_wall_clock() -> None:
 def quorum_ends_sessions_early() -> None:
     """The leader ends a session after half its lease: the holder still believes in it."""
     opened: Callable[..., None] = LeaseBoard.opened
-    _swap(LeaseBoard, "opened", lambda self, session_id, lease_s, now: opened(self, session_id, lease_s / 2, now))
+    _swap(LeaseBoard, "opened", lambda self, session_id, lease_s, *more: opened(self, session_id, lease_s / 2, *more))
 
 
 def takeover_recovers_only_the_last_ledger() -> None:

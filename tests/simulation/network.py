@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from simulation.connections import Connections
 from simulation.loop import CURRENT, Process, SimulatedLoop
 from stratalog_core import framing
 from stratalog_core.errors import OutcomeUnknown, StratalogError, Unavailable
-from stratalog_core.ports import Buffer, Handler, OnReply
+from stratalog_core.ports import Buffer, Connection, Handler, OnReply
 from stratalog_core.rpc import call_by_send
 
 
@@ -59,6 +60,7 @@ class Network:
         """How many seconds longer a message takes, None if it is lost."""
         self.on_answer: Callable[[str, int, memoryview, memoryview | StratalogError], None] = lambda *answered: None
         """Told of each answer as a machine gives it, lost or not: machine, method, request, answer."""
+        self.connections = Connections(self, random.Random(f"connections {randomness.random()}"))
         self._servers: dict[str, _Server] = {}
         self._next_port = 10_000
 
@@ -91,11 +93,12 @@ class Network:
 class SimulatedRequest:
     """See :class:`stratalog_core.ports.Request`."""
 
-    __slots__ = ("_answer", "body", "method")
+    __slots__ = ("_answer", "body", "connection", "method")
 
-    def __init__(self, method: int, body: memoryview, answer: OnReply) -> None:
+    def __init__(self, method: int, body: memoryview, answer: OnReply, connection: Connection) -> None:
         self.method = method
         self.body = body
+        self.connection = connection
         self._answer = answer
 
     def reply(self, *parts: Buffer) -> None:
@@ -171,10 +174,15 @@ class SimulatedChannel:
             lost = OutcomeUnknown(f"the connection to {self._address} broke before the answer")
             self._network.loop.call_later_as(client, self._network.delay_s(), call.settle, lost)
             return
-        self._network.loop.deliver_as(server.process, server.handler, SimulatedRequest(method, body, answered))
+        connection = self._network.connections.over(client, self._source, self._address, server.process)
+        request = SimulatedRequest(method, body, answered, connection)
+        self._network.loop.deliver_as(server.process, server.handler, request)
 
     async def call(self, method: int, parts: Sequence[Buffer], timeout_s: float) -> memoryview:
         return await call_by_send(self, method, parts, timeout_s)
+
+    def on_lost(self, callback: Callable[[], None]) -> Callable[[], None]:
+        return self._network.connections.listen(CURRENT.get(), self._address, callback)
 
     async def close(self) -> None:
         self._closed = True

@@ -11,11 +11,16 @@ from stratalog_metadata.records.base import RecordBase
 
 
 class Session(RecordBase, frozen=True, kw_only=True, tag="session"):
-    """``holder`` is for people: role and name of the process."""
+    """``holder`` is for people: role and name of the process.
+
+    ``grace_ms``: when the connection of its renewals has broken, and none came over another for so long, the session ends
+    before its lease does. 0: only the lease counts.
+    """
 
     session_id: int
     holder: str
     lease_ms: int
+    grace_ms: int = 0
 
     def key(self) -> str:
         return session_key(self.session_id)

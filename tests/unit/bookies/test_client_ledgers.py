@@ -146,6 +146,9 @@ class CountingChannel:
     async def call(self, method: int, parts: Sequence[Buffer], timeout_s: float) -> memoryview:
         return await self._channel.call(method, parts, timeout_s)
 
+    def on_lost(self, callback: Callable[[], None]) -> Callable[[], None]:
+        return self._channel.on_lost(callback)
+
     async def close(self) -> None:
         await self._channel.close()
 
@@ -784,7 +787,7 @@ class UnsureMetadata:
     async def scan(self, prefix: str, timeout_s: float = 10.0) -> list[Versioned]:
         return await self._client.scan(prefix, timeout_s)
 
-    async def open_session(self, holder: str, lease_ms: int, on_expired: object) -> int:
+    async def open_session(self, holder: str, lease_ms: int, on_expired: object, grace_ms: int = 0) -> int:
         raise NotImplementedError
 
     async def close_session(self, session_id: int) -> None:

@@ -49,6 +49,7 @@ def registration(metadata: QuorumClient, journal: Journal, port: int = 9092, lea
         SystemClock(),
         broker=Broker(broker_id=1, host="here", port=port, session_id=0),
         lease_ms=lease_ms,
+        grace_ms=0,
         on_registered=lambda: journal.note("registered"),
         on_lost=lambda: journal.note("lost"),
     )

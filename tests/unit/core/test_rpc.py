@@ -290,3 +290,30 @@ async def test_addresses_that_are_none_are_refused_at_once(transport: TcpTranspo
 def test_addresses() -> None:
     assert split_address("[::1]:80") == ("::1", 80)
     assert split_address("host:0") == ("host", 0)
+
+
+async def test_both_ends_learn_that_a_connection_has_broken(transport: TcpTransport) -> None:
+    ended: list[str] = []
+    connections = set()
+
+    def handle(request: Request) -> None:
+        if request.connection not in connections:
+            connections.add(request.connection)
+            request.connection.on_lost(lambda connection: ended.append("server"))
+            request.connection.on_lost(lambda connection: ended.append("nobody"))()
+        request.reply()
+
+    async with serving(handle) as address:
+        channel = transport.channel(address)
+        stop = channel.on_lost(lambda: ended.append("client"))
+        await asyncio.gather(*(channel.call(ECHO, (), 30) for _ in range(3)))
+        assert len(connections) == 1
+        assert channel._connection is not None
+        channel._connection.abort()
+        await until(lambda: sorted(ended) == ["client", "server"])
+        stop()
+        await channel.call(ECHO, (), 30)
+        assert len(connections) == 2
+        await channel.close()
+        await until(lambda: ended.count("server") == 2)
+        assert ended.count("client") == 1

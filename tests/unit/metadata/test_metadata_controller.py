@@ -53,8 +53,8 @@ class Quorum:
             self.controller.renew(renewed, self.now)
             self.decide()
 
-    def broker(self, broker_id: int) -> int:
-        opened = self.propose(OpenSession(holder=f"broker {broker_id}", lease_ms=3000))
+    def broker(self, broker_id: int, grace_ms: int = 0) -> int:
+        opened = self.propose(OpenSession(holder=f"broker {broker_id}", lease_ms=3000, grace_ms=grace_ms))
         assert isinstance(opened, Applied)
         session_id = opened.allocated[0]
         self.propose(Put(record=Broker(broker_id=broker_id, host="h", port=1, session_id=session_id)))
@@ -197,7 +197,7 @@ def test_ten_thousand_partitions_are_one_command() -> None:
 
 
 def test_renewals_keep_a_session_alive() -> None:
-    board = LeaseBoard([(1, 3.0), (2, 3.0)], now=0.0)
+    board = LeaseBoard([(1, 3.0, 0.0), (2, 3.0, 0.0)], now=0.0)
     for tenth in range(1, 60):
         assert board.renew(1, tenth / 10)
         expired = board.tick(tenth / 10)
@@ -205,7 +205,7 @@ def test_renewals_keep_a_session_alive() -> None:
 
 
 def test_a_session_that_was_declared_expired_does_not_come_back() -> None:
-    board = LeaseBoard([(1, 1.0)], now=0.0)
+    board = LeaseBoard([(1, 1.0, 0.0)], now=0.0)
     for tenth in range(1, 12):
         board.tick(tenth / 10)
     assert board.tick(1.2) == {1}
@@ -215,9 +215,85 @@ def test_a_session_that_was_declared_expired_does_not_come_back() -> None:
 
 
 def test_a_stalled_leader_gives_everybody_the_lost_time() -> None:
-    board = LeaseBoard([(1, 1.0)], now=0.0)
+    board = LeaseBoard([(1, 1.0, 0.0)], now=0.0)
     assert board.tick(60.0) == frozenset()
     assert board.renew(1, 60.1)
+
+
+def expiry_s(board: LeaseBoard, session_id: int, until_s: float = 10.0) -> float:
+    """When the board declares the session expired; ticks are 50 ms apart."""
+    for tick in range(1, round(until_s * 20)):
+        if session_id in board.tick(tick / 20):
+            return tick / 20
+    return float("inf")
+
+
+def graced(*session_ids: int) -> LeaseBoard:
+    """Leases of 3 s, grace 0.3 s, each renewed at 0 over the carrier ``("over", session)``."""
+    board = LeaseBoard([(session_id, 3.0, 0.3) for session_id in session_ids], now=0.0)
+    for session_id in session_ids:
+        assert board.renew(session_id, 0.0, CARRIERS[session_id])
+    return board
+
+
+CARRIERS = [object() for _ in range(4)]
+
+
+def test_a_session_whose_connection_broke_ends_after_its_grace() -> None:
+    board = graced(1, 2)
+    assert board.carrier_lost(CARRIERS[1], 0.0) == [1]
+    assert board.next_deadline() == 0.3
+    assert expiry_s(board, 1) == 0.3
+
+
+def test_a_renewal_over_any_connection_ends_the_suspicion() -> None:
+    board = graced(1, 2)
+    board.carrier_lost(CARRIERS[1], 0.0)
+    board.renew(1, 0.2, CARRIERS[3])
+    assert board.carrier_lost(CARRIERS[1], 0.25) == [], "an old connection's end means nothing"
+    assert expiry_s(board, 1) == 3.35
+
+
+def test_without_a_grace_only_the_lease_counts() -> None:
+    board = LeaseBoard([(1, 3.0, 0.0), (2, 3.0, 0.3)], now=0.0)
+    board.renew(1, 0.0, CARRIERS[1])
+    assert board.carrier_lost(CARRIERS[1], 0.0) == []
+    assert expiry_s(board, 1) == 3.15
+
+
+def test_a_new_leader_suspects_nobody() -> None:
+    board = LeaseBoard([(1, 3.0, 0.3), (2, 3.0, 0.3)], now=0.0)
+    assert board.carrier_lost(CARRIERS[1], 0.0) == []
+    assert expiry_s(board, 1) == 3.15
+
+
+def test_if_all_connections_break_leases_count() -> None:
+    """Then it is the leader's network, or nobody would be left to take over."""
+    board = graced(1, 2)
+    board.carrier_lost(CARRIERS[1], 0.0)
+    board.carrier_lost(CARRIERS[2], 0.1)
+    assert expiry_s(board, 1) == 3.15
+
+
+def test_a_short_stall_of_the_leader_does_not_use_up_a_grace() -> None:
+    board = graced(1, 2)
+    board.tick(0.0)
+    board.carrier_lost(CARRIERS[1], 0.0)
+    assert board.tick(0.45) == frozenset(), "its renewal may be waiting in a socket"
+    assert board.tick(0.65) == frozenset()
+    assert board.tick(0.8) == {1}
+
+
+def test_the_controller_moves_the_partitions_of_a_killed_process_after_its_grace() -> None:
+    quorum = Quorum()
+    dying, living = quorum.broker(1, grace_ms=300), quorum.broker(2, grace_ms=300)
+    quorum.partitions(4)
+    quorum.controller.renew([dying], quorum.now, CARRIERS[1])
+    assert quorum.controller.carrier_lost(CARRIERS[1], quorum.now) == [dying]
+    quorum.pass_time(0.2, living)
+    assert quorum.counts == {1: 2, 2: 2}
+    quorum.pass_time(0.2, living)
+    assert quorum.counts == {2: 4}
 
 
 # --- assignment ------------------------------------------------------------------------------------------------------
