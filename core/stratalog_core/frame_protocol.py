@@ -14,7 +14,7 @@ from stratalog_core import framing
 from stratalog_core.errors import Corrupt
 from stratalog_core.ports import Buffer
 
-_READ_BUFFER_BYTES: Final = 64 * 1024
+READ_BUFFER_BYTES: Final = 64 * 1024
 _log = logging.getLogger(__name__)
 
 
@@ -24,7 +24,7 @@ class FrameProtocol(asyncio.BufferedProtocol):
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._small = bytearray(_READ_BUFFER_BYTES)
+        self._small = bytearray(READ_BUFFER_BYTES)
         self._small_view = memoryview(self._small)
         self._start = 0
         self._end = 0
@@ -70,7 +70,7 @@ class FrameProtocol(asyncio.BufferedProtocol):
             length_field = int.from_bytes(self._small_view[self._start : self._start + 4], "big")
             whole = framing.frame_bytes(length_field)
             if whole > available:
-                if whole > _READ_BUFFER_BYTES // 2:
+                if whole > READ_BUFFER_BYTES // 2:
                     self._begin_large(whole, available)
                     return
                 break

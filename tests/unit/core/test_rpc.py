@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from stratalog_core import framing, rpc
+from stratalog_core import frame_protocol, framing, rpc
 from stratalog_core.errors import (
     Conflict,
     Invalid,
@@ -224,7 +224,7 @@ async def test_a_server_stops_reading_a_client_whose_requests_pile_up(monkeypatc
         await until(lambda: len(held) > 10)
         await asyncio.sleep(0.05)
         # The bound, and what one read of the socket brought along.
-        assert len(held) <= 10 + rpc._READ_BUFFER_BYTES // 10_000 + 1
+        assert len(held) <= 10 + frame_protocol.READ_BUFFER_BYTES // 10_000 + 1
         assert not sending.done()
         answered = 0
         while answered < count:
@@ -261,7 +261,7 @@ async def test_nonsense_closes_the_connection_and_no_other(
         with contextlib.suppress(ConnectionResetError, BrokenPipeError):
             await writer.wait_closed()
         assert bytes(await transport.channel(address).call(ECHO, (b"after",), 30)) == b"after"
-    assert [entry.levelno for entry in caplog.records if entry.name == "stratalog_core.rpc"] == [logging.WARNING]
+    assert [entry.levelno for entry in caplog.records if entry.name == "stratalog_core.frame_protocol"] == [logging.WARNING]
 
 
 async def test_frames_cut_anywhere_by_the_network_are_put_together() -> None:
