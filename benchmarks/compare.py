@@ -18,9 +18,10 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks import failover, java_tools, systems
+from benchmarks import failover, systems
 from benchmarks.report import write_report
 from benchmarks.systems import System, create_topic
+from stratalog.bench import java_tools
 
 _ROOT = Path(__file__).parents[1]
 _RESULTS = _ROOT / "benchmarks" / "results.json"

@@ -11,7 +11,7 @@ from base64 import urlsafe_b64encode
 from collections.abc import Mapping
 from pathlib import Path
 
-from benchmarks.java_tools import java, run_tool
+from stratalog.bench.java_tools import java, run_tool
 from stratalog.local.ports import free_ports
 from stratalog.local.readiness import BrokerProbe, wait_until
 

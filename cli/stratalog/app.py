@@ -8,6 +8,7 @@ from typing import Final
 import click
 
 _COMMANDS: Final = {
+    "bench": ("stratalog.commands.bench", "Load and measure any cluster that speaks Kafka's protocol."),
     "bookie": ("stratalog.commands.bookie", "Run one bookie, list bookies, decommission one."),
     "broker": ("stratalog.commands.role", "Run one broker."),
     "cluster": ("stratalog.commands.cluster", "Start and stop a local cluster of processes."),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from benchmarks import java_tools as tools
 from integration.process_cluster import ProcessCluster
+
+from stratalog.bench import java_tools as tools
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("java_tools")]
 

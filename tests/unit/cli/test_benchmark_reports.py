@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from benchmarks.java_tools import ToolFailed, parse_consumer, parse_end_to_end, parse_producer
 from benchmarks.report import BEGIN, END, QUANTITIES, write_report
+
+from stratalog.bench.java_tools import ToolFailed, parse_consumer, parse_end_to_end, parse_producer
 
 
 def test_the_last_summary_of_the_producer_counts() -> None:

@@ -1,0 +1,174 @@
+"""Consumer loads: members of groups reading at full speed; rates, end-to-end latency, how long groups take to settle."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+
+from stratalog.bench.control import LEAVE, MEASURE, Control, cpu_s, resident_bytes
+from stratalog.bench.histogram import Histogram
+from stratalog.bench.loads import ConsumerLoad, Counted
+from stratalog.bench.payloads import stamp_of
+
+_BATCH_RECORDS = 1000
+_WAIT_S = 0.05
+_IDLE_WAIT_S = 0.002
+
+
+def run_consumers(load: ConsumerLoad, control: Control) -> Counted:
+    """Subscribe when told to begin; returns when the load's end has come."""
+    members = [_Member(load, group) for group in load.groups for _ in range(load.consumers)]
+    control.wait_for_go()
+    try:
+        return _Reading(load, control, members).run()
+    finally:
+        for member in members:
+            member.close()
+
+
+class _Member:
+    def __init__(self, load: ConsumerLoad, group: str) -> None:
+        self.group = group
+        self.assigned = 0
+        self.changed_at = 0.0
+        self.closed = False
+        self._consumer = Consumer({**load.client, "group.id": group})
+
+    def subscribe(self, topics: list[str]) -> None:
+        self._consumer.subscribe(topics, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked)
+
+    def read(self, wait_s: float) -> list[Message]:
+        """What is there, waiting up to ``wait_s`` for the first: ``consume`` alone would wait for a whole batch."""
+        first = self._consumer.poll(wait_s) if wait_s else None
+        rest: list[Message] = self._consumer.consume(_BATCH_RECORDS, 0) if first is not None or not wait_s else []
+        return ([first] if first is not None else []) + rest
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self._consumer.close()
+
+    # An eager assignment replaces what was there after a revocation of all; a cooperative one adds. Both sum up alike.
+    def _assigned(self, _: Consumer, partitions: list[TopicPartition]) -> None:
+        self.assigned += len(partitions)
+        self.changed_at = time.monotonic()
+
+    def _revoked(self, _: Consumer, partitions: list[TopicPartition]) -> None:
+        self.assigned -= len(partitions)
+        self.changed_at = time.monotonic()
+
+
+class _Reading:
+    def __init__(self, load: ConsumerLoad, control: Control, members: list[_Member]) -> None:
+        self._load = load
+        self._control = control
+        self._members = members
+        self._latency = Histogram()
+        self._per_group = dict.fromkeys(load.groups, 0)
+        self._all_records = 0
+        self._records = 0
+        self._bytes = 0
+        self._first_at = 0.0
+        self._last_at = 0.0
+        self._settled_s = 0.0
+        self._left_at = 0.0
+        self._failure = ""
+        self._until_told = False
+
+    def run(self) -> Counted:
+        for member in self._members:
+            member.subscribe(self._load.topics)
+        cpu = cpu_s()
+        while self._running():
+            self._turn()
+        self._note_assignments()
+        return self._counted(cpu_s() - cpu)
+
+    def _running(self) -> bool:
+        assigned = sum(member.assigned for member in self._members)
+        return self._control.running(self._all_records, assigned) and self._control.elapsed_s() < self._load.duration_s
+
+    def _turn(self) -> None:
+        if self._control.told(MEASURE):
+            self._count_anew()
+        if self._control.told(LEAVE):
+            self._leave()
+        alone = len(self._members) == 1
+        got = False
+        for member in self._members:
+            messages = [] if member.closed else member.read(_WAIT_S if alone else 0)
+            got = got or bool(messages)
+            if messages:
+                self._take(member.group, messages)
+        if not got and not alone:
+            time.sleep(_IDLE_WAIT_S)
+
+    def _count_anew(self) -> None:
+        self._latency = Histogram()
+        self._per_group = dict.fromkeys(self._load.groups, 0)
+        self._records = self._bytes = 0
+        self._first_at = self._last_at = time.monotonic()
+        self._until_told = True
+
+    def _take(self, group: str, messages: list[Message]) -> None:
+        now = time.monotonic()
+        good = [message for message in messages if message.error() is None]
+        if len(good) < len(messages):
+            self._note_failures(messages)
+        self._all_records += len(good)
+        if not good:
+            return
+        self._first_at = self._first_at or now
+        self._last_at = now
+        self._records += len(good)
+        self._per_group[group] += len(good)
+        self._bytes += sum(map(len, good))
+        if self._load.stamps:
+            self._measure(good)
+
+    def _measure(self, messages: list[Message]) -> None:
+        now_ns = time.monotonic_ns()
+        for message in messages:
+            value: Any = message.value()
+            sent_ns = stamp_of(value)
+            if sent_ns is not None:
+                self._latency.record((now_ns - sent_ns) // 1000)
+
+    def _note_failures(self, messages: list[Message]) -> None:
+        for message in messages:
+            failure = message.error()
+            if failure is not None and failure.code() != KafkaError._PARTITION_EOF:
+                self._failure = failure.str()
+
+    def _leave(self) -> None:
+        self._note_assignments()
+        self._left_at = time.monotonic()
+        self._members[0].close()
+
+    def _note_assignments(self) -> None:
+        last = max((member.changed_at for member in self._members if not member.closed), default=0.0)
+        if not self._left_at:
+            self._settled_s = max(0.0, last - self._control.began)
+
+    def _counted(self, cpu: float) -> Counted:
+        changed = max((member.changed_at for member in self._members if not member.closed), default=0.0)
+        assigned = dict.fromkeys(self._load.groups, 0)
+        for member in self._members:
+            assigned[member.group] += 0 if member.closed else member.assigned
+        return Counted(
+            records=self._records,
+            record_bytes=self._bytes,
+            began_at=self._first_at,
+            ended_at=time.monotonic() if self._until_told else self._last_at,
+            failure=self._failure,
+            latency=self._latency.buckets(),
+            latency_max_us=self._latency.maximum_us,
+            assigned=assigned,
+            settled_s=self._settled_s,
+            rebalance_s=max(0.0, changed - self._left_at) if self._left_at else 0.0,
+            cpu_s=cpu,
+            resident_bytes=resident_bytes(),
+            per_group=self._per_group,
+        )

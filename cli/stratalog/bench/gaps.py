@@ -1,0 +1,29 @@
+"""Longest time without an acknowledgement, per partition, kept while acknowledgements come in."""
+
+from __future__ import annotations
+
+from stratalog.bench.loads import Gap
+
+_Partition = tuple[str, int]
+
+
+class Gaps:
+    """Two numbers per partition, however long it runs."""
+
+    def __init__(self) -> None:
+        self._last_ns: dict[_Partition, int] = {}
+        self._longest_ns: dict[_Partition, int] = {}
+
+    def acknowledged(self, topic: str, partition: int, at_ns: int) -> None:
+        """An acknowledgement at a moment; moments of one partition never go back."""
+        place = topic, partition
+        gap_ns = at_ns - self._last_ns.get(place, at_ns)
+        self._longest_ns[place] = max(self._longest_ns.get(place, 0), gap_ns)
+        self._last_ns[place] = at_ns
+
+    def longest(self) -> list[Gap]:
+        """By topic and partition; a partition with a single acknowledgement has a gap of 0."""
+        return [
+            Gap(topic=topic, partition=partition, longest_s=gap_ns / 1e9)
+            for (topic, partition), gap_ns in sorted(self._longest_ns.items())
+        ]

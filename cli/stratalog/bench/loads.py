@@ -1,0 +1,126 @@
+"""Loads as data: what one process is told to do, and what it reports. Sent between processes as JSON lines."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Options = dict[str, str | int | float | bool]
+Buckets = list[tuple[int, int]]
+
+
+class Payload(msgspec.Struct, frozen=True, kw_only=True):
+    """``random_ratio`` of each payload are random bytes, the rest zeros; ``file`` replaces both."""
+
+    record_bytes: int = 1000
+    random_ratio: float = 0.5
+    pool: int = 1000
+    file: str | None = None
+
+
+class ProducerLoad(msgspec.Struct, frozen=True, kw_only=True, tag="producer"):
+    """Records to ``topics`` in turn. With ``records_per_s`` 0 as fast as it goes; ``records`` 0 means until the time is up.
+
+    ``each_partition`` sends round robin over all partitions and reports the longest gap between acknowledgements of each.
+    """
+
+    client: Options
+    topics: list[str]
+    partitions: int
+    producers: int = 1
+    payload: Payload = Payload()
+    keys: Literal["none", "round-robin", "random"] = "none"
+    records_per_s: float = 0.0
+    records: int = 0
+    warmup_s: float = 0.0
+    duration_s: float = 10.0
+    stamps: bool = False
+    each_partition: bool = False
+    seed: int = 1
+
+
+class ConsumerLoad(msgspec.Struct, frozen=True, kw_only=True, tag="consumer"):
+    """``consumers`` members of each of ``groups``; ends after ``duration_s`` at the latest, or when told.
+
+    Counts from the first record on, and anew when told that the warm-up is over. One member leaves its group when told.
+    ``stamps`` measures end to end: then every payload read must bear its time.
+    """
+
+    client: Options
+    topics: list[str]
+    groups: list[str]
+    consumers: int = 1
+    duration_s: float = 3600.0
+    stamps: bool = False
+
+
+class ConnectionLoad(msgspec.Struct, frozen=True, kw_only=True, tag="connections"):
+    """``connections`` to the brokers in turn, each asked for its API versions once, then idle until the time is up."""
+
+    addresses: list[str]
+    connections: int
+    duration_s: float = 10.0
+
+
+Load = ProducerLoad | ConsumerLoad | ConnectionLoad
+
+
+class Gap(msgspec.Struct, frozen=True, kw_only=True):
+    """Longest time without an acknowledgement in one partition."""
+
+    topic: str
+    partition: int
+    longest_s: float
+
+
+class Counted(msgspec.Struct, frozen=True, kw_only=True, tag="counted"):
+    """What one process did within its measured time, ``began_at`` to ``ended_at`` of the machine's monotonic clock, in seconds.
+
+    ``latency`` is from the intended moment of sending to the acknowledgement (at a consumer, the receipt); ``behind`` is how
+    late records reached the client; ``settled_s`` until the last partition was assigned, ``rebalance_s`` the same after a
+    member left.
+    """
+
+    records: int
+    record_bytes: int
+    began_at: float
+    ended_at: float
+    sent: int = 0
+    failed: int = 0
+    failure: str = ""
+    latency: Buckets = []
+    latency_max_us: int = 0
+    behind: Buckets = []
+    behind_max_us: int = 0
+    gaps: list[Gap] = []
+    assigned: dict[str, int] = {}
+    settled_s: float = 0.0
+    rebalance_s: float = 0.0
+    cpu_s: float = 0.0
+    resident_bytes: int = 0
+    per_group: dict[str, int] = {}
+
+    @property
+    def elapsed_s(self) -> float:
+        return self.ended_at - self.began_at
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
+    """Set up; waits for the word to begin."""
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
+    """Records so far, warm-up included; partitions that consumers have been assigned."""
+
+    records: int
+    assigned: int = 0
+
+
+class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
+    """The process could not go on."""
+
+    message: str
+
+
+Report = Ready | Progress | Counted | Failed

@@ -1,0 +1,48 @@
+"""What records carry: a pool of payloads, each partly random and partly zeros, so that a codec finds as much as it is told.
+
+The same model as OpenMessaging Benchmark's ``useRandomizedPayloads``, ``randomBytesRatio`` and ``randomizedPayloadPoolSize``.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+
+from stratalog.bench.loads import Payload
+from stratalog_core.errors import Invalid
+
+STAMP = struct.Struct(">Q")
+"""At the front of a stamped payload: when it should have been sent, in nanoseconds of the machine's monotonic clock."""
+
+_POOL_BYTES_MAX = 32 * 1024 * 1024
+
+
+def payloads(wanted: Payload, seed: int) -> Sequence[bytes]:
+    """The pool; equal for equal seeds. Raises ``Invalid`` if the file of payloads is empty or missing."""
+    if wanted.file is not None:
+        return [_from_file(Path(wanted.file), wanted.record_bytes)]
+    random = Random(seed)
+    count = max(1, min(wanted.pool, _POOL_BYTES_MAX // max(1, wanted.record_bytes)))
+    random_bytes = round(wanted.record_bytes * wanted.random_ratio)
+    return [random.randbytes(random_bytes).ljust(wanted.record_bytes, b"\0") for _ in range(count)]
+
+
+def stamped(payload: bytes, intended_ns: int) -> bytes:
+    """The payload with the time at its front; at least as long as the time."""
+    return STAMP.pack(intended_ns) + payload[STAMP.size :]
+
+
+def stamp_of(payload: bytes) -> int | None:
+    """The time at the front, in nanoseconds; ``None`` if the payload is too short for one."""
+    return int(STAMP.unpack_from(payload)[0]) if len(payload) >= STAMP.size else None
+
+
+def _from_file(path: Path, record_bytes: int) -> bytes:
+    if not path.is_file():
+        raise Invalid(f"payloadFile {path} does not exist: name a file of {record_bytes} bytes")
+    content = path.read_bytes()
+    if len(content) != record_bytes:
+        raise Invalid(f"payloadFile {path} has {len(content)} bytes, messageSize is {record_bytes}: they must be equal")
+    return content

@@ -1,0 +1,89 @@
+"""How long writes stop when a broker dies: a steady rate to every partition, and the gaps between acknowledgements."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+
+from stratalog.bench.crew import Crew, OnProgress
+from stratalog.bench.loads import Counted, Gap, ProducerLoad
+from stratalog.bench.results import Result, failures, latencies, result
+from stratalog.bench.runs.produce import split
+from stratalog.bench.settings import Topics, Traffic, as_document, producer_options, validate
+from stratalog.bench.topics import Prepared, prepared
+from stratalog_core.errors import Unavailable
+
+_DELIVERY_TIMEOUT_MS = 150_000
+
+
+def measure_failover(
+    bootstrap: str,
+    topics: Topics,
+    traffic: Traffic,
+    *,
+    kill: Callable[[], int | None],
+    before_s: float = 10.0,
+    after_s: float = 30.0,
+    records_per_partition_per_s: float = 2.0,
+    on_progress: OnProgress = lambda _: None,
+) -> Result:
+    """Produce to all partitions, call ``kill``, go on; the longest gap of each partition that the dead broker led.
+
+    ``kill`` ends a broker and returns its id, or ``None`` if it does not know: then partitions count whose leader changed.
+    """
+    with prepared(bootstrap, topics) as place:
+        loads = _loads(place, traffic, before_s + after_s, records_per_partition_per_s)
+        with Crew(loads, on_progress) as crew:
+            crew.begin(ProducerLoad)
+            crew.follow_for(before_s)
+            leaders = place.leaders()
+            victim = kill()
+            counts = crew.finish(ProducerLoad, after_s)
+        lost = _lost(leaders, place.leaders(), victim)
+    settings = as_document(
+        topics, traffic, before_s=before_s, after_s=after_s, records_per_partition_per_s=records_per_partition_per_s
+    )
+    return result("failover", settings, _gaps(counts, lost) | latencies(counts, "latency") | failures(counts))
+
+
+def _loads(place: Prepared, traffic: Traffic, duration_s: float, rate: float) -> list[ProducerLoad]:
+    """Each process has topics of its own, so that it sees the gaps of their partitions whole."""
+    validate(traffic)
+    options = {"linger.ms": 0, "delivery.timeout.ms": _DELIVERY_TIMEOUT_MS}
+    client = producer_options(place.bootstrap, traffic) | options | traffic.client
+    processes = min(traffic.processes, len(place.names))
+    shares = split(len(place.names), processes)
+    names = [place.names[sum(shares[:number]) : sum(shares[: number + 1])] for number in range(processes)]
+    return [
+        ProducerLoad(
+            client=client,
+            topics=mine,
+            partitions=place.partitions,
+            payload=traffic.payload,
+            records_per_s=rate * place.partitions * len(mine),
+            duration_s=duration_s,
+            each_partition=True,
+        )
+        for mine in names
+    ]
+
+
+def _lost(before: dict[tuple[str, int], int], after: dict[tuple[str, int], int], victim: int | None) -> set[tuple[str, int]]:
+    if victim is not None:
+        return {place for place, leader in before.items() if leader == victim}
+    return {place for place, leader in before.items() if after.get(place) != leader}
+
+
+def _gaps(counts: Sequence[Counted], lost: set[tuple[str, int]]) -> dict[str, object]:
+    found: list[Gap] = [gap for count in counts for gap in count.gaps]
+    hit = sorted(gap.longest_s for gap in found if (gap.topic, gap.partition) in lost)
+    spared = [gap.longest_s for gap in found if (gap.topic, gap.partition) not in lost]
+    if not hit:
+        raise Unavailable("no partition changed its leader: was a broker killed that led some?")
+    return {
+        "partitions_moved": len(hit),
+        "gap_median_s": statistics.median(hit),
+        "gap_p99_s": hit[min(len(hit) - 1, len(hit) * 99 // 100)],
+        "gap_max_s": hit[-1],
+        "other_partitions_gap_max_s": max(spared, default=0.0),
+    }

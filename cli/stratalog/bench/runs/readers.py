@@ -1,0 +1,48 @@
+"""Consumers of a measurement: their loads, and the moment at which all partitions are assigned."""
+
+from __future__ import annotations
+
+import secrets
+
+from stratalog.bench.crew import Crew
+from stratalog.bench.loads import ConsumerLoad
+from stratalog.bench.runs.produce import split
+from stratalog.bench.settings import Readers, consumer_options
+from stratalog.bench.topics import Prepared
+from stratalog_core.errors import Invalid
+
+ASSIGN_TIMEOUT_S = 300.0
+
+
+def consumer_loads(place: Prepared, readers: Readers, *, earliest: bool = True, stamps: bool = False) -> list[ConsumerLoad]:
+    """One per process. With more processes than groups, each group's members are spread over several. Raises ``Invalid``."""
+    processes = readers.processes or readers.groups
+    members = readers.groups * readers.consumers
+    if processes > members:
+        raise Invalid(f"{processes} processes for {members} consumers: each process needs one at least")
+    groups = [f"bench-{secrets.token_hex(4)}-{number}" for number in range(readers.groups)]
+    options = consumer_options(place.bootstrap, readers, earliest=earliest)
+    if processes <= readers.groups:
+        shares = [(groups[number::processes], readers.consumers) for number in range(processes)]
+    else:
+        spread = split(processes, readers.groups)
+        shares = [
+            ([group], share) for group, parts in zip(groups, spread, strict=True) for share in split(readers.consumers, parts)
+        ]
+    return [
+        ConsumerLoad(
+            client=options,
+            topics=place.names,
+            groups=names,
+            consumers=consumers,
+            stamps=stamps,
+        )
+        for names, consumers in shares
+    ]
+
+
+def wait_until_assigned(crew: Crew, partitions: int) -> None:
+    """Until the consumers hold ``partitions`` in all: partitions times groups."""
+    crew.follow_until(
+        lambda: crew.assigned(ConsumerLoad) == partitions, ASSIGN_TIMEOUT_S, f"get all {partitions} partitions assigned"
+    )

@@ -1,0 +1,115 @@
+"""What a measurement is told, as data; every result repeats it."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from stratalog.bench.loads import Options, Payload
+from stratalog_core.errors import Invalid
+
+_QUEUE_KIB, _QUEUE_KIB_MIN = 65_536, 4_096
+_QUEUE_RECORDS = 500_000
+_BATCH_RECORDS_MAX = 1_000_000
+_REQUEST_BYTES_MIN = 1_000_000
+_RECORD_OVERHEAD_BYTES = 1024
+
+
+class Topics(msgspec.Struct, frozen=True, kw_only=True):
+    """New topics that go when the measurement is over, or (``name``) one that is there and stays.
+
+    ``replication_factor`` -1 is the cluster's default. ``keep`` leaves new topics in place.
+    """
+
+    name: str | None = None
+    count: int = 1
+    partitions: int = 6
+    replication_factor: int = -1
+    configs: dict[str, str] = {}
+    keep: bool = False
+
+
+class Traffic(msgspec.Struct, frozen=True, kw_only=True):
+    """What producers send, and how. ``batch_records`` 1 is one record per batch; 0 leaves the bound to ``batch_bytes``.
+
+    ``producers`` clients are spread over ``processes``; ``client`` are further settings of librdkafka.
+    """
+
+    payload: Payload = Payload()
+    batch_bytes: int = 131_072
+    batch_records: int = 0
+    linger_ms: float = 5.0
+    compression: str = "none"
+    acks: Literal["0", "1", "all"] = "all"
+    producers: int = 1
+    processes: int = 1
+    keys: Literal["none", "round-robin", "random"] = "none"
+    client: Options = {}
+
+
+class Window(msgspec.Struct, frozen=True, kw_only=True):
+    """How long: a warm-up that does not count, then the measured time."""
+
+    warmup_s: float = 5.0
+    duration_s: float = 30.0
+
+    @property
+    def whole_s(self) -> float:
+        return self.warmup_s + self.duration_s
+
+
+class Readers(msgspec.Struct, frozen=True, kw_only=True):
+    """``groups`` times ``consumers`` members, spread over ``processes`` (0: one per group)."""
+
+    groups: int = 1
+    consumers: int = 1
+    processes: int = 0
+    client: Options = {}
+
+
+def producer_options(bootstrap: str, traffic: Traffic) -> Options:
+    """Of one librdkafka client. All producers together hold about as much unsent data, however many they are."""
+    defaults: Options = {
+        "bootstrap.servers": bootstrap,
+        "log_level": 0,
+        "acks": traffic.acks,
+        "enable.idempotence": traffic.acks == "all",
+        "linger.ms": traffic.linger_ms,
+        "batch.size": traffic.batch_bytes,
+        "batch.num.messages": traffic.batch_records or _BATCH_RECORDS_MAX,
+        "compression.type": traffic.compression,
+        "message.max.bytes": max(_REQUEST_BYTES_MIN, traffic.payload.record_bytes + _RECORD_OVERHEAD_BYTES),
+        "queue.buffering.max.messages": _QUEUE_RECORDS,
+        "queue.buffering.max.kbytes": max(_QUEUE_KIB_MIN, _QUEUE_KIB // traffic.producers),
+    }
+    return defaults | traffic.client
+
+
+def consumer_options(bootstrap: str, readers: Readers, *, earliest: bool) -> Options:
+    """Of one librdkafka client; its queue is bounded, so that a thousand of them fit into memory."""
+    members = readers.groups * readers.consumers
+    defaults: Options = {
+        "bootstrap.servers": bootstrap,
+        "log_level": 0,
+        "auto.offset.reset": "earliest" if earliest else "latest",
+        "enable.auto.commit": True,
+        "queued.max.messages.kbytes": max(1024, _QUEUE_KIB // members),
+    }
+    return defaults | readers.client
+
+
+def validate(traffic: Traffic) -> None:
+    """Raises ``Invalid``, naming the setting and its bound."""
+    if not 0.0 <= traffic.payload.random_ratio <= 1.0:
+        raise Invalid(f"random ratio {traffic.payload.random_ratio} is a share of each payload: give 0 … 1")
+    if traffic.processes > traffic.producers:
+        raise Invalid(f"{traffic.processes} processes for {traffic.producers} producers: each process needs one at least")
+
+
+def as_document(*settings: msgspec.Struct, **more: object) -> dict[str, Any]:
+    """All settings in one flat mapping; nested ones under their own names."""
+    document: dict[str, Any] = {}
+    for struct in settings:
+        document |= msgspec.to_builtins(struct)
+    return document | {name: msgspec.to_builtins(value) for name, value in more.items()}

@@ -1,0 +1,102 @@
+"""Topics for a measurement: made before, gone after, unless they were there; and how many records they hold."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any
+
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import NewTopic, OffsetSpec
+
+from stratalog import kafka
+from stratalog.bench.settings import Topics
+from stratalog_core.errors import Unavailable
+
+_TIMEOUT_S = 180.0
+_POLL_S = 0.2
+
+
+class Prepared:
+    """Names and partitions of the topics; asks the cluster about them."""
+
+    def __init__(self, bootstrap: str, names: Sequence[str], partitions: int) -> None:
+        self.bootstrap = bootstrap
+        self.names = list(names)
+        self.partitions = partitions
+        self._admin = kafka.admin(bootstrap)
+
+    def records(self) -> int:
+        """End offsets of all partitions, added up."""
+        latest = OffsetSpec.latest()
+        wanted = {TopicPartition(name, number): latest for name in self.names for number in range(self.partitions)}
+        futures = self._admin.list_offsets(wanted, request_timeout=_TIMEOUT_S)
+        with kafka.translated():
+            return sum(future.result(_TIMEOUT_S).offset for future in futures.values())
+
+    def leaders(self) -> dict[tuple[str, int], int]:
+        """Broker id by topic and partition; -1 where there is none."""
+        with kafka.translated():
+            found = self._admin.list_topics(timeout=_TIMEOUT_S).topics
+        return {
+            (name, number): partition.leader
+            for name in self.names
+            if name in found
+            for number, partition in found[name].partitions.items()
+        }
+
+    def wait_until_led(self) -> None:
+        """Raises ``Unavailable`` if some partition has no leader for a long time."""
+        deadline = time.monotonic() + _TIMEOUT_S
+        while True:
+            leaders = self.leaders()
+            missing = len(self.names) * self.partitions - sum(leader >= 0 for leader in leaders.values())
+            if missing <= 0:
+                return
+            if time.monotonic() >= deadline:
+                raise Unavailable(
+                    f"{missing} partitions of {', '.join(self.names[:3])} have no leader after {_TIMEOUT_S:.0f} s"
+                )
+            time.sleep(_POLL_S)
+
+
+@contextmanager
+def prepared(bootstrap: str, topics: Topics) -> Iterator[Prepared]:
+    """The topics, every partition led."""
+    if topics.name is not None:
+        client = kafka.admin(bootstrap)
+        yield Prepared(bootstrap, [topics.name], len(kafka.partitions_of(client.list_topics, topics.name)))
+        return
+    names = [f"bench-{secrets.token_hex(4)}" for _ in range(topics.count)]
+    _create(bootstrap, names, topics)
+    try:
+        found = Prepared(bootstrap, names, topics.partitions)
+        found.wait_until_led()
+        yield found
+    finally:
+        if not topics.keep:
+            _delete(bootstrap, names)
+
+
+def _create(bootstrap: str, names: Sequence[str], topics: Topics) -> None:
+    client = kafka.admin(bootstrap)
+    new = [
+        NewTopic(name, num_partitions=topics.partitions, replication_factor=topics.replication_factor, config=topics.configs)
+        for name in names
+    ]
+    _all(client.create_topics(new, request_timeout=_TIMEOUT_S, operation_timeout=_TIMEOUT_S))
+
+
+def _delete(bootstrap: str, names: Sequence[str]) -> None:
+    # A new client: one from before a broker's death would ask the dead controller for minutes.
+    client = kafka.admin(bootstrap)
+    _all(client.delete_topics(list(names), request_timeout=_TIMEOUT_S))
+
+
+def _all(futures: Mapping[str, Future[Any]]) -> None:
+    with kafka.translated():
+        for future in futures.values():
+            future.result(_TIMEOUT_S)

@@ -1,0 +1,50 @@
+"""One load process: ``python -m stratalog.bench.worker``, driven over its standard input and output by :mod:`.crew`."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+
+import msgspec
+from confluent_kafka import KafkaException
+
+from stratalog.bench.connecting import run_connections
+from stratalog.bench.consuming import run_consumers
+from stratalog.bench.control import Control, standard_control
+from stratalog.bench.loads import ConnectionLoad, Counted, Failed, Load, ProducerLoad
+from stratalog.bench.producing import run_producers
+from stratalog_core.errors import StratalogError
+
+
+def main() -> None:
+    """Read one load, carry it out, report; a failure is reported, too."""
+    control = standard_control()
+    load = msgspec.json.decode(sys.stdin.buffer.readline(), type=Load)
+    try:
+        control.report(_run(load, control))
+    except (StratalogError, KafkaException, OSError) as failure:
+        control.report(Failed(message=_text(failure)))
+    except Exception:  # outermost: whoever waits for the result must learn why there is none
+        control.report(Failed(message=traceback.format_exc()))
+    # librdkafka's threads of a thousand clients take minutes to be joined, and nothing is left to say.
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def _run(load: Load, control: Control) -> Counted:
+    if isinstance(load, ProducerLoad):
+        return run_producers(load, control)
+    if isinstance(load, ConnectionLoad):
+        return run_connections(load, control)
+    return run_consumers(load, control)
+
+
+def _text(failure: BaseException) -> str:
+    if isinstance(failure, KafkaException):
+        return str(failure.args[0].str())
+    return str(failure)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""``stratalog bench`` with tiny loads against a real cluster: that it works and adds up, not how fast anything is."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from integration.process_cluster import ProcessCluster
+
+pytestmark = pytest.mark.integration
+_SHORT = ("--warmup", "0.2", "--duration", "1")
+
+
+def _measured(cluster: ProcessCluster, *words: str) -> dict[str, Any]:
+    result = cluster.json("bench", *words)
+    assert result["settings"]
+    assert result["machine"]["cores"] == os.cpu_count()
+    return dict(result["measured"])
+
+
+def test_producers_at_full_speed_and_nothing_else_in_the_log(cluster: ProcessCluster) -> None:
+    options = ("--producers", "4", "--processes", "2", "--compression", "zstd", "--keys", "round-robin")
+    measured = _measured(cluster, "produce", *_SHORT, *options)
+    assert measured["records_per_s"] > 0
+    assert measured["sent_in_all"] == measured["in_the_log"] >= measured["records"]
+
+
+def test_a_number_of_records_in_single_batches(cluster: ProcessCluster) -> None:
+    measured = _measured(cluster, "produce", "--records", "3000", "--batch-records", "1", "--linger-ms", "0")
+    assert (measured["records"], measured["sent_in_all"], measured["in_the_log"]) == (3000, 3000, 3000)
+
+
+def test_the_client_alone(cluster: ProcessCluster) -> None:
+    assert _measured(cluster, "produce", *_SHORT, "--client-limit")["records_per_s"] > 0
+
+
+def test_latency_at_a_rate_to_the_acknowledgement_and_to_the_consumer(cluster: ProcessCluster) -> None:
+    measured = _measured(cluster, "latency", *_SHORT, "--rate", "200")
+    assert 190 <= measured["records"] <= 210
+    assert 0 < measured["latency_p50_ms"] <= measured["latency_p99_ms"] <= measured["latency_max_ms"]
+    assert 0 < measured["end_to_end_p50_ms"] <= measured["end_to_end_max_ms"]
+
+
+def test_two_groups_read_all_while_one_consumer_leaves(cluster: ProcessCluster) -> None:
+    options = ("--groups", "2", "--consumers", "2", "--rate", "300", "--leave", "--duration", "4", "--warmup", "0.5")
+    measured = _measured(cluster, "consume", *options)
+    assert measured["slowest_group_records"] > 0
+    assert measured["rebalance_s"] > 0
+
+
+def test_catching_up_while_producers_go_on(cluster: ProcessCluster) -> None:
+    options = ("--mode", "catch-up", "--history-bytes", "2000000", "--rate", "500")
+    measured = _measured(cluster, "consume", *options)
+    assert measured["records"] >= 2000
+    assert measured["produced_records"] > 0
+
+
+def test_idle_connections(cluster: ProcessCluster) -> None:
+    measured = _measured(cluster, "connections", "--count", "200", "--duration", "0.5")
+    assert (measured["connections"], measured["failed"]) == (200, 0)
+
+
+def test_gaps_while_a_broker_dies(cluster: ProcessCluster) -> None:
+    victim = cluster.processes("broker")[0]
+    try:
+        options = ("--kill-pid", str(victim["pid"]), "--partitions", "8", "--before", "2", "--after", "12")
+        measured = _measured(cluster, "failover", *options)
+    finally:
+        cluster.restart(victim["name"])
+    assert measured["partitions_moved"] > 0
+    assert 0 < measured["gap_median_s"] <= measured["gap_max_s"]
+
+
+def test_a_workload_file_and_the_table_for_people(cluster: ProcessCluster, tmp_path: Path) -> None:
+    keys = "topics: 2\npartitionsPerTopic: 3\nmessageSize: 100\nsubscriptionsPerTopic: 1\nproducersPerTopic: 1\n"
+    rest = "consumerPerSubscription: 1\nproducerRate: 400\ntestDurationMinutes: 0.02\nwarmupDurationMinutes: 0.005\n"
+    (tmp_path / "tiny.yaml").write_text(f"name: tiny\n{keys}{rest}")
+    text = cluster.run("bench", "workload", str(tmp_path / "tiny.yaml"))
+    assert text.startswith("workload tiny, ")
+    assert re.search(r"end_to_end_p99_ms +[\d.]+", text)
+
+
+def test_wrong_settings_are_refused_by_name(cluster: ProcessCluster) -> None:
+    cluster.run("bench", "produce", "--producers", "1", "--processes", "2", expect=2)
+    cluster.run("bench", "failover", "--kill-pid", "99999999", expect=4)

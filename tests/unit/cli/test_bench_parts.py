@@ -1,0 +1,236 @@
+"""The parts of ``stratalog bench`` that need no cluster."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stratalog.bench.gaps import Gaps
+from stratalog.bench.histogram import Histogram, bucket_of, highest_of
+from stratalog.bench.loads import Counted, Payload
+from stratalog.bench.payloads import payloads, stamp_of, stamped
+from stratalog.bench.report import flat
+from stratalog.bench.results import throughput
+from stratalog.bench.runs.java import java_properties
+from stratalog.bench.runs.produce import producer_loads, split
+from stratalog.bench.runs.readers import consumer_loads
+from stratalog.bench.settings import Readers, Traffic, Window, producer_options
+from stratalog.bench.topics import Prepared
+from stratalog.bench.workload_file import client_options, plan_of, read_driver, read_workload
+from stratalog_core.errors import Invalid, NotFound, Unavailable
+
+_PLACE = Prepared("127.0.0.1:1", ["topic"], 6)
+
+
+@given(st.integers(0, 2**40))
+def test_a_bucket_is_less_than_a_hundredth_wider_than_its_values(value: int) -> None:
+    highest = highest_of(bucket_of(value))
+    assert value <= highest <= value * 1.01 + 1
+    assert bucket_of(highest) == bucket_of(value)
+    assert bucket_of(highest + 1) == bucket_of(value) + 1
+
+
+@given(st.lists(st.integers(0, 10**9), min_size=1), st.sampled_from([50.0, 90.0, 99.0, 99.9, 100.0]))
+def test_a_percentile_is_that_of_the_sorted_values(values: list[int], percent: float) -> None:
+    histogram = Histogram()
+    for value in values:
+        histogram.record(value)
+    exact = sorted(values)[max(0, -(-len(values) * percent // 100).__floor__() - 1)]
+    assert exact <= histogram.percentile_us(percent) <= exact * 1.01 + 1
+
+
+@given(st.lists(st.integers(-5, 10**9)), st.lists(st.integers(-5, 10**9)))
+def test_histograms_of_two_processes_add_up(ours: list[int], theirs: list[int]) -> None:
+    parts, whole = (Histogram(), Histogram()), Histogram()
+    for part, values in zip(parts, (ours, theirs), strict=True):
+        for value in values:
+            part.record(value)
+            whole.record(value)
+    sent = Histogram(parts[1].buckets(), parts[1].maximum_us)
+    parts[0].add(sent)
+    assert (parts[0].buckets(), parts[0].maximum_us) == (whole.buckets(), whole.maximum_us)
+
+
+def test_an_empty_histogram_says_zero() -> None:
+    assert set(Histogram().summary_ms().values()) == {0.0}
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 10**9)), max_size=40))
+def test_gaps_are_those_between_neighbours_of_one_partition(steps: list[tuple[int, int]]) -> None:
+    gaps, now, moments = Gaps(), 0, dict[int, list[int]]()
+    for partition, step in steps:
+        now += step
+        gaps.acknowledged("topic", partition, now)
+        moments.setdefault(partition, []).append(now)
+    found = {gap.partition: round(gap.longest_s * 1e9) for gap in gaps.longest()}
+    assert found == {
+        partition: max((later - earlier for earlier, later in pairwise(seen)), default=0) for partition, seen in moments.items()
+    }
+
+
+def test_payloads_are_random_to_the_wanted_share_and_repeatable() -> None:
+    wanted = Payload(record_bytes=100, random_ratio=0.25, pool=7)
+    pool = payloads(wanted, seed=1)
+    assert pool == payloads(wanted, seed=1) != payloads(wanted, seed=2)
+    assert (len(pool), {len(payload) for payload in pool}, {payload[25:] for payload in pool}) == (7, {100}, {bytes(75)})
+
+
+def test_a_stamp_keeps_the_payload_as_long_as_it_was() -> None:
+    payload = stamped(bytes(range(100)), 12345)
+    assert (len(payload), stamp_of(payload), stamp_of(b"short")) == (100, 12345, None)
+
+
+def test_a_payload_file_must_be_as_long_as_the_message(tmp_path: Path) -> None:
+    file = tmp_path / "payload-10.data"
+    file.write_bytes(b"0123456789")
+    assert payloads(Payload(record_bytes=10, file=str(file)), 1) == [b"0123456789"]
+    with pytest.raises(Invalid, match="10 bytes, messageSize is 11"):
+        payloads(Payload(record_bytes=11, file=str(file)), 1)
+    with pytest.raises(Invalid, match="does not exist"):
+        payloads(Payload(record_bytes=11, file=str(tmp_path / "none")), 1)
+
+
+@given(st.integers(0, 10_000), st.integers(1, 100))
+def test_shares_are_even(whole: int, parts: int) -> None:
+    shares = split(whole, parts)
+    assert (sum(shares), len(shares)) == (whole, parts)
+    assert max(shares) - min(shares) <= 1
+
+
+def test_producers_records_and_rate_are_shared_out() -> None:
+    loads = producer_loads(_PLACE, Traffic(producers=5, processes=2), Window(), records=11, records_per_s=100)
+    assert [(load.producers, load.records, load.records_per_s) for load in loads] == [(3, 6, 60.0), (2, 5, 40.0)]
+    assert len({load.seed for load in loads}) == 2
+
+
+def test_more_processes_than_producers_are_refused() -> None:
+    with pytest.raises(Invalid, match="3 processes for 2 producers"):
+        producer_loads(_PLACE, Traffic(producers=2, processes=3), Window())
+    with pytest.raises(Invalid, match="random ratio 2"):
+        producer_loads(_PLACE, Traffic(payload=Payload(random_ratio=2)), Window())
+
+
+@pytest.mark.parametrize("processes", [0, 1, 2, 3, 5, 12])
+def test_every_group_has_all_its_consumers(processes: int) -> None:
+    members: dict[str, int] = {}
+    for load in consumer_loads(_PLACE, Readers(groups=3, consumers=4, processes=processes)):
+        for group in load.groups:
+            members[group] = members.get(group, 0) + load.consumers
+    assert sorted(members.values()) == [4, 4, 4]
+
+
+def test_a_user_s_setting_of_the_client_wins() -> None:
+    options = producer_options("127.0.0.1:1", Traffic(batch_records=1, client={"linger.ms": "0"}))
+    assert (options["linger.ms"], options["batch.num.messages"], options["enable.idempotence"]) == ("0", 1, True)
+
+
+def test_rates_of_processes_add_up() -> None:
+    counts = [
+        Counted(records=1000, record_bytes=1_000_000, began_at=10.0, ended_at=12.0, cpu_s=1.0),
+        Counted(records=3000, record_bytes=3_000_000, began_at=10.0, ended_at=12.0, cpu_s=1.0),
+    ]
+    measured = throughput(counts)
+    assert (measured["records_per_s"], measured["megabytes_per_s"], measured["client_cpu_s_per_gb"]) == (2000, 2, 500)
+
+
+def test_nothing_measured_is_an_error_with_the_reason() -> None:
+    with pytest.raises(Unavailable, match="broker away"):
+        throughput([Counted(records=0, record_bytes=0, began_at=0, ended_at=0, failure="broker away")])
+
+
+def test_java_gets_batches_of_one_record_by_their_size() -> None:
+    assert java_properties(Traffic(batch_records=1))["batch.size"] == 1
+    assert java_properties(Traffic(batch_bytes=4096))["batch.size"] == 4096
+
+
+def test_settings_are_shown_flat_without_what_is_unset() -> None:
+    assert flat({"a": 1, "b": {"c": 2, "d": None}, "e": "", "f": False}) == [("a", 1), ("b.c", 2)]
+
+
+WORKLOAD = """
+name: 1 topic / 16 partitions / 1kb
+topics: 1
+partitionsPerTopic: 16
+keyDistributor: "NO_KEY"
+messageSize: 1024
+payloadFile: "payload/payload-1Kb.data"
+subscriptionsPerTopic: 2
+consumerPerSubscription: 3
+producersPerTopic: 4
+producerRate: 50000
+consumerBacklogSizeGB: 0
+testDurationMinutes: 15
+"""
+DRIVER = """
+name: Kafka
+driverClass: io.openmessaging.benchmark.driver.kafka.KafkaBenchmarkDriver
+replicationFactor: 3
+reset: false
+topicConfig: |
+  min.insync.replicas=2
+commonConfig: |
+  bootstrap.servers=localhost:9092
+producerConfig: |
+  acks=all
+  linger.ms=1
+  batch.size=1048576
+consumerConfig: |
+  auto.offset.reset=earliest
+  enable.auto.commit=false
+  max.partition.fetch.bytes=10485760
+"""
+
+
+def test_a_workload_file_is_read_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "workload.yaml").write_text(WORKLOAD)
+    (tmp_path / "driver.yaml").write_text(DRIVER)
+    (tmp_path / "payload-1Kb.data").write_bytes(bytes(1024))
+    workload, driver = read_workload(tmp_path / "workload.yaml"), read_driver(tmp_path / "driver.yaml")
+    plan = plan_of(workload, driver, payload_directory=tmp_path)
+    assert (plan.topics.partitions, plan.topics.replication_factor) == (16, 3)
+    assert plan.topics.configs == {"min.insync.replicas": "2"}
+    assert (plan.traffic.producers, plan.readers.groups, plan.readers.consumers) == (4, 2, 3)
+    assert plan.traffic.payload.file == str(tmp_path / "payload-1Kb.data")
+    assert plan.traffic.client == {"linger.ms": "1", "batch.size": "1048576"}
+    assert plan.readers.client["fetch.message.max.bytes"] == "10485760"
+    assert (plan.window.warmup_s, plan.window.duration_s, plan.records_per_s) == (60, 900, 50_000)
+
+
+def test_a_backlog_and_random_payloads_are_understood(tmp_path: Path) -> None:
+    more = "useRandomizedPayloads: true\nrandomBytesRatio: 0.5\nrandomizedPayloadPoolSize: 100\nwarmupDurationMinutes: 5\n"
+    (tmp_path / "w.yaml").write_text(WORKLOAD.replace("BacklogSizeGB: 0", "BacklogSizeGB: 2") + more)
+    plan = plan_of(read_workload(tmp_path / "w.yaml"), None, payload_directory=tmp_path)
+    assert plan.backlog_bytes == 2_000_000_000
+    assert plan.traffic.payload == Payload(record_bytes=1024, random_ratio=0.5, pool=100)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ("fooBar: 1\n", "fooBar"),
+        ("keyDistributor: SOME\n", "SOME"),
+        ("topics: many\n", "topics"),
+        ("- x\n", "yaml"),
+    ],
+)
+def test_what_a_workload_file_may_not_say_is_named(tmp_path: Path, change: str, complaint: str) -> None:
+    (tmp_path / "wrong.yaml").write_text(WORKLOAD + change)
+    with pytest.raises(Invalid, match=complaint):
+        read_workload(tmp_path / "wrong.yaml")
+
+
+def test_a_missing_key_or_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "short.yaml").write_text("name: x\n")
+    with pytest.raises(Invalid, match="topics"):
+        read_workload(tmp_path / "short.yaml")
+    with pytest.raises(NotFound, match="gone"):
+        read_workload(tmp_path / "gone.yaml")
+
+
+def test_properties_without_a_value_are_refused() -> None:
+    with pytest.raises(Invalid, match="NAME=VALUE"):
+        client_options("acks")
