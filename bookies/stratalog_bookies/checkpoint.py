@@ -18,6 +18,7 @@ import msgspec
 from crc32c import crc32c
 
 from stratalog_bookies.index import ROW_BYTES, Run
+from stratalog_bookies.messages import ID_MAX
 from stratalog_core.errors import Corrupt
 from stratalog_core.malformed import MALFORMED
 from stratalog_core.ports import Buffer
@@ -141,6 +142,8 @@ def decode_index_table(header: Buffer, table: Buffer, generation: int) -> list[R
         raise Corrupt(f"index of log file {generation:016x} does not match its CRC")
     runs = []
     for ledger_id, first, last, count, payload_bytes, stored_at, stored_crc in _TABLE_ROW.iter_unpack(table):
+        if ledger_id > ID_MAX or not first <= last <= ID_MAX or not 1 <= count <= last - first + 1:
+            raise Corrupt(f"index of log file {generation:016x} has {count} entries {first}..{last} of ledger {ledger_id}")
         run = Run(ledger_id, generation)
         run.rows = None
         run.first, run.last, run.count, run.payload_bytes = first, last, count, payload_bytes

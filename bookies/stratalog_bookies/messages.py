@@ -1,7 +1,7 @@
 """What travels to and from a bookie: methods 0x0201 to 0x0209. Pure; ``docs/formats/bookie-messages.md`` has every byte.
 
 Bulk bodies (ADD, READ, READ_HEADERS) are packed by hand and carry payloads as they are: nothing here copies one. The rest is
-msgpack of one struct for each method. Every list has a bound, and a malformed body raises ``Invalid``.
+msgpack of one struct for each method. Every list and every id has a bound, and a malformed body raises ``Invalid``.
 Absence is always explicit: a read answer says for each range how far it decides (``decided_to``) and what it could not read;
 only an id that is decided and not listed is absent.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
-from typing import Final, NamedTuple, TypeVar
+from typing import Annotated, Final, NamedTuple, TypeVar
 
 import msgspec
 from crc32c import crc32c
@@ -36,6 +36,8 @@ RANGES_MAX: Final = 65_536
 """Ranges in one READ or READ_HEADERS."""
 LEDGERS_MAX: Final = 65_536
 """Ledgers in one FENCE, LAC, WRITE_LAC, DELETE or page of LIST."""
+ID_MAX: Final = 2**63 - 1
+"""Greatest ledger and entry id: both also travel and are stored as signed numbers, whose -1 says that there is none."""
 HEAD_BYTES_MAX: Final = 1024
 """Payload bytes that READ_HEADERS gives of each entry."""
 
@@ -110,6 +112,7 @@ class RangeAnswer(NamedTuple):
     entries: list[ReadEntry]
 
 
+_STATUSES: Final = frozenset(Status)
 ENTRY_HEADER: Final = struct.Struct(">QQqIIB")
 ENTRY_HEADER_BYTES: Final = ENTRY_HEADER.size
 _CHECKED = struct.Struct(">QQqI")
@@ -153,6 +156,9 @@ def decode_add(body: memoryview) -> list[tuple[int, int, int, int, int, int]]:
     if start > len(body):
         raise Invalid(f"ADD of {count} entries is cut short at {len(body)} bytes")
     headers = list(ENTRY_HEADER.iter_unpack(body[COUNT_BYTES:start]))
+    # One pass over both ids: or'ed together they exceed the greatest exactly if one of them does.
+    if max([header[0] | header[1] for header in headers], default=0) > ID_MAX:
+        raise Invalid(f"ADD has a ledger or entry id beyond {ID_MAX}")
     payload_bytes = sum([header[3] for header in headers])
     if start + payload_bytes != len(body):
         raise Invalid(f"ADD has {len(body) - start} payload bytes; its entries claim {payload_bytes}")
@@ -226,6 +232,8 @@ def decode_read_answer(body: memoryview, head_bytes: int | None = None) -> list[
     headers = ENTRY_HEADER.iter_unpack(body[headers_start:payload_start])
     answers = []
     for status, decided_to, entries in table:
+        if status not in _STATUSES:
+            raise Invalid(f"read answer has status {status}, which this version does not know")
         listed = []
         for _, header in zip(range(entries), headers, strict=False):
             _, entry_id, lac, payload_bytes, crc, state = header
@@ -244,6 +252,11 @@ def entry_matches(ledger_id: int, entry: ReadEntry) -> bool:
     return entry_crc(ledger_id, entry.entry_id, entry.lac, (entry.payload,), entry.payload_bytes) == entry.crc
 
 
+LedgerId = Annotated[int, msgspec.Meta(ge=0, le=ID_MAX)]
+EntryId = Annotated[int, msgspec.Meta(ge=-1, le=ID_MAX)]
+"""-1: none."""
+
+
 class Control(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Base of msgpack bodies. Field names are permanent; unknown ones are ignored."""
 
@@ -251,16 +264,16 @@ class Control(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class LedgerIds(Control, frozen=True, kw_only=True):
     """Request of FENCE, LAC and DELETE."""
 
-    ledger_ids: tuple[int, ...]
+    ledger_ids: tuple[LedgerId, ...]
 
 
 class LedgerTail(Control, frozen=True, kw_only=True):
     """Where a ledger ends on this bookie: ``last_entry`` it holds (-1: none), greatest LAC it knows (-1: none)."""
 
-    ledger_id: int
+    ledger_id: LedgerId
     status: int = Status.OK
-    last_entry: int = -1
-    lac: int = -1
+    last_entry: EntryId = -1
+    lac: EntryId = -1
     fenced: bool = False
 
 
@@ -273,7 +286,7 @@ class LedgerTails(Control, frozen=True, kw_only=True):
 class ExplicitLacs(Control, frozen=True, kw_only=True):
     """Request of WRITE_LAC: ``(ledger id, LAC)`` pairs. Answered with statuses."""
 
-    lacs: tuple[tuple[int, int], ...]
+    lacs: tuple[tuple[LedgerId, EntryId], ...]
 
 
 class ListLedgers(Control, frozen=True, kw_only=True):
@@ -286,11 +299,11 @@ class ListLedgers(Control, frozen=True, kw_only=True):
 class LedgerSummary(Control, frozen=True, kw_only=True):
     """What a bookie holds of one ledger; bytes are of payloads."""
 
-    ledger_id: int
+    ledger_id: LedgerId
     entries: int = 0
     payload_bytes: int = 0
-    last_entry: int = -1
-    lac: int = -1
+    last_entry: EntryId = -1
+    lac: EntryId = -1
     fenced: bool = False
 
 
@@ -358,4 +371,7 @@ def _ranges(table: memoryview, count: int) -> list[Range]:
         raise Invalid(f"{count} ranges in one request; the most is {RANGES_MAX}")
     if len(table) != count * _RANGE.size:
         raise Invalid(f"{count} ranges were announced; {len(table)} bytes came")
-    return [Range._make(each) for each in _RANGE.iter_unpack(table)]
+    ranges = [Range._make(each) for each in _RANGE.iter_unpack(table)]
+    if max([each.ledger_id | each.first | each.last for each in ranges], default=0) > ID_MAX:
+        raise Invalid(f"a range has a ledger or entry id beyond {ID_MAX}")
+    return ranges

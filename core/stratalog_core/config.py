@@ -18,6 +18,7 @@ from stratalog_core.errors import Invalid
 
 Settings = TypeVar("Settings")
 _MISSING = dataclasses.MISSING
+FILE_BYTES_MAX = 1024 * 1024
 
 
 def setting(
@@ -64,10 +65,15 @@ def load(
 
 def _read_table(file: Path, section: str) -> dict[str, Any]:
     try:
-        document = tomllib.loads(file.read_text())
+        with file.open("rb") as stream:
+            content = stream.read(FILE_BYTES_MAX + 1)
     except OSError as failure:
         raise Invalid(f"cannot read configuration {file}: {failure.strerror}") from failure
-    except tomllib.TOMLDecodeError as malformed:
+    if len(content) > FILE_BYTES_MAX:
+        raise Invalid(f"configuration {file} is longer than {FILE_BYTES_MAX} bytes: is it the right file?")
+    try:
+        document = tomllib.loads(content.decode())
+    except (ValueError, RecursionError) as malformed:  # not TOML, not UTF-8, an integer of thousands of digits, nested too deep
         raise Invalid(f"{file} is not valid TOML: {malformed}") from malformed
     table = document.get(section, {})
     if not isinstance(table, dict):
@@ -90,16 +96,21 @@ def _convert(field: dataclasses.Field[Any], value: Any, source: str) -> Any:
     kind = str(field.type)
     try:
         converted = _CONVERSIONS[kind](value)
-    except (TypeError, ValueError) as wrong:
-        raise Invalid(f"{source}: {field.name} must be {kind}, not {value!r}") from wrong
+    except (TypeError, ValueError, OverflowError) as wrong:
+        raise Invalid(f"{source}: {field.name} must be {kind}, not {_shown(value)}") from wrong
     low, high, choices = field.metadata["minimum"], field.metadata["maximum"], field.metadata["choices"]
     if low is not None and converted < low:
-        raise Invalid(f"{source}: {field.name} is {converted}; the least is {low}")
+        raise Invalid(f"{source}: {field.name} is {_shown(converted)}; the least is {low}")
     if high is not None and converted > high:
-        raise Invalid(f"{source}: {field.name} is {converted}; the most is {high}")
+        raise Invalid(f"{source}: {field.name} is {_shown(converted)}; the most is {high}")
     if choices is not None and converted not in choices:
-        raise Invalid(f"{source}: {field.name} is {converted!r}; choose one of {', '.join(choices)}")
+        raise Invalid(f"{source}: {field.name} is {_shown(converted)}; choose one of {', '.join(choices)}")
     return converted
+
+
+def _shown(value: Any) -> str:
+    """The beginning of a value that somebody wrote; Python refuses to print integers of thousands of digits."""
+    return "an integer of more than 64 bits" if isinstance(value, int) and value.bit_length() > 64 else repr(value)[:200]
 
 
 def _text(value: Any) -> str:

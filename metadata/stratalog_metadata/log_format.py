@@ -17,6 +17,7 @@ SEGMENT_MAGIC: Final = b"SLRAFTLG"
 RECORD_MAGIC: Final = b"SLRE"
 VOTE_MAGIC: Final = b"SLVT"
 _RESET: Final = 1
+_KINDS: Final = frozenset(EntryKind)
 _SEGMENT: Final = struct.Struct(">8sHHQQ")
 _VOTE: Final = struct.Struct(">4sHQQ")
 _PREFIX: Final = struct.Struct(">4sI")
@@ -75,7 +76,7 @@ def pack_record(entry: Entry, previous_term: int, batch_position: int) -> bytes:
 
 
 def unpack_record(content: memoryview, position: int) -> StoredEntry | None:
-    """The record at ``position``; None if there is no whole, undamaged one."""
+    """The record at ``position``; None if there is no whole, undamaged one. Raises ``Corrupt`` for an unknown kind."""
     start = position + _PREFIX.size
     if start + _BODY.size > len(content):
         return None
@@ -84,6 +85,10 @@ def unpack_record(content: memoryview, position: int) -> StoredEntry | None:
     end = start + _BODY.size + length
     if magic != RECORD_MAGIC or end > len(content) or crc32c.crc32c(content[start:end]) != checksum:
         return None
+    if kind not in _KINDS:
+        raise Corrupt(
+            f"raft log record {index} is of kind {kind}, which this version does not know: start the one that wrote it"
+        )
     return StoredEntry(
         entry=Entry(index, term, EntryKind(kind), bytes(content[start + _BODY.size : end])),
         previous_term=previous_term,

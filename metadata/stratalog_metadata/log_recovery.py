@@ -60,6 +60,8 @@ class LogReplay:
 
     def _take(self, name: str, position: int, stored: StoredEntry) -> None:
         entry, tail = stored.entry, self.tail
+        if entry.index < 1 or entry.term < stored.previous_term:
+            raise Corrupt(f"{name}: the record at byte {position} has index {entry.index}, term {entry.term}")
         if entry.index <= tail.base_index:
             # What it overrules was compacted away with an older segment, or begins this one.
             self.tail = LogTail(entry.index - 1, stored.previous_term, [entry])

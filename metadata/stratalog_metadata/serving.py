@@ -152,10 +152,7 @@ class ServingNode:
         envelope = messages.decode(request.body, messages.RaftEnvelope)
         if envelope.cluster_id and self._peers.cluster_id and envelope.cluster_id != self._peers.cluster_id:
             raise Invalid(f"this node belongs to cluster {self._peers.cluster_id}, not to {envelope.cluster_id}")
-        try:
-            arrived = decode_messages(envelope.messages)
-        except MALFORMED as malformed:
-            raise Invalid(f"malformed raft messages: {malformed}") from malformed
+        arrived = decode_messages(envelope.messages)
         if any(message.receiver != self._core.node_id for message in arrived):
             raise Invalid(f"this is metadata node {self._core.node_id}: the sender's peers are wrong")
         if self._node is not None:

@@ -51,6 +51,9 @@ SESSION_KINDS = ("bookie", "broker", "lease", "tiering_worker")
 LEASE_MS_MIN = 100
 LEASE_MS_MAX = 3_600_000
 ALLOCATE_MAX = 1_000_000
+COUNTER_MAX = 2**63 - 1
+LEADER_EPOCH_MAX = 2**31 - 1
+"""Kafka's clients know no greater one."""
 COMMAND_UPDATES_MAX = 200_000
 
 
@@ -153,7 +156,11 @@ class _Work:
     def _put_checked(self, record: Record) -> None:
         if isinstance(record, Session):
             raise Invalid("a session is not put: propose OpenSession")
+        if isinstance(record, Partition) and not -1 <= record.leader_epoch <= LEADER_EPOCH_MAX:
+            raise Invalid(f"leader_epoch is {record.leader_epoch}; the most is {LEADER_EPOCH_MAX}")
         if isinstance(record, Counter):
+            if not 0 <= record.next_value <= COUNTER_MAX:
+                raise Invalid(f"counter {record.name} cannot stand at {record.next_value}; the most is {COUNTER_MAX}")
             found = self._get(record.key())
             if found is not None and isinstance(found.record, Counter) and found.record.next_value > record.next_value:
                 raise Invalid(f"counter {record.name} is at {found.record.next_value} and cannot fall to {record.next_value}")
@@ -172,6 +179,8 @@ class _Work:
             raise Invalid(f"count of {name} is {count}; allowed are 1..{ALLOCATE_MAX}")
         found = self._get(counter_key(name))
         first = found.record.next_value if found is not None and isinstance(found.record, Counter) else first_ever
+        if first + count > COUNTER_MAX:
+            raise Invalid(f"counter {name} is at {first} and has no {count} numbers left")
         self._put(Counter(name=name, next_value=first + count))
         self.allocated.append(first)
         return first
