@@ -68,9 +68,9 @@ bench: .venv/.test  ## measure against Apache Kafka in the same run; writes docs
 	$(BIN)/python -m benchmarks.compare
 
 .PHONY: sim
-sim: .venv/.test  ## simulate whole clusters from seeds: SEEDS=20 FIRST_SEED=1, or SEED=7 for one with its trace; SCENARIO=log
-	PYTHONHASHSEED=0 PYTHONPATH=tests $(BIN)/python -m simulation --scenario $(or $(SCENARIO),all) \
-		$(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),20) --first-seed $(or $(FIRST_SEED),1))
+sim: .venv/.test  ## simulate whole clusters from seeds: SEEDS=20 FIRST_SEED=1, or SEED=7 [SHRINK=1] for one with its trace; SCENARIO=log
+	PYTHONHASHSEED=0 PYTHONPATH=tests $(BIN)/python -W ignore -m simulation --scenario $(or $(SCENARIO),all) \
+		$(if $(SEED),--seed $(SEED) $(if $(SHRINK),--shrink) $(if $(KEEP),--keep "$(KEEP)"),--seeds $(or $(SEEDS),20) --first-seed $(or $(FIRST_SEED),1))
 
 .PHONY: mutants
 mutants: .venv/.test  ## plant faults in the simulated product and see each found: MUTANT=name, SEEDS=30

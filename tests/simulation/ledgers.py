@@ -8,6 +8,7 @@ end; every bookie that holds an entry holds what was written; and at the end eve
 from __future__ import annotations
 
 import asyncio
+import itertools
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -109,7 +110,10 @@ class Writer:
 
     async def run(self, machine: Machine, ports: Ports) -> None:
         client = _client(await roles.connect_metadata(ports), ports)
-        while True:
+        for turn in itertools.count():
+            if not machine.world.decides(f"{machine.name}.{machine.starts}/{turn}"):
+                await asyncio.sleep(TURN_S)
+                continue
             try:
                 await self._write_one(client, ports)
             except StratalogError as failure:
@@ -157,13 +161,13 @@ class Recoverer:
 
     async def run(self, machine: Machine, ports: Ports) -> None:
         client = _client(await roles.connect_metadata(ports), ports)
-        while True:
+        for turn in itertools.count():
             for _ in range(ports.random.randrange(1, 2 * PATIENCE_TURNS)):
                 await asyncio.sleep(TURN_S)
                 if self.hints:
                     break
             ledger_id = self.hints.pop() if self.hints else ports.random.choice(self._writers).open_ledger
-            if ledger_id >= 0:
+            if ledger_id >= 0 and machine.world.decides(f"{machine.name}.{machine.starts}/{turn}"):
                 await self._recover(client, ledger_id, machine)
 
     async def _recover(self, client: LedgerClient, ledger_id: int, machine: Machine) -> None:
@@ -189,8 +193,8 @@ async def _read(client: LedgerClient, ledger: Ledger, first_entry: int) -> Seque
 class Scenario:
     """One run."""
 
-    def __init__(self, seed: int) -> None:
-        self.world = world = World(seed)
+    def __init__(self, world: World) -> None:
+        self.world = world
         self.audit = world.audit = Audit(world.note)
         self.audit.copies.watch_answers(world.network)
         self.truth = Truth(self.audit)
@@ -248,8 +252,11 @@ class Scenario:
 
     async def _ambush(self) -> None:
         """Stop a writer, have its ledger recovered and bookies restarted, and let it go on as if nothing had happened."""
-        while True:
+        for turn in itertools.count():
+            self._random = self.world.random(f"ambush/{turn}")
             await asyncio.sleep(self._random.expovariate(1 / AMBUSH_MEAN_S))
+            if not self.world.decides(f"ambush#{turn}"):
+                continue
             number = self._random.randrange(WRITERS)
             self.writers[number].stop()
             self._random.choice(self._others).hints.append(self._writers[number].open_ledger)

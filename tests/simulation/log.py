@@ -33,6 +33,8 @@ FINISH_S: Final = 120.0
 RETRIABLE: Final = frozenset({2, 3, 5, 6, 7, 8, 9, 13, 15, 16, 19, 20, 56, 74, 76, 100})
 SEGMENT_MS: Final = 1_500
 PAUSE_MEAN_S: Final = 0.05
+CHUNK: Final = 20
+"""So many records of a producer are one decision."""
 
 
 class Truth:
@@ -102,6 +104,10 @@ class Producer:
         number = 0
         while not self.stop:
             partition = ports.random.randrange(PARTITIONS)
+            if not self._world.decides(f"{self._name}/{number // CHUNK}"):
+                number += 1
+                await asyncio.sleep(PAUSE_MEAN_S)
+                continue
             value = b"%s/%d" % (self._name.encode(), number)
             self._truth.sent.add(value)
             await self._deliver(client, ports, partition, value, producer, sequences[partition])
@@ -194,8 +200,8 @@ def bootstrap() -> list[str]:
 class Scenario:
     """One run. ``simulate`` raises ``AssertionError`` when an invariant does not hold."""
 
-    def __init__(self, seed: int) -> None:
-        self.world = world = World(seed)
+    def __init__(self, world: World) -> None:
+        self.world = world
         self.bucket = Bucket()
         self.audit = world.audit = Audit(world.note, self.bucket)
         self.audit.copies.watch_answers(world.network)
@@ -267,8 +273,9 @@ class Scenario:
         ]
         tasks = [asyncio.get_running_loop().create_task(nemesis.run()) for nemesis in nemeses]
         faults = self.bucket.faults
-        faults.unavailable = faults.answer_lost = 0.05
-        faults.damaged = 0.03
+        if self.world.decides("store"):
+            faults.unavailable = faults.answer_lost = 0.05
+            faults.damaged = 0.03
         await self._pass(FAULTS_S)
         faults.unavailable = faults.answer_lost = faults.damaged = 0.0
         for nemesis, task in zip(nemeses, tasks, strict=True):

@@ -13,6 +13,7 @@ from simulation.clock import SimulatedClock
 from simulation.disk import Disk, SimulatedFiles
 from simulation.loop import Process, SimulatedLoop
 from simulation.network import Network, SimulatedTransport
+from simulation.schedule import Schedule
 from simulation.streams import Streams
 
 
@@ -20,8 +21,9 @@ class World:
     """What all machines share. Every source of randomness is drawn from the one seed, by name, so that adding a machine
     does not change what the others do."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, schedule: Schedule | None = None) -> None:
         self.seed = seed
+        self.schedule = schedule or Schedule()
         self.loop = SimulatedLoop()
         self.network = Network(self.loop, self.random("network"))
         self.streams = Streams(self.loop, self.network)
@@ -31,6 +33,10 @@ class World:
 
     def random(self, name: str) -> random.Random:
         return random.Random(f"{self.seed}/{name}")
+
+    def decides(self, name: str) -> bool:
+        """Whether to do what a shortened run may leave out (see ``schedule.py``)."""
+        return self.schedule.allows(name, self.loop.time())
 
     def note(self, what: str) -> None:
         """Add a line to the trace."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -54,15 +55,20 @@ class Nemesis:
         self._everyone = everyone or machines
         self._authorities = authorities
         self._plan = plan
-        self._random: random.Random = world.random(f"nemesis/{name}")
+        self._name = name or "nemesis"
+        self._random = random.Random()
         self._stopped = False
         self._healers: list[asyncio.Task[None]] = []
 
     async def run(self) -> None:
-        while not self._stopped:
+        for step in itertools.count(1):
+            # Each step draws from its own source: leaving one out does not change what the others do.
+            name = f"{self._name}#{step}"
+            self._random = self._world.random(f"nemesis/{name}")
             await asyncio.sleep(self._random.expovariate(1 / self._plan.pause_mean_s))
-            if not self._stopped:
-                self._step()
+            if self._stopped:
+                return
+            self._world.schedule.carry_out(name, self._world.loop.time(), self._world.trace, self._step)
 
     def stop(self) -> None:
         self._stopped = True

@@ -15,6 +15,8 @@ from stratalog_metadata.commands import ABSENT, Allocate, Command, Put, VersionI
 from stratalog_metadata.records import LEDGER_IDS, Counter, counter_key
 
 CLIENTS = 3
+CHUNK = 10
+"""So many turns of a client are one decision."""
 FAULTS_S = 12.0
 HEAL_S = 10.0
 
@@ -49,12 +51,19 @@ class CountingClient:
         self._history = history
         self._audit = audit
         self.done = False
+        self.is_needed = False
+        """Faults are over: whether clients come along again is what is looked at."""
         self.ended = asyncio.Event()
 
     async def run(self, machine: Machine, ports: Ports) -> None:
         client = QuorumClient(metadata_addresses(), ports.transport, ports.clock, ports.random)
         await client.start(timeout_s=120)
-        while not self.done:
+        for turn in itertools.count():
+            if self.done:
+                break
+            if not (self.is_needed or machine.world.decides(f"{machine.name}/{turn // CHUNK}")):
+                await asyncio.sleep(0.05)
+                continue
             try:
                 await self._allocate(client, ports)
                 await self._count(client)
@@ -110,6 +119,8 @@ def simulate(world: World) -> None:
         for machine in [*nodes, *clients]:
             machine.boot()
         await _faults(world, nodes, audit)
+        for worker in workers:
+            worker.is_needed = True
         await _heal(history)
         assert not audit.broken, audit.broken[0]
         for worker in workers:

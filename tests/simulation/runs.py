@@ -17,45 +17,48 @@ from multiprocessing import connection
 from multiprocessing.context import ForkProcess
 from typing import Final
 
-from simulation import ledgers, quorum
-from simulation.log import Scenario
+from simulation import duels, ledgers, log, quorum
 from simulation.loop import CURRENT, FailedInBackground
 from simulation.machine import World
+from simulation.schedule import Decision, Schedule
 from stratalog_core.errors import StratalogError
 
 _CONTEXT: Final = multiprocessing.get_context("fork")
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """How one run ended; ``seconds`` are the processor's, ``failure`` is empty if all invariants held."""
+class Run:
+    """What a run depends on. With ``kept``, only the decisions that it names are carried out (see ``schedule.py``)."""
 
     scenario: str
     seed: int
+    kept: frozenset[str] | None = None
+
+    def command(self) -> str:
+        """What a user types to repeat it."""
+        if self.kept is None:
+            return f"make sim SCENARIO={self.scenario} SEED={self.seed}"
+        kept = ",".join(sorted(self.kept)) or "nothing"
+        return f"make sim SCENARIO={self.scenario} SEED={self.seed} KEEP={kept}"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How one run ended; ``seconds`` are the processor's, ``failure`` is empty if all invariants held."""
+
+    run: Run
     seconds: float
     failure: str
     trace: list[str]
+    decisions: list[Decision]
 
 
-def run_log(seed: int) -> World:
-    scenario = Scenario(seed)
-    _run(scenario.world, scenario.simulate)
-    return scenario.world
-
-
-def run_ledgers(seed: int) -> World:
-    scenario = ledgers.Scenario(seed)
-    _run(scenario.world, scenario.simulate)
-    return scenario.world
-
-
-def run_quorum(seed: int) -> World:
-    world = World(seed)
-    _run(world, lambda: quorum.simulate(world))
-    return world
-
-
-SCENARIOS: dict[str, Callable[[int], World]] = {"quorum": run_quorum, "ledgers": run_ledgers, "log": run_log}
+SCENARIOS: dict[str, Callable[[World], None]] = {
+    "quorum": quorum.simulate,
+    "ledgers": lambda world: ledgers.Scenario(world).simulate(),
+    "duels": lambda world: duels.Scenario(world).simulate(),
+    "log": lambda world: log.Scenario(world).simulate(),
+}
 
 
 class _TraceLog(logging.Handler):
@@ -77,17 +80,17 @@ class _TraceLog(logging.Handler):
             self._world.loop.fail(FailedInBackground(f"{name} logged {failure!r}: {record.getMessage()}"), failure)
 
 
-def _run(world: World, simulate: Callable[[], object]) -> None:
+def _run(world: World, simulate: Callable[[World], None]) -> None:
     # Tasks of crashed processes complain while they are collected; that says nothing about the code under test.
     sys.unraisablehook = lambda unraisable: None
-    log = logging.getLogger()
+    root = logging.getLogger()
     handler = _TraceLog(world)
-    log.handlers[:] = [handler]
-    log.setLevel(logging.INFO)
+    root.handlers[:] = [handler]
+    root.setLevel(logging.INFO)
     # A collection would take a third of the time, and finalizers would run at moments that no seed decides.
     gc.disable()
     try:
-        simulate()
+        simulate(world)
         world.loop.take_leave()
     except (AssertionError, TimeoutError, StratalogError) as broken:
         _break(world, broken)
@@ -96,7 +99,7 @@ def _run(world: World, simulate: Callable[[], object]) -> None:
         if world.loop.failure is None:
             raise
     finally:
-        log.removeHandler(handler)
+        root.removeHandler(handler)
         world.loop.finish()
         gc.enable()
     if world.loop.failure is not None and not world.failure:
@@ -108,54 +111,59 @@ def _break(world: World, broken: Exception) -> None:
     world.failure = f"{type(broken).__name__}: {broken}"
 
 
-def run_one(scenario: str, seed: int) -> Outcome:
+def run_one(scenario: str, seed: int, kept: frozenset[str] | None = None) -> Outcome:
     """In this process."""
+    return _outcome(Run(scenario, seed, kept))
+
+
+def _outcome(run: Run) -> Outcome:
     started = time.process_time()
-    world = SCENARIOS[scenario](seed)
-    return Outcome(scenario, seed, time.process_time() - started, world.failure, world.trace)
+    world = World(run.seed, Schedule(kept=run.kept))
+    _run(world, SCENARIOS[run.scenario])
+    seconds = time.process_time() - started
+    return Outcome(run, seconds, world.failure, world.trace, list(world.schedule.decisions.values()))
 
 
-def run_many(work: Iterable[tuple[str, int]], jobs: int) -> Iterator[Outcome]:
+def run_many(runs: Iterable[Run], jobs: int) -> Iterator[Outcome]:
     """Each run in a process of its own, ``jobs`` at once; outcomes in the order in which they come."""
-    waiting = iter(work)
-    running: dict[connection.Connection, tuple[ForkProcess, str, int]] = {}
+    waiting = iter(runs)
+    running: dict[connection.Connection, tuple[ForkProcess, Run]] = {}
     gc.collect()
     gc.freeze()
     try:
         while True:
-            while len(running) < jobs and (next_one := next(waiting, None)) is not None:
-                receiver, process = _fork(*next_one)
-                running[receiver] = process, *next_one
+            while len(running) < jobs and (run := next(waiting, None)) is not None:
+                receiver, process = _fork(run)
+                running[receiver] = process, run
             if not running:
                 return
             for ready in connection.wait(list(running)):
                 assert isinstance(ready, connection.Connection)
-                process, scenario, seed = running.pop(ready)
-                yield _take(ready, process, scenario, seed)
+                yield _take(ready, *running.pop(ready))
     finally:
-        for process, _, _ in running.values():
+        for process, _ in running.values():
             process.kill()
 
 
-def _fork(scenario: str, seed: int) -> tuple[connection.Connection, ForkProcess]:
+def _fork(run: Run) -> tuple[connection.Connection, ForkProcess]:
     receiver, sender = _CONTEXT.Pipe(duplex=False)
-    process = _CONTEXT.Process(target=_run_here, args=(scenario, seed, sender))
+    process = _CONTEXT.Process(target=_run_here, args=(run, sender))
     process.start()
     sender.close()
     return receiver, process
 
 
-def _run_here(scenario: str, seed: int, sender: connection.Connection) -> None:
-    sender.send(run_one(scenario, seed))
+def _run_here(run: Run, sender: connection.Connection) -> None:
+    sender.send(_outcome(run))
     sender.close()
 
 
-def _take(receiver: connection.Connection, process: ForkProcess, scenario: str, seed: int) -> Outcome:
+def _take(receiver: connection.Connection, process: ForkProcess, run: Run) -> Outcome:
     try:
         outcome: Outcome = receiver.recv()
     except EOFError:
         process.join()
-        outcome = Outcome(scenario, seed, 0.0, f"the process ended with {process.exitcode}, see its standard error", [""])
+        outcome = Outcome(run, 0.0, f"the process ended with {process.exitcode}, see its standard error", [""], [])
     receiver.close()
     process.join()
     return outcome
