@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import uvloop
 
@@ -110,6 +110,10 @@ class Node:
         return store
 
 
+_SWITCH_INTERVAL_S: Final = 0.0005
+"""How long the event loop may keep a thread that came back from the disk waiting; the interpreter's own 5 ms would be in every
+acknowledgement of a busy bookie."""
+
 Start = Callable[[Node], Awaitable[str]]
 
 
@@ -117,6 +121,7 @@ def run(configuration: Configuration, name: str, start: Start, borders: Borders 
     """Run ``start`` (returns the address it serves at) and serve until a signal; raises what made it fail."""
     settings = configuration.section(NodeSettings, "node")
     _configure_logging(settings)
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
     uvloop.run(_serve(configuration, name, start, borders))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from pathlib import Path
 from random import Random
@@ -86,5 +87,44 @@ async def test_blocking_calls_run_aside_and_raise_here() -> None:
         assert (await background.run(threading.current_thread)).name.startswith("test-background")
         with pytest.raises(ZeroDivisionError):
             await background.run(lambda: 1 // 0)
+    finally:
+        background.close()
+
+
+async def test_calls_that_have_not_begun_are_cancelled_at_the_end_and_those_that_run_are_awaited() -> None:
+    background = ThreadBackground(1, "test-background")
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow() -> str:
+        begun.set()
+        assert go_on.wait(30)
+        return "done"
+
+    running, waiting = background.run(slow), background.run(lambda: "never")
+    await asyncio.to_thread(begun.wait, 30)
+    closing = asyncio.create_task(asyncio.to_thread(background.close))
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert not closing.done()
+    go_on.set()
+    assert await running == "done"
+    await closing
+    with pytest.raises(RuntimeError, match="closed"):
+        background.run(slow)
+
+
+async def test_a_cancelled_call_is_not_made_and_the_next_one_is() -> None:
+    background = ThreadBackground(1, "test-background")
+    go_on = threading.Event()
+    made: list[str] = []
+    try:
+        blocked = background.run(lambda: go_on.wait(30))
+        cancelled = asyncio.ensure_future(background.run(lambda: made.append("cancelled")))
+        cancelled.cancel()
+        last = background.run(lambda: made.append("last"))
+        go_on.set()
+        await blocked
+        await last
+        assert made == ["last"]
     finally:
         background.close()
