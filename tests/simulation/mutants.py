@@ -39,10 +39,13 @@ class Kill:
 
 
 def all_mutants() -> list[Mutant]:
-    families = (("ledgers", mutants_of_bookies), ("quorum", mutants_of_metadata), ("log", mutants_of_clusters))
-    return [
-        Mutant(name=plant.__name__, scenario=scenario, plant=plant) for scenario, family in families for plant in family.MUTANTS
-    ]
+    families = (
+        ("ledgers", mutants_of_bookies.MUTANTS),
+        ("duels", mutants_of_bookies.IN_DUELS),
+        ("quorum", mutants_of_metadata.MUTANTS),
+        ("log", mutants_of_clusters.MUTANTS),
+    )
+    return [Mutant(name=plant.__name__, scenario=scenario, plant=plant) for scenario, plants in families for plant in plants]
 
 
 def hunt(mutant: Mutant, first_seed: int, seeds: int) -> Kill:

@@ -10,7 +10,7 @@ import msgspec
 from stratalog_bookies import messages
 from stratalog_bookies.bookie import Bookie
 from stratalog_bookies.checkpoint import LedgerState, State
-from stratalog_bookies.client import recovery, requests
+from stratalog_bookies.client import recovery, requests, writer
 from stratalog_bookies.client.ledger_writer import LedgerWriter
 from stratalog_bookies.client.recovery import Instruction, LedgerRecovery
 from stratalog_bookies.client.writer import LedgerWriterCore
@@ -19,7 +19,7 @@ from stratalog_bookies.log import Write
 from stratalog_bookies.log_files import STATE, LogFiles
 from stratalog_bookies.messages import EntryState, LedgerTail, Range, ReadEntry
 from stratalog_core.ports import Buffer
-from stratalog_metadata.records import Ledger
+from stratalog_metadata.records import Fragment, Ledger
 
 
 def _swap(owner: object, name: str, new: object) -> Any:
@@ -149,6 +149,24 @@ def one_fence_and_reads_that_do_not_fence() -> None:
     recovery_reads_do_not_fence()
 
 
+def recovery_believes_fresh_bookies() -> None:
+    """Recovery begins behind the LAC that it was told, be it -1, and not at the last fragment; a change then may reach back."""
+    make: Callable[..., None] = LedgerRecovery.__init__
+
+    def made(self: LedgerRecovery, ledger: Ledger) -> None:
+        make(self, ledger)
+        self.lac = -1
+
+    def replaced(ledger: Ledger, first_entry: int, replacements: Mapping[int, str]) -> Ledger:
+        bookies = tuple(replacements.get(position, name) for position, name in enumerate(ledger.fragments[-1].bookies))
+        return msgspec.structs.replace(
+            ledger, fragments=(*ledger.fragments, Fragment(first_entry=first_entry, bookies=bookies))
+        )
+
+    _swap(LedgerRecovery, "__init__", made)
+    _swap(writer, "with_replacements", replaced)
+
+
 def recovery_closes_at_the_lac() -> None:
     """Recovery does not read on behind the greatest LAC that it was told."""
 
@@ -265,20 +283,24 @@ MUTANTS: Final = (
     fence_is_answered_and_not_kept,
     checkpoint_forgets_fences,
     checkpoint_claims_the_open_file,
-    unreadable_copy_counts_as_absence,
-    recovery_reads_do_not_fence,
     lost_read_counts_as_absence,
     lost_fence_counts_as_fenced,
     one_negative_proves_absence,
-    one_fence_is_enough,
-    one_fence_and_reads_that_do_not_fence,
     recovery_closes_at_the_lac,
     confirmed_at_one_copy,
     confirmed_out_of_order,
     ensemble_change_is_not_committed,
-    replaced_bookie_still_counts,
     new_fragment_reaches_too_far_back,
-    closed_without_fragments_of_the_rewrite,
     bookie_tells_a_last_entry_too_low,
     sealed_before_all_is_confirmed,
+)
+
+IN_DUELS: Final = (
+    unreadable_copy_counts_as_absence,
+    recovery_reads_do_not_fence,
+    one_fence_is_enough,
+    one_fence_and_reads_that_do_not_fence,
+    recovery_believes_fresh_bookies,
+    replaced_bookie_still_counts,
+    closed_without_fragments_of_the_rewrite,
 )
