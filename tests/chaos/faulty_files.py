@@ -55,14 +55,14 @@ class _Control:
         except FileNotFoundError:
             return HEALTHY
 
-    def before(self, operation: Operation) -> None:
+    def before(self, operation: Operation, *, takes_space: bool = False) -> None:
         """Raises ``OSError`` if the operation is to fail; takes its time if it is to be slow."""
         fault = self.now()
         if fault.delay_s:
             time.sleep(fault.delay_s)
         if operation in fault.failing:
             raise OSError(errno.EIO, f"injected: {operation} failed")
-        if operation == "write" and fault.is_full:
+        if takes_space and fault.is_full:
             raise OSError(errno.ENOSPC, "injected: no space left")
 
 
@@ -80,8 +80,10 @@ class FaultyFile(SystemFile):
         return super().pread(length, position)
 
     def pwritev(self, buffers: Sequence[Buffer], position: int) -> None:
+        # A full disk still takes what overwrites space that a file has already.
+        takes_space = position + sum(map(len, buffers)) > self.size()
         try:
-            self._control.before("write")
+            self._control.before("write", takes_space=takes_space)
         except OSError:
             # What a failed write leaves behind is undefined: here a part of it.
             super().pwritev(buffers[: len(buffers) // 2], position)
@@ -93,7 +95,7 @@ class FaultyFile(SystemFile):
         super().datasync()
 
     def allocate(self, size: int) -> None:
-        self._control.before("write")
+        self._control.before("write", takes_space=True)
         super().allocate(size)
 
 
@@ -107,7 +109,7 @@ class FaultyFiles(SystemFiles):
 
     def open(self, path: str, *, create: bool = False) -> FaultyFile:
         if create:
-            self._control.before("write")
+            self._control.before("write", takes_space=True)
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         return FaultyFile(os.open(self._directory / path, flags, 0o644), self._control)
 
@@ -116,7 +118,7 @@ class FaultyFiles(SystemFiles):
         return super().read(path)
 
     def write_atomic(self, path: str, content: bytes) -> None:
-        self._control.before("write")
+        self._control.before("write", takes_space=True)
         self._control.before("sync")
         super().write_atomic(path, content)
 

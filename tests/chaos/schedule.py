@@ -105,6 +105,7 @@ class Schedule:
         deck: list[tuple[str, ...]] = [(action, role) for action in ("kill", "pause", "long pause") for role in _ROLES]
         deck += [("link", mode, *pair) for mode in _MODES for pair in _PAIRS]
         deck += [("isolate", mode, role) for mode in ("cut", "reset") for role in _ROLES]
+        deck += [("everything", action) for action in ("kill", "pause")]
         deck += [("disk", trouble, role) for trouble in _DISKS for role in ("metadata", "bookie")]
         self._random.shuffle(deck)
         return deck
@@ -117,6 +118,9 @@ class Schedule:
         if card[0] == "disk":
             trouble, role = card[1:]
             return Fault(kind=f"disk {trouble} {role}", action="disk", processes=self._some(role, 0.3), disk=_DISKS[trouble])
+        if card[0] == "everything":
+            names = tuple(name for role in _ROLES for name in self.names[role])
+            return Fault(kind=f"{card[1]} everything", action=card[1], processes=names)
         action, role = card
         return Fault(kind=f"{action} {role}", action="pause" if "pause" in action else action, processes=self._some(role))
 

@@ -66,10 +66,15 @@ def test_a_failed_write_leaves_a_part_of_it(disk: Disk) -> None:
 
 def test_a_full_disk_takes_nothing_and_gives_what_it_has(disk: Disk) -> None:
     disk.files.write_atomic("b", b"x")
-    set_fault(disk.control, DiskFault(is_full=True))
-    with pytest.raises(OSError, match="no space") as failed:
-        disk.files.open("a", create=True)
+    with closing(disk.files.open("a", create=True)) as file:
+        file.allocate(6)
+        set_fault(disk.control, DiskFault(is_full=True))
+        file.pwritev([b"onetwo"], 0)
+        with pytest.raises(OSError, match="no space") as failed:
+            file.pwritev([b"three"], 6)
     assert failed.value.errno == errno.ENOSPC
+    with pytest.raises(OSError, match="no space"):
+        disk.files.open("c", create=True)
     assert disk.files.free_bytes() == 0
     assert disk.files.read("b") == b"x"
 
@@ -200,7 +205,7 @@ def test_every_role_meets_every_kind_of_fault() -> None:
         assert {f"kill {role}", f"pause {role}", f"long pause {role}", f"isolate {role} (cut)"} <= kinds
     for trouble in ("write error", "sync error", "read error", "full", "slow"):
         assert {f"disk {trouble} metadata", f"disk {trouble} bookie"} <= kinds
-    assert {"cut clients to broker", "reset broker to store", "cut-backward metadata to metadata"} <= kinds
+    assert {"cut clients to broker", "reset broker to store", "kill everything", "cut-backward metadata to metadata"} <= kinds
     assert all(fault.processes or fault.links for fault in faults)
     assert any(len(step.faults) > 1 for step in _steps(1, 150))
 
