@@ -13,7 +13,9 @@ from stratalog_bookies import messages
 from stratalog_bookies.messages import EntryState, Range, Status
 from stratalog_core.errors import Invalid
 
-ENTRY = st.tuples(st.integers(0, 2**64 - 2), st.integers(0, 2**63 - 1), st.integers(-1, 2**62), st.binary(max_size=300))
+ENTRY = st.tuples(
+    st.integers(0, messages.ID_MAX), st.integers(0, messages.ID_MAX), st.integers(-1, 2**62), st.binary(max_size=300)
+)
 
 
 def joined(parts: list[bytes | bytearray | memoryview]) -> memoryview:
