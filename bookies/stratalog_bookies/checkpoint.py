@@ -101,9 +101,24 @@ def decode_state(content: bytes) -> State:
     if len(body) != length or crc32c(body, crc32c(fields)) != _CRC.unpack_from(content, _STATE_FIELDS.size)[0]:
         raise Corrupt("state file does not match its CRC")
     try:
-        return _decoder.decode(body)
+        state = _decoder.decode(body)
     except MALFORMED as malformed:
         raise Corrupt(f"malformed state file: {malformed}") from malformed
+    _check_state(state)
+    return state
+
+
+def _check_state(state: State) -> None:
+    """Raise ``Corrupt`` unless the packed tables are whole, no deleted ledger lives, and each file is named once."""
+    if len(state.ledgers) % _LEDGER.size or len(state.tombstones) % _TOMBSTONE.size:
+        raise Corrupt(f"state file has tables of {len(state.ledgers)} and {len(state.tombstones)} bytes, which are not whole")
+    held = {ledger.ledger_id for ledger in unpack_ledgers(state.ledgers)}
+    gone = unpack_tombstones(state.tombstones)
+    if not held.isdisjoint(gone) or any(ledger_id > ID_MAX for ledger_id in (*held, *gone)):
+        raise Corrupt("state file names a ledger that is held and deleted, or one that cannot be")
+    closed = {file.generation for file in state.closed}
+    if len(closed) < len(state.closed) or not all(0 < generation < state.next_generation for generation in closed):
+        raise Corrupt(f"state file names closed log files {sorted(closed)} and {state.next_generation} as the next")
 
 
 def encode_index(generation: int, runs: Sequence[Run]) -> bytes:

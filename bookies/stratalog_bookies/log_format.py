@@ -47,6 +47,8 @@ _FRAME = struct.Struct(">4sIBBHIIIII")
 FRAME_BYTES: Final = _FRAME.size
 _ITEM = struct.Struct(">BQq")
 ITEM_BYTES: Final = _ITEM.size
+_HEAD_BYTES: Final = {ENTRIES: ENTRY_HEADER_BYTES, CONTROL: ITEM_BYTES}
+"""Bytes of the head for each item of a frame, by its kind."""
 
 
 class ControlItem(NamedTuple):
@@ -134,7 +136,10 @@ def entries_of(content: memoryview, frame: Frame) -> Iterator[tuple[int, int, in
 
 
 def read_frame(content: memoryview, position: int, seed: int) -> Frame | None:
-    """The frame at ``position``, or None if no sound frame header of this generation is there."""
+    """The frame at ``position``, or None if no sound frame header of this generation is there.
+
+    Raises ``Corrupt`` for one that has the right CRC and cannot be: of an unknown kind, or with a head of another length.
+    """
     if position + FRAME_BYTES > len(content):
         return None
     magic, crc, kind, version, _, count, at, group_start, head_bytes, payload_bytes = _FRAME.unpack_from(content, position)
@@ -145,6 +150,8 @@ def read_frame(content: memoryview, position: int, seed: int) -> Frame | None:
     fields_crc = crc32c(content[position + 8 : head_start], seed)
     if crc32c(content[head_start:payload_start], fields_crc) != crc:
         return None
+    if not count or head_bytes != count * _HEAD_BYTES.get(kind, 0):
+        raise Corrupt(f"frame at byte {position} is of kind {kind} and has {count} items in {head_bytes} bytes")
     return Frame(kind, count, position, group_start, head_start, payload_start, payload_start + payload_bytes)
 
 
@@ -157,7 +164,7 @@ def payloads_match(content: memoryview, frame: Frame) -> bool:
         if crc32c(content[start : start + payload_bytes], crc32c(content[head : head + CHECKED_BYTES])) != crc:
             return False
         head, start = head + ENTRY_HEADER_BYTES, start + payload_bytes
-    return True
+    return start == frame.payload_end
 
 
 def scan(content: bytes, seed: int, durable_end: int = 0) -> Scan:

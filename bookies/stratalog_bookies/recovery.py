@@ -19,6 +19,7 @@ from stratalog_bookies.index import ROW, Run
 from stratalog_bookies.log import Log
 from stratalog_bookies.log_files import STATE, LogFiles
 from stratalog_bookies.log_format import Frame
+from stratalog_bookies.messages import ID_MAX
 from stratalog_core.errors import Corrupt
 from stratalog_core.ports import Files
 
@@ -44,7 +45,7 @@ def recover(store: LogFiles, contents: Contents, cookie: bytes, *, ledgers_max: 
     state = store.load_state()
     contents.restore(state)
     for closed in state.closed:
-        contents.restore_runs(closed.generation, _index_of(store, closed.generation, closed.end, cookie))
+        contents.restore_runs(closed.generation, _index_of(store, closed.generation, closed.end))
     existing = store.generations()
     tail = [generation for generation in existing if generation >= state.next_generation]
     _check_complete(state, existing, tail)
@@ -111,6 +112,8 @@ def replay(contents: Contents, content: memoryview, frame: Frame, generation: in
         return
     position = frame.payload_start
     for ledger_id, entry_id, lac, payload_bytes, crc, _ in log_format.entries_of(content, frame):
+        if ledger_id | entry_id > ID_MAX:
+            raise Corrupt(f"log file {generation:016x} holds entry {entry_id} of ledger {ledger_id}; ids end at {ID_MAX}")
         if ledger_id not in contents.tombstones:
             ledger = contents.ledger(ledger_id)
             run = contents.open_run(ledger, generation)
@@ -143,17 +146,23 @@ def previous_end(content: bytes, seed: int) -> int:
     return first.value if first.kind == log_format.FILE_START else 0
 
 
-def _index_of(store: LogFiles, generation: int, end: int, cookie: bytes) -> list[Run]:
+def _index_of(store: LogFiles, generation: int, end: int) -> list[Run]:
     """Stored index of a closed file; made again from the file itself if it cannot be read."""
     try:
         return store.load_index(generation)
     except (FileNotFoundError, Corrupt) as lost:
         _log.error("the index of log file %016x is lost (%s); reading the file", generation, lost)
-    rebuilt = Contents(index_bytes_max=0, tombstones_max=0)
-    replay_file(rebuilt, cookie, generation, store.read_log(generation, sync=False), end)
-    runs = list(rebuilt.files[generation].runs.values())
-    store.save_index(generation, runs)
+    make_index(store, generation, end)
     return store.load_index(generation)
+
+
+def make_index(store: LogFiles, generation: int, end: int) -> dict[int, Run]:
+    """Make a closed file's index again from its frames; its runs by ledger. Raises ``Corrupt`` or ``OSError``."""
+    rebuilt = Contents(index_bytes_max=0, tombstones_max=0)
+    replay_file(rebuilt, store.cookie, generation, store.read_log(generation, sync=False), end)
+    runs = rebuilt.files[generation].runs
+    store.save_index(generation, list(runs.values()))
+    return runs
 
 
 def _remove_unnamed(store: LogFiles, contents: Contents, empty: frozenset[int], next_generation: int) -> None:

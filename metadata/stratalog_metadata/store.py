@@ -30,6 +30,8 @@ EMPTY: Final = StateImage(index=0, term=0, records=())
 _encode = msgspec.msgpack.Encoder()
 _decode = msgspec.msgpack.Decoder(Record)
 
+_SQLITE_FAILURES: Final = (sqlite3.Error, UnicodeDecodeError)
+"""The second: of a damaged file Python cannot even read SQLite's message, or a text that stands where none belongs."""
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS records (key TEXT PRIMARY KEY, version INTEGER NOT NULL, record BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS applied (
@@ -73,7 +75,7 @@ class SqliteStore:
             self._connection.execute("PRAGMA synchronous=NORMAL")
             self._connection.execute("PRAGMA journal_size_limit=16777216")
             self._connection.executescript(_SCHEMA)
-        except sqlite3.DatabaseError as failure:
+        except _SQLITE_FAILURES as failure:
             raise self._failed(failure) from failure
 
     def load(self) -> StateImage:
@@ -85,12 +87,21 @@ class SqliteStore:
             if applied[0] != FORMAT_VERSION:
                 raise Corrupt(f"{self._path} has format version {applied[0]}; this node reads version {FORMAT_VERSION}")
             with closing(self._connection.execute("SELECT version, record FROM records ORDER BY key")) as cursor:
-                records = [Versioned(version, _decode.decode(record)) for version, record in cursor]
-        except sqlite3.DatabaseError as failure:
+                records = [self._record(version, record) for version, record in cursor]
+        except _SQLITE_FAILURES as failure:
             raise self._failed(failure) from failure
+        if not all(type(number) is int and number >= 0 for number in applied):
+            raise Corrupt(f"{self._path} says that it stands at {applied[1:]!r}, which are no index and term")
+        return StateImage(index=applied[1], term=applied[2], records=records)
+
+    def _record(self, version: object, record: object) -> Versioned:
+        """A row; SQLite itself lets any type stand in any column."""
+        if not isinstance(version, int) or not isinstance(record, bytes):
+            raise Corrupt(f"{self._path} holds a record that is {type(record).__name__}, of version {version!r:.50}")
+        try:
+            return Versioned(version, _decode.decode(record))
         except MALFORMED as malformed:
             raise Corrupt(f"{self._path} holds a malformed record: {malformed}") from malformed
-        return StateImage(index=applied[1], term=applied[2], records=records)
 
     def save(self, index: int, term: int, changed: Mapping[str, Versioned | None]) -> None:
         gone = [(key,) for key, versioned in changed.items() if versioned is None]
@@ -133,7 +144,7 @@ class SqliteStore:
     def close(self) -> None:
         self._connection.close()
 
-    def _failed(self, failure: sqlite3.DatabaseError) -> StorageFailed:
+    def _failed(self, failure: Exception) -> StorageFailed:
         return StorageFailed(f"{self._path}: {failure}", read_only=False)
 
 
