@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -51,12 +52,23 @@ class Proposer:
         self._gathered: list[_Proposal] = []
         self._unanswered = 0
         self._tasks: set[asyncio.Task[None]] = set()
+        self._asked: dict[asyncio.Future[memoryview], str] = {}
+        """Requests that are not answered yet, with the address they went to."""
         self._closed = False
 
     @property
     def leader(self) -> str:
         """Address of the leader as far as proposals have found it; else empty."""
         return self._router.leader
+
+    def leader_moved(self, address: str) -> None:
+        """Another node leads from now on: what an earlier one has not answered is given up.
+
+        A leader that stands still, or whose machine is gone, may never answer and leaves its connections as they are.
+        """
+        for reply, asked in self._asked.items():
+            if asked != address and not reply.done():
+                reply.set_exception(OutcomeUnknown(f"{asked} did not answer, and {address} leads now"))
 
     async def propose(self, command: Command, timeout_s: float) -> Applied:
         """See :meth:`stratalog_metadata.api.MetadataClient.propose`."""
@@ -122,9 +134,8 @@ class Proposer:
         now = self._clock.monotonic()
         timeout_s = max(proposal.deadline for proposal in batch) - now
         request = ProposeRequest(commands=[proposal.encoded for proposal in batch])
-        channel = self._transport.channel(self._router.address)
         try:
-            body = await channel.call(messages.PROPOSE, (messages.encode(request),), max(timeout_s, 0.001))
+            body = await self._ask(messages.encode(request), max(timeout_s, 0.001))
             answers = messages.decode(body, ProposeAnswer).answers
         except Retriable as refused:
             return await self._again(batch, refused)
@@ -136,6 +147,16 @@ class Proposer:
             return []
         self._router.succeeded()
         return await self._distribute(batch, answers)
+
+    async def _ask(self, request: bytes, timeout_s: float) -> memoryview:
+        address = self._router.address
+        reply: asyncio.Future[memoryview] = self._loop.create_future()
+        self._asked[reply] = address
+        try:
+            self._transport.channel(address).send(messages.PROPOSE, (request,), partial(_answer, reply), timeout_s)
+            return await reply
+        finally:
+            del self._asked[reply]
 
     async def _distribute(self, batch: Sequence[_Proposal], answers: Sequence[CommandAnswer]) -> list[_Proposal]:
         again = []
@@ -155,6 +176,15 @@ class Proposer:
             if proposal.deadline <= now:
                 _settle(proposal, Unavailable(f"no metadata leader took the command in time: {refused.message}"))
         return [proposal for proposal in batch if not proposal.future.done()]
+
+
+def _answer(reply: asyncio.Future[memoryview], answer: memoryview | StratalogError) -> None:
+    if reply.done():
+        return
+    if isinstance(answer, StratalogError):
+        reply.set_exception(answer)
+    else:
+        reply.set_result(answer)
 
 
 def _settle(proposal: _Proposal, error: StratalogError) -> None:

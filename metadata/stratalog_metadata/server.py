@@ -95,7 +95,7 @@ class MetadataServer:
         peers_border = Peers(addresses, self._transport, self._peer_lost)
         peers_border.cluster_id = self._identity.cluster_id
         self._peers = peers_border
-        self._begin(storage, Membership(voters=frozenset(addresses)), peers_border)
+        self._begin(storage, Membership.of_voters(addresses), peers_border)
 
     def _claim(self) -> Identity:
         return identity.claim(self._files, self._settings.node_id, self._settings.cluster_id)

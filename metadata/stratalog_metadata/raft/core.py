@@ -1,8 +1,8 @@
 """Raft, sans-IO: messages, ticks and proposals in; one :class:`~stratalog_metadata.raft.ready.Ready` out.
 
 After Ongaro's dissertation, with pre-vote (9.6), check-quorum and the voter's lease that makes it safe (6.2, 9.6),
-read index (6.4), snapshots (5), leadership transfer (3.10), and the leader's disk written in parallel with its
-followers' (10.2.1).
+membership changes of one node at a time (4.1, 4.2), read index (6.4), snapshots (5), leadership transfer (3.10), and the
+leader's disk written in parallel with its followers' (10.2.1).
 
 Always: a term's entries are committed by counting only by the leader of that term, whose first entry is a NO_OP; the
 committed prefix is never truncated; a vote or an acknowledgement leaves only after what it promises is durable
@@ -13,14 +13,16 @@ It does not know the time (``tick``), the disk (``persisted``), the network or w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
-from stratalog_core.errors import NotLeader, Overloaded
+from stratalog_core.errors import NotLeader, Retriable
 from stratalog_core.ports import Random
+from stratalog_metadata.raft.configurations import Configurations
 from stratalog_metadata.raft.durability import Durability
 from stratalog_metadata.raft.elections import Elections, Role
 from stratalog_metadata.raft.following import Accepted, Following
-from stratalog_metadata.raft.membership import Membership
+from stratalog_metadata.raft.membership import Membership, encode_members
 from stratalog_metadata.raft.messages import (
     Append,
     AppendReply,
@@ -28,14 +30,18 @@ from stratalog_metadata.raft.messages import (
     EntryKind,
     Heartbeat,
     HeartbeatReply,
+    LeadersMessage,
     Message,
+    Reply,
     SnapshotChunk,
     SnapshotReply,
     TimeoutNow,
     VoteReply,
     VoteRequest,
 )
-from stratalog_metadata.raft.ready import HardState, ReadReady, Ready, Snapshot
+from stratalog_metadata.raft.outbox import Outbox
+from stratalog_metadata.raft.progress import Progress
+from stratalog_metadata.raft.ready import HardState, Ready, Snapshot
 from stratalog_metadata.raft.replication import Replication
 from stratalog_metadata.raft.settings import RaftSettings
 from stratalog_metadata.raft.tail import LogTail
@@ -44,7 +50,8 @@ from stratalog_metadata.raft.tail import LogTail
 class Raft:
     """One node. Every public method may change what ``ready`` hands out next.
 
-    ``applied`` is where the state machine stands that comes with ``log``; all of ``log`` is durable.
+    ``applied`` is where the state machine stands that comes with ``log``, all of which is durable; ``membership`` was in
+    force there, what the log says after it overrules it.
     """
 
     def __init__(
@@ -58,30 +65,38 @@ class Raft:
         random: Random,
         now: float,
     ) -> None:
-        assert settings.node_id in membership.voters, "a node votes in its own cluster"
         assert log.base_index <= applied <= log.last_index, "the state machine stands within the log"
         self.settings = settings
-        self.membership = membership
         self.log = log
         self.commit = applied
         self.handed = applied
         self._now = now
-        self._elections = Elections(settings, membership, hard_state, random, now)
+        unapplied = log.between(applied + 1, log.last_index)
+        self._configurations = Configurations(log.base_index, membership, unapplied)
+        self._elections = Elections(settings, self.membership, hard_state, random, now)
         self._durability = Durability(hard_state, log.last_index)
-        self._following = Following(settings.node_id, log, self._durability, settings.snapshot_bytes_max)
+        self._following = Following(
+            settings.node_id, log, self._configurations, self._durability, settings.snapshot_bytes_max
+        )  # fmt: skip
         self._leading: Replication | None = None
-        self._snapshot: Snapshot | None = None
         self._next_number = 1
-        self._messages: list[Message] = []
-        self._messages_after: list[Message] = []
-        self._reads: list[ReadReady] = []
-        self._reads_lost: list[int] = []
+        self._out = Outbox()
 
     # --- what a shell asks -------------------------------------------------------------------------------------------
 
     @property
     def node_id(self) -> int:
         return self.settings.node_id
+
+    @property
+    def membership(self) -> Membership:
+        """The configuration in force: the last one in the log, committed or not."""
+        return self._configurations.current
+
+    @property
+    def membership_index(self) -> int:
+        """Index of the entry that brought it; committed once ``commit`` is there."""
+        return self._configurations.current_index
 
     @property
     def role(self) -> Role:
@@ -130,29 +145,25 @@ class Raft:
     def tick(self, now: float) -> None:
         """Time is now ``now`` (monotonic seconds). May be called at any time."""
         self._now = max(self._now, now)
-        self._elections.tick(self._now, self._last, self._messages_after)
+        self._elections.tick(self._now, self.log.last, self._out.messages_after, may_campaign=self._may_campaign)
         if self._leading is None:
             return
         if self._leading.has_lost_quorum(self._now):
             self._follow(self.term, 0)
         else:
-            self._leading.tick(self._now, self.commit, self._messages)
+            self._leading.tick(self._now, self.commit, self._out.messages)
+            self._promote()
 
     def propose(self, payloads: Sequence[bytes]) -> int:
         """Append commands to the leader's log; the first gets the returned index, the others follow.
 
         Raises ``NotLeader`` (detail ``leader``: node id, or 0) or ``Overloaded``; then nothing was appended.
         """
-        if self._leading is None or self._now < self._leading.transfer_until:
-            raise NotLeader(f"node {self.node_id} does not lead", leader=0 if self.is_leader else self.leader)
-        self._check_uncommitted(payloads)
+        self._require_leading().check_room(self.commit, payloads)
         return self._append_own([(EntryKind.COMMAND, payload) for payload in payloads])
 
     def read(self, context: int) -> None:
-        """Ask for a linearizable read; its ``context`` comes back in ``Ready.reads`` or ``Ready.reads_lost``.
-
-        Raises ``NotLeader`` or ``Overloaded``.
-        """
+        """Ask for a linearizable read; ``context`` comes back in ``Ready``. Raises ``NotLeader`` or ``Overloaded``."""
         if self._leading is None:
             raise NotLeader(f"node {self.node_id} does not lead", leader=self.leader)
         self._leading.read(context)
@@ -163,7 +174,7 @@ class Raft:
             return False
         heir = self._leading.begin_transfer(self._now)
         if heir:
-            self._messages.append(TimeoutNow(sender=self.node_id, receiver=heir, term=self.term))
+            self._out.messages.append(TimeoutNow(sender=self.node_id, receiver=heir, term=self.term))
         return heir != 0
 
     def unreachable(self, node_id: int) -> None:
@@ -174,21 +185,42 @@ class Raft:
     def offer_snapshot(self, snapshot: Snapshot) -> None:
         """The answer to ``Ready.snapshot_wanted``: the state machine's content at or after the log's base."""
         if self._leading is not None and snapshot.index >= self.log.base_index:
-            self._leading.offer_snapshot(snapshot, self._messages)
+            self._leading.offer_snapshot(snapshot, self._configurations.at(snapshot.index), self._out.messages)
 
     def compact(self, index: int) -> None:
         """Forget entries up to ``index``, all applied and durably part of the state machine."""
         assert index <= min(self.handed, self.stable)
         self.log.compact(index)
+        self._configurations.compacted(index)
 
-    def step(self, message: Message) -> None:
-        """A message has arrived."""
+    def change_members(self, membership: Membership) -> int:
+        """Append a configuration, in force from now on; returns its index.
+
+        One voter may come or go at a time (dissertation, 4.1). Raises ``NotLeader``; ``Unavailable`` while an entry of
+        this term, or the change before, is not committed, or when too few of the new voters answer; ``Invalid``.
+        """
+        self._require_leading().check_change(membership, is_pending=self.membership_index > self.commit)
+        return self._append_own([(EntryKind.MEMBERS, encode_members(membership))])
+
+    def followers(self) -> Mapping[int, Progress]:
+        """What this leader knows of the others; empty if it does not lead. To look at, not to change."""
+        return self._leading.followers if self._leading is not None else {}
+
+    def step(self, message: Message, identity: str = "") -> None:
+        """A message has arrived, from a node whose disk bears ``identity``.
+
+        Requests are taken from anyone: the sender may know a later configuration (dissertation, 4.1). A reply counts
+        only if it is from a member as this node knows it: what a lost disk's number says now was never promised.
+        """
         assert message.receiver == self.node_id
-        if message.sender not in self.membership.voters:
-            return
-        if message.term > self.term:
-            if not self._accept_higher_term(message):
+        if isinstance(message, Reply):
+            member = self.membership.find(message.sender)
+            if member is None or member.identity != identity:
                 return
+        if message.term > self.term:
+            if isinstance(message, VoteRequest) and self._elections.ignores(message):
+                return
+            self._join_term(message)
         elif message.term < self.term:
             self._answer_stale(message)
             return
@@ -207,44 +239,30 @@ class Raft:
     def ready(self) -> Ready | None:
         """What is to be done now; None if nothing. Several may be outstanding; they are carried out in order."""
         if self._leading is not None:
-            self._leading.send_pending(self.commit, self._messages)
-            self._reads.extend(self._leading.confirmed_reads())
+            self._leading.send_pending(self.commit, self._out.messages)
+            self._out.reads.extend(self._leading.confirmed_reads())
         committed = self._take_committed()
         hard_state = self._durability.changed(self.term, self._elections.voted_for)
         wanted = self._leading is not None and self._leading.take_snapshot_wanted()
-        if not (hard_state or committed or wanted or self._has_output()):
+        if not (hard_state or committed or wanted or self._out or self._durability.unsaved_from <= self.log.last_index):
             return None
         ready = Ready(
             number=self._next_number,
-            snapshot=self._snapshot,
+            snapshot=self._out.snapshot,
             hard_state=hard_state,
-            entries=self._unsaved(),
+            entries=self._durability.unsaved(self.log),
             previous_term=self.log.term_at(self._durability.unsaved_from - 1) or 0,
-            messages=tuple(self._messages),
-            messages_after=tuple(self._messages_after),
+            messages=tuple(self._out.messages),
+            messages_after=tuple(self._out.messages_after),
             committed=committed,
-            reads=tuple(self._reads),
-            reads_lost=tuple(self._reads_lost),
+            reads=tuple(self._out.reads),
+            reads_lost=tuple(self._out.reads_lost),
             snapshot_wanted=wanted,
         )
         self._handed_out(ready)
         return ready
 
     # --- ready, in steps ---------------------------------------------------------------------------------------------
-
-    def _unsaved(self) -> tuple[Entry, ...]:
-        first = self._durability.unsaved_from
-        return self.log.between(first, self.log.last_index) if first <= self.log.last_index else ()
-
-    def _has_output(self) -> bool:
-        return bool(
-            self._messages
-            or self._messages_after
-            or self._reads
-            or self._reads_lost
-            or self._snapshot is not None
-            or self._durability.unsaved_from <= self.log.last_index
-        )
 
     def _take_committed(self) -> tuple[Entry, ...]:
         last = min(self.commit, self.stable, self.handed + self.settings.committed_max)
@@ -256,94 +274,92 @@ class Raft:
 
     def _handed_out(self, ready: Ready) -> None:
         self._next_number += 1
-        for handed in (self._messages, self._messages_after, self._reads, self._reads_lost):
-            handed.clear()
+        self._out.clear()
         if ready.must_persist:
             self._durability.handed_out(ready, self._elections.take_own_vote(), self.log.last_index)
-            self._snapshot = None
 
     # --- terms and roles ---------------------------------------------------------------------------------------------
 
     @property
-    def _last(self) -> tuple[int, int]:
-        return self.log.last_term, self.log.last_index
+    def _may_campaign(self) -> bool:
+        return self._configurations.let_campaign(self.node_id, self.settings.identity, self.commit)
 
     def _follow(self, term: int, leader: int) -> None:
         self._elections.follow(term, leader)
         if self._leading is not None:
-            self._reads_lost.extend(self._leading.reads.lose_all())
+            self._out.reads_lost.extend(self._leading.reads.lose_all())
             self._leading = None
 
     def _begin_leading(self) -> None:
-        """Once an election is won: begin the term with an entry of its own."""
+        """An election may have been won: begin the term with an entry of its own."""
         if self.role is Role.LEADER and self._leading is None:
             self._leading = Replication(self.settings, self.membership, self.log, self.term, self._now)
             self._leading.own_match(self.stable)
             self._append_own([(EntryKind.NO_OP, b"")])
 
-    def _accept_higher_term(self, message: Message) -> bool:
-        """Whether to look at a message of a later term; usually it is joined first."""
-        if isinstance(message, VoteRequest):
-            if self._elections.ignores(message):
-                return False
-            if not message.pre:
-                self._follow(message.term, 0)
-            return True
-        if isinstance(message, VoteReply) and message.pre and message.granted:
-            return True
-        from_leader = isinstance(message, Append | Heartbeat | SnapshotChunk)
-        self._follow(message.term, message.sender if from_leader else 0)
-        return True
+    def _join_term(self, message: Message) -> None:
+        """A message of a later term; one that only asks whether that term could be won does not begin it."""
+        match message:
+            case VoteRequest(pre=True) | VoteReply(pre=True, granted=True):
+                return
+        self._follow(message.term, message.sender if isinstance(message, LeadersMessage) else 0)
 
     def _answer_stale(self, message: Message) -> None:
         """Tell a sender of an earlier term, whom our own term may hold up, what the term is."""
-        if isinstance(message, Append | Heartbeat | SnapshotChunk):
-            refusal = AppendReply(sender=self.node_id, receiver=message.sender, term=self.term, index=0, rejected=True)
-            self._messages_after.append(refusal)
+        if isinstance(message, LeadersMessage):
+            self._out.messages_after.append(self._following.refuse(message, self.term))
         elif isinstance(message, VoteRequest) and message.pre:
-            self._elections.reply(message, self.term, False, self._messages_after)
+            self._elections.reply(message, self.term, False, self._out.messages_after)
 
     def _dispatch(self, message: Message) -> None:
         match message:
             case VoteRequest():
-                self._elections.on_request(message, self._last, self._messages_after)
+                self._elections.on_request(message, self.log.last, self._out.messages_after)
             case VoteReply():
-                self._elections.on_reply(message, self._last, self._messages_after)
+                self._elections.on_reply(message, self.log.last, self._out.messages_after)
             case Append() | Heartbeat() | SnapshotChunk():
                 self._on_leaders_message(message)
-            case TimeoutNow() if self._leading is None:
-                self._elections.campaign(self._last, self._messages_after, pre=False, transfer=True)
-            case AppendReply() | HeartbeatReply() | SnapshotReply():
-                self._on_followers_reply(message)
+            case TimeoutNow() if self._leading is None and self._may_campaign:
+                self._elections.campaign(self.log.last, self._out.messages_after, pre=False, transfer=True)
+            case AppendReply() | HeartbeatReply() | SnapshotReply() if self._leading is not None:
+                if self._leading.on_reply(message, self._out.messages):
+                    self._advance_commit()
 
     # --- leading -----------------------------------------------------------------------------------------------------
 
-    def _check_uncommitted(self, payloads: Sequence[bytes]) -> None:
-        waiting = self.log.last_index - self.commit
-        if waiting + len(payloads) > self.settings.uncommitted_entries_max:
-            raise Overloaded(f"{waiting} proposals are not committed yet; the most is {self.settings.uncommitted_entries_max}")
-        if not waiting:
-            return
-        waiting_bytes = sum(len(entry.payload) for entry in self.log.between(self.commit + 1, self.log.last_index))
-        if waiting_bytes + sum(map(len, payloads)) > self.settings.uncommitted_bytes_max:
-            raise Overloaded(f"{waiting_bytes} proposed bytes are not committed yet")
+    def _require_leading(self) -> Replication:
+        if self._leading is None or self._now < self._leading.transfer_until:
+            raise NotLeader(f"node {self.node_id} does not lead", leader=0 if self.is_leader else self.leader)
+        return self._leading
 
     def _append_own(self, proposals: Sequence[tuple[EntryKind, bytes]]) -> int:
         first = self.log.last_index + 1
-        self.log.extend([Entry(first + i, self.term, kind, payload) for i, (kind, payload) in enumerate(proposals)])
+        entries = [Entry(first + i, self.term, kind, payload) for i, (kind, payload) in enumerate(proposals)]
+        self.log.extend(entries)
+        if self._configurations.appended(entries):
+            self._adopt_members()
         return first
 
-    def _on_followers_reply(self, reply: AppendReply | HeartbeatReply | SnapshotReply) -> None:
-        if self._leading is None:
-            return
-        match reply:
-            case AppendReply():
-                if self._leading.on_append_reply(reply):
-                    self._advance_commit()
-            case HeartbeatReply():
-                self._reads.extend(self._leading.on_heartbeat_reply(reply, self._messages))
-            case SnapshotReply():
-                self._leading.on_snapshot_reply(reply, self._messages)
+    def _adopt_members(self) -> None:
+        """The configuration in force may be another than before."""
+        self._elections.membership = self.membership
+        if self._leading is not None:
+            self._leading.reconfigure(self.membership)
+
+    def _promote(self) -> None:
+        """Let a learner vote that has caught up; what stands in the way now is tried again at a later tick."""
+        assert self._leading is not None
+        learner = self._leading.learner_to_promote()
+        if learner:
+            with suppress(Retriable):
+                self.change_members(self.membership.with_voter(learner))
+
+    def _retire(self) -> None:
+        """Step down: the configuration without this node is committed (dissertation, 4.2.2)."""
+        assert self._leading is not None
+        self._leading.send_pending(self.commit, self._out.messages)
+        self.transfer_leadership()
+        self._follow(self.term, 0)
 
     def _advance_commit(self) -> None:
         assert self._leading is not None
@@ -351,10 +367,12 @@ class Raft:
         if agreed > self.commit and self.log.term_at(agreed) == self.term:
             self.commit = agreed
             self._leading.may_read = True
+            if self.commit >= self.membership_index and self.node_id not in self.membership.voters:
+                self._retire()
 
     # --- following ---------------------------------------------------------------------------------------------------
 
-    def _on_leaders_message(self, message: Append | Heartbeat | SnapshotChunk) -> None:
+    def _on_leaders_message(self, message: LeadersMessage) -> None:
         self._elections.heard_from_leader(message.sender)
         match message:
             case Heartbeat():
@@ -368,14 +386,16 @@ class Raft:
                 self._take(self._following.snapshot_chunk(message, self.commit))
 
     def _take(self, accepted: Accepted) -> None:
+        if self._elections.membership is not self.membership:
+            self._adopt_members()
         if accepted.snapshot is not None:
-            self._snapshot = accepted.snapshot
+            self._out.snapshot = accepted.snapshot
             self.handed = accepted.snapshot.index
         self._commit_to(accepted.commit)
         if isinstance(accepted.reply, SnapshotReply):
             self._send_when_promised(accepted.reply)
         else:
-            self._messages_after.append(accepted.reply)
+            self._out.messages_after.append(accepted.reply)
 
     def _commit_to(self, index: int) -> None:
         assert index <= self.log.last_index, "the leader committed what this node does not have"
@@ -383,15 +403,15 @@ class Raft:
 
     def _send_when_promised(self, message: Message) -> None:
         """Answers that promise only this node's term: they leave at once if that is durable."""
-        (self._messages if self._durability.promises(self.term) else self._messages_after).append(message)
-
-    # --- assertions --------------------------------------------------------------------------------------------------
+        (self._out.messages if self._durability.promises(self.term) else self._out.messages_after).append(message)
 
     def validate_state(self) -> None:
         """Assert what must always hold within one node."""
         assert self.log.base_index <= self.handed <= self.commit <= self.log.last_index
         assert self.log.last_term <= self.term
         assert self.is_leader == (self.role is Role.LEADER)
+        assert self._elections.membership is self.membership
+        self._configurations.validate_state(self.log.last_index)
         self._elections.validate_state()
         self._durability.validate_state(self.log.last_index)
         if self._leading is not None:

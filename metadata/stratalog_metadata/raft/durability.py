@@ -10,6 +10,7 @@ from collections import deque
 from dataclasses import dataclass
 from itertools import pairwise
 
+from stratalog_metadata.raft.messages import Entry
 from stratalog_metadata.raft.ready import HardState, Ready
 from stratalog_metadata.raft.tail import LogTail
 
@@ -40,6 +41,10 @@ class Durability:
         """The hard state to write, if it is another than was last handed out."""
         hard_state = HardState(term=term, voted_for=voted_for)
         return hard_state if hard_state != self._saved else None
+
+    def unsaved(self, log: LogTail) -> tuple[Entry, ...]:
+        """What is to be handed out next."""
+        return log.between(self.unsaved_from, log.last_index) if self.unsaved_from <= log.last_index else ()
 
     def promises(self, term: int) -> bool:
         """Whether the term is durable: an answer that promises nothing else may leave at once."""

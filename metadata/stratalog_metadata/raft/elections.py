@@ -2,7 +2,8 @@
 
 Always: a node votes once per term; the term never falls; a candidate's own vote counts when it is durable, as others' do.
 Pre-vote asks first whether an election could be won, so that a node that was away disturbs nobody; a voter that hears
-its leader helps no one to depose it (dissertation, 4.2.3 and 9.6).
+its leader helps no one to depose it (dissertation, 4.2.3 and 9.6). Who does not vote in the configuration that it knows
+begins no election, but answers those of others, since they may know a later one (4.2.2).
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Elections:
         self.leader = 0
         self.own_vote_term = 0
         self._settings = settings
-        self._membership = membership
+        self.membership = membership
         self._random = random
         self._now = now
         self._heard_at = now
@@ -57,7 +58,7 @@ class Elections:
 
     @property
     def _is_alone(self) -> bool:
-        return len(self._membership.voters) == 1
+        return self.membership.voters == {self._settings.node_id}
 
     def _first_timeout(self) -> float:
         """Shorter after a start: a live leader is heard of within a heartbeat, and pre-vote keeps the hasty harmless."""
@@ -68,11 +69,15 @@ class Elections:
 
     # --- events ------------------------------------------------------------------------------------------------------
 
-    def tick(self, now: float, last: tuple[int, int], out: list[Message]) -> None:
+    def tick(self, now: float, last: tuple[int, int], out: list[Message], *, may_campaign: bool) -> None:
         """Campaign if nothing was heard of a leader for too long."""
         self._now = now
-        if self.role is not Role.LEADER and now >= self.due_at:
+        if self.role is Role.LEADER or now < self.due_at:
+            return
+        if may_campaign:
             self.campaign(last, out, pre=not self._is_alone)
+        else:
+            self._restart_timer()
 
     def follow(self, term: int, leader: int) -> None:
         """Follow ``leader`` (0: not known yet) in ``term``."""
@@ -103,7 +108,7 @@ class Elections:
             self.term += 1
             self.voted_for = self._settings.node_id
             self.own_vote_term = self.term
-        out.extend(self._request(other, last, pre, transfer) for other in self._membership.others(self._settings.node_id))
+        out.extend(self._request(other, last, pre, transfer) for other in self.membership.other_voters(self._settings.node_id))
 
     def on_request(self, request: VoteRequest, last: tuple[int, int], out: list[Message]) -> None:
         """Vote for whoever asks first in a term and lacks nothing that this node has."""
@@ -162,17 +167,16 @@ class Elections:
             (self._granted if granted else self._refused).add(voter)
 
     def _conclude(self, last: tuple[int, int], out: list[Message]) -> None:
-        if self._membership.is_quorum(self._granted):
+        if self.membership.is_quorum(self._granted):
             if self.role is Role.PRE_CANDIDATE:
                 self.campaign(last, out, pre=False)
             else:
                 self._become(Role.LEADER, self._settings.node_id)
-        elif self._membership.is_lost(self._refused):
+        elif self.membership.is_lost(self._refused):
             self.follow(self.term, 0)
 
     def validate_state(self) -> None:
         node_id = self._settings.node_id
-        assert self.voted_for == 0 or self.voted_for in self._membership.voters
         assert self.role in (Role.CANDIDATE, Role.PRE_CANDIDATE) or not self._granted | self._refused
         assert self.role is not Role.LEADER or self.leader == self.voted_for == node_id
         assert self.role is Role.LEADER or self.leader != node_id

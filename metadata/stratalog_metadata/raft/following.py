@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stratalog_metadata.raft.configurations import Configurations
 from stratalog_metadata.raft.durability import Durability
-from stratalog_metadata.raft.messages import Append, AppendReply, SnapshotChunk, SnapshotReply
+from stratalog_metadata.raft.membership import Membership
+from stratalog_metadata.raft.messages import Append, AppendReply, LeadersMessage, SnapshotChunk, SnapshotReply
 from stratalog_metadata.raft.ready import Snapshot
 from stratalog_metadata.raft.snapshots import IncomingSnapshot
 from stratalog_metadata.raft.tail import LogTail
@@ -26,11 +28,14 @@ class Accepted:
 class Following:
     """One node's log, seen as a follower's."""
 
-    __slots__ = ("_durability", "_incoming", "_log", "_node_id", "_snapshot_bytes_max")
+    __slots__ = ("_configurations", "_durability", "_incoming", "_log", "_node_id", "_snapshot_bytes_max")
 
-    def __init__(self, node_id: int, log: LogTail, durability: Durability, snapshot_bytes_max: int) -> None:
+    def __init__(
+        self, node_id: int, log: LogTail, configurations: Configurations, durability: Durability, snapshot_bytes_max: int
+    ) -> None:
         self._node_id = node_id
         self._log = log
+        self._configurations = configurations
         self._durability = durability
         self._snapshot_bytes_max = snapshot_bytes_max
         self._incoming = IncomingSnapshot()
@@ -44,8 +49,11 @@ class Following:
         conflict = self._log.conflict(append.entries)
         if conflict is not None:
             assert conflict > commit, "a committed entry would be replaced"
+            new = [entry for entry in append.entries if entry.index >= conflict]
             self._log.truncate_after(conflict - 1)
-            self._log.extend([entry for entry in append.entries if entry.index >= conflict])
+            self._log.extend(new)
+            self._configurations.truncated_after(conflict - 1)
+            self._configurations.appended(new)
             self._durability.replaced_from(conflict)
         last = append.previous_index + len(append.entries)
         # Beyond ``last`` this log may still hold another leader's entries: the commit index says nothing about them.
@@ -61,8 +69,13 @@ class Following:
         if whole is None:
             return Accepted(reply=self._wanted(chunk), commit=commit)
         self._log.reset(whole.index, whole.term)
+        self._configurations.restored(whole.index, Membership.of(chunk.members) if chunk.members else None)
         self._durability.restored(whole.index)
         return Accepted(reply=self._matched(chunk, whole.index), commit=whole.index, snapshot=whole)
+
+    def refuse(self, message: LeadersMessage, term: int) -> AppendReply:
+        """The answer to a leader of an earlier term than ``term``."""
+        return AppendReply(sender=self._node_id, receiver=message.sender, term=term, index=0, rejected=True)
 
     def _matched(self, message: Append | SnapshotChunk, index: int) -> AppendReply:
         return AppendReply(sender=self._node_id, receiver=message.sender, term=message.term, index=index)

@@ -10,12 +10,15 @@ from enum import IntEnum
 
 import msgspec
 
+from stratalog_metadata.raft.membership import Member
+
 
 class EntryKind(IntEnum):
-    """NO_OP begins a leader's term; COMMAND is the state machine's. 2 is kept for membership changes."""
+    """NO_OP begins a leader's term; COMMAND is the state machine's; MEMBERS is a configuration of the quorum."""
 
     NO_OP = 0
     COMMAND = 1
+    MEMBERS = 2
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -77,7 +80,10 @@ class HeartbeatReply(MessageBase, frozen=True, kw_only=True, tag="heartbeat_repl
 
 
 class SnapshotChunk(MessageBase, frozen=True, kw_only=True, tag="snapshot"):
-    """A piece of the snapshot at (``index``, ``index_term``); ``checksum`` is the CRC32C of the whole."""
+    """A piece of the snapshot at (``index``, ``index_term``); ``checksum`` is the CRC32C of the whole.
+
+    ``members`` is the configuration that was in force there.
+    """
 
     index: int
     index_term: int
@@ -85,6 +91,7 @@ class SnapshotChunk(MessageBase, frozen=True, kw_only=True, tag="snapshot"):
     checksum: int
     position: int
     content: bytes
+    members: tuple[Member, ...] = ()
 
 
 class SnapshotReply(MessageBase, frozen=True, kw_only=True, tag="snapshot_reply"):
@@ -101,3 +108,7 @@ class TimeoutNow(MessageBase, frozen=True, kw_only=True, tag="timeout_now"):
 Message = (
     VoteRequest | VoteReply | Append | AppendReply | Heartbeat | HeartbeatReply | SnapshotChunk | SnapshotReply | TimeoutNow
 )
+LeadersMessage = Append | Heartbeat | SnapshotChunk
+"""What only the leader of a term sends."""
+Reply = VoteReply | AppendReply | HeartbeatReply | SnapshotReply
+"""What counts towards a quorum, or moves what a leader knows of its follower: from members only."""

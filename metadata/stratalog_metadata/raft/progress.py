@@ -17,12 +17,16 @@ class Flow(Enum):
 
 
 class Progress:
-    """``match``: known to be durable there. ``next``: first index to send. ``active``: heard from lately."""
+    """``match``: known to be durable there. ``next``: first index to send. ``active``: heard from lately.
+
+    ``heard_at``: when it last answered (the leader's monotonic seconds); None if it never did.
+    """
 
     __slots__ = (
         "active",
         "commit_sent",
         "flow",
+        "heard_at",
         "in_flight",
         "in_flight_max",
         "match",
@@ -38,11 +42,17 @@ class Progress:
         self.flow = Flow.PROBE
         self.paused = False
         self.active = False
+        self.heard_at: float | None = None
         self.in_flight: deque[int] = deque()
         self.in_flight_max = in_flight_max
         self.snapshot_index = 0
         self.snapshot_position = -1
         self.commit_sent = 0
+
+    def heard(self, now: float) -> None:
+        """It has answered something."""
+        self.active = True
+        self.heard_at = now
 
     def may_send(self) -> bool:
         if self.flow is Flow.REPLICATE:
@@ -101,7 +111,6 @@ class Progress:
 
     def heard_heartbeat(self) -> None:
         """It is there: what was held back or lost may be tried again."""
-        self.active = True
         self.paused = False
         if self.flow is Flow.REPLICATE and len(self.in_flight) >= self.in_flight_max:
             self.in_flight.popleft()

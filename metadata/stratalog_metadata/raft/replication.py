@@ -5,10 +5,12 @@ Messages are appended to the list that is passed in; all may leave before anythi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from stratalog_core.errors import Overloaded
-from stratalog_metadata.raft.membership import Membership
+from stratalog_metadata.raft.catching_up import CatchUp
+from stratalog_metadata.raft.membership import Membership, check_change
 from stratalog_metadata.raft.messages import (
     Append,
     AppendReply,
@@ -29,7 +31,7 @@ ROUNDS_KEPT: Final = 1_000
 
 
 class Replication:
-    """Leadership of ``term``. ``first_index`` is its NO_OP's; ``may_read`` once that is committed.
+    """Leadership of ``term``. ``first_index`` is its NO_OP's; ``may_read`` once that is committed; ``followers`` is to look at.
 
     No proposals are taken before ``transfer_until``, while a follower takes over.
     """
@@ -40,21 +42,59 @@ class Replication:
         self.transfer_until = now
         self.first_index = log.last_index + 1
         self._settings = settings
-        self._membership = membership
         self._log = log
         self._term = term
         self._own_match = 0
-        self._followers = {
-            other: Progress(log.last_index + 1, settings.in_flight_max) for other in membership.others(settings.node_id)
-        }
+        self.followers: dict[int, Progress] = {}
+        self._catching_up: dict[int, CatchUp] = {}
         self._rounds: dict[int, int] = {}
         self._now = now
+        self.reconfigure(membership)
         self._begun_at: dict[int, float] = {}
         self._gave_up_lease = False
         self._heartbeat_at = now
         self._quorum_at = now + settings.election_timeout_s
         self._outgoing: OutgoingSnapshot | None = None
         self._snapshot_wanted = False
+
+    # --- members ----------------------------------------------------------------------------------------------------
+
+    def reconfigure(self, membership: Membership) -> None:
+        """``membership`` is in force from now on."""
+        self._membership = membership
+        others, learners = membership.others(self._settings.node_id), membership.learners
+        for gone in self.followers.keys() - set(others):
+            del self.followers[gone]
+            self._rounds.pop(gone, None)
+        for other in others:
+            if other not in self.followers:
+                self.followers[other] = Progress(self._log.last_index + 1, self._settings.in_flight_max)
+        self._catching_up = {
+            learner: self._catching_up.get(learner)
+            or CatchUp(self._log.last_index, self._now, self._settings.election_timeout_s)
+            for learner in learners
+        }
+
+    def heard_lately(self) -> set[int]:
+        """Who has answered within an election timeout, the leader included."""
+        since = self._now - self._settings.election_timeout_s
+        heard = {node_id for node_id, known in self.followers.items() if known.heard_at is not None and known.heard_at >= since}
+        return heard | {self._settings.node_id}
+
+    def learner_to_promote(self) -> int:
+        """A learner that has caught up and answers, or 0."""
+        heard = self.heard_lately()
+        return next((learner for learner, rounds in self._catching_up.items() if rounds.done and learner in heard), 0)
+
+    def check_change(self, membership: Membership, *, is_pending: bool) -> None:
+        """Raises ``Unavailable`` or ``Invalid`` if ``membership`` cannot be appended now."""
+        check_change(
+            before=self._membership,
+            after=membership,
+            term_has_committed=self.may_read,
+            is_pending=is_pending,
+            heard=self.heard_lately(),
+        )
 
     # --- time --------------------------------------------------------------------------------------------------------
 
@@ -66,8 +106,8 @@ class Replication:
         if now < self._quorum_at:
             return False
         self._quorum_at = now + self._settings.election_timeout_s
-        active = {node_id for node_id, follower in self._followers.items() if follower.active} | {self._settings.node_id}
-        for follower in self._followers.values():
+        active = {node_id for node_id, follower in self.followers.items() if follower.active} | {self._settings.node_id}
+        for follower in self.followers.values():
             follower.active = False
         return not self._membership.is_quorum(active)
 
@@ -82,7 +122,7 @@ class Replication:
         number = self.reads.begin_round(commit, may_read=self.may_read)
         self._begun_at[number] = self._now
         self._begun_at.pop(number - ROUNDS_KEPT, None)
-        for node_id, follower in self._followers.items():
+        for node_id, follower in self.followers.items():
             out.append(
                 Heartbeat(
                     sender=self._settings.node_id,
@@ -102,7 +142,35 @@ class Replication:
             return False
         confirmed = self._membership.agreed({**self._rounds, self._settings.node_id: self.reads.round})
         begun_at = self._begun_at.get(confirmed)
-        return not self._followers or (begun_at is not None and self._now < begun_at + self._settings.election_timeout_s)
+        alone = self._membership.voters == {self._settings.node_id}
+        return alone or (begun_at is not None and self._now < begun_at + self._settings.election_timeout_s)
+
+    # --- proposals ---------------------------------------------------------------------------------------------------
+
+    def check_room(self, commit: int, payloads: Sequence[bytes]) -> None:
+        """Raises ``Overloaded`` if too much would wait to be committed."""
+        settings, log = self._settings, self._log
+        waiting = log.last_index - commit
+        if waiting + len(payloads) > settings.uncommitted_entries_max:
+            raise Overloaded(f"{waiting} proposals are not committed yet; the most is {settings.uncommitted_entries_max}")
+        if not waiting:
+            return
+        waiting_bytes = sum(len(entry.payload) for entry in log.between(commit + 1, log.last_index))
+        if waiting_bytes + sum(map(len, payloads)) > settings.uncommitted_bytes_max:
+            raise Overloaded(
+                f"{waiting_bytes} proposed bytes are not committed yet; the most is {settings.uncommitted_bytes_max}"
+            )
+
+    def on_reply(self, reply: AppendReply | HeartbeatReply | SnapshotReply, out: list[Message]) -> bool:
+        """Says whether the commit index may have moved."""
+        match reply:
+            case AppendReply():
+                return self._on_append_reply(reply)
+            case HeartbeatReply():
+                self._on_heartbeat_reply(reply, out)
+            case SnapshotReply():
+                self._on_snapshot_reply(reply, out)
+        return False
 
     # --- commit ------------------------------------------------------------------------------------------------------
 
@@ -111,7 +179,7 @@ class Replication:
         self._own_match = index
 
     def agreed_index(self) -> int:
-        matches = {node_id: follower.match for node_id, follower in self._followers.items()}
+        matches = {node_id: follower.match for node_id, follower in self.followers.items()}
         return self._membership.agreed({**matches, self._settings.node_id: self._own_match})
 
     # --- appends -----------------------------------------------------------------------------------------------------
@@ -120,7 +188,7 @@ class Replication:
         """Begin a round for waiting reads, and send whatever each follower can take."""
         if self.reads.waiting and self.may_read:
             self._begin_round(commit, out)
-        for node_id, follower in self._followers.items():
+        for node_id, follower in self.followers.items():
             self._send_appends(node_id, follower, commit, out)
 
     def _send_appends(self, node_id: int, follower: Progress, commit: int, out: list[Message]) -> None:
@@ -152,21 +220,22 @@ class Replication:
                 return
             follower.sent(entries[-1].index)
 
-    def on_append_reply(self, reply: AppendReply) -> bool:
-        """Says whether the commit index may have moved."""
-        follower = self._followers[reply.sender]
-        follower.active = True
+    def _on_append_reply(self, reply: AppendReply) -> bool:
+        follower = self.followers[reply.sender]
+        follower.heard(self._now)
         if not reply.rejected:
             news = follower.acknowledged(min(reply.index, self._log.last_index))
             self._forget_snapshot()
+            if (rounds := self._catching_up.get(reply.sender)) is not None:
+                rounds.acknowledged(follower.match, self._log.last_index, self._now)
             return news
         next_index, _ = self._log.last_not_after(reply.hint_index, reply.hint_term)
         follower.rejected(reply.index, next_index + 1)
         return False
 
     def unreachable(self, node_id: int) -> None:
-        follower = self._followers[node_id]
-        if follower.flow is Flow.REPLICATE:
+        follower = self.followers.get(node_id)
+        if follower is not None and follower.flow is Flow.REPLICATE:
             follower.probe()
             follower.paused = True
 
@@ -177,14 +246,14 @@ class Replication:
             raise Overloaded(f"{self._settings.reads_max} reads wait already")
         self.reads.waiting.append(context)
 
-    def on_heartbeat_reply(self, reply: HeartbeatReply, out: list[Message]) -> list[ReadReady]:
-        follower = self._followers[reply.sender]
+    def _on_heartbeat_reply(self, reply: HeartbeatReply, out: list[Message]) -> None:
+        follower = self.followers[reply.sender]
         stuck = follower.flow is Flow.SNAPSHOT and not follower.paused
+        follower.heard(self._now)
         follower.heard_heartbeat()
         if stuck:
             self._send_chunk(reply.sender, follower, max(follower.snapshot_position, 0), out)
         self._rounds[reply.sender] = max(reply.round, self._rounds.get(reply.sender, 0))
-        return self.confirmed_reads()
 
     def confirmed_reads(self) -> list[ReadReady]:
         return self.reads.confirmed(self._membership, {**self._rounds, self._settings.node_id: self.reads.round})
@@ -206,14 +275,15 @@ class Replication:
         wanted, self._snapshot_wanted = self._snapshot_wanted, False
         return wanted
 
-    def offer_snapshot(self, snapshot: Snapshot, out: list[Message]) -> None:
-        self._outgoing = OutgoingSnapshot(snapshot)
-        for node_id, follower in self._followers.items():
+    def offer_snapshot(self, snapshot: Snapshot, membership: Membership, out: list[Message]) -> None:
+        """``membership`` is what was in force at the snapshot's index."""
+        self._outgoing = OutgoingSnapshot(snapshot, membership)
+        for node_id, follower in self.followers.items():
             if follower.next <= self._log.base_index and follower.flow is not Flow.SNAPSHOT:
                 self._begin_snapshot(node_id, follower, out)
 
     def _forget_snapshot(self) -> None:
-        if self._outgoing is not None and not any(f.flow is Flow.SNAPSHOT for f in self._followers.values()):
+        if self._outgoing is not None and not any(f.flow is Flow.SNAPSHOT for f in self.followers.values()):
             self._outgoing = None
 
     def _send_chunk(self, node_id: int, follower: Progress, position: int, out: list[Message]) -> None:
@@ -226,18 +296,22 @@ class Replication:
             self._outgoing.chunk(self._settings.node_id, node_id, self._term, position, self._settings.snapshot_chunk_bytes)
         )
 
-    def on_snapshot_reply(self, reply: SnapshotReply, out: list[Message]) -> None:
-        follower = self._followers[reply.sender]
-        follower.active = True
+    def _on_snapshot_reply(self, reply: SnapshotReply, out: list[Message]) -> None:
+        follower = self.followers[reply.sender]
+        follower.heard(self._now)
         if follower.chunk_wanted(reply.index, reply.position):
             self._send_chunk(reply.sender, follower, reply.position, out)
 
     # --- transfer ----------------------------------------------------------------------------------------------------
 
     def begin_transfer(self, now: float) -> int:
-        """A follower that has everything and is not known to be away, or 0."""
-        for node_id, follower in self._followers.items():
-            if follower.match == self._log.last_index and follower.flow is Flow.REPLICATE:
+        """A voter that has everything and is not known to be away, or 0."""
+        for node_id, follower in self.followers.items():
+            if (
+                node_id in self._membership.voters
+                and follower.match == self._log.last_index
+                and follower.flow is Flow.REPLICATE
+            ):
                 self.transfer_until = now + self._settings.election_timeout_s
                 self._gave_up_lease = True
                 return node_id
@@ -247,7 +321,7 @@ class Replication:
 
     def validate_state(self, stable: int) -> None:
         assert self._own_match <= stable <= self._log.last_index
-        for follower in self._followers.values():
+        for follower in self.followers.values():
             assert follower.match < follower.next, "what matches is not sent again"
             assert follower.match <= self._log.last_index
             assert len(follower.in_flight) <= follower.in_flight_max

@@ -10,10 +10,11 @@ class RaftSettings:
     """An election begins after one to two ``election_timeout_s`` of silence.
 
     A leader steps down after one without the answers of a quorum. One Ready brings ``committed_max`` entries to apply at
-    most; ``uncommitted_*_max`` bound what is proposed and not yet committed.
+    most; ``uncommitted_*_max`` bound what is proposed and not yet committed. ``identity`` is what this node's disk bears.
     """
 
     node_id: int
+    identity: str = ""
     election_timeout_s: float = 0.5
     heartbeat_s: float = 0.1
     append_bytes_max: int = 1024 * 1024

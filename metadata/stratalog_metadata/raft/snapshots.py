@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import crc32c
 
+from stratalog_metadata.raft.membership import Membership
 from stratalog_metadata.raft.messages import SnapshotChunk
 from stratalog_metadata.raft.ready import Snapshot
 
@@ -11,10 +12,11 @@ from stratalog_metadata.raft.ready import Snapshot
 class OutgoingSnapshot:
     """One snapshot that the leader offers to whoever needs it; its CRC is computed once."""
 
-    __slots__ = ("checksum", "snapshot")
+    __slots__ = ("checksum", "membership", "snapshot")
 
-    def __init__(self, snapshot: Snapshot) -> None:
+    def __init__(self, snapshot: Snapshot, membership: Membership) -> None:
         self.snapshot = snapshot
+        self.membership = membership
         self.checksum = crc32c.crc32c(snapshot.content)
 
     def chunk(self, sender: int, receiver: int, term: int, position: int, chunk_bytes: int) -> SnapshotChunk:
@@ -28,6 +30,7 @@ class OutgoingSnapshot:
             checksum=self.checksum,
             position=position,
             content=self.snapshot.content[position : position + chunk_bytes],
+            members=self.membership.members,
         )
 
 

@@ -32,6 +32,11 @@ class LogTail:
     def last_term(self) -> int:
         return self._entries[-1].term if self._entries else self.base_term
 
+    @property
+    def last(self) -> tuple[int, int]:
+        """(term, index) of the last entry: what elections compare."""
+        return self.last_term, self.last_index
+
     def __len__(self) -> int:
         return len(self._entries)
 

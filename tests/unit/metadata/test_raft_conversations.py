@@ -100,7 +100,7 @@ class Conversation:
         hard_state, log = self.disks[node_id]
         self.cores[node_id] = Raft(
             RaftSettings(node_id=node_id, append_bytes_max=100, in_flight_max=2, snapshot_chunk_bytes=10),
-            Membership(voters=frozenset(self.disks)),
+            Membership.of_voters(self.disks),
             hard_state=hard_state,
             log=LogTail(log.base_index, log.base_term, log.between(log.base_index + 1, log.last_index)),
             applied=log.base_index,

@@ -1,5 +1,7 @@
 """Raft under a hostile network, from a seed: messages lost, doubled and reordered, nodes crashed with what was not synced.
 
+With ``changes``, members come and go, and disks are lost and replaced under the same number with a new identity.
+
 After every event the properties of the Raft paper (figure 3) are checked over all nodes, and linearizability of reads. In
 the end everything is healed, and the cluster must agree and go on.
 """
@@ -14,8 +16,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stratalog_core.errors import Retriable
-from stratalog_metadata.raft import Entry, HardState, LogTail, Membership, Message, Raft, RaftSettings, Ready, Role, Snapshot
+from stratalog_core.errors import Conflict, Retriable
+from stratalog_metadata.raft import (
+    Entry,
+    EntryKind,
+    HardState,
+    LogTail,
+    Member,
+    Membership,
+    Message,
+    Raft,
+    RaftSettings,
+    Ready,
+    Role,
+    Snapshot,
+)
+from stratalog_metadata.raft.membership import decode_members
 
 Applied = list[Entry]
 
@@ -28,6 +44,12 @@ class Disk:
     base: tuple[int, int] = (0, 0)
     entries: list[Entry] = field(default_factory=list)
     state: Applied = field(default_factory=list)
+    identity: str = "as founded"
+
+    def membership(self, founded: Membership) -> Membership:
+        """What was in force where the state stands."""
+        known = [entry.payload for entry in self.state if entry.kind is EntryKind.MEMBERS]
+        return decode_members(known[-1]) if known else founded
 
     def store(self, ready: Ready) -> None:
         if ready.snapshot is not None:
@@ -54,15 +76,24 @@ class Node:
         self.disk = Disk()
         self.writing: list[Ready] = []
         self.up = False
+        self.is_lost = False
+        self.joined = cluster.membership
         self.now = 0.0
-        self.boot()
+        if node_id in cluster.membership.voters:
+            self.boot()
 
     def boot(self) -> None:
         self.applied = list(self.disk.state)
         self.writing = []
         self.core = Raft(
-            RaftSettings(node_id=self.node_id, append_bytes_max=64, in_flight_max=4, snapshot_chunk_bytes=100),
-            self.cluster.membership,
+            RaftSettings(
+                node_id=self.node_id,
+                identity=self.disk.identity,
+                append_bytes_max=64,
+                in_flight_max=4,
+                snapshot_chunk_bytes=100,
+            ),
+            self.disk.membership(self.joined),
             hard_state=self.disk.hard_state,
             log=LogTail(*self.disk.base, self.disk.entries),
             applied=self.disk.base[0],
@@ -72,11 +103,27 @@ class Node:
         self.up = True
         self.led_term = 0
 
+    def is_lost_in(self, membership: Membership) -> bool:
+        """Whether its disk is not the one that ``membership`` names."""
+        member = membership.find(self.node_id)
+        return member is not None and member.identity != self.disk.identity
+
     def crash(self) -> None:
         # A crash may lose all that is being written, or keep some of it: in order, as a log does.
         for ready in self.writing[: self.cluster.random.randrange(len(self.writing) + 1)]:
             self.disk.store(ready)
         self.up = False
+
+    def lose_disk(self) -> None:
+        self.up = False
+        self.is_lost = True
+        self.disk = Disk(identity=f"number {self.cluster.random.getrandbits(64)}")
+
+    def join(self, membership: Membership) -> None:
+        """A new disk has been added as a learner: the members that answered told it the configuration."""
+        self.is_lost = False
+        self.joined = membership
+        self.boot()
 
     def tick(self, seconds: float) -> None:
         self.now += seconds
@@ -89,19 +136,19 @@ class Node:
         if ready.snapshot is not None:
             self.applied = list(self.disk.state)
         self.core.persisted(ready.number)
-        self.cluster.sent(ready.messages_after)
+        self.cluster.sent(self, ready.messages_after)
 
     def turn(self) -> None:
         rounds = 0
         while (ready := self.core.ready()) is not None:
             rounds += 1
             assert rounds < 100, "the core has something to do for ever"
-            self.cluster.sent(ready.messages)
+            self.cluster.sent(self, ready.messages)
             self.cluster.check_entries(ready)
             if ready.must_persist or self.writing:
                 self.writing.append(ready)
             else:
-                self.cluster.sent(ready.messages_after)
+                self.cluster.sent(self, ready.messages_after)
             self.take_committed(ready)
             self.core.validate_state()
         self.core.validate_state()
@@ -130,25 +177,30 @@ class Node:
 class Cluster:
     """Nodes, messages on the way, and what must never change."""
 
-    def __init__(self, seed: int, size: int = 3) -> None:
+    def __init__(self, seed: int, size: int = 3, *, changes: bool = False) -> None:
         self.random = random.Random(seed)
+        self.changes = changes
+        self.changed = 0
         self.one_clock = seed % 2 == 0
-        self.membership = Membership(voters=frozenset(range(1, size + 1)))
-        self.network: list[Message] = []
+        self.membership = Membership.of(Member(node_id=number, identity="as founded") for number in range(1, size + 1))
+        self.members = self.membership
+        """The last configuration that was committed."""
+        self.members_index = 0
+        self.network: list[tuple[Message, str]] = []
         self.cut: set[tuple[int, int]] = set()
         self.contents: dict[tuple[int, int], tuple[bytes, int]] = {}
         self.committed: dict[int, Entry] = {}
         self.leaders: dict[int, int] = {}
         self.reads: dict[int, int] = {}
         self.proposed = 0
-        self.nodes = {node_id: Node(node_id, self) for node_id in sorted(self.membership.voters)}
+        self.nodes = {node_id: Node(node_id, self) for node_id in range(1, size + 1 + (2 if changes else 0))}
 
     @property
     def live(self) -> list[Node]:
         return [node for node in self.nodes.values() if node.up]
 
-    def sent(self, messages: tuple[Message, ...]) -> None:
-        self.network.extend(messages)
+    def sent(self, node: Node, messages: tuple[Message, ...]) -> None:
+        self.network.extend((message, node.disk.identity) for message in messages)
 
     # --- what must hold ----------------------------------------------------------------------------------------------
 
@@ -163,6 +215,8 @@ class Cluster:
     def check_applied(self, entry: Entry) -> None:
         """State machine safety."""
         assert self.committed.setdefault(entry.index, entry) == entry, f"two entries were committed at {entry.index}"
+        if entry.kind is EntryKind.MEMBERS and entry.index > self.members_index:
+            self.members_index, self.members = entry.index, decode_members(entry.payload)
 
     def check_read(self, context: int, index: int) -> None:
         """Linearizability: a read sees everything that was committed before it was asked for."""
@@ -186,14 +240,16 @@ class Cluster:
 
     def event(self) -> None:
         choice = self.random.random()
-        if choice < 0.50:
+        if self.changes and self.random.random() < 0.06:
+            self.change()
+        elif choice < 0.50:
             for _ in range(4):
                 self.deliver()
         elif choice < 0.75:
             self.persist()
         elif choice < 0.87:
             self.tick()
-        elif choice < 0.985:
+        elif choice < (0.993 if self.changes else 0.985):
             self.ask()
         else:
             self.harm()
@@ -207,13 +263,13 @@ class Cluster:
             return
         # Reordered within a window: a network that shuffled everything would let nothing be agreed on.
         position = self.random.randrange(min(len(self.network), 8)) if hostile else 0
-        message = self.network[position]
+        message, identity = self.network[position]
         if not hostile or self.random.random() < 0.95:
             del self.network[position]
         receiver = self.nodes[message.receiver]
         lost = (message.sender, message.receiver) in self.cut or (hostile and self.random.random() < 0.03)
         if receiver.up and not lost:
-            receiver.core.step(message)
+            receiver.core.step(message, identity)
 
     def persist(self) -> None:
         writing = [node for node in self.live if node.writing]
@@ -249,13 +305,51 @@ class Cluster:
         except Retriable:
             pass
 
+    def change(self) -> None:
+        """What an operator does: remove, add, replace; now and then a disk is lost."""
+        leaders = [node for node in self.live if node.core.role is Role.LEADER]
+        if not leaders:
+            return
+        leader = self.random.choice(leaders)
+        known = leader.core.membership
+        lost = [node_id for node_id in sorted(known.voters) if self.nodes[node_id].is_lost_in(known)]
+        voters = sorted(known.voters)
+        try:
+            if lost:
+                self.changed += leader.core.change_members(known.without(lost[0])) > 0
+            elif self.random.random() < 0.15 and len(voters) > 2 and self.is_whole():
+                self.nodes[self.random.choice(voters)].lose_disk()
+            elif len(voters) > 1 and self.random.random() < 0.4:
+                self.changed += leader.core.change_members(known.without(self.random.choice(voters))) > 0
+            else:
+                self.add(leader)
+        except (Retriable, Conflict):
+            pass
+
+    def is_whole(self) -> bool:
+        """Whether every member has its disk: no second one is lost before the first is replaced."""
+        return not any(self.nodes[member.node_id].is_lost_in(self.members) for member in self.members.members)
+
+    def add(self, leader: Node) -> None:
+        known = leader.core.membership
+        free = [
+            node for node_id, node in self.nodes.items() if known.find(node_id) is None and self.members.find(node_id) is None
+        ]
+        if not free or leader.core.membership_index > leader.core.commit:
+            return
+        node = self.random.choice(free)
+        node.lose_disk()
+        member = Member(node_id=node.node_id, identity=node.disk.identity, address=str(node.node_id), voter=False)
+        self.changed += leader.core.change_members(known.with_learner(member)) > 0
+        node.join(leader.core.membership)
+
     def harm(self) -> None:
         leaders = [node for node in self.live if node.core.role is Role.LEADER]
         node = self.random.choice(leaders if leaders and self.random.random() < 0.3 else list(self.nodes.values()))
         match self.random.randrange(7):
             case 0 if node.up:
                 node.crash()
-            case 0 | 1 | 2 if not node.up:
+            case 0 | 1 | 2 if not node.up and not node.is_lost:
                 node.boot()
             case 2 if node.up:
                 node.compact()
@@ -276,13 +370,14 @@ class Cluster:
     def heal(self) -> None:
         self.cut = set()
         for node in self.nodes.values():
-            if not node.up:
+            if not node.up and not node.is_lost and node.node_id in self.members.voters:
                 node.boot()
 
     def settled(self) -> bool:
         """One leader, all logs the same and applied."""
-        leaders = [node for node in self.live if node.core.role is Role.LEADER]
-        ends = {(node.core.log.last_index, node.core.log.last_term, node.core.handed) for node in self.live}
+        present = [node for node in self.live if node.node_id in self.members.voters]
+        leaders = [node for node in present if node.core.role is Role.LEADER]
+        ends = {(node.core.log.last_index, node.core.log.last_term, node.core.handed) for node in present}
         return len(leaders) == 1 and len(ends) == 1 and ends == {(*next(iter(ends))[:2], next(iter(ends))[0])}
 
     def run_until_settled(self) -> None:
@@ -299,17 +394,18 @@ class Cluster:
         raise AssertionError("the healed cluster does not settle")
 
 
-def run_from_seed(seed: int, size: int, events: int) -> Cluster:
-    cluster = Cluster(seed, size)
+def run_from_seed(seed: int, size: int, events: int, *, changes: bool = False) -> Cluster:
+    cluster = Cluster(seed, size, changes=changes)
     for _ in range(events):
         cluster.event()
     cluster.heal()
     cluster.run_until_settled()
-    leader = next(node for node in cluster.live if node.core.role is Role.LEADER)
+    leader = max((node for node in cluster.live if node.core.role is Role.LEADER), key=lambda node: node.core.term)
     index = leader.core.propose([b"after all"])
     cluster.run_until_settled()
     assert cluster.committed[index].payload == b"after all"
-    states = {tuple((entry.index, entry.term) for entry in node.applied) for node in cluster.live}
+    present = [node for node in cluster.live if node.node_id in cluster.members.voters]
+    states = {tuple((entry.index, entry.term) for entry in node.applied) for node in present}
     assert len(states) == 1
     return cluster
 
@@ -318,6 +414,18 @@ def run_from_seed(seed: int, size: int, events: int) -> Cluster:
 def test_the_papers_properties_hold_under_faults(seed: int, size: int) -> None:
     cluster = run_from_seed(seed, size, 15_000)
     assert cluster.committed
+
+
+@pytest.mark.parametrize(("seed", "size"), [(11, 1), (12, 2), (13, 3), (14, 3), (15, 3), (16, 4)])
+def test_they_hold_while_members_come_and_go(seed: int, size: int) -> None:
+    cluster = run_from_seed(seed, size, 5_000, changes=True)
+    assert cluster.changed
+
+
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 2**32), size=st.sampled_from([1, 2, 3, 3, 4]), events=st.integers(1, 800))
+def test_they_hold_while_members_come_and_go_from_any_seed(seed: int, size: int, events: int) -> None:
+    run_from_seed(seed, size, events, changes=True)
 
 
 @settings(max_examples=25, deadline=None)
