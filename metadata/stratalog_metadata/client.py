@@ -53,7 +53,7 @@ class QuorumClient:
         self._random = random
         self._view = LocalView()
         self._proposer = Proposer(addresses, transport, clock, random, self._view)
-        self._sessions = SessionKeeper(addresses, transport, clock, random)
+        self._sessions = SessionKeeper(addresses, transport, clock, random, self._proposer.leader_moved)
         self._view.subscribe(self._sessions.follow)
         self._readers = Router(addresses, random)
         self._watched = Router(addresses, random)

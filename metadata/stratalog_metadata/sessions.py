@@ -44,11 +44,22 @@ class _Held:
 
 
 class SessionKeeper:
-    def __init__(self, addresses: Sequence[str], transport: Transport, clock: Clock, random: Random) -> None:
+    """``on_leader_moved`` is told the address of the node that renews, whenever that is another than before."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        transport: Transport,
+        clock: Clock,
+        random: Random,
+        on_leader_moved: Callable[[str], None],
+    ) -> None:
         self._addresses = frozenset(addresses)
+        self._on_leader_moved = on_leader_moved
         self._transport = transport
         self._clock = clock
         self._router = Router(addresses, random)
+        self._leader = ""
         self._loop = asyncio.get_running_loop()
         self._held: dict[int, _Held] = {}
         self._renewing: asyncio.Task[None] | None = None
@@ -130,6 +141,9 @@ class SessionKeeper:
             self._failed(failed, channel.address, sent_at)
             return self._router.failed(failed)
         self._router.succeeded()
+        if self._leader != channel.address:
+            self._leader = channel.address
+            self._on_leader_moved(channel.address)
         self._silent.clear()
         for session_id in asked:
             self._renewed(session_id, sent_at, session_id in alive)

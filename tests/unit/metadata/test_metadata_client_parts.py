@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from stratalog_core.config import load
-from stratalog_core.errors import Corrupt, Invalid, NotLeader, Unavailable
-from stratalog_core.system import SystemFiles
+from stratalog_core.errors import Corrupt, Invalid, NotLeader, OutcomeUnknown, Unavailable
+from stratalog_core.ports import Transport
+from stratalog_core.system import SystemClock, SystemFiles
 from stratalog_metadata import identity
 from stratalog_metadata.api import Change
+from stratalog_metadata.commands import Command
 from stratalog_metadata.config import MetadataSettings
 from stratalog_metadata.messages import KeyChange
+from stratalog_metadata.proposing import Proposer
 from stratalog_metadata.recent import RecentChanges
 from stratalog_metadata.records import DynamicConfig, Topic, Versioned
 from stratalog_metadata.routing import BACKOFF_S_MAX, Router
@@ -133,6 +138,36 @@ def test_two_nodes_that_name_each_other_are_not_asked_in_a_busy_loop() -> None:
 def test_no_addresses_are_refused() -> None:
     with pytest.raises(Invalid, match="HOST:PORT"):
         Router([], random.Random(1))
+
+
+# --- proposing -------------------------------------------------------------------------------------------------------
+
+
+class _SilentTransport:
+    """A network of nodes that take requests and never answer."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+
+    def channel(self, address: str) -> Any:
+        return self
+
+    def send(self, *_: object) -> None:
+        self.asked.set()
+
+
+async def test_a_silent_leader_is_given_up_when_another_one_is_known_to_lead() -> None:
+    transport = _SilentTransport()
+    proposer = Proposer(["a:1", "b:1"], cast(Transport, transport), SystemClock(), random.Random(1), LocalView())
+    proposing = asyncio.create_task(proposer.propose(Command(updates=()), timeout_s=600))
+    await transport.asked.wait()
+    proposer.leader_moved("a:1")
+    await asyncio.sleep(0)
+    assert not proposing.done(), "the one that was asked leads"
+    proposer.leader_moved("b:1")
+    with pytest.raises(OutcomeUnknown, match="a:1 did not answer, and b:1 leads now"):
+        await proposing
+    await proposer.close()
 
 
 # --- settings --------------------------------------------------------------------------------------------------------
