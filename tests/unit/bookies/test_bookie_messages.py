@@ -38,7 +38,12 @@ def test_a_payload_in_several_buffers_has_the_crc_of_the_whole() -> None:
     assert messages.pack_entry(1, 2, 3, (b"ab", b"", b"cd")) == messages.pack_entry(1, 2, 3, (b"abcd",))
 
 
-@given(st.lists(st.tuples(st.integers(0, 2**63), st.integers(0, 2**63), st.integers(0, 2**63)), max_size=20))
+@given(
+    st.lists(
+        st.tuples(st.integers(0, messages.ID_MAX), st.integers(0, messages.ID_MAX), st.integers(0, messages.ID_MAX)),
+        max_size=20,
+    )
+)
 def test_reads_come_back_as_they_were(ranges: list[tuple[int, int, int]]) -> None:
     wanted = [Range(*each) for each in ranges]
     assert messages.decode_read(joined(messages.encode_read(wanted, 12345, 1))) == (wanted, 12345, 1)
