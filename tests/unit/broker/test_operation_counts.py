@@ -1,0 +1,178 @@
+"""What a produce and a fetch cost, counted: no clock, no noise. Each bound is what is done today; lower it when less is done.
+
+Three copies, acknowledged by all three, so that a scenario is over when its answer is there. Sends and receives are those of
+asyncio's own loop; uvloop does as many.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from unit.broker import mini_cluster as clusters
+from unit.broker.mini_cluster import in_thread, run_cluster
+from unit.broker.operation_tally import CountingFiles, CountingTransport, Tally
+from unit.broker.raw_client import RawClient, batch, fetch, produce, produce_request, request
+from unit.broker.test_failover import PARTITIONS, create_topic
+
+from stratalog_broker.protocol.entities import encode_response as encode_entity
+from stratalog_metadata.messages import PROPOSE
+
+REQUESTS = 8
+SMALL, LARGE = b"x" * 1000, b"x" * 900_000
+SWEEPS = 12
+"""Timers of the channels that look for requests without an answer may run meanwhile: more often on a slow machine."""
+
+Scenario = Callable[[RawClient], Awaitable[None]]
+
+COMMON = {
+    # A produce never asks the metadata quorum for anything.
+    f"request 0x{PROPOSE:04x}": 0,
+    # One request to each bookie, whatever the number of batches; each bookie writes once and syncs once.
+    "request 0x0201": 3,
+    "writes": 3,
+    "pwritev (others)": 3,
+    "datasyncs": 3,
+    "fdatasync (others)": 3,
+    "call_soon_threadsafe": 3,
+    "run_in_executor": 0,
+    "create_task": 3,
+    "create_future": 3,
+}
+SOCKETS = {
+    "recv_into (client's connection)": 1,
+    "send (client's connection)": 1,
+    # To each bookie and back.
+    "send (between ours)": 6,
+    "recv_into (between ours)": 6,
+}
+
+
+@pytest_asyncio.fixture
+async def counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[RawClient, Tally]]:
+    """A client of a broker with three bookies and a metadata node, all in one thread, and the tally of what they do."""
+    tally = Tally()
+    monkeypatch.setattr(clusters, "TcpTransport", partial(CountingTransport, tally))
+    monkeypatch.setattr(clusters, "SystemFiles", partial(CountingFiles, tally=tally))
+    with tally.hooked():
+        # A lease that is renewed rarely: heartbeats are no part of a scenario.
+        async with run_cluster(tmp_path, bookies=3, lease_ms=30_000) as cluster:
+            await in_thread(partial(create_topic, cluster, "topic", 3, **{"min.insync.replicas": "3"}))
+            client = await cluster.connect()
+            for partition in range(PARTITIONS):
+                assert (await produce(client, "topic", batch(SMALL), partition=partition)).error_code == 0
+            yield client, tally
+
+
+async def one_batch(client: RawClient) -> None:
+    assert (await produce(client, "topic", batch(SMALL))).error_code == 0
+
+
+async def one_large_batch(client: RawClient) -> None:
+    assert (await produce(client, "topic", batch(LARGE))).error_code == 0
+
+
+async def pipelined(client: RawClient) -> None:
+    body = encode_entity(produce_request("topic", 0, batch(SMALL)))
+    for _ in range(REQUESTS):
+        client.send(0, 9, body)
+    for _ in range(REQUESTS):
+        await client.receive()
+
+
+async def many_partitions(client: RawClient) -> None:
+    data = tuple(request(0, 9, "PartitionProduceData", index=index, records=batch(SMALL)) for index in range(PARTITIONS))
+    topic = request(0, 9, "TopicProduceData", name="topic", partition_data=data)
+    timeout = datetime.timedelta(seconds=10)
+    await client.call(
+        0, 9, request(0, 9, "ProduceRequest", transactional_id=None, acks=-1, timeout=timeout, topic_data=(topic,))
+    )
+
+
+async def tail_fetch(client: RawClient) -> None:
+    assert (await fetch(client, "topic", 0)).error_code == 0
+
+
+@pytest.mark.parametrize(
+    ("scenario", "bounds"),
+    [
+        pytest.param(
+            one_batch,
+            {
+                **COMMON,
+                **SOCKETS,
+                "frame bytes": 3321,
+                "call_soon": 15,
+                "call_at": 4,
+                "calls in stratalog_broker": 81,
+                "calls in stratalog_bookies": 199,
+                "calls in stratalog_core": 127 + SWEEPS,
+            },
+            id="one batch",
+        ),
+        pytest.param(
+            pipelined,
+            {
+                **COMMON,
+                **SOCKETS,
+                "frame bytes": 26_484,
+                "call_soon": 15,
+                "call_at": 4,
+                "calls in stratalog_broker": 571,
+                "calls in stratalog_bookies": 290,
+                "calls in stratalog_core": 162 + SWEEPS,
+            },
+            id="eight requests at once",
+        ),
+        pytest.param(
+            many_partitions,
+            {
+                **COMMON,
+                **SOCKETS,
+                "frame bytes": 13_248,
+                "call_soon": 14,
+                "call_at": 4,
+                "calls in stratalog_broker": 183,
+                "calls in stratalog_bookies": 256,
+                "calls in stratalog_core": 178 + SWEEPS,
+            },
+            id="one request for four partitions",
+        ),
+        # How often a large frame's socket is written to and read is up to the system's buffers.
+        pytest.param(
+            one_large_batch,
+            {**COMMON, "frame bytes": 2_700_327, "payload buffers sent": 1, "calls in stratalog_bookies": 199},
+            id="one large batch, its memory shared by all copies",
+        ),
+        pytest.param(
+            tail_fetch,
+            {
+                "recv_into (client's connection)": 1,
+                "send (client's connection)": 1,
+                "call_soon": 5,
+                "call_at": 4,
+                "create_future": 0,
+                "create_task": 0,
+                "request 0x0202": 0,
+                "pread (others)": 0,
+                "calls in stratalog_broker": 75,
+                "calls in stratalog_bookies": 0,
+                "calls in stratalog_core": 3,
+            },
+            id="a fetch from the tail cache",
+        ),
+    ],
+)
+async def test_no_more_is_done_than_was_measured(
+    counted: tuple[RawClient, Tally], scenario: Scenario, bounds: dict[str, int]
+) -> None:
+    client, tally = counted
+    counts = await tally.of(partial(scenario, client))
+    found = {name: counts.get(name, 0) for name in bounds}
+    assert {name: count for name, count in found.items() if count > bounds[name]} == {}, f"bounds {bounds}, counted {counts}"
+    # The hook sees what it is there to see.
+    assert counts["calls in stratalog_broker"] > 0
