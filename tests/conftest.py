@@ -1,4 +1,4 @@
-"""Fixtures that several suites share: real S3 servers on free ports, started once and stopped at the end.
+"""What several suites share: real S3 servers on free ports, started once and stopped at the end, and how properties are run.
 
 A server's binary is found by environment (``STRATALOG_MINIO``, ``STRATALOG_VERSITYGW``), else on the ``PATH``; where there is
 none, the tests that need it are skipped. All take the credentials that this file puts into the environment.
@@ -17,6 +17,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck
+from hypothesis import settings as hypothesis_settings
+
+# Speed is no part of a property: a slow machine must not fail one. CI draws the same examples each time.
+hypothesis_settings.register_profile(
+    "stratalog",
+    deadline=None,
+    derandomize=bool(os.environ.get("CI")),
+    suppress_health_check=[HealthCheck.too_slow],
+    print_blob=True,
+)
+hypothesis_settings.load_profile("stratalog")
 
 ACCESS_KEY = "stratalog-test"
 SECRET_KEY = "stratalog-test-secret"
