@@ -1,6 +1,8 @@
 """Reads the Raft log's segments back after a restart and decides what is a torn tail and what is corruption.
 
-Pure: content in, entries out. A record may overrule earlier ones by repeating their index with a later term.
+Pure: content in, entries out. A record may overrule earlier ones by repeating their index with another term. Mostly a later
+one; but a leader may also bring an old entry of its own to where a leader in between left one that was never committed
+(figure 8 of the Raft paper).
 """
 
 from __future__ import annotations
@@ -67,9 +69,8 @@ class LogReplay:
             self.tail = LogTail(entry.index - 1, stored.previous_term, [entry])
             return
         if entry.index <= tail.last_index:
-            replaced = tail.term_at(entry.index)
-            if replaced is None or replaced >= entry.term:
-                raise Corrupt(f"{name}: the record at byte {position} overrules one of the same or a later term")
+            if tail.term_at(entry.index) == entry.term:
+                raise Corrupt(f"{name}: the record at byte {position} repeats entry {entry.index} of term {entry.term}")
             tail.truncate_after(entry.index - 1)
         if entry.index != tail.last_index + 1 or stored.previous_term != tail.last_term or entry.term < tail.last_term:
             raise Corrupt(f"{name}: the record at byte {position} does not follow entry {tail.last_index}")

@@ -59,6 +59,20 @@ def test_a_conflicting_suffix_is_overruled(tmp_path: Path) -> None:
     assert entries_of(reopened(tmp_path)) == (entry(1), entry(2, 2))
 
 
+def test_an_entry_of_an_earlier_term_overrules_one_that_was_never_committed(tmp_path: Path) -> None:
+    """Figure 8 of the Raft paper: a leader of term 4 brings its old entry of term 2 to a node that has one of term 3 there."""
+    returned = write(entry(2, 2), entry(3, 4), previous_term=1)
+    log = written(tmp_path, [[write(entry(1))], [write(entry(2, 3), previous_term=1)], [returned]])
+    log.close()
+    assert entries_of(reopened(tmp_path)) == (entry(1), entry(2, 2), entry(3, 4))
+
+
+def test_an_entry_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    written(tmp_path, [[write(entry(1), entry(2))], [write(entry(2, 1, b"another"), previous_term=1)]]).close()
+    with pytest.raises(Corrupt, match="repeats"):
+        reopened(tmp_path)
+
+
 def test_several_writes_of_one_batch_may_overrule_each_other(tmp_path: Path) -> None:
     log = written(tmp_path, [[write(entry(1), entry(2)), write(entry(2, 2), entry(3, 2), previous_term=1)]])
     log.close()
@@ -225,15 +239,18 @@ def test_another_version_is_refused_by_name(tmp_path: Path) -> None:
 
 @st.composite
 def histories(draw: st.DrawFn) -> list[list[LogWrite]]:
-    """Batches as a node could be told to write: appended, or overruling with a later term."""
-    tail, term = LogTail(), 1
+    """Batches as a node could be told to write: appended, or overruling with another term, be it an earlier one."""
+    tail, term, highest = LogTail(), 1, 1
     batches = []
     for _ in range(draw(st.integers(1, 8))):
         batch = []
         for _ in range(draw(st.integers(1, 3))):
             if draw(st.booleans()) and tail.last_index:
-                tail.truncate_after(draw(st.integers(0, tail.last_index - 1)))
-                term += 1
+                kept = draw(st.integers(0, tail.last_index - 1))
+                replaced = tail.term_at(kept + 1)
+                tail.truncate_after(kept)
+                term = draw(st.sampled_from([each for each in range(max(tail.last_term, 1), highest + 2) if each != replaced]))
+                highest = max(highest, term)
             first = tail.last_index + 1
             previous_term = tail.last_term
             payloads = draw(st.lists(st.binary(max_size=40), min_size=1, max_size=3))
