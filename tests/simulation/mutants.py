@@ -43,6 +43,7 @@ def all_mutants() -> list[Mutant]:
         ("ledgers", mutants_of_bookies.MUTANTS),
         ("duels", mutants_of_bookies.IN_DUELS),
         ("quorum", mutants_of_metadata.MUTANTS),
+        ("terms", mutants_of_metadata.IN_TERMS),
         ("log", mutants_of_clusters.MUTANTS),
     )
     return [Mutant(name=plant.__name__, scenario=scenario, plant=plant) for scenario, plants in families for plant in plants]

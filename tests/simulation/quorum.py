@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Awaitable, Callable
+from functools import partial
 
 from simulation.audit import Audit
 from simulation.machine import Machine, Ports, World
@@ -110,15 +112,23 @@ class CountingClient:
 def simulate(world: World) -> None:
     """One run. Raises ``AssertionError`` when an invariant does not hold."""
     nodes = [Machine(world, address.partition(":")[0], run_metadata_node) for address in metadata_addresses()]
+    audit = Audit(world.note)
+    run_under_faults(world, nodes, audit, partial(_faults, world, audit))
+
+
+def run_under_faults(
+    world: World, nodes: list[Machine], audit: Audit, faults: Callable[[list[Machine]], Awaitable[None]]
+) -> None:
+    """Clients work while ``faults`` lasts, and must come along afterwards."""
     history = History()
-    audit = world.audit = Audit(world.note)
+    world.audit = audit
     workers = [CountingClient(history, audit) for _ in range(CLIENTS)]
     clients = [Machine(world, f"client-{number}", worker.run) for number, worker in enumerate(workers)]
 
     async def scenario() -> None:
         for machine in [*nodes, *clients]:
             machine.boot()
-        await _faults(world, nodes, audit)
+        await faults(nodes)
         for worker in workers:
             worker.is_needed = True
         await _heal(history)
@@ -137,18 +147,23 @@ def simulate(world: World) -> None:
     world.note(f"{len(history.allocated)} allocations, {history.counted} counts, {history.errors} refusals")
 
 
-async def _faults(world: World, nodes: list[Machine], audit: Audit) -> None:
+async def _faults(world: World, audit: Audit, nodes: list[Machine]) -> None:
     cuts = NemesisPlan(crash=0, partition=0, one_way=0, lossy=0, clock_jump=0, power_cut=0.8, pause_mean_s=1.5)
     nemeses = [Nemesis(world, nodes, NemesisPlan(stop=0.1)), Nemesis(world, nodes, cuts, name="power")]
     tasks = [asyncio.get_running_loop().create_task(nemesis.run()) for nemesis in nemeses]
-    for _ in range(int(FAULTS_S)):
+    await watch(nodes, audit, FAULTS_S)
+    for nemesis, task in zip(nemeses, tasks, strict=True):
+        nemesis.stop()
+        task.cancel()
+
+
+async def watch(nodes: list[Machine], audit: Audit, seconds: float) -> None:
+    """Let time pass, and stop at the first thing that is wrong."""
+    for _ in range(int(seconds)):
         await asyncio.sleep(1.0)
         assert not audit.broken, audit.broken[0]
         for node in nodes:
             assert node.failure is None, f"{node.name} failed: {node.failure!r}"
-    for nemesis, task in zip(nemeses, tasks, strict=True):
-        nemesis.stop()
-        task.cancel()
 
 
 async def _heal(history: History) -> None:

@@ -40,9 +40,9 @@ def number_of(machine: Machine) -> int:
     return int(machine.name.rpartition("-")[2])
 
 
-async def run_metadata_node(machine: Machine, ports: Ports) -> None:
-    """One node of the quorum until it crashes; small logs and snapshots, so that short runs cut and install them."""
-    settings = MetadataSettings(
+def metadata_settings(machine: Machine, kind: type[MetadataSettings] = MetadataSettings, **others: Any) -> MetadataSettings:
+    """Small logs and snapshots, so that short runs cut and install them."""
+    return kind(
         data_dir="unused",
         node_id=number_of(machine),
         listen=f"{machine.name}:{METADATA_PORT}",
@@ -51,7 +51,13 @@ async def run_metadata_node(machine: Machine, ports: Ports) -> None:
         snapshot_entries=100,
         kept_entries=20,
         log_segment_bytes=16_384,
+        **others,
     )
+
+
+async def run_metadata_node(machine: Machine, ports: Ports, settings: MetadataSettings | None = None) -> None:
+    """One node of the quorum until it crashes."""
+    settings = settings or metadata_settings(machine)
     store = SnapshotFileStore(machine.files)
     server = MetadataServer(settings, ports.transport, machine.files, ports.clock, ports.random, ports.background, store)
     await server.start()

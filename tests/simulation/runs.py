@@ -17,7 +17,7 @@ from multiprocessing import connection
 from multiprocessing.context import ForkProcess
 from typing import Final
 
-from simulation import duels, ledgers, log, quorum
+from simulation import duels, ledgers, log, quorum, terms
 from simulation.loop import CURRENT, FailedInBackground
 from simulation.machine import World
 from simulation.schedule import Decision, Schedule
@@ -33,6 +33,8 @@ class Run:
     scenario: str
     seed: int
     kept: frozenset[str] | None = None
+    until_s: float | None = None
+    """Simulated time at which it is given up, which is a failure."""
 
     def command(self) -> str:
         """What a user types to repeat it."""
@@ -48,6 +50,7 @@ class Outcome:
 
     run: Run
     seconds: float
+    ended_at_s: float
     failure: str
     trace: list[str]
     decisions: list[Decision]
@@ -55,6 +58,7 @@ class Outcome:
 
 SCENARIOS: dict[str, Callable[[World], None]] = {
     "quorum": quorum.simulate,
+    "terms": terms.simulate,
     "ledgers": lambda world: ledgers.Scenario(world).simulate(),
     "duels": lambda world: duels.Scenario(world).simulate(),
     "log": lambda world: log.Scenario(world).simulate(),
@@ -119,9 +123,11 @@ def run_one(scenario: str, seed: int, kept: frozenset[str] | None = None) -> Out
 def _outcome(run: Run) -> Outcome:
     started = time.process_time()
     world = World(run.seed, Schedule(kept=run.kept))
+    if run.until_s is not None:
+        world.loop.call_at(run.until_s, world.loop.fail, TimeoutError(f"given up after {run.until_s:g} simulated seconds"))
     _run(world, SCENARIOS[run.scenario])
     seconds = time.process_time() - started
-    return Outcome(run, seconds, world.failure, world.trace, list(world.schedule.decisions.values()))
+    return Outcome(run, seconds, world.loop.time(), world.failure, world.trace, list(world.schedule.decisions.values()))
 
 
 def run_many(runs: Iterable[Run], jobs: int) -> Iterator[Outcome]:
@@ -163,7 +169,7 @@ def _take(receiver: connection.Connection, process: ForkProcess, run: Run) -> Ou
         outcome: Outcome = receiver.recv()
     except EOFError:
         process.join()
-        outcome = Outcome(run, 0.0, f"the process ended with {process.exitcode}, see its standard error", [""], [])
+        outcome = Outcome(run, 0.0, 0.0, f"the process ended with {process.exitcode}, see its standard error", [""], [])
     receiver.close()
     process.join()
     return outcome

@@ -1,0 +1,133 @@
+"""Scenario: leaders of the metadata quorum that do not live long. Figure 8 of the Raft paper is one of its runs.
+
+Of what a leader wants to append to the others' logs, only its first few messages get out, as many as the seed says; then it
+falls silent or loses power, and comes back some time. Messages carry one entry each. So logs differ as much as they can:
+entries that stand at a quorum without being committed, and entries of earlier terms that return with their leader. All else,
+checkers included, is the scenario ``quorum``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import random
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from simulation import quorum
+from simulation.audit import Audit
+from simulation.machine import Machine, World
+from simulation.roles import metadata_addresses, metadata_settings, run_metadata_node
+from stratalog_metadata.config import MetadataSettings
+from stratalog_metadata.raft import Message, RaftSettings
+from stratalog_metadata.raft.messages import Append
+
+if TYPE_CHECKING:
+    from simulation.disk import Disk
+    from stratalog_metadata.serving import ServingNode
+
+FAULTS_S: Final = 25.0
+APPENDS: Final = (0, 0, 1, 1, 2, 2, 3, 4, 6, 10, 40)
+"""How many messages with entries a leader gets out; drawn anew for each term."""
+ENTRY_BYTES: Final = 1
+
+
+class OneEntryAtATime(MetadataSettings):
+    """A message carries one entry; elections are quick, so that a run sees many."""
+
+    def raft(self) -> RaftSettings:
+        return dataclasses.replace(super().raft(), append_bytes_max=ENTRY_BYTES)
+
+
+class ShortReigns(Audit):
+    """Lets few appends of each term out. ``fall`` is called with a leader's machine name when its last one has left."""
+
+    def __init__(self, note: Callable[[str], None], randomness: random.Random) -> None:
+        super().__init__(note)
+        self.fall: Callable[[str], None] = lambda name: None
+        self.silent: set[str] = set()
+        self.over = False
+        self._random = randomness
+        self._left: dict[tuple[str, int], int] = {}
+
+    def watch_votes(self, serving: ServingNode, disk: Disk) -> None:
+        super().watch_votes(serving, disk)
+        send = serving.send
+
+        def sending(messages: Sequence[Message]) -> None:
+            send([message for message in messages if self._passes(disk.name, message)])
+
+        serving.send = sending  # type: ignore[method-assign, assignment]
+
+    def _passes(self, name: str, message: Message) -> bool:
+        if self.over:
+            return True
+        if name in self.silent:
+            return False
+        if not isinstance(message, Append) or not message.entries:
+            return True
+        reign = name, message.term
+        if reign not in self._left:
+            self._left[reign] = self._random.choice(APPENDS)
+        self._left[reign] -= 1
+        if self._left[reign] == -1:
+            self._note(f"{name}, leader of term {message.term}, is heard no more")
+            self.fall(name)
+        return self._left[reign] >= 0
+
+
+class _Fates:
+    """What becomes of leaders that fell silent."""
+
+    def __init__(self, nodes: Sequence[Machine], reigns: ShortReigns, randomness: random.Random) -> None:
+        self._nodes = {node.name: node for node in nodes}
+        self._reigns = reigns
+        self._random = randomness
+        reigns.fall = lambda name: nodes[0].world.loop.run_as(None, self._fall, name)
+
+    def _fall(self, name: str) -> None:
+        end = self._crash if self._random.random() < 0.5 else self._silence
+        asyncio.get_running_loop().call_later(self._random.uniform(0.0, 0.15), end, name)
+
+    def _crash(self, name: str) -> None:
+        self._nodes[name].crash()
+        self._return_later(name)
+
+    def _silence(self, name: str) -> None:
+        self._reigns.silent.add(name)
+        self._return_later(name)
+
+    def _return_later(self, name: str) -> None:
+        asyncio.get_running_loop().call_later(self._random.uniform(0.1, 1.2), self._return, name)
+
+    def _return(self, name: str) -> None:
+        self._reigns.silent.discard(name)
+        self._nodes[name].boot()
+
+
+def simulate(world: World) -> None:
+    """One run. Raises ``AssertionError`` when an invariant does not hold."""
+    reigns = ShortReigns(world.note, world.random("reigns"))
+    quorum.run_under_faults(world, _nodes(world), reigns, partial(_short_reigns, world, reigns))
+
+
+def _nodes(world: World) -> list[Machine]:
+    quick = {"election_timeout_ms": 200, "heartbeat_ms": 40}
+    return [
+        Machine(
+            world,
+            address.partition(":")[0],
+            lambda machine, ports: run_metadata_node(machine, ports, metadata_settings(machine, OneEntryAtATime, **quick)),
+        )
+        for address in metadata_addresses()
+    ]
+
+
+async def _short_reigns(world: World, reigns: ShortReigns, nodes: list[Machine]) -> None:
+    _Fates(nodes, reigns, world.random("fates"))
+    await quorum.watch(nodes, reigns, FAULTS_S)
+    reigns.over = True
+    reigns.silent.clear()
+    for node in nodes:
+        node.boot()
