@@ -136,7 +136,7 @@ class Bookie:
         if isinstance(found, Run):
             return found
         if found is not None:
-            return Status.OK if _same_payload(header, found) else Status.CONFLICT
+            return Status.OK if same_payload(header, found) else Status.CONFLICT
         ledger.lac = max(ledger.lac, lac)
         ledger.last_entry = max(ledger.last_entry, entry_id)
         self._store([header], packed, payload)
@@ -151,7 +151,7 @@ class Bookie:
             fitting, payload_bytes = _fitting(headers, room)
             head_bytes = fitting * ENTRY_HEADER_BYTES
             self._store(headers[:fitting], packed[:head_bytes], payloads[:payload_bytes])
-            self._roll()
+            self.roll()
             headers, packed, payloads = headers[fitting:], packed[head_bytes:], payloads[payload_bytes:]
         position = self.log.append(log_format.ENTRIES, len(headers), packed, (payloads,), len(payloads))
         generation = self.log.generation
@@ -171,7 +171,8 @@ class Bookie:
             run.payload_bytes += payload_bytes
             position += payload_bytes
 
-    def _roll(self) -> None:
+    def roll(self) -> None:
+        """Go on in the next file, which must be prepared."""
         self.contents.end_file(self.log.generation, self.log.tail)
         self.log.roll()
         self.contents.open_file(self.log.generation)
@@ -243,9 +244,17 @@ class Bookie:
         for first in range(0, len(items), _CONTROL_ITEMS_MAX):
             some = tuple(items[first : first + _CONTROL_ITEMS_MAX])
             if control_room(len(some)) > self.log.room:
-                self._roll()
+                self.roll()
             self.log.append_control(some)
         return self.log.sequence
+
+    def prove_tail(self) -> None:
+        """Place a frame that says nothing: once it is durable it proves that what is before it was, too.
+
+        Until then damage to the last group cannot be told from a write that was torn (``log_format.scan``).
+        """
+        if control_room(1) <= self.log.room and not self.failure:
+            self.log.append_control((ControlItem(log_format.PROOF, 0, 0),))
 
     # -- durability
 
@@ -305,7 +314,7 @@ def _fitting(headers: Sequence[Header], room: int) -> tuple[int, int]:
     return len(headers), payload_bytes
 
 
-def _same_payload(header: Header, row: Row) -> bool:
+def same_payload(header: Header, row: Row) -> bool:
     """Whether an entry that came again has the payload of the one that is there; their LACs may differ.
 
     CRC32C is linear: the CRC of header and payload is the header's, advanced over as many zero bytes as the payload has, xor

@@ -45,16 +45,21 @@ async def claim_disks(
     ) or f"{random.getrandbits(128):032x}"  # fmt: skip
     for disk, files in enumerate(disks):
         if found[disk] is None:
-            new = DiskCookie(
-                format_version=FORMAT_VERSION,
-                cluster_id=cluster_id,
-                bookie_id=settings.bookie_id,
-                cookie=cookie,
-                disk=disk,
-                disks=len(disks),
-            )
+            new = _disk_cookie(settings, cluster_id, cookie, disk)
             await background.run(partial(_set_up, files, new, settings.log_file_bytes))
     return cookie
+
+
+def cookie_content(settings: BookieSettings, cluster_id: str, cookie: str, disk: int) -> bytes:
+    """What a disk's cookie file holds."""
+    return encode_cookie(_disk_cookie(settings, cluster_id, cookie, disk))
+
+
+def _disk_cookie(settings: BookieSettings, cluster_id: str, cookie: str, disk: int) -> DiskCookie:
+    return DiskCookie(
+        format_version=FORMAT_VERSION, cluster_id=cluster_id, bookie_id=settings.bookie_id, cookie=cookie, disk=disk,
+        disks=len(settings.data_dirs),
+    )  # fmt: skip
 
 
 def _read_cookie(files: Files, directory: str) -> DiskCookie | None:

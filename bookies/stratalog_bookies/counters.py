@@ -27,6 +27,9 @@ class Counters:
     compacted_bytes: int = 0
     scrubbed_bytes: int = 0
     scrub_errors: int = 0
+    damaged_entries: int = 0
+    healed_entries: int = 0
+    mended_files: int = 0
     audit_copied_entries: int = 0
     audit_copied_bytes: int = 0
     audit_moves: int = 0

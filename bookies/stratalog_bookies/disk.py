@@ -8,6 +8,7 @@ go on.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -15,9 +16,11 @@ from functools import partial
 from stratalog_bookies.bookie import Added, Bookie, Header, add_room, control_room
 from stratalog_bookies.config import BookieSettings
 from stratalog_bookies.counters import Counters
+from stratalog_bookies.damage import Damage
 from stratalog_bookies.disk_reads import DiskReads
 from stratalog_bookies.file_keeper import FileKeeper
 from stratalog_bookies.group_commit import GroupCommit
+from stratalog_bookies.index import Row
 from stratalog_bookies.log_files import LogFiles
 from stratalog_bookies.log_format import PAGE_BYTES
 from stratalog_bookies.messages import ENTRY_HEADER_BYTES, DiskInfo, LedgerTail, Status
@@ -26,6 +29,7 @@ from stratalog_bookies.statuses import OnStatuses, StatusGather
 from stratalog_core.errors import Corrupt, StorageFailed
 from stratalog_core.ports import Background
 
+_log = logging.getLogger(__name__)
 _FAILED = bytes([Status.STORAGE_FAILED if status == Status.OK else status for status in range(256)])
 
 
@@ -47,15 +51,23 @@ class Disk:
         self.store = store
         self.background = background
         self.counters = counters
+        self.damage = Damage()
         self.commit = GroupCommit(bookie, store, background, counters, self._after_group)
         self.files = FileKeeper(bookie, store, settings, background, counters, self._room_changed)
-        self.reads = DiskReads(bookie, store, background, counters, settings.read_jobs)
+        self.reads = DiskReads(
+            bookie, store, background, counters, settings.read_jobs, self.note_damage, self._note_lost_index
+        )  # fmt: skip
+        self.on_damage: Callable[[], None] = lambda: None
+        self._settings = settings
         self._on_change = on_change
+        self._seen_sequence = 0
+        self._proved_sequence = 0
         self._held: deque[tuple[int, bool, Callable[[], None]]] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
         """Finish what was accepted, then let go of the files."""
+        self._prove_tail()
         await self.commit.close()
         await self.files.close()
         for task in list(self._tasks):
@@ -161,6 +173,53 @@ class Disk:
         if self.bookie.failure:
             raise StorageFailed(self.bookie.failure, read_only=False)
 
+    # -- damage
+
+    def note_damage(self, ledger_id: int, entry_id: int, generation: int) -> None:
+        """An entry cannot be read: it is to be mended (``healing.py``)."""
+        if self.damage.add(ledger_id, entry_id, generation):
+            self.counters.damaged_entries += 1
+            _log.error("entry %d of ledger %d, in log file %016x, is damaged", entry_id, ledger_id, generation)
+            self.on_damage()
+
+    def _note_lost_index(self, generation: int, reason: str) -> None:
+        self.damage.files.setdefault(generation, f"its index and its frames are damaged: {reason}")
+
+    def unmark_unmovable(self, generation: int) -> None:
+        """What kept this file from being compacted has been mended."""
+        file = self.bookie.contents.files.get(generation)
+        if file is not None:
+            file.unmovable = False
+
+    async def leave_file(self, generation: int) -> None:
+        """Write to another file than this one from now on. Raises ``StorageFailed``."""
+        while self.bookie.log.generation == generation:
+            await self.room(self.store.file_bytes, reserve=False)
+            if self.bookie.log.generation == generation:
+                self.bookie.roll()
+        self.files.look()
+
+    async def write_again(self, ledger_id: int, row: Row, payload: bytes, generation: int) -> None:
+        """A durable copy of an entry whose copy in log file ``generation`` is damaged. Raises ``StorageFailed``."""
+        await self.leave_file(generation)
+        await self.room(add_room(1, ENTRY_HEADER_BYTES + len(payload)), reserve=True)
+        self.bookie.move(ledger_id, row, payload, generation)
+        await self.commit.durable(self.bookie.log.sequence)
+
+    def tick(self) -> None:
+        """Called now and then: an idle log gets its tail proved, so that later damage is never taken for a torn write."""
+        log = self.bookie.log
+        if log.sequence == self._seen_sequence == log.durable_sequence:
+            self._prove_tail()
+        self._seen_sequence = log.sequence
+
+    def _prove_tail(self) -> None:
+        log = self.bookie.log
+        if log.sequence > max(self._proved_sequence, 1):
+            self.bookie.prove_tail()
+            self._proved_sequence = self._seen_sequence = log.sequence
+            self.commit.when_durable(log.sequence, lambda: None)
+
     # -- room
 
     def _after_group(self) -> None:
@@ -191,6 +250,10 @@ class Disk:
             log_bytes=sum([file.end if file.end > 0 else self.bookie.log.tail for file in files]),
             live_bytes=sum([file.live_bytes for file in files]),
             ledgers=len(self.bookie.contents.ledgers),
+            damaged_entries=len(self.damage),
+            damaged_files=len(self.damage.files),
+            sparse_files=len(self.bookie.contents.sparse_files(self._settings.compaction_live_ratio)),
+            unmovable_files=sum([file.unmovable for file in files]),
         )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -19,10 +19,16 @@ from stratalog_bookies.index import Row, Run
 from stratalog_bookies.log_files import LogFiles
 from stratalog_bookies.messages import EntryState, Range
 from stratalog_bookies.reading import Budget, Found, Place, RunsNeeded, locate
-from stratalog_bookies.shortages import lacks_resources
+from stratalog_bookies.recovery import make_index
+from stratalog_bookies.shortages import is_passing, lacks_resources
+from stratalog_core.errors import Corrupt
 from stratalog_core.ports import Background, File
 
 _log = logging.getLogger(__name__)
+
+
+OnDamage = Callable[[int, int, int], None]
+"""Told of an entry that cannot be read: ledger, entry, log file."""
 
 
 class RangeRead(NamedTuple):
@@ -36,11 +42,22 @@ class RangeRead(NamedTuple):
 class DiskReads:
     """Reads of one disk, so many at a time as it has threads for."""
 
-    def __init__(self, bookie: Bookie, store: LogFiles, background: Background, counters: Counters, jobs: int) -> None:
+    def __init__(
+        self,
+        bookie: Bookie,
+        store: LogFiles,
+        background: Background,
+        counters: Counters,
+        jobs: int,
+        on_damage: OnDamage,
+        on_lost_index: Callable[[int, str], None],
+    ) -> None:
         self._bookie = bookie
         self._store = store
         self._background = background
         self._counters = counters
+        self._on_damage = on_damage
+        self._on_lost_index = on_lost_index
         self._slots = asyncio.Semaphore(jobs)
 
     async def read(self, ranges: Sequence[Range], budget: Budget, head_bytes: int | None) -> list[RangeRead]:
@@ -65,9 +82,63 @@ class DiskReads:
     async def load(self, runs: Sequence[Run]) -> None:
         """Bring stored rows into memory, where they stay at least until the next trim. Raises ``Corrupt`` or ``OSError``."""
         for run in runs:
-            rows = await self._background.run(partial(self._store.load_rows, run))
+            rows = await self.rows(run)
             if run.rows is None:
                 self._bookie.contents.cache.keep(run, rows)
+
+    async def load_missing(self, runs: Iterable[Run]) -> None:
+        """``load`` of those that are not in memory."""
+        await self.load([run for run in runs if run.rows is None])
+
+    async def rows(self, run: Run) -> bytes:
+        """Rows of a stored run, not kept in memory. An index that is damaged is made again from its log file first."""
+        try:
+            return await self._background.run(partial(self._store.load_rows, run))
+        except (Corrupt, OSError) as lost:
+            if lacks_resources(lost):
+                raise
+            await self.rebuild_index(run.generation, str(lost))
+        return await self._background.run(partial(self._store.load_rows, run))
+
+    async def rebuild_index(self, generation: int, reason: str) -> None:
+        """Make the index of a closed file again. Raises ``Corrupt`` or ``OSError`` if the file is damaged, too."""
+        contents = self._bookie.contents
+        file = contents.files[generation]
+        _log.error("the index of log file %016x is damaged (%s): it is made again", generation, reason)
+        contents.pin((generation,))
+        try:
+            rebuilt = await self._background.run(partial(make_index, self._store, generation, file.end))
+        except (Corrupt, OSError) as failure:
+            if not is_passing(failure):
+                self._on_lost_index(generation, str(failure))
+            raise
+        finally:
+            contents.unpin((generation,))
+        for ledger_id, run in file.runs.items():
+            again = rebuilt.get(ledger_id)
+            if again is None or again.count != run.count:
+                raise Corrupt(f"log file {generation:016x} holds other entries of ledger {ledger_id} than its index did")
+            run.stored_at, run.stored_crc = again.stored_at, again.stored_crc
+
+    async def has_newer(self, ledger_id: int, entry_id: int, generation: int) -> bool:
+        """Whether a newer file than this one has the entry, too. Raises as ``load`` does."""
+        ledger = self._bookie.contents.ledgers.get(ledger_id)
+        runs = [run for run in ledger.runs if run.generation > generation and run.may_hold(entry_id)] if ledger else []
+        await self.load_missing(runs)
+        return any(run.rows is not None and run.find(entry_id) is not None for run in runs)
+
+    async def damaged(self, ledger_id: int, entry_id: int) -> Place | None:
+        """Where the entry is, if it exists and cannot be read. Raises as ``read`` does."""
+        (found,) = await self._locate([Range(ledger_id, entry_id, entry_id)], Budget(1, 1))
+        if not found.places:
+            return None
+        (place,) = found.places
+        self._bookie.contents.pin((place.generation,))
+        try:
+            (payload,) = await self._background.run(partial(read_places, self._store, found.places, None))
+        finally:
+            self._bookie.contents.unpin((place.generation,))
+        return place if payload is None else None
 
     def _answers(self, found: Sequence[Found], pieces: Sequence[bytes | None]) -> list[RangeRead]:
         answers = []
@@ -77,9 +148,16 @@ class DiskReads:
             headers = [_packed(place, piece) for place, piece in zip(each.places, read, strict=True)]
             answers.append(RangeRead(each, headers, [piece for piece in read if piece is not None]))
             self._counters.read_entries += len(read)
-            self._counters.unreadable_entries += read.count(None)
+            if None in read:
+                self._note(each.places, read)
         self._counters.read_bytes += sum([len(piece) for piece in pieces if piece is not None])
         return answers
+
+    def _note(self, places: Sequence[Place], read: Sequence[bytes | None]) -> None:
+        self._counters.unreadable_entries += read.count(None)
+        for place, piece in zip(places, read, strict=True):
+            if piece is None:
+                self._on_damage(place.ledger_id, place.row.entry_id, place.generation)
 
 
 def read_places(store: LogFiles, places: Sequence[Place], head_bytes: int | None) -> list[bytes | None]:

@@ -21,6 +21,7 @@ from stratalog_bookies.disk import Disk
 from stratalog_bookies.disk_reads import RangeRead
 from stratalog_bookies.messages import ENTRIES_MAX, ENTRY_HEADER_BYTES, LEDGERS_MAX, LedgerTail, Range, Status
 from stratalog_bookies.reading import Budget, Found
+from stratalog_bookies.scrub import Scrub
 from stratalog_bookies.shortages import lacks_resources
 from stratalog_bookies.statuses import StatusGather
 from stratalog_core.errors import Corrupt, Invalid, Overloaded, StorageFailed, StratalogError
@@ -40,6 +41,7 @@ class Dispatch:
         self._disks = disks
         self._collector = collector
         self._counters = counters
+        self._scrubs: Sequence[Scrub] = ()
         self._add_bytes_max = min(disk.add_bytes_max for disk in disks)
         self._in_flight_bytes = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -52,6 +54,7 @@ class Dispatch:
             messages.DELETE: self._delete,
             messages.LIST: self._list,
             messages.INFO: self._info,
+            messages.SCRUB: self._scrub,
         }
 
     def handle(self, request: Request) -> None:
@@ -69,6 +72,10 @@ class Dispatch:
             task = asyncio.get_running_loop().create_task(self._serve(request))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+
+    def scrub_by(self, scrubs: Sequence[Scrub]) -> None:
+        """What SCRUB starts and tells of."""
+        self._scrubs = scrubs
 
     async def close(self) -> None:
         """Let what was accepted come to its end."""
@@ -234,6 +241,12 @@ class Dispatch:
             counters=self._counters.as_dict(),
         )
         return [messages.encode(info)]
+
+    async def _scrub(self, body: memoryview) -> Answer:
+        if messages.decode(messages.ScrubDisks, body).start:
+            for scrub in self._scrubs:
+                scrub.start()
+        return [messages.encode(messages.ScrubStatus(disks=tuple(scrub.status() for scrub in self._scrubs)))]
 
 
 def _bounded(items: tuple[Item, ...]) -> tuple[Item, ...]:

@@ -18,6 +18,7 @@ from stratalog_bookies.config import BookieSettings
 from stratalog_bookies.counters import Counters
 from stratalog_bookies.log_files import LogFiles
 from stratalog_bookies.shortages import is_passing
+from stratalog_core.errors import Corrupt
 from stratalog_core.ports import Background
 
 _log = logging.getLogger(__name__)
@@ -191,6 +192,23 @@ class FileKeeper:
                 del self._dropped[0]
                 self._counters.files_recycled += 1
         await self.check_space()
+
+    async def check_state(self) -> None:
+        """Read the state file; one that is damaged is written again from memory. A write that fails retires the disk."""
+        store = self._store
+        async with self._lock:
+            try:
+                await self._background.run(store.load_state)
+                return
+            except (Corrupt, OSError) as lost:
+                if is_passing(lost):
+                    return
+                _log.error("the state file is damaged and written again: %s", lost)
+            state = self._bookie.contents.state(self._first_open)
+            try:
+                await self._background.run(partial(store.save_state, state))
+            except OSError as failure:
+                self._failed(failure)
 
     def _failed(self, failure: Exception) -> None:
         """Space and file descriptors may come back; every other error of the disk retires it."""

@@ -22,6 +22,7 @@ from stratalog_bookies import checkpoint, log_format
 from stratalog_bookies.checkpoint import State
 from stratalog_bookies.index import ROW_BYTES, Run
 from stratalog_bookies.log import Write
+from stratalog_bookies.shortages import lacks_resources
 from stratalog_core.ports import File, Files
 
 STATE: Final = "state"
@@ -42,8 +43,8 @@ class LogFiles:
     """Files of one disk. Not thread-safe in what it writes; reads may run beside anything."""
 
     def __init__(self, files: Files, cookie: bytes, file_bytes: int) -> None:
+        self.cookie = cookie
         self._files = files
-        self._cookie = cookie
         self.file_bytes = file_bytes
         self._writing: dict[int, File] = {}
         files.make_directory(LOG)
@@ -69,7 +70,7 @@ class LogFiles:
         spare = self._spares[-1]
         file = self._files.open(_spare_path(spare))
         try:
-            file.pwritev((log_format.pack_file_header(self._cookie, generation, self.file_bytes),), 0)
+            file.pwritev((log_format.pack_file_header(self.cookie, generation, self.file_bytes),), 0)
             file.datasync()
             self._files.rename(_spare_path(spare), path)
             self._sync_renamed(path, _spare_path(spare))
@@ -172,10 +173,33 @@ class LogFiles:
             content = file.pread(file.size(), 0)
         finally:
             file.close()
-        log_format.check_file_header(content[: log_format.PAGE_BYTES], self._cookie, generation)
+        log_format.check_file_header(content[: log_format.PAGE_BYTES], self.cookie, generation)
         return content
 
+    def seed(self, generation: int) -> int:
+        """What the header CRCs of this file's frames begin with."""
+        return log_format.frame_seed(self.cookie, generation)
+
+    def check_header(self, generation: int) -> None:
+        """Raises ``Corrupt`` or ``OSError`` if the file's header is damaged."""
+        file = self.open_log(generation)
+        try:
+            log_format.check_file_header(file.pread(log_format.PAGE_BYTES, 0), self.cookie, generation)
+        finally:
+            file.close()
+
     # -- checkpoints
+
+    def repair_file(self, path: str, content: bytes) -> bool:
+        """Write a small file again unless it holds ``content``; returns whether that was needed."""
+        try:
+            if self._files.read(path) == content:
+                return False
+        except OSError as failure:
+            if lacks_resources(failure):
+                raise
+        self._files.write_atomic(path, content)
+        return True
 
     def load_state(self) -> State:
         """Raises ``FileNotFoundError`` or ``Corrupt``."""

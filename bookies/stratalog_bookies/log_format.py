@@ -39,6 +39,8 @@ TOMBSTONE: Final = 2
 EXPLICIT_LAC: Final = 3
 FILE_START: Final = 4
 """First item of a file: value = where the file before it ends (0: unknown, after a restart)."""
+PROOF: Final = 5
+"""Says nothing (ledger and value 0); its frame proves that what lies before it was durable."""
 
 _FILE_HEADER = struct.Struct(">4sHHQ16sQ")
 _CRC = struct.Struct(">I")
@@ -135,17 +137,27 @@ def entries_of(content: memoryview, frame: Frame) -> Iterator[tuple[int, int, in
     return ENTRY_HEADER.iter_unpack(content[frame.head_start : frame.payload_start])
 
 
-def read_frame(content: memoryview, position: int, seed: int) -> Frame | None:
+def claimed_bytes(content: Buffer, position: int) -> int:
+    """How long the frame at ``position`` says it is, unchecked; 0 if there is none. ``FRAME_BYTES`` if even that is cut off."""
+    if position + FRAME_BYTES > len(content):
+        return FRAME_BYTES
+    magic, _, _, version, _, _, _, _, head_bytes, payload_bytes = _FRAME.unpack_from(content, position)
+    return frame_size(head_bytes, payload_bytes) if magic == FRAME_MAGIC and version == VERSION else 0
+
+
+def read_frame(content: memoryview, position: int, seed: int, base: int = 0) -> Frame | None:
     """The frame at ``position``, or None if no sound frame header of this generation is there.
 
     Raises ``Corrupt`` for one that has the right CRC and cannot be: of an unknown kind, or with a head of another length.
+
+    ``content`` lies at ``base`` of its file; the frame's own positions are within ``content``.
     """
     if position + FRAME_BYTES > len(content):
         return None
     magic, crc, kind, version, _, count, at, group_start, head_bytes, payload_bytes = _FRAME.unpack_from(content, position)
     head_start = position + FRAME_BYTES
     payload_start = head_start + head_bytes
-    if magic != FRAME_MAGIC or version != VERSION or at != position or payload_start + payload_bytes > len(content):
+    if magic != FRAME_MAGIC or version != VERSION or at != base + position or payload_start + payload_bytes > len(content):
         return None
     fields_crc = crc32c(content[position + 8 : head_start], seed)
     if crc32c(content[head_start:payload_start], fields_crc) != crc:

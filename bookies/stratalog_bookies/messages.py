@@ -1,4 +1,4 @@
-"""What travels to and from a bookie: methods 0x0201 to 0x0209. Pure; ``docs/formats/bookie-messages.md`` has every byte.
+"""What travels to and from a bookie: methods 0x0201 to 0x020b. Pure; ``docs/formats/bookie-messages.md`` has every byte.
 
 Bulk bodies (ADD, READ, READ_HEADERS) are packed by hand and carry payloads as they are: nothing here copies one. The rest is
 msgpack of one struct for each method. Every list and every id has a bound, and a malformed body raises ``Invalid``.
@@ -29,6 +29,7 @@ WRITE_LAC: Final = 0x0206
 DELETE: Final = 0x0207
 LIST: Final = 0x0208
 INFO: Final = 0x0209
+SCRUB: Final = 0x020A
 
 ENTRIES_MAX: Final = 65_536
 """Entries in one ADD, and in one answer to READ or READ_HEADERS."""
@@ -315,7 +316,11 @@ class LedgerPage(Control, frozen=True, kw_only=True):
 
 
 class DiskInfo(Control, frozen=True, kw_only=True):
-    """One disk: ``state`` is writable, read_only or failed; ``reason`` explains the last two."""
+    """One disk: ``state`` is writable, read_only or failed; ``reason`` explains the last two.
+
+    ``damaged_entries`` and ``damaged_files`` are known to be damaged and not mended yet; ``sparse_files`` wait for compaction;
+    ``unmovable_files`` cannot be compacted because of damage.
+    """
 
     position: int
     state: str
@@ -325,6 +330,10 @@ class DiskInfo(Control, frozen=True, kw_only=True):
     log_bytes: int = 0
     live_bytes: int = 0
     ledgers: int = 0
+    damaged_entries: int = 0
+    damaged_files: int = 0
+    sparse_files: int = 0
+    unmovable_files: int = 0
 
 
 class BookieInfo(Control, frozen=True, kw_only=True):
@@ -335,6 +344,40 @@ class BookieInfo(Control, frozen=True, kw_only=True):
     free_bytes: int
     disks: tuple[DiskInfo, ...]
     counters: dict[str, int]
+
+
+class ScrubDisks(Control, frozen=True, kw_only=True):
+    """Request of SCRUB: begin a scrub of every disk that has none running, or only ask how far they are."""
+
+    start: bool = False
+
+
+class DiskScrub(Control, frozen=True, kw_only=True):
+    """The scrub of one disk that runs, or the last one; ``number`` counts them from the start of the process.
+
+    ``damaged_entries`` and ``healed_entries`` are since it began; ``waiting_entries`` are damaged now, ``untried_entries`` of
+    them nobody has tried to mend yet; ``examples`` says of a few why they could not be.
+    """
+
+    position: int
+    number: int = 0
+    running: bool = False
+    total_bytes: int = 0
+    checked_bytes: int = 0
+    checked_entries: int = 0
+    damaged_entries: int = 0
+    healed_entries: int = 0
+    waiting_entries: int = 0
+    untried_entries: int = 0
+    broken_files: int = 0
+    repaired_files: int = 0
+    examples: tuple[str, ...] = ()
+
+
+class ScrubStatus(Control, frozen=True, kw_only=True):
+    """Answer to SCRUB. A disk that failed is not scrubbed and not listed."""
+
+    disks: tuple[DiskScrub, ...]
 
 
 Body = TypeVar("Body", bound=Control)

@@ -13,12 +13,15 @@ from functools import partial
 
 from stratalog_bookies import boot
 from stratalog_bookies.audit.auditor import Auditor
+from stratalog_bookies.client.reading_half import reading_half
 from stratalog_bookies.collector import Collector
 from stratalog_bookies.config import BookieSettings
 from stratalog_bookies.counters import Counters
 from stratalog_bookies.disk import Disk
 from stratalog_bookies.dispatch import Dispatch
+from stratalog_bookies.healing import Healer
 from stratalog_bookies.registration import Registration
+from stratalog_bookies.scrub import Scrub
 from stratalog_bookies.upkeep import Upkeep
 from stratalog_core.errors import Invalid
 from stratalog_core.ports import Background, Clock, Files, Listener, Random, Transport
@@ -68,12 +71,13 @@ class BookieServer:
         counters = Counters()
         for position, files in enumerate(self._files):
             self._disks.append(await self._open_disk(position, files, cookie, counters))
-        collector = Collector(self._metadata, self._disks, await self._registration.cluster_id())
+        cluster_id = await self._registration.cluster_id()
+        collector = Collector(self._metadata, self._disks, cluster_id)
         self._dispatch = Dispatch(self._settings, self._disks, collector, counters)
         self._listener = await self._transport.serve(self._settings.listen, self._dispatch.handle)
         address = self._settings.advertised or self._listener.address
         await self._registration.register(cookie, address, read_only=self._is_read_only())
-        self._start_upkeep(collector)
+        self._start_upkeep(collector, cluster_id, cookie)
         self._start_auditor(counters)
 
     async def close(self) -> None:
@@ -105,15 +109,25 @@ class BookieServer:
 
     # -- upkeep
 
-    def _start_upkeep(self, collector: Collector) -> None:
+    def _start_upkeep(self, collector: Collector, cluster_id: str, cookie: str) -> None:
         settings = self._settings
         self._every(settings.collect_interval_s, partial(self._collect, collector))
-        for disk in self._disks:
-            upkeep = Upkeep(disk, settings)
-            self._every(_SPACE_INTERVAL_S, disk.files.check_space)
-            self._every(settings.collect_interval_s, upkeep.compact)
-            if settings.scrub_bytes_per_s:
-                self._every(settings.scrub_interval_s, upkeep.scrub)
+        upkeep = [Upkeep(disk, settings) for disk in self._disks]
+        half = reading_half(
+            self._metadata, self._transport, self._clock, self._random, last_asked=frozenset({settings.bookie_id})
+        )  # fmt: skip
+        healer = Healer(self._metadata, half.reads, self._clock, self._disks, upkeep)
+        scrubs = []
+        for disk, compaction in zip(self._disks, upkeep, strict=True):
+            disk.on_damage = healer.wake
+            self._every(_SPACE_INTERVAL_S, partial(_look_after, disk))
+            self._every(settings.collect_interval_s, compaction.compact)
+            content = boot.cookie_content(settings, cluster_id, cookie, disk.position)
+            scrubs.append(Scrub(disk, settings, content, healer.wake))
+        assert self._dispatch is not None, "requests are served by now"
+        self._dispatch.scrub_by(scrubs)
+        for work in (healer.run, *(scrub.run for scrub in scrubs)):
+            self._upkeep.append(asyncio.get_running_loop().create_task(work()))
 
     def _start_auditor(self, counters: Counters) -> None:
         if not self._settings.audit_delay_s:
@@ -131,6 +145,11 @@ class BookieServer:
         await collector.collect()
         for disk in self._disks:
             disk.files.wake()
+
+
+async def _look_after(disk: Disk) -> None:
+    disk.tick()
+    await disk.files.check_space()
 
 
 async def _repeat(interval_s: float, work: Callable[[], Awaitable[object]]) -> None:

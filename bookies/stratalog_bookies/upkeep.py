@@ -1,8 +1,8 @@
-"""Slow work on one disk, paced: compaction of mostly dead files, and the scrub that checks every CRC.
+"""Compaction of one disk, paced: files that are mostly dead are emptied, and files that are broken.
 
-Compaction writes what is alive in a file again through the ordinary group commit, and lets go of the file only when that is
-durable. An entry that cannot be read stops it: the file is kept as evidence and as the place where the entry is known to
-be.
+What is alive in a file is written again through the ordinary group commit, and the file is let go of only when that is
+durable. A file with an entry that cannot be read is kept, as evidence and as the place where the entry is known to be, until
+the entry is mended.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ _CHUNK_BYTES = 1024 * 1024
 
 
 class Upkeep:
-    """Compaction and scrub of one disk."""
+    """Compaction of one disk."""
 
     def __init__(self, disk: Disk, settings: BookieSettings) -> None:
         self._disk = disk
         self._contents = disk.bookie.contents
         self._settings = settings
+        self._lock = asyncio.Lock()
 
     async def compact(self) -> None:
         """Empty the files of which too little is alive, sparsest first, as long as there is room."""
@@ -41,80 +42,76 @@ class Upkeep:
             if self._disk.bookie.failure:
                 return
             try:
-                await self._compact_file(file)
+                await self._empty(file)
             except StorageFailed as full:
                 _log.warning("compaction waits: %s", full)
                 return
-            self._disk.files.wake()
 
-    async def _compact_file(self, file: LogFile) -> None:
-        self._contents.pin((file.generation,))
-        try:
-            for run in list(file.runs.values()):
-                for rows in _chunks(await self._rows(run)):
-                    await self._move(file, run, rows)
-                    if file.unmovable:
-                        return
-            await self._disk.commit.durable(self._disk.bookie.log.sequence)
-        except (Corrupt, OSError) as lost:
-            if is_passing(lost):
-                _log.warning("compaction waits: %s", lost)
-                return
-            file.unmovable = True
-            _log.error("log file %016x cannot be compacted: %s", file.generation, lost)
-            return
-        finally:
-            self._contents.unpin((file.generation,))
-        self._contents.empty_file(file.generation)
-
-    async def _move(self, file: LogFile, run: Run, rows: Sequence[Row]) -> None:
-        places = [Place(run.ledger_id, file.generation, row) for row in rows]
-        payloads = await self._disk.background.run(partial(read_places, self._disk.store, places, None))
-        moved_bytes = 0
-        for row, payload in zip(rows, payloads, strict=True):
-            if payload is None:
-                file.unmovable = True
-                _log.error("log file %016x is kept: it has an unreadable entry of ledger %d", file.generation, run.ledger_id)
-                return
-            await self._disk.room(add_room(1, ENTRY_HEADER_BYTES + len(payload)), reserve=True)
-            self._disk.bookie.move(run.ledger_id, row, payload, file.generation)
-            moved_bytes += len(payload)
-        self._disk.counters.compacted_bytes += moved_bytes
-        await self._disk.commit.durable(self._disk.bookie.log.sequence)
-        await asyncio.sleep(moved_bytes / self._settings.compaction_bytes_per_s)
-
-    async def scrub(self) -> None:
-        """Check every entry of the closed files once."""
-        for generation in sorted(self._contents.files):
+    async def evacuate_broken(self) -> None:
+        """Empty the files whose frames are broken. Raises ``StorageFailed`` if there is no room."""
+        broken = self._disk.damage.files
+        for generation in list(broken):
             file = self._contents.files.get(generation)
-            if file is not None and file.closed:
-                await self._scrub_file(file)
+            if file is None:
+                del broken[generation]
+            elif not file.closed:
+                await self._disk.leave_file(generation)
+                await self._disk.commit.durable(self._disk.bookie.log.sequence)
+                self._disk.files.look()
+            elif await self._empty(file):
+                _log.warning("log file %016x was broken and has been emptied", generation)
+                self._disk.counters.mended_files += 1
+                del broken[generation]
 
-    async def _scrub_file(self, file: LogFile) -> None:
-        for run in list(file.runs.values()):
+    async def _empty(self, file: LogFile) -> bool:
+        """Move what lives in a closed file elsewhere; whether all of it could be. Raises ``StorageFailed``."""
+        async with self._lock:
             self._contents.pin((file.generation,))
             try:
-                for rows in _chunks(await self._rows(run)):
-                    await self._scrub_rows(file, run, rows)
+                file.unmovable = not await self._move_all(file)
+                await self._disk.commit.durable(self._disk.bookie.log.sequence)
             except (Corrupt, OSError) as lost:
-                self._disk.counters.scrub_errors += 1
-                _log.error("the index of log file %016x is damaged: %s", file.generation, lost)
+                if not is_passing(lost):
+                    file.unmovable = True
+                _log.error("log file %016x cannot be emptied: %s", file.generation, lost)
+                return False
             finally:
                 self._contents.unpin((file.generation,))
+            if not file.unmovable:
+                self._contents.empty_file(file.generation)
+                self._disk.files.wake()
+            return not file.unmovable
 
-    async def _scrub_rows(self, file: LogFile, run: Run, rows: Sequence[Row]) -> None:
-        places = [Place(run.ledger_id, file.generation, row) for row in rows]
-        payloads = await self._disk.background.run(partial(read_places, self._disk.store, places, None))
-        scrubbed_bytes = sum([row.payload_bytes for row in rows])
-        self._disk.counters.scrub_errors += payloads.count(None)
-        self._disk.counters.scrubbed_bytes += scrubbed_bytes
-        await asyncio.sleep(scrubbed_bytes / self._settings.scrub_bytes_per_s)
+    async def _move_all(self, file: LogFile) -> bool:
+        whole = True
+        for run in list(file.runs.values()):
+            for rows in _chunks(await self._rows(run)):
+                whole = await self._move(file, run, rows) and whole
+        return whole
+
+    async def _move(self, file: LogFile, run: Run, rows: Sequence[Row]) -> bool:
+        disk, generation = self._disk, file.generation
+        wanted = [row for row in rows if not await disk.reads.has_newer(run.ledger_id, row.entry_id, generation)]
+        places = [Place(run.ledger_id, generation, row) for row in wanted]
+        payloads = await disk.background.run(partial(read_places, disk.store, places, None))
+        moved_bytes = 0
+        for row, payload in zip(wanted, payloads, strict=True):
+            if payload is None:
+                disk.note_damage(run.ledger_id, row.entry_id, generation)
+                continue
+            await disk.room(add_room(1, ENTRY_HEADER_BYTES + len(payload)), reserve=True)
+            disk.bookie.move(run.ledger_id, row, payload, generation)
+            moved_bytes += len(payload)
+        disk.counters.compacted_bytes += moved_bytes
+        await disk.commit.durable(disk.bookie.log.sequence)
+        await asyncio.sleep(moved_bytes / self._settings.compaction_bytes_per_s)
+        return None not in payloads
 
     async def _rows(self, run: Run) -> list[Row]:
         """Rows of a stored run, without keeping them in memory."""
         passing = Run(run.ledger_id, run.generation)
         passing.first, passing.last, passing.count = run.first, run.last, run.count
-        passing.rows = run.rows or await self._disk.background.run(partial(self._disk.store.load_rows, run))
+        passing.rows = run.rows or await self._disk.reads.rows(run)
         return list(passing.between(run.first, run.last))
 
 

@@ -19,13 +19,9 @@ from stratalog_bookies.audit.lost_bookies import LostBookies
 from stratalog_bookies.audit.plan import Move, in_need, loads, plan_moves, weigh
 from stratalog_bookies.audit.progress import Progress
 from stratalog_bookies.audit.shares import share_of
-from stratalog_bookies.client.bookie_health import BookieHealth
-from stratalog_bookies.client.config import LedgerClientSettings
-from stratalog_bookies.client.directory import BookieDirectory
 from stratalog_bookies.client.fragments import with_moved
-from stratalog_bookies.client.ledger_reads import LedgerReads
 from stratalog_bookies.client.ledger_records import put_ledger
-from stratalog_bookies.client.requests import BookieRequests
+from stratalog_bookies.client.reading_half import reading_half
 from stratalog_bookies.config import BookieSettings
 from stratalog_bookies.counters import Counters
 from stratalog_core.errors import StratalogError
@@ -61,7 +57,9 @@ class Auditor:
         self._random = random
         self._counters = counters
         self._session_id = session_id
-        self._directory, self._copier = _copier(settings, metadata, transport, clock, random, counters)
+        half = reading_half(metadata, transport, clock, random)
+        self._directory = half.directory
+        self._copier = Copier(half.requests, half.reads, half.directory, counters, settings.audit_bytes_per_s)
         self._claim = AuditClaim(metadata)
         self._lost = LostBookies(settings.audit_delay_s)
         self._progress = Progress()
@@ -193,27 +191,6 @@ class Auditor:
         self._failures += 1
         level = logging.WARNING if self._failures <= _FAILURES_TOLD else logging.DEBUG
         _log.log(level, "ledger %d is mended later: %s: %s", ledger_id, type(failure).__name__, failure)
-
-
-def _copier(
-    settings: BookieSettings,
-    metadata: MetadataClient,
-    transport: Transport,
-    clock: Clock,
-    random: Random,
-    counters: Counters,
-) -> tuple[BookieDirectory, Copier]:
-    """The reading half of a ledger client, without the timers that writers need."""
-    client = LedgerClientSettings()
-    avoid_s, avoid_s_max = client.bookie_avoid_ms / 1000, client.bookie_avoid_ms_max / 1000
-    directory = BookieDirectory(
-        metadata.view, transport, clock, BookieHealth(avoid_s, avoid_s_max), BookieHealth(avoid_s, avoid_s_max)
-    )  # fmt: skip
-    requests = BookieRequests(directory, client.request_timeout_ms / 1000)
-    reads = LedgerReads(
-        requests, directory, random, hedge_s=client.hedge_delay_ms / 1000, deadline_s=client.read_deadline_ms / 1000
-    )  # fmt: skip
-    return directory, Copier(requests, reads, directory, counters, settings.audit_bytes_per_s)
 
 
 def _is_draining(change: Change) -> bool:

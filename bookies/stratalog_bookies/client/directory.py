@@ -15,13 +15,21 @@ class BookieDirectory:
     """Resolves bookie ids. A bookie that re-registers at another address is found there from the next request on."""
 
     def __init__(
-        self, view: MetadataView, transport: Transport, clock: Clock, health: BookieHealth, read_health: BookieHealth
+        self,
+        view: MetadataView,
+        transport: Transport,
+        clock: Clock,
+        health: BookieHealth,
+        read_health: BookieHealth,
+        last_asked: frozenset[str] = frozenset(),
     ) -> None:
+        """``last_asked`` are bookies to read from only when all others have failed."""
         self._view = view
         self._transport = transport
         self._clock = clock
         self.health = health
         self.read_health = read_health
+        self._last_asked = last_asked
         self._channels: dict[str, Channel] = {}
         self._load: dict[str, int] = {}
         self._unsubscribe = view.subscribe(self._on_changes)
@@ -58,7 +66,7 @@ class BookieDirectory:
         """Bookies to ask last: those that failed or were slow lately, and those without a session."""
         down = {each.bookie_id for each in self._view.all(Bookie) if each.session_id == 0}
         now = self._clock.monotonic()
-        return down | self.health.avoided(now) | self.read_health.avoided(now)
+        return down | self._last_asked | self.health.avoided(now) | self.read_health.avoided(now)
 
     def failed(self, bookie: str) -> None:
         self.health.failed(bookie, self._clock.monotonic())

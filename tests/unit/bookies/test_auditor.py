@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -65,13 +66,14 @@ class Cluster:
     audit_bytes_per_s: int = 256 * 1024 * 1024
     bookies: dict[str, tuple[BookieServer, ThreadBackground]] = field(default_factory=dict)
 
-    async def start_bookie(self, name: str, rack: str = "", audit_delay_s: float = 0.3) -> None:
+    async def start_bookie(self, name: str, rack: str = "", audit_delay_s: float = 0.3, **changes: object) -> None:
         directory = self.path / name
         settings = BookieSettings(
             bookie_id=name, data_dirs=(str(directory),), rack=rack, log_file_bytes=4 * 1024 * 1024, spare_files=0,
             free_bytes_min=0, scrub_bytes_per_s=0, audit_delay_s=audit_delay_s, audit_interval_s=0.05,
             audit_bytes_per_s=self.audit_bytes_per_s,
         )  # fmt: skip
+        settings = dataclasses.replace(settings, **changes)  # type: ignore[arg-type]
         background = ThreadBackground(settings.threads, name)
         server = BookieServer(
             settings, self.metadata, self.transport, (SystemFiles(directory),), SystemClock(), Random(1), background
