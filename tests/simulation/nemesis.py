@@ -192,12 +192,12 @@ class Nemesis:
         if both_ways:
             pairs |= {(target, source) for source, target in pairs}
         pairs = {(source, target) for source, target in pairs if source != target}
-        self._world.note(f"cut {sorted(pairs)}")
+        self._world.note(f"cut: {_links(pairs)}")
         self._world.network.cut |= pairs
         self._later(self._random.expovariate(1 / self._plan.down_mean_s), "_mend", pairs)
 
     def _mend(self, pairs: set[tuple[str, str]]) -> None:
-        self._world.note(f"mend {sorted(pairs)}")
+        self._world.note(f"mended: {_links(pairs)}")
         self._world.network.cut -= pairs
 
     def _lossy(self) -> None:
@@ -213,3 +213,13 @@ class Nemesis:
         by_ms = self._random.choice([-3_600_000, -60_000, -1_000, 1_000, 5_000])
         self._world.note(f"{machine.name}: wall clock jumps by {by_ms} ms")
         machine.clock.jump(by_ms)
+
+
+def _links(pairs: set[tuple[str, str]]) -> str:
+    """The links that are cut; ``->`` if they are in one direction only."""
+    arrows = {
+        f"{source} - {target}" if (target, source) in pairs else f"{source} -> {target}"
+        for source, target in pairs
+        if source < target or (target, source) not in pairs
+    }
+    return ", ".join(sorted(arrows))

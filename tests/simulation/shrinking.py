@@ -17,6 +17,8 @@ from typing import Final
 from simulation.runs import Outcome, run_many
 
 KIND_CHARACTERS: Final = 60
+LATER_S: Final = 3.0
+"""A shorter run may fail so much later: less happens in it, and a long trace is not a readable one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,7 @@ class _Search:
         self._started = time.monotonic()
         self._seconds = seconds
         self._on_progress = on_progress
+        self._until_s = failed.ended_at_s + LATER_S
         self._runs = 0
 
     def run(self) -> Shrunk:
@@ -77,7 +80,7 @@ class _Search:
             if self._is_over():
                 return None
             batch = candidates[start : start + self._jobs]
-            runs = [replace(self._best.run, kept=frozenset(kept)) for kept in batch]
+            runs = [replace(self._best.run, kept=frozenset(kept), until_s=self._until_s) for kept in batch]
             self._runs += len(runs)
             outcomes = {outcome.run: outcome for outcome in run_many(runs, self._jobs)}
             for run in runs:
