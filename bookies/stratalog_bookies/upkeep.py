@@ -66,6 +66,9 @@ class Upkeep:
     async def _empty(self, file: LogFile) -> bool:
         """Move what lives in a closed file elsewhere; whether all of it could be. Raises ``StorageFailed``."""
         async with self._lock:
+            if self._contents.files.get(file.generation) is not file:
+                # All that lived in it was deleted while it waited its turn, and its place was freed.
+                return True
             self._contents.pin((file.generation,))
             try:
                 file.unmovable = not await self._move_all(file)

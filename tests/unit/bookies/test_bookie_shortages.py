@@ -193,6 +193,29 @@ async def test_a_full_disk_of_dead_files_is_compacted_with_space_lent_for_it(tmp
     background.close()
 
 
+async def test_a_file_that_is_freed_before_its_turn_does_not_end_compaction(tmp_path: Path) -> None:
+    """Simulation, scenario log, seed 307: what lived in a sparse file was deleted while another file was being emptied."""
+    background = ThreadBackground(4, "bookie")
+    files = SystemFiles(tmp_path)
+    recovery.create(LogFiles(files, disk_key(COOKIE, 0), 64 * 1024))
+    settings = settings_of(tmp_path)
+    async with running(Rationed(files), settings, background) as disk:
+        for entry in range(12):
+            assert await add(disk, 2, entry, b"long-lived") is Status.OK
+            assert await add(disk, 1, entry, bytes(20_000)) is Status.OK
+        await disk.delete([1])
+        upkeep, contents = Upkeep(disk, settings), disk.bookie.contents
+        await until(lambda: len(contents.sparse_files(0.4)) >= 2)
+        first = contents.sparse_files(0.4)[0].generation
+        async with asyncio.timeout(TIMEOUT_S), upkeep._lock:
+            compaction = asyncio.create_task(upkeep.compact())
+            await asyncio.sleep(0)
+            await disk.delete([2])
+            await until(lambda: first not in contents.files)
+        await compaction
+    background.close()
+
+
 class Limited:
     """A bookie in a process of its own, whose file descriptors a test can ration."""
 
