@@ -39,6 +39,9 @@ class BookieSettings:
     requests_max: int = setting(
         1024, minimum=1, help="requests other than adds that may wait (requests); more are told to come again"
     )
+    lac_waiters_max: int = setting(
+        1000, minimum=0, help="readers of open ledgers that may wait for a greater LAC (requests); more are told to come again"
+    )
     read_jobs: int = setting(4, minimum=1, maximum=64, help="reads of one disk at a time (threads)")
     index_bytes_max: int = setting(
         128 * _MEBIBYTE, minimum=0, help="memory for index rows of closed log files, for each disk (bytes); 28 an entry"

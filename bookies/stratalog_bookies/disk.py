@@ -57,6 +57,7 @@ class Disk:
         self.reads = DiskReads(
             bookie, store, background, counters, settings.read_jobs, self.note_damage, self._note_lost_index
         )  # fmt: skip
+        self.on_group: Callable[[], None] = lambda: None
         self.on_damage: Callable[[], None] = lambda: None
         self._settings = settings
         self._on_change = on_change
@@ -226,6 +227,7 @@ class Disk:
         self.files.look()
         if self.bookie.failure:
             self._room_changed()
+        self.on_group()
 
     def _room_changed(self) -> None:
         held, self._held = self._held, deque()

@@ -19,6 +19,7 @@ from stratalog_bookies.config import BookieSettings
 from stratalog_bookies.counters import Counters
 from stratalog_bookies.disk import Disk
 from stratalog_bookies.disk_reads import RangeRead
+from stratalog_bookies.lac_waiters import LacWaiters
 from stratalog_bookies.messages import ENTRIES_MAX, ENTRY_HEADER_BYTES, LEDGERS_MAX, LedgerTail, Range, Status
 from stratalog_bookies.reading import Budget, Found
 from stratalog_bookies.scrub import Scrub
@@ -42,6 +43,9 @@ class Dispatch:
         self._collector = collector
         self._counters = counters
         self._scrubs: Sequence[Scrub] = ()
+        self._waiters = LacWaiters(settings.lac_waiters_max)
+        for disk in disks:
+            disk.on_group = partial(self._waiters.look, disk)
         self._add_bytes_max = min(disk.add_bytes_max for disk in disks)
         self._in_flight_bytes = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -64,6 +68,11 @@ class Dispatch:
                 self._add(request)
             except Invalid as wrong:
                 request.fail(wrong)
+        elif request.method == messages.AWAIT_LAC:
+            try:
+                self._await_lac(request)
+            except (Invalid, Overloaded) as refusal:
+                request.fail(refusal)
         elif request.method not in self._handlers:
             request.fail(Invalid(f"a bookie has no method {request.method:#06x}"))
         elif len(self._tasks) >= self._settings.requests_max:
@@ -79,6 +88,7 @@ class Dispatch:
 
     async def close(self) -> None:
         """Let what was accepted come to its end."""
+        self._waiters.close()
         while self._tasks:
             await asyncio.wait(list(self._tasks))
 
@@ -204,6 +214,10 @@ class Dispatch:
 
         found = {tail.ledger_id: tail for tails in await asyncio.gather(*map(of_disk, self._disks)) for tail in tails}
         return [found[ledger_id] for ledger_id in ledger_ids]
+
+    def _await_lac(self, request: Request) -> None:
+        wanted = messages.decode(messages.AwaitLac, request.body)
+        self._waiters.add(self._disk(wanted.ledger_id), wanted, request)
 
     async def _write_lac(self, body: memoryview) -> Answer:
         lacs = _bounded(messages.decode(messages.ExplicitLacs, body).lacs)

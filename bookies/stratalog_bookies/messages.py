@@ -30,6 +30,7 @@ DELETE: Final = 0x0207
 LIST: Final = 0x0208
 INFO: Final = 0x0209
 SCRUB: Final = 0x020A
+AWAIT_LAC: Final = 0x020B
 
 ENTRIES_MAX: Final = 65_536
 """Entries in one ADD, and in one answer to READ or READ_HEADERS."""
@@ -282,6 +283,16 @@ class LedgerTails(Control, frozen=True, kw_only=True):
     """Answer to FENCE (durable by then) and LAC, in the request's order."""
 
     ledgers: tuple[LedgerTail, ...]
+
+
+class AwaitLac(Control, frozen=True, kw_only=True):
+    """Request of AWAIT_LAC: answered with a ``LedgerTail`` as soon as the ledger's LAC here is greater than ``above``, it is
+    fenced or deleted, or ``max_wait_ms`` are over (60,000 at most).
+    """
+
+    ledger_id: int
+    above: int = -1
+    max_wait_ms: int = 0
 
 
 class ExplicitLacs(Control, frozen=True, kw_only=True):

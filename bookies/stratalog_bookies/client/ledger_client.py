@@ -12,7 +12,7 @@ from stratalog_bookies.client.directory import BookieDirectory
 from stratalog_bookies.client.entry import Entry, EntryHead
 from stratalog_bookies.client.ledger import LedgerListener, LedgerSpec
 from stratalog_bookies.client.ledger_ids import LedgerIds
-from stratalog_bookies.client.ledger_reads import LedgerReads
+from stratalog_bookies.client.ledger_reads import LacNews, LedgerReads
 from stratalog_bookies.client.ledger_records import Superseded, put_ledger
 from stratalog_bookies.client.ledger_recovery import LedgerRecoveries
 from stratalog_bookies.client.ledger_writer import LedgerWriter
@@ -120,6 +120,14 @@ class LedgerClient:
     async def read_lac(self, ledger: Ledger) -> int:
         """Last entry of a closed ledger; of an open one the LAC that its bookies know, which lags by what is under way."""
         return await self._reads.lac(ledger)
+
+    async def await_lac(self, ledger: Ledger, above: int, max_wait_s: float) -> LacNews:
+        """Wait until an open ledger's LAC is greater than ``above``, its writer is done for, or ``max_wait_s`` are over.
+
+        One bookie is asked, another one each time: if it was replaced meanwhile it hears of nothing more, so take the ledger's
+        record anew before asking again. Raises ``Unavailable`` if no bookie of the last fragment answers.
+        """
+        return await self._reads.await_lac(ledger, above, max_wait_s)
 
     async def delete(self, ledger_ids: Sequence[int]) -> None:
         """Tell all bookies that these ledgers, whose records are gone from metadata, need not be kept.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from stratalog_bookies.client.directory import BookieDirectory
 from stratalog_bookies.client.entry import Entry, EntryHead
@@ -23,6 +23,13 @@ HEAD_BYTES: Final = 61
 OnAnswer = Callable[[Ask, RangeAnswer | StratalogError], None]
 Fetch = Callable[[list[Ask], OnAnswer], None]
 """Ask one bookie several pieces; the callback is called once for each."""
+
+
+class LacNews(NamedTuple):
+    """A LAC, and whether the writer is done for: the ledger is fenced, deleted or closed, and its record tells more."""
+
+    lac: int
+    ended: bool
 
 
 class LedgerReads:
@@ -81,6 +88,24 @@ class LedgerReads:
             if fencing_complete(len(fragment.bookies), ledger.write_quorum, ledger.ack_quorum, answered):
                 return lac
         raise Unavailable(f"too few bookies told the LAC of ledger {ledger.ledger_id} ({'; '.join(reasons)})")
+
+    async def await_lac(self, ledger: Ledger, above: int, max_wait_s: float) -> LacNews:
+        """Ask one bookie of the last fragment to answer when it knows more than ``above``; the next one if that fails.
+
+        Raises ``Unavailable`` if all fail.
+        """
+        if ledger.state is LedgerState.CLOSED or max_wait_s < 0:
+            return LacNews(max(ledger.last_entry, above), True)
+        names, reasons = list(ledger.fragments[-1].bookies), list[str]()
+        turn, avoid = self._random.randrange(len(names)), self._directory.avoided()
+        for name in sorted([*names[turn:], *names[:turn]], key=lambda name: name in avoid):
+            future = self._requests.await_lac(name, ledger.ledger_id, above, max_wait_s)
+            await asyncio.wait((future,))
+            tail = _tail(future, reasons, absent_is_news=True)
+            if tail is not None:
+                return LacNews(max(tail.lac, above), tail.fenced or tail.status == Status.NO_SUCH_LEDGER)
+            self._directory.read_failed(name)
+        raise Unavailable(f"no bookie told the LAC of ledger {ledger.ledger_id} ({'; '.join(reasons)})")
 
     def _plan(self, ledger: Ledger, first: int, last: int, striped_max: int, accept: Callable[[ReadEntry], bool]) -> ReadPlan:
         turn = self._random.randrange(ledger.ensemble_size)
@@ -181,13 +206,13 @@ def _failure(future: asyncio.Future[RangeAnswer] | asyncio.Future[list[RangeAnsw
     return failure
 
 
-def _tail(future: asyncio.Future[LedgerTail], reasons: list[str]) -> LedgerTail | None:
+def _tail(future: asyncio.Future[LedgerTail], reasons: list[str], *, absent_is_news: bool = False) -> LedgerTail | None:
     failure = future.exception()
     if failure is not None:
         reasons.append(str(failure))
         return None
     tail = future.result()
-    if tail.status != Status.OK:
+    if tail.status != Status.OK and not (absent_is_news and tail.status == Status.NO_SUCH_LEDGER):
         reasons.append(Status(tail.status).name)
         return None
     return tail

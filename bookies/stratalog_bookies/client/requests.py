@@ -138,19 +138,31 @@ class BookieRequests:
         body = messages.encode(messages.ExplicitLacs(lacs=tuple(lacs)))
         return self._ask(bookie, messages.WRITE_LAC, (body,), messages.decode_statuses)
 
+    def await_lac(self, bookie: str, ledger_id: int, above: int, max_wait_s: float) -> asyncio.Future[LedgerTail]:
+        """The ledger's tail, as soon as its LAC there is greater than ``above``, or it is fenced, or the time is over."""
+        wanted = messages.AwaitLac(ledger_id=ledger_id, above=above, max_wait_ms=round(max_wait_s * 1000))
+        return self._ask(
+            bookie, messages.AWAIT_LAC, (messages.encode(wanted),), partial(messages.decode, LedgerTail), waits_s=max_wait_s
+        )  # fmt: skip
+
     def delete(self, bookie: str, ledger_ids: Sequence[int]) -> asyncio.Future[bytes]:
         body = messages.encode(messages.LedgerIds(ledger_ids=tuple(ledger_ids)))
         return self._ask(bookie, messages.DELETE, (body,), messages.decode_statuses)
 
     def _ask(
-        self, bookie: str, method: int, parts: Sequence[Buffer], decode: Callable[[memoryview], Answer]
+        self,
+        bookie: str,
+        method: int,
+        parts: Sequence[Buffer],
+        decode: Callable[[memoryview], Answer],
+        waits_s: float = 0.0,
     ) -> asyncio.Future[Answer]:
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         channel = self._directory.channel(bookie)
         if channel is None:
             future.set_exception(Unavailable(f"bookie {bookie} is not registered"))
         else:
-            channel.send(method, parts, partial(_settle, future, decode), self._timeout_s)
+            channel.send(method, parts, partial(_settle, future, decode), self._timeout_s + waits_s)
         return future
 
 

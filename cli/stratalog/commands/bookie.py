@@ -1,4 +1,4 @@
-"""``stratalog bookie``: run one, or ``bookie list`` and ``bookie decommission``, which ask the metadata nodes."""
+"""``stratalog bookie``: run one, or ``list``, ``decommission`` and ``scrub`` bookies found by the metadata nodes."""
 
 from __future__ import annotations
 
@@ -7,13 +7,20 @@ from pathlib import Path
 
 import click
 
+from stratalog.exit_codes import ExitCode
 from stratalog.hot.decommission import describe_left, ledgers_of, set_draining, wait_until_empty
 from stratalog.hot.report import Row, bookie_rows
+from stratalog.hot.scrub import BookieScrub, bookies_to_scrub, follow
 from stratalog.output import json_option, print_listing, progress_bar
 from stratalog.target import metadata_of, quorum_options
 from stratalog.tier.session import metadata_session
+from stratalog_core.errors import Invalid
+from stratalog_core.rpc import TcpTransport
 from stratalog_metadata.records import Ledger
 
+_SCRUB_COLUMNS = (
+    "bookie", "disk", "state", "checked_bytes", "total_bytes", "entries", "damaged", "healed", "unhealable", "broken_files"
+)  # fmt: skip
 _COLUMNS = ("bookie", "state", "rack", "address", "fragments")
 
 
@@ -81,3 +88,40 @@ async def _decommission(addresses: list[str], name: str, timeout_s: float | None
                 client, name, timeout_s, lambda count: progress.update(task, completed=max(0, len(left) - count))
             )  # fmt: skip
     click.echo(f"{name} is decommissioned: no ledger names it", err=True)
+
+
+@bookie.command()
+@click.argument("name", required=False)
+@click.option("--all", "every", is_flag=True, help="Every bookie that lives.")
+@click.option("--wait", is_flag=True, help="Return when all is checked, and mending was tried; fails (6) if damage is left.")
+@quorum_options
+@json_option
+@click.pass_context
+def scrub(
+    context: click.Context, name: str | None, every: bool, wait: bool, data: Path | None, metadata: str | None, as_json: bool
+) -> None:
+    """Check every entry, index and state file of bookie NAME now; what is damaged is mended from other replicas."""
+    if bool(name) == every:
+        raise Invalid("name one bookie, or say --all")
+    scrubs = asyncio.run(_scrub(metadata_of(data, metadata), name, wait))
+    rows = [row for each in scrubs for row in each.rows()]
+    print_listing("disks", rows, _SCRUB_COLUMNS, as_json=as_json)
+    for example in (example for row in rows for example in row["examples"]):
+        click.echo(example, err=True)
+    if wait and not all(each.is_whole for each in scrubs):
+        context.exit(ExitCode.DAMAGED)
+
+
+async def _scrub(addresses: list[str], name: str | None, wait: bool) -> list[BookieScrub]:
+    transport = TcpTransport()
+    try:
+        async with metadata_session(addresses) as client:
+            scrubs = [BookieScrub(transport, each) for each in bookies_to_scrub(client.view, name)]
+        await asyncio.gather(*(each.ask(start=True) for each in scrubs))
+        if wait:
+            with progress_bar() as progress:
+                task = progress.add_task("scrubbing", total=None)
+                await follow(scrubs, lambda done, total: progress.update(task, completed=done, total=total))
+        return scrubs
+    finally:
+        await transport.close()

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import click
 
-from stratalog.hot.entries import entry_rows
+from stratalog.hot.entries import entry_rows, follow_rows
 from stratalog.hot.report import Row, ledger_document, ledger_named, ledger_rows
 from stratalog.hot.session import ledger_session
 from stratalog.moments import format_moment
 from stratalog.output import json_option, print_json, print_listing, print_rows
 from stratalog.target import metadata_of, quorum_options
 from stratalog.tier.session import metadata_session
+from stratalog_core.errors import Invalid
 
 _LEDGER_COLUMNS = (
     "ledger", "topic", "partition", "state", "base_offset", "end_offset", "entries", "bytes", "lacking", "bookies"
@@ -71,15 +73,29 @@ async def _show(addresses: list[str], ledger_id: int) -> Row:
 @click.argument("ledger_id", type=click.IntRange(min=0))
 @click.option("--first", default=0, show_default=True, type=click.IntRange(min=0), help="First entry.")
 @click.option("--last", type=click.IntRange(min=0), help="Last entry (default: the last confirmed one).")
+@click.option("--follow", is_flag=True, help="Go on with an open ledger as its entries are confirmed, until it is closed.")
 @quorum_options
 @json_option
-def read(ledger_id: int, first: int, last: int | None, data: Path | None, metadata: str | None, as_json: bool) -> None:
-    """Read entries from the bookies, verify their checksums, and show their headers."""
+def read(
+    ledger_id: int, first: int, last: int | None, follow: bool, data: Path | None, metadata: str | None, as_json: bool
+) -> None:
+    """Read entries from the bookies, verify their checksums, and show their headers; of an open ledger the confirmed ones."""
+    if follow:
+        if last is not None:
+            raise Invalid("--follow has no end: leave --last out")
+        asyncio.run(_follow(metadata_of(data, metadata), ledger_id, first))
+        return
     rows = asyncio.run(_read(metadata_of(data, metadata), ledger_id, first, last))
     if not as_json:
         for row in rows:
             row["max_timestamp"] = format_moment(row["max_timestamp_ms"]) if "max_timestamp_ms" in row else None
     print_listing("entries", rows, _ENTRY_COLUMNS, as_json=as_json)
+
+
+async def _follow(addresses: list[str], ledger_id: int, first: int) -> None:
+    async with ledger_session(addresses) as (metadata, ledgers):
+        async for row in follow_rows(metadata.view, ledgers, ledger_id, first):
+            click.echo(json.dumps(row))
 
 
 async def _read(addresses: list[str], ledger_id: int, first: int, last: int | None) -> list[Row]:

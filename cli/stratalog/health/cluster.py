@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from stratalog.health.disks import check_disks
 from stratalog.health.finding import Finding, fail, ok, warn
 from stratalog.local import processes
 from stratalog.local.state import ClusterState
@@ -30,7 +31,8 @@ async def check_metadata(addresses: list[str]) -> list[Finding]:
     """The quorum, and what its records tell of all others."""
     try:
         async with metadata_session(addresses) as client:
-            return [ok("metadata", f"answers, at command {client.view.index}"), *_check_view(client.view)]
+            answers = ok("metadata", f"answers, at command {client.view.index}")
+            return [answers, *_check_view(client.view), *await check_disks(client.view)]
     except StratalogError as failure:
         return [fail("metadata", failure.message, "start most of the metadata nodes; see their logs")]
 

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
+from stratalog.hot.report import ledger_named
 from stratalog_bookies.client import Entry, LedgerClient
 from stratalog_core.batch import check_batch
 from stratalog_core.checkpoint import MAGIC
 from stratalog_core.errors import Invalid
-from stratalog_metadata.records import Ledger
+from stratalog_metadata.api import MetadataView
+from stratalog_metadata.records import Ledger, LedgerState
 
 _READ_BYTES: Final = 4 * 1024 * 1024
+_FOLLOW_WAIT_S: Final = 5.0
+_RECORD_PAUSE_S: Final = 0.2
+"""Between two looks at the record of a ledger that is being recovered or sealed."""
 
 
 async def entry_rows(ledgers: LedgerClient, ledger: Ledger, first: int, last: int | None) -> AsyncIterator[dict[str, Any]]:
@@ -24,6 +30,28 @@ async def entry_rows(ledgers: LedgerClient, ledger: Ledger, first: int, last: in
     last = end if last is None else last
     if last > end or first < 0:
         raise Invalid(f"ledger {ledger.ledger_id} has entries 0 to {end}; asked for are {first} to {last}")
+    async for row in _rows(ledgers, ledger, first, last):
+        yield row
+
+
+async def follow_rows(view: MetadataView, ledgers: LedgerClient, ledger_id: int, first: int) -> AsyncIterator[dict[str, Any]]:
+    """Entries from ``first`` on as they are confirmed, until the ledger is closed. Raises as ``entry_rows`` does."""
+    told = -1
+    while True:
+        ledger = ledger_named(view, ledger_id)
+        end = max(await ledgers.read_lac(ledger), told)
+        async for row in _rows(ledgers, ledger, first, end):
+            yield row
+        first = max(first, end + 1)
+        if ledger.state is LedgerState.CLOSED:
+            return
+        news = await ledgers.await_lac(ledger, end, _FOLLOW_WAIT_S)
+        told = news.lac
+        if news.ended:
+            await asyncio.sleep(_RECORD_PAUSE_S)
+
+
+async def _rows(ledgers: LedgerClient, ledger: Ledger, first: int, last: int) -> AsyncIterator[dict[str, Any]]:
     while first <= last:
         for entry in await ledgers.read(ledger, first, last, _READ_BYTES):
             yield entry_row(entry)

@@ -1,0 +1,52 @@
+"""Are the bookies' disks well? Each live bookie is asked itself: metadata knows nothing of damage."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+from stratalog.health.finding import Finding, fail, ok, warn
+from stratalog.hot.scrub import ask_info
+from stratalog_bookies.messages import BookieInfo, DiskInfo
+from stratalog_core.errors import StratalogError
+from stratalog_core.rpc import TcpTransport
+from stratalog_metadata.api import MetadataView
+from stratalog_metadata.records import Bookie
+
+_CHECK = "disks"
+
+
+async def check_disks(view: MetadataView) -> list[Finding]:
+    """One finding for each thing that is wrong, or one that says that all is well."""
+    live = [each for each in view.all(Bookie) if each.session_id]
+    transport = TcpTransport()
+    try:
+        answers = await asyncio.gather(*(ask_info(transport, each) for each in live))
+    finally:
+        await transport.close()
+    findings = [finding for bookie, answer in zip(live, answers, strict=True) for finding in _of_bookie(bookie, answer)]
+    disks = sum(len(answer.disks) for answer in answers if isinstance(answer, BookieInfo))
+    return findings or [ok(_CHECK, f"{disks} of {len(live)} bookies, no damage known")]
+
+
+def _of_bookie(bookie: Bookie, answer: BookieInfo | StratalogError) -> Iterator[Finding]:
+    if isinstance(answer, StratalogError):
+        yield fail(_CHECK, f"{bookie.bookie_id} does not answer: {answer.message}", "see its log, or start it again")
+        return
+    for disk in answer.disks:
+        yield from _of_disk(f"{bookie.bookie_id}, disk {disk.position}", disk)
+
+
+def _of_disk(name: str, disk: DiskInfo) -> Iterator[Finding]:
+    if disk.state == "failed":
+        remedy = "mount or replace the disk and start the bookie again; its ledgers are copied to others meanwhile"
+        yield fail(_CHECK, f"{name} failed: {disk.reason}", remedy)
+        return
+    if disk.damaged_entries or disk.damaged_files:
+        detail = f"{name}: {disk.damaged_entries} damaged entries, {disk.damaged_files} broken log files, not mended"
+        yield fail(_CHECK, detail, "start the bookies that hold the other copies, then `stratalog bookie scrub --all --wait`")
+    if disk.state == "read_only":
+        yield fail(_CHECK, f"{name} takes no records: {disk.reason}", "free space there, or add bookies")
+    if disk.unmovable_files:
+        detail = f"{name}: {disk.unmovable_files} log files cannot be compacted, their space is not given back"
+        yield warn(_CHECK, detail, "`stratalog bookie scrub --all --wait` mends what keeps them")

@@ -1,0 +1,97 @@
+"""Starts scrubs in bookies and follows them: what they checked, what was damaged, what could be mended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from stratalog.hot.report import Row
+from stratalog_bookies import messages
+from stratalog_bookies.messages import BookieInfo, DiskScrub, ScrubDisks, ScrubStatus
+from stratalog_core.errors import NotFound, StratalogError, Unavailable
+from stratalog_core.ports import Transport
+from stratalog_metadata.api import MetadataView
+from stratalog_metadata.records import Bookie, bookie_key
+
+_TIMEOUT_S: Final = 10.0
+_POLL_S: Final = 0.2
+
+OnProgress = Callable[[int, int], None]
+"""Told of bytes checked and bytes in all."""
+
+
+class BookieScrub:
+    """Scrubs of the disks of one bookie."""
+
+    def __init__(self, transport: Transport, bookie: Bookie) -> None:
+        self.name = bookie.bookie_id
+        self._channel = transport.channel(bookie.address)
+        self.disks: tuple[DiskScrub, ...] = ()
+
+    async def ask(self, *, start: bool = False) -> None:
+        """Raises what the bookie answers, or that it does not."""
+        body = messages.encode(ScrubDisks(start=start))
+        answer = await self._channel.call(messages.SCRUB, (body,), _TIMEOUT_S)
+        self.disks = messages.decode(ScrubStatus, answer).disks
+
+    @property
+    def is_finished(self) -> bool:
+        """All is checked, and mending what is damaged has been tried."""
+        return not any(disk.running or disk.untried_entries for disk in self.disks)
+
+    @property
+    def is_whole(self) -> bool:
+        return not any(disk.waiting_entries or disk.broken_files for disk in self.disks)
+
+    def rows(self) -> list[Row]:
+        """One for each disk; ``unhealable`` counts entries that are damaged and of which no good copy was found."""
+        return [
+            {
+                "bookie": self.name,
+                "disk": disk.position,
+                "state": "running" if disk.running else "finished" if disk.number else "never",
+                "checked_bytes": disk.checked_bytes,
+                "total_bytes": disk.total_bytes,
+                "entries": disk.checked_entries,
+                "damaged": disk.damaged_entries,
+                "healed": disk.healed_entries,
+                "unhealable": disk.waiting_entries - disk.untried_entries,
+                "broken_files": disk.broken_files,
+                "repaired_files": disk.repaired_files,
+                "examples": list(disk.examples),
+            }
+            for disk in self.disks
+        ]
+
+
+def bookies_to_scrub(view: MetadataView, name: str | None) -> list[Bookie]:
+    """The bookie of this name, or all that live. Raises ``NotFound`` or ``Unavailable``."""
+    if name is None:
+        return [each for each in view.all(Bookie) if each.session_id]
+    found = view.find(Bookie, bookie_key(name))
+    if found is None:
+        raise NotFound(f"no bookie {name!r}: see `stratalog bookie list`")
+    if not found.session_id:
+        raise Unavailable(f"bookie {name} is down: start it first")
+    return [found]
+
+
+async def follow(scrubs: Sequence[BookieScrub], on_progress: OnProgress) -> None:
+    """Return when all are finished. Raises what a bookie answers, or that it does not."""
+    while True:
+        disks = [disk for scrub in scrubs for disk in scrub.disks]
+        on_progress(sum(disk.checked_bytes for disk in disks), sum(disk.total_bytes for disk in disks))
+        unfinished = [scrub for scrub in scrubs if not scrub.is_finished]
+        if not unfinished:
+            return
+        await asyncio.sleep(_POLL_S)
+        await asyncio.gather(*(scrub.ask() for scrub in unfinished))
+
+
+async def ask_info(transport: Transport, bookie: Bookie) -> BookieInfo | StratalogError:
+    """What the bookie tells of its disks, or why it does not."""
+    try:
+        return messages.decode(BookieInfo, await transport.channel(bookie.address).call(messages.INFO, (), _TIMEOUT_S))
+    except StratalogError as failure:
+        return failure
