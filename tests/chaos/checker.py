@@ -19,11 +19,15 @@ One pass over the operations, then one over what was learnt; memory grows with t
 | ``phantom`` | a value that nobody had sent there |
 | ``corrupt`` | a record with other bytes than were sent |
 
+An idempotent producer that gives up a send in doubt begins a new epoch, and what it had under way meanwhile it sends again in
+that epoch, where no broker can recognise it (librdkafka, KIP-360): such duplicates are its own, and only noted.
+
 Source of the notions: Jepsen's Kafka workload; lost commits, corruption and the order in real time are ours.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -94,6 +98,14 @@ class _Gap:
     operation: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Duplicate:
+    key: int
+    value: int
+    offsets: Pair
+    operations: tuple[int, int]
+
+
 @dataclass(slots=True)
 class _Group:
     polled: dict[int, set[int]] = field(default_factory=dict)
@@ -110,6 +122,9 @@ class Checker:
         self._floors: dict[tuple[int, int], int] = {}
         """By process and key: what its group had committed when it was assigned."""
         self._gaps: list[_Gap] = []
+        self._duplicates: list[_Duplicate] = []
+        self._given_up: dict[str, list[int]] = {}
+        """By client, the operations with which its sends became unknown."""
         self._counts: Counter[str] = Counter()
         self._notes: Counter[str] = Counter()
         self._examples: list[Anomaly] = []
@@ -130,6 +145,8 @@ class Checker:
         """Everything that is wrong."""
         for gap in self._gaps:
             self._check_gap(gap)
+        for duplicate in self._duplicates:
+            self._check_duplicate(duplicate)
         for key, log in self._logs.items():
             self._check_reads(key, log)
             self._check_sends(key, log)
@@ -158,7 +175,9 @@ class Checker:
             return
         send = log.sends[operation.value]
         send.outcome, send.completed, send.offset = operation.type, operation.index, operation.offset
-        if operation.type == "ok" and operation.offset is not None:
+        if operation.type == "info":
+            self._given_up.setdefault(send.client, []).append(operation.index)
+        elif operation.type == "ok" and operation.offset is not None:
             self._acknowledged(operation.key, log, send, operation.offset)
 
     def _acknowledged(self, key: int, log: _Log, send: _Send, offset: int) -> None:
@@ -178,16 +197,8 @@ class Checker:
             return
         other = log.offsets.setdefault(value, offset)
         if other != offset and first == operation:
-            self._duplicate(key, log, value, (other, offset), operation)
-
-    def _duplicate(self, key: int, log: _Log, value: int, offsets: Pair, operation: int) -> None:
-        send = log.sends.get(value)
-        if send is not None and not send.idempotent:
-            self._notes["duplicates of producers without idempotence"] += 1
-            return
-        self._anomaly(
-            "duplicate", key, f"value {value} at offsets {offsets[0]} and {offsets[1]}", log.seen_in[offsets[0]], operation
-        )
+            operations = (log.seen_in[other], operation)
+            self._duplicates.append(_Duplicate(key=key, value=value, offsets=(other, offset), operations=operations))
 
     def _poll(self, operation: Operation, key: int, pairs: Sequence[Pair]) -> None:
         log, reader = self._log(key), (operation.process, key)
@@ -242,6 +253,21 @@ class Checker:
         if missing:
             detail = f"from {gap.before} to {gap.after}, without {len(missing)} known records from {missing[0]} on"
             self._anomaly(gap.kind, gap.key, detail, gap.operation)
+
+    def _check_duplicate(self, found: _Duplicate) -> None:
+        send = self._log(found.key).sends.get(found.value)
+        if send is not None and not send.idempotent:
+            self._notes["duplicates of producers without idempotence"] += 1
+        elif send is not None and self._gave_up_during(send):
+            self._notes["duplicates by a producer's new epoch"] += 1
+        else:
+            detail = f"value {found.value} at offsets {found.offsets[0]} and {found.offsets[1]}"
+            self._anomaly("duplicate", found.key, detail, *found.operations)
+
+    def _gave_up_during(self, send: _Send) -> bool:
+        given_up = self._given_up.get(send.client, [])
+        following = bisect_right(given_up, send.invoked)
+        return following < len(given_up) and (send.completed < 0 or given_up[following] <= send.completed)
 
     def _check_reads(self, key: int, log: _Log) -> None:
         for offset in sorted(log.polled):

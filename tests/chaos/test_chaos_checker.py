@@ -105,6 +105,26 @@ def test_duplicates_count_for_idempotent_producers_only(history: History) -> Non
     assert history.verdict().notes == {"duplicates of producers without idempotence": 1}
 
 
+@pytest.mark.parametrize(("client", "anomalies"), [("a", {}), ("b", {"duplicate": 1})])
+def test_a_producer_that_gave_a_send_up_meanwhile_may_repeat_itself(
+    history: History, client: str, anomalies: dict[str, int]
+) -> None:
+    history.begin(1, client="a")
+    history.begin(2, client=client)
+    history.end(1, "info")
+    history.end(2, "ok", 5)
+    history.poll((0, 1), (1, 2), (5, 2))
+    assert history.verdict().counts == anomalies
+
+
+def test_a_send_given_up_before_excuses_nothing(history: History) -> None:
+    history.send(1, None, "info")
+    history.send(2, 5)
+    history.send(3, None, "info")
+    history.poll((1, 2), (5, 2))
+    assert history.verdict().counts == {"duplicate": 1}
+
+
 def test_a_duplicate_is_told_once_however_often_it_is_read(history: History) -> None:
     history.send(1, 0)
     for process in range(1000, 1005):
