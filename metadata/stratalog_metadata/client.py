@@ -15,6 +15,7 @@ import msgspec
 from stratalog_core.errors import OutcomeUnknown, Retriable, StratalogError, Unavailable
 from stratalog_core.ports import Clock, Random, Transport
 from stratalog_metadata import messages, snapshot
+from stratalog_metadata.api import Change
 from stratalog_metadata.commands import Applied, Command, ExpireSession, OpenSession
 from stratalog_metadata.messages import (
     ReadAnswer,
@@ -27,7 +28,7 @@ from stratalog_metadata.messages import (
     WatchRequest,
 )
 from stratalog_metadata.proposing import Proposer
-from stratalog_metadata.records import Versioned
+from stratalog_metadata.records import QUORUM_KEY, Quorum, Versioned
 from stratalog_metadata.routing import Router
 from stratalog_metadata.sessions import SessionKeeper
 from stratalog_metadata.view import LocalView
@@ -58,6 +59,7 @@ class QuorumClient:
         self._readers = Router(addresses, random)
         self._watched = Router(addresses, random)
         self._left = ""
+        self._view.subscribe(self._learn_members)
         self._watching: asyncio.Task[None] | None = None
 
     @property
@@ -148,6 +150,14 @@ class QuorumClient:
             self._readers.succeeded()
             return messages.decode(answer, kind)
         raise Unavailable(f"no metadata leader answered in time: {last.message}")
+
+    def _learn_members(self, changes: Sequence[Change]) -> None:
+        """Nodes come and go: ask those of today, whatever the configuration of this process says."""
+        for change in changes:
+            if change.key == QUORUM_KEY and change.after is not None and isinstance(change.after.record, Quorum):
+                addresses = [member.address for member in change.after.record.members if member.voter and member.address]
+                for learner in (self._readers, self._watched, self._proposer, self._sessions):
+                    learner.learn(addresses)
 
     # --- watching ----------------------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ class MetadataSettings:
     node_id: int = setting(1, help="this node's number in the quorum", minimum=1, maximum=1_000_000)
     listen: str = setting("127.0.0.1:9300", help="HOST:PORT to listen on; port 0 takes any")
     peers: tuple[str, ...] = setting(
-        (), help="all nodes of the quorum as ID=HOST:PORT, this one included; empty: only this one"
+        (), help="nodes of the quorum as ID=HOST:PORT, this one included; all of them when it is founded; empty: only this one"
     )
     cluster_id: str = setting("", help="cluster that this node belongs to; empty: the first leader makes one up")
     election_timeout_ms: int = setting(
@@ -55,8 +55,8 @@ class MetadataSettings:
             raise Invalid(f"[{SECTION}] peers name {sorted(addresses)}, but not this node, {self.node_id}")
         return addresses
 
-    def raft(self) -> RaftSettings:
-        """Raises ``Invalid`` if the intervals do not fit each other."""
+    def raft(self, identity: str = "") -> RaftSettings:
+        """``identity`` is what the disk bears. Raises ``Invalid`` if the intervals do not fit each other."""
         if self.heartbeat_ms * 2 > self.election_timeout_ms:
             raise Invalid(
                 f"[{SECTION}] heartbeat_ms is {self.heartbeat_ms}: it may be half of election_timeout_ms"
@@ -64,6 +64,7 @@ class MetadataSettings:
             )
         return RaftSettings(
             node_id=self.node_id,
+            identity=identity,
             election_timeout_s=self.election_timeout_ms / 1000,
             heartbeat_s=self.heartbeat_ms / 1000,
         )

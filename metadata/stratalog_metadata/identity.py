@@ -1,57 +1,95 @@
-"""Whose data a directory holds: cluster id and node id, so that a node never starts on another's."""
+"""Whose data a directory holds, so that a node never starts on another's, and never on an empty one in a lost one's place.
+
+Each directory gets a random identity when it is first used; the quorum knows its members by it (``joining.py``).
+"""
 
 from __future__ import annotations
 
+from uuid import UUID
+
 import msgspec
 
-from stratalog_core.errors import Corrupt, Invalid
-from stratalog_core.malformed import MALFORMED
-from stratalog_core.ports import Files
+from stratalog_core.errors import Corrupt, Fenced, Invalid
+from stratalog_core.ports import Files, Random
+from stratalog_metadata.raft.membership import Member
+from stratalog_metadata.records import Quorum
 
 IDENTITY_FILE = "identity.json"
+FORMAT_VERSION = 2
 CLUSTER_ID_CHARACTERS = 22
+_DATA = ("raft/vote", "raft/log-0000000001", "state.sqlite", "state.snapshot")
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """``cluster_id`` is empty until the cluster's record has been seen."""
+    """``cluster_id`` is empty until the cluster's record has been seen; ``members`` until the node takes part.
+
+    ``members`` is the configuration it began with, in force at ``members_index`` (0: it founded the quorum).
+    """
 
     node_id: int
     cluster_id: str = ""
-    format_version: int = 1
+    identity: str = ""
+    members: tuple[Member, ...] = ()
+    members_index: int = 0
+    format_version: int = FORMAT_VERSION
 
 
-def claim(files: Files, node_id: int, cluster_id: str) -> Identity:
-    """The directory's identity, written if it has none. Raises ``Invalid`` if it is another's.
+def claim(files: Files, node_id: int, cluster_id: str, random: Random) -> Identity:
+    """The directory's identity, made up if it has none.
 
-    ``cluster_id`` may be empty: any will do.
+    ``cluster_id`` may be empty: any will do. Raises ``Invalid`` if it is another's, ``Corrupt`` if there is data without one.
     """
-    if not files.exists(IDENTITY_FILE):
-        return _write(files, Identity(node_id=node_id, cluster_id=cluster_id))
     found = _read(files)
-    if found.node_id != node_id:
+    if found.node_id and found.node_id != node_id:
         raise Invalid(f"this data directory is of metadata node {found.node_id}, not {node_id}: check node_id and data_dir")
     if cluster_id and found.cluster_id and found.cluster_id != cluster_id:
         raise Invalid(f"this data directory is of cluster {found.cluster_id}, not {cluster_id}: check cluster_id and data_dir")
-    if cluster_id and not found.cluster_id:
-        return _write(files, Identity(node_id=node_id, cluster_id=cluster_id))
-    return found
+    claimed = Identity(
+        node_id=node_id,
+        cluster_id=found.cluster_id or cluster_id,
+        identity=found.identity or str(UUID(int=random.getrandbits(128), version=4)),
+        members=found.members,
+        members_index=found.members_index,
+    )
+    return claimed if claimed == found else remember(files, claimed)
 
 
-def remember(files: Files, node_id: int, cluster_id: str) -> None:
-    """The cluster's record has been seen for the first time."""
-    _write(files, Identity(node_id=node_id, cluster_id=cluster_id))
+def remember(files: Files, identity: Identity) -> Identity:
+    """Store it durably."""
+    files.write_atomic(IDENTITY_FILE, msgspec.json.format(msgspec.json.encode(identity)))
+    return identity
+
+
+def removed(identity: Identity, applied: tuple[int, Quorum] | None) -> Fenced | None:
+    """Why the node must stop, if the last applied configuration (and its index) says that it is not a member any more.
+
+    A node that joined applies older configurations first, which did not have it yet.
+    """
+    if applied is None or applied[0] <= identity.members_index or applied[1].find(identity.node_id, identity.identity):
+        return None
+    return Fenced(
+        f"metadata node {identity.node_id} was removed from the quorum; it comes back only on an empty data_dir: {REPLACE}"
+    )
 
 
 def _read(files: Files) -> Identity:
+    if not files.exists(IDENTITY_FILE):
+        if any(files.exists(path) for path in _DATA):
+            raise Corrupt(f"{IDENTITY_FILE} is missing although there is data: restore it, or replace this node: {REPLACE}")
+        return Identity(node_id=0)
     try:
         found = msgspec.json.decode(files.read(IDENTITY_FILE), type=Identity)
-    except MALFORMED as malformed:
+    except msgspec.MsgspecError as malformed:
         raise Corrupt(f"{IDENTITY_FILE} is malformed: {malformed}") from malformed
-    if found.format_version != 1:
-        raise Invalid(f"{IDENTITY_FILE} has format version {found.format_version}; this node reads version 1")
+    if found.format_version > FORMAT_VERSION:
+        raise Invalid(
+            f"{IDENTITY_FILE} has format version {found.format_version}; this node reads versions up to {FORMAT_VERSION}"
+        )
     return found
 
 
-def _write(files: Files, identity: Identity) -> Identity:
-    files.write_atomic(IDENTITY_FILE, msgspec.json.format(msgspec.json.encode(identity)))
-    return identity
+REPLACE = (
+    "`stratalog metadata remove ID` on a live quorum, start the node on an empty data_dir,"
+    " `stratalog metadata add ID=HOST:PORT`"
+)
+"""How a node is replaced whose disk is lost or damaged; part of every message that refuses one."""

@@ -17,6 +17,7 @@ from typing import Final
 from stratalog_core.errors import Corrupt
 from stratalog_core.ports import File, Files
 from stratalog_metadata import log_format
+from stratalog_metadata.identity import REPLACE
 from stratalog_metadata.log_recovery import LogReplay
 from stratalog_metadata.raft.messages import Entry
 from stratalog_metadata.raft.ready import HardState
@@ -59,13 +60,31 @@ class DurableLog:
 
     @classmethod
     def open(
-        cls, files: Files, directory: str, segment_bytes_max: int = SEGMENT_BYTES_MAX
+        cls, files: Files, directory: str, segment_bytes_max: int = SEGMENT_BYTES_MAX, *, must_exist: bool = False
     ) -> tuple[DurableLog, HardState, LogTail]:
-        """Recover what was durable. Raises ``Corrupt`` if something that was durable is damaged or missing."""
+        """Recover what was durable; ``must_exist``: it was created once (:meth:`create`).
+
+        Raises ``Corrupt`` if something that was durable is damaged or missing.
+        """
         files.make_directory(directory)
         log = cls(files, directory, segment_bytes_max)
+        if must_exist and not (files.exists(f"{directory}/{VOTE_FILE}") and log._segment_numbers()):
+            raise Corrupt(
+                f"{directory}: vote or log is missing: what this node has promised is lost, and it must not begin anew."
+                f" Restore the directory, or replace the node: {REPLACE}"
+            )
         tail = log._recover()
         return log, log._read_vote(tail), tail
+
+    @classmethod
+    def create(cls, files: Files, directory: str) -> None:
+        """Write an empty vote and an empty log where there are none, so that their absence later on is a loss."""
+        log, hard_state, _ = cls.open(files, directory)
+        if hard_state == HardState():
+            log.persist([LogWrite(hard_state=hard_state)])
+        if not log._segments:
+            log._begin_segment((0, 0), reset=False)
+        log.close()
 
     def persist(self, writes: Sequence[LogWrite]) -> None:
         """Store everything in order and make it durable; all entries share one sync."""

@@ -12,6 +12,7 @@ import msgspec
 from stratalog_core.errors import Invalid, StratalogError, error_from_wire
 from stratalog_core.malformed import MALFORMED
 from stratalog_core.ports import Buffer
+from stratalog_metadata.raft.membership import Member
 from stratalog_metadata.records import Versioned
 
 PROPOSE: Final = 0x0100
@@ -22,6 +23,8 @@ WATCH: Final = 0x0104
 SNAPSHOT: Final = 0x0105
 RENEW: Final = 0x0106
 STATUS: Final = 0x0107
+HELLO: Final = 0x0108
+CHANGE_MEMBERS: Final = 0x0109
 
 COMMAND_BYTES_MAX: Final = 32 * 1024 * 1024
 PROPOSE_COMMANDS_MAX: Final = 10_000
@@ -56,10 +59,16 @@ class ProposeAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RaftEnvelope(msgspec.Struct, frozen=True, kw_only=True):
-    """Raft messages, an encoded list; one way, the answer is empty. ``cluster_id`` may be empty at the very beginning."""
+    """Raft messages, an encoded list; one way, the answer is empty. ``cluster_id`` may be empty at the very beginning.
+
+    ``identity`` is what the sender's disk bears, ``address`` where it is reached now.
+    """
 
     cluster_id: str
     messages: msgspec.Raw
+    node_id: int = 0
+    identity: str = ""
+    address: str = ""
 
 
 class ReadRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,6 +146,53 @@ class StatusRequest(msgspec.Struct, frozen=True, kw_only=True):
     pass
 
 
+class HelloRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Who is there? The sender tells who it is itself (number 0: nobody)."""
+
+    node_id: int = 0
+    identity: str = ""
+    address: str = ""
+
+
+class HelloAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """``peers`` are the node ids that the node is configured with; ``members`` is empty while it belongs to no quorum.
+
+    ``leads``: it leads now, and nobody else does.
+    """
+
+    node_id: int
+    identity: str
+    cluster_id: str
+    peers: list[int]
+    members: tuple[Member, ...] = ()
+    members_index: int = 0
+    leads: bool = False
+
+
+class ChangeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """``address`` adds node ``node_id``, which is asked there who it is; without address the node is removed."""
+
+    node_id: int
+    address: str = ""
+
+
+class ChangeAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The change is committed at ``index``."""
+
+    index: int
+
+
+class MemberStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """``match_index`` and ``contact_ms`` (since its last answer) are −1 where the answering node does not know them."""
+
+    node_id: int
+    identity: str
+    address: str
+    voter: bool
+    match_index: int = -1
+    contact_ms: int = -1
+
+
 class StatusAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """What ``status`` and ``doctor`` show. ``leader`` is a node id, 0 if none is known."""
 
@@ -153,6 +209,8 @@ class StatusAnswer(msgspec.Struct, frozen=True, kw_only=True):
     log_bytes: int
     records: int
     sessions: int
+    members: list[MemberStatus] = []
+    members_index: int = 0
 
 
 class WatchAnswerParts(msgspec.Struct, frozen=True, kw_only=True):

@@ -95,10 +95,10 @@ class RaftNode:
             self._pump_scheduled = True
             self._loop.call_soon(self._pump)
 
-    def step(self, messages: Sequence[Message]) -> None:
+    def step(self, messages: Sequence[Message], identity: str) -> None:
         self.core.tick(self._clock.monotonic())
         for message in messages:
-            self.core.step(message)
+            self.core.step(message, identity)
         self.wake()
 
     async def close(self, *, save: bool) -> None:

@@ -1,6 +1,9 @@
 """Raft messages on their way to the other nodes: gathered per receiver, cut to size, one way.
 
 Lost messages are not repeated here: the core is told that the peer cannot be reached, and goes on by its own rules.
+
+A member is tried where it was last heard of, where the configuration says, and where this process's settings say, one
+after the other until it answers: each of them may be out of date.
 """
 
 from __future__ import annotations
@@ -10,35 +13,79 @@ from typing import Final
 
 import msgspec
 
-from stratalog_core.errors import Invalid, StratalogError
-from stratalog_core.malformed import MALFORMED
-from stratalog_core.ports import Buffer, Channel, Transport
+from stratalog_core.errors import Fenced, StratalogError
+from stratalog_core.ports import Buffer, Transport
 from stratalog_metadata import messages
+from stratalog_metadata.identity import Identity
 from stratalog_metadata.messages import RaftEnvelope
-from stratalog_metadata.raft import Message
+from stratalog_metadata.raft import Membership, Message
 from stratalog_metadata.raft.messages import Append, SnapshotChunk
 
 ENVELOPE_BYTES_MAX: Final = 8 * 1024 * 1024
 ANSWER_TIMEOUT_S: Final = 2.0
-NUMBER_MAX: Final = 2**62
-"""Of terms, indexes and node ids; far beyond what is ever reached, and far enough below what a file can hold."""
+HEARD_MAX: Final = 64
+"""Nodes whose last address is remembered; the longest known go first."""
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[Message])
 
 
 class Peers:
-    """``on_lost`` is called with a node id when an envelope to it was not answered."""
+    """``on_lost`` is called with a node id when an envelope to it was not answered.
 
-    def __init__(self, addresses: Mapping[int, str], transport: Transport, on_lost: Callable[[int], None]) -> None:
-        self._addresses = dict(addresses)
+    ``on_removed`` is called with what a leader answers to a node that is not a member any more. ``addresses`` are the
+    settings', this node's own included.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        addresses: Mapping[int, str],
+        transport: Transport,
+        on_lost: Callable[[int], None],
+        on_removed: Callable[[Fenced], None],
+    ) -> None:
+        self.cluster_id = identity.cluster_id
+        self.node_id = identity.node_id
+        self.identity = identity.identity
+        self.own_address = addresses[identity.node_id]
+        self._settings = dict(addresses)
+        self._configured: dict[int, tuple[str, str]] = {}
+        self._heard: dict[int, tuple[str, str]] = {}
+        self._tried: dict[int, int] = {}
         self._transport = transport
         self._on_lost = on_lost
-        self._channels: dict[int, Channel] = {}
-        self.cluster_id = ""
+        self._on_removed = on_removed
+
+    def follow(self, membership: Membership) -> None:
+        """The configuration has changed."""
+        self._configured = {member.node_id: (member.identity, member.address) for member in membership.members}
+        self._tried.clear()
+
+    def heard(self, node_id: int, identity: str, address: str) -> None:
+        """A node has said where it is now. It is answered there, even if this node's log does not know it yet."""
+        if address and self._heard.get(node_id) != (identity, address):
+            self._heard.pop(node_id, None)
+            self._heard[node_id] = (identity, address)
+            self._tried.pop(node_id, None)
+            if len(self._heard) > HEARD_MAX:
+                del self._heard[next(iter(self._heard))]
+
+    def moved(self) -> tuple[int, str] | None:
+        """A member that is elsewhere than the configuration says, and where; None if there is none."""
+        now = self._heard | {self.node_id: (self.identity, self.own_address)}
+        for node_id, (identity, address) in now.items():
+            known = self._configured.get(node_id)
+            if known is not None and known[0] == identity and known[1] != address:
+                return node_id, address
+        return None
 
     def address(self, node_id: int) -> str:
-        """Empty if unknown."""
-        return self._addresses.get(node_id, "")
+        """Where to try it now; empty if unknown."""
+        if node_id == self.node_id:
+            return self.own_address
+        known = (self._heard.get(node_id, ("", ""))[1], self._configured.get(node_id, ("", ""))[1], self._settings.get(node_id))
+        candidates = list(dict.fromkeys(address for address in known if address))
+        return candidates[self._tried.get(node_id, 0) % len(candidates)] if candidates else ""
 
     def send(self, outgoing: Sequence[Message]) -> None:
         by_receiver: dict[int, list[Message]] = {}
@@ -49,45 +96,32 @@ class Peers:
                 self._send_envelope(receiver, piece)
 
     def _send_envelope(self, receiver: int, piece: Sequence[Message]) -> None:
-        envelope = RaftEnvelope(cluster_id=self.cluster_id, messages=msgspec.Raw(_encoder.encode(piece)))
+        address = self.address(receiver)
+        if not address:
+            # A candidate or leader that this node's log does not know yet, and that has not been heard: its next message tells.
+            return
+        envelope = RaftEnvelope(
+            cluster_id=self.cluster_id,
+            messages=msgspec.Raw(_encoder.encode(piece)),
+            node_id=self.node_id,
+            identity=self.identity,
+            address=self.own_address,
+        )
 
         def answered(answer: memoryview | StratalogError) -> None:
-            if isinstance(answer, StratalogError):
+            if isinstance(answer, Fenced):
+                self._on_removed(answer)
+            elif isinstance(answer, StratalogError):
+                if self.address(receiver) == address:
+                    self._tried[receiver] = self._tried.get(receiver, 0) + 1
                 self._on_lost(receiver)
 
-        self._channel(receiver).send(messages.RAFT, (messages.encode(envelope),), answered, ANSWER_TIMEOUT_S)
-
-    def _channel(self, receiver: int) -> Channel:
-        channel = self._channels.get(receiver)
-        if channel is None:
-            channel = self._channels[receiver] = self._transport.channel(self._addresses[receiver])
-        return channel
+        self._transport.channel(address).send(messages.RAFT, (messages.encode(envelope),), answered, ANSWER_TIMEOUT_S)
 
 
 def decode_messages(encoded: Buffer) -> list[Message]:
-    """Raises ``Invalid`` for what no node of any version sends."""
-    try:
-        arrived = _decoder.decode(encoded)
-    except MALFORMED as malformed:
-        raise Invalid(f"malformed raft messages: {malformed}") from malformed
-    for message in arrived:
-        _check(message)
-    return arrived
-
-
-def _check(message: Message) -> None:
-    """Numbers within their bounds, entries that follow each other. Raises ``Invalid``."""
-    numbers = [value for name in message.__struct_fields__ if type(value := getattr(message, name)) is int]
-    if not all(0 <= number <= NUMBER_MAX for number in numbers):
-        raise Invalid(f"a raft message has a number outside 0..{NUMBER_MAX}")
-    if isinstance(message, Append):
-        index, term = message.previous_index, message.previous_term
-        for entry in message.entries:
-            if entry.index != index + 1 or not term <= entry.term <= message.term:
-                raise Invalid(
-                    f"raft entry ({entry.index}, {entry.term}) cannot follow ({index}, {term}) in term {message.term}"
-                )
-            index, term = entry.index, entry.term
+    """Raises ``msgspec.MsgspecError``."""
+    return _decoder.decode(encoded)
 
 
 def _cut(outgoing: Sequence[Message]) -> list[list[Message]]:

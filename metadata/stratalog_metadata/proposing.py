@@ -70,6 +70,10 @@ class Proposer:
             if asked != address and not reply.done():
                 reply.set_exception(OutcomeUnknown(f"{asked} did not answer, and {address} leads now"))
 
+    def learn(self, addresses: Sequence[str]) -> None:
+        """The quorum's members are at these addresses now."""
+        self._router.learn(addresses)
+
     async def propose(self, command: Command, timeout_s: float) -> Applied:
         """See :meth:`stratalog_metadata.api.MetadataClient.propose`."""
         encoded = _encode(command)

@@ -9,8 +9,9 @@ from stratalog_core.malformed import MALFORMED
 from stratalog_metadata import state
 from stratalog_metadata.commands import Command
 from stratalog_metadata.raft import Entry, EntryKind
+from stratalog_metadata.raft.membership import decode_members
 from stratalog_metadata.record_map import RecordMap
-from stratalog_metadata.records import Versioned
+from stratalog_metadata.records import QUORUM_KEY, Quorum, Versioned
 from stratalog_metadata.snapshot import StateImage
 from stratalog_metadata.state import Outcome
 
@@ -27,9 +28,14 @@ class Replica:
         self.unsaved: dict[str, Versioned | None] = {}
 
     def apply(self, entry: Entry) -> Outcome | None:
-        """Apply the next committed entry; None if it is no command. Raises ``Corrupt`` if it cannot be understood."""
+        """Apply the next committed entry; None if it has no effect. Raises ``Corrupt`` if it cannot be understood."""
         assert entry.index == self.index + 1, f"entry {entry.index} after {self.index}"
-        outcome = self._apply_command(entry) if entry.kind is EntryKind.COMMAND else None
+        outcome = None
+        if entry.kind is EntryKind.COMMAND:
+            outcome = self._apply_command(entry)
+        elif entry.kind is EntryKind.MEMBERS:
+            quorum = Quorum(members=decode_members(entry.payload).members)
+            outcome = self._install(state.members_changed(self.records, entry.index, quorum))
         self.index, self.term = entry.index, entry.term
         return outcome
 
@@ -39,11 +45,18 @@ class Replica:
         except MALFORMED as malformed:
             # Skipping it would let this node drift from the others: stop instead.
             raise Corrupt(f"the committed command at {entry.index} cannot be read by this version: {malformed}") from malformed
-        outcome = state.apply(self.records, entry.index, command)
+        return self._install(state.apply(self.records, entry.index, command))
+
+    def _install(self, outcome: Outcome) -> Outcome:
         self.records.install(outcome.changes)
         for change in outcome.changes:
             self.unsaved[change.key] = change.after
         return outcome
+
+    def quorum(self) -> tuple[int, Quorum] | None:
+        """The last applied configuration and the index of the entry that brought it; None before the first."""
+        stored = self.records.get(QUORUM_KEY)
+        return (stored.version, stored.record) if stored is not None and isinstance(stored.record, Quorum) else None
 
     def take_unsaved(self) -> dict[str, Versioned | None]:
         taken, self.unsaved = self.unsaved, {}

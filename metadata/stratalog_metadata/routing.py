@@ -18,11 +18,18 @@ class Router:
     def __init__(self, addresses: Sequence[str], random: Random) -> None:
         if not addresses:
             raise Invalid("no metadata addresses are given: name at least one node as HOST:PORT")
+        self._given = tuple(addresses)
         self._addresses = list(addresses)
         self._random = random
         self._position = 0
         self._failures = 0
         self._leader = ""
+
+    def learn(self, addresses: Sequence[str]) -> None:
+        """These are the nodes of today; the addresses that were given at the beginning are kept besides."""
+        asked = self._addresses[self._position]
+        self._addresses = list(dict.fromkeys([*addresses, *self._given]))
+        self._position = self._addresses.index(asked) if asked in self._addresses else 0
 
     @property
     def address(self) -> str:

@@ -12,17 +12,22 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from stratalog_core.errors import Invalid, StorageFailed, StratalogError, Unavailable
 from stratalog_core.ports import Background, Clock, Files, Listener, Random, Request, Transport
-from stratalog_metadata import identity
+from stratalog_metadata import identity, joining, messages
 from stratalog_metadata.config import MetadataSettings
 from stratalog_metadata.identity import Identity
+from stratalog_metadata.joining import Begin, Wait
+from stratalog_metadata.log import DurableLog
 from stratalog_metadata.node import RaftNode
 from stratalog_metadata.peers import Peers
 from stratalog_metadata.raft import Membership, Raft
 from stratalog_metadata.replica import Replica
+from stratalog_metadata.seeking import Seeker
 from stratalog_metadata.serving import ServingNode
-from stratalog_metadata.storage import NodeStorage
+from stratalog_metadata.storage import LOG_DIRECTORY, NodeStorage
 from stratalog_metadata.store import SQLITE_FILE, SqliteStore, StateStore
 
 HAND_OVER_TIMEOUT_S: Final = 0.5
@@ -54,11 +59,14 @@ class MetadataServer:
         self._store = store
         self._listener: Listener | None = None
         self._failure: StratalogError | None = None
+        self._addresses: dict[int, str] = {}
         self._identity: Identity | None = None
         self._peers: Peers | None = None
         self._core: Raft | None = None
         self._serving: ServingNode | None = None
         self._node: RaftNode | None = None
+        self._takes_part = asyncio.Event()
+        self._joining: asyncio.Task[None] | None = None
         self._remembering: set[asyncio.Task[None]] = set()
 
     @property
@@ -83,46 +91,78 @@ class MetadataServer:
             self._listener = await self._transport.serve(self._settings.listen, self._handle)
 
     async def start(self, peers: Mapping[int, str] | None = None) -> None:
-        """Recover and take part. ``peers`` overrides the settings' with addresses that were learnt after binding.
+        """Recover and take part; with an empty directory, find out first what there is to take part in (``joining.py``).
 
-        Raises ``Invalid`` (another node's or cluster's directory), ``Corrupt`` or ``StorageFailed``.
+        ``peers`` overrides the settings' with addresses that were learnt after binding. Raises ``Invalid`` (another node's
+        or cluster's directory), ``Fenced`` (removed from the quorum), ``Corrupt`` or ``StorageFailed``.
         """
         await self.bind()
-        addresses = dict(peers if peers is not None else self._settings.peer_addresses())
-        addresses.setdefault(self._settings.node_id, self.address)
-        self._identity = await self._background.run(self._claim)
-        storage = await self._background.run(self._open_storage)
-        peers_border = Peers(addresses, self._transport, self._peer_lost)
-        peers_border.cluster_id = self._identity.cluster_id
-        self._peers = peers_border
-        self._begin(storage, Membership.of_voters(addresses), peers_border)
+        self._addresses = dict(peers if peers is not None else self._settings.peer_addresses())
+        self._addresses.setdefault(self._settings.node_id, self.address)
+        own = await self._background.run(self._claim)
+        if own.members:
+            await self._take_part(own)
+        elif len(self._addresses) == 1:
+            await self._found_or_join(own, joining.decide(own, self._addresses, {}))
+        else:
+            self._identity = own
+            self._joining = asyncio.get_running_loop().create_task(self._join(own))
 
     def _claim(self) -> Identity:
-        return identity.claim(self._files, self._settings.node_id, self._settings.cluster_id)
+        return identity.claim(self._files, self._settings.node_id, self._settings.cluster_id, self._random)
+
+    async def _join(self, own: Identity) -> None:
+        seeker = Seeker(own, self._addresses, self._transport)
+        try:
+            await self._found_or_join(own, await seeker.until_begin())
+        except (StratalogError, OSError) as failure:
+            _log.critical("metadata node %d does not start: %s", own.node_id, failure)
+            self._failed(failure)
+
+    async def _found_or_join(self, own: Identity, begin: Begin | Wait) -> None:
+        assert isinstance(begin, Begin)
+        joined = msgspec.structs.replace(own, members=begin.members, members_index=begin.index)
+        await self._background.run(lambda: DurableLog.create(self._files, LOG_DIRECTORY))
+        await self._background.run(lambda: identity.remember(self._files, joined))
+        await self._take_part(joined)
+
+    async def _take_part(self, own: Identity) -> None:
+        storage = await self._background.run(self._open_storage)
+        image = storage.recovered.image
+        removed = identity.removed(own, Replica(image).quorum())
+        if removed is not None:
+            await self._background.run(storage.close)
+            raise removed
+        self._identity = own
+        self._peers = Peers(own, self._addresses, self._transport, self._peer_lost, self._failed)
+        self._begin(storage, own, self._peers)
 
     def _open_storage(self) -> NodeStorage:
         store = self._store
         if store is None:
             store = SqliteStore(Path(self._settings.data_dir) / SQLITE_FILE)
-        return NodeStorage(self._files, store, self._settings.log_segment_bytes)
+        return NodeStorage(self._files, store, self._settings.log_segment_bytes, must_exist=True)
 
-    def _begin(self, storage: NodeStorage, membership: Membership, peers: Peers) -> None:
+    def _begin(self, storage: NodeStorage, own: Identity, peers: Peers) -> None:
         settings, recovered = self._settings, storage.recovered
+        replica = Replica(recovered.image)
+        applied = replica.quorum()
         core = Raft(
-            settings.raft(),
-            membership,
+            settings.raft(own.identity),
+            Membership.of(applied[1].members if applied is not None else own.members),
             hard_state=recovered.hard_state,
             log=recovered.tail,
             applied=recovered.image.index,
             random=self._random,
             now=self._clock.monotonic(),
         )
-        replica = Replica(recovered.image)
         serving = ServingNode(
             settings,
             core,
             replica,
             peers,
+            own,
+            transport=self._transport,
             clock=self._clock,
             random=self._random,
             on_cluster=self._learnt_cluster,
@@ -142,9 +182,19 @@ class MetadataServer:
         serving.attach(node)
         self._core, self._serving, self._node = core, serving, node
         node.start()
+        self._takes_part.set()
+
+    async def until_takes_part(self) -> None:
+        """Return once the node belongs to a quorum and is recovered. Raises what keeps it from that for good."""
+        await self._takes_part.wait()
+        if self._failure is not None:
+            raise self._failure
 
     async def close(self, *, hand_over: bool = True) -> None:
         """Stop. ``hand_over``: let another node take the lead first, and leave the store up to date."""
+        if self._joining is not None:
+            self._joining.cancel()
+            await asyncio.gather(self._joining, return_exceptions=True)
         if hand_over:
             await self._hand_over()
         self._stop(Unavailable("this metadata node is closing"))
@@ -161,10 +211,12 @@ class MetadataServer:
             return
         self._node.wake()
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._serving.until_led(), HAND_OVER_TIMEOUT_S)
+            async with asyncio.timeout(HAND_OVER_TIMEOUT_S):
+                await self._serving.until_led()
 
     def _stop(self, reason: StratalogError) -> None:
         self._failure = self._failure or reason
+        self._takes_part.set()
         if self._serving is not None:
             self._serving.stop(Unavailable(f"this metadata node has stopped: {reason.message}"))
 
@@ -173,9 +225,12 @@ class MetadataServer:
             if self._failure is not None:
                 # To a client it is one node that is away: the others may serve it.
                 raise Unavailable(f"this metadata node has stopped: {self._failure.message}")
-            if self._serving is None:
-                raise Unavailable("this metadata node is starting")
-            self._serving.handle(request)
+            if self._serving is not None:
+                self._serving.handle(request)
+            elif request.method == messages.HELLO and self._identity is not None:
+                request.reply(messages.encode(joining.introduction(self._identity, self._addresses)))
+            else:
+                raise Unavailable("this metadata node is starting, or waits to be added to the quorum; its log says which")
         except StratalogError as refused:
             request.fail(refused)
 
@@ -200,9 +255,9 @@ class MetadataServer:
         task.add_done_callback(self._remembering.discard)
 
     async def _remember_cluster(self, cluster_id: str) -> None:
-        node_id = self._settings.node_id
-        self._identity = Identity(node_id=node_id, cluster_id=cluster_id)
+        assert self._identity is not None
+        known = self._identity = msgspec.structs.replace(self._identity, cluster_id=cluster_id)
         try:
-            await self._background.run(lambda: identity.remember(self._files, node_id, cluster_id))
+            await self._background.run(lambda: identity.remember(self._files, known))
         except OSError as failure:
             self._failed(failure)

@@ -14,17 +14,19 @@ import msgspec
 
 from stratalog_core.errors import Invalid, NotLeader, StratalogError, Unavailable
 from stratalog_core.malformed import MALFORMED
-from stratalog_core.ports import Clock, Random, Request
-from stratalog_metadata import messages
+from stratalog_core.ports import Clock, Random, Request, Transport
+from stratalog_metadata import identity, messages
 from stratalog_metadata.answering import Answers
 from stratalog_metadata.commands import Command
 from stratalog_metadata.config import MetadataSettings
+from stratalog_metadata.identity import Identity
 from stratalog_metadata.leading import Leadership
+from stratalog_metadata.membership_desk import MembershipDesk
 from stratalog_metadata.messages import CommandAnswer
 from stratalog_metadata.node import RaftNode
 from stratalog_metadata.peers import Peers, decode_messages
 from stratalog_metadata.proposals import OnAnswers, ProposalBook
-from stratalog_metadata.raft import Entry, Message, Raft
+from stratalog_metadata.raft import Entry, EntryKind, Membership, Message, Raft
 from stratalog_metadata.reading import ReadBook
 from stratalog_metadata.recent import RecentChanges
 from stratalog_metadata.records import CLUSTER_KEY, Cluster
@@ -46,7 +48,9 @@ class ServingNode:
         core: Raft,
         replica: Replica,
         peers: Peers,
+        own: Identity,
         *,
+        transport: Transport,
         clock: Clock,
         random: Random,
         on_cluster: Callable[[str], None],
@@ -56,6 +60,8 @@ class ServingNode:
         self._core = core
         self._replica = replica
         self._peers = peers
+        self._identity = own
+        self._members = MembershipDesk(core, peers, transport, clock, self._append_members)
         self._clock = clock
         self._random = random
         self._on_cluster = on_cluster
@@ -70,6 +76,7 @@ class ServingNode:
         self._led_term = 0
         self._not_leading = asyncio.Event()
         self._giving_up: asyncio.TimerHandle | None = None
+        self._leaving: asyncio.TimerHandle | None = None
         self._node: RaftNode | None = None
         self._handlers: Final[Mapping[int, Callable[[Request], None]]] = {
             messages.PROPOSE: self._on_propose,
@@ -80,6 +87,8 @@ class ServingNode:
             messages.SNAPSHOT: self._on_snapshot,
             messages.RENEW: self._on_renew,
             messages.STATUS: self._on_status,
+            messages.HELLO: self._members.hello,
+            messages.CHANGE_MEMBERS: self._on_change_members,
         }
 
     def attach(self, node: RaftNode) -> None:
@@ -102,8 +111,9 @@ class ServingNode:
     def stop(self, reason: StratalogError) -> None:
         """Answer everybody who waits; nothing is served any more."""
         self._end_leadership()
-        if self._giving_up is not None:
-            self._giving_up.cancel()
+        for timer in (self._giving_up, self._leaving):
+            if timer is not None:
+                timer.cancel()
         self._proposals.forget()
         self._watchers.close(reason)
         self._reads.close(reason)
@@ -144,6 +154,20 @@ class ServingNode:
     def _propose_own(self, command: Command, on_answers: OnAnswers) -> None:
         self._append([_encode_command(command)], on_answers)
 
+    def _append_members(self, membership: Membership, on_answers: OnAnswers) -> None:
+        try:
+            index = self._core.change_members(membership)
+        except NotLeader as refused:
+            raise self._not_leader() from refused
+        self._proposals.add(index, self._core.term, 1, on_answers)
+        self._wake()
+
+    def _on_change_members(self, request: Request) -> None:
+        if self._leadership is None:
+            raise self._not_leader()
+        self._core.tick(self._clock.monotonic())
+        self._members.change(request)
+
     def _not_leader(self) -> NotLeader:
         leader = 0 if self._core.is_leader else self._core.leader
         return NotLeader(f"metadata node {self._core.node_id} does not lead", leader=self._peers.address(leader))
@@ -155,8 +179,12 @@ class ServingNode:
         arrived = decode_messages(envelope.messages)
         if any(message.receiver != self._core.node_id for message in arrived):
             raise Invalid(f"this is metadata node {self._core.node_id}: the sender's peers are wrong")
+        if any(message.sender != envelope.node_id for message in arrived):
+            raise Invalid(f"messages of other nodes in an envelope of node {envelope.node_id}")
+        self._members.check_sender(envelope)
+        self._peers.heard(envelope.node_id, envelope.identity, envelope.address)
         if self._node is not None:
-            self._node.step(arrived)
+            self._node.step(arrived, envelope.identity)
         request.reply()
 
     def _read(self, request: Request, serve: Callable[[Request], None]) -> None:
@@ -212,6 +240,8 @@ class ServingNode:
                     log_bytes=core.log.payload_bytes,
                     records=len(records),
                     sessions=len(records.of_kind("session")),
+                    members=self._members.status(),
+                    members_index=core.membership_index,
                 )
             )
         )
@@ -229,6 +259,15 @@ class ServingNode:
             self._leadership.observe(changes)
         if any(change.key == CLUSTER_KEY for change in changes):
             self._learn_cluster()
+        if entry.kind is EntryKind.MEMBERS:
+            self._check_removed()
+
+    def _check_removed(self) -> None:
+        removed = identity.removed(self._identity, self._replica.quorum())
+        if removed is not None:
+            # What it has promised so far, and the hand-over, leave first.
+            delay_s = self._settings.election_timeout_ms / 1000
+            self._leaving = self._loop.call_later(delay_s, self._on_failed, removed)
 
     def restored(self, image: StateImage) -> None:
         self._recent.restart(image.index)
@@ -242,10 +281,12 @@ class ServingNode:
         self._reads.lost(context)
 
     def turned(self) -> None:
+        self._members.follow()
         self._watchers.tell()
         self._reads.serve_up_to(self._replica.index)
         self._follow_role()
         if self._leadership is not None:
+            self._members.tend(is_recorded=self._replica.quorum() is not None)
             self._leadership.drive()
 
     def failed(self, failure: BaseException) -> None:

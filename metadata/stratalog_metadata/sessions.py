@@ -69,6 +69,10 @@ class SessionKeeper:
         self._silent: set[str] = set()
         self._silent_since = 0.0
 
+    def learn(self, addresses: Sequence[str]) -> None:
+        """The quorum's members are at these addresses now."""
+        self._router.learn(addresses)
+
     def hold(
         self, session_id: int, lease_s: float, sent_at: float, on_expired: Callable[[], None], grace_s: float = 0.0
     ) -> None:  # fmt: skip

@@ -32,12 +32,14 @@ from stratalog_metadata.commands import (
 )
 from stratalog_metadata.record_map import RecordMap
 from stratalog_metadata.records import (
+    QUORUM_KEY,
     SESSION_IDS,
     Bookie,
     Broker,
     Counter,
     Lease,
     Partition,
+    Quorum,
     Record,
     Session,
     TieringWorker,
@@ -119,6 +121,12 @@ def _expired(session_id: int) -> SessionExpired:
     return SessionExpired(f"session {session_id} has expired", session_id=session_id)
 
 
+def members_changed(records: RecordMap, index: int, quorum: Quorum) -> Outcome:
+    """What the log entry of kind MEMBERS at ``index`` does."""
+    change = Change(QUORUM_KEY, records.get(QUORUM_KEY), Versioned(index, quorum))
+    return Outcome(result=Applied(index=index), changes=(change,))
+
+
 class _Work:
     """One command in progress: an overlay over the records."""
 
@@ -154,6 +162,8 @@ class _Work:
         self._after[record.key()] = Versioned(self._index, record)
 
     def _put_checked(self, record: Record) -> None:
+        if isinstance(record, Quorum):
+            raise Invalid("the quorum's members are not put: see `stratalog metadata add`")
         if isinstance(record, Session):
             raise Invalid("a session is not put: propose OpenSession")
         if isinstance(record, Partition) and not -1 <= record.leader_epoch <= LEADER_EPOCH_MAX:
@@ -172,6 +182,8 @@ class _Work:
     def _delete(self, key: str) -> None:
         if key.startswith("session/"):
             raise Invalid("a session is not deleted: propose ExpireSession")
+        if key == QUORUM_KEY:
+            raise Invalid("the quorum's members are not deleted: see `stratalog metadata remove`")
         self._after[key] = None
 
     def _allocate(self, name: str, count: int, first_ever: int) -> int:

@@ -61,6 +61,7 @@ async def run_metadata_node(machine: Machine, ports: Ports, settings: MetadataSe
     store = SnapshotFileStore(machine.files)
     server = MetadataServer(settings, ports.transport, machine.files, ports.clock, ports.random, ports.background, store)
     await server.start()
+    await server.until_takes_part()
     if machine.world.audit is not None:
         assert server._node is not None
         assert server._serving is not None
@@ -113,6 +114,9 @@ def broker(bucket: Bucket) -> Main:
             lease_ms=1_500,
             auto_create_topics=False,
             append_timeout_ms=5_000,
+            offsets_topic_partitions=1,
+            group_session_timeout_min_ms=1_000,
+            group_initial_rebalance_delay_ms=200,
         )
         server = BrokerServer(settings, metadata, ledger_client(metadata, ports), cold, ports.clock, ports.random)
         await server.start()

@@ -21,6 +21,7 @@ from stratalog_metadata.records.partition import (
     tier_request_key,
     tier_status_key,
 )
+from stratalog_metadata.records.quorum import QUORUM_KEY, Quorum
 from stratalog_metadata.records.session import Lease, Session, lease_key, session_key
 from stratalog_metadata.records.topic import DeletedTopic, DynamicConfig, Topic, topic_key
 
@@ -36,6 +37,7 @@ Record = (
     | Log
     | ManifestPointer
     | Partition
+    | Quorum
     | Session
     | TierRequest
     | TierStatus
@@ -52,9 +54,9 @@ class Versioned(msgspec.Struct, frozen=True, gc=False):
 
 
 __all__ = [
-    "CLUSTER_KEY", "LEDGER_IDS", "PRODUCER_IDS", "SESSION_IDS",
+    "CLUSTER_KEY", "LEDGER_IDS", "PRODUCER_IDS", "QUORUM_KEY", "SESSION_IDS",
     "Bookie", "Broker", "Cluster", "Counter", "DeletedTopic", "DynamicConfig", "Fragment", "Lease", "Ledger", "LedgerRef",
-    "LedgerState", "Log", "ManifestPointer", "Partition", "Record", "Session", "TierRequest", "TierStatus",
+    "LedgerState", "Log", "ManifestPointer", "Partition", "Quorum", "Record", "Session", "TierRequest", "TierStatus",
     "TieringWorker", "Topic", "Versioned",
     "bookie_key", "broker_key", "counter_key", "lease_key", "ledger_key", "log_key", "manifest_pointer_key",
     "partition_key", "session_key", "tier_request_key", "tier_status_key", "topic_key",

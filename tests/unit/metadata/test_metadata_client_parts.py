@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from stratalog_core.config import load
@@ -196,27 +197,31 @@ def test_intervals_must_fit_each_other() -> None:
 # --- identity --------------------------------------------------------------------------------------------------------
 
 
+def claim(files: SystemFiles, node_id: int, cluster_id: str) -> identity.Identity:
+    return identity.claim(files, node_id, cluster_id, random.Random(3))
+
+
 def test_a_directory_is_claimed_once(tmp_path: Path) -> None:
     files = SystemFiles(tmp_path)
-    assert identity.claim(files, 3, "").cluster_id == ""
-    identity.remember(files, 3, "cluster")
-    assert identity.claim(files, 3, "").cluster_id == "cluster"
-    assert identity.claim(files, 3, "cluster").cluster_id == "cluster"
+    assert claim(files, 3, "").cluster_id == ""
+    identity.remember(files, msgspec.structs.replace(claim(files, 3, ""), cluster_id="cluster"))
+    assert claim(files, 3, "").cluster_id == "cluster"
+    assert claim(files, 3, "cluster").cluster_id == "cluster"
     with pytest.raises(Invalid, match="node 3, not 4"):
-        identity.claim(files, 4, "")
+        claim(files, 4, "")
     with pytest.raises(Invalid, match="cluster cluster, not other"):
-        identity.claim(files, 3, "other")
+        claim(files, 3, "other")
 
 
 def test_a_configured_cluster_is_remembered(tmp_path: Path) -> None:
     files = SystemFiles(tmp_path)
-    identity.claim(files, 1, "")
-    identity.claim(files, 1, "given")
+    claim(files, 1, "")
+    claim(files, 1, "given")
     with pytest.raises(Invalid):
-        identity.claim(files, 1, "other")
+        claim(files, 1, "other")
 
 
 def test_a_damaged_identity_is_refused(tmp_path: Path) -> None:
     (tmp_path / identity.IDENTITY_FILE).write_text("{")
     with pytest.raises(Corrupt):
-        identity.claim(SystemFiles(tmp_path), 1, "")
+        claim(SystemFiles(tmp_path), 1, "")

@@ -27,6 +27,7 @@ from stratalog_metadata.commands import (
     VersionIs,
 )
 from stratalog_metadata.raft import Entry, EntryKind, HardState, Message
+from stratalog_metadata.raft.membership import Member, Membership, encode_members
 from stratalog_metadata.raft.messages import (
     Append,
     AppendReply,
@@ -53,6 +54,7 @@ from stratalog_metadata.records import (
     Log,
     ManifestPointer,
     Partition,
+    Quorum,
     Record,
     Session,
     TieringWorker,
@@ -100,6 +102,7 @@ RECORDS: list[Record] = [
         cold_bytes=999,
     ),
     Partition(topic_id=TOPIC, index=3, owner=1, leader_epoch=4, owner_session=7),
+    Quorum(members=(Member(node_id=1, identity="u", address="h:1"), Member(node_id=4, identity="v", voter=False))),
     Session(session_id=7, holder="broker 1", lease_ms=3000),
     TierRequest(topic_id=TOPIC, index=3, end_offset=100, delete_hot=True),
     TierStatus(topic_id=TOPIC, index=3, worker_id="w", offloaded_at_ms=1, last_error="e", last_error_at_ms=2),
@@ -129,7 +132,16 @@ MESSAGES: list[Message] = [
     Heartbeat(sender=1, receiver=2, term=5, commit=298, round=77),
     HeartbeatReply(sender=2, receiver=1, term=5, round=77),
     SnapshotChunk(
-        sender=1, receiver=2, term=5, index=250, index_term=4, total_bytes=10, checksum=12345, position=4, content=b"x"
+        sender=1,
+        receiver=2,
+        term=5,
+        index=250,
+        index_term=4,
+        total_bytes=10,
+        checksum=12345,
+        position=4,
+        content=b"x",
+        members=(Member(node_id=1, identity="u", address="h:1"),),
     ),
     SnapshotReply(sender=2, receiver=1, term=5, index=250, position=5),
     TimeoutNow(sender=1, receiver=2, term=5),
@@ -142,6 +154,7 @@ def written() -> dict[str, bytes]:
     bytes_by_name = {f"record {type(record).__name__}": encode(record) for record in RECORDS}
     bytes_by_name["command"] = encode(COMMAND)
     bytes_by_name |= {f"raft {type(message).__name__}": encode(message) for message in MESSAGES}
+    bytes_by_name["members"] = encode_members(Membership.of([Member(node_id=1, identity="u", address="h:1")]))
     bytes_by_name["log segment"] = log_format.pack_segment(300, 4, reset=True)
     bytes_by_name["log record"] = log_format.pack_record(ENTRY, 3, 32)
     bytes_by_name["vote"] = log_format.pack_vote(HardState(term=5, voted_for=2))

@@ -19,7 +19,7 @@ from stratalog_metadata.raft import Entry, EntryKind, HardState, Ready, Snapshot
 from stratalog_metadata.records import DynamicConfig, Versioned
 from stratalog_metadata.replica import Replica
 from stratalog_metadata.snapshot import StateImage
-from stratalog_metadata.storage import NodeStorage
+from stratalog_metadata.storage import INSTALLING_FILE, NodeStorage
 from stratalog_metadata.store import EMPTY, SqliteStore
 
 IMAGE = StateImage(index=40, term=3, records=[Versioned(39, DynamicConfig(resource="a"))])
@@ -64,11 +64,32 @@ def test_a_snapshot_that_was_stored_without_its_log_begins_the_log_anew(tmp_path
     """The node stopped between storing the snapshot and beginning the log behind it."""
     write_log(tmp_path, LogWrite(entries=(entry(1), entry(2))))
     write_state(tmp_path, IMAGE)
+    (tmp_path / INSTALLING_FILE).write_text("[40, 3]")
     for _ in range(2):
         storage = opened(tmp_path)
         tail = storage.recovered.tail
         assert (tail.base_index, tail.base_term, tail.last_index) == (40, 3, 40)
         storage.close()
+
+
+def test_a_log_that_lacks_what_the_state_holds_is_refused(tmp_path: Path) -> None:
+    """Its end was lost: it is not taken for an installation of a snapshot that was cut short."""
+    write_log(tmp_path, LogWrite(entries=(entry(1), entry(2))))
+    write_state(tmp_path, IMAGE)
+    for marker in ("", "[39, 3]"):
+        if marker:
+            (tmp_path / INSTALLING_FILE).write_text(marker)
+        with pytest.raises(Corrupt, match="entry 40 of term 3, which was durable"):
+            opened(tmp_path)
+
+
+def test_an_installation_that_had_not_begun_is_forgotten(tmp_path: Path) -> None:
+    write_log(tmp_path, LogWrite(entries=(entry(1), entry(2))))
+    (tmp_path / INSTALLING_FILE).write_text("[40, 3]")
+    storage = opened(tmp_path)
+    assert storage.recovered.tail.last_index == 2
+    assert not (tmp_path / INSTALLING_FILE).exists()
+    storage.close()
 
 
 def test_a_log_that_begins_behind_the_state_is_refused(tmp_path: Path) -> None:
