@@ -24,7 +24,11 @@ from stratalog_core.batch import iterate_headers
 from stratalog_core.records import Record, build_batch, iterate_records
 
 PRODUCE, FETCH, LIST_OFFSETS, METADATA, CREATE_TOPICS, INIT_PRODUCER_ID = 0, 1, 2, 3, 19, 22
-VERSIONS: Final = {PRODUCE: 9, FETCH: 11, LIST_OFFSETS: 5, METADATA: 9, CREATE_TOPICS: 5, INIT_PRODUCER_ID: 4}
+OFFSET_COMMIT, OFFSET_FETCH, FIND_COORDINATOR, JOIN_GROUP, HEARTBEAT, SYNC_GROUP = 8, 9, 10, 11, 12, 14
+VERSIONS: Final = {
+    PRODUCE: 9, FETCH: 11, LIST_OFFSETS: 5, METADATA: 9, OFFSET_COMMIT: 7, OFFSET_FETCH: 5, FIND_COORDINATOR: 3, JOIN_GROUP: 5,
+    HEARTBEAT: 3, SYNC_GROUP: 3, CREATE_TOPICS: 5, INIT_PRODUCER_ID: 4,
+}  # fmt: skip
 REQUEST_TIMEOUT_S: Final = 5.0
 NONE: Final = 0
 DUPLICATE_SEQUENCE: Final = 46
@@ -39,6 +43,11 @@ def request_schema(api: int) -> type[Any]:
 @functools.cache
 def _response_schema(api: int) -> type[Any]:
     return load_response_schema(api, VERSIONS[api])
+
+
+def request_struct(api: int, name: str) -> type[Any]:
+    """A part of a request, by the name that kio gives it."""
+    return _struct(request_schema(api), name)
 
 
 class NotServed(Exception):
@@ -203,7 +212,9 @@ class KafkaClient:
         result = answer.responses[0].partition_responses[0]
         return int(result.error_code), int(result.base_offset)
 
-    async def fetch(self, topic: str, partition: int, offset: int, bytes_max: int = 1 << 20) -> tuple[int, int, list[Record]]:
+    async def fetch(
+        self, topic: str, partition: int, offset: int, bytes_max: int = 1 << 20, wait_ms: int = 500
+    ) -> tuple[int, int, list[Record]]:
         """(error code, high watermark, records from ``offset`` on). Raises ``NotServed``."""
         address = await self.leader(topic, partition)
         if address is None:
@@ -217,7 +228,7 @@ class KafkaClient:
             partition_max_bytes=bytes_max,
         )
         answer = await self.request(
-            address, FETCH, replica_id=BrokerId(-1), max_wait=datetime.timedelta(milliseconds=500), min_bytes=1,
+            address, FETCH, replica_id=BrokerId(-1), max_wait=datetime.timedelta(milliseconds=wait_ms), min_bytes=1,
             max_bytes=1 << 20, isolation_level=0, session_id=0, session_epoch=-1, forgotten_topics_data=(), rack_id="",
             topics=(_struct(schema, "FetchTopic")(topic=TopicName(topic), partitions=(place,)),),
         )  # fmt: skip

@@ -14,6 +14,7 @@ from typing import Final
 
 from simulation import roles
 from simulation.audit import Audit
+from simulation.consumers import GroupTruth, Member
 from simulation.final_checks import FinalChecks
 from simulation.kafka import DUPLICATE_SEQUENCE, NONE, KafkaClient, NotServed, one_record_batch
 from simulation.machine import Machine, Ports, World
@@ -27,6 +28,8 @@ BOOKIES: Final = 4
 BROKERS: Final = 3
 PRODUCERS: Final = 3
 READERS: Final = 2
+MEMBERS: Final = 3
+"""Consumers of one group."""
 FAULTS_S: Final = 20.0
 SETTLE_S: Final = 2.0
 FINISH_S: Final = 120.0
@@ -96,6 +99,8 @@ class Producer:
         self._name = name
         self.stop = False
         self.stopped = asyncio.Event()
+        self.hesitant = 0.05
+        """Chance that a retry comes late."""
 
     async def run(self, machine: Machine, ports: Ports) -> None:
         client = KafkaClient(self._world, ports, machine.name, bootstrap())
@@ -138,7 +143,11 @@ class Producer:
                 return
             assert error == -1 or error in RETRIABLE, f"{self._name} got error {error} for {value!r} in {partition}"
             client.forget(TOPIC, partition)
-            await asyncio.sleep(0.05 + 0.1 * ports.random.random())
+            await asyncio.sleep(0.05 + 0.1 * ports.random.random() + self._hesitation_s(ports))
+
+    def _hesitation_s(self, ports: Ports) -> float:
+        """Some retries come late: when the ledger of the first attempt is full, or the next owner has come and gone."""
+        return ports.random.uniform(0.5, 4.0) if ports.random.random() < self.hesitant else 0.0
 
 
 class Reader:
@@ -200,6 +209,8 @@ def bootstrap() -> list[str]:
 class Scenario:
     """One run. ``simulate`` raises ``AssertionError`` when an invariant does not hold."""
 
+    segment_ms = SEGMENT_MS
+
     def __init__(self, world: World) -> None:
         self.world = world
         self.bucket = Bucket()
@@ -212,9 +223,15 @@ class Scenario:
         self.brokers = [self._machine("broker", number, roles.broker(self.bucket)) for number in range(1, BROKERS + 1)]
         self.tiering = [self._machine("tiering", number, roles.tiering_worker(self.bucket)) for number in (1, 2)]
         self._producers = [Producer(world, self.truth, f"p{number}") for number in range(PRODUCERS)]
-        self._readers = [Reader(world, self.truth) for _ in range(READERS)]
+        self._readers = self._make_readers(world)
+        self.group = GroupTruth(self.audit)
+        member = Member(world, self.group, TOPIC, PARTITIONS, bootstrap(), self.truth.see)
+        self.members = [self._machine("member", number, member.run) for number in range(MEMBERS)]
         self._clients = [self._machine("producer", number, one.run) for number, one in enumerate(self._producers)]
         self._clients += [self._machine("reader", number, one.run) for number, one in enumerate(self._readers)]
+
+    def _make_readers(self, world: World) -> list[Reader]:
+        return [Reader(world, self.truth) for _ in range(READERS)]
 
     def _machine(self, role: str, number: int, main: roles.Main) -> Machine:
         return Machine(self.world, f"{role}-{number}", main)
@@ -230,7 +247,7 @@ class Scenario:
         for machine in self.servers:
             machine.boot()
         await self._in_checker(self._create_topic)
-        for machine in self._clients:
+        for machine in [*self._clients, *self.members]:
             machine.boot()
         await self._faults()
         await self._pass(SETTLE_S)
@@ -240,14 +257,23 @@ class Scenario:
             producer.stop = True
         for producer in self._producers:
             await _in_time(producer.stopped.wait(), "a producer still waits for an answer")
+        await self._group_has_polled_all()
         await self._in_checker(self._check_everything)
         bookies = [f"{machine.name}:{roles.BOOKIE_PORT}" for machine in self.bookies if not machine.is_excused]
-        await self._in_checker(FinalChecks(self.audit, self.bucket, bookies, PARTITIONS).run)
+        await self._in_checker(FinalChecks(self.audit, self.bucket, bookies, PARTITIONS + 1).run)
         self._check_processes()
         self.world.note(
             f"{len(self.truth.acknowledged)} acknowledged, {len(self.truth.seen)} seen, {len(self.bucket.objects)} objects,"
-            f" {self.audit.records_max} records at most"
+            f" {self.audit.records_max} records at most, {self.group}"
         )
+
+    async def _group_has_polled_all(self) -> None:
+        for _ in range(int(FINISH_S)):
+            unseen = self.group.unseen(self.truth.acknowledged)
+            if not unseen:
+                return
+            await self._pass(1.0)
+        raise AssertionError(f"the group has not polled {len(unseen)} acknowledged records: {unseen[:3]}")
 
     async def _pass(self, seconds: float) -> None:
         for _ in range(int(seconds)):
@@ -265,6 +291,7 @@ class Scenario:
             ("outdated", self.brokers, outdated),
             ("tiering", self.tiering, NemesisPlan(crash=0.3, stop=0.4, partition=0, one_way=0, clock_jump=0, pause_mean_s=2.0)),
             ("power", [*self.bookies, *self.brokers], power),
+            ("members", self.members, NemesisPlan(crash=0.4, stop=0.3, lossy=0, pause_mean_s=2.5, down_mean_s=2.5)),
         ]
         authorities = [*self.metadata, *self._clients[:PRODUCERS]]
         nemeses = [
@@ -295,7 +322,7 @@ class Scenario:
     async def _create_topic(self, machine: Machine, ports: Ports) -> None:
         client = KafkaClient(self.world, ports, machine.name, bootstrap())
         configs = {
-            "segment.ms": str(SEGMENT_MS),
+            "segment.ms": str(self.segment_ms),
             "retention.ms": "-1",
             "min.insync.replicas": "2",
             "message.timestamp.after.max.ms": "86400000",
@@ -319,6 +346,6 @@ class Scenario:
 
     def _check_processes(self) -> None:
         assert not self.audit.broken, self.audit.broken[0]
-        for machine in [*self.servers, *self._clients]:
+        for machine in [*self.servers, *self._clients, *self.members]:
             if machine.failure is not None:
                 raise AssertionError(f"{machine.name} failed: {machine.failure!r}") from machine.failure
