@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chaos.checker import Verdict, check, offending
@@ -292,11 +292,13 @@ def correct_histories(draw: st.DrawFn) -> History:
     return history
 
 
+@settings(max_examples=40)
 @given(correct_histories())
 def test_a_correct_log_is_clean(history: History) -> None:
     assert history.verdict().is_clean
 
 
+@settings(max_examples=40)
 @given(correct_histories(), st.data())
 def test_a_record_missing_from_all_reads_is_found(history: History, data: st.DataObject) -> None:
     acknowledged = [found for found in history.operations if found.f == "send" and found.type == "ok"]
@@ -310,6 +312,7 @@ def test_a_record_missing_from_all_reads_is_found(history: History, data: st.Dat
     assert {"lost", "unseen"} & history.verdict().counts.keys()
 
 
+@settings(max_examples=40)
 @given(correct_histories(), st.data())
 def test_a_changed_value_is_found(history: History, data: st.DataObject) -> None:
     final = history.operations[-1]
