@@ -64,8 +64,9 @@ types: .venv/.test  ## strict type check of code and tests
 	$(BIN)/mypy $(SOURCES)
 
 .PHONY: bench
-bench: .venv/.test  ## measure against Apache Kafka in the same run; writes docs/benchmarks.md
-	$(BIN)/python -m benchmarks.compare
+bench: .venv/.test  ## measure against Apache Kafka in turns; PROFILE=quick|full|smoke CELLS='produce*' RUN=name ROUNDS=3; writes docs/benchmarks.md
+	$(BIN)/python -m benchmarks.compare --profile $(or $(PROFILE),quick) --cells '$(or $(CELLS),*)' \
+		$(if $(RUN),--run $(RUN)) $(if $(ROUNDS),--rounds $(ROUNDS))
 
 .PHONY: sim
 sim: .venv/.test  ## simulate whole clusters from seeds: SEEDS=20 FIRST_SEED=1, or SEED=7 [SHRINK=1] for one with its trace; SCENARIO=log
@@ -79,6 +80,10 @@ mutants: .venv/.test  ## plant faults in the simulated product and see each foun
 .PHONY: chaos
 chaos: .venv/.test $(MINIO)  ## real processes, real faults, histories checked: SECONDS=300, SEED=7 for the same faults again
 	PYTHONPATH=tests $(BIN)/python -m chaos --seconds $(or $(SECONDS),300) $(if $(SEED),--seed $(SEED)) $(if $(RESULTS),--results $(RESULTS))
+
+.PHONY: fuzz
+fuzz: .venv/.fuzz  ## search by coverage for bytes that break a port, a format or an object: TARGET=name SECONDS=60; keeps what it finds
+	PYTHONPATH=.:tests $(BIN)/python -m fuzz --seconds $(or $(SECONDS),60) $(if $(TARGET),--target $(TARGET))
 
 .PHONY: clean
 clean:  ## delete what the other targets made here (the tools' cache stays)
@@ -100,6 +105,10 @@ clean:  ## delete what the other targets made here (the tools' cache stays)
 	@touch $@
 
 .venv/.test: constraints/test.txt .venv/.demo
+	$(INSTALL) -r $<
+	@touch $@
+
+.venv/.fuzz: constraints/fuzz.txt .venv/.test
 	$(INSTALL) -r $<
 	@touch $@
 

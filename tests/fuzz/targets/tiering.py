@@ -1,0 +1,147 @@
+"""Objects in the store: whatever stands at a key, readers say what is wrong with it."""
+
+from __future__ import annotations
+
+import struct
+from functools import cache
+from pathlib import Path
+from uuid import UUID
+
+from crc32c import crc32c
+
+from fuzz import seals
+from fuzz.target import Target
+from fuzz.targets.batches import UNPACKED, sound_batches
+from stratalog_core.batch import assign_offset, read_header
+from stratalog_core.records import iterate_records
+from stratalog_tiering import object_keys
+from stratalog_tiering.descriptor import ClusterDescriptor, CommitMarker, TopicDescriptor, decode_descriptor, encode_descriptor
+from stratalog_tiering.footer import TRAILER_BYTES, footer_range, parse_footer
+from stratalog_tiering.manifest import decode_manifest, decode_page, live_segments, locate, locate_in_page, object_sha256
+from stratalog_tiering.segment import (
+    SegmentIdentity,
+    SegmentWriter,
+    audit_block,
+    block_proved,
+    find_block,
+    iterate_block_batches,
+    prove_block,
+)
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "tiering"
+TOPIC = UUID("11112222-3333-4444-8555-666677778888")
+
+
+# -- segments
+
+
+@cache
+def segments() -> tuple[bytes, ...]:
+    writer = SegmentWriter(
+        SegmentIdentity(topic_id=TOPIC, topic_name="flights", partition=3, base_offset=0, ledger_ids=(7,)),
+        block_bytes_target=150,
+    )
+    for batch in map(bytearray, sound_batches()):
+        assign_offset(batch, writer.next_offset, 1)
+        writer.append(bytes(batch))
+    writer.finish(created_at_ms=5)
+    made = b"".join(bytes(part) for part in writer.take_parts())
+    return tuple(seals.sealed(content) for content in ((GOLDEN / "segment.bin").read_bytes(), made))
+
+
+def seal_segment(content: bytes) -> bytes:
+    """Trailer and footer CRC, with the footer where the trailer's length says."""
+    if len(content) < TRAILER_BYTES:
+        return content
+    _, length = struct.unpack_from(">QI", content, len(content) - TRAILER_BYTES)
+    length = min(length, len(content) - TRAILER_BYTES)
+    position = len(content) - TRAILER_BYTES - length
+    footer = content[position : position + length]
+    head = struct.pack(">QII", position, length, crc32c(footer)) + content[-TRAILER_BYTES + 16 : -12]
+    return content[:-TRAILER_BYTES] + head + struct.pack(">I", crc32c(head)) + content[-8:]
+
+
+def read_segment(content: bytes) -> None:
+    """As a cold reader and a verifier do: trailer, footer, each block, each batch, each record."""
+    stored = seals.opened(content, seal_segment)
+    footer_range(stored[-TRAILER_BYTES:], len(stored))
+    footer = parse_footer(stored, len(stored))
+    for index, entry in enumerate(footer.blocks[:20]):
+        assert find_block(footer.blocks, entry.base_offset) == index
+        block = stored[entry.position : entry.end_position]
+        audit_block(block, entry)
+        assert block_proved(block, index, len(footer.blocks), prove_block(footer, index), footer.merkle_root)
+        for batch, header in iterate_block_batches(block):
+            assert read_header(batch) == header
+            for _ in iterate_records(batch, header):
+                pass
+
+
+# -- manifests
+
+
+def seal_body(content: bytes) -> bytes:
+    """The CRC in the header of a root or page."""
+    return content[:12] + struct.pack(">I", crc32c(content[16:])) + content[16:]
+
+
+def read_manifest(content: bytes) -> None:
+    stored = seals.opened(content, seal_body)
+    manifest = decode_manifest(stored, object_sha256(stored))
+    for offset in (manifest.start_offset, manifest.end_offset - 1, manifest.end_offset):
+        locate(manifest, offset)
+
+
+def read_page(content: bytes) -> None:
+    stored = seals.opened(content, seal_body)
+    page = decode_page(stored, object_sha256(stored))
+    root = decode_manifest((GOLDEN / "manifest.bin").read_bytes())
+    for entry in live_segments(root, page):
+        locate_in_page(page, entry.base_offset)
+
+
+# -- descriptors and keys
+
+_DESCRIPTORS: tuple[ClusterDescriptor | TopicDescriptor | CommitMarker, ...] = (
+    ClusterDescriptor(cluster_id="c"),
+    TopicDescriptor(topic_id=TOPIC, name="t", partition_count=1, replication_factor=1, configs={"a": "b"}),
+    CommitMarker(manifest_key="manifests/k", manifest_version=3, sha256="ab" * 32),
+)
+
+
+def read_descriptor(content: bytes) -> None:
+    """The first byte says which it should be."""
+    kind = type(_DESCRIPTORS[content[0] % len(_DESCRIPTORS) if content else 0])
+    decode_descriptor(content[1:], kind, "key")
+
+
+def parse_key(content: bytes) -> None:
+    key = content.decode("utf-8", "replace")
+    object_keys.parse_segment_key(key)
+    object_keys.parse_manifest_key(key)
+    object_keys.parse_topic_key(key)
+    object_keys.newest_committed([key])
+
+
+def keys() -> list[bytes]:
+    manifest = object_keys.manifest_key(TOPIC, 3, 7, 9)
+    made = (
+        object_keys.segment_key(TOPIC, 3, 7, 1, 9),
+        manifest,
+        object_keys.marker_key(manifest),
+        object_keys.topic_key(TOPIC),
+    )
+    return [key.encode() for key in made]
+
+
+TARGETS = (
+    Target(name="segment", run=read_segment, seeds=segments, allocated_bytes_max=UNPACKED),
+    Target(name="manifest", run=read_manifest, seeds=lambda: [seals.sealed((GOLDEN / "manifest.bin").read_bytes())]),
+    Target(name="manifest-page", run=read_page, seeds=lambda: [seals.sealed((GOLDEN / "page.bin").read_bytes())]),
+    Target(
+        name="descriptor",
+        run=read_descriptor,
+        seeds=lambda: [bytes((number,)) + encode_descriptor(one) for number, one in enumerate(_DESCRIPTORS)],
+    ),
+    Target(name="object-key", run=parse_key, seeds=keys),
+)
