@@ -1,121 +1,149 @@
 """Stratalog and Apache Kafka in turns, in one run, on one machine: ``python -m benchmarks.compare``, or ``make bench``.
 
-Machines are noisy: rounds alternate (A B A B), and what counts is the ratio of the medians. Kafka acknowledges from the page
-cache, as it does by default; Stratalog's acknowledgements are fsynced. The load comes from Kafka's own Java tools, on the same
-machine.
+Machines are noisy: rounds alternate (A B A B), and what counts is the ratio of the medians. Each system serves one cell after
+the other; a cell that breaks its cluster gets one of its own. Every figure is written down at once: the same call goes on with
+an interrupted run, and measures again what failed.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
+import subprocess
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import failover, systems
-from benchmarks.report import write_report
-from benchmarks.systems import System, create_topic
-from stratalog.bench import java_tools
+import msgspec
+
+from benchmarks import journal, page, summary
+from benchmarks.cells import carry_out
+from benchmarks.journal import Journal, Row, Run
+from benchmarks.matrix import Cell, Matrix, Profile, cells_of, read_matrix
+from benchmarks.systems import DESCRIPTIONS, System, started
+from stratalog.bench.report import figure
 
 _ROOT = Path(__file__).parents[1]
-_RESULTS = _ROOT / "benchmarks" / "results.json"
-_REPORT = _ROOT / "docs" / "benchmarks.md"
-_Start = Callable[[Path], AbstractContextManager[System]]
-_START: dict[str, _Start] = {"stratalog": systems.stratalog, "kafka": systems.kafka}
+_SHORT = ("records_per_s", "latency_p99_ms", "end_to_end_p99_ms", "gap_median_s", "memory_bytes", "failed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
-    """How much is measured; the defaults take about five minutes a round."""
+class Task:
+    """One call: what is measured of which systems, and where it is written down."""
 
-    records: int = 500_000
-    record_bytes: int = 1000
-    latency_records: int = 60_000
-    latency_records_per_s: int = 2000
-    failover_partitions: int = 100
-    rounds: int = 2
+    matrix: Matrix
+    profile: Profile
+    cells: Sequence[Cell]
+    systems: Sequence[str]
+    rounds: int
+    journal: Journal
 
 
 def main() -> None:
-    """Measure, write ``benchmarks/results.json`` and the table in ``docs/benchmarks.md``."""
-    sizes = _arguments()
-    rounds: list[dict[str, object]] = []
-    for number in range(1, sizes.rounds + 1):
-        for name, start in _START.items():
-            print(f"round {number}: {name}", flush=True)
-            measured = _round(name, start, sizes)
-            print(json.dumps(measured, indent=2), flush=True)
-            rounds.append({"system": name, "round": number, "measured": measured})
-    results = {"machine": _machine(), "sizes": asdict(sizes), "at": time.strftime("%Y-%m-%d"), "rounds": rounds}
-    _RESULTS.write_text(json.dumps(results, indent=2) + "\n")
-    write_report(results, _REPORT)
+    """Measure what is missing, write the journal, print the ratios; with ``--page`` write ``docs/benchmarks.md``, too."""
+    arguments = _arguments()
+    matrix = read_matrix()
+    name = arguments.run or f"{time.strftime('%Y-%m-%d')}-{arguments.profile}"
+    systems = ["stratalog", *arguments.against]
+    notes = {system: DESCRIPTIONS[system] for system in systems}
+    fresh = Run(profile=arguments.profile, machine=_machine(), commit=_commit(), systems=notes)
+    task = Task(
+        matrix=matrix,
+        profile=matrix.profiles[arguments.profile],
+        cells=cells_of(matrix, arguments.profile, arguments.cells),
+        systems=systems,
+        rounds=arguments.rounds or matrix.profiles[arguments.profile].rounds,
+        journal=Journal(journal.DIRECTORY / f"{name}.json", fresh),
+    )
+    if arguments.list:
+        print("\n".join(f"{cell.name:60} {cell.title}" for cell in task.cells))
+        return
+    print(f"run {name}: {len(task.cells)} cells, {task.rounds} rounds of {', '.join(systems)}", flush=True)
+    for number in range(1, task.rounds + 1):
+        for system in systems:
+            _round(task, number, system)
+    _print_ratios(task.journal.run)
+    if not arguments.no_page:
+        page.write_page(name, task.journal.run, matrix)
 
 
-def _arguments() -> Sizes:
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.compare", description=__doc__)
-    for name, default in asdict(Sizes()).items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default)
-    return Sizes(**vars(parser.parse_args()))
-
-
-def _round(name: str, start: _Start, sizes: Sizes) -> dict[str, float]:
-    with tempfile.TemporaryDirectory(prefix=f"bench-{name}-", ignore_cleanup_errors=True) as directory:
-        with start(Path(directory)) as system:
-            measured = _throughput(system, sizes)
-            measured |= _latency(system, sizes)
-            measured["resident_bytes"] = system.resident_bytes()
-            if system.make_cold("throughput"):
-                cold = java_tools.consume(system.bootstrap, "throughput", records=sizes.records)
-                measured["cold_megabytes_per_s"] = cold.fetching_megabytes_per_s
-            lost = failover.measure(system, "failover", sizes.failover_partitions)
-            measured["failover_gap_median_s"] = lost.median_gap_s
-            measured["failover_gap_max_s"] = lost.max_gap_s
-        return measured
-
-
-def _throughput(system: System, sizes: Sizes) -> dict[str, float]:
-    create_topic(system, "throughput", 6)
-    properties: dict[str, str | int] = {"acks": "all", "batch.size": 131072, "linger.ms": 5}
-    before, client_before = system.cpu_s(), os.times().children_user + os.times().children_system
-    sent = java_tools.produce(
-        system.bootstrap,
-        "throughput",
-        records=sizes.records,
-        record_bytes=sizes.record_bytes,
-        warmup_records=sizes.records // 10,
-        properties=properties,
+    parser.add_argument("--profile", default="quick", choices=sorted(read_matrix().profiles), help="Which cells, how long.")
+    parser.add_argument("--cells", default="*", help="Shell pattern of cell names.")
+    parser.add_argument(
+        "--run", help="Name of the file in benchmarks/results (default: date and profile); one that is there goes on."
     )
-    client = os.times().children_user + os.times().children_system - client_before
-    gigabytes = sizes.records * sizes.record_bytes / 1e9
-    cpu = {f"cpu_s_per_gb_{role}": (used - before[role]) / gigabytes for role, used in system.cpu_s().items()}
-    cpu |= {"cpu_s_per_gb": sum(cpu.values()), "cpu_s_per_gb_client": client / gigabytes}
-    tail = java_tools.consume(system.bootstrap, "throughput", records=sizes.records)
-    return {"produce_records_per_s": sent.records_per_s, "tail_megabytes_per_s": tail.fetching_megabytes_per_s, **cpu}
-
-
-def _latency(system: System, sizes: Sizes) -> dict[str, float]:
-    create_topic(system, "latency", 6)
-    properties: dict[str, str | int] = {"acks": "all", "linger.ms": 0}
-    sent = java_tools.produce(
-        system.bootstrap,
-        "latency",
-        records=sizes.latency_records,
-        record_bytes=sizes.record_bytes,
-        records_per_s=sizes.latency_records_per_s,
-        warmup_records=sizes.latency_records // 3,
-        properties=properties,
+    parser.add_argument("--rounds", type=int, help="Instead of the profile's.")
+    parser.add_argument(
+        "--against", nargs="*", default=["kafka"], choices=[each for each in DESCRIPTIONS if each != "stratalog"]
     )
-    return {"latency_p50_ms": sent.p50_ms, "latency_p99_ms": sent.p99_ms, "latency_p999_ms": sent.p999_ms}
+    parser.add_argument("--no-page", action="store_true", help="Leave docs/benchmarks.md as it is.")
+    parser.add_argument("--list", action="store_true", help="Name the cells and stop.")
+    return parser.parse_args()
+
+
+def _round(task: Task, number: int, system: str) -> None:
+    missing = [cell for cell in task.cells if not task.journal.has(cell.name, system, number)]
+    shared = [cell for cell in missing if not cell.fresh]
+    for group in [shared, *([cell] for cell in missing if cell.fresh)]:
+        if group:
+            _on_one_cluster(task, number, system, group)
+
+
+def _on_one_cluster(task: Task, number: int, name: str, cells: Sequence[Cell]) -> None:
+    directories = tempfile.TemporaryDirectory(prefix=f"bench-{name}-", ignore_cleanup_errors=True)
+    with directories as directory, started(name, Path(directory)) as system:
+        for cell in cells:
+            row = _measured(task, number, system, cell)
+            task.journal.add(row)
+            print(f"round {number}, {name}, {cell.name}: {_short(row)}", flush=True)
+
+
+def _measured(task: Task, number: int, system: System, cell: Cell) -> Row:
+    at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    row = Row(cell=cell.name, system=system.name, round=number, at=at, measured={}, settings=cell.settings)
+    try:
+        found = carry_out(cell, system, task.profile)
+    except Exception as failure:  # outermost: a cell that fails is written down, and the others go on
+        traceback.print_exc()
+        return msgspec.structs.replace(row, failure=f"{type(failure).__name__}: {failure}"[:300])
+    if found is None:
+        return row
+    return msgspec.structs.replace(row, measured=found.measured, settings=found.settings, client=found.client)
+
+
+def _short(row: Row) -> str:
+    if row.failure or not row.measured:
+        return row.failure or "no such thing in this system"
+    return ", ".join(f"{name} {figure(row.measured[name])}" for name in _SHORT if row.measured.get(name) is not None)
+
+
+def _print_ratios(run: Run) -> None:
+    against = page.against_of(run)
+    for cell in summary.cell_names(run):
+        for quantity in _SHORT:
+            found = summary.ratio(run, cell, quantity, against)
+            if found is not None:
+                ours, theirs = (summary.median(run, cell, system, quantity) for system in (summary.OURS, against))
+                print(f"{cell}: {quantity} {figure(ours)} / {figure(theirs)} = {found:.2f}")
+    for verdict in summary.verdicts(run, read_matrix().goals, against):
+        print(
+            f"goal {'reached' if verdict.reached else 'NOT reached'}: {verdict.goal.title} [{verdict.cell}] {verdict.ratio:.2f}"
+        )
 
 
 def _machine() -> dict[str, object]:
     return {"cores": os.cpu_count(), "system": platform.platform(), "python": platform.python_version()}
+
+
+def _commit() -> str:
+    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=_ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
 
 
 if __name__ == "__main__":

@@ -54,6 +54,15 @@ class KafkaCluster:
         self._processes[number].send_signal(signal.SIGKILL)
         self._processes[number].wait()
 
+    def stop(self, number: int) -> None:
+        """Stop broker ``number`` in order; SIGKILL if it does not end."""
+        self._end(self._processes[number], time.monotonic() + _STOP_TIMEOUT_S, terminate=True)
+
+    def start(self, number: int) -> None:
+        """Start a broker that was stopped or killed; returns when all serve."""
+        self._start(number)
+        self._wait_until_serving()
+
     def pids(self) -> list[int]:
         """Of the brokers that run."""
         return [process.pid for process in self._processes.values() if process.poll() is None]
@@ -103,8 +112,14 @@ class KafkaCluster:
             process.terminate()
         deadline = time.monotonic() + _STOP_TIMEOUT_S
         for process in self._processes.values():
-            try:
-                process.wait(max(0.1, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            self._end(process, deadline)
+
+    @staticmethod
+    def _end(process: subprocess.Popen[bytes], deadline: float, *, terminate: bool = False) -> None:
+        if terminate:
+            process.terminate()
+        try:
+            process.wait(max(0.1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

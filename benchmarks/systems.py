@@ -1,21 +1,26 @@
-"""The two systems under comparison behind one border: start, serve, lose a broker, stop."""
+"""The systems under comparison behind one border: start, serve, lose a broker, tell what they use, stop."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import psutil
-from confluent_kafka.admin import AdminClient, NewTopic
 
 from benchmarks.kafka_control import KafkaCluster
 
-_COMMAND_TIMEOUT_S = 600
+_COMMAND_TIMEOUT_S = 1800
+
+DESCRIPTIONS = {
+    "stratalog": "3 metadata nodes, 3 bookies, 2 brokers, 1 tiering worker; every acknowledgement is fsynced on two bookies",
+    "kafka": "Apache Kafka 4.3.1, 3 brokers that are controllers, heap 1 GiB; acknowledges from the page cache, its default",
+    "kafka-fsync": "Apache Kafka 4.3.1, the same with log.flush.interval.messages=1: fsync before the acknowledgement",
+}
 
 
 class System(Protocol):
@@ -31,8 +36,16 @@ class System(Protocol):
         """SIGKILL one broker; its id."""
         ...
 
-    def resident_bytes(self) -> int:
-        """Resident memory of all its processes."""
+    def stop_broker(self) -> None:
+        """Stop one broker in order."""
+        ...
+
+    def start_broker(self) -> None:
+        """Start the broker that was stopped; returns when it serves."""
+        ...
+
+    def memory_bytes(self) -> dict[str, int]:
+        """Memory of its processes by role: proportional set size, so that pages shared between processes count once."""
         ...
 
     def cpu_s(self) -> dict[str, float]:
@@ -44,21 +57,9 @@ class System(Protocol):
         ...
 
 
-def create_topic(system: System, topic: str, partitions: int) -> None:
-    """Three copies, acknowledged by two."""
-    client = AdminClient({"bootstrap.servers": system.bootstrap, "log_level": 0})
-    settings = {"min.insync.replicas": "2"}
-    new = NewTopic(topic, num_partitions=partitions, replication_factor=3, config=settings)
-    for future in client.create_topics([new]).values():
-        future.result(60)
-
-
 class _Kafka:
-    """Apache Kafka; it acknowledges from the page cache, as it does by default."""
-
-    name = "kafka"
-
-    def __init__(self, cluster: KafkaCluster) -> None:
+    def __init__(self, name: str, cluster: KafkaCluster) -> None:
+        self.name = name
         self._cluster = cluster
 
     @property
@@ -69,19 +70,23 @@ class _Kafka:
         self._cluster.kill(1)
         return 1
 
-    def resident_bytes(self) -> int:
-        return sum(psutil.Process(pid).memory_info().rss for pid in self._cluster.pids())
+    def stop_broker(self) -> None:
+        self._cluster.stop(1)
+
+    def start_broker(self) -> None:
+        self._cluster.start(1)
+
+    def memory_bytes(self) -> dict[str, int]:
+        return _by_role([("kafka", pid) for pid in self._cluster.pids()], _memory_bytes)
 
     def cpu_s(self) -> dict[str, float]:
-        return {"kafka": sum(_cpu_s(pid) for pid in self._cluster.pids())}
+        return _by_role([("kafka", pid) for pid in self._cluster.pids()], _cpu_s)
 
     def make_cold(self, topic: str) -> bool:
         return False
 
 
 class _Stratalog:
-    """A local cluster of processes; every acknowledgement is on two disks."""
-
     name = "stratalog"
 
     def __init__(self, data: Path) -> None:
@@ -93,48 +98,70 @@ class _Stratalog:
 
     def run(self, *words: str) -> None:
         command = [sys.executable, "-m", "stratalog", *words, "--data", str(self._data)]
-        subprocess.run(command, check=True, timeout=_COMMAND_TIMEOUT_S, stderr=subprocess.DEVNULL)
+        done = subprocess.run(command, check=False, timeout=_COMMAND_TIMEOUT_S, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"stratalog {' '.join(words)} ended with {done.returncode}: {done.stderr[-2000:]}")
 
     def kill_broker(self) -> int:
         self.run("cluster", "kill", "broker-1")
         return 1
 
-    def resident_bytes(self) -> int:
-        return sum(psutil.Process(pid).memory_info().rss for _, pid in self._pids())
+    def stop_broker(self) -> None:
+        self.run("cluster", "stop", "broker-1")
+
+    def start_broker(self) -> None:
+        self.run("cluster", "restart", "broker-1")
+
+    def memory_bytes(self) -> dict[str, int]:
+        return _by_role(self._pids(), _memory_bytes)
 
     def cpu_s(self) -> dict[str, float]:
-        used: dict[str, float] = {}
-        for role, pid in self._pids():
-            used[role] = used.get(role, 0.0) + _cpu_s(pid)
-        return used
+        return _by_role(self._pids(), _cpu_s)
+
+    def make_cold(self, topic: str) -> bool:
+        self.run("tier", "offload", topic, "--wait", "--delete-hot", "--timeout", str(_COMMAND_TIMEOUT_S - 60))
+        return True
 
     def _pids(self) -> list[tuple[str, int]]:
         processes = json.loads((self._data / "cluster.json").read_text())["processes"]
         return [(process["role"], process["pid"]) for process in processes if process["pid"]]
 
-    def make_cold(self, topic: str) -> bool:
-        self.run("tier", "offload", topic, "--wait", "--delete-hot", "--timeout", "500")
-        return True
+
+_Amount = TypeVar("_Amount", int, float)
 
 
-def _cpu_s(pid: int) -> float:
-    times = psutil.Process(pid).cpu_times()
+def _by_role(processes: Sequence[tuple[str, int]], amount: Callable[[psutil.Process], _Amount]) -> dict[str, _Amount]:
+    """Added up per role; a process that has just ended adds nothing."""
+    totals: dict[str, _Amount] = {}
+    for role, pid in processes:
+        try:
+            used = amount(psutil.Process(pid))
+        except psutil.NoSuchProcess:
+            continue
+        totals[role] = totals[role] + used if role in totals else used
+    return totals
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
     return float(times.user + times.system)
 
 
-@contextmanager
-def kafka(data: Path) -> Iterator[System]:
-    """Three brokers that are controllers, too."""
-    with KafkaCluster(data) as cluster:
-        yield _Kafka(cluster)
+def _memory_bytes(process: psutil.Process) -> int:
+    return int(process.memory_full_info().pss)
 
 
 @contextmanager
-def stratalog(data: Path) -> Iterator[System]:
-    """Three metadata nodes, three bookies, two brokers, one tiering worker."""
-    system = _Stratalog(data)
-    system.run("cluster", "start")
-    try:
-        yield system
-    finally:
-        system.run("cluster", "stop")
+def started(name: str, data: Path) -> Iterator[System]:
+    """A cluster of that name (a key of ``DESCRIPTIONS``) below ``data``."""
+    if name == "stratalog":
+        system = _Stratalog(data)
+        system.run("cluster", "start")
+        try:
+            yield system
+        finally:
+            system.run("cluster", "stop")
+        return
+    extra = {"log.flush.interval.messages": "1"} if name == "kafka-fsync" else {}
+    with KafkaCluster(data, extra=extra) as cluster:
+        yield _Kafka(name, cluster)

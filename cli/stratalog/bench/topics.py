@@ -10,14 +10,15 @@ from contextlib import contextmanager
 from typing import Any
 
 from confluent_kafka import TopicPartition
-from confluent_kafka.admin import NewTopic, OffsetSpec
+from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
 from stratalog import kafka
 from stratalog.bench.settings import Topics
-from stratalog_core.errors import Unavailable
+from stratalog_core.errors import StratalogError, Unavailable
 
 _TIMEOUT_S = 180.0
 _POLL_S = 0.2
+_ATTEMPTS = 20
 
 
 class Prepared:
@@ -27,20 +28,29 @@ class Prepared:
         self.bootstrap = bootstrap
         self.names = list(names)
         self.partitions = partitions
-        self._admin = kafka.admin(bootstrap)
 
     def records(self) -> int:
         """End offsets of all partitions, added up."""
+        for _ in range(_ATTEMPTS - 1):
+            try:
+                return self._end_offsets(kafka.admin(self.bootstrap))
+            except StratalogError:
+                # A partition that moved meanwhile is answered with an error: the next client learns where it is.
+                time.sleep(_POLL_S)
+        return self._end_offsets(kafka.admin(self.bootstrap))
+
+    def _end_offsets(self, admin: AdminClient) -> int:
         latest = OffsetSpec.latest()
         wanted = {TopicPartition(name, number): latest for name in self.names for number in range(self.partitions)}
-        futures = self._admin.list_offsets(wanted, request_timeout=_TIMEOUT_S)
+        futures = admin.list_offsets(wanted, request_timeout=_TIMEOUT_S)
         with kafka.translated():
             return sum(future.result(_TIMEOUT_S).offset for future in futures.values())
 
     def leaders(self) -> dict[tuple[str, int], int]:
         """Broker id by topic and partition; -1 where there is none."""
+        client = kafka.admin(self.bootstrap)
         with kafka.translated():
-            found = self._admin.list_topics(timeout=_TIMEOUT_S).topics
+            found = client.list_topics(timeout=_TIMEOUT_S).topics
         return {
             (name, number): partition.leader
             for name in self.names

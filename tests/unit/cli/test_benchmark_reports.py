@@ -1,11 +1,18 @@
-"""What the Java tools print, and the table of a comparison."""
+"""What the Java tools print; the matrix of a comparison, its journal, its page."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from xml.etree import ElementTree
 
+import msgspec
 import pytest
-from benchmarks.report import BEGIN, END, QUANTITIES, write_report
+from benchmarks import summary
+from benchmarks.cells import KINDS
+from benchmarks.charts import Bar, ratio_chart
+from benchmarks.journal import Journal, Row, Run
+from benchmarks.matrix import Goal, cells_of, read_matrix
+from benchmarks.page import BEGIN, END, write_page
 
 from stratalog.bench.java_tools import ToolFailed, parse_consumer, parse_end_to_end, parse_producer
 
@@ -34,18 +41,112 @@ def test_output_without_a_result_is_an_error(parse: object) -> None:
         parse("nothing")
 
 
-def test_the_table_replaces_only_itself(tmp_path: Path) -> None:
+def _run(**medians: dict[str, dict[str, float]]) -> Run:
+    """One round, from each cell's figures by system."""
+    rows = [
+        Row(
+            cell=cell.replace("_", " "),
+            system=system,
+            round=1,
+            at="2026-11-21T10:00:00Z",
+            measured=measured,
+            settings={},
+            client="c",
+        )
+        for cell, systems in medians.items()
+        for system, measured in systems.items()
+    ]
+    machine = {"cores": 2, "system": "Linux", "python": "3.11"}
+    return Run(
+        profile="quick", machine=machine, commit="0123456789abcdef", systems={"stratalog": "ours", "kafka": "theirs"}, rows=rows
+    )
+
+
+RUN = _run(
+    produce={"stratalog": {"records_per_s": 300.0, "memory_bytes": 90}, "kafka": {"records_per_s": 100.0, "memory_bytes": 100}},
+    latency={"stratalog": {"latency_p99_ms": 4.0}, "kafka": {"latency_p99_ms": 10.0}},
+    replay={"stratalog": {"megabytes_per_s": 400.0}, "kafka": {}},
+)
+
+
+def test_the_page_replaces_only_what_is_between_its_markers(tmp_path: Path) -> None:
     page = tmp_path / "benchmarks.md"
     page.write_text(f"# Title\n\n{BEGIN}\nold\n{END}\n\nWords.\n")
-    measured = {quantity.key: 10.0 for quantity in QUANTITIES}
-    rounds = [
-        {"system": "stratalog", "measured": measured},
-        {"system": "kafka", "measured": {**measured, "latency_p99_ms": 20.0}},
-    ]
-    sizes = {"record_bytes": 1000, "failover_partitions": 100}
-    write_report({"at": "2026-11-21", "machine": {"cores": 2}, "sizes": sizes, "rounds": rounds}, page)
+    write_page("a-run", RUN, read_matrix(), page=page, pictures=tmp_path / "benchmarks")
     text = page.read_text()
     assert text.startswith("# Title\n\n")
     assert text.endswith(f"{END}\n\nWords.\n")
-    assert "| … p99, ms | 10.0 | 20.0 | 0.50 (better) |" in text
     assert "old" not in text
+    assert "| produce | records/s | 300 | 100 | 3.00 (better) | 1, 1 |" in text
+    assert "| throughput with 128 KB batches | produce | ≥ 2 | 3.00 | reached |" in text
+    assert "| memory of the whole cluster | produce | ≤ 0.5 | 0.90 | **not reached** |" in text
+    assert "| replay | MB/s | 400 | – | – | 1, 0 |" in text
+    assert "commit 0123456789" in text
+    assert sorted(path.stem for path in (tmp_path / "benchmarks").iterdir()) == ["latency", "memory", "throughput"]
+
+
+def test_a_picture_is_svg_with_the_worse_bar_in_another_colour() -> None:
+    bars = [Bar(label="a < b", ratio=2.0, more_is_better=True, goal=1.5), Bar(label="c", ratio=0.5, more_is_better=True)]
+    root = ElementTree.fromstring(ratio_chart("Title", bars))
+    fills = [element.attrib["fill"] for element in root if element.tag.endswith("rect")]
+    assert len(set(fills)) == 2
+    assert "a < b" in [element.text for element in root]
+
+
+def test_medians_and_ratios() -> None:
+    run = _run(produce={"stratalog": {"records_per_s": 10.0}, "kafka": {"records_per_s": 20.0}})
+    for number, value in ((2, 1000.0), (3, 30.0)):
+        run.rows.append(msgspec.structs.replace(run.rows[0], round=number, measured={"records_per_s": value}))
+    assert summary.median(run, "produce", "stratalog", "records_per_s") == 30
+    assert summary.ratio(run, "produce", "records_per_s", "kafka") == 1.5
+    assert summary.ratio(run, "produce", "latency_p99_ms", "kafka") is None
+
+
+def test_a_goal_may_compare_two_cells_of_ours() -> None:
+    goal = Goal(title="partitions", cells="produce many", quantity="records_per_s", at_least=0.5, over="produce")
+    run = _run(produce={"stratalog": {"records_per_s": 10.0}}, produce_many={"stratalog": {"records_per_s": 4.0}})
+    (verdict,) = summary.verdicts(run, [goal], "kafka")
+    assert (verdict.ratio, verdict.reached) == (0.4, False)
+
+
+@pytest.mark.parametrize("profile", ["quick", "full", "smoke"])
+def test_cells_have_names_of_their_own_and_kinds_that_exist(profile: str) -> None:
+    cells = cells_of(read_matrix(), profile)
+    assert len({cell.name for cell in cells}) == len(cells)
+    assert {cell.kind for cell in cells} <= KINDS.keys()
+    assert [cell.fresh for cell in cells] == sorted(cell.fresh for cell in cells)
+
+
+def test_the_full_matrix_varies_two_axes_at_most_and_covers_every_pair() -> None:
+    matrix = read_matrix()
+    produce = next(workload for workload in matrix.workloads if workload.name == "produce")
+    changed = [
+        frozenset((name, value) for name, value in cell.settings.items() if produce.base[name] != value)
+        for cell in cells_of(matrix, "full", "produce*")
+        if cell.kind == "produce"
+    ]
+    assert max(map(len, changed)) == 2
+    assert frozenset({("record_bytes", 100), ("partitions", 10_000)}) in changed
+    assert len(set(changed)) == len(changed)
+
+
+def test_every_goal_is_about_a_cell_of_the_full_profile() -> None:
+    matrix = read_matrix()
+    names = {cell.name for cell in cells_of(matrix, "full")}
+    for goal in matrix.goals:
+        assert any(goal.covers(name) for name in names), goal.title
+        assert goal.over is None or goal.over in names
+
+
+def test_an_interrupted_run_goes_on_and_a_failure_is_measured_again(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    journal = Journal(path, _run())
+    row = Row(cell="produce", system="kafka", round=1, at="", measured={"records_per_s": 1.0}, settings={})
+    journal.add(row)
+    journal.add(msgspec.structs.replace(row, cell="latency", measured={}, failure="time-out"))
+    again = Journal(path, _run())
+    assert again.has("produce", "kafka", 1)
+    assert not again.has("produce", "kafka", 2)
+    assert not again.has("latency", "kafka", 1)
+    again.add(msgspec.structs.replace(row, cell="latency"))
+    assert [each.failure for each in Journal(path, _run()).run.rows] == ["", ""]

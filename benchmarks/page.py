@@ -1,0 +1,181 @@
+"""``docs/benchmarks.md`` from a recorded run: goals, tables, pictures between two markers; words around them are by hand.
+
+``python -m benchmarks.page RUN`` makes it anew without measuring.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks import journal, summary
+from benchmarks.charts import Bar, ratio_chart
+from benchmarks.journal import Run
+from benchmarks.matrix import Goal, Matrix, read_matrix
+from stratalog.bench.report import figure, flat
+
+BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
+PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
+PICTURES = PAGE.with_name("benchmarks")
+
+# Quantities of the page, with how to read their ratio; the files in benchmarks/results have all the others.
+_SHOWN = {
+    "records_per_s": ("records/s", True),
+    "megabytes_per_s": ("MB/s", True),
+    "produced_records_per_s": ("produced meanwhile, records/s", True),
+    "latency_p50_ms": ("p50 to the acknowledgement, ms", False),
+    "latency_p99_ms": ("p99, ms", False),
+    "latency_p999_ms": ("p99.9, ms", False),
+    "end_to_end_p50_ms": ("p50 to a consumer, ms", False),
+    "end_to_end_p99_ms": ("p99 to a consumer, ms", False),
+    "behind_p99_ms": ("p99 of the load's own delay, ms", False),
+    "settled_s": ("all partitions assigned, s", False),
+    "rebalance_s": ("rebalance after one left, s", False),
+    "gap_median_s": ("median gap of a partition, s", False),
+    "gap_max_s": ("worst partition, s", False),
+    "serves_again_s": ("serves again after, s", False),
+    "connections": ("connections held", True),
+    "opened_in_s": ("opened in, s", False),
+    "request_p99_ms": ("p99 of a request meanwhile, ms", False),
+    "memory_bytes_per_connection": ("memory per connection, bytes", False),
+    "share_of_before": ("share of the throughput before", True),
+    "memory_bytes": ("memory of all processes, bytes (PSS)", False),
+    "server_cpu_s_per_gb": ("CPU of all servers, s/GB", False),
+    "client_cpu_s_per_gb": ("CPU of the clients, s/GB", False),
+}
+# In full load latency is the client's own queue.
+_FULL_LOAD = ("produce", "produce with Java")
+_PICTURES: dict[str, tuple[str, str | tuple[str, ...], str]] = {
+    "throughput": ("Throughput, ours to Kafka's (right is better)", "produce", "records_per_s"),
+    "latency": ("p99 at a fixed rate, ours to Kafka's (left is better)", "latency", "latency_p99_ms"),
+    "reading": ("Reading, ours to Kafka's (right is better)", ("tail", "groups", "catch-up"), "records_per_s"),
+    "memory": ("Memory of the whole cluster, ours to Kafka's (left is better)", "produce", "memory_bytes"),
+    "failover": ("Median gap at a failover, ours to Kafka's (left is better)", "failover", "gap_median_s"),
+}
+
+
+def write_page(name: str, run: Run, matrix: Matrix, *, page: Path = PAGE, pictures: Path = PICTURES) -> None:
+    """Replace what stands between the markers of ``page``, and the pictures."""
+    against = against_of(run)
+    document = page.read_text() if page.exists() else f"# Benchmarks\n\n{BEGIN}\n{END}\n"
+    before, rest = document.split(BEGIN, 1)
+    _, after = rest.split(END, 1)
+    drawn = _draw(run, matrix, against, pictures)
+    lines = [*_what_ran(name, run), *_goals(run, matrix, against), *drawn, *_tables(run, matrix, against)]
+    page.write_text(f"{before}{BEGIN}\n" + "\n".join(lines) + f"\n{END}{after}")
+
+
+def against_of(run: Run) -> str:
+    """The system that ours is compared with: the first other one."""
+    return next((name for name in run.systems if name != summary.OURS), "kafka")
+
+
+def _what_ran(name: str, run: Run) -> list[str]:
+    moments = sorted(row.at for row in run.rows)
+    clients = sorted({row.client for row in run.rows if row.client})
+    lines = [
+        f"Run `{name}` (profile {run.profile}, commit {run.commit[:10]}), {moments[0]} to {moments[-1]}, "
+        f"on {run.machine['cores']} cores ({run.machine['system']}, Python {run.machine['python']}), clients on the same "
+        "cores. Systems in turns; medians.",
+        "",
+        *(f"- **{system}**: {text}" for system, text in run.systems.items()),
+        f"- Clients: {'; '.join(clients)}. Payloads half random.",
+        "",
+    ]
+    missing = summary.failures(run)
+    return [*lines, *(["Not measured:", "", *(f"- {line}" for line in missing), ""] if missing else [])]
+
+
+def _goals(run: Run, matrix: Matrix, against: str) -> list[str]:
+    found = list(summary.verdicts(run, matrix.goals, against))
+    if not found:
+        return []
+    rows = [
+        f"| {verdict.goal.title} | {verdict.cell} | {_bound(verdict.goal)} | {verdict.ratio:.2f} | "
+        f"{'reached' if verdict.reached else '**not reached**'} |"
+        for verdict in found
+    ]
+    head = ["### Goals", "", f"| goal | cell | bound | ours to {against} | |", "| --- | --- | --- | --- | --- |"]
+    return [*head, *rows, ""]
+
+
+def _bound(goal: Goal) -> str:
+    return f"≥ {goal.at_least:g}" if goal.at_least is not None else f"≤ {goal.at_most:g}"
+
+
+def _draw(run: Run, matrix: Matrix, against: str, pictures: Path) -> list[str]:
+    lines = []
+    for name, (title, prefix, quantity) in _PICTURES.items():
+        bars = list(_bars(run, matrix, against, prefix, quantity))
+        if bars:
+            pictures.mkdir(parents=True, exist_ok=True)
+            (pictures / f"{name}.svg").write_text(ratio_chart(title, bars))
+            lines += [f"![{title}]({pictures.name}/{name}.svg)", ""]
+    return lines
+
+
+def _bars(run: Run, matrix: Matrix, against: str, prefix: str | tuple[str, ...], quantity: str) -> Iterator[Bar]:
+    for cell in summary.cell_names(run):
+        found = summary.ratio(run, cell, quantity, against) if cell.startswith(prefix) else None
+        if found:
+            goals = [goal for goal in matrix.goals if goal.covers(cell) and goal.quantity == quantity and not goal.over]
+            goal = next(((each.at_least or each.at_most) for each in goals), None)
+            yield Bar(label=cell, ratio=found, more_is_better=_SHOWN[quantity][1], goal=goal)
+
+
+def _tables(run: Run, matrix: Matrix, against: str) -> Iterator[str]:
+    names = summary.cell_names(run)
+    for workload in matrix.workloads:
+        cells = [name for name in names if name == workload.name or _is_variant(name, workload.name)]
+        if cells:
+            base = ", ".join(f"{name} {value}" for name, value in flat(workload.base))
+            yield from (f"### {workload.title}", "", f"Unless a cell says otherwise: {base}.", "")
+            yield from (
+                f"| cell | quantity | {summary.OURS} | {against} | ratio | rounds |",
+                "| --- | --- | --- | --- | --- | --- |",
+            )
+            for cell in cells:
+                yield from _rows(run, cell, workload.name, against)
+            yield ""
+
+
+def _is_variant(name: str, workload: str) -> bool:
+    """``produce batch_bytes=1`` is one of ``produce``; ``produce with Java`` is not."""
+    rest = name.removeprefix(f"{workload} ")
+    return rest != name and "=" in rest.split(" ")[0]
+
+
+def _rows(run: Run, cell: str, workload: str, against: str) -> Iterator[str]:
+    measured = summary.quantities(run, cell)
+    for quantity, (title, more_is_better) in _SHOWN.items():
+        if quantity not in measured or (workload in _FULL_LOAD and quantity.startswith("latency")):
+            continue
+        ours, theirs = (summary.median(run, cell, system, quantity) for system in (summary.OURS, against))
+        rounds = f"{summary.rounds(run, cell, summary.OURS)}, {summary.rounds(run, cell, against)}"
+        yield f"| {cell} | {title} | {_text(ours)} | {_text(theirs)} | {_ratio(ours, theirs, more_is_better)} | {rounds} |"
+
+
+def _ratio(ours: float | None, theirs: float | None, more_is_better: bool) -> str:
+    if ours is None or not theirs:
+        return "–"
+    return f"{ours / theirs:.2f} ({'better' if (ours > theirs) == more_is_better else 'worse'})"
+
+
+def _text(value: float | None) -> str:
+    return "–" if value is None else figure(value)
+
+
+def main() -> None:
+    """Page and pictures of a recorded run; without a name of the last one."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.page", description=__doc__)
+    runs = journal.read_runs()
+    parser.add_argument("run", nargs="?", choices=sorted(runs), help="Name of a file in benchmarks/results.")
+    name = parser.parse_args().run or max(runs, default=None, key=lambda each: max(row.at for row in runs[each].rows))
+    if name is None:
+        parser.error("nothing was measured yet: `make bench`")
+    write_page(name, runs[name], read_matrix())
+
+
+if __name__ == "__main__":
+    main()
