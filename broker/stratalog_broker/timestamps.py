@@ -6,11 +6,12 @@ the time asked for. Only here does the broker decode records, one batch at a tim
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, NamedTuple
 
 from stratalog_broker.partition_log import PartitionLog
 from stratalog_core.batch import read_header
-from stratalog_core.records import iterate_records
+from stratalog_core.records import RECORDS_PER_TURN, iterate_records
 from stratalog_metadata.records import LedgerRef
 
 if TYPE_CHECKING:
@@ -57,20 +58,22 @@ async def _find_in_ledger(
     entry_id = index.first_reaching(timestamp_ms, max(start, ref.base_offset))
     while entry_id is not None and entry_id <= index.last_entry():
         (entry, *_) = await services.ledgers.read(ledger, entry_id, entry_id, 1)
-        found = _find_in_batch(entry.payload, timestamp_ms, start)
+        found = await _find_in_batch(entry.payload, timestamp_ms, start)
         if found is not None:
             return found if found.offset < log.core.high_watermark else None
         entry_id += 1
     return None
 
 
-def _find_in_batch(batch: memoryview, timestamp_ms: int, start: int) -> Found | None:
+async def _find_in_batch(batch: memoryview, timestamp_ms: int, start: int) -> Found | None:
     header = read_header(batch)
     if header.max_timestamp_ms < timestamp_ms:
         return None
-    for record in iterate_records(batch, header):
+    for number, record in enumerate(iterate_records(batch, header), 1):
         if record.timestamp_ms >= timestamp_ms and record.offset >= start:
             return Found(record.offset, record.timestamp_ms, header.leader_epoch)
+        if number % RECORDS_PER_TURN == 0:
+            await asyncio.sleep(0)
     return None
 
 
@@ -87,7 +90,7 @@ async def find_greatest(services: BrokerServices, log: PartitionLog) -> Found | 
         if latest is None or (best is not None and latest[0] <= best.timestamp_ms):
             continue
         (entry, *_) = await services.ledgers.read(ledger, latest[1], latest[1], 1)
-        found = _find_in_batch(entry.payload, latest[0], log.core.log_start_offset)
+        found = await _find_in_batch(entry.payload, latest[0], log.core.log_start_offset)
         if found is not None and found.offset < log.core.high_watermark:
             best = found
     return best

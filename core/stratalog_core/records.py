@@ -31,6 +31,8 @@ from stratalog_core.ports import Buffer
 
 Header = tuple[str, bytes | None]
 _VARINT_BYTES_MAX: Final = 10
+RECORDS_PER_TURN: Final = 2_000
+"""Records to read before an event loop gets its turn: some kilobytes of zeros, packed, are millions of records."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

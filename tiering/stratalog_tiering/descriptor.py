@@ -6,7 +6,7 @@ an old reader would go wrong. Formats: ``docs/formats/object-keys.md``.
 
 from __future__ import annotations
 
-from typing import Final, TypeVar
+from typing import Annotated, Final, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -16,6 +16,8 @@ from stratalog_core.malformed import MALFORMED
 from stratalog_core.ports import Buffer
 
 FORMAT_VERSION: Final = 1
+PARTITIONS_MAX: Final = 1_000_000
+"""More than any broker creates; readers look at each."""
 
 
 class ClusterDescriptor(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,7 +32,7 @@ class TopicDescriptor(msgspec.Struct, frozen=True, kw_only=True):
 
     topic_id: UUID
     name: str
-    partition_count: int
+    partition_count: Annotated[int, msgspec.Meta(ge=0, le=PARTITIONS_MAX)]
     replication_factor: int
     configs: dict[str, str] = {}
     deleted_at_ms: int = 0
@@ -45,7 +47,7 @@ class CommitMarker(msgspec.Struct, frozen=True, kw_only=True):
 
     manifest_key: str
     manifest_version: int
-    sha256: str
+    sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
     format_version: int = FORMAT_VERSION
 
 

@@ -19,7 +19,7 @@ from stratalog_core.batch import BatchHeader
 from stratalog_core.checkpoint import ProducerEntry
 from stratalog_core.errors import NotFound, StratalogError, Unavailable
 from stratalog_core.ports import Background, Clock, Files
-from stratalog_core.records import iterate_records
+from stratalog_core.records import RECORDS_PER_TURN, iterate_records
 from stratalog_metadata.records import ManifestPointer
 from stratalog_tiering.block_cache import BlockKey, LruCache
 from stratalog_tiering.block_source import BlockSource, ColdReaderSettings
@@ -249,7 +249,7 @@ class ColdReader:
             if block.max_timestamp_ms >= timestamp_ms and block.last_offset >= from_offset:
                 content = (await self._blocks.get(entry, footer, index, deadline)).content
                 for batch, header in iterate_block_batches(content):
-                    found = _search_batch(batch, header, timestamp_ms, from_offset)
+                    found = await _search_batch(batch, header, timestamp_ms, from_offset)
                     if found is not None:
                         return found
         return None
@@ -268,12 +268,14 @@ class ColdReader:
             raise Unavailable(f"{self._store.url} did not answer in time: ask again") from late
 
 
-def _search_batch(batch: memoryview, header: BatchHeader, timestamp_ms: int, from_offset: int) -> FoundRecord | None:
+async def _search_batch(batch: memoryview, header: BatchHeader, timestamp_ms: int, from_offset: int) -> FoundRecord | None:
     if header.max_timestamp_ms < timestamp_ms or header.last_offset < from_offset:
         return None
-    for record in iterate_records(batch, header):
+    for number, record in enumerate(iterate_records(batch, header), 1):
         if record.timestamp_ms >= timestamp_ms and record.offset >= from_offset:
             return FoundRecord(offset=record.offset, timestamp_ms=record.timestamp_ms, leader_epoch=header.leader_epoch)
+        if number % RECORDS_PER_TURN == 0:
+            await asyncio.sleep(0)
     return None
 
 

@@ -15,7 +15,14 @@ from fuzz.targets.batches import UNPACKED, sound_batches
 from stratalog_core.batch import assign_offset, read_header
 from stratalog_core.records import iterate_records
 from stratalog_tiering import object_keys
-from stratalog_tiering.descriptor import ClusterDescriptor, CommitMarker, TopicDescriptor, decode_descriptor, encode_descriptor
+from stratalog_tiering.descriptor import (
+    PARTITIONS_MAX,
+    ClusterDescriptor,
+    CommitMarker,
+    TopicDescriptor,
+    decode_descriptor,
+    encode_descriptor,
+)
 from stratalog_tiering.footer import TRAILER_BYTES, footer_range, parse_footer
 from stratalog_tiering.manifest import decode_manifest, decode_page, live_segments, locate, locate_in_page, object_sha256
 from stratalog_tiering.segment import (
@@ -112,7 +119,11 @@ _DESCRIPTORS: tuple[ClusterDescriptor | TopicDescriptor | CommitMarker, ...] = (
 def read_descriptor(content: bytes) -> None:
     """The first byte says which it should be."""
     kind = type(_DESCRIPTORS[content[0] % len(_DESCRIPTORS) if content else 0])
-    decode_descriptor(content[1:], kind, "key")
+    made = decode_descriptor(content[1:], kind, "key")
+    if isinstance(made, CommitMarker):
+        bytes.fromhex(made.sha256)
+    if isinstance(made, TopicDescriptor):
+        assert made.partition_count <= PARTITIONS_MAX, "readers go through all of them"
 
 
 def parse_key(content: bytes) -> None:
