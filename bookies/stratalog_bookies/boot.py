@@ -18,14 +18,16 @@ from stratalog_bookies.cookie import (
     COOKIE_FILE,
     FORMAT_VERSION,
     DiskCookie,
-    check_disks,
+    claim,
     decode_cookie,
     disk_key,
     encode_cookie,
 )
+from stratalog_bookies.log import Log
 from stratalog_bookies.log_files import LogFiles
+from stratalog_bookies.missing_disk import MissingFiles
 from stratalog_bookies.registration import Registration
-from stratalog_core.errors import Corrupt
+from stratalog_core.errors import Corrupt, StorageFailed, StratalogError
 from stratalog_core.ports import Background, Files, Random
 from stratalog_metadata.records import Bookie as BookieRecord
 
@@ -34,20 +36,33 @@ _log = logging.getLogger(__name__)
 
 async def claim_disks(
     settings: BookieSettings, disks: Sequence[Files], registration: Registration, random: Random, background: Background
-) -> str:
-    """Check the disks' cookies against the cluster, set up new disks, and return the bookie's cookie. Raises ``Invalid``."""
+) -> tuple[str, dict[int, str]]:
+    """Check the disks' cookies against the cluster and set up new disks.
+
+    Returns the bookie's cookie, and what is wrong with disks that cannot be used. Raises ``Invalid`` if none can.
+    """
     cluster_id = await registration.cluster_id()
-    found = [await background.run(partial(_read_cookie, *each)) for each in zip(disks, settings.data_dirs, strict=True)]
+    found = [await background.run(partial(_look, *each)) for each in zip(disks, settings.data_dirs, strict=True)]
     known = await registration.read()
     record = known.record if known is not None and isinstance(known.record, BookieRecord) else None
-    cookie = check_disks(
+    claimed = claim(
         record, found, cluster_id=cluster_id, bookie_id=settings.bookie_id, directories=settings.data_dirs
-    ) or f"{random.getrandbits(128):032x}"  # fmt: skip
+    )  # fmt: skip
+    cookie = claimed.cookie or f"{random.getrandbits(128):032x}"
     for disk, files in enumerate(disks):
-        if found[disk] is None:
+        if found[disk] is None and disk not in claimed.lost:
             new = _disk_cookie(settings, cluster_id, cookie, disk)
             await background.run(partial(_set_up, files, new, settings.log_file_bytes))
-    return cookie
+    return cookie, claimed.lost
+
+
+def _look(files: Files, directory: str) -> DiskCookie | StratalogError | None:
+    try:
+        return _read_cookie(files, directory)
+    except OSError as failure:
+        return StorageFailed(f"{directory} cannot be read: {failure}", read_only=False)
+    except StratalogError as wrong:
+        return wrong
 
 
 def cookie_content(settings: BookieSettings, cluster_id: str, cookie: str, disk: int) -> bytes:
@@ -74,6 +89,16 @@ def _read_cookie(files: Files, directory: str) -> DiskCookie | None:
 def _set_up(files: Files, cookie: DiskCookie, log_file_bytes: int) -> None:
     recovery.create(LogFiles(files, disk_key(cookie.cookie, cookie.disk), log_file_bytes))
     files.write_atomic(COOKIE_FILE, encode_cookie(cookie))
+
+
+def missing_disk(cookie: str, disk: int, settings: BookieSettings, reason: str) -> tuple[LogFiles, Bookie]:
+    """What stands in the place of a disk that cannot be used: failed from the beginning."""
+    key = disk_key(cookie, disk)
+    store = LogFiles(MissingFiles(reason), key, settings.log_file_bytes)
+    contents = Contents(index_bytes_max=0, tombstones_max=settings.tombstones_max)
+    bookie = Bookie(contents, Log(key, 1, settings.log_file_bytes), ledgers_max=settings.ledgers_max)
+    bookie.fail(reason)
+    return store, bookie
 
 
 def recover_disk(files: Files, cookie: str, disk: int, settings: BookieSettings) -> tuple[LogFiles, Bookie]:

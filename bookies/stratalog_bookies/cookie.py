@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
 from stratalog_bookies.log_format import COOKIE_BYTES
-from stratalog_core.errors import Corrupt, Invalid
+from stratalog_core.errors import Corrupt, Invalid, StratalogError
 from stratalog_core.malformed import MALFORMED
 from stratalog_metadata.records import Bookie
 
@@ -51,6 +51,51 @@ def decode_cookie(content: bytes, directory: str) -> DiskCookie:
     if cookie.format_version != FORMAT_VERSION:
         raise Invalid(f"{directory} has format version {cookie.format_version}; this bookie reads version {FORMAT_VERSION}")
     return cookie
+
+
+class Claim(NamedTuple):
+    """The bookie's cookie (None: bookie and disks are new), and what is wrong with the disks that cannot be used."""
+
+    cookie: str | None
+    lost: dict[int, str]
+
+
+Look = DiskCookie | StratalogError | None
+"""A disk's cookie, None if it has none, or why it cannot be read."""
+
+
+def claim(
+    record: Bookie | None, found: Sequence[Look], *, cluster_id: str, bookie_id: str, directories: Sequence[str]
+) -> Claim:
+    """Which disks are the bookie's own. A bookie that the cluster knows goes on with those that are, if there is one at least.
+
+    Nothing of the kind on a first start: then every disk must be right. Raises ``Invalid`` with what is wrong and what to do.
+    """
+    lost: dict[int, str] = {}
+    for disk, look in enumerate(found):
+        try:
+            if isinstance(look, StratalogError):
+                raise look
+            _check_one(record, look, directories[disk], cluster_id, bookie_id, disk, len(found))
+        except StratalogError as wrong:
+            if record is None:
+                raise
+            lost[disk] = wrong.message
+    if record is not None and len(lost) == len(found):
+        raise Invalid("; ".join(lost.values()))
+    if record is not None:
+        return Claim(record.cookie, lost)
+    cookies = [look for look in found if not isinstance(look, StratalogError)]
+    return Claim(check_disks(None, cookies, cluster_id=cluster_id, bookie_id=bookie_id, directories=directories), {})
+
+
+def _check_one(
+    record: Bookie | None, cookie: DiskCookie | None, directory: str, cluster_id: str, bookie_id: str, disk: int, disks: int
+) -> None:
+    if cookie is not None:
+        _check_owner(cookie, directory, cluster_id, bookie_id, disk, disks)
+    if record is not None:
+        _check_known(record, (cookie,), (directory,))
 
 
 def check_disks(

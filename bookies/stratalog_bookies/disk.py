@@ -34,7 +34,10 @@ _FAILED = bytes([Status.STORAGE_FAILED if status == Status.OK else status for st
 
 
 class Disk:
-    """One disk of a running bookie. ``on_change`` is called when it became, or ceased to be, writable."""
+    """One disk of a running bookie. ``on_change`` is called when it became, or ceased to be, writable.
+
+    One that ``is_missing`` could not be used at the start: what it holds is unknown, and absent nothing.
+    """
 
     def __init__(
         self,
@@ -45,8 +48,11 @@ class Disk:
         background: Background,
         counters: Counters,
         on_change: Callable[[], None],
+        *,
+        is_missing: bool = False,
     ) -> None:
         self.position = position
+        self.is_missing = is_missing
         self.bookie = bookie
         self.store = store
         self.background = background

@@ -176,6 +176,9 @@ class Dispatch:
         answers: list[RangeRead] = []
         for first, end in _neighbours([each.ledger_id % len(self._disks) for each in ranges]):
             disk = self._disk(ranges[first].ledger_id)
+            if disk.is_missing:
+                answers += [_nothing_decided(each, Status.STORAGE_FAILED) for each in ranges[first:end]]
+                continue
             try:
                 answers += await disk.reads.read(ranges[first:end], budget, head_bytes)
             except (Corrupt, OSError) as lost:

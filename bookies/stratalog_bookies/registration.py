@@ -55,18 +55,27 @@ class Registration:
         (found,) = await self._metadata.read([self._key])
         return found
 
-    async def register(self, cookie: str, address: str, *, read_only: bool) -> None:
+    async def register(self, cookie: str, address: str, *, read_only: bool, failed_disks: tuple[int, ...]) -> None:
         """Claim the record and keep it up to date from now on. Raises ``Invalid`` if it bears another cookie."""
         self._wanted = Bookie(
-            bookie_id=self._settings.bookie_id, address=address, cookie=cookie, rack=self._settings.rack, read_only=read_only
+            bookie_id=self._settings.bookie_id,
+            address=address,
+            cookie=cookie,
+            rack=self._settings.rack,
+            read_only=read_only,
+            disks=len(self._settings.data_dirs),
+            failed_disks=failed_disks,
         )
         await self._publish()
         self._task = asyncio.get_running_loop().create_task(self._keep())
 
-    def set_read_only(self, read_only: bool) -> None:
-        """Tell the cluster whether new ledgers may be placed here."""
-        if self._wanted is not None and self._wanted.read_only != read_only:
-            self._wanted = msgspec.structs.replace(self._wanted, read_only=read_only)
+    def set_state(self, *, read_only: bool, failed_disks: tuple[int, ...]) -> None:
+        """Tell the cluster whether new ledgers may be placed here, and which disks have failed."""
+        if self._wanted is None:
+            return
+        wanted = msgspec.structs.replace(self._wanted, read_only=read_only, failed_disks=failed_disks)
+        if wanted != self._wanted:
+            self._wanted = wanted
             self._changed.set()
 
     async def close(self) -> None:

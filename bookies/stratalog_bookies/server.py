@@ -1,7 +1,8 @@
 """A bookie from start to end: disks recovered, requests served, record registered, upkeep running. The shell of this package.
 
-A failed disk does not stop the others; a disk that cannot be recovered stops the start, loudly, because what it held may be
-missing.
+A failed disk does not stop the others, nor does one that is missing, foreign or damaged when a known bookie starts: its ledgers
+are unreadable here (never absent), the bookie's record names it, and the auditor makes its copies anew. Without one sound disk
+the bookie does not start.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from stratalog_bookies.healing import Healer
 from stratalog_bookies.registration import Registration
 from stratalog_bookies.scrub import Scrub
 from stratalog_bookies.upkeep import Upkeep
-from stratalog_core.errors import Invalid
+from stratalog_core.errors import Invalid, StratalogError
 from stratalog_core.ports import Background, Clock, Files, Listener, Random, Transport
 from stratalog_metadata.api import MetadataClient
 
@@ -67,16 +68,18 @@ class BookieServer:
 
     async def start(self) -> None:
         """Serve and be registered when this returns. Raises ``Invalid`` (wrong disk), ``Corrupt``, ``Unavailable``."""
-        cookie = await boot.claim_disks(self._settings, self._files, self._registration, self._random, self._background)
+        cookie, lost = await boot.claim_disks(
+            self._settings, self._files, self._registration, self._random, self._background
+        )  # fmt: skip
         counters = Counters()
         for position, files in enumerate(self._files):
-            self._disks.append(await self._open_disk(position, files, cookie, counters))
+            self._disks.append(await self._open_disk(position, files, cookie, counters, lost))
         cluster_id = await self._registration.cluster_id()
         collector = Collector(self._metadata, self._disks, cluster_id)
         self._dispatch = Dispatch(self._settings, self._disks, collector, counters)
         self._listener = await self._transport.serve(self._settings.listen, self._dispatch.handle)
         address = self._settings.advertised or self._listener.address
-        await self._registration.register(cookie, address, read_only=self._is_read_only())
+        await self._registration.register(cookie, address, read_only=self._is_read_only(), failed_disks=self._failed_disks())
         self._start_upkeep(collector, cluster_id, cookie)
         self._start_auditor(counters)
 
@@ -94,31 +97,51 @@ class BookieServer:
         if self._listener is not None:
             await self._listener.close()
 
-    async def _open_disk(self, position: int, files: Files, cookie: str, counters: Counters) -> Disk:
-        store, bookie = await self._background.run(partial(boot.recover_disk, files, cookie, position, self._settings))
-        disk = Disk(position, bookie, store, self._settings, self._background, counters, self._disk_changed)
-        await disk.files.start()
+    async def _open_disk(self, position: int, files: Files, cookie: str, counters: Counters, lost: dict[int, str]) -> Disk:
+        """``lost`` gets what is wrong with a disk that cannot be recovered, as long as another one can be. Raises ``Corrupt``
+        and ``OSError`` otherwise.
+        """
+        if position not in lost:
+            try:
+                store, bookie = await self._background.run(partial(boot.recover_disk, files, cookie, position, self._settings))
+            except (StratalogError, OSError) as failure:
+                if len(lost) + 1 == len(self._files):
+                    raise
+                lost[position] = str(failure)
+        if position in lost:
+            _log.critical("disk %d is not used, what it holds is lost for now: %s", position, lost[position])
+            store, bookie = boot.missing_disk(cookie, position, self._settings, lost[position])
+        disk = Disk(
+            position, bookie, store, self._settings, self._background, counters, self._disk_changed,
+            is_missing=position in lost,
+        )  # fmt: skip
+        if position not in lost:
+            await disk.files.start()
         return disk
+
+    def _failed_disks(self) -> tuple[int, ...]:
+        return tuple(disk.position for disk in self._disks if disk.bookie.failure)
 
     def _is_read_only(self) -> bool:
         return all(disk.bookie.refusal is not None for disk in self._disks)
 
     def _disk_changed(self) -> None:
         if len(self._disks) == len(self._files):
-            self._registration.set_read_only(self._is_read_only())
+            self._registration.set_state(read_only=self._is_read_only(), failed_disks=self._failed_disks())
 
     # -- upkeep
 
     def _start_upkeep(self, collector: Collector, cluster_id: str, cookie: str) -> None:
         settings = self._settings
         self._every(settings.collect_interval_s, partial(self._collect, collector))
-        upkeep = [Upkeep(disk, settings) for disk in self._disks]
+        disks = [disk for disk in self._disks if not disk.is_missing]
+        upkeep = [Upkeep(disk, settings) for disk in disks]
         half = reading_half(
             self._metadata, self._transport, self._clock, self._random, last_asked=frozenset({settings.bookie_id})
         )  # fmt: skip
-        healer = Healer(self._metadata, half.reads, self._clock, self._disks, upkeep)
+        healer = Healer(self._metadata, half.reads, self._clock, disks, upkeep)
         scrubs = []
-        for disk, compaction in zip(self._disks, upkeep, strict=True):
+        for disk, compaction in zip(disks, upkeep, strict=True):
             disk.on_damage = healer.wake
             self._every(_SPACE_INTERVAL_S, partial(_look_after, disk))
             self._every(settings.collect_interval_s, compaction.compact)

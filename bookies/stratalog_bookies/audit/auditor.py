@@ -15,7 +15,7 @@ from typing import Final
 
 from stratalog_bookies.audit.claim import AuditClaim
 from stratalog_bookies.audit.copying import Copier
-from stratalog_bookies.audit.lost_bookies import LostBookies
+from stratalog_bookies.audit.lost_bookies import Gone, LostBookies
 from stratalog_bookies.audit.plan import Move, in_need, loads, plan_moves, weigh
 from stratalog_bookies.audit.progress import Progress
 from stratalog_bookies.audit.shares import share_of
@@ -125,7 +125,7 @@ class Auditor:
             # Ledgers for which nothing can be done come by the thousand: others have their turn in between.
             await asyncio.sleep(0)
 
-    def _lost_now(self) -> frozenset[str]:
+    def _lost_now(self) -> Gone:
         self._observe()
         return self._lost.lost(self._clock.monotonic())
 
@@ -143,9 +143,9 @@ class Auditor:
         if found is None or not isinstance(found.record, Ledger) or found.record.state is not LedgerState.CLOSED:
             return
         ledger, version = found.record, found.version
-        candidates = weigh(self._directory.candidates(), self._stands)
+        candidates = weigh(self._directory.candidates(ledger_id), self._stands)
         all_moved = True
-        for move in plan_moves(ledger, self._lost_now(), self._draining(), candidates, self._random):
+        for move in plan_moves(ledger, self._lost_now().of(ledger_id), self._draining(), candidates, self._random):
             if await self._fill(ledger, move.fragment, move.position, move.target):
                 ledger, version = await self._commit(ledger, version, move, guards)
             else:
@@ -156,7 +156,7 @@ class Auditor:
 
     async def _fill_gaps(self, ledger: Ledger) -> None:
         """Bring to each live bookie of the ledger what it should have and lacks: it was away when that was written."""
-        for fragment, position in self._progress.unchecked(ledger, self._lost.down()):
+        for fragment, position in self._progress.unchecked(ledger, self._lost.down().of(ledger.ledger_id)):
             if await self._fill(ledger, fragment, position, ledger.fragments[fragment].bookies[position]):
                 self._progress.completed(ledger, fragment, position)
 

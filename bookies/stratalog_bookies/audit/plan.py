@@ -15,6 +15,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from enum import StrEnum
 
+from stratalog_bookies.audit.lost_bookies import Gone
 from stratalog_bookies.client.placement import Candidate, choose_replacements
 from stratalog_core.ports import Random
 from stratalog_metadata.records import Fragment, Ledger, LedgerState
@@ -48,9 +49,13 @@ def weigh(candidates: Iterable[Candidate], stands: Mapping[str, int]) -> list[Ca
     return [dataclasses.replace(each, load=float(stands.get(each.bookie_id, 0))) for each in candidates]
 
 
-def in_need(ledgers: Iterable[Ledger], lost: AbstractSet[str], draining: AbstractSet[str]) -> list[Ledger]:
+def in_need(ledgers: Iterable[Ledger], lost: Gone, draining: AbstractSet[str]) -> list[Ledger]:
     """Closed ledgers that name a lost or draining bookie, those with the fewest copies left first."""
-    ranked = [(_urgency(ledger, lost, draining), ledger) for ledger in ledgers if ledger.state is LedgerState.CLOSED]
+    ranked = [
+        (_urgency(ledger, lost.of(ledger.ledger_id), draining), ledger)
+        for ledger in ledgers
+        if ledger.state is LedgerState.CLOSED
+    ]
     wanting = [each for each in ranked if any(each[0])]
     return [ledger for _, ledger in sorted(wanting, key=lambda each: (-each[0][0], -each[0][1], each[1].ledger_id))]
 

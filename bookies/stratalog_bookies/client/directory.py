@@ -44,15 +44,18 @@ class BookieDirectory:
             channel = self._channels[bookie] = self._transport.channel(record.address)
         return channel
 
-    def candidates(self) -> list[Candidate]:
-        """All registered bookies; live are those with a session that have not just failed."""
+    def candidates(self, ledger_id: int | None = None) -> list[Candidate]:
+        """All registered bookies; live are those with a session that have not just failed.
+
+        Where the disk for ``ledger_id`` has failed, this ledger can be written no more than where everything is read-only.
+        """
         now = self._clock.monotonic()
         return [
             Candidate(
                 bookie_id=each.bookie_id,
                 rack=each.rack,
                 live=each.session_id != 0 and not self.health.is_avoided(each.bookie_id, now),
-                read_only=each.read_only,
+                read_only=each.read_only or (ledger_id is not None and each.has_failed_for(ledger_id)),
                 draining=each.draining,
                 load=self._load.get(each.bookie_id, 0),
             )

@@ -95,7 +95,7 @@ class EntryPump:
         if self._changing is not None or self._ended or core.error is not None or not core.failed_mask:
             return
         self._watch()
-        candidates = self._services.directory.candidates()
+        candidates = self._services.directory.candidates(core.ledger.ledger_id)
         ensemble = core.ledger.fragments[-1].bookies
         replacements = choose_replacements(candidates, ensemble, core.failed_positions, self._services.random)
         if replacements:

@@ -76,11 +76,13 @@ class LedgerClient:
         Raises ``NotEnoughBookies``, ``Conflict`` or ``StaleEpoch`` (nothing happened), ``Unavailable`` (nothing happened),
         ``OutcomeUnknown`` (re-read the log: the ledger may be in it, empty), ``LedgerFenced`` (it was made, and taken over).
         """
+        ledger_id = await self._ids.take()
+        candidates = self._services.directory.candidates(ledger_id)
         ensemble = choose_ensemble(
-            self._services.directory.candidates(), spec.ensemble_size, spec.write_quorum, spec.ack_quorum, self._services.random
+            candidates, spec.ensemble_size, spec.write_quorum, spec.ack_quorum, self._services.random
         )  # fmt: skip
         ledger = Ledger(
-            ledger_id=await self._ids.take(), topic_id=spec.topic_id, partition=spec.partition, base_offset=spec.base_offset,
+            ledger_id=ledger_id, topic_id=spec.topic_id, partition=spec.partition, base_offset=spec.base_offset,
             leader_epoch=spec.leader_epoch, write_quorum=spec.write_quorum, ack_quorum=spec.ack_quorum,
             fragments=(Fragment(first_entry=0, bookies=ensemble),),
         )  # fmt: skip

@@ -6,7 +6,9 @@ from pathlib import Path
 
 from stratalog.roles.runtime import Node
 from stratalog_bookies.config import BookieSettings
+from stratalog_bookies.missing_disk import MissingFiles
 from stratalog_bookies.server import BookieServer
+from stratalog_core.ports import Files
 
 
 async def start(node: Node) -> str:
@@ -16,7 +18,7 @@ async def start(node: Node) -> str:
         settings,
         await node.metadata(),
         node.transport,
-        [node.files(Path(directory)) for directory in settings.data_dirs],
+        [_files(node, directory) for directory in settings.data_dirs],
         node.clock,
         node.random,
         node.background(settings.threads, "bookie"),
@@ -24,3 +26,11 @@ async def start(node: Node) -> str:
     await server.start()
     node.closing(server.close)
     return server.address
+
+
+def _files(node: Node, directory: str) -> Files:
+    """A disk; one whose directory cannot even be made is missing, which the bookie may survive."""
+    try:
+        return node.files(Path(directory))
+    except OSError as failure:
+        return MissingFiles(f"{directory}: {failure}")

@@ -22,6 +22,8 @@ class Bookie(RecordBase, frozen=True, kw_only=True, tag="bookie"):
     """A storage node, live while ``session_id`` is not 0. ``cookie`` identifies its disks: an empty disk has none.
 
     ``draining``: an operator decommissions it. It gets no new ledgers, and the auditor moves its closed ones to others.
+    Of its ``disks`` those in ``failed_disks`` (positions) cannot be used: ledgers whose id modulo ``disks`` is among them are
+    lost there, and no others.
     """
 
     bookie_id: str
@@ -31,9 +33,15 @@ class Bookie(RecordBase, frozen=True, kw_only=True, tag="bookie"):
     rack: str = ""
     read_only: bool = False
     draining: bool = False
+    disks: int = 1
+    failed_disks: tuple[int, ...] = ()
 
     def key(self) -> str:
         return bookie_key(self.bookie_id)
+
+    def has_failed_for(self, ledger_id: int) -> bool:
+        """Whether the disk that a ledger belongs on has failed."""
+        return bool(self.failed_disks) and ledger_id % self.disks in self.failed_disks
 
 
 class TieringWorker(RecordBase, frozen=True, kw_only=True, tag="tiering_worker"):

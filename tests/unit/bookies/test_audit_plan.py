@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stratalog_bookies.audit.lost_bookies import LostBookies
+from stratalog_bookies.audit.lost_bookies import Gone, LostBookies
 from stratalog_bookies.audit.plan import Cause, in_need, loads, plan_moves, weigh
 from stratalog_bookies.audit.progress import Progress
 from stratalog_bookies.audit.shares import WINDOW_ENTRIES, runs, share_of
@@ -51,23 +51,33 @@ def test_a_bookie_is_lost_after_the_delay_and_not_before() -> None:
     records = [bookie("b0", session_id=1), bookie("b1", session_id=0)]
     lost.observe(records, (), 1000.0)
     lost.observe(records, (), 1500.0)
-    assert lost.down() == {"b1"}
-    assert lost.lost(1599.9) == frozenset()
-    assert lost.lost(1600.0) == {"b1"}
+    assert lost.down().bookies == {"b1"}
+    assert lost.lost(1599.9).bookies == frozenset()
+    assert lost.lost(1600.0).bookies == {"b1"}
+
+
+def test_a_failed_disk_loses_its_ledgers_alone() -> None:
+    lost = LostBookies(10.0)
+    record = Bookie(bookie_id="b1", address="h:1", cookie="c", session_id=1, disks=3, failed_disks=(2,))
+    for now in (0.0, 10.0):
+        lost.observe([record], ("b1",), now)
+    assert [ledger_id for ledger_id in range(9) if lost.lost(9.9).of(ledger_id)] == []
+    assert [ledger_id for ledger_id in range(9) if lost.lost(10.0).of(ledger_id)] == [2, 5, 8]
+    assert [ledger_id for ledger_id in range(9) if record.has_failed_for(ledger_id)] == [2, 5, 8]
 
 
 def test_a_bookie_that_was_seen_alive_is_waited_for_anew() -> None:
     lost = LostBookies(600.0)
     for now, session_id in ((0.0, 0), (500.0, 7), (510.0, 0)):
         lost.observe([bookie("b1", session_id=session_id)], (), now)
-    assert lost.lost(1100.0) == frozenset()
-    assert lost.lost(1110.0) == {"b1"}
+    assert lost.lost(1100.0).bookies == frozenset()
+    assert lost.lost(1110.0).bookies == {"b1"}
 
 
 def test_a_bookie_that_is_named_and_not_registered_is_lost_too() -> None:
     lost = LostBookies(10.0)
     lost.observe([bookie("b0", session_id=1)], ("b0", "gone"), 0.0)
-    assert lost.lost(10.0) == {"gone"}
+    assert lost.lost(10.0).bookies == {"gone"}
 
 
 # -- shares
@@ -128,7 +138,7 @@ def test_every_fragment_that_names_the_bookie_is_mended() -> None:
 def test_a_ledger_that_is_not_closed_is_left_alone(state: str) -> None:
     ledger = closed((0, ("b0", "b1", "b2")), state=state)
     assert plan_moves(ledger, {"b1"}, {"b2"}, [live(name) for name in NAMES], Random(1)) == []
-    assert in_need([ledger], {"b1"}, {"b2"}) == []
+    assert in_need([ledger], Gone(frozenset({"b1"})), {"b2"}) == []
 
 
 def test_the_only_spare_bookie_goes_to_the_lost_copy() -> None:
@@ -166,7 +176,7 @@ def test_the_ledgers_with_the_fewest_copies_left_come_first() -> None:
     two = closed((0, ("b1", "b2", "b3")), ledger_id=2)
     drained = closed((0, ("b4", "b5", "b6")), ledger_id=3)
     well = closed((0, ("b0", "b5", "b6")), ledger_id=4)
-    assert [each.ledger_id for each in in_need([drained, well, one, two], {"b1", "b3"}, {"b4"})] == [2, 1, 3]
+    assert [each.ledger_id for each in in_need([drained, well, one, two], Gone(frozenset({"b1", "b3"})), {"b4"})] == [2, 1, 3]
 
 
 def test_copies_go_where_the_least_is() -> None:

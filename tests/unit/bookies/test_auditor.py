@@ -76,7 +76,8 @@ class Cluster:
         settings = dataclasses.replace(settings, **changes)  # type: ignore[arg-type]
         background = ThreadBackground(settings.threads, name)
         server = BookieServer(
-            settings, self.metadata, self.transport, (SystemFiles(directory),), SystemClock(), Random(1), background
+            settings, self.metadata, self.transport, [SystemFiles(Path(each)) for each in settings.data_dirs], SystemClock(),
+            Random(1), background,
         )  # fmt: skip
         await server.start()
         self.bookies[name] = (server, background)

@@ -1,0 +1,48 @@
+"""The place of a disk that cannot be used: it holds nothing, takes nothing, and every look at it is an error."""
+
+from __future__ import annotations
+
+import errno
+from typing import NoReturn
+
+from stratalog_core.ports import File
+
+
+class MissingFiles:
+    """Implements :class:`stratalog_core.ports.Files` by refusing; directories of it are empty."""
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+
+    def open(self, path: str, *, create: bool = False) -> File:
+        self._refuse()
+
+    def read(self, path: str) -> bytes:
+        self._refuse()
+
+    def write_atomic(self, path: str, content: bytes) -> None:
+        self._refuse()
+
+    def exists(self, path: str) -> bool:
+        return False
+
+    def list(self, directory: str) -> list[str]:
+        return []
+
+    def rename(self, source: str, target: str) -> None:
+        self._refuse()
+
+    def remove(self, path: str) -> None:
+        self._refuse()
+
+    def make_directory(self, path: str) -> None:
+        """Nothing is made."""
+
+    def sync_directory(self, path: str) -> None:
+        self._refuse()
+
+    def free_bytes(self) -> int:
+        return 0
+
+    def _refuse(self) -> NoReturn:
+        raise OSError(errno.ENODEV, self._reason)
