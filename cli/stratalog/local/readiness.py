@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
@@ -50,9 +51,16 @@ def wait_for_bookies(addresses: Sequence[str], wanted: Collection[str], check: C
 async def _wait_for_bookies(addresses: Sequence[str], wanted: set[str], check: Callable[[], None], timeout_s: float) -> None:
     missing = wanted
     try:
-        async with asyncio.timeout(timeout_s), metadata_session(addresses) as client:
-            while missing := wanted - {bookie.bookie_id for bookie in client.view.all(Bookie) if bookie.session_id}:
+        async with asyncio.timeout(timeout_s):
+            while missing:
                 check()
+                with suppress(Unavailable):
+                    missing = wanted - await _registered(addresses)
                 await asyncio.sleep(_POLL_S)
     except TimeoutError:
         raise Unavailable(f"bookies {', '.join(sorted(missing))} did not register within {timeout_s:.0f} s") from None
+
+
+async def _registered(addresses: Sequence[str]) -> set[str]:
+    async with metadata_session(addresses) as client:
+        return {bookie.bookie_id for bookie in client.view.all(Bookie) if bookie.session_id}
