@@ -13,7 +13,8 @@ from typing import Final
 
 import msgspec
 
-from stratalog_core.errors import Fenced, StratalogError
+from stratalog_core.errors import Fenced, Invalid, StratalogError
+from stratalog_core.malformed import MALFORMED
 from stratalog_core.ports import Buffer, Transport
 from stratalog_metadata import messages
 from stratalog_metadata.identity import Identity
@@ -23,6 +24,8 @@ from stratalog_metadata.raft.messages import Append, SnapshotChunk
 
 ENVELOPE_BYTES_MAX: Final = 8 * 1024 * 1024
 ANSWER_TIMEOUT_S: Final = 2.0
+NUMBER_MAX: Final = 2**62
+"""Of terms, indexes and node ids; far beyond what is ever reached, and far enough below what a file can hold."""
 HEARD_MAX: Final = 64
 """Nodes whose last address is remembered; the longest known go first."""
 _encoder = msgspec.msgpack.Encoder()
@@ -120,8 +123,27 @@ class Peers:
 
 
 def decode_messages(encoded: Buffer) -> list[Message]:
-    """Raises ``msgspec.MsgspecError``."""
-    return _decoder.decode(encoded)
+    """Raises ``Invalid`` for what no node of any version sends."""
+    try:
+        arrived = _decoder.decode(encoded)
+    except MALFORMED as malformed:
+        raise Invalid(f"malformed raft messages: {malformed}") from malformed
+    for message in arrived:
+        _check(message)
+    return arrived
+
+
+def _check(message: Message) -> None:
+    """Numbers within their bounds, entries that follow each other. Raises ``Invalid``."""
+    numbers = [value for name in message.__struct_fields__ if type(value := getattr(message, name)) is int]
+    if not all(0 <= number <= NUMBER_MAX for number in numbers):
+        raise Invalid(f"a raft message has a number outside 0..{NUMBER_MAX}")
+    if isinstance(message, Append):
+        index, term = message.previous_index, message.previous_term
+        for entry in message.entries:
+            if entry.index != index + 1 or not term <= entry.term <= message.term:
+                raise Invalid(f"raft entry ({entry.index}, {entry.term}) follows ({index}, {term}) in term {message.term}")
+            index, term = entry.index, entry.term
 
 
 def _cut(outgoing: Sequence[Message]) -> list[list[Message]]:
