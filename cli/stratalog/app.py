@@ -16,7 +16,7 @@ _COMMANDS: Final = {
     "doctor": ("stratalog.commands.doctor", "Check the machine, a cluster and its store."),
     "group": ("stratalog.commands.group", "List, describe and reset consumer groups."),
     "ledger": ("stratalog.commands.ledger", "See ledgers and read their entries."),
-    "metadata": ("stratalog.commands.role", "Run one node of the metadata quorum."),
+    "metadata": ("stratalog.commands.metadata", "Run one metadata node; see the quorum, add and remove nodes."),
     "produce": ("stratalog.commands.produce", "Write records to a topic."),
     "tier": ("stratalog.commands.tier", "See, move and verify history in the object store."),
     "tiering": ("stratalog.commands.role", "Run one tiering worker."),

@@ -58,7 +58,7 @@ def _check_cluster(own: Identity, answer: HelloAnswer) -> None:
 
 
 def _join(own: Identity, addresses: Mapping[int, str], belonging: list[HelloAnswer]) -> Begin | Wait:
-    for answer in belonging:
+    for answer in sorted(belonging, key=lambda answer: answer.members_index, reverse=True):
         known = next((member for member in answer.members if member.node_id == own.node_id), None)
         if known is None:
             continue

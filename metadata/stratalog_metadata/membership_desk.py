@@ -13,7 +13,7 @@ from typing import Final
 from stratalog_core.errors import Fenced, Invalid, Retriable, StratalogError, Unavailable
 from stratalog_core.ports import Clock, Request, Transport
 from stratalog_metadata import messages
-from stratalog_metadata.identity import REPLACE
+from stratalog_metadata.identity import REPLACE, Identity
 from stratalog_metadata.messages import (
     ChangeAnswer,
     ChangeRequest,
@@ -34,8 +34,11 @@ AppendMembers = Callable[[Membership, OnAnswers], None]
 
 
 class MembershipDesk:
-    def __init__(self, core: Raft, peers: Peers, transport: Transport, clock: Clock, append: AppendMembers) -> None:
+    def __init__(
+        self, core: Raft, peers: Peers, own: Identity, transport: Transport, clock: Clock, append: AppendMembers
+    ) -> None:
         self._core = core
+        self._own = own
         self._peers = peers
         self._transport = transport
         self._clock = clock
@@ -73,7 +76,7 @@ class MembershipDesk:
             cluster_id=self._peers.cluster_id,
             peers=sorted(member.node_id for member in core.membership.members),
             members=core.membership.members,
-            members_index=core.membership_index,
+            members_index=max(core.membership_index, self._own.members_index),
             leads=core.has_lease,
         )
         request.reply(messages.encode(answer))

@@ -155,6 +155,7 @@ class MetadataServer:
             applied=recovered.image.index,
             random=self._random,
             now=self._clock.monotonic(),
+            membership_index=applied[0] if applied is not None else 0,
         )
         serving = ServingNode(
             settings,

@@ -61,7 +61,7 @@ class ServingNode:
         self._replica = replica
         self._peers = peers
         self._identity = own
-        self._members = MembershipDesk(core, peers, transport, clock, self._append_members)
+        self._members = MembershipDesk(core, peers, own, transport, clock, self._append_members)
         self._clock = clock
         self._random = random
         self._on_cluster = on_cluster

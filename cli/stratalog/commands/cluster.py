@@ -10,6 +10,7 @@ import click
 
 from stratalog.local.launcher import LocalCluster
 from stratalog.local.plan import Sizes, plan_cluster
+from stratalog.local.quorum import add_metadata, remove_metadata
 from stratalog.output import json_option, print_json, print_rows
 from stratalog_core.errors import Invalid, StratalogError
 
@@ -81,6 +82,25 @@ def kill(names: tuple[str, ...], data: Path) -> None:
 def restart(names: tuple[str, ...], data: Path, timeout_s: float) -> None:
     """Bring processes back on their data and addresses (all, or those named), stopping first what runs."""
     LocalCluster(data, _say).restart(names, timeout_s=timeout_s)
+
+
+@cluster.command()
+@click.argument("role", type=click.Choice(["metadata"]))
+@_data_option
+@_timeout_option
+def add(role: str, data: Path, timeout_s: float) -> None:
+    """Start one more metadata node and let it join the quorum, while the cluster serves."""
+    _say(f"{add_metadata(LocalCluster(data, _say), timeout_s=timeout_s)} votes")
+
+
+@cluster.command()
+@click.argument("name")
+@_data_option
+@_timeout_option
+def remove(name: str, data: Path, timeout_s: float) -> None:
+    """Remove metadata node NAME from the quorum and stop it; its directory stays."""
+    remove_metadata(LocalCluster(data, _say), name, timeout_s=timeout_s)
+    _say(f"{name} is removed")
 
 
 @cluster.command()

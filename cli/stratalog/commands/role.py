@@ -1,6 +1,6 @@
-"""``stratalog metadata|broker|tiering --config FILE``: one role alone, as containers and clusters start it.
+"""``stratalog broker|tiering --config FILE``: one role alone, as containers and clusters start it.
 
-``bookie`` is one, too, and has commands besides: see ``bookie.py``.
+``bookie`` and ``metadata`` are such, too, and have commands besides: see ``bookie.py`` and ``metadata.py``.
 """
 
 from __future__ import annotations
@@ -22,6 +22,5 @@ def _command(role: str) -> click.Command:
     return command
 
 
-metadata = _command("metadata")
 broker = _command("broker")
 tiering = _command("tiering")

@@ -27,6 +27,11 @@ class LocalCluster:
         self._say = say
 
     @property
+    def data(self) -> Path:
+        """The cluster's directory, absolute."""
+        return self._data
+
+    @property
     def state(self) -> ClusterState:
         return load_state(self._data)
 

@@ -151,7 +151,8 @@ async def _until_stopped(node: Node, stopped: asyncio.Event) -> None:
         if failure is not None:
             raise failure
         with suppress(TimeoutError):
-            await asyncio.wait_for(stopped.wait(), _WATCH_INTERVAL_S)
+            async with asyncio.timeout(_WATCH_INTERVAL_S):
+                await stopped.wait()
 
 
 async def _unless_stopped(starting: Awaitable[str], stopped: asyncio.Event) -> str | None:

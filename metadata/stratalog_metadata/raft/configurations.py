@@ -14,7 +14,7 @@ from stratalog_metadata.raft.messages import Entry, EntryKind
 
 
 class Configurations:
-    """``base`` is in force at ``base_index``; ``entries`` follow it."""
+    """``base`` is in force since ``base_index``; ``entries`` follow."""
 
     __slots__ = ("_history",)
 
@@ -28,7 +28,7 @@ class Configurations:
 
     @property
     def current_index(self) -> int:
-        """Index of the entry that brought the configuration in force (or where the log's base found it)."""
+        """Index of the entry that brought the configuration in force; after a snapshot, of the snapshot."""
         return self._history[-1][0]
 
     def at(self, index: int) -> Membership:

@@ -51,7 +51,7 @@ class Raft:
     """One node. Every public method may change what ``ready`` hands out next.
 
     ``applied`` is where the state machine stands that comes with ``log``, all of which is durable; ``membership`` was in
-    force there, what the log says after it overrules it.
+    force there since ``membership_index`` (0: from the beginning); what the log says behind ``applied`` overrules it.
     """
 
     def __init__(
@@ -64,6 +64,7 @@ class Raft:
         applied: int,
         random: Random,
         now: float,
+        membership_index: int = 0,
     ) -> None:
         assert log.base_index <= applied <= log.last_index, "the state machine stands within the log"
         self.settings = settings
@@ -72,7 +73,7 @@ class Raft:
         self.handed = applied
         self._now = now
         unapplied = log.between(applied + 1, log.last_index)
-        self._configurations = Configurations(log.base_index, membership, unapplied)
+        self._configurations = Configurations(membership_index, membership, unapplied)
         self._elections = Elections(settings, self.membership, hard_state, random, now)
         self._durability = Durability(hard_state, log.last_index)
         self._following = Following(

@@ -1,0 +1,51 @@
+"""The metadata quorum as an operator sees it: its members, row by row."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from stratalog_core.errors import Invalid
+from stratalog_core.rpc import TcpTransport
+from stratalog_core.system import SystemClock
+from stratalog_metadata.administration import QuorumAdministration
+from stratalog_metadata.messages import MemberStatus, StatusAnswer
+
+
+@asynccontextmanager
+async def administration_session(addresses: Sequence[str]) -> AsyncIterator[QuorumAdministration]:
+    transport = TcpTransport()
+    try:
+        yield QuorumAdministration(addresses, transport, SystemClock(), random.Random())
+    finally:
+        await transport.close()
+
+
+def split_node(text: str) -> tuple[int, str]:
+    """``4=host:9300`` taken apart. Raises ``Invalid``."""
+    number, equals, address = text.partition("=")
+    host, colon, port = address.rpartition(":")
+    if not (equals and number.isdecimal() and int(number) > 0 and host and colon and port.isdecimal()):
+        raise Invalid(f"{text!r} is not ID=HOST:PORT with an ID from 1 on")
+    return int(number), address
+
+
+def member_rows(status: StatusAnswer) -> list[dict[str, Any]]:
+    """One row per member; what the answering node does not know is None."""
+    return [_row(member, status) for member in status.members]
+
+
+def _row(member: MemberStatus, status: StatusAnswer) -> dict[str, Any]:
+    known = member.match_index >= 0
+    role = "leader" if member.node_id == status.leader else "voter" if member.voter else "learner"
+    return {
+        "node": member.node_id,
+        "role": role,
+        "address": member.address,
+        "match_index": member.match_index if known else None,
+        "lag": status.log_last_index - member.match_index if known else None,
+        "contact_ms": member.contact_ms if member.contact_ms >= 0 else None,
+        "identity": member.identity,
+    }

@@ -1,0 +1,93 @@
+"""A local cluster's metadata quorum grows and shrinks while it serves: the configuration files follow the members."""
+
+from __future__ import annotations
+
+import asyncio
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stratalog.hot.quorum import administration_session
+from stratalog.local.launcher import LocalCluster
+from stratalog.local.plan import to_toml
+from stratalog.local.ports import free_ports
+from stratalog.local.state import ClusterState, ProcessState, save_state
+from stratalog_core.errors import Invalid
+
+ROLE = "metadata"
+
+
+def add_metadata(local: LocalCluster, *, timeout_s: float) -> str:
+    """Start one more node and let it vote; returns its name. Its number was never used below this directory."""
+    state = local.state
+    before = _addresses(state)
+    config = local.data / "config"
+    number = max(int(path.stem.rpartition("-")[2]) for path in config.glob(f"{ROLE}-*.toml")) + 1
+    process = ProcessState(name=f"{ROLE}-{number}", role=ROLE, address=f"127.0.0.1:{free_ports(1)[0]}")
+    table = dict(_read(config / f"{state.of_role(ROLE)[0].name}.toml")[ROLE])
+    table |= {"node_id": number, "listen": process.address, "data_dir": str(local.data / process.name)}
+    (config / f"{process.name}.toml").write_text(to_toml({"node": {}, ROLE: table}))
+    _save(local, msgspec.structs.replace(state, processes=_inserted(state, process)))
+    local.start([process.name], timeout_s=timeout_s)
+    asyncio.run(_add(before, number, process.address, timeout_s))
+    return process.name
+
+
+def remove_metadata(local: LocalCluster, name: str, *, timeout_s: float) -> None:
+    """Remove the node from the quorum, stop it if it still runs, and forget it; its directory stays."""
+    state = local.state
+    process = state.process(name)
+    if process.role != ROLE:
+        raise Invalid(f"{name} is no metadata node: `stratalog cluster stop {name}` stops it")
+    asyncio.run(_remove(_addresses(state), _number(process), timeout_s))
+    local.stop([name])
+    remaining = tuple(other for other in local.state.processes if other.name != name)
+    _save(local, msgspec.structs.replace(local.state, processes=remaining))
+
+
+async def _add(addresses: Sequence[str], number: int, address: str, timeout_s: float) -> None:
+    async with administration_session(addresses) as administration:
+        await administration.add(number, address, timeout_s)
+
+
+async def _remove(addresses: Sequence[str], number: int, timeout_s: float) -> None:
+    async with administration_session(addresses) as administration:
+        await administration.remove(number, timeout_s)
+
+
+def _number(process: ProcessState) -> int:
+    return int(process.name.rpartition("-")[2])
+
+
+def _addresses(state: ClusterState) -> list[str]:
+    return [process.address for process in state.of_role(ROLE)]
+
+
+def _inserted(state: ClusterState, process: ProcessState) -> tuple[ProcessState, ...]:
+    """Behind the other metadata nodes: processes are started in this order."""
+    behind = max(position for position, other in enumerate(state.processes) if other.role == ROLE) + 1
+    return (*state.processes[:behind], process, *state.processes[behind:])
+
+
+def _save(local: LocalCluster, state: ClusterState) -> None:
+    """Store who there is, in every configuration file too: what is started next must find the nodes of today."""
+    addresses = _addresses(state)
+    peers = [f"{_number(process)}={process.address}" for process in state.of_role(ROLE)]
+    for process in state.processes:
+        path = local.data / "config" / f"{process.name}.toml"
+        if not path.exists():
+            continue
+        tables = _read(path)
+        if ROLE in tables:
+            tables[ROLE]["peers"] = peers
+        elif "metadata" in tables.get("node", {}):
+            tables["node"]["metadata"] = addresses
+        path.write_text(to_toml(tables))
+    save_state(local.data, msgspec.structs.replace(state, metadata=",".join(addresses)))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return tomllib.loads(path.read_text())
