@@ -64,8 +64,9 @@ types: .venv/.test  ## strict type check of code and tests
 	$(BIN)/mypy $(SOURCES)
 
 .PHONY: bench
-bench: .venv/.test  ## measure against Apache Kafka in the same run; writes docs/benchmarks.md
-	$(BIN)/python -m benchmarks.compare
+bench: .venv/.test  ## measure against Apache Kafka in turns; PROFILE=quick|full|smoke CELLS='produce*' RUN=name ROUNDS=3; writes docs/benchmarks.md
+	$(BIN)/python -m benchmarks.compare --profile $(or $(PROFILE),quick) --cells '$(or $(CELLS),*)' \
+		$(if $(RUN),--run $(RUN)) $(if $(ROUNDS),--rounds $(ROUNDS))
 
 .PHONY: sim
 sim: .venv/.test  ## simulate whole clusters from seeds: SEEDS=20 FIRST_SEED=1, or SEED=7 [SHRINK=1] for one with its trace; SCENARIO=log
