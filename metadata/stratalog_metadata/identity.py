@@ -10,6 +10,7 @@ from uuid import UUID
 import msgspec
 
 from stratalog_core.errors import Corrupt, Fenced, Invalid
+from stratalog_core.malformed import MALFORMED
 from stratalog_core.ports import Files, Random
 from stratalog_metadata.raft.membership import Member
 from stratalog_metadata.records import Quorum
@@ -79,7 +80,7 @@ def _read(files: Files) -> Identity:
         return Identity(node_id=0)
     try:
         found = msgspec.json.decode(files.read(IDENTITY_FILE), type=Identity)
-    except msgspec.MsgspecError as malformed:
+    except MALFORMED as malformed:
         raise Corrupt(f"{IDENTITY_FILE} is malformed: {malformed}") from malformed
     if found.format_version > FORMAT_VERSION:
         raise Invalid(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from stratalog_core.errors import Corrupt
+from stratalog_core.malformed import MALFORMED
 from stratalog_core.ports import Files
 from stratalog_metadata import snapshot
 from stratalog_metadata.identity import REPLACE
@@ -60,7 +61,7 @@ class NodeStorage:
             return (0, 0)
         try:
             return msgspec.json.decode(self._files.read(INSTALLING_FILE), type=tuple[int, int])
-        except msgspec.MsgspecError as malformed:
+        except MALFORMED as malformed:
             raise Corrupt(f"{INSTALLING_FILE} is malformed: {malformed}") from malformed
 
     def _installed(self) -> None:
