@@ -1,12 +1,13 @@
 """Counts what a cluster in this process does: system calls, calls of our own functions, futures, tasks, frames, files.
 
-The interpreter's profiling hook sees every call in every thread; transports and files are counted at their ports. What runs
-in the background (heartbeats, timers) adds to a count now and then, so a scenario is repeated and the smallest count taken:
-that one is the scenario's own, and the same every time.
+The interpreter's profiling hook sees every call in every thread; transports and files are counted at their ports. While a
+scenario runs, the event loop's time stands still, so that no heartbeat and no other timer takes part in it, however slow the
+machine is. What was under way before may still end, so a scenario is repeated and the smallest count taken: always the same.
 """
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import threading
 from collections import Counter
@@ -15,6 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
+
+import pytest
 
 from stratalog_core.ports import Buffer, Channel, OnReply
 from stratalog_core.rpc import TcpChannel, TcpTransport
@@ -55,7 +58,8 @@ class Tally:
         for _ in range(repetitions):
             self._counts, self._is_on = Counter(), True
             self.large_buffers.clear()
-            await scenario()
+            with _time_stands_still():
+                await scenario()
             self._is_on = False
             self._counts["payload buffers sent"] = len(self.large_buffers)
             seen.append(self._counts)
@@ -91,6 +95,16 @@ class Tally:
         if file not in self._kinds:
             self._kinds[file] = next((package for package in _PACKAGES if package in Path(file).parts), None)
         return self._kinds[file]
+
+
+@contextmanager
+def _time_stands_still() -> Iterator[None]:
+    """For the running loop: timers neither fire nor are missed; sockets go on."""
+    loop = asyncio.get_running_loop()
+    now = loop.time()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "time", lambda: now)
+        yield
 
 
 def _side(frame: FrameType | None) -> str:

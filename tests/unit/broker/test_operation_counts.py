@@ -25,7 +25,7 @@ from stratalog_metadata.messages import PROPOSE
 REQUESTS = 8
 SMALL, LARGE = b"x" * 1000, b"x" * 900_000
 CALLS_SLACK = 0.1
-"""Calls of our functions may be a tenth more: to take one apart is no regression, and timers of the channels may run meanwhile."""
+"""Calls of our functions may be a tenth more: to take one apart is no regression."""
 
 Scenario = Callable[[RawClient], Awaitable[None]]
 
