@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from simulation.copies import Copies
+from simulation.promises import Promises
 from stratalog_core.errors import StratalogError
 from stratalog_metadata.api import Change
 from stratalog_metadata.log_format import unpack_vote
@@ -49,6 +50,7 @@ class Audit:
         self.broken: list[str] = []
         self.records: dict[str, Record] = {}
         self.copies = Copies(self.require, self._ledger)
+        self.promises = Promises(self.require)
         self.records_max = 0
         self._note = note
         self._bucket = bucket
@@ -101,6 +103,7 @@ class Audit:
         self.require(known == entry, f"{node} applied another entry at {entry.index} than a node before it")
         if known is not entry or outcome is None:
             return
+        self.promises.applied(entry, outcome)
         self._leaving = {change.key for change in outcome.changes if change.after is None}
         for change in outcome.changes:
             if change.after is not None:
@@ -152,13 +155,16 @@ class Audit:
             self.require(
                 owned, f"{key} got ledger {ref.ledger_id} from an owner of epoch {ref.leader_epoch}, which is not the owner"
             )
+            earlier = [self._ledger(other.ledger_id) for other in after.ledgers if other.leader_epoch < ref.leader_epoch]
+            unsealed = [each.ledger_id for each in earlier if each is not None and each.state is not LedgerState.CLOSED]
+            self.require(not unsealed, f"{key} got ledger {ref.ledger_id} while {unsealed} of earlier owners are not sealed")
         for ref in set(before.ledgers) - set(after.ledgers):
             self.require(ledger_key(ref.ledger_id) in self._leaving, f"{key} lost ledger {ref.ledger_id}, which still is there")
         offsets = [ref.base_offset for ref in after.ledgers]
         self.require(offsets == sorted(offsets), f"the ledgers of {key} are out of order")
         ledgers = (self.records.get(ledger_key(ref.ledger_id)) for ref in after.ledgers)
-        unsealed = sum(isinstance(ledger, Ledger) and ledger.state is not LedgerState.CLOSED for ledger in ledgers)
-        self.require(unsealed <= UNSEALED_MAX, f"{key} has {unsealed} ledgers that are not sealed")
+        open_ledgers = sum(isinstance(ledger, Ledger) and ledger.state is not LedgerState.CLOSED for ledger in ledgers)
+        self.require(open_ledgers <= UNSEALED_MAX, f"{key} has {open_ledgers} ledgers that are not sealed")
 
     def _ledger_removed(self, ledger: Ledger) -> None:
         topic = next((t for t in self.records.values() if isinstance(t, Topic) and t.topic_id == ledger.topic_id), None)

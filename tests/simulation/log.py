@@ -49,8 +49,11 @@ class Truth:
         self._audit = audit
         self.acknowledged: dict[tuple[int, int], bytes] = {}
         self.seen: dict[tuple[int, int], bytes] = {}
+        self._places: dict[bytes, tuple[int, int]] = {}
 
     def acknowledge(self, partition: int, offset: int, value: bytes) -> None:
+        place = self._places.setdefault(value, (partition, offset))
+        assert place == (partition, offset), f"duplicates: {value!r} was acknowledged at {place} and at {(partition, offset)}"
         self._same(self.acknowledged.setdefault((partition, offset), value), value, partition, offset, "acknowledged")
         self.ends[partition] = max(self.ends.get(partition, 0), offset + 1)
         known = self.seen.get((partition, offset), value)
@@ -101,6 +104,9 @@ class Producer:
         self.stopped = asyncio.Event()
         self.hesitant = 0.05
         """Chance that a retry comes late."""
+        self.repeating = 0.1
+        """Chance that a batch is sent again although it was acknowledged, as by a network that delivers twice."""
+        self._last: dict[int, tuple[bytes, bytes]] = {}
 
     async def run(self, machine: Machine, ports: Ports) -> None:
         client = KafkaClient(self._world, ports, machine.name, bootstrap())
@@ -115,11 +121,23 @@ class Producer:
                 continue
             value = b"%s/%d" % (self._name.encode(), number)
             self._truth.sent.add(value)
+            await self._repeat(client, ports, partition)
             await self._deliver(client, ports, partition, value, producer, sequences[partition])
             sequences[partition] += 1
             number += 1
             await asyncio.sleep(ports.random.expovariate(1 / PAUSE_MEAN_S))
         self.stopped.set()
+
+    async def _repeat(self, client: KafkaClient, ports: Ports, partition: int) -> None:
+        if partition not in self._last or ports.random.random() >= self.repeating:
+            return
+        batch, value = self._last[partition]
+        try:
+            error, offset = await client.produce(TOPIC, partition, batch)
+        except NotServed:
+            return
+        if error == NONE and offset >= 0:
+            self._truth.acknowledge(partition, offset, value)
 
     async def _identify(self, client: KafkaClient) -> tuple[int, int]:
         while True:
@@ -140,6 +158,7 @@ class Producer:
             if error in (NONE, DUPLICATE_SEQUENCE):
                 if offset >= 0:
                     self._truth.acknowledge(partition, offset, value)
+                self._last[partition] = batch, value
                 return
             assert error == -1 or error in RETRIABLE, f"{self._name} got error {error} for {value!r} in {partition}"
             client.forget(TOPIC, partition)

@@ -49,6 +49,7 @@ class Ports:
     def __init__(self, machine: Machine) -> None:
         world = machine.world
         self.loop = world.loop
+        self.audit = world.audit
         self.random = world.random(f"{machine.name}/{machine.starts}")
         self.clock = machine.clock
         self.transport = SimulatedTransport(world.network, machine.name)

@@ -68,8 +68,8 @@ def lease_is_measured_by_the_wall_clock() -> None:
 
     make: Callable[..., None] = SessionKeeper.__init__
 
-    def made(self: SessionKeeper, addresses: Sequence[str], transport: Any, clock: Any, random: Any) -> None:
-        make(self, addresses, transport, Wall(clock), random)
+    def made(self: SessionKeeper, addresses: Sequence[str], transport: Any, clock: Any, *others: Any) -> None:
+        make(self, addresses, transport, Wall(clock), *others)
 
     _swap(SessionKeeper, "__init__", made)
     hold: Callable[..., None] = SessionKeeper.hold

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
+from simulation.loop import CURRENT
 from simulation.machine import Machine, Ports
 from simulation.object_store import Bucket, SimulatedStore
 from stratalog_bookies.client import LedgerClient, LedgerClientSettings
@@ -74,6 +75,9 @@ async def run_metadata_node(machine: Machine, ports: Ports, settings: MetadataSe
 
 async def connect_metadata(ports: Ports) -> QuorumClient:
     client = QuorumClient(metadata_addresses(), ports.transport, ports.clock, ports.random)
+    process = CURRENT.get()
+    if ports.audit is not None and process is not None:
+        ports.audit.promises.holds_sessions(process, ports.clock, client._sessions)
     await client.start(timeout_s=START_TIMEOUT_S)
     return client
 

@@ -1,0 +1,118 @@
+"""Scenario: partitions that change hands all the time, and owners who do not know it.
+
+The cluster of ``log`` with ledgers that are full after less than half a second, and with the faults that owners and workers
+fear: commands to the quorum that arrive seconds late, when their sender is dead and somebody else's epoch has begun; a broker
+that is cut off from the quorum and the producers for about as long as its lease, with its wall clock set back; answers that
+producers do not hear, retries that come when the owner has changed and its ledger with it. Disks, store and bookies are well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Coroutine
+from typing import Any, Final
+
+from simulation import log
+from simulation.log import PRODUCERS, Reader
+from simulation.machine import Machine, World
+from simulation.nemesis import Nemesis, NemesisPlan
+from simulation.network import Message
+from stratalog_metadata import messages
+
+FAULTS_S: Final = 14
+READERS: Final = 4
+LEASE_S: Final = 1.5
+LATE_CHANCE: Final = 0.06
+LATE_OF_BROKERS_S: Final = (0.05, 3.0)
+LATE_OF_WORKERS_S: Final = (2.0, 6.0)
+CLOCK_JUMPS_MS: Final = (0, 0, -3_600_000, -2_000)
+
+
+class Scenario(log.Scenario):
+    """One run."""
+
+    segment_ms = 400
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._random = world.random("owners")
+        for producer in self._producers:
+            producer.hesitant, producer.repeating = 0.12, 0.5
+
+    def _make_readers(self, world: World) -> list[Reader]:
+        return [Reader(world, self.truth) for _ in range(READERS)]
+
+    async def _faults(self) -> None:
+        hold_up = self.world.network.hold_up
+        if self.world.decides("late commands"):
+            self._hold_up_commands()
+        plan = NemesisPlan(
+            crash=0.5, partition=0.1, one_way=0, lossy=0, clock_jump=0, pause_mean_s=1.5, down_mean_s=0.6, down_at_once_max=2
+        )
+        nemesis = Nemesis(self.world, self.brokers, plan, name="owners", everyone=self.servers)
+        work: list[Coroutine[Any, Any, None]] = [nemesis.run(), self._outdate(), self._deafen()]
+        tasks = [asyncio.get_running_loop().create_task(each) for each in work]
+        await self._pass(FAULTS_S)
+        nemesis.stop()
+        for task in tasks:
+            task.cancel()
+        self.world.network.hold_up = hold_up
+        self.world.network.cut.clear()
+        for machine in self.servers:
+            machine.boot()
+
+    def _hold_up_commands(self) -> None:
+        """Single commands are late, and many of those outlive their sender."""
+        randomness = self.world.random("late")
+        senders = {machine.name: machine for machine in [*self.brokers, *self.tiering]}
+
+        def hold_up(message: Message) -> float:
+            sender = senders.get(message.source)
+            if sender is None or message.method != messages.PROPOSE or randomness.random() >= LATE_CHANCE:
+                return 0.0
+            if randomness.random() < 0.4:
+                self.world.loop.run_as(None, self._kill_soon, sender, randomness)
+            return randomness.uniform(*(LATE_OF_WORKERS_S if sender in self.tiering else LATE_OF_BROKERS_S))
+
+        self.world.network.hold_up = hold_up
+
+    def _kill_soon(self, machine: Machine, randomness: random.Random) -> None:
+        self.world.loop.call_later(randomness.uniform(0.0, 0.05), machine.crash)
+        self.world.loop.call_later(randomness.uniform(0.3, 1.0), machine.boot)
+
+    async def _outdate(self) -> None:
+        """Cut a broker off from whoever could tell it that it is no owner any more, for about one lease."""
+        turn = 0
+        while True:
+            turn += 1
+            randomness = self.world.random(f"outdate/{turn}")
+            await asyncio.sleep(randomness.expovariate(1 / 1.5))
+            if not self.world.decides(f"outdate#{turn}"):
+                continue
+            victim = randomness.choice(self.brokers)
+            victim.clock.jump(randomness.choice(CLOCK_JUMPS_MS))
+            others = [*self.metadata, *self._clients[:PRODUCERS]]
+            await self._cut(
+                {pair for other in others for pair in ((victim.name, other.name), (other.name, victim.name))},
+                LEASE_S * randomness.choice([0.6, 0.9, 1.2, 2.0]),
+            )
+
+    async def _deafen(self) -> None:
+        """Have what a broker answers to one producer lost; the broker goes on."""
+        turn = 0
+        while True:
+            turn += 1
+            randomness = self.world.random(f"deafen/{turn}")
+            await asyncio.sleep(randomness.expovariate(1 / 0.7))
+            if self.world.decides(f"deafen#{turn}"):
+                await self._cut(self._answers(randomness), randomness.uniform(0.2, 0.6))
+
+    def _answers(self, randomness: random.Random) -> set[tuple[str, str]]:
+        return {(randomness.choice(self.brokers).name, randomness.choice(self._clients[:PRODUCERS]).name)}
+
+    async def _cut(self, pairs: set[tuple[str, str]], seconds: float) -> None:
+        self.world.note(f"cut {sorted(pairs)[0]} and {len(pairs) - 1} more for {seconds:.1f} s")
+        self.world.network.cut |= pairs
+        await asyncio.sleep(seconds)
+        self.world.network.cut -= pairs
