@@ -19,7 +19,7 @@ from simulation.final_checks import FinalChecks
 from simulation.kafka import DUPLICATE_SEQUENCE, NONE, KafkaClient, NotServed, one_record_batch
 from simulation.machine import Machine, Ports, World
 from simulation.nemesis import Nemesis, NemesisPlan
-from simulation.object_store import Bucket
+from simulation.object_store import Bucket, StoreFaults
 from stratalog_core.records import Record
 
 TOPIC: Final = "log"
@@ -30,7 +30,7 @@ PRODUCERS: Final = 3
 READERS: Final = 2
 MEMBERS: Final = 3
 """Consumers of one group."""
-FAULTS_S: Final = 20.0
+FAULTS_S: Final = 14.0
 SETTLE_S: Final = 2.0
 FINISH_S: Final = 120.0
 RETRIABLE: Final = frozenset({2, 3, 5, 6, 7, 8, 9, 13, 15, 16, 19, 20, 56, 74, 76, 100})
@@ -300,17 +300,17 @@ class Scenario:
             self._check_processes()
 
     async def _faults(self) -> None:
-        power = NemesisPlan(crash=0, partition=0, one_way=0, lossy=0, clock_jump=0, power_cut=1.0, pause_mean_s=4.0)
+        power = NemesisPlan(crash=0, partition=0, one_way=0, lossy=0, clock_jump=0, power_cut=1.0, pause_mean_s=2.8)
         # Readers still reach a broker that is cut off from metadata and producers, and bookies hear of it.
-        outdated = NemesisPlan(crash=0, partition=0, one_way=0, lossy=0, cut_off=1.0, pause_mean_s=5.0, down_mean_s=3.0)
+        outdated = NemesisPlan(crash=0, partition=0, one_way=0, lossy=0, cut_off=1.0, pause_mean_s=3.5, down_mean_s=3.0)
         plans = [
-            ("metadata", self.metadata, NemesisPlan(crash=0.2, stop=0.1, disk=0.1, pause_mean_s=3.0)),
-            ("bookies", self.bookies, NemesisPlan(crash=0.2, stop=0.1, disk=0.15, rot=0.15, pause_mean_s=1.5)),
-            ("brokers", self.brokers, NemesisPlan(crash=0.2, stop=0.2, clock_jump=0.15, pause_mean_s=1.5, down_at_once_max=2)),
+            ("metadata", self.metadata, NemesisPlan(crash=0.2, stop=0.1, disk=0.1, pause_mean_s=2.1)),
+            ("bookies", self.bookies, NemesisPlan(crash=0.2, stop=0.1, disk=0.15, rot=0.15, pause_mean_s=1.0)),
+            ("brokers", self.brokers, NemesisPlan(crash=0.2, stop=0.2, clock_jump=0.15, pause_mean_s=1.0, down_at_once_max=2)),
             ("outdated", self.brokers, outdated),
-            ("tiering", self.tiering, NemesisPlan(crash=0.3, stop=0.4, partition=0, one_way=0, clock_jump=0, pause_mean_s=2.0)),
+            ("tiering", self.tiering, NemesisPlan(crash=0.3, stop=0.4, partition=0, one_way=0, clock_jump=0, pause_mean_s=1.4)),
             ("power", [*self.bookies, *self.brokers], power),
-            ("members", self.members, NemesisPlan(crash=0.4, stop=0.3, lossy=0, pause_mean_s=2.5, down_mean_s=2.5)),
+            ("members", self.members, NemesisPlan(crash=0.4, stop=0.3, lossy=0, pause_mean_s=1.8, down_mean_s=2.5)),
         ]
         authorities = [*self.metadata, *self._clients[:PRODUCERS]]
         nemeses = [
@@ -321,9 +321,11 @@ class Scenario:
         faults = self.bucket.faults
         if self.world.decides("store"):
             faults.unavailable = faults.answer_lost = 0.05
-            faults.damaged = 0.03
+            faults.damaged = faults.truncated = 0.03
+            faults.slow = faults.happens_later = 0.02
+            faults.listing_lag_s = 3.0
         await self._pass(FAULTS_S)
-        faults.unavailable = faults.answer_lost = faults.damaged = 0.0
+        self.bucket.faults = StoreFaults()
         for nemesis, task in zip(nemeses, tasks, strict=True):
             nemesis.stop()
             task.cancel()

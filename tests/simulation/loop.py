@@ -39,12 +39,15 @@ class Process:
     While it is stopped, as by SIGSTOP or a suspended machine, ``held`` keeps what it would have run.
     """
 
-    __slots__ = ("_context", "alive", "held", "name")
+    __slots__ = ("_context", "alive", "fuse", "held", "name", "on_fuse")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.alive = True
         self.held: list[_Handle] | None = None
+        self.fuse = 0
+        """So many callbacks of it may still run before ``on_fuse`` is called; 0: any number."""
+        self.on_fuse: Callable[[], None] = _nothing
         self._context = contextvars.Context()
         self._context.run(CURRENT.set, self)
 
@@ -170,6 +173,8 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             if process is not None and process.held is not None:
                 process.held.append(handle)
                 continue
+            if process is not None and process.fuse and self._burns(process):
+                continue
             self.turns += 1
             if self.turns > last_turn:
                 self.fail(SimulationStuck(f"{MAXIMUM_TURNS_WITHOUT_TIME} callbacks ran and time did not move"))
@@ -177,6 +182,13 @@ class SimulatedLoop(asyncio.BaseEventLoop):
                 handle._context.run(handle._callback, *handle._args)
             except Exception as failure:
                 self._complain({"message": f"a callback of {_name(process)} failed", "exception": failure})
+
+    def _burns(self, process: Process) -> bool:
+        """Between any two callbacks, which is at any await, a process may end."""
+        process.fuse -= 1
+        if not process.fuse:
+            process.on_fuse()
+        return not process.alive
 
     def _jump(self) -> None:
         """To the next timer's time; all timers of that time are ready now."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import random
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -104,6 +105,12 @@ class Machine:
         self.world.network.connections.process_died(self._process)
         self._process = None
         self.disk.crash()
+
+    def crash_within(self, callbacks: int) -> None:
+        """Crash before its so many-th callback from now, even between two that belong to one moment. 0: do not."""
+        if self._process is not None:
+            self._process.on_fuse = functools.partial(self.world.loop.run_as, None, self.crash)
+            self._process.fuse = callbacks
 
     def stop(self) -> None:
         """As SIGSTOP: nothing of it runs until ``go_on``, while time and the others go on."""

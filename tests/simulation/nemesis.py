@@ -80,7 +80,7 @@ class Nemesis:
         for machine in self._machines:
             self._whole_disk(machine)
             machine.go_on()
-            machine.boot()
+            self._boot(machine)
 
     def _step(self) -> None:
         plan, chance = self._plan, self._random.random()
@@ -114,10 +114,17 @@ class Nemesis:
         if down >= self._plan.down_at_once_max or not up:
             return
         victim = self._random.choice(up)
-        victim.crash()
+        callbacks = self._random.choice([0, 1, 10, 100])
+        if callbacks:
+            within = self._random.randrange(callbacks) + 1
+            self._world.note(f"{victim.name} is to crash before its callback {within} from now")
+            victim.crash_within(within)
+        else:
+            victim.crash()
         self._later(self._random.expovariate(1 / self._plan.down_mean_s), "_boot", victim)
 
     def _boot(self, machine: Machine) -> None:
+        machine.crash_within(0)
         machine.boot()
 
     def _power_cut(self) -> None:

@@ -1,4 +1,5 @@
-"""The simulated network between processes: delays, reordering, lost requests and answers, one-way partitions.
+"""The simulated network between processes: delays, reordering, requests that are lost or arrive twice, lost answers, one-way
+partitions.
 
 It carries the same requests as ``stratalog_core.rpc`` with the same promises: ``Unavailable`` only when a request surely never
 left, ``OutcomeUnknown`` when it left and no answer came. Bytes are copied at both ends, so that nobody shares memory.
@@ -27,6 +28,8 @@ class LinkFaults:
     slow_chance: float = 0.01
     slow_s: float = 0.05
     loss_chance: float = 0.0
+    duplicate_chance: float = 0.002
+    """A request arrives twice. TCP does not do that; senders that ask again do."""
 
 
 class Message(NamedTuple):
@@ -167,6 +170,9 @@ class SimulatedChannel:
 
         delay_s = held_s + self._network.delay_s()
         loop.call_later_as(None, delay_s, self._arrive, method, body, answered, call, client)
+        if self._network.randomness.random() < self._network.faults.duplicate_chance:
+            again = memoryview(bytearray(body))
+            loop.call_later_as(None, delay_s + self._network.delay_s(), self._arrive, method, again, answered, call, client)
 
     def _arrive(self, method: int, body: memoryview, answered: OnReply, call: _Call, client: Process | None) -> None:
         server = self._network.server(self._address)

@@ -1,18 +1,27 @@
-"""A simulated object store: slow at times, answering errors, and losing answers of writes that did happen."""
+"""A simulated object store: slow at times, answering errors, cutting answers short, and losing answers of writes.
+
+What an unanswered write was to do has happened, or happens later, when nobody waits for it any more. A listing may lag: it does
+not show yet what was written, and still shows what was deleted.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from simulation.clock import EPOCH_MS
 from simulation.loop import SimulatedLoop
-from stratalog_core.errors import Conflict, Corrupt, NoSuchObject, OutcomeUnknown, Unavailable
+from stratalog_core.errors import Conflict, Corrupt, NoSuchObject, OutcomeUnknown, StratalogError, Unavailable
 from stratalog_core.ports import Buffer
 from stratalog_tiering.object_keys import parse_segment_key
 from stratalog_tiering.store.base import ObjectInfo, Upload, UploadedPart, check_key, check_range
+
+LATER_S: Final = 4.0
+SLOW_S: Final = 5.0
 
 
 @dataclass(slots=True)
@@ -21,9 +30,16 @@ class StoreFaults:
 
     unavailable: float = 0.0
     answer_lost: float = 0.0
+    happens_later: float = 0.0
+    """A write without an answer takes effect after up to ``LATER_S`` seconds."""
     truncated: float = 0.0
+    """An answer is cut; the border tells that from an object that ends."""
     damaged: float = 0.0
     """A segment is stored cut short, and the store says that all is well."""
+    slow: float = 0.0
+    """A request takes up to ``SLOW_S`` seconds."""
+    listing_lag_s: float = 0.0
+    """Listings show writes and deletions after so many seconds at most."""
     delay_mean_s: float = 0.01
 
 
@@ -36,6 +52,27 @@ class Bucket:
     faults: StoreFaults = field(default_factory=StoreFaults)
     written: int = 0
     on_deleted: Callable[[Sequence[str]], None] = lambda keys: None
+    listed: dict[str, ObjectInfo] = field(default_factory=dict)
+    """What listings show; ``unlisted`` are changes that they do not show yet, with the time from which on they do."""
+    unlisted: list[tuple[float, str, ObjectInfo | None]] = field(default_factory=list)
+
+    def changed(self, key: str, info: ObjectInfo | None, now: float, randomness: random.Random) -> None:
+        self.unlisted.append((now + self.faults.listing_lag_s * randomness.random(), key, info))
+
+    def listing(self, prefix: str, now: float) -> list[ObjectInfo]:
+        """Changes of one key are shown in their order."""
+        late: list[tuple[float, str, ObjectInfo | None]] = []
+        held: set[str] = set()
+        for at, key, info in self.unlisted:
+            if at > now or key in held:
+                late.append((at, key, info))
+                held.add(key)
+            elif info is None:
+                self.listed.pop(key, None)
+            else:
+                self.listed[key] = info
+        self.unlisted = late
+        return [self.listed[key] for key in sorted(self.listed) if key.startswith(prefix)]
 
 
 class SimulatedStore:
@@ -50,9 +87,25 @@ class SimulatedStore:
 
     async def _reach(self) -> None:
         faults = self._bucket.faults
-        await asyncio.sleep(self._random.expovariate(1 / faults.delay_mean_s))
+        slow_s = SLOW_S * self._random.random() if self._random.random() < faults.slow else 0.0
+        await asyncio.sleep(slow_s + self._random.expovariate(1 / faults.delay_mean_s))
         if self._random.random() < faults.unavailable:
             raise Unavailable("the simulated store answers 503")
+
+    async def _reach_to_write(self, write: Callable[[], object]) -> None:
+        """Before a write that may be left without an answer and happen when it is not expected any more."""
+        await self._reach()
+        if self._random.random() < self._bucket.faults.happens_later:
+            self._loop.call_later_as(None, LATER_S * self._random.random(), self._write_late, write)
+            raise OutcomeUnknown("the simulated store does not answer")
+
+    def _write_late(self, write: Callable[[], object]) -> None:
+        with contextlib.suppress(StratalogError):
+            write()
+
+    def _check_cut(self, key: str) -> None:
+        if self._random.random() < self._bucket.faults.truncated:
+            raise Unavailable(f"the simulated store's answer for {key} was cut")
 
     async def _answer_write(self) -> None:
         if self._random.random() < self._bucket.faults.answer_lost:
@@ -70,11 +123,14 @@ class SimulatedStore:
         if parse_segment_key(key) is not None and self._random.random() < self._bucket.faults.damaged:
             content = content[: self._random.randrange(len(content))]
         self._bucket.objects[key] = (content, self._bucket.written, EPOCH_MS + int(self._loop.time() * 1000))
-        return self._info(key)
+        info = self._info(key)
+        self._bucket.changed(key, info, self._loop.time(), self._random)
+        return info
 
     async def put(self, key: str, parts: Sequence[Buffer], *, if_absent: bool = True) -> ObjectInfo:
-        await self._reach()
-        info = self._store(check_key(key), b"".join(parts), if_absent=if_absent)
+        content = b"".join(parts)
+        await self._reach_to_write(lambda: self._store(check_key(key), content, if_absent=if_absent))
+        info = self._store(check_key(key), content, if_absent=if_absent)
         await self._answer_write()
         return info
 
@@ -85,13 +141,16 @@ class SimulatedStore:
 
     async def get(self, key: str) -> bytes:
         await self._reach()
-        return self._existing(key)
+        content = self._existing(key)
+        self._check_cut(key)
+        return content
 
     async def get_range(self, key: str, start: int, length: int) -> memoryview:
         check_range(start, length)
         await self._reach()
         content = self._existing(key)[start : start + length]
-        if len(content) < length or self._random.random() < self._bucket.faults.truncated:
+        self._check_cut(key)
+        if len(content) < length:
             raise Corrupt(f"object {key} ends before {start + length}")
         return memoryview(content)
 
@@ -102,15 +161,19 @@ class SimulatedStore:
 
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
         await self._reach()
-        for key in sorted(key for key in self._bucket.objects if key.startswith(prefix)):
-            yield self._info(key)
+        for info in self._bucket.listing(prefix, self._loop.time()):
+            yield info
 
     async def delete(self, keys: Sequence[str]) -> None:
-        await self._reach()
+        await self._reach_to_write(lambda: self._delete(keys))
+        self._delete(keys)
+        await self._answer_write()
+
+    def _delete(self, keys: Sequence[str]) -> None:
         self._bucket.on_deleted(keys)
         for key in keys:
-            self._bucket.objects.pop(key, None)
-        await self._answer_write()
+            if self._bucket.objects.pop(key, None) is not None:
+                self._bucket.changed(key, None, self._loop.time(), self._random)
 
     async def create_upload(self, key: str) -> Upload:
         await self._reach()
@@ -135,11 +198,15 @@ class SimulatedStore:
         return UploadedPart(number=number, etag=str(number), size_bytes=len(content))
 
     async def complete_upload(self, upload: Upload, parts: Sequence[UploadedPart], *, if_absent: bool = True) -> ObjectInfo:
-        await self._reach()
+        await self._reach_to_write(lambda: self._complete(upload, parts, if_absent))
+        info = self._complete(upload, parts, if_absent)
+        await self._answer_write()
+        return info
+
+    def _complete(self, upload: Upload, parts: Sequence[UploadedPart], if_absent: bool) -> ObjectInfo:
         stored = self._parts(upload)
         info = self._store(upload.key, b"".join(stored[part.number] for part in parts), if_absent=if_absent)
         del self._bucket.uploads[upload.upload_id]
-        await self._answer_write()
         return info
 
     async def abort_upload(self, upload: Upload) -> None:

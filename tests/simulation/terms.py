@@ -36,8 +36,8 @@ ENTRY_BYTES: Final = 1
 class OneEntryAtATime(MetadataSettings):
     """A message carries one entry; elections are quick, so that a run sees many."""
 
-    def raft(self) -> RaftSettings:
-        return dataclasses.replace(super().raft(), append_bytes_max=ENTRY_BYTES)
+    def raft(self, identity: str = "") -> RaftSettings:
+        return dataclasses.replace(super().raft(identity), append_bytes_max=ENTRY_BYTES)
 
 
 class ShortReigns(Audit):
