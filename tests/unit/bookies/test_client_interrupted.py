@@ -1,0 +1,248 @@
+"""Recoveries cut off at every step and repeated by another client; writers that lose several bookies, or too many."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from random import Random
+
+import pytest
+from unit.bookies.test_auditor import SETTINGS, Cluster, batch, eventually
+
+from stratalog_bookies import messages
+from stratalog_bookies.client import LedgerClient, LedgerWriter
+from stratalog_bookies.messages import Status
+from stratalog_core.errors import NotEnoughBookies, StratalogError
+from stratalog_core.ports import Buffer, Channel, Handler, Listener, OnReply
+from stratalog_core.rpc import TcpTransport
+from stratalog_core.system import SystemClock
+from stratalog_metadata.api import MetadataClient, MetadataView
+from stratalog_metadata.commands import Applied, Command
+from stratalog_metadata.embedded import embedded_quorum
+from stratalog_metadata.records import CLUSTER_KEY, Ledger, LedgerState, Versioned
+
+CONFIRMED = 10
+TAIL = 3
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
+    async with AsyncExitStack() as stack:
+        transport = TcpTransport()
+        stack.push_async_callback(transport.close)
+        quorum = await stack.enter_async_context(embedded_quorum(tmp_path / "metadata", transport))
+        await eventually(lambda: quorum.client.view.get(CLUSTER_KEY) is not None)
+        client = LedgerClient(quorum.client, transport, SystemClock(), Random(7), SETTINGS)
+        made = Cluster(path=tmp_path, metadata=quorum.client, transport=transport, client=client)
+        stack.push_async_callback(made.close)
+        for number in range(3):
+            await made.start_bookie(f"b{number}", audit_delay_s=0.0)
+        yield made
+
+
+class Cut:
+    """Counts the steps of a client; at the given one its world ends: nothing leaves or arrives any more.
+
+    The step itself is lost before it left, or carried out with its answer lost.
+    """
+
+    def __init__(self, at: int, *, carried_out: bool) -> None:
+        self.at = at
+        self.carried_out = carried_out
+        self.steps = 0
+        self.reached = asyncio.Event()
+
+    def leaves(self) -> bool:
+        """Count a step; whether it is carried out."""
+        if self.reached.is_set():
+            return False
+        self.steps += 1
+        if self.steps == self.at:
+            self.reached.set()
+            return self.carried_out
+        return True
+
+
+class CutChannel:
+    """A channel to a bookie, until the cut."""
+
+    def __init__(self, channel: Channel, cut: Cut) -> None:
+        self._channel = channel
+        self._cut = cut
+
+    @property
+    def address(self) -> str:
+        return self._channel.address
+
+    def send(self, method: int, parts: Sequence[Buffer], on_reply: OnReply, timeout_s: float) -> None:
+        def hand_over(answer: memoryview | StratalogError) -> None:
+            if not self._cut.reached.is_set():
+                on_reply(answer)
+
+        if self._cut.leaves():
+            self._channel.send(method, parts, hand_over, timeout_s)
+
+    async def call(self, method: int, parts: Sequence[Buffer], timeout_s: float) -> memoryview:
+        raise NotImplementedError
+
+    def on_lost(self, callback: Callable[[], None]) -> Callable[[], None]:
+        return self._channel.on_lost(callback)
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+
+class CutTransport:
+    def __init__(self, transport: TcpTransport, cut: Cut) -> None:
+        self._transport = transport
+        self._cut = cut
+
+    def channel(self, address: str) -> Channel:
+        return CutChannel(self._transport.channel(address), self._cut)
+
+    async def serve(self, address: str, handler: Handler) -> Listener:
+        raise NotImplementedError
+
+    async def close(self) -> None: ...
+
+
+class CutMetadata:
+    """The real client, until the cut; only commands are steps."""
+
+    def __init__(self, client: MetadataClient, cut: Cut) -> None:
+        self._client = client
+        self._cut = cut
+
+    @property
+    def view(self) -> MetadataView:
+        return self._client.view
+
+    async def propose(self, command: Command, timeout_s: float = 10.0) -> Applied:
+        applied = await self._client.propose(command, timeout_s) if self._cut.leaves() else None
+        if applied is None or self._cut.reached.is_set():
+            await asyncio.Event().wait()
+        assert applied is not None
+        return applied
+
+    async def read(self, keys: Sequence[str], timeout_s: float = 10.0) -> list[Versioned | None]:
+        return await self._client.read(keys, timeout_s)
+
+    async def scan(self, prefix: str, timeout_s: float = 10.0) -> list[Versioned]:
+        raise NotImplementedError
+
+    async def open_session(self, holder: str, lease_ms: int, on_expired: Callable[[], None], grace_ms: int = 0) -> int:
+        raise NotImplementedError
+
+    async def close_session(self, session_id: int) -> None:
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        raise NotImplementedError
+
+
+async def _left_behind(cluster: Cluster) -> Ledger:
+    """A ledger whose writer is gone: ten entries are confirmed, of the next ones one bookie has two, another the last."""
+    writer = await cluster.write(entries=CONFIRMED)
+    await eventually(lambda: writer.lac == CONFIRMED - 1)
+    await eventually(lambda: writer.unconfirmed_bytes == 0)
+    ledger = writer.ledger
+    for name, entry_ids in ((ledger.fragments[0].bookies[0], (10, 11)), (ledger.fragments[0].bookies[1], (12,))):
+        headers = [messages.pack_entry(ledger.ledger_id, entry_id, 9, (batch(entry_id),)) for entry_id in entry_ids]
+        payloads = [batch(entry_id) for entry_id in entry_ids]
+        assert set(await cluster.client._services.requests.add(name, headers, payloads)) == {Status.OK}
+    writer.abandon()
+    return ledger
+
+
+async def _copies(cluster: Cluster, ledger: Ledger) -> list[int]:
+    """How many of the bookies that live have each entry."""
+    counts = [0] * (ledger.last_entry + 1)
+    for name in cluster.bookies:
+        asked = messages.Range(ledger.ledger_id, 0, ledger.last_entry)
+        (answer,) = await cluster.client._services.requests.held(name, asked)
+        for entry in answer.entries:
+            counts[entry.entry_id] += 1
+    return counts
+
+
+async def _interrupted(cluster: Cluster, ledger: Ledger, cut: Cut) -> None:
+    """Recover with a client whose world ends at the cut."""
+    transport = CutTransport(cluster.transport, cut)
+    client = LedgerClient(CutMetadata(cluster.metadata, cut), transport, SystemClock(), Random(3), SETTINGS)
+    recovering = asyncio.create_task(client.recover([ledger.ledger_id]))
+    ending = asyncio.create_task(cut.reached.wait())
+    await asyncio.wait((recovering, ending), return_when=asyncio.FIRST_COMPLETED)
+    recovering.cancel()
+    ending.cancel()
+    await asyncio.wait((recovering, ending))
+    await client.close()
+
+
+@pytest.mark.parametrize("carried_out", [False, True], ids=["request lost", "answer lost"])
+@pytest.mark.parametrize("bookie_lost", [False, True], ids=["all bookies", "one replaced"])
+async def test_a_recovery_that_is_cut_off_anywhere_is_repeated_by_another(
+    cluster: Cluster, carried_out: bool, bookie_lost: bool
+) -> None:
+    step, ended_alone, fragments = 1, False, set[int]()
+    while not ended_alone:
+        ledger = await _left_behind(cluster)
+        if bookie_lost:
+            await cluster.start_bookie(f"spare-{step}", audit_delay_s=0.0)
+            await cluster.stop_bookie(ledger.fragments[0].bookies[2])
+        cut = Cut(step, carried_out=carried_out)
+        await _interrupted(cluster, ledger, cut)
+        ended_alone = not cut.reached.is_set()
+        before = cluster.stored(ledger.ledger_id)
+        (closed,) = await cluster.client.recover([ledger.ledger_id])
+        assert closed.state is LedgerState.CLOSED
+        assert before in (ledger, closed) or before.state is LedgerState.IN_RECOVERY
+        assert closed.last_entry >= CONFIRMED - 1, "what was confirmed stays"
+        if before.state is LedgerState.CLOSED:
+            assert closed == before, "a ledger is closed once"
+        found = await cluster.read_back(ledger.ledger_id)
+        assert found == [batch(entry_id) for entry_id in range(closed.last_entry + 1)]
+        assert closed.end_offset == closed.last_entry + 1
+        assert min(await _copies(cluster, closed)) >= closed.ack_quorum
+        fragments.add(len(closed.fragments))
+        step += 1
+    assert step > 8, "there are that many steps at least"
+    assert max(fragments) == (2 if bookie_lost else 1)
+
+
+async def test_several_bookies_lost_at_once_are_replaced_at_once(cluster: Cluster) -> None:
+    writer = await cluster.write(entries=CONFIRMED)
+    await eventually(lambda: writer.unconfirmed_bytes == 0)
+    for number in (3, 4):
+        await cluster.start_bookie(f"b{number}", audit_delay_s=0.0)
+    await asyncio.gather(cluster.stop_bookie("b0"), cluster.stop_bookie("b1"))
+    for number in range(CONFIRMED, 2 * CONFIRMED):
+        writer.append(batch(number))
+    ledger = await writer.seal(2 * CONFIRMED)
+    assert set(ledger.fragments[-1].bookies) == {"b2", "b3", "b4"}
+    assert await cluster.read_back(ledger.ledger_id) == [batch(number) for number in range(2 * CONFIRMED)]
+
+
+async def test_with_too_few_bookies_left_writing_waits_and_goes_on_when_they_return(cluster: Cluster) -> None:
+    writer = await cluster.write(entries=CONFIRMED)
+    await eventually(lambda: writer.unconfirmed_bytes == 0)
+    for name in ("b0", "b1"):
+        await cluster.stop_bookie(name)
+    for number in range(CONFIRMED, 2 * CONFIRMED):
+        writer.append(batch(number))
+    with pytest.raises(NotEnoughBookies, match="start more bookies"):
+        await cluster.write(entries=0)
+    assert await _stands_still(writer)
+    await cluster.start_bookie("b1", audit_delay_s=0.0)
+    await eventually(lambda: writer.lac == 2 * CONFIRMED - 1)
+    assert writer.error is None
+    ledger = await writer.seal(2 * CONFIRMED)
+    assert await cluster.read_back(ledger.ledger_id) == [batch(number) for number in range(2 * CONFIRMED)]
+
+
+async def _stands_still(writer: LedgerWriter) -> bool:
+    """One bookie has all of it, and nothing is confirmed."""
+    core = writer._core
+    await eventually(lambda: core.first_copied == 2 * CONFIRMED - 1)
+    return writer.lac == CONFIRMED - 1 and writer.error is None
