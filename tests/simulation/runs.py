@@ -11,6 +11,7 @@ import logging
 import multiprocessing
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing import connection
@@ -113,6 +114,8 @@ def _run(world: World, simulate: Callable[[World], None]) -> None:
 
 def _break(world: World, broken: Exception) -> None:
     world.note(f"INVARIANT BROKEN: {broken!r}")
+    if broken.__cause__ is not None:
+        world.trace.extend("".join(traceback.format_exception(broken.__cause__)).splitlines())
     world.failure = f"{type(broken).__name__}: {broken}"
 
 
