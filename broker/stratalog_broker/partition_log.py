@@ -62,6 +62,10 @@ class PartitionLog:
         self.watchers: set[Callable[[], None]] = set()
         """Called after the high watermark has moved, and when the partition is resigned."""
         self.is_serving = True
+        self.is_leaving = False
+        """It is being handed to another owner: nothing is appended any more."""
+        self.bytes_in = 0
+        self.bytes_out = 0
         self._services = services
         self._indexes = indexes
         self._on_lost = on_lost
@@ -115,8 +119,11 @@ class PartitionLog:
         """Append one validated batch, whose bytes this log owns from now on; returns its base offset.
 
         ``on_done`` is called when it has what ``acks`` asks for (with None if its fate is unknown), ``on_confirmed`` when its
-        bytes are no longer held for the write. Raises ``Overloaded`` or what the writer raises; nothing has happened then.
+        bytes are no longer held for the write. Raises ``NotLeader``, ``Overloaded`` or what the writer raises; nothing has
+        happened then.
         """
+        if self.is_leaving:
+            raise NotLeader(f"{self.topic_partition} is being handed to another broker")
         core = self.core
         base_offset = core.next_offset
         assign_offset(batch, base_offset, core.leader_epoch)
@@ -130,6 +137,7 @@ class PartitionLog:
         else:
             core.written(pending, entry_id, self._now_ms())
         self.tail.append(base_offset, pending.end_offset, batch)
+        self.bytes_in += len(batch)
         if core.state is not State.OPEN:
             self._act()
         return base_offset

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from stratalog_broker.handover import hand_over
 from stratalog_broker.index_cache import IndexCache
 from stratalog_broker.internal_topics import ApplicationFactory, InternalTopicApplication
 from stratalog_broker.partition import PartitionCore
@@ -21,7 +22,7 @@ from stratalog_broker.takeover import TakenOver, Takeover, identity_of
 from stratalog_broker.tier_requests import answer_tier_request
 from stratalog_broker.topic_configs import TopicConfigs
 from stratalog_core.errors import Fenced, NotLeader, StratalogError
-from stratalog_core.ids import TopicPartition
+from stratalog_core.ids import NO_OWNER, TopicPartition
 from stratalog_metadata.api import Change
 from stratalog_metadata.records import (
     Broker,
@@ -185,6 +186,8 @@ class Partitions:
             self._wanted.pop(identity, None)
         elif log is None:
             self._want(partition)
+        else:
+            self._follow_next_owner(log, partition)
 
     def _partition_gone(self, identity: TopicPartition) -> None:
         self._wanted.pop(identity, None)
@@ -290,6 +293,8 @@ class Partitions:
         request = self._services.view.get(tier_request_key(identity.topic_id, identity.partition))
         if request is not None and isinstance(request.record, TierRequest):
             self._tier_requested(request.record, request)
+        now = self._services.view.find(Partition, partition_key(identity.topic_id, identity.partition))
+        self._follow_next_owner(log, now or taken.partition)
 
     def _load_application(self, topic: Topic, taken: TakenOver) -> InternalTopicApplication | None:
         factory = self._applications.get(topic.name)
@@ -306,6 +311,13 @@ class Partitions:
         partition = self._services.view.find(Partition, partition_key(identity.topic_id, identity.partition))
         if partition is not None:
             self._partition_changed(partition)
+
+    # -- handing over ------------------------------------------------------------------------------------------------
+
+    def _follow_next_owner(self, log: PartitionLog, partition: Partition) -> None:
+        """Begin what the controller asks for; what is under way looks at the record again before it ends."""
+        if partition.next_owner != NO_OWNER and not log.is_leaving:
+            self._spawn(hand_over(self._services, log))
 
     # -- tiering asks for what is open -------------------------------------------------------------------------------
 

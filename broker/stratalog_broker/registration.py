@@ -12,9 +12,11 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
+import msgspec
+
 from stratalog_core.errors import Conflict, StratalogError
 from stratalog_core.ports import Clock
-from stratalog_metadata.api import MetadataClient
+from stratalog_metadata.api import BrokerLoad, MetadataClient
 from stratalog_metadata.commands import ABSENT, Command, Put, SessionAlive, VersionIs
 from stratalog_metadata.records import Broker, broker_key
 
@@ -33,6 +35,7 @@ class Registration:
         broker: Broker,
         lease_ms: int,
         grace_ms: int,
+        load: Callable[[], BrokerLoad | None] | None = None,
         on_registered: Callable[[], None],
         on_lost: Callable[[], None],
     ) -> None:
@@ -41,6 +44,7 @@ class Registration:
         self._broker = broker
         self._lease_ms = lease_ms
         self._grace_ms = grace_ms
+        self._load = load
         self._on_registered = on_registered
         self._on_lost = on_lost
         self._session_id: int | None = None
@@ -81,7 +85,7 @@ class Registration:
             expired.set()
 
         holder = f"broker {self._broker.broker_id}"
-        self._session_id = await self._metadata.open_session(holder, self._lease_ms, on_expired, self._grace_ms)
+        self._session_id = await self._metadata.open_session(holder, self._lease_ms, on_expired, self._grace_ms, self._load)
         return self._session_id
 
     async def _put(self, session_id: int) -> None:
@@ -98,6 +102,15 @@ class Registration:
         )
         requirements = (SessionAlive(session_id=session_id), VersionIs(key=record.key(), version=ABSENT))
         await self._metadata.propose(Command(updates=(Put(record=record),), requirements=requirements))
+
+    async def announce_stop(self) -> None:
+        """Have the controller give our partitions to others. Raises ``Conflict``, ``SessionExpired``, ``Unavailable``."""
+        (found,) = await self._metadata.read([broker_key(self._broker.broker_id)])
+        if found is None or not isinstance(found.record, Broker) or found.record.session_id != self._session_id:
+            raise Conflict(f"broker {self._broker.broker_id} is not registered by this process")
+        change = Put(record=msgspec.structs.replace(found.record, stopping=True))
+        requirements = (VersionIs(key=found.record.key(), version=found.version),)
+        await self._metadata.propose(Command(updates=(change,), requirements=requirements))
 
     async def _give_up(self, session_id: int | None) -> None:
         if session_id is not None:

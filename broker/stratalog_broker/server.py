@@ -1,7 +1,7 @@
 """The broker: puts its parts together, listens, registers, and stops in good order.
 
-Starting: listen (so that the port is known), register, take over. Stopping: take no more requests, finish those in progress,
-seal open ledgers so that successors have nothing to recover, give the session up, close.
+Starting: listen (so that the port is known), register, take over. Stopping: hand all partitions to others while still serving;
+then take no more requests, finish those in progress, seal what nobody took, give the session up, close.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from stratalog_broker.context import BrokerServices
 from stratalog_broker.deadlines import Deadlines
 from stratalog_broker.fetch_sessions import FetchSessions
 from stratalog_broker.groups.service import GroupService
+from stratalog_broker.handover import leave
+from stratalog_broker.load_meter import LoadMeter
 from stratalog_broker.partitions import Partitions
 from stratalog_broker.pending_reads import PendingReads
 from stratalog_broker.producer_ids import ProducerIds
@@ -180,6 +182,7 @@ class BrokerServer:
             broker=self._record(),
             lease_ms=self._settings.lease_ms,
             grace_ms=min(self._settings.grace_ms, self._settings.lease_ms),
+            load=LoadMeter(self._services).report,
             on_registered=partitions.resume,
             on_lost=partitions.suspend,
         )
@@ -203,8 +206,10 @@ class BrokerServer:
 
     async def close(self) -> None:
         """Stop in good order; see the module's header."""
-        self._stop_listening()
         timeout_s = self._settings.shutdown_ms / 1000
+        if self._registration is not None:
+            await leave(self._services, self._registration, timeout_s)
+        self._stop_listening()
         self._services.is_stopping = True
         self._services.partitions.wake_all()
         await self.connections.drain(timeout_s)

@@ -72,6 +72,10 @@ _SERVED: Final = (
     _long("message.timestamp.after.max.ms", _HOUR_MS, "How far ahead of arrival a record's time may be."),
     _long("message.timestamp.before.max.ms", LONG_MAX, "How far behind arrival a record's time may be."),
     _int("min.insync.replicas", 1, "Copies on disk before acks=all is answered; default: a majority.", 1, 15),
+    ConfigKey(
+        name="preferred.leader.rack", kind=ConfigKind.STRING, default="",
+        documentation="Brokers in this rack (broker.rack) lead the topic's partitions while there are any; empty: any broker.",
+    ),
     _flag(
         "remote.storage.enable", "true", "Sealed segments move to the object store.", ("true",),
         "every topic is tiered; set local.retention.ms to keep data on bookies too",

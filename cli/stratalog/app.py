@@ -10,7 +10,7 @@ import click
 _COMMANDS: Final = {
     "bench": ("stratalog.commands.bench", "Load and measure any cluster that speaks Kafka's protocol."),
     "bookie": ("stratalog.commands.bookie", "Run one bookie, list bookies, decommission one."),
-    "broker": ("stratalog.commands.role", "Run one broker."),
+    "broker": ("stratalog.commands.broker", "Run one broker, list brokers, drain one."),
     "cluster": ("stratalog.commands.cluster", "Start and stop a local cluster of processes."),
     "consume": ("stratalog.commands.consume", "Read records of a topic."),
     "doctor": ("stratalog.commands.doctor", "Check the machine, a cluster and its store."),

@@ -8,7 +8,7 @@ it and guarded by requirements; where a decision needs certainty without a comma
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import msgspec
 
@@ -24,6 +24,27 @@ class Change(msgspec.Struct, frozen=True, gc=False):
     key: str
     before: Versioned | None
     after: Versioned | None
+
+
+HEAVIEST_MAX: Final = 100
+
+
+class PartitionLoad(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Bytes in and out; ``topic_id`` as sixteen bytes."""
+
+    topic_id: bytes
+    index: int
+    bytes_per_s: int
+
+
+class BrokerLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """What a broker does on the whole, and in its heaviest partitions (``HEAVIEST_MAX`` at most)."""
+
+    broker_id: int
+    partitions: int
+    bytes_in_per_s: int
+    bytes_out_per_s: int
+    heaviest: list[PartitionLoad] = []
 
 
 OnChanges = Callable[[Sequence[Change]], None]
@@ -74,7 +95,14 @@ class MetadataClient(Protocol):
         """Linearizable; all records whose key begins with ``prefix``."""
         ...
 
-    async def open_session(self, holder: str, lease_ms: int, on_expired: Callable[[], None], grace_ms: int = 0) -> int:
+    async def open_session(
+        self,
+        holder: str,
+        lease_ms: int,
+        on_expired: Callable[[], None],
+        grace_ms: int = 0,
+        load: Callable[[], BrokerLoad | None] | None = None,
+    ) -> int:
         """Open a session and keep it alive until ``close_session``.
 
         ``on_expired`` is called once, on this process's own monotonic clock, no later than the quorum can expire the
@@ -82,6 +110,7 @@ class MetadataClient(Protocol):
 
         With ``grace_ms`` the quorum may end it earlier: so long after the connection of its renewals broke, if none came
         over another. Then the holder may learn of it late, by at most the lease: only for what is fenced otherwise.
+        ``load`` is asked at each renewal for what a broker has to report.
         """
         ...
 

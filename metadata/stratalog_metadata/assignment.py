@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
+from uuid import UUID
 
 import msgspec
 
@@ -17,8 +19,17 @@ from stratalog_core.ids import NO_OWNER
 from stratalog_metadata.records import Partition
 
 
-def assign(partitions: Sequence[Partition], live: Mapping[int, int]) -> list[Partition]:
-    """The records that change. ``live`` maps broker ids to their sessions."""
+def assign(
+    partitions: Sequence[Partition],
+    live: Mapping[int, int],
+    *,
+    leaving: Collection[int] = (),
+    preferred: Mapping[UUID, Collection[int]] = MappingProxyType({}),
+) -> list[Partition]:
+    """The records that change. ``live`` maps broker ids to their sessions.
+
+    ``leaving`` brokers are given nothing as long as there are others; those that a topic id's ``preferred`` names come first.
+    """
     if not live:
         return [_owned(partition, NO_OWNER, 0) for partition in partitions if _is_orphaned(partition)]
     homeless = [partition for partition in partitions if not _has_live_owner(partition, live)]
@@ -26,15 +37,20 @@ def assign(partitions: Sequence[Partition], live: Mapping[int, int]) -> list[Par
         return []
     counts = Counter(dict.fromkeys(live, 0))
     counts.update(partition.owner for partition in partitions if _has_live_owner(partition, live))
-    fair_share = -(-len(partitions) // len(live))
+    takers = {broker_id: session_id for broker_id, session_id in live.items() if broker_id not in leaving} or live
+    fair_share = -(-len(partitions) // len(takers))
     moved, rest = [], []
     for partition in homeless:
-        if partition.owner in live and counts[partition.owner] < fair_share:
-            counts[partition.owner] += 1
-            moved.append(_owned(partition, partition.owner, live[partition.owner]))
+        wanted = [broker_id for broker_id in preferred.get(partition.topic_id, ()) if broker_id in takers]
+        if partition.owner in takers and counts[partition.owner] < fair_share:
+            wanted = [partition.owner]
+        if wanted:
+            chosen = min(wanted, key=lambda broker_id: (counts[broker_id], broker_id))
+            counts[chosen] += 1
+            moved.append(_owned(partition, chosen, takers[chosen]))
         else:
             rest.append(partition)
-    moved.extend(_spread(rest, counts, live))
+    moved.extend(_spread(rest, counts, takers))
     return moved
 
 
@@ -61,4 +77,6 @@ def _is_orphaned(partition: Partition) -> bool:
 
 
 def _owned(partition: Partition, owner: int, session_id: int) -> Partition:
-    return msgspec.structs.replace(partition, owner=owner, leader_epoch=partition.leader_epoch + 1, owner_session=session_id)
+    return msgspec.structs.replace(
+        partition, owner=owner, leader_epoch=partition.leader_epoch + 1, owner_session=session_id, next_owner=NO_OWNER
+    )

@@ -15,9 +15,11 @@ import msgspec
 from stratalog_core.errors import OutcomeUnknown, Retriable, StratalogError, Unavailable
 from stratalog_core.ports import Clock, Random, Transport
 from stratalog_metadata import messages, snapshot
-from stratalog_metadata.api import Change
+from stratalog_metadata.api import BrokerLoad, Change
 from stratalog_metadata.commands import Applied, Command, ExpireSession, OpenSession
 from stratalog_metadata.messages import (
+    LoadsAnswer,
+    LoadsRequest,
     ReadAnswer,
     ReadRequest,
     ScanAnswer,
@@ -120,12 +122,23 @@ class QuorumClient:
             if not after:
                 return found
 
-    async def open_session(self, holder: str, lease_ms: int, on_expired: Callable[[], None], grace_ms: int = 0) -> int:
+    async def loads(self, timeout_s: float = 10.0) -> list[BrokerLoad]:
+        """What brokers have reported to the leader lately. Raises ``Unavailable``."""
+        return (await self._ask_leader(messages.LOADS, LoadsRequest(), LoadsAnswer, timeout_s)).loads
+
+    async def open_session(
+        self,
+        holder: str,
+        lease_ms: int,
+        on_expired: Callable[[], None],
+        grace_ms: int = 0,
+        load: Callable[[], BrokerLoad | None] | None = None,
+    ) -> int:
         sent_at = self._clock.monotonic()
         opening = OpenSession(holder=holder, lease_ms=lease_ms, grace_ms=grace_ms)
         applied = await self.propose(Command(updates=(opening,)))
         session_id = applied.allocated[0]
-        self._sessions.hold(session_id, lease_ms / 1000, sent_at, on_expired, grace_ms / 1000)
+        self._sessions.hold(session_id, lease_ms / 1000, sent_at, on_expired, grace_ms / 1000, load)
         return session_id
 
     async def close_session(self, session_id: int) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from stratalog_core.config import setting
 from stratalog_core.errors import Invalid
+from stratalog_metadata.handovers import BalanceRules
 from stratalog_metadata.raft import RaftSettings
 
 SECTION = "metadata"
@@ -36,6 +37,16 @@ class MetadataSettings:
         2_000, help="entries that stay behind the cut, for nodes that were away shortly", minimum=0, maximum=1_000_000
     )
     log_segment_bytes: int = setting(16 * 1024 * 1024, help="size at which a log file ends", minimum=4096, maximum=1024**3)
+    balance_interval_s: float = setting(
+        10.0,
+        help="seconds between rounds that move partitions for balance, and of quiet before one; 0: never",
+        minimum=0,
+        maximum=86_400,
+    )
+    balance_moves_max: int = setting(20, help="partitions that one round of balance moves at most", minimum=1, maximum=1_000)
+    preferred_rack: str = setting(
+        "", help="rack whose brokers own partitions of topics without preferred.leader.rack; empty: any"
+    )
     watch_entries: int = setting(10_000, help="recent commands kept for watchers", minimum=10, maximum=1_000_000)
     watch_bytes: int = setting(
         64 * 1024 * 1024, help="bytes of recent changes kept for watchers", minimum=65_536, maximum=4 * 1024**3
@@ -54,6 +65,12 @@ class MetadataSettings:
         if addresses and self.node_id not in addresses:
             raise Invalid(f"[{SECTION}] peers name {sorted(addresses)}, but not this node, {self.node_id}")
         return addresses
+
+    def balance(self) -> BalanceRules:
+        """What the controller is told about balance."""
+        return BalanceRules(
+            interval_s=self.balance_interval_s, moves_max=self.balance_moves_max, preferred_rack=self.preferred_rack
+        )
 
     def raft(self, identity: str = "") -> RaftSettings:
         """``identity`` is what the disk bears. Raises ``Invalid`` if the intervals do not fit each other."""

@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 
 from stratalog_core.errors import Retriable, StratalogError
 from stratalog_core.ports import Clock, Connection, Random
-from stratalog_metadata.api import Change
+from stratalog_metadata.api import BrokerLoad, Change
 from stratalog_metadata.commands import ABSENT, Command, Put, VersionIs
 from stratalog_metadata.controller import TICK_S, Controller
+from stratalog_metadata.handovers import BalanceRules
 from stratalog_metadata.messages import CommandAnswer, raised_error
 from stratalog_metadata.proposals import OnAnswers
 from stratalog_metadata.record_map import RecordMap
@@ -24,10 +25,18 @@ _log = logging.getLogger(__name__)
 class Leadership:
     """From the moment that the leader's first entry is applied until :meth:`close`. ``propose`` may raise ``Retriable``."""
 
-    def __init__(self, records: RecordMap, propose: Propose, clock: Clock, random: Random, cluster_id: str) -> None:
+    def __init__(
+        self,
+        records: RecordMap,
+        propose: Propose,
+        clock: Clock,
+        random: Random,
+        cluster_id: str,
+        rules: BalanceRules,
+    ) -> None:  # fmt: skip
         self._propose = propose
         self._clock = clock
-        self._controller = Controller(records, clock.monotonic())
+        self._controller = Controller(records, clock.monotonic(), rules)
         self._loop = asyncio.get_running_loop()
         self._closed = False
         self._carriers: dict[Connection, Callable[[], None]] = {}
@@ -50,6 +59,14 @@ class Leadership:
         if connection not in self._carriers:
             self._carriers[connection] = connection.on_lost(self._carrier_lost)
         return self._controller.renew(session_ids, self._clock.monotonic(), connection)
+
+    def report(self, load: BrokerLoad) -> None:
+        """A broker says what it does."""
+        self._controller.loads.reported(load, self._clock.monotonic())
+
+    def loads(self) -> list[BrokerLoad]:
+        """What brokers have reported lately."""
+        return list(self._controller.loads.fresh(self._clock.monotonic()).values())
 
     def _carrier_lost(self, connection: Connection) -> None:
         del self._carriers[connection]

@@ -12,6 +12,7 @@ import msgspec
 from stratalog_core.errors import Invalid, StratalogError, error_from_wire
 from stratalog_core.malformed import MALFORMED
 from stratalog_core.ports import Buffer
+from stratalog_metadata.api import BrokerLoad
 from stratalog_metadata.raft.membership import Member
 from stratalog_metadata.records import Versioned
 
@@ -25,6 +26,7 @@ RENEW: Final = 0x0106
 STATUS: Final = 0x0107
 HELLO: Final = 0x0108
 CHANGE_MEMBERS: Final = 0x0109
+LOADS: Final = 0x0110
 
 COMMAND_BYTES_MAX: Final = 32 * 1024 * 1024
 PROPOSE_COMMANDS_MAX: Final = 10_000
@@ -132,14 +134,27 @@ class SnapshotAnswer(msgspec.Struct, frozen=True, kw_only=True):
     content: bytes = b""
 
 
-class RenewRequest(msgspec.Struct, frozen=True, kw_only=True):
+class RenewRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``load``: brokers send one with a renewal every few seconds."""
+
     session_ids: list[int]
+    load: BrokerLoad | None = None
 
 
 class RenewAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Those that are alive have a full lease again; all others are gone."""
 
     alive: list[int]
+
+
+class LoadsRequest(msgspec.Struct, frozen=True, kw_only=True):
+    pass
+
+
+class LoadsAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """Brokers' reports of the last half minute."""
+
+    loads: list[BrokerLoad]
 
 
 class StatusRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -32,6 +32,11 @@ class Router:
         self._position = self._addresses.index(asked) if asked in self._addresses else 0
 
     @property
+    def addresses(self) -> tuple[str, ...]:
+        """All nodes that are known."""
+        return tuple(self._addresses)
+
+    @property
     def address(self) -> str:
         return self._leader or self._addresses[self._position]
 

@@ -17,6 +17,7 @@ from stratalog_core.malformed import MALFORMED
 from stratalog_core.ports import Clock, Random, Request, Transport
 from stratalog_metadata import identity, messages
 from stratalog_metadata.answering import Answers
+from stratalog_metadata.api import HEAVIEST_MAX
 from stratalog_metadata.commands import Command
 from stratalog_metadata.config import MetadataSettings
 from stratalog_metadata.identity import Identity
@@ -89,6 +90,7 @@ class ServingNode:
             messages.STATUS: self._on_status,
             messages.HELLO: self._members.hello,
             messages.CHANGE_MEMBERS: self._on_change_members,
+            messages.LOADS: self._on_loads,
         }
 
     def attach(self, node: RaftNode) -> None:
@@ -220,7 +222,14 @@ class ServingNode:
             raise self._not_leader()
         wanted = messages.decode(request.body, messages.RenewRequest)
         alive = self._leadership.renew(wanted.session_ids, request.connection)
+        if wanted.load is not None and len(wanted.load.heaviest) <= HEAVIEST_MAX:
+            self._leadership.report(wanted.load)
         request.reply(messages.encode(messages.RenewAnswer(alive=alive)))
+
+    def _on_loads(self, request: Request) -> None:
+        if self._leadership is None:
+            raise self._not_leader()
+        request.reply(messages.encode(messages.LoadsAnswer(loads=self._leadership.loads())))
 
     def _on_status(self, request: Request) -> None:
         core, records = self._core, self._replica.records
@@ -316,7 +325,12 @@ class ServingNode:
 
     def _begin_leadership(self) -> None:
         self._leadership = Leadership(
-            self._replica.records, self._propose_own, self._clock, self._random, self._settings.cluster_id
+            self._replica.records,
+            self._propose_own,
+            self._clock,
+            self._random,
+            self._settings.cluster_id,
+            self._settings.balance(),
         )
 
     def _end_leadership(self) -> None:

@@ -20,7 +20,7 @@ from typing import Final
 from stratalog_core.errors import OutcomeUnknown, StratalogError, Unavailable
 from stratalog_core.ports import Channel, Clock, Random, Transport
 from stratalog_metadata import messages
-from stratalog_metadata.api import Change
+from stratalog_metadata.api import BrokerLoad, Change
 from stratalog_metadata.messages import RenewAnswer, RenewRequest
 from stratalog_metadata.records import Session
 from stratalog_metadata.routing import Router
@@ -54,7 +54,7 @@ class SessionKeeper:
         random: Random,
         on_leader_moved: Callable[[str], None],
     ) -> None:
-        self._addresses = frozenset(addresses)
+        self._has_several_nodes = len(addresses) > 1
         self._on_leader_moved = on_leader_moved
         self._transport = transport
         self._clock = clock
@@ -68,15 +68,25 @@ class SessionKeeper:
         self._stop_listening: Callable[[], None] = lambda: None
         self._silent: set[str] = set()
         self._silent_since = 0.0
+        self._load: Callable[[], BrokerLoad | None] = lambda: None
 
     def learn(self, addresses: Sequence[str]) -> None:
         """The quorum's members are at these addresses now."""
         self._router.learn(addresses)
+        self._has_several_nodes = len(addresses) > 1
 
     def hold(
-        self, session_id: int, lease_s: float, sent_at: float, on_expired: Callable[[], None], grace_s: float = 0.0
-    ) -> None:  # fmt: skip
+        self,
+        session_id: int,
+        lease_s: float,
+        sent_at: float,
+        on_expired: Callable[[], None],
+        grace_s: float = 0.0,
+        load: Callable[[], BrokerLoad | None] | None = None,
+    ) -> None:
         """Keep a session that was opened by a command sent at ``sent_at`` (monotonic seconds)."""
+        if load is not None:
+            self._load = load
         deadline = sent_at + lease_s
         timer = self._loop.call_later(max(deadline - self._clock.monotonic(), 0.0), self._check, session_id)
         self._held[session_id] = _Held(lease_s, deadline, on_expired, timer, grace_s)
@@ -135,7 +145,7 @@ class SessionKeeper:
         """One round; says how long to wait before the next."""
         sent_at = self._clock.monotonic()
         asked = list(self._held)
-        request = messages.encode(RenewRequest(session_ids=asked))
+        request = messages.encode(RenewRequest(session_ids=asked, load=self._load()))
         channel = self._transport.channel(self._router.address)
         self._listen(channel)
         try:
@@ -164,7 +174,7 @@ class SessionKeeper:
         if not self._silent:
             self._silent_since = sent_at
         self._silent.add(address)
-        if len(self._addresses) < 2 or not self._silent >= self._addresses:
+        if not self._has_several_nodes or not self._silent.issuperset(self._router.addresses):
             return
         silent_s = self._clock.monotonic() - self._silent_since
         for session_id in [number for number, held in self._held.items() if 0 < held.grace_s <= silent_s]:

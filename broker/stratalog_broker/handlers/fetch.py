@@ -139,6 +139,7 @@ class FetchCall:
     def _fetched(self, one: FetchWanted, log: PartitionLog, batches: Any, size: int) -> PartitionFetched:
         core = log.core
         high_watermark = core.high_watermark
+        log.bytes_out += size
         return PartitionFetched(
             one.index, 0, high_watermark, high_watermark, core.log_start_offset, batches, size, self._aborted
         )

@@ -1,6 +1,6 @@
-"""``stratalog broker|tiering --config FILE``: one role alone, as containers and clusters start it.
+"""``stratalog tiering --config FILE``: one role alone, as containers and clusters start it.
 
-``bookie`` and ``metadata`` are such, too, and have commands besides: see ``bookie.py`` and ``metadata.py``.
+``bookie``, ``broker`` and ``metadata`` are such, too, and have commands besides: see the files of their names.
 """
 
 from __future__ import annotations
@@ -22,5 +22,4 @@ def _command(role: str) -> click.Command:
     return command
 
 
-broker = _command("broker")
 tiering = _command("tiering")

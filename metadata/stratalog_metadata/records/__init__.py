@@ -7,7 +7,15 @@ import msgspec
 from stratalog_metadata.records.cluster import CLUSTER_KEY, Cluster
 from stratalog_metadata.records.counter import LEDGER_IDS, PRODUCER_IDS, SESSION_IDS, Counter, counter_key
 from stratalog_metadata.records.ledger import Fragment, Ledger, LedgerState, ledger_key
-from stratalog_metadata.records.node import Bookie, Broker, TieringWorker, bookie_key, broker_key
+from stratalog_metadata.records.node import (
+    Bookie,
+    Broker,
+    DrainedBroker,
+    TieringWorker,
+    bookie_key,
+    broker_key,
+    drained_broker_key,
+)
 from stratalog_metadata.records.partition import (
     LedgerRef,
     Log,
@@ -31,6 +39,7 @@ Record = (
     | Cluster
     | Counter
     | DeletedTopic
+    | DrainedBroker
     | DynamicConfig
     | Lease
     | Ledger
@@ -55,9 +64,9 @@ class Versioned(msgspec.Struct, frozen=True, gc=False):
 
 __all__ = [
     "CLUSTER_KEY", "LEDGER_IDS", "PRODUCER_IDS", "QUORUM_KEY", "SESSION_IDS",
-    "Bookie", "Broker", "Cluster", "Counter", "DeletedTopic", "DynamicConfig", "Fragment", "Lease", "Ledger", "LedgerRef",
-    "LedgerState", "Log", "ManifestPointer", "Partition", "Quorum", "Record", "Session", "TierRequest", "TierStatus",
-    "TieringWorker", "Topic", "Versioned",
-    "bookie_key", "broker_key", "counter_key", "lease_key", "ledger_key", "log_key", "manifest_pointer_key",
-    "partition_key", "session_key", "tier_request_key", "tier_status_key", "topic_key",
+    "Bookie", "Broker", "Cluster", "Counter", "DeletedTopic", "DrainedBroker", "DynamicConfig", "Fragment", "Lease",
+    "Ledger", "LedgerRef", "LedgerState", "Log", "ManifestPointer", "Partition", "Quorum", "Record", "Session",
+    "TierRequest", "TierStatus", "TieringWorker", "Topic", "Versioned",
+    "bookie_key", "broker_key", "counter_key", "drained_broker_key", "lease_key", "ledger_key", "log_key",
+    "manifest_pointer_key", "partition_key", "session_key", "tier_request_key", "tier_status_key", "topic_key",
 ]  # fmt: skip

@@ -6,16 +6,29 @@ from stratalog_metadata.records.base import RecordBase
 
 
 class Broker(RecordBase, frozen=True, kw_only=True, tag="broker"):
-    """A live broker; the record goes with its session. ``host`` and ``port`` are what Kafka clients are told."""
+    """A live broker; the record goes with its session. ``host`` and ``port`` are what Kafka clients are told.
+
+    ``stopping``: it wants to stop, and waits until its partitions have other owners.
+    """
 
     broker_id: int
     host: str
     port: int
     session_id: int
     rack: str = ""
+    stopping: bool = False
 
     def key(self) -> str:
         return broker_key(self.broker_id)
+
+
+class DrainedBroker(RecordBase, frozen=True, kw_only=True, tag="drained_broker"):
+    """An operator wants this broker to own nothing, whether it lives or not, until the record is removed."""
+
+    broker_id: int
+
+    def key(self) -> str:
+        return drained_broker_key(self.broker_id)
 
 
 class Bookie(RecordBase, frozen=True, kw_only=True, tag="bookie"):
@@ -56,6 +69,10 @@ class TieringWorker(RecordBase, frozen=True, kw_only=True, tag="tiering_worker")
 
 def broker_key(broker_id: int) -> str:
     return f"broker/{broker_id}"
+
+
+def drained_broker_key(broker_id: int) -> str:
+    return f"drained_broker/{broker_id}"
 
 
 def bookie_key(bookie_id: str) -> str:

@@ -18,6 +18,9 @@ class Partition(RecordBase, frozen=True, kw_only=True, tag="partition"):
 
     ``owner_session`` is the session that the owner had when the controller chose it: a broker that comes back under a
     new session gets a new epoch too. 0: somebody else than the controller wrote the record.
+
+    ``next_owner``: the broker that the controller wants the partition handed to, or -1. The owner then takes no more appends,
+    seals what is open, and writes the next owner itself: so nobody has anything to recover.
     """
 
     topic_id: UUID
@@ -25,6 +28,7 @@ class Partition(RecordBase, frozen=True, kw_only=True, tag="partition"):
     owner: int = -1
     leader_epoch: int = 0
     owner_session: int = 0
+    next_owner: int = -1
 
     def key(self) -> str:
         return partition_key(self.topic_id, self.index)

@@ -787,7 +787,9 @@ class UnsureMetadata:
     async def scan(self, prefix: str, timeout_s: float = 10.0) -> list[Versioned]:
         return await self._client.scan(prefix, timeout_s)
 
-    async def open_session(self, holder: str, lease_ms: int, on_expired: object, grace_ms: int = 0) -> int:
+    async def open_session(
+        self, holder: str, lease_ms: int, on_expired: object, grace_ms: int = 0, load: object = None
+    ) -> int:  # fmt: skip
         raise NotImplementedError
 
     async def close_session(self, session_id: int) -> None:

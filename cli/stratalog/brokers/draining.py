@@ -1,0 +1,56 @@
+"""Takes a broker out of service, or puts it back. The controller hands its partitions over; the broker itself runs on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from stratalog_core.errors import NotFound, Unavailable
+from stratalog_metadata.api import MetadataClient, MetadataView
+from stratalog_metadata.commands import Command, Delete, Put
+from stratalog_metadata.records import Broker, DrainedBroker, Partition, broker_key, drained_broker_key
+
+OnProgress = Callable[[int], None]
+
+
+async def drain(metadata: MetadataClient, broker_id: int) -> None:
+    """Have the controller take everything from the broker. Raises ``NotFound``; ``Unavailable`` if no other would be left."""
+    view = metadata.view
+    if view.find(Broker, broker_key(broker_id)) is None and not owned(view, broker_id):
+        raise NotFound(f"no broker {broker_id} lives: see `stratalog broker list`")
+    drained = {each.broker_id for each in view.all(DrainedBroker)} | {broker_id}
+    if all(broker.broker_id in drained or broker.stopping for broker in view.all(Broker)):
+        raise Unavailable(f"without broker {broker_id} no broker would take partitions: start another first")
+    await metadata.propose(Command(updates=(Put(record=DrainedBroker(broker_id=broker_id)),)))
+
+
+async def undrain(metadata: MetadataClient, broker_id: int) -> None:
+    """Let the broker take partitions again. Raises ``NotFound`` if it is not drained."""
+    key = drained_broker_key(broker_id)
+    if metadata.view.find(DrainedBroker, key) is None:
+        raise NotFound(f"broker {broker_id} is not drained: see `stratalog broker list`")
+    await metadata.propose(Command(updates=(Delete(key=key),)))
+
+
+def owned(view: MetadataView, broker_id: int) -> int:
+    """How many partitions the broker owns."""
+    return sum(partition.owner == broker_id for partition in view.all(Partition))
+
+
+async def wait_until_drained(metadata: MetadataClient, broker_id: int, timeout_s: float, on_progress: OnProgress) -> None:
+    """Return when the broker owns nothing. Raises ``Unavailable`` after the time-out."""
+    changed = asyncio.Event()
+    stop = metadata.view.subscribe(lambda changes: changed.set())
+    try:
+        async with asyncio.timeout(timeout_s):
+            while left := owned(metadata.view, broker_id):
+                on_progress(left)
+                changed.clear()
+                await changed.wait()
+    except TimeoutError:
+        left = owned(metadata.view, broker_id)
+        raise Unavailable(
+            f"broker {broker_id} still owns {left} partitions after {timeout_s:.0f} s: it goes on draining, wait again"
+        ) from None
+    finally:
+        stop()

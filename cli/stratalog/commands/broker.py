@@ -1,0 +1,86 @@
+"""``stratalog broker``: run one, or ``broker list``, ``drain`` and ``undrain``, which ask the metadata nodes."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import click
+
+from stratalog.brokers.draining import drain as drain_broker
+from stratalog.brokers.draining import owned, wait_until_drained
+from stratalog.brokers.draining import undrain as undrain_broker
+from stratalog.brokers.report import Row, broker_rows
+from stratalog.output import json_option, print_listing, progress_bar
+from stratalog.target import metadata_of, quorum_options
+from stratalog.tier.session import metadata_session
+
+_COLUMNS = ("broker", "state", "rack", "address", "partitions", "in_bytes_per_s", "out_bytes_per_s")
+
+
+@click.group(invoke_without_command=True)
+@click.option("--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="TOML file of the broker to run.")
+@click.pass_context
+def broker(context: click.Context, config: Path | None) -> None:
+    """Run one broker until SIGTERM, configured by a TOML file and the environment; or see and relieve brokers."""
+    if context.invoked_subcommand is None:
+        from stratalog.roles import broker as role
+        from stratalog.roles.runtime import Configuration, run
+
+        run(Configuration(file=config), "broker", role.start)
+
+
+@broker.command("list")
+@quorum_options
+@json_option
+def list_brokers(data: Path | None, metadata: str | None, as_json: bool) -> None:
+    """List brokers: their state, rack, how many partitions they own, and what they do."""
+    rows = asyncio.run(_rows(metadata_of(data, metadata)))
+    print_listing("brokers", rows, _COLUMNS, as_json=as_json)
+
+
+async def _rows(addresses: list[str]) -> list[Row]:
+    async with metadata_session(addresses) as client:
+        return broker_rows(client.view, await client.loads())
+
+
+@broker.command()
+@click.argument("broker_id", metavar="ID", type=click.IntRange(min=0))
+@click.option("--wait/--no-wait", default=True, show_default=True, help="Return when it owns nothing.")
+@click.option("--timeout", "timeout_s", default=300.0, show_default=True, help="Seconds to wait.")
+@quorum_options
+def drain(broker_id: int, wait: bool, timeout_s: float, data: Path | None, metadata: str | None) -> None:
+    """Hand everything that broker ID owns to others, and give it nothing until `undrain`.
+
+    Clients notice no more than a retry. The broker goes on running; stopping it afterwards moves nothing.
+    """
+    asyncio.run(_drain(metadata_of(data, metadata), broker_id, timeout_s if wait else None))
+
+
+async def _drain(addresses: list[str], broker_id: int, timeout_s: float | None) -> None:
+    async with metadata_session(addresses) as client:
+        await drain_broker(client, broker_id)
+        total = owned(client.view, broker_id)
+        click.echo(f"broker {broker_id} drains: it owns {total} partitions", err=True)
+        if timeout_s is None:
+            return
+        with progress_bar() as progress:
+            task = progress.add_task(f"draining broker {broker_id}", total=total)
+            await wait_until_drained(
+                client, broker_id, timeout_s, lambda left: progress.update(task, completed=max(0, total - left))
+            )  # fmt: skip
+    click.echo(f"broker {broker_id} is drained: it owns nothing", err=True)
+
+
+@broker.command()
+@click.argument("broker_id", metavar="ID", type=click.IntRange(min=0))
+@quorum_options
+def undrain(broker_id: int, data: Path | None, metadata: str | None) -> None:
+    """Put broker ID back into service: balance gives it partitions again, a few at a time."""
+    asyncio.run(_undrain(metadata_of(data, metadata), broker_id))
+
+
+async def _undrain(addresses: list[str], broker_id: int) -> None:
+    async with metadata_session(addresses) as client:
+        await undrain_broker(client, broker_id)
+    click.echo(f"broker {broker_id} takes partitions again", err=True)
