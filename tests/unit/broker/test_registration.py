@@ -43,7 +43,7 @@ class Journal:
                 await self.changed.wait()
 
 
-def registration(metadata: QuorumClient, journal: Journal, port: int = 9092, lease_ms: int = 400) -> Registration:
+def registration(metadata: QuorumClient, journal: Journal, port: int = 9092, lease_ms: int = 4_000) -> Registration:
     return Registration(
         metadata,
         SystemClock(),
