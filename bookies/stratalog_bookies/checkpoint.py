@@ -18,7 +18,7 @@ import msgspec
 from crc32c import crc32c
 
 from stratalog_bookies.index import ROW_BYTES, Run
-from stratalog_bookies.messages import ID_MAX
+from stratalog_bookies.message_ids import ID_MAX
 from stratalog_core.errors import Corrupt
 from stratalog_core.malformed import MALFORMED
 from stratalog_core.ports import Buffer

@@ -11,11 +11,12 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
-from typing import Annotated, Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 from crc32c import crc32c
 
+from stratalog_bookies.message_ids import EntryId, LedgerId, check_ids
 from stratalog_core.errors import Invalid
 from stratalog_core.malformed import MALFORMED
 from stratalog_core.ports import Buffer
@@ -38,8 +39,6 @@ RANGES_MAX: Final = 65_536
 """Ranges in one READ or READ_HEADERS."""
 LEDGERS_MAX: Final = 65_536
 """Ledgers in one FENCE, LAC, WRITE_LAC, DELETE or page of LIST."""
-ID_MAX: Final = 2**63 - 1
-"""Greatest ledger and entry id: both also travel and are stored as signed numbers, whose -1 says that there is none."""
 HEAD_BYTES_MAX: Final = 1024
 """Payload bytes that READ_HEADERS gives of each entry."""
 
@@ -114,7 +113,6 @@ class RangeAnswer(NamedTuple):
     entries: list[ReadEntry]
 
 
-_STATUSES: Final = frozenset(Status)
 ENTRY_HEADER: Final = struct.Struct(">QQqIIB")
 ENTRY_HEADER_BYTES: Final = ENTRY_HEADER.size
 _CHECKED = struct.Struct(">QQqI")
@@ -158,9 +156,7 @@ def decode_add(body: memoryview) -> list[tuple[int, int, int, int, int, int]]:
     if start > len(body):
         raise Invalid(f"ADD of {count} entries is cut short at {len(body)} bytes")
     headers = list(ENTRY_HEADER.iter_unpack(body[COUNT_BYTES:start]))
-    # One pass over both ids: or'ed together they exceed the greatest exactly if one of them does.
-    if max([header[0] | header[1] for header in headers], default=0) > ID_MAX:
-        raise Invalid(f"ADD has a ledger or entry id beyond {ID_MAX}")
+    check_ids([header[0] | header[1] for header in headers], "ADD")
     payload_bytes = sum([header[3] for header in headers])
     if start + payload_bytes != len(body):
         raise Invalid(f"ADD has {len(body) - start} payload bytes; its entries claim {payload_bytes}")
@@ -234,7 +230,7 @@ def decode_read_answer(body: memoryview, head_bytes: int | None = None) -> list[
     headers = ENTRY_HEADER.iter_unpack(body[headers_start:payload_start])
     answers = []
     for status, decided_to, entries in table:
-        if status not in _STATUSES:
+        if status >= len(Status):
             raise Invalid(f"read answer has status {status}, which this version does not know")
         listed = []
         for _, header in zip(range(entries), headers, strict=False):
@@ -252,11 +248,6 @@ def decode_read_answer(body: memoryview, head_bytes: int | None = None) -> list[
 def entry_matches(ledger_id: int, entry: ReadEntry) -> bool:
     """Whether a whole entry's payload matches its CRC."""
     return entry_crc(ledger_id, entry.entry_id, entry.lac, (entry.payload,), entry.payload_bytes) == entry.crc
-
-
-LedgerId = Annotated[int, msgspec.Meta(ge=0, le=ID_MAX)]
-EntryId = Annotated[int, msgspec.Meta(ge=-1, le=ID_MAX)]
-"""-1: none."""
 
 
 class Control(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -425,7 +416,5 @@ def _ranges(table: memoryview, count: int) -> list[Range]:
         raise Invalid(f"{count} ranges in one request; the most is {RANGES_MAX}")
     if len(table) != count * _RANGE.size:
         raise Invalid(f"{count} ranges were announced; {len(table)} bytes came")
-    ranges = [Range._make(each) for each in _RANGE.iter_unpack(table)]
-    if max([each.ledger_id | each.first | each.last for each in ranges], default=0) > ID_MAX:
-        raise Invalid(f"a range has a ledger or entry id beyond {ID_MAX}")
-    return ranges
+    check_ids([ledger_id | first | last for ledger_id, first, last in _RANGE.iter_unpack(table)], "a range")
+    return [Range._make(each) for each in _RANGE.iter_unpack(table)]

@@ -19,7 +19,7 @@ from stratalog_bookies.index import ROW, Run
 from stratalog_bookies.log import Log
 from stratalog_bookies.log_files import STATE, LogFiles
 from stratalog_bookies.log_format import Frame
-from stratalog_bookies.messages import ID_MAX
+from stratalog_bookies.message_ids import ID_MAX
 from stratalog_core.errors import Corrupt
 from stratalog_core.ports import Files
 

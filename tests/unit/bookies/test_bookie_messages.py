@@ -10,12 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stratalog_bookies import messages
+from stratalog_bookies.message_ids import ID_MAX
 from stratalog_bookies.messages import EntryState, Range, Status
 from stratalog_core.errors import Invalid
 
-ENTRY = st.tuples(
-    st.integers(0, messages.ID_MAX), st.integers(0, messages.ID_MAX), st.integers(-1, 2**62), st.binary(max_size=300)
-)
+ENTRY = st.tuples(st.integers(0, ID_MAX), st.integers(0, ID_MAX), st.integers(-1, 2**62), st.binary(max_size=300))
 
 
 def joined(parts: list[bytes | bytearray | memoryview]) -> memoryview:
@@ -40,7 +39,7 @@ def test_a_payload_in_several_buffers_has_the_crc_of_the_whole() -> None:
 
 @given(
     st.lists(
-        st.tuples(st.integers(0, messages.ID_MAX), st.integers(0, messages.ID_MAX), st.integers(0, messages.ID_MAX)),
+        st.tuples(st.integers(0, ID_MAX), st.integers(0, ID_MAX), st.integers(0, ID_MAX)),
         max_size=20,
     )
 )
