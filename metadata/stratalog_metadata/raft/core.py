@@ -377,7 +377,8 @@ class Raft:
         self._elections.heard_from_leader(message.sender)
         match message:
             case Heartbeat():
-                self._commit_to(message.commit)
+                if message.identity == self.settings.identity:
+                    self._commit_to(message.commit)
                 self._send_when_promised(
                     HeartbeatReply(sender=self.node_id, receiver=message.sender, term=self.term, round=message.round)
                 )

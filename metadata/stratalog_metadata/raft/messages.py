@@ -69,10 +69,14 @@ class AppendReply(MessageBase, frozen=True, kw_only=True, tag="append_reply"):
 
 
 class Heartbeat(MessageBase, frozen=True, kw_only=True, tag="heartbeat"):
-    """``commit`` is never beyond what the receiver is known to hold; ``round`` confirms leadership for reads."""
+    """``commit`` is never beyond what the disk with this ``identity`` is known to hold; ``round`` confirms leadership.
+
+    A disk that has replaced it under its number, and gets the message late, must not take it for itself.
+    """
 
     commit: int
     round: int
+    identity: str = ""
 
 
 class HeartbeatReply(MessageBase, frozen=True, kw_only=True, tag="heartbeat_reply"):

@@ -122,14 +122,17 @@ class Replication:
         number = self.reads.begin_round(commit, may_read=self.may_read)
         self._begun_at[number] = self._now
         self._begun_at.pop(number - ROUNDS_KEPT, None)
-        for node_id, follower in self.followers.items():
+        for member in self._membership.members:
+            if member.node_id == self._settings.node_id:
+                continue
             out.append(
                 Heartbeat(
                     sender=self._settings.node_id,
-                    receiver=node_id,
+                    receiver=member.node_id,
                     term=self._term,
-                    commit=min(follower.match, commit),
+                    commit=min(self.followers[member.node_id].match, commit),
                     round=self.reads.round,
+                    identity=member.identity,
                 )
             )
 

@@ -131,7 +131,7 @@ MESSAGES: list[Message] = [
     VoteReply(sender=2, receiver=1, term=5, granted=True, pre=True),
     Append(sender=1, receiver=2, term=5, previous_index=299, previous_term=4, commit=298, entries=(ENTRY,)),
     AppendReply(sender=2, receiver=1, term=5, index=299, rejected=True, hint_index=280, hint_term=3),
-    Heartbeat(sender=1, receiver=2, term=5, commit=298, round=77),
+    Heartbeat(sender=1, receiver=2, term=5, commit=298, round=77, identity="v"),
     HeartbeatReply(sender=2, receiver=1, term=5, round=77),
     SnapshotChunk(
         sender=1,

@@ -15,6 +15,10 @@ about is not shown. Commands::
     > transfer 1               node 1 hands over
     > log 1                    shows node 1's log
     > lease 1                  shows whether node 1 knows that nobody else leads
+    > new 4                    a new disk for node 4, which begins with the members that the leader has
+    > add 1 4                  node 1 adds node 4 as a learner
+    > remove 1 2               node 1 removes node 2
+    > members 1                shows the configuration that is in force on node 1
 
 STRATALOG_GOLDEN=write rewrites the files from what happens now; look at the difference before you commit it.
 """
@@ -23,17 +27,18 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from stratalog_core.errors import NotLeader
+from stratalog_core.errors import NotLeader, StratalogError
 from stratalog_metadata.raft import (
     Entry,
     EntryKind,
     HardState,
     LogTail,
+    Member,
     Membership,
     Message,
     Raft,
@@ -41,6 +46,7 @@ from stratalog_metadata.raft import (
     Ready,
     Snapshot,
 )
+from stratalog_metadata.raft.membership import decode_members
 from stratalog_metadata.raft.messages import (
     Append,
     AppendReply,
@@ -74,7 +80,9 @@ class Conversation:
         self.writing: dict[int, list[Ready]] = {}
         self.held: set[int] = set()
         self.clocks: dict[int, float] = {}
-        self.network: list[Message] = []
+        self.network: list[tuple[Message, str]] = []
+        self.identities: dict[int, str] = {}
+        self.joined: dict[int, Membership] = {}
         self.roles: dict[int, str] = {}
         self.lines: list[str] = []
 
@@ -88,8 +96,11 @@ class Conversation:
     # --- commands ----------------------------------------------------------------------------------------------------
 
     def do_nodes(self, *names: str) -> None:
+        founders = Membership.of_voters(map(int, names))
         for node_id in map(int, names):
             self.disks[node_id] = (HardState(), LogTail())
+            self.identities[node_id] = ""
+            self.joined[node_id] = founders
             self.writing[node_id] = []
             self.clocks[node_id] = 0.0
         for node_id in self.disks:
@@ -99,8 +110,14 @@ class Conversation:
         node_id = int(name)
         hard_state, log = self.disks[node_id]
         self.cores[node_id] = Raft(
-            RaftSettings(node_id=node_id, append_bytes_max=100, in_flight_max=2, snapshot_chunk_bytes=10),
-            Membership.of_voters(self.disks),
+            RaftSettings(
+                node_id=node_id,
+                identity=self.identities[node_id],
+                append_bytes_max=100,
+                in_flight_max=2,
+                snapshot_chunk_bytes=10,
+            ),
+            self.joined[node_id],
             hard_state=hard_state,
             log=LogTail(log.base_index, log.base_term, log.between(log.base_index + 1, log.last_index)),
             applied=log.base_index,
@@ -125,6 +142,36 @@ class Conversation:
         except NotLeader as refused:
             self.lines.append(f"{name} refuses: the leader is {refused.detail['leader']}")
 
+    def do_new(self, name: str) -> None:
+        node_id = int(name)
+        leader = next(core for core in self.cores.values() if core.is_leader)
+        self.disks[node_id] = (HardState(), LogTail())
+        self.writing[node_id] = []
+        self.identities[node_id] = self.identities[node_id] + "'" if node_id in self.identities else ""
+        self.clocks.setdefault(node_id, self.clocks[leader.node_id])
+        self.joined[node_id] = leader.membership
+        self.do_boot(name)
+
+    def do_add(self, name: str, added: str) -> None:
+        member = Member(node_id=int(added), identity=self.identities[int(added)], address=added)
+        self.change(name, lambda membership: membership.with_learner(member))
+
+    def do_remove(self, name: str, removed: str) -> None:
+        self.change(name, lambda membership: membership.without(int(removed)))
+
+    def change(self, name: str, changed: Callable[[Membership], Membership]) -> None:
+        core = self.cores[int(name)]
+        try:
+            core.change_members(changed(core.membership))
+        except NotLeader as refused:
+            self.lines.append(f"{name} refuses: the leader is {refused.detail['leader']}")
+        except StratalogError as refused:
+            self.lines.append(f"{name} refuses: {refused.message}")
+
+    def do_members(self, name: str) -> None:
+        core = self.cores[int(name)]
+        self.lines.append(f"{name} members since {core.membership_index}: {show_members(core.membership)}")
+
     def do_read(self, name: str, context: str) -> None:
         self.cores[int(name)].read(int(context))
 
@@ -133,16 +180,16 @@ class Conversation:
             self.turn_all()
 
     def deliver_batch(self, node_id: int) -> bool:
-        arriving = [message for message in self.network if node_id in (0, message.receiver)]
-        self.network = [message for message in self.network if message not in arriving]
-        for message in arriving:
+        arriving = [sent for sent in self.network if node_id in (0, sent[0].receiver)]
+        self.network = [sent for sent in self.network if sent not in arriving]
+        for message, identity in arriving:
             if message.receiver in self.cores:
-                self.cores[message.receiver].step(message)
+                self.cores[message.receiver].step(message, identity)
                 self.turn(message.receiver)
         return bool(arriving)
 
     def do_drop(self, name: str) -> None:
-        self.network = [message for message in self.network if message.receiver != int(name)]
+        self.network = [sent for sent in self.network if sent[0].receiver != int(name)]
 
     def do_hold(self, name: str) -> None:
         self.held.add(int(name))
@@ -224,13 +271,27 @@ class Conversation:
         self.roles[node_id] = role
 
     def send(self, messages: tuple[Message, ...]) -> None:
-        self.network.extend(messages)
+        self.network.extend((message, self.identities[message.sender]) for message in messages)
         self.lines.extend(f"  {message.sender} > {message.receiver}  {describe(message)}" for message in messages)
 
 
 def show(entries: tuple[Entry, ...]) -> str:
-    shown = (f"{e.index}@{e.term}" + ("" if e.kind is EntryKind.NO_OP else f"={e.payload.decode()}") for e in entries)
-    return " ".join(shown) or "nothing"
+    return " ".join(f"{entry.index}@{entry.term}{show_content(entry)}" for entry in entries) or "nothing"
+
+
+def show_content(entry: Entry) -> str:
+    match entry.kind:
+        case EntryKind.NO_OP:
+            return ""
+        case EntryKind.MEMBERS:
+            return f"=[{show_members(decode_members(entry.payload))}]"
+        case EntryKind.COMMAND:
+            return f"={entry.payload.decode()}"
+
+
+def show_members(membership: Membership) -> str:
+    members = membership.members
+    return " ".join(f"{member.node_id}{member.identity}{'' if member.voter else ' learns'}" for member in members)
 
 
 def describe(message: Message) -> str:
