@@ -1,4 +1,4 @@
-"""Deletes ledgers that metadata no longer has, and only those.
+"""Deletes ledgers that metadata no longer has, and only those: at each pass, and soon after a record was seen to go.
 
 The listing of what the disks hold is taken first, the linearizable scan of metadata second. A ledger's record exists before
 its first entry, so one that is held and not found was deleted. The same rule guards DELETE: a ledger that metadata still
@@ -7,16 +7,19 @@ has is kept, whoever asks. Answers that fail or belong to another cluster delete
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
 from stratalog_bookies.disk import Disk
-from stratalog_bookies.messages import Status
+from stratalog_bookies.messages import LEDGERS_MAX, Status
 from stratalog_core.errors import OutcomeUnknown, Retriable, StorageFailed
-from stratalog_metadata.api import MetadataClient
+from stratalog_metadata.api import Change, MetadataClient
 from stratalog_metadata.records import CLUSTER_KEY, Cluster, Ledger, ledger_key
 
 _LEDGERS = "ledger/"
+_GATHER_S = 0.1
+"""Deletions come by the thousand when a topic goes: they are gathered for so long."""
 _log = logging.getLogger(__name__)
 
 
@@ -27,6 +30,39 @@ class Collector:
         self._metadata = metadata
         self._disks = disks
         self._cluster_id = cluster_id
+        self._gone: dict[int, None] = {}
+        self._wanted = asyncio.Event()
+
+    async def run(self) -> None:
+        """Delete ledgers soon after their records have gone, until cancelled: no need to wait for the next pass."""
+        unsubscribe = self._metadata.view.subscribe(self._on_changes)
+        try:
+            while True:
+                await self._wanted.wait()
+                await asyncio.sleep(_GATHER_S)
+                self._wanted.clear()
+                gone, self._gone = self._gone, {}
+                await self._collect_now(list(gone))
+        finally:
+            unsubscribe()
+
+    def _on_changes(self, changes: Sequence[Change]) -> None:
+        """The view only hints: what is gone is read again before anything is deleted. The rest is left to the next pass."""
+        for change in changes:
+            if change.after is None and change.key.startswith(_LEDGERS) and len(self._gone) < LEDGERS_MAX:
+                ledger_id = int(change.key.removeprefix(_LEDGERS))
+                if self._disk_of(ledger_id).bookie.contents.ledgers.get(ledger_id) is not None:
+                    self._gone[ledger_id] = None
+                    self._wanted.set()
+
+    def _disk_of(self, ledger_id: int) -> Disk:
+        return self._disks[ledger_id % len(self._disks)]
+
+    async def _collect_now(self, ledger_ids: Sequence[int]) -> None:
+        try:
+            await self.delete(ledger_ids, self._disk_of)
+        except (Retriable, OutcomeUnknown, StorageFailed) as failure:
+            _log.info("deleted ledgers are left to the next pass: %s", failure)
 
     async def collect(self) -> int:
         """One pass over all ledgers; returns how many were deleted. Never raises for a quorum that is away."""

@@ -149,7 +149,7 @@ class BookieServer:
             scrubs.append(Scrub(disk, settings, content, healer.wake))
         assert self._dispatch is not None, "requests are served by now"
         self._dispatch.scrub_by(scrubs)
-        for work in (healer.run, *(scrub.run for scrub in scrubs)):
+        for work in (collector.run, healer.run, *(scrub.run for scrub in scrubs)):
             self._upkeep.append(asyncio.get_running_loop().create_task(work()))
 
     def _start_auditor(self, counters: Counters) -> None:

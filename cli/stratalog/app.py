@@ -9,7 +9,7 @@ import click
 
 _COMMANDS: Final = {
     "bench": ("stratalog.commands.bench", "Load and measure any cluster that speaks Kafka's protocol."),
-    "bookie": ("stratalog.commands.bookie", "Run one bookie, list bookies, decommission one."),
+    "bookie": ("stratalog.commands.bookie", "Run one bookie, list bookies, scrub or decommission them."),
     "broker": ("stratalog.commands.broker", "Run one broker, list brokers, drain one."),
     "cluster": ("stratalog.commands.cluster", "Start and stop a local cluster of processes."),
     "consume": ("stratalog.commands.consume", "Read records of a topic."),

@@ -14,7 +14,6 @@ from stratalog.hot.scrub import BookieScrub, bookies_to_scrub, follow
 from stratalog.output import json_option, print_listing, progress_bar
 from stratalog.target import metadata_of, quorum_options
 from stratalog.tier.session import metadata_session
-from stratalog_core.errors import Invalid
 from stratalog_core.rpc import TcpTransport
 from stratalog_metadata.records import Ledger
 
@@ -102,7 +101,7 @@ def scrub(
 ) -> None:
     """Check every entry, index and state file of bookie NAME now; what is damaged is mended from other replicas."""
     if bool(name) == every:
-        raise Invalid("name one bookie, or say --all")
+        raise click.UsageError("name one bookie, or say --all")
     scrubs = asyncio.run(_scrub(metadata_of(data, metadata), name, wait))
     rows = [row for each in scrubs for row in each.rows()]
     print_listing("disks", rows, _SCRUB_COLUMNS, as_json=as_json)

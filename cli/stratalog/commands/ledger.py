@@ -15,7 +15,6 @@ from stratalog.moments import format_moment
 from stratalog.output import json_option, print_json, print_listing, print_rows
 from stratalog.target import metadata_of, quorum_options
 from stratalog.tier.session import metadata_session
-from stratalog_core.errors import Invalid
 
 _LEDGER_COLUMNS = (
     "ledger", "topic", "partition", "state", "base_offset", "end_offset", "entries", "bytes", "lacking", "bookies"
@@ -82,7 +81,7 @@ def read(
     """Read entries from the bookies, verify their checksums, and show their headers; of an open ledger the confirmed ones."""
     if follow:
         if last is not None:
-            raise Invalid("--follow has no end: leave --last out")
+            raise click.UsageError("--follow has no end: leave --last out")
         asyncio.run(_follow(metadata_of(data, metadata), ledger_id, first))
         return
     rows = asyncio.run(_read(metadata_of(data, metadata), ledger_id, first, last))

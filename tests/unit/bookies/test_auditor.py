@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -300,6 +301,21 @@ async def test_another_auditor_takes_over_from_one_that_is_gone(cluster: Cluster
     await cluster.stop_bookie(auditors[0])
     await eventually(lambda: auditors[0] not in cluster.named(ledger.ledger_id))
     assert await cluster.missing(cluster.stored(ledger.ledger_id)) == 0
+
+
+async def test_copies_are_made_no_faster_than_allowed(cluster: Cluster) -> None:
+    """40 entries of about 570 bytes at 20 KiB a second take a second at least, however fast the machine is."""
+    cluster.audit_bytes_per_s = 20 * 1024
+    for number in range(4):
+        await cluster.start_bookie(f"b{number}", audit_delay_s=0.1)
+    ledger = await cluster.sealed()
+    (spare,) = {f"b{number}" for number in range(4)} - set(ledger.fragments[0].bookies)
+    await cluster.stop_bookie(ledger.fragments[0].bookies[0])
+    counters = cluster.bookies[spare][0]._disks[0].counters
+    began = time.monotonic()
+    await eventually(lambda: spare in cluster.named(ledger.ledger_id))
+    assert time.monotonic() - began > 0.9 * sum(map(len, PAYLOADS)) / cluster.audit_bytes_per_s
+    assert counters.add_entries == ENTRIES
 
 
 async def test_a_ledger_deleted_meanwhile_stays_deleted(cluster: Cluster) -> None:

@@ -188,8 +188,8 @@ class FaultyFiles:
     def __getattr__(self, name: str) -> object:
         return getattr(self._files, name)
 
-    def open(self, path: str, *, create: bool = False) -> File:
-        return FaultyFile(self._files.open(path, create=create), self)  # type: ignore[return-value]
+    def open(self, path: str, *, create: bool = False, direct: bool = False) -> File:
+        return FaultyFile(self._files.open(path, create=create, direct=direct), self)  # type: ignore[return-value]
 
     def free_bytes(self) -> int:
         return self._files.free_bytes() if self.free is None else self.free
@@ -498,6 +498,16 @@ async def test_ledgers_that_metadata_lost_are_collected_and_their_files_recycled
         await place.forget(2)
         assert await bookie.statuses(messages.DELETE, messages.LedgerIds(ledger_ids=(2,))) == [OK]
         assert (await bookie.info()).disks[0].live_bytes == 0
+
+
+async def test_a_ledger_whose_record_goes_is_deleted_without_waiting_for_a_pass(place: Place) -> None:
+    async with place.bookie(collect_interval_s=1000) as bookie:
+        assert await bookie.add((1, 0, b"one"), (2, 0, b"two")) == [OK, OK]
+        await place.forget(1)
+        await until(partial(bookie.counter, "ledgers_deleted"))
+        assert (await bookie.read(Range(1, 0, 1)))[0].status == Status.NO_SUCH_LEDGER
+        assert await bookie.entries(2) == {0: b"two"}
+        assert await bookie.add((1, 1, b"late")) == [Status.NO_SUCH_LEDGER]
 
 
 async def test_the_scrub_finds_rot_and_compaction_keeps_the_evidence(place: Place) -> None:

@@ -14,6 +14,8 @@ import pytest
 from click.testing import CliRunner
 
 from stratalog.app import stratalog
+from stratalog.health.disks import check_disks
+from stratalog.health.finding import Verdict
 from stratalog.hot.decommission import set_draining, wait_until_empty
 from stratalog.hot.entries import entry_rows
 from stratalog.hot.report import bookie_rows, ledger_document, ledger_rows
@@ -185,6 +187,32 @@ def _invoke(*words: str) -> Any:
     return json.loads(done.stdout)
 
 
+def _followed(*words: str) -> str:
+    done = CliRunner().invoke(stratalog, ["ledger", "read", *words, "--follow"], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+async def test_damage_that_nobody_can_mend_fails_the_scrub_and_the_doctor(
+    quorum: EmbeddedQuorum, bookie: LedgerClient, tmp_path: Path
+) -> None:
+    ledger = await _written(bookie, BATCH)
+    await _put(quorum.client, TOPIC)
+    (log,) = [path for path in (tmp_path / "disk" / "log").glob("*.log") if BATCH in path.read_bytes()]
+    content = bytearray(log.read_bytes())
+    content[content.index(BATCH) + 70] ^= 1
+    log.write_bytes(content)
+    where = ["--metadata", ",".join(quorum.addresses), "--json"]
+    scrub = ["bookie", "scrub", "--all", "--wait", *where]
+    done = await asyncio.to_thread(CliRunner().invoke, stratalog, scrub, catch_exceptions=False)
+    assert done.exit_code == 6
+    (disk,) = json.loads(done.stdout)["disks"]
+    assert (disk["damaged"], disk["healed"], disk["unhealable"]) == (1, 0, 1)
+    assert f"entry 0 of ledger {ledger.ledger_id}" in done.stderr
+    (finding,) = [each for each in await check_disks(quorum.client.view) if each.verdict is Verdict.FAIL]
+    assert "b1, disk 0: 1 damaged entries" in finding.detail
+
+
 async def test_the_commands_print_json(quorum: EmbeddedQuorum, bookie: LedgerClient) -> None:
     ledger = await _written(bookie, BATCH)
     await _put(quorum.client, TOPIC)
@@ -195,6 +223,10 @@ async def test_the_commands_print_json(quorum: EmbeddedQuorum, bookie: LedgerCli
     assert (row["ledger"], row["entries"], row["topic"]) == (ledger.ledger_id, 1, "flights")
     shown = await asyncio.to_thread(_invoke, "ledger", "show", str(ledger.ledger_id), *where)
     assert shown["write_quorum"] == 1
+    (disk,) = (await asyncio.to_thread(_invoke, "bookie", "scrub", "b1", "--wait", *where))["disks"]
+    assert (disk["state"], disk["damaged"], disk["unhealable"], disk["entries"]) == ("finished", 0, 0, 1)
+    done = await asyncio.to_thread(_followed, str(ledger.ledger_id), *where[:2])
+    assert [json.loads(line)["entry"] for line in done.splitlines()] == [0]
     (entry,) = (await asyncio.to_thread(_invoke, "ledger", "read", str(ledger.ledger_id), "--first", "0", *where))["entries"]
     assert (entry["kind"], entry["base_offset"]) == ("batch", 5)
 
@@ -206,6 +238,8 @@ async def test_the_commands_print_json(quorum: EmbeddedQuorum, bookie: LedgerCli
         ("ledger", "show"),
         ("ledger", "show", "first"),
         ("ledger", "read", "1", "--first", "-1"),
+        ("bookie", "scrub"),
+        ("bookie", "scrub", "b1", "--all"),
     ],
 )
 def test_wrong_words_are_refused(words: tuple[str, ...]) -> None:
