@@ -164,6 +164,8 @@ def decode_index_table(header: Buffer, table: Buffer, generation: int) -> list[R
         run.first, run.last, run.count, run.payload_bytes = first, last, count, payload_bytes
         run.stored_at, run.stored_crc = stored_at, stored_crc
         runs.append(run)
+    if len({run.ledger_id for run in runs}) < len(runs):
+        raise Corrupt(f"index of log file {generation:016x} names a ledger twice")
     return runs
 
 
