@@ -16,6 +16,8 @@ class Client(ABC):
         self.name = name
         self.recorder = recorder
         self.stopping = threading.Event()
+        self.sessions_given_up = 0
+        """Sessions that the client ended because nothing came of them any more."""
         self.failure = ""
         """Traceback of what ended the client before its time: a fault of the test, or of the client library."""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)

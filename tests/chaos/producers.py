@@ -6,6 +6,7 @@ of its last attempt only.
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 import time
@@ -24,6 +25,8 @@ _WINDOW: Final = 60
 _STOP_S: Final = 60.0
 _SURELY_FAILED: Final = frozenset({KafkaError.MSG_SIZE_TOO_LARGE})
 _OVERSIZED_EVERY: Final = 150
+_STUCK_S: Final = 120.0
+"""A producer none of whose sends came out for so long, whatever the faults, is stuck."""
 
 
 class Sends:
@@ -109,6 +112,7 @@ class LibrdkafkaProducer(SteadyProducer):
         super().__init__(name, recorder, values, bootstrap, per_s=per_s, seed=seed, idempotent=idempotent)
         self._idempotent = idempotent
         self._fatal = False
+        self._settled_at = 0.0
         self._config = {
             "bootstrap.servers": bootstrap,
             "client.id": name,
@@ -120,20 +124,27 @@ class LibrdkafkaProducer(SteadyProducer):
             "request.timeout.ms": min(10_000, delivery_timeout_ms),
             "socket.timeout.ms": 10_000,
             "reconnect.backoff.max.ms": 1000,
-            "log_level": 0,
+            # What it does about epochs goes to clients.log: it has been seen to wait for ever for what was under way.
+            **({"debug": "eos", "logger": logging.getLogger("librdkafka")} if idempotent else {"log_level": 0}),
         }
 
     def run_session(self) -> None:
         self._fatal = False
+        self._settled_at = time.monotonic()
         producer = Producer({**self._config, "error_cb": self._on_error})
-        while not self.stopping.is_set() and not self._fatal:
+        while not self.stopping.is_set() and not self._fatal and not self._is_stuck():
             self._send(producer)
             producer.poll(self.pause_s())
         deadline = time.monotonic() + _STOP_S
-        while len(producer) and time.monotonic() < deadline:
+        while len(producer) and self.stopping.is_set() and time.monotonic() < deadline:
             producer.flush(1)
+        if len(producer):
+            self.sessions_given_up += 1
         producer.purge()
         producer.flush(1)
+
+    def _is_stuck(self) -> bool:
+        return time.monotonic() - self._settled_at > _STUCK_S
 
     def _on_error(self, error: KafkaError) -> None:
         self._fatal = self._fatal or error.fatal()
@@ -155,6 +166,7 @@ class LibrdkafkaProducer(SteadyProducer):
         producer.produce(topic, content, partition=partition, on_delivery=delivered)
 
     def _delivered(self, send: Operation, failure: KafkaError | None, message: Message) -> None:
+        self._settled_at = time.monotonic()
         if failure is None:
             self.sends.end(send, "ok", offset=message.offset())
             return

@@ -1,0 +1,35 @@
+"""How busy the machine was: for how long this process itself, which has little to do, had to wait for its turn."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Final
+
+_INTERVAL_S: Final = 0.05
+_COUNTED_S: Final = 0.5
+
+
+class Stalls:
+    """Sleeps again and again and measures by how much it oversleeps; times in seconds."""
+
+    def __init__(self) -> None:
+        self.longest_s = 0.0
+        self.total_s = 0.0
+        """Of those waits that were longer than half a second."""
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._measure, name="stalls", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._ended.set()
+
+    def _measure(self) -> None:
+        before = time.monotonic()
+        while not self._ended.wait(_INTERVAL_S):
+            now = time.monotonic()
+            late_s, before = now - before - _INTERVAL_S, now
+            self.longest_s = max(self.longest_s, late_s)
+            self.total_s += late_s if late_s > _COUNTED_S else 0.0
