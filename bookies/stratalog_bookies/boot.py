@@ -104,7 +104,7 @@ def missing_disk(cookie: str, disk: int, settings: BookieSettings, reason: str) 
 def recover_disk(files: Files, cookie: str, disk: int, settings: BookieSettings) -> tuple[LogFiles, Bookie]:
     """Bring one disk back. Blocking. Raises ``Corrupt`` or ``OSError``."""
     key = disk_key(cookie, disk)
-    store = LogFiles(files, key, settings.log_file_bytes)
+    store = LogFiles(files, key, settings.log_file_bytes, direct=settings.direct_io)
     contents = Contents(index_bytes_max=settings.index_bytes_max, tombstones_max=settings.tombstones_max)
     bookie = recovery.recover(store, contents, key, ledgers_max=settings.ledgers_max)
     _log.info("disk %d: %d ledgers in %d log files", disk, len(contents.ledgers), len(contents.files))

@@ -30,6 +30,10 @@ class BookieSettings:
     spare_files: int = setting(
         4, minimum=0, maximum=1000, help="prewritten log files kept ready on each disk: overwriting beats appending"
     )
+    direct_io: bool = setting(
+        True,
+        help="write logs around the page cache, for half the CPU; false: what was just written is read from memory",
+    )
     in_flight_bytes_max: int = setting(
         128 * _MEBIBYTE, minimum=_MEBIBYTE, help="adds that may wait for the disks (bytes); more is answered OVERLOADED"
     )

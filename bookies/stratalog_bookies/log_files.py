@@ -42,9 +42,10 @@ def index_path(generation: int) -> str:
 class LogFiles:
     """Files of one disk. Not thread-safe in what it writes; reads may run beside anything."""
 
-    def __init__(self, files: Files, cookie: bytes, file_bytes: int) -> None:
+    def __init__(self, files: Files, cookie: bytes, file_bytes: int, *, direct: bool = True) -> None:
         self.cookie = cookie
         self._files = files
+        self._direct = direct
         self.file_bytes = file_bytes
         self._writing: dict[int, File] = {}
         files.make_directory(LOG)
@@ -68,7 +69,7 @@ class LogFiles:
         if not self._spares:
             self._make_spare(prewrite=False)
         spare = self._spares[-1]
-        file = self._files.open(_spare_path(spare))
+        file = self._files.open(_spare_path(spare), direct=self._direct)
         try:
             file.pwritev((log_format.pack_file_header(self.cookie, generation, self.file_bytes),), 0)
             file.datasync()
@@ -114,7 +115,7 @@ class LogFiles:
         number = self._next_spare
         self._next_spare += 1
         path = f"{LOG}/{number:016x}.filling"
-        file = self._files.open(path, create=True)
+        file = self._files.open(path, create=True, direct=self._direct)
         try:
             file.allocate(self.file_bytes)
             if prewrite:

@@ -14,7 +14,7 @@ class MissingFiles:
     def __init__(self, reason: str) -> None:
         self._reason = reason
 
-    def open(self, path: str, *, create: bool = False) -> File:
+    def open(self, path: str, *, create: bool = False, direct: bool = False) -> File:
         self._refuse()
 
     def read(self, path: str) -> bytes:

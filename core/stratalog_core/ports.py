@@ -144,7 +144,10 @@ class File(Protocol):
 class Files(Protocol):
     """A directory tree. Paths are relative, with ``/``. Every method blocks."""
 
-    def open(self, path: str, *, create: bool = False) -> File: ...
+    def open(self, path: str, *, create: bool = False, direct: bool = False) -> File:
+        """``direct`` suits a log, which one writer writes in order and few read: writes go around the page cache."""
+        ...
+
     def read(self, path: str) -> bytes:
         """Whole file; raises ``FileNotFoundError``."""
         ...

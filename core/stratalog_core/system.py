@@ -9,15 +9,14 @@ import queue
 import shutil
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from stratalog_core.ports import Buffer
+from stratalog_core.files import SystemFile, open_file
 
 Result = TypeVar("Result")
-_IOV_MAX = 1024
 
 
 class SystemClock:
@@ -28,58 +27,6 @@ class SystemClock:
         return time.time_ns() // 1_000_000
 
 
-class SystemFile:
-    """A file by descriptor; see :class:`stratalog_core.ports.File`."""
-
-    __slots__ = ("_descriptor",)
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-
-    def size(self) -> int:
-        return os.fstat(self._descriptor).st_size
-
-    def pread(self, length: int, position: int) -> bytes:
-        content = os.pread(self._descriptor, length, position)
-        if len(content) == length or not content:
-            return content
-        # A signal or a page boundary may cut a read short: only an empty read means the end of the file.
-        pieces = [content]
-        while len(content) and sum(map(len, pieces)) < length:
-            done = sum(map(len, pieces))
-            content = os.pread(self._descriptor, length - done, position + done)
-            pieces.append(content)
-        return b"".join(pieces)
-
-    def pwritev(self, buffers: Sequence[Buffer], position: int) -> None:
-        for first in range(0, len(buffers), _IOV_MAX):
-            position = self._write_all(list(buffers[first : first + _IOV_MAX]), position)
-
-    def _write_all(self, buffers: list[Buffer], position: int) -> int:
-        while buffers:
-            written = os.pwritev(self._descriptor, buffers, position)
-            position += written
-            while buffers and written >= len(buffers[0]):
-                written -= len(buffers.pop(0))
-            if buffers and written:
-                buffers[0] = memoryview(buffers[0])[written:]
-        return position
-
-    def datasync(self) -> None:
-        os.fdatasync(self._descriptor)
-
-    def allocate(self, size: int) -> None:
-        os.posix_fallocate(self._descriptor, 0, size)
-
-    def truncate(self, size: int) -> None:
-        os.ftruncate(self._descriptor, size)
-
-    def close(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
-
-
 class SystemFiles:
     """Files below one root directory; see :class:`stratalog_core.ports.Files`."""
 
@@ -87,9 +34,8 @@ class SystemFiles:
         self._root = root
         root.mkdir(parents=True, exist_ok=True)
 
-    def open(self, path: str, *, create: bool = False) -> SystemFile:
-        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
-        return SystemFile(os.open(self._root / path, flags, 0o644))
+    def open(self, path: str, *, create: bool = False, direct: bool = False) -> SystemFile:
+        return open_file(self._root / path, create=create, direct=direct)
 
     def read(self, path: str) -> bytes:
         return (self._root / path).read_bytes()

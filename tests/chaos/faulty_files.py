@@ -15,8 +15,9 @@ from typing import Literal
 
 import msgspec
 
+from stratalog_core.files import SystemFile
 from stratalog_core.ports import Buffer
-from stratalog_core.system import SystemFile, SystemFiles
+from stratalog_core.system import SystemFiles
 
 Operation = Literal["write", "sync", "read"]
 
@@ -66,18 +67,17 @@ class _Control:
             raise OSError(errno.ENOSPC, "injected: no space left")
 
 
-class FaultyFile(SystemFile):
-    """A real file behind a control."""
+class FaultyFile:
+    """A real file behind a control; see :class:`stratalog_core.ports.File`."""
 
-    __slots__ = ("_control",)
-
-    def __init__(self, descriptor: int, control: _Control) -> None:
-        super().__init__(descriptor)
+    def __init__(self, file: SystemFile, control: _Control) -> None:
+        self._file = file
         self._control = control
+        self.size, self.truncate, self.close = file.size, file.truncate, file.close
 
     def pread(self, length: int, position: int) -> bytes:
         self._control.before("read")
-        return super().pread(length, position)
+        return self._file.pread(length, position)
 
     def pwritev(self, buffers: Sequence[Buffer], position: int) -> None:
         # A full disk still takes what overwrites space that a file has already.
@@ -86,17 +86,17 @@ class FaultyFile(SystemFile):
             self._control.before("write", takes_space=takes_space)
         except OSError:
             # What a failed write leaves behind is undefined: here a part of it.
-            super().pwritev(buffers[: len(buffers) // 2], position)
+            self._file.pwritev(buffers[: len(buffers) // 2], position)
             raise
-        super().pwritev(buffers, position)
+        self._file.pwritev(buffers, position)
 
     def datasync(self) -> None:
         self._control.before("sync")
-        super().datasync()
+        self._file.datasync()
 
     def allocate(self, size: int) -> None:
         self._control.before("write", takes_space=True)
-        super().allocate(size)
+        self._file.allocate(size)
 
 
 class FaultyFiles(SystemFiles):
@@ -104,14 +104,12 @@ class FaultyFiles(SystemFiles):
 
     def __init__(self, root: Path, *, faults: Path) -> None:
         super().__init__(root)
-        self._directory = root
         self._control = _Control(faults)
 
-    def open(self, path: str, *, create: bool = False) -> FaultyFile:
+    def open(self, path: str, *, create: bool = False, direct: bool = False) -> FaultyFile:  # type: ignore[override]
         if create:
             self._control.before("write", takes_space=True)
-        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
-        return FaultyFile(os.open(self._directory / path, flags, 0o644), self._control)
+        return FaultyFile(super().open(path, create=create, direct=direct), self._control)
 
     def read(self, path: str) -> bytes:
         self._control.before("read")

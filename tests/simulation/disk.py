@@ -180,7 +180,7 @@ class SimulatedFiles:
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
 
-    def open(self, path: str, *, create: bool = False) -> SimulatedFile:
+    def open(self, path: str, *, create: bool = False, direct: bool = False) -> SimulatedFile:
         if path not in self._disk.content:
             if not create:
                 raise FileNotFoundError(errno.ENOENT, "no such simulated file", path)

@@ -36,8 +36,8 @@ class StoppingFiles(SimulatedFiles):
         if self.steps == 0:
             raise Stopped
 
-    def open(self, path: str, *, create: bool = False) -> SimulatedFile:
-        file = super().open(path, create=create)
+    def open(self, path: str, *, create: bool = False, direct: bool = False) -> SimulatedFile:
+        file = super().open(path, create=create, direct=direct)
         return StoppingFile(self, file)
 
     def write_atomic(self, path: str, content: bytes) -> None:

@@ -49,9 +49,9 @@ class Rationed:
         if self.refused(self.calls):
             raise OSError(self.failure, os.strerror(self.failure))
 
-    def open(self, path: str, *, create: bool = False) -> File:
+    def open(self, path: str, *, create: bool = False, direct: bool = False) -> File:
         self._count()
-        return self._files.open(path, create=create)
+        return self._files.open(path, create=create, direct=direct)
 
     def write_atomic(self, path: str, content: bytes) -> None:
         self._count()

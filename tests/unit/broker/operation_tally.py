@@ -19,9 +19,10 @@ from typing import Any
 
 import pytest
 
+from stratalog_core.files import SystemFile
 from stratalog_core.ports import Buffer, Channel, OnReply
 from stratalog_core.rpc import TcpChannel, TcpTransport
-from stratalog_core.system import SystemFile, SystemFiles
+from stratalog_core.system import SystemFiles
 
 _SYSTEM_CALLS = {"send", "sendmsg", "recv", "recv_into", "pwritev", "pread", "preadv", "fdatasync", "fsync", "ftruncate"}
 _LOOP_CALLS = {"create_future", "create_task", "call_soon", "call_later", "call_at", "call_soon_threadsafe", "run_in_executor"}
@@ -159,8 +160,8 @@ class CountingFiles(SystemFiles):
         super().__init__(root)
         self._tally = tally
 
-    def open(self, path: str, *, create: bool = False) -> SystemFile:
-        return _CountingFile(super().open(path, create=create), self._tally)  # type: ignore[return-value]
+    def open(self, path: str, *, create: bool = False, direct: bool = False) -> SystemFile:
+        return _CountingFile(super().open(path, create=create, direct=direct), self._tally)  # type: ignore[return-value]
 
 
 class _CountingFile:

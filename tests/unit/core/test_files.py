@@ -1,0 +1,102 @@
+"""Open files: what is written around the page cache is the same file in the end."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stratalog_core import files
+from stratalog_core.files import DirectFile, SystemFile, open_file
+
+SIZE = 64 * 1024
+PIECES = st.lists(st.binary(max_size=9000), min_size=1, max_size=4)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_gathering() -> object:
+    """A buffer of four pages, so that writes of a few kilobytes fill it more than once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "_GATHERED_BYTES", 4 * 4096)
+        yield
+
+
+def is_direct(directory: Path) -> bool:
+    file = open_file(directory / "probe", create=True, direct=True)
+    file.close()
+    return isinstance(file, DirectFile)
+
+
+@given(writes=st.lists(st.tuples(st.none() | st.integers(0, SIZE), PIECES), max_size=12))
+def test_direct_writes_leave_the_same_bytes_as_others(writes: list[tuple[int | None, list[bytes]]]) -> None:
+    """Anywhere, or where the last write ended (``None``), in the middle of a page or not."""
+    with tempfile.TemporaryDirectory() as directory:
+        direct = open_file(Path(directory) / "direct", create=True, direct=True)
+        plain = open_file(Path(directory) / "plain", create=True, direct=False)
+        assert type(plain) is SystemFile
+        position = 0
+        for at, pieces in writes:
+            position = position if at is None else at
+            for file in (direct, plain):
+                file.pwritev(pieces, position)
+            position += sum(map(len, pieces))
+        size = plain.size()
+        assert direct.pread(size, 0) == plain.pread(size, 0)
+        # Direct writes are whole pages: at most the rest of one is added, and it is zeros.
+        assert not any(direct.pread(4096, size))
+        direct.close()
+        plain.close()
+
+
+def test_a_log_that_goes_on_where_it_ended_reads_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each write is padded to its page, and the next one begins inside that page."""
+    if not is_direct(tmp_path):
+        pytest.skip("the file system of the temporary directory knows no direct writes")
+    file = open_file(tmp_path / "log", create=True, direct=True)
+    file.allocate(SIZE)
+    file.pwritev((b"h" * 4096,), 0)
+    monkeypatch.setattr(os, "pread", lambda *_: pytest.fail("a page was read to be overwritten"))
+    position, expected = 4096, b"h" * 4096
+    for size in (1, 100, 4095, 8192, 5000, 16384, 3):
+        file.pwritev((b"x" * size, bytes(-(position + size) % 4096)), position)
+        position, expected = position + size, expected + b"x" * size
+    monkeypatch.undo()
+    assert file.pread(position, 0) == expected
+    file.close()
+
+
+def test_a_reader_sees_what_was_written_directly_at_once(tmp_path: Path) -> None:
+    file = open_file(tmp_path / "log", create=True, direct=True)
+    file.allocate(SIZE)
+    assert file.pread(4096, 8192) == bytes(4096)
+    file.pwritev((b"a" * 4096,), 8192)
+    file.pwritev((b"b" * 10,), 9000)
+    assert file.pread(4096, 8192) == b"a" * 808 + b"b" * 10 + b"a" * 3278
+    file.close()
+
+
+def test_where_direct_writes_are_unknown_files_are_written_as_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "_DIRECT", 0)
+    file = open_file(tmp_path / "log", create=True, direct=True)
+    assert type(file) is SystemFile
+    file.close()
+
+
+def test_a_direct_file_that_is_refused_leaves_no_descriptor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    really_open = os.open
+
+    def refuse_direct(path: str, flags: int, mode: int = 0o777) -> int:
+        if flags & os.O_DSYNC:
+            raise OSError(24, "too many open files")
+        return really_open(path, flags, mode)
+
+    monkeypatch.setattr(os, "open", refuse_direct)
+    with pytest.raises(OSError, match="too many"):
+        open_file(tmp_path / "log", create=True, direct=True)
+    monkeypatch.undo()
+    assert len(os.listdir("/proc/self/fd")) == before
