@@ -89,7 +89,10 @@ def step_raft(content: bytes) -> None:
             continue
         now += 0.3
         core.tick(now)
-        core.step(message)
+        try:
+            core.step(message)
+        except AssertionError:
+            return  # peers trust each other: what breaks Raft's own rules is stopped by its assertions, not answered
         _drain(core)
 
 
