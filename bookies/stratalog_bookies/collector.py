@@ -50,7 +50,7 @@ class Collector:
         """The view only hints: what is gone is read again before anything is deleted. The rest is left to the next pass."""
         for change in changes:
             if change.after is None and change.key.startswith(_LEDGERS) and len(self._gone) < LEDGERS_MAX:
-                ledger_id = int(change.key.removeprefix(_LEDGERS))
+                ledger_id = int(change.key.removeprefix(_LEDGERS), 16)
                 if self._disk_of(ledger_id).bookie.contents.ledgers.get(ledger_id) is not None:
                     self._gone[ledger_id] = None
                     self._wanted.set()

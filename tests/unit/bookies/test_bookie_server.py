@@ -32,7 +32,7 @@ from stratalog_core.errors import Invalid, Overloaded, StorageFailed, StratalogE
 from stratalog_core.ports import Buffer, Channel, File, Files
 from stratalog_core.rpc import TcpTransport
 from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
-from stratalog_metadata.api import MetadataClient
+from stratalog_metadata.api import Change, MetadataClient
 from stratalog_metadata.commands import Command, Delete, ExpireSession, Put
 from stratalog_metadata.embedded import EmbeddedQuorum, embedded_quorum
 from stratalog_metadata.records import CLUSTER_KEY, Bookie, Cluster, Fragment, Ledger, Versioned, bookie_key, ledger_key
@@ -452,6 +452,24 @@ async def test_nothing_is_collected_on_a_guess(place: Place) -> None:
     background.close()
 
 
+@pytest.mark.parametrize("ledger_id", [10, 16, 0x1A])
+async def test_a_deletion_is_heard_of_by_the_ledgers_own_number(place: Place, ledger_id: int) -> None:
+    """Keys name ledgers in hexadecimal digits: 16 is ``10``."""
+    background = ThreadBackground(8, "bookie")
+    files = SystemFiles(place.directory / "disk")
+    store, core = boot.recover_disk(_set_up(files), "ab" * 16, 0, place.settings)
+    disk = Disk(0, core, store, place.settings, background, Counters(), lambda: None)
+    await disk.files.start()
+    collector = Collector(place.quorum.client, [disk], "cluster")
+    await disk.fence([10, 16, 0x1A])
+
+    collector._on_changes([Change(key=ledger_key(ledger_id), before=None, after=None)])
+
+    assert list(collector._gone) == [ledger_id]
+    await disk.close()
+    background.close()
+
+
 def _set_up(files: SystemFiles) -> SystemFiles:
     recovery.create(LogFiles(files, disk_key("ab" * 16, 0), 128 * 1024))
     return files
@@ -500,14 +518,15 @@ async def test_ledgers_that_metadata_lost_are_collected_and_their_files_recycled
         assert (await bookie.info()).disks[0].live_bytes == 0
 
 
-async def test_a_ledger_whose_record_goes_is_deleted_without_waiting_for_a_pass(place: Place) -> None:
+@pytest.mark.parametrize("gone", [1, 0x1A])
+async def test_a_ledger_whose_record_goes_is_deleted_without_waiting_for_a_pass(place: Place, gone: int) -> None:
     async with place.bookie(collect_interval_s=1000) as bookie:
-        assert await bookie.add((1, 0, b"one"), (2, 0, b"two")) == [OK, OK]
-        await place.forget(1)
+        assert await bookie.add((gone, 0, b"one"), (2, 0, b"two")) == [OK, OK]
+        await place.forget(gone)
         await until(partial(bookie.counter, "ledgers_deleted"))
-        assert (await bookie.read(Range(1, 0, 1)))[0].status == Status.NO_SUCH_LEDGER
+        assert (await bookie.read(Range(gone, 0, 1)))[0].status == Status.NO_SUCH_LEDGER
         assert await bookie.entries(2) == {0: b"two"}
-        assert await bookie.add((1, 1, b"late")) == [Status.NO_SUCH_LEDGER]
+        assert await bookie.add((gone, 1, b"late")) == [Status.NO_SUCH_LEDGER]
 
 
 async def test_the_scrub_finds_rot_and_compaction_keeps_the_evidence(place: Place) -> None:
