@@ -52,6 +52,8 @@ class Connections:
     def __init__(self, network: Link, randomness: random.Random) -> None:
         self._network = network
         self._random = randomness
+        self.on_broken: Callable[[Process], None] = lambda client: None
+        """Told when a client's connection breaks although the client lives."""
         self._standing: dict[tuple[Process | None, str, str], SimulatedConnection] = {}
         self._listeners: dict[tuple[Process | None, str], list[Callable[[], None]]] = {}
 
@@ -84,6 +86,8 @@ class Connections:
         connection = self._standing.pop(key)
         target = address.rpartition(":")[0]
         loop, network = self._network.loop, self._network
+        if client is not None and client.alive:
+            self.on_broken(client)
         if network.carries(source, target):
             loop.call_later_as(connection.server, network.delay_s(), connection.tell)
         if network.carries(target, source):

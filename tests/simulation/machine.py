@@ -51,6 +51,8 @@ class Ports:
         world = machine.world
         self.loop = world.loop
         self.audit = world.audit
+        if world.audit is not None:
+            world.network.connections.on_broken = world.audit.promises.connection_broke
         self.random = world.random(f"{machine.name}/{machine.starts}")
         self.clock = machine.clock
         self.transport = SimulatedTransport(world.network, machine.name)

@@ -33,10 +33,15 @@ class Promises:
         self._versions: dict[str, int] = {}
         self._partitions: dict[str, tuple[int, int]] = {}
         self._holders: list[tuple[Process, SimulatedClock, SessionKeeper]] = []
+        self._broken: set[Process] = set()
 
     def holds_sessions(self, process: Process, clock: SimulatedClock, keeper: SessionKeeper) -> None:
         """This process keeps its sessions in ``keeper``."""
         self._holders.append((process, clock, keeper))
+
+    def connection_broke(self, process: Process) -> None:
+        """A connection of this process broke: what allows it to end early (a grace) may do so."""
+        self._broken.add(process)
 
     def applied(self, entry: Entry, outcome: Outcome) -> None:
         """The first node has applied ``entry``."""
@@ -71,4 +76,6 @@ class Promises:
         for process, clock, keeper in self._holders:
             held = keeper._held.get(session.session_id)
             left_s = held.deadline - clock.monotonic() if held is not None else 0.0
+            if session.grace_ms and process in self._broken:
+                continue
             self._require(left_s <= 0, f"the session of {process.name} ended, and it believes in it for {left_s:.3f} s more")
