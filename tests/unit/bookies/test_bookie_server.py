@@ -520,6 +520,7 @@ async def test_ledgers_that_metadata_lost_are_collected_and_their_files_recycled
 
 @pytest.mark.parametrize("gone", [1, 0x1A])
 async def test_a_ledger_whose_record_goes_is_deleted_without_waiting_for_a_pass(place: Place, gone: int) -> None:
+    await place.know(gone)
     async with place.bookie(collect_interval_s=1000) as bookie:
         assert await bookie.add((gone, 0, b"one"), (2, 0, b"two")) == [OK, OK]
         await place.forget(gone)
