@@ -55,6 +55,11 @@ class GroupTruth:
     audit: Audit
     polled: set[tuple[int, int]] = field(default_factory=set)
     committed: dict[int, int] = field(default_factory=dict)
+    """By partition: what the next member to begin must find at least."""
+    started: dict[int, int] = field(default_factory=dict)
+    """By partition: the latest generation whose owner has asked where to begin."""
+    within: dict[tuple[int, int], int] = field(default_factory=dict)
+    """The last acknowledged commit of each generation and partition."""
     owners: dict[tuple[int, int], str] = field(default_factory=dict)
     commits: int = 0
     generations: set[int] = field(default_factory=set)
@@ -70,19 +75,26 @@ class GroupTruth:
                 owner == member_id, f"partition {partition} belongs to {owner} and {member_id} in generation {generation}"
             )
 
-    def acknowledged(self, offsets: dict[int, int]) -> None:
+    def acknowledged(self, generation: int, offsets: dict[int, int]) -> None:
         self.commits += 1
         for partition, offset in offsets.items():
-            known = self.committed.get(partition, 0)
-            self.audit.require(offset >= known, f"{offset} was committed for partition {partition} after {known}")
-            self.committed[partition] = max(offset, known)
+            known = self.within.get((generation, partition), 0)
+            self.audit.require(
+                offset >= known, f"{offset} was committed for partition {partition} after {known} in generation {generation}"
+            )
+            self.within[generation, partition] = offset
+            # A commit that was under way when its generation ended may be answered after the next owner has begun below it.
+            if generation >= self.started.get(partition, -1):
+                self.committed[partition] = offset
 
-    def found(self, partition: int, offset: int, committed_before: int) -> None:
+    def found(self, generation: int, partition: int, offset: int, committed_before: int) -> None:
         """``committed_before`` is what had been acknowledged when the question was sent."""
         self.audit.require(
             offset >= committed_before,
             f"the group is at {offset} of partition {partition} after the commit of {committed_before} had been acknowledged",
         )
+        if generation > self.started.get(partition, -1):
+            self.started[partition], self.committed[partition] = generation, offset
         missing = [at for at in range(offset) if (partition, at) not in self.polled]
         self.audit.require(not missing, f"{offset} is committed for partition {partition}, nobody polled {missing[:3]}")
 
@@ -202,7 +214,9 @@ class _Session:
         for row in answer.topics[0].partitions:
             self._require(row.error_code)
             positions[row.partition_index] = max(row.committed_offset, 0)
-            self._truth.found(row.partition_index, positions[row.partition_index], before.get(row.partition_index, 0))
+            self._truth.found(
+                self._generation, row.partition_index, positions[row.partition_index], before.get(row.partition_index, 0)
+            )
         self._committed = dict(positions)
         return positions
 
@@ -227,7 +241,7 @@ class _Session:
         )  # fmt: skip
         for result in answer.topics[0].partitions:
             self._require(result.error_code)
-        self._truth.acknowledged(news)
+        self._truth.acknowledged(self._generation, news)
         self._committed.update(news)
 
     def _require(self, error: int) -> None:
