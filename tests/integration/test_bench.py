@@ -45,7 +45,7 @@ def test_latency_at_a_rate_to_the_acknowledgement_and_to_the_consumer(cluster: P
 
 
 def test_two_groups_read_all_while_one_consumer_leaves(cluster: ProcessCluster) -> None:
-    options = ("--groups", "2", "--consumers", "2", "--rate", "300", "--leave", "--duration", "4", "--warmup", "0.5")
+    options = ("--groups", "2", "--consumers", "2", "--consumer-processes", "4", "--rate", "300", "--leave", *_SHORT)
     measured = _measured(cluster, "consume", *options)
     assert measured["slowest_group_records"] > 0
     assert measured["rebalance_s"] > 0
@@ -83,6 +83,11 @@ def test_a_workload_file_and_the_table_for_people(cluster: ProcessCluster, tmp_p
     assert re.search(r"end_to_end_p99_ms +[\d.]+", text)
 
 
+def test_a_record_that_the_client_refuses_ends_the_run(cluster: ProcessCluster) -> None:
+    cluster.run("bench", "produce", *_SHORT, "--record-bytes", "5000", "--set", "message.max.bytes=2000", expect=3)
+
+
 def test_wrong_settings_are_refused_by_name(cluster: ProcessCluster) -> None:
     cluster.run("bench", "produce", "--producers", "1", "--processes", "2", expect=2)
+    cluster.run("bench", "consume", "--leave", expect=2)
     cluster.run("bench", "failover", "--kill-pid", "99999999", expect=4)

@@ -7,7 +7,7 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
-from stratalog.bench.control import LEAVE, MEASURE, Control, cpu_s, resident_bytes
+from stratalog.bench.control import LEAVE, LEFT, MEASURE, Control, cpu_s, resident_bytes
 from stratalog.bench.histogram import Histogram
 from stratalog.bench.loads import ConsumerLoad, Counted
 from stratalog.bench.payloads import stamp_of
@@ -87,14 +87,21 @@ class _Reading:
         return self._counted(cpu_s() - cpu)
 
     def _running(self) -> bool:
-        assigned = sum(member.assigned for member in self._members)
-        return self._control.running(self._all_records, assigned) and self._control.elapsed_s() < self._load.duration_s
+        assigned = sum(member.assigned for member in self._members if not member.closed)
+        rebalanced = bool(self._left_at) and self._changed_at() > self._left_at
+        return (
+            self._control.running(self._all_records, assigned, rebalanced=rebalanced)
+            and self._control.elapsed_s() < self._load.duration_s
+        )
 
     def _turn(self) -> None:
         if self._control.told(MEASURE):
             self._count_anew()
         if self._control.told(LEAVE):
-            self._leave()
+            self._note_leaving()
+            self._members[0].close()
+        if self._control.told(LEFT):
+            self._note_leaving()
         alone = len(self._members) == 1
         got = False
         for member in self._members:
@@ -142,18 +149,18 @@ class _Reading:
             if failure is not None and failure.code() != KafkaError._PARTITION_EOF:
                 self._failure = failure.str()
 
-    def _leave(self) -> None:
+    def _note_leaving(self) -> None:
         self._note_assignments()
         self._left_at = time.monotonic()
-        self._members[0].close()
+
+    def _changed_at(self) -> float:
+        return max((member.changed_at for member in self._members if not member.closed), default=0.0)
 
     def _note_assignments(self) -> None:
-        last = max((member.changed_at for member in self._members if not member.closed), default=0.0)
         if not self._left_at:
-            self._settled_s = max(0.0, last - self._control.began)
+            self._settled_s = max(0.0, self._changed_at() - self._control.began)
 
     def _counted(self, cpu: float) -> Counted:
-        changed = max((member.changed_at for member in self._members if not member.closed), default=0.0)
         assigned = dict.fromkeys(self._load.groups, 0)
         for member in self._members:
             assigned[member.group] += 0 if member.closed else member.assigned
@@ -167,7 +174,7 @@ class _Reading:
             latency_max_us=self._latency.maximum_us,
             assigned=assigned,
             settled_s=self._settled_s,
-            rebalance_s=max(0.0, changed - self._left_at) if self._left_at else 0.0,
+            rebalance_s=max(0.0, self._changed_at() - self._left_at) if self._left_at else 0.0,
             cpu_s=cpu,
             resident_bytes=resident_bytes(),
             per_group=self._per_group,

@@ -14,7 +14,7 @@ import psutil
 
 from stratalog.bench.loads import Progress, Ready, Report
 
-GO, MEASURE, LEAVE, STOP = b"go\n", b"measure\n", b"leave\n", b"stop\n"
+GO, MEASURE, LEAVE, LEFT, STOP = b"go\n", b"measure\n", b"leave\n", b"left\n", b"stop\n"
 _PROGRESS_INTERVAL_S = 0.5
 
 
@@ -25,7 +25,7 @@ class Control:
         self._commands = commands
         self._reports = reports
         self._stopped = threading.Event()
-        self._told = {MEASURE: threading.Event(), LEAVE: threading.Event()}
+        self._told = {word: threading.Event() for word in (MEASURE, LEAVE, LEFT)}
         self._reported_at = 0.0
         self.began = 0.0
 
@@ -37,16 +37,16 @@ class Control:
         self.began = time.monotonic()
         threading.Thread(target=self._watch, daemon=True).start()
 
-    def running(self, records: int, assigned: int = 0) -> bool:
+    def running(self, records: int, assigned: int = 0, *, rebalanced: bool = False) -> bool:
         """False once the other side said stop or is gone; reports progress now and then."""
         now = time.monotonic()
         if now - self._reported_at >= _PROGRESS_INTERVAL_S:
             self._reported_at = now
-            self.report(Progress(records=records, assigned=assigned))
+            self.report(Progress(records=records, assigned=assigned, rebalanced=rebalanced))
         return not self._stopped.is_set()
 
     def told(self, word: bytes) -> bool:
-        """True once after the other side said ``word``, that is ``MEASURE`` or ``LEAVE``."""
+        """True once after the other side said ``word``, that is ``MEASURE``, ``LEAVE`` or ``LEFT``."""
         if not self._told[word].is_set():
             return False
         self._told[word].clear()

@@ -14,7 +14,7 @@ from typing import IO, cast
 
 import msgspec
 
-from stratalog.bench.control import GO, LEAVE, MEASURE, STOP
+from stratalog.bench.control import GO, LEAVE, LEFT, MEASURE, STOP
 from stratalog.bench.loads import Counted, Failed, Load, Progress, Ready, Report
 from stratalog_core.errors import Unavailable
 
@@ -36,6 +36,7 @@ class LoadProcess:
         self.ready = False
         self.records = 0
         self.assigned = 0
+        self.rebalanced = False
         self.counted: Counted | None = None
         self.say(msgspec.json.encode(load) + b"\n")
 
@@ -73,7 +74,7 @@ class LoadProcess:
         if isinstance(report, Ready):
             self.ready = True
         elif isinstance(report, Progress):
-            self.records, self.assigned = report.records, report.assigned
+            self.records, self.assigned, self.rebalanced = report.records, report.assigned, report.rebalanced
         else:
             self.counted = report
 
@@ -107,8 +108,11 @@ class Crew:
         self._say(kind, MEASURE)
 
     def leave(self, kind: type[Load]) -> None:
-        """Have one consumer of the first process of that kind leave its group."""
-        self._of(kind)[0].say(LEAVE)
+        """Have one consumer of the first process of that kind leave its group; the others learn of it, to time what follows."""
+        first, *others = self._of(kind)
+        first.say(LEAVE)
+        for process in others:
+            process.say(LEFT)
 
     def stop(self, kind: type[Load]) -> None:
         """Ask them to end and to report."""
@@ -121,6 +125,10 @@ class Crew:
     def assigned(self, kind: type[Load]) -> int:
         """Partitions that consumers hold now."""
         return sum(process.assigned for process in self._of(kind))
+
+    def rebalanced(self, kind: type[Load]) -> bool:
+        """Whether any assignment changed after a consumer left."""
+        return any(process.rebalanced for process in self._of(kind))
 
     def finish(self, kind: type[Load], timeout_s: float) -> list[Counted]:
         """Wait for their results. Raises ``Unavailable`` after ``timeout_s`` and a grace period for what is under way."""

@@ -111,10 +111,11 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
-    """Records so far, warm-up included; partitions that consumers have been assigned."""
+    """Records so far, warm-up included; partitions that consumers have been assigned; whether that changed since one left."""
 
     records: int
     assigned: int = 0
+    rebalanced: bool = False
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from confluent_kafka import KafkaError, Message, Producer
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from stratalog.bench.control import Control, cpu_s, resident_bytes
 from stratalog.bench.gaps import Gaps
@@ -131,12 +131,14 @@ class _FullSpeed(_Work):
             time.sleep(_FULL_WAIT_S)
 
     def _hand_over(self, producer: Producer, topic: str, chunk: list[dict[str, Any]]) -> int:
-        """How many the client's queue took: the front of the chunk."""
+        """How many the client's queue took: the front of the chunk. Raises ``KafkaException`` if it refused one for good."""
         if self.load.records:
             chunk = chunk[: max(0, self.load.records - self.sent)]
         chunk[:1] = [{**message, "callback": partial(self.delivered, time.monotonic_ns())} for message in chunk[:1]]
         taken = int(producer.produce_batch(topic, chunk)) if chunk else 0
         producer.poll(0)
+        if taken < len(chunk) and chunk[-1]["_error"].code() != KafkaError._QUEUE_FULL:
+            raise KafkaException(chunk[-1]["_error"])
         return taken
 
     def _chunks(self) -> Iterator[list[dict[str, Any]]]:

@@ -29,13 +29,16 @@ def measure_tail(
 
     With ``leave`` one consumer leaves in the middle of the measured time, and the rebalance that follows is timed.
     """
+    if leave and readers.consumers < 2:
+        raise Invalid("one consumer is to leave its group: a group needs two at least, give --consumers 2 or more")
     stamps = records_per_s > 0
     with prepared(bootstrap, topics) as place:
         loads = producer_loads(place, traffic, window, records_per_s=records_per_s, stamps=stamps)
         with Crew([*loads, *consumer_loads(place, readers, earliest=topics.name is None, stamps=stamps)], on_progress) as crew:
             crew.begin(ConsumerLoad)
-            wait_until_assigned(crew, _partitions(place) * readers.groups)
-            sent, received = _produce_and_read(crew, window, leave=leave)
+            partitions = place.partitions * len(place.names) * readers.groups
+            wait_until_assigned(crew, partitions)
+            sent, received = _produce_and_read(crew, window, partitions if leave else 0)
     measured = _both(sent, received, stamps=stamps)
     settings = as_document(topics, traffic, window, wanted_records_per_s=records_per_s, readers=readers)
     return result("tail consumption", settings, measured)
@@ -83,14 +86,17 @@ def measure_catch_up(
     return result("catch-up", settings, measured)
 
 
-def _produce_and_read(crew: Crew, window: Window, *, leave: bool) -> tuple[list[Counted], list[Counted]]:
+def _produce_and_read(crew: Crew, window: Window, rebalanced: int) -> tuple[list[Counted], list[Counted]]:
+    """With ``rebalanced`` partitions to be assigned anew after one consumer has left half way."""
     crew.begin(ProducerLoad)
     crew.follow_for(window.warmup_s)
     crew.measure(ConsumerLoad)
-    if leave:
+    if rebalanced:
         crew.follow_for(window.duration_s / 2)
         crew.leave(ConsumerLoad)
     sent = crew.finish(ProducerLoad, window.whole_s)
+    if rebalanced:
+        wait_until_assigned(crew, rebalanced, after_leaving=True)
     crew.stop(ConsumerLoad)
     return sent, crew.finish(ConsumerLoad, 0)
 
@@ -117,7 +123,3 @@ def _both(sent: list[Counted], received: list[Counted], *, stamps: bool) -> dict
             per_group[group] = per_group.get(group, 0) + records
     measured["slowest_group_records"], measured["fastest_group_records"] = min(per_group.values()), max(per_group.values())
     return measured
-
-
-def _partitions(place: Prepared) -> int:
-    return place.partitions * len(place.names)

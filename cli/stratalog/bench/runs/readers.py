@@ -41,8 +41,10 @@ def consumer_loads(place: Prepared, readers: Readers, *, earliest: bool = True, 
     ]
 
 
-def wait_until_assigned(crew: Crew, partitions: int) -> None:
-    """Until the consumers hold ``partitions`` in all: partitions times groups."""
-    crew.follow_until(
-        lambda: crew.assigned(ConsumerLoad) == partitions, ASSIGN_TIMEOUT_S, f"get all {partitions} partitions assigned"
-    )
+def wait_until_assigned(crew: Crew, partitions: int, *, after_leaving: bool = False) -> None:
+    """Until the consumers hold ``partitions`` in all (partitions times groups); ``after_leaving`` anew, since one has left."""
+
+    def done() -> bool:
+        return crew.assigned(ConsumerLoad) == partitions and (not after_leaving or crew.rebalanced(ConsumerLoad))
+
+    crew.follow_until(done, ASSIGN_TIMEOUT_S, f"get all {partitions} partitions assigned")
