@@ -9,6 +9,7 @@ import signal
 import sys
 import tempfile
 from pathlib import Path
+from typing import NoReturn
 
 from chaos.display import Display
 from chaos.run import ChaosRun, Options
@@ -17,8 +18,8 @@ from chaos.run import ChaosRun, Options
 def main() -> int:
     """One run, shown while it goes on."""
     arguments = _arguments()
-    # A terminated run ends its processes as an interrupted one does.
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupted)
     seed = arguments.seed if arguments.seed is not None else random.randrange(1_000_000)
     results = arguments.results or Path(tempfile.mkdtemp(prefix="stratalog-chaos-")) / "results"
     print(f"seed {seed}, {arguments.seconds:.0f} s, results in {results}", flush=True)
@@ -34,6 +35,11 @@ def main() -> int:
     if not result.is_clean:
         print(f"repeat with: make chaos SECONDS={arguments.seconds:.0f} SEED={seed}")
     return 0 if result.is_clean else 1
+
+
+def _interrupted(number: int, _: object) -> NoReturn:
+    """End the run by the way that ends its processes, too, also where a shell has told us to ignore Ctrl-C."""
+    raise KeyboardInterrupt(signal.Signals(number).name)
 
 
 def _arguments() -> argparse.Namespace:

@@ -150,7 +150,7 @@ class ChaosRun:
         self._note_ended(cluster, step.faults)
         self._await_live(ended_ns, f"after {' + '.join(map(str, step.faults))}")
         recovered_ns = self._recorder.now_ns()
-        kind = " + ".join(sorted(fault.kind for fault in step.faults))
+        kind = step.faults[0].kind if len(step.faults) == 1 else "two at once"
         self._windows.append(Window(kind=kind, began_ns=began_ns, ended_ns=ended_ns, recovered_ns=recovered_ns))
         time.sleep(step.quiet_s)
 
