@@ -30,8 +30,8 @@ from chaos.workload import KEYS, TOPICS, Values
 LIVENESS_S: Final = 240.0
 """All partitions must take records so soon after the faults end; generous, for machines that are shared."""
 START_S: Final = 120.0
-_FINAL_READ_S: Final = 180.0
-_COMMAND_S: Final = 180.0
+_FINAL_READ_S: Final = 400.0
+_COMMAND_S: Final = 400.0
 _SETTLE_S: Final = 90.0
 _POLL_S: Final = 0.1
 
@@ -213,7 +213,11 @@ class ChaosRun:
     def _command(self, cluster: ChaosCluster, *words: str) -> str:
         """One ``stratalog`` command; a problem if it fails."""
         command = [sys.executable, "-m", "stratalog", *words, "--data", str(cluster.data)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_S, check=False)
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_S, check=False)
+        except subprocess.TimeoutExpired:
+            self._problem(f"`stratalog {' '.join(words)}` did not end within {_COMMAND_S:.0f} s")
+            return ""
         (self._options.results / f"{'-'.join(words[:2])}.txt").write_text(done.stdout + done.stderr)
         if done.returncode:
             self._problem(f"`stratalog {' '.join(words)}` ended with {done.returncode}: {(done.stdout + done.stderr)[-1500:]}")
