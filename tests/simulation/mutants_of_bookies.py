@@ -7,7 +7,9 @@ from typing import Any, Final
 
 import msgspec
 
-from stratalog_bookies import messages
+from stratalog_bookies import cookie, messages
+from stratalog_bookies.audit.copying import Copier
+from stratalog_bookies.audit.shares import Share
 from stratalog_bookies.bookie import Bookie
 from stratalog_bookies.checkpoint import LedgerState, State
 from stratalog_bookies.client import recovery, requests, writer
@@ -276,6 +278,20 @@ def sealed_before_all_is_confirmed() -> None:
     _swap(LedgerWriter, "_confirm_all", confirm_all)
 
 
+def auditor_names_bookies_that_have_nothing() -> None:
+    """The auditor moves copies in the record only."""
+
+    async def complete(self: Copier, ledger: Ledger, share: Share, bookie: str) -> int:
+        return 0
+
+    _swap(Copier, "complete", complete)
+
+
+def empty_disks_are_welcome() -> None:
+    """Whatever cookie a disk has, or none: the bookie starts with it under its old name."""
+    _swap(cookie, "_check_known", lambda *args: None)
+
+
 MUTANTS: Final = (
     bookie_acknowledges_before_sync,
     bookie_syncs_another_file,
@@ -303,4 +319,9 @@ IN_DUELS: Final = (
     recovery_believes_fresh_bookies,
     replaced_bookie_still_counts,
     closed_without_fragments_of_the_rewrite,
+)
+
+IN_LOST_DISKS: Final = (
+    auditor_names_bookies_that_have_nothing,
+    empty_disks_are_welcome,
 )

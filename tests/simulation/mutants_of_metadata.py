@@ -106,7 +106,7 @@ def reads_do_not_ask_the_quorum() -> None:
     """A leader answers a linearizable read from what it has, without asking whether it still leads."""
 
     def read(self: Raft, context: int) -> None:
-        self._reads.append(ReadReady(context=context, index=self.commit))
+        self._out.reads.append(ReadReady(context=context, index=self.commit))
 
     _swap(Raft, "read", read)
 

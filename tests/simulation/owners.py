@@ -9,16 +9,20 @@ producers do not hear, retries that come when the owner has changed and its ledg
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Coroutine
 from typing import Any, Final
 
-from simulation import log
+from simulation import log, roles
 from simulation.log import PRODUCERS, Reader
-from simulation.machine import Machine, World
+from simulation.machine import Machine, Ports, World
 from simulation.nemesis import Nemesis, NemesisPlan
 from simulation.network import Message
+from stratalog_core.errors import StratalogError
 from stratalog_metadata import messages
+from stratalog_metadata.commands import Command, EpochIs, Put, VersionIs
+from stratalog_metadata.records import Partition, log_key
 
 FAULTS_S: Final = 14
 READERS: Final = 4
@@ -37,8 +41,9 @@ class Scenario(log.Scenario):
     def __init__(self, world: World) -> None:
         super().__init__(world)
         self._random = world.random("owners")
+        hesitant = self._random.choice([0.1, 0.6])
         for producer in self._producers:
-            producer.hesitant, producer.repeating = 0.12, 0.5
+            producer.hesitant, producer.repeating = hesitant, 0.5
 
     def _make_readers(self, world: World) -> list[Reader]:
         return [Reader(world, self.truth) for _ in range(READERS)]
@@ -50,6 +55,8 @@ class Scenario(log.Scenario):
         plan = NemesisPlan(
             crash=0.5, partition=0.1, one_way=0, lossy=0, clock_jump=0, pause_mean_s=1.5, down_mean_s=0.6, down_at_once_max=2
         )
+        straggler = Machine(self.world, "straggler-0", self._straggle)
+        straggler.boot()
         nemesis = Nemesis(self.world, self.brokers, plan, name="owners", everyone=self.servers)
         work: list[Coroutine[Any, Any, None]] = [nemesis.run(), self._outdate(), self._deafen()]
         tasks = [asyncio.get_running_loop().create_task(each) for each in work]
@@ -57,10 +64,33 @@ class Scenario(log.Scenario):
         nemesis.stop()
         for task in tasks:
             task.cancel()
+        straggler.crash()
         self.world.network.hold_up = hold_up
         self.world.network.cut.clear()
         for machine in self.servers:
             machine.boot()
+
+    async def _straggle(self, machine: Machine, ports: Ports) -> None:
+        """An owner that is late, and yet knows the log as it is: nothing but its epoch keeps its commands out."""
+        client = await roles.connect_metadata(ports)
+        while True:
+            await asyncio.sleep(0.05)
+            owned = [each for each in client.view.all(Partition) if each.owner >= 0]
+            if not owned:
+                continue
+            before = ports.random.choice(owned)
+            for _ in range(40):
+                await asyncio.sleep(0.05)
+                now = client.view.find(Partition, before.key())
+                if now is None or now.leader_epoch != before.leader_epoch:
+                    break
+            log_now = client.view.get(log_key(before.topic_id, before.index))
+            if log_now is None or now is None or now.leader_epoch == before.leader_epoch:
+                continue
+            late = EpochIs(key=before.key(), owner=before.owner, leader_epoch=before.leader_epoch)
+            current = VersionIs(key=log_now.record.key(), version=log_now.version)
+            with contextlib.suppress(StratalogError):
+                await client.propose(Command(updates=(Put(record=log_now.record),), requirements=(late, current)))
 
     def _hold_up_commands(self) -> None:
         """Single commands are late, and many of those outlive their sender."""

@@ -6,7 +6,7 @@ versions of everything, on the real monotonic clock of the holder's machine.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -14,7 +14,7 @@ import msgspec
 from stratalog_metadata.api import Change
 from stratalog_metadata.commands import Command, EpochIs, Requirement, SessionAlive, VersionIs
 from stratalog_metadata.raft import Entry, EntryKind
-from stratalog_metadata.records import Partition, Session, session_key
+from stratalog_metadata.records import ManifestPointer, Partition, Session, session_key
 
 if TYPE_CHECKING:
     from simulation.clock import SimulatedClock
@@ -46,11 +46,20 @@ class Promises:
     def applied(self, entry: Entry, outcome: Outcome) -> None:
         """The first node has applied ``entry``."""
         if entry.kind is EntryKind.COMMAND and outcome.changes:
-            for requirement in _decode(entry.payload).requirements:
+            requirements = _decode(entry.payload).requirements
+            for requirement in requirements:
                 held = self._holds(requirement)
                 self._require(held, f"command {entry.index} took effect although it requires {requirement}")
+            self._check_pointers(entry.index, outcome.changes, requirements)
         for change in outcome.changes:
             self._take(change)
+
+    def _check_pointers(self, index: int, changes: Sequence[Change], requirements: Sequence[Requirement]) -> None:
+        """A manifest is committed by compare-and-set of its pointer."""
+        compared = {requirement.key for requirement in requirements if isinstance(requirement, VersionIs)}
+        for change in changes:
+            if change.after is not None and isinstance(change.after.record, ManifestPointer):
+                self._require(change.key in compared, f"command {index} set {change.key} without comparing its version")
 
     def _holds(self, requirement: Requirement) -> bool:
         match requirement:

@@ -47,12 +47,14 @@ def metadata_settings(machine: Machine, kind: type[MetadataSettings] = MetadataS
         data_dir="unused",
         node_id=number_of(machine),
         listen=f"{machine.name}:{METADATA_PORT}",
-        peers=tuple(f"{index}={address}" for index, address in enumerate(metadata_addresses(), 1)),
-        cluster_id=CLUSTER_ID,
-        snapshot_entries=100,
-        kept_entries=20,
-        log_segment_bytes=16_384,
-        **others,
+        **{
+            "peers": tuple(f"{index}={address}" for index, address in enumerate(metadata_addresses(), 1)),
+            "cluster_id": CLUSTER_ID,
+            "snapshot_entries": 100,
+            "kept_entries": 20,
+            "log_segment_bytes": 16_384,
+            **others,
+        },
     )
 
 
@@ -82,7 +84,7 @@ async def connect_metadata(ports: Ports) -> QuorumClient:
     return client
 
 
-async def run_bookie(machine: Machine, ports: Ports) -> None:
+async def run_bookie(machine: Machine, ports: Ports, **others: Any) -> None:
     settings = BookieSettings(
         bookie_id=machine.name,
         data_dirs=("disk",),
@@ -92,6 +94,7 @@ async def run_bookie(machine: Machine, ports: Ports) -> None:
         spare_files=1,
         collect_interval_s=2.0,
         free_bytes_min=0,
+        **others,
     )
     metadata = await connect_metadata(ports)
     server = BookieServer(

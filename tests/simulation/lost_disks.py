@@ -1,0 +1,159 @@
+"""Scenario: disks that are lost for ever, one after the other, while the auditor brings back what was on them.
+
+A writer seals ledger after ledger. Now and then a bookie loses its disk. It may try to come back with an empty one, and must
+not get in; a new bookie takes its place. When the auditor has made every lost copy anew, the next is lost, until none of the
+disks that the first ledgers were written to is left. Checked: no record names a bookie that lacks entries; in the end all
+ledgers have all their copies, and what was confirmed can be read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Final
+
+from simulation import roles
+from simulation.audit import Audit
+from simulation.disk import Disk
+from simulation.ledgers import Recoverer, Truth, Writer
+from simulation.machine import Machine, Ports, World
+from simulation.nemesis import Nemesis, NemesisPlan
+from stratalog_bookies.client import LedgerClient, LedgerClientSettings
+from stratalog_core.errors import Invalid, StratalogError
+from stratalog_metadata.records import Ledger, LedgerState
+
+BOOKIES: Final = 5
+LOSSES: Final = 5
+BETWEEN_S: Final = 1.5
+REPLICATED_S: Final = 40
+READ_S: Final = 60.0
+
+
+class Scenario:
+    """One run."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.audit = world.audit = Audit(world.note)
+        self.audit.copies.watch_answers(world.network)
+        self.truth = Truth(self.audit)
+        self.metadata = [Machine(world, f"metadata-{number}", roles.run_metadata_node) for number in range(1, 4)]
+        self.bookies = [self._bookie(number) for number in range(1, BOOKIES + 1)]
+        writers = [Writer(self.truth) for _ in range(2)]
+        recoverer = Recoverer(self.truth, writers, self.audit)
+        self.writers = [Machine(world, f"writer-{number}", one.run) for number, one in enumerate(writers)]
+        self.clients = [*self.writers, Machine(world, "recoverer-0", recoverer.run)]
+        self._random = world.random("losses")
+        self._next_number = BOOKIES
+
+    def _bookie(self, number: int) -> Machine:
+        main = partial(roles.run_bookie, audit_delay_s=1.0, audit_interval_s=0.5)
+        return Machine(self.world, f"bookie-{number}", main)
+
+    def simulate(self) -> None:
+        self.world.loop.run_until_complete(self._run())
+
+    async def _run(self) -> None:
+        for machine in [*self.metadata, *self.bookies, *self.clients]:
+            machine.boot()
+        plan = NemesisPlan(crash=0.2, stop=0.1, partition=0.1, one_way=0.05, lossy=0.05, clock_jump=0, down_mean_s=0.5)
+        for number in range(1, LOSSES + 1):
+            everyone = [*self.metadata, *self.bookies]
+            nemesis = Nemesis(self.world, list(self.bookies), plan, name=f"lost/{number}", everyone=everyone)
+            task = asyncio.get_running_loop().create_task(nemesis.run())
+            await self._pass(BETWEEN_S + self._random.random())
+            nemesis.stop()
+            task.cancel()
+            # The oldest first: in the end nobody is left of those who began.
+            await self._lose(self.bookies.pop(0))
+            await self._until_replicated()
+        await self._stop_writing()
+        await self._until_replicated()
+        await self._read_everything()
+        self.world.note(f"{len(self._closed())} ledgers, {self.truth.entries_confirmed} entries confirmed, {LOSSES} disks lost")
+
+    async def _lose(self, bookie: Machine) -> None:
+        bookie.crash()
+        bookie.disk = Disk(bookie.name, self._random)
+        self.audit.copies.lost(bookie.name)
+        self.world.note(f"the disk of {bookie.name} is lost")
+        if self._random.random() < 0.5:
+            await self._return_empty(bookie)
+        self._next_number += 1
+        fresh = self._bookie(self._next_number)
+        self.bookies.append(fresh)
+        await asyncio.sleep(self._random.uniform(0.0, 1.5))
+        fresh.boot()
+
+    async def _return_empty(self, bookie: Machine) -> None:
+        """Its cookie is gone: an empty disk must not boot as the bookie that others rely on."""
+        bookie.ended.clear()
+        bookie.boot()
+        async with asyncio.timeout(READ_S):
+            await bookie.ended.wait()
+        assert isinstance(bookie.failure, Invalid), f"{bookie.name} came back with an empty disk: {bookie.failure!r}"
+
+    def _closed(self) -> list[Ledger]:
+        records = self.audit.records.values()
+        return [record for record in records if isinstance(record, Ledger) and record.state is LedgerState.CLOSED]
+
+    async def _until_replicated(self) -> None:
+        """Every ledger that is closed now has all its copies, on disks that are there."""
+        wanted = [ledger.ledger_id for ledger in self._closed()]
+        for _ in range(REPLICATED_S):
+            await self._pass(1.0)
+            lacking = [ledger_id for ledger_id in wanted if self.audit.copies.under_replicated(self._ledger(ledger_id))]
+            if not lacking:
+                return
+        raise AssertionError(f"ledgers {lacking[:5]} still lack copies {REPLICATED_S} s after a disk was lost")
+
+    def _ledger(self, ledger_id: int) -> Ledger:
+        ledger = self.truth.committed(ledger_id)
+        assert ledger is not None, "nobody deletes ledgers here"
+        return ledger
+
+    async def _stop_writing(self) -> None:
+        for machine in self.clients:
+            machine.crash()
+        await self._in_machine("sealer-0", self._seal)
+
+    async def _seal(self, machine: Machine, ports: Ports) -> None:
+        client = await self._client(ports)
+        for ledger_id in sorted(self.truth.ledgers):
+            for ledger in await client.recover([ledger_id]):
+                self.truth.closed(ledger)
+
+    async def _client(self, ports: Ports) -> LedgerClient:
+        metadata = await roles.connect_metadata(ports)
+        return LedgerClient(metadata, ports.transport, ports.clock, ports.random, LedgerClientSettings())
+
+    async def _read_everything(self) -> None:
+        await self._in_machine("checker-0", self._read)
+
+    async def _read(self, machine: Machine, ports: Ports) -> None:
+        client = await self._client(ports)
+        for ledger in self._closed():
+            found: list[bytes] = []
+            while len(found) <= ledger.last_entry:
+                try:
+                    entries = await client.read(ledger, len(found), ledger.last_entry, 1 << 20)
+                except StratalogError as failure:
+                    raise AssertionError(f"entry {len(found)} of ledger {ledger.ledger_id}: {failure!r}") from failure
+                found += [bytes(entry.payload) for entry in entries]
+            known = self.truth.ledgers[ledger.ledger_id]
+            assert found == known.appended[: len(found)], f"ledger {ledger.ledger_id} is another"
+
+    async def _in_machine(self, name: str, work: roles.Main) -> None:
+        machine = Machine(self.world, name, work)
+        machine.boot()
+        async with asyncio.timeout(READ_S):
+            await machine.ended.wait()
+        if machine.failure is not None:
+            raise machine.failure
+
+    async def _pass(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        assert not self.audit.broken, self.audit.broken[0]
+        for machine in [*self.metadata, *self.bookies, *self.clients]:
+            if machine.failure is not None:
+                raise AssertionError(f"{machine.name} failed: {machine.failure!r}") from machine.failure
