@@ -18,7 +18,7 @@ from multiprocessing import connection
 from multiprocessing.context import ForkProcess
 from typing import Final
 
-from simulation import duels, ledgers, log, owners, quorum, terms
+from simulation import duels, ledgers, log, lost_disks, owners, quorum, terms
 from simulation.loop import CURRENT, FailedInBackground
 from simulation.machine import World
 from simulation.schedule import Decision, Schedule
@@ -62,6 +62,7 @@ SCENARIOS: dict[str, Callable[[World], None]] = {
     "terms": terms.simulate,
     "ledgers": lambda world: ledgers.Scenario(world).simulate(),
     "duels": lambda world: duels.Scenario(world).simulate(),
+    "lost-disks": lambda world: lost_disks.Scenario(world).simulate(),
     "owners": lambda world: owners.Scenario(world).simulate(),
     "log": lambda world: log.Scenario(world).simulate(),
 }
