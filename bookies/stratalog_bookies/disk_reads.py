@@ -103,7 +103,9 @@ class DiskReads:
     async def rebuild_index(self, generation: int, reason: str) -> None:
         """Make the index of a closed file again. Raises ``Corrupt`` or ``OSError`` if the file is damaged, too."""
         contents = self._bookie.contents
-        file = contents.files[generation]
+        file = contents.files.get(generation)
+        if file is None or not file.closed:
+            raise Corrupt(f"log file {generation:016x} has no index (any more): {reason}")
         _log.error("the index of log file %016x is damaged (%s): it is made again", generation, reason)
         contents.pin((generation,))
         try:

@@ -98,6 +98,8 @@ class FileKeeper:
         log = self._bookie.log
         if self._bookie.failure or (log.has_next_file and not self._bookie.read_only):
             return
+        # Looked at now: between two looks of ``check_space`` a fast writer fills many files.
+        self.free_bytes = await self._background.run(self._store.free_bytes)
         lack = "" if self._store.spare_files or self._may_grow() else self._too_full()
         if not log.has_next_file and (not lack or self._may_lend()):
             try:
