@@ -1,4 +1,7 @@
-"""Scenario: a metadata quorum of three under crashes, cuts and loss; clients allocate ids and count by compare-and-set."""
+"""Scenario: a metadata quorum of three under crashes, cuts and loss; clients allocate ids and count by compare-and-set.
+
+Meanwhile a fourth node comes and goes, and disks are lost and replaced.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from simulation.audit import Audit
 from simulation.machine import Machine, Ports, World
 from simulation.nemesis import Nemesis, NemesisPlan
 from simulation.roles import metadata_addresses, run_metadata_node
+from simulation.surgeon import Surgeon
 from stratalog_core.errors import Conflict, OutcomeUnknown, Retriable
 from stratalog_metadata.client import QuorumClient
 from stratalog_metadata.commands import ABSENT, Allocate, Command, Put, VersionIs
@@ -21,6 +25,7 @@ CHUNK = 10
 """So many turns of a client are one decision."""
 FAULTS_S = 12.0
 HEAL_S = 10.0
+SURGERY_S = 60.0
 
 
 class History:
@@ -113,7 +118,7 @@ def simulate(world: World) -> None:
     """One run. Raises ``AssertionError`` when an invariant does not hold."""
     nodes = [Machine(world, address.partition(":")[0], run_metadata_node) for address in metadata_addresses()]
     audit = Audit(world.note)
-    run_under_faults(world, nodes, audit, partial(_faults, world, audit))
+    run_under_faults(world, nodes, audit, partial(_faults_and_changes, world, audit))
 
 
 def run_under_faults(
@@ -145,6 +150,20 @@ def run_under_faults(
         if machine.failure is not None:
             raise AssertionError(f"{machine.name} failed") from machine.failure
     world.note(f"{len(history.allocated)} allocations, {history.counted} counts, {history.errors} refusals")
+
+
+async def _faults_and_changes(world: World, audit: Audit, nodes: list[Machine]) -> None:
+    """Members change meanwhile; what was begun is brought to its end once the faults are over."""
+    surgeon = Surgeon(world, nodes)
+    operator = Machine(world, "surgeon", surgeon.run)
+    operator.boot()
+    await _faults(world, audit, nodes)
+    surgeon.stopped = True
+    async with asyncio.timeout(SURGERY_S):
+        await operator.ended.wait()
+    if operator.failure is not None:
+        raise AssertionError("the surgeon failed") from operator.failure
+    world.note(f"{surgeon.done} changes of members")
 
 
 async def _faults(world: World, audit: Audit, nodes: list[Machine]) -> None:
