@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
 from stratalog import kafka
 from stratalog.bench.settings import Topics
-from stratalog_core.errors import StratalogError, Unavailable
+from stratalog_core.errors import NotFound, StratalogError, Unavailable
 
+_Answer = TypeVar("_Answer")
 _TIMEOUT_S = 180.0
 _POLL_S = 0.2
 _ATTEMPTS = 20
@@ -43,8 +45,7 @@ class Prepared:
         latest = OffsetSpec.latest()
         wanted = {TopicPartition(name, number): latest for name in self.names for number in range(self.partitions)}
         futures = admin.list_offsets(wanted, request_timeout=_TIMEOUT_S)
-        with kafka.translated():
-            return sum(future.result(_TIMEOUT_S).offset for future in futures.values())
+        return sum(_answer(future).offset for future in futures.values())
 
     def leaders(self) -> dict[tuple[str, int], int]:
         """Broker id by topic and partition; -1 where there is none."""
@@ -103,10 +104,19 @@ def _create(bootstrap: str, names: Sequence[str], topics: Topics) -> None:
 def _delete(bootstrap: str, names: Sequence[str]) -> None:
     # A new client: one from before a broker's death would ask the dead controller for minutes.
     client = kafka.admin(bootstrap)
-    _all(client.delete_topics(list(names), request_timeout=_TIMEOUT_S))
+    with contextlib.suppress(NotFound):  # the client asked twice: the first request was carried out
+        _all(client.delete_topics(list(names), request_timeout=_TIMEOUT_S))
 
 
 def _all(futures: Mapping[str, Future[Any]]) -> None:
-    with kafka.translated():
-        for future in futures.values():
-            future.result(_TIMEOUT_S)
+    for future in futures.values():
+        _answer(future)
+
+
+def _answer(future: Future[_Answer]) -> _Answer:
+    """Raises ``Unavailable`` if it takes too long, or what the cluster says."""
+    try:
+        with kafka.translated():
+            return future.result(_TIMEOUT_S)
+    except TimeoutError as late:
+        raise Unavailable(f"the cluster did not answer an administrative request within {_TIMEOUT_S:.0f} s") from late
