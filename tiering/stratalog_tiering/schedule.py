@@ -1,15 +1,24 @@
-"""When which piece of work is due, by name. Pure: time is passed in, changes of metadata are handed in."""
+"""When which piece of work is due, by name. Pure: time is passed in, changes of metadata are handed in.
+
+A heap, so that a worker with ten thousand partitions pays for those that are due and not for all, each time one becomes due.
+"""
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable, Iterator
 
 
 class Schedule:
-    """Names with the monotonic time at which they are due; a name that is at work keeps what became due meanwhile."""
+    """Names with the monotonic time at which they are due; a name that is at work keeps what became due meanwhile.
+
+    ``_due`` is the truth. Entries of the heap that do not agree with it, or whose name is at work, are dropped where they
+    surface; a name's end puts it back.
+    """
 
     def __init__(self) -> None:
         self._due: dict[str, float] = {}
+        self._heap: list[tuple[float, str]] = []
         self._at_work: set[str] = set()
 
     @property
@@ -18,7 +27,9 @@ class Schedule:
 
     def set_due(self, name: str, at: float) -> None:
         """Due at ``at``, or earlier if it was."""
-        self._due[name] = min(at, self._due.get(name, at))
+        if at < self._due.get(name, float("inf")):
+            self._due[name] = at
+            self._offer(name)
 
     def set_all_due(self, names: Iterable[str], at: float) -> None:
         for name in names:
@@ -26,8 +37,11 @@ class Schedule:
 
     def take_due(self, now: float, at_once_max: int) -> Iterator[str]:
         """Names to begin with now, the longest due first; each is at work until :meth:`ended`."""
-        due = sorted((at, name) for name, at in self._due.items() if at <= now and name not in self._at_work)
-        for _, name in due[: max(0, at_once_max - len(self._at_work))]:
+        while len(self._at_work) < at_once_max:
+            at = self.next_at()
+            if at is None or at > now:
+                return
+            _, name = heapq.heappop(self._heap)
             del self._due[name]
             self._at_work.add(name)
             yield name
@@ -37,7 +51,16 @@ class Schedule:
         self._at_work.discard(name)
         if again_at is not None:
             self.set_due(name, again_at)
+        if name in self._due:
+            self._offer(name)
 
     def next_at(self) -> float | None:
         """When something that is not at work is due next."""
-        return min((at for name, at in self._due.items() if name not in self._at_work), default=None)
+        heap = self._heap
+        while heap and (self._due.get(heap[0][1]) != heap[0][0] or heap[0][1] in self._at_work):
+            heapq.heappop(heap)
+        return heap[0][0] if heap else None
+
+    def _offer(self, name: str) -> None:
+        if name not in self._at_work:
+            heapq.heappush(self._heap, (self._due[name], name))
