@@ -10,7 +10,9 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import signal
 import subprocess
+import sys
 import tempfile
 import time
 import traceback
@@ -45,6 +47,8 @@ class Task:
 
 def main() -> None:
     """Measure what is missing, write the journal, print the ratios; with ``--page`` write ``docs/benchmarks.md``, too."""
+    # An end from outside, too, unwinds: no cluster is left behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     arguments = _arguments()
     matrix = read_matrix()
     name = arguments.run or f"{time.strftime('%Y-%m-%d')}-{arguments.profile}"
