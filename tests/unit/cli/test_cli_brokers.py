@@ -1,0 +1,108 @@
+"""``broker list|drain|undrain``: rows, refusals and waiting, on a real quorum and its controller."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from click.testing import CliRunner
+
+from stratalog.app import stratalog
+from stratalog.brokers.draining import drain, owned, undrain, wait_until_drained
+from stratalog.brokers.report import broker_rows
+from stratalog_core.errors import NotFound, Unavailable
+from stratalog_core.rpc import TcpTransport
+from stratalog_metadata.api import BrokerLoad
+from stratalog_metadata.client import QuorumClient
+from stratalog_metadata.commands import Command, Put
+from stratalog_metadata.embedded import EmbeddedQuorum, embedded_quorum
+from stratalog_metadata.records import Broker, Partition
+
+TOPIC = UUID(int=7)
+LEASE_MS = 60_000
+
+
+@pytest.fixture
+async def quorum(tmp_path: Path) -> AsyncIterator[EmbeddedQuorum]:
+    transport = TcpTransport()
+    async with embedded_quorum(tmp_path / "metadata", transport) as made:
+        yield made
+    await transport.close()
+
+
+async def register(client: QuorumClient, broker_id: int, partitions: int) -> None:
+    """A broker that owns some partitions and hands nothing over by itself."""
+    load = BrokerLoad(broker_id=broker_id, partitions=partitions, bytes_in_per_s=1000 * broker_id, bytes_out_per_s=0)
+    session_id = await client.open_session(f"broker {broker_id}", LEASE_MS, lambda: None, load=lambda: load)
+    broker = Broker(broker_id=broker_id, host="h", port=9000 + broker_id, session_id=session_id, rack="r")
+    owned = [
+        Partition(topic_id=TOPIC, index=100 * broker_id + number, owner=broker_id, leader_epoch=1, owner_session=session_id)
+        for number in range(partitions)
+    ]
+    await client.propose(Command(updates=(Put(record=broker), *(Put(record=partition) for partition in owned))))
+
+
+async def test_rows_show_state_partitions_and_load(quorum: EmbeddedQuorum) -> None:
+    client = quorum.client
+    await register(client, 1, 3)
+    await register(client, 2, 2)
+    await drain(client, 1)
+    rows = broker_rows(client.view, [BrokerLoad(broker_id=2, partitions=2, bytes_in_per_s=7, bytes_out_per_s=8)])
+    assert rows == [
+        {"broker": 1, "state": "draining", "rack": "r", "address": "h:9001", "partitions": 3,
+         "in_bytes_per_s": None, "out_bytes_per_s": None},
+        {"broker": 2, "state": "live", "rack": "r", "address": "h:9002", "partitions": 2,
+         "in_bytes_per_s": 7, "out_bytes_per_s": 8},
+    ]  # fmt: skip
+
+
+async def test_draining_waits_until_the_broker_owns_nothing(quorum: EmbeddedQuorum) -> None:
+    client = quorum.client
+    await register(client, 1, 2)
+    await register(client, 2, 0)
+    await drain(client, 1)
+    left: list[int] = []
+    with pytest.raises(Unavailable, match="still owns 2"):
+        await wait_until_drained(client, 1, 0.01, left.append)
+    waiting = asyncio.ensure_future(wait_until_drained(client, 1, 30, left.append))
+    moved = [Partition(topic_id=TOPIC, index=100 + number, owner=2, leader_epoch=2) for number in range(2)]
+    await client.propose(Command(updates=tuple(Put(record=partition) for partition in moved)))
+    await waiting
+    assert owned(client.view, 1) == 0
+    assert left[0] == 2
+    await undrain(client, 1)
+    with pytest.raises(NotFound, match="not drained"):
+        await undrain(client, 1)
+
+
+async def test_the_last_broker_that_takes_partitions_is_not_drained(quorum: EmbeddedQuorum) -> None:
+    client = quorum.client
+    await register(client, 1, 1)
+    with pytest.raises(Unavailable, match="start another"):
+        await drain(client, 1)
+    with pytest.raises(NotFound, match="no broker 9"):
+        await drain(client, 9)
+    await register(client, 2, 0)
+    await drain(client, 1)
+    with pytest.raises(Unavailable, match="start another"):
+        await drain(client, 2)
+
+
+async def test_the_command_asks_the_quorum(quorum: EmbeddedQuorum) -> None:
+    await register(quorum.client, 1, 1)
+    await register(quorum.client, 2, 1)
+    where = ["--metadata", ",".join(quorum.addresses)]
+
+    async def call(*words: str) -> str:
+        result = await asyncio.to_thread(CliRunner().invoke, stratalog, ["broker", *words, *where])
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    await call("drain", "1", "--no-wait")
+    rows = json.loads(await call("list", "--json"))["brokers"]
+    assert [(row["broker"], row["state"], row["partitions"]) for row in rows] == [(1, "draining", 1), (2, "live", 1)]
+    await call("undrain", "1")
