@@ -44,7 +44,10 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _RETRY_S: Final = 0.2
 _TICK_S: Final = 1.0
-TAKEOVERS_AT_ONCE: Final = 128
+TAKEOVERS_AT_ONCE: Final = 1024
+"""Those that begin together ask together; what comes after the first so many asks alone, as slots become free."""
+INTERNAL_TAKEOVERS_AT_ONCE: Final = 128
+"""They read whole batches, not headers."""
 
 
 class Partitions:
@@ -68,6 +71,7 @@ class Partitions:
         self.indexes = IndexCache(services.ledgers, settings.index_bytes)
         self._takeover = Takeover(services, self.indexes)
         self._slots = asyncio.Semaphore(TAKEOVERS_AT_ONCE)
+        self._internal_slots = asyncio.Semaphore(INTERNAL_TAKEOVERS_AT_ONCE)
         self._is_suspended = True
         self._unsubscribe = services.view.subscribe(self._on_changes)
         self._ticker: asyncio.TimerHandle | None = None
@@ -257,7 +261,7 @@ class Partitions:
         topic = self.topic_by_id(partition.topic_id.bytes)
         if topic is None:
             raise NotLeader(f"the topic of {identity_of(partition)} is not known yet")
-        async with self._slots:
+        async with self._internal_slots if topic.name in self._applications else self._slots:
             await self._takeover.recover(partition)
             taken = await self._takeover.rebuild(partition, wants_batches=topic.name in self._applications)
         if self._wanted.get(identity_of(partition)) is partition and not self._is_suspended:

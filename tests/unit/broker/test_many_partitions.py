@@ -1,0 +1,98 @@
+"""Many partitions: ten thousand made in one call, and a failover that asks little more for five hundred than for fifty."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import confluent_kafka
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+from unit.broker.mini_cluster import MiniCluster, in_thread, run_cluster
+
+from stratalog_bookies import messages as bookie_messages
+from stratalog_core.ports import Buffer, OnReply
+from stratalog_core.rpc import TcpChannel
+from stratalog_metadata import messages as metadata_messages
+from stratalog_metadata.records import Partition
+
+MANY = 10_000
+WAIT_S = 120.0
+LEASE_MS = 60_000
+"""Everything shares one loop here; who dies is noticed by its connections."""
+
+
+def create(bootstrap: str, partitions: int) -> None:
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    (created,) = admin.create_topics([NewTopic("flights", partitions, 1)], operation_timeout=60, request_timeout=60).values()
+    created.result(90)
+
+
+def produce_one_each(bootstrap: str, partitions: Sequence[int]) -> int:
+    """Delivered records."""
+    failures: list[object] = []
+    producer = confluent_kafka.Producer({"bootstrap.servers": bootstrap, "acks": "all", "linger.ms": 5})
+    for partition in partitions:
+        producer.produce("flights", b"x", partition=partition, on_delivery=lambda error, _: failures.append(error))
+        producer.poll(0)
+    assert producer.flush(90) == 0
+    assert set(failures) <= {None}
+    return len(failures)
+
+
+async def until_taken(cluster: MiniCluster, broker_id: int, count: int) -> None:
+    partitions = cluster.brokers[broker_id].server.services.partitions
+    async with asyncio.timeout(WAIT_S):
+        while sum(log.topic.name == "flights" for log in partitions.all()) < count:  # noqa: ASYNC110 - no event tells
+            await asyncio.sleep(0.02)
+
+
+async def test_ten_thousand_partitions_are_created_in_one_call(tmp_path: Path) -> None:
+    async with run_cluster(tmp_path, bookies=1, brokers=1, lease_ms=LEASE_MS) as cluster:
+        bootstrap = cluster.bootstrap
+        await in_thread(lambda: create(bootstrap, MANY))
+        assert sum(partition.owner == 1 for partition in cluster.metadata.view.all(Partition)) == MANY
+        some = range(0, MANY, MANY // 50)
+        assert await in_thread(lambda: produce_one_each(bootstrap, some)) == len(some)
+
+
+class Counted:
+    """Requests by method that leave this process's channels while counting."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.sent: Counter[int] = Counter()
+        send = TcpChannel.send
+
+        def counting(channel: TcpChannel, method: int, parts: Sequence[Buffer], on_reply: OnReply, timeout_s: float) -> None:
+            self.sent[method] += 1
+            send(channel, method, parts, on_reply, timeout_s)
+
+        monkeypatch.setattr(TcpChannel, "send", counting)
+
+
+async def failover(path: Path, partitions: int, monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
+    """Requests of a failover of so many partitions, each with an open ledger."""
+    async with run_cluster(path, bookies=1, brokers=1, lease_ms=LEASE_MS) as cluster:
+        bootstrap = cluster.bootstrap
+        await in_thread(lambda: create(bootstrap, partitions))
+        await in_thread(lambda: produce_one_each(bootstrap, range(partitions)))
+        await cluster.start_broker(2, lease_ms=LEASE_MS)
+        with monkeypatch.context() as patched:
+            counted = Counted(patched)
+            await cluster.brokers.pop(1).kill()
+            await until_taken(cluster, 2, partitions)
+        return counted.sent
+
+
+async def test_a_failover_asks_hardly_more_for_ten_times_the_partitions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = await failover(tmp_path / "few", 50, monkeypatch)
+    many = await failover(tmp_path / "many", 500, monkeypatch)
+    for method in (metadata_messages.PROPOSE, bookie_messages.FENCE, bookie_messages.READ_HEADERS):
+        assert few[method] > 0
+        assert many[method] <= 4 * few[method] + 20, (hex(method), few, many)
+    # Checkpoints are read one by one: one READ a partition, besides those of recovery, which are batched.
+    assert many[bookie_messages.READ] <= 500 + 4 * few[bookie_messages.READ], (few, many)
