@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
-from stratalog_core.errors import Fenced, Invalid, Retriable, StratalogError, Unavailable
+from stratalog_core.errors import Fenced, Invalid, Overloaded, Retriable, StratalogError, Unavailable
 from stratalog_core.ports import Clock, Request, Transport
 from stratalog_metadata import messages
 from stratalog_metadata.identity import REPLACE, Identity
@@ -29,6 +29,7 @@ from stratalog_metadata.proposals import OnAnswers
 from stratalog_metadata.raft import Member, Membership, Raft
 
 HELLO_TIMEOUT_S: Final = 2.0
+ASKED_MAX: Final = 16
 AppendMembers = Callable[[Membership, OnAnswers], None]
 """Append a configuration and be told its fate; raises what the core refuses it with."""
 
@@ -43,6 +44,7 @@ class MembershipDesk:
         self._transport = transport
         self._clock = clock
         self._append = append
+        self._asking = 0
         self._followed: Membership | None = None
         self.follow()
 
@@ -92,7 +94,12 @@ class MembershipDesk:
             self._propose(request, self._core.membership.without(wanted.node_id))
 
     def _ask_newcomer(self, request: Request, wanted: ChangeRequest) -> None:
+        if self._asking >= ASKED_MAX:
+            raise Overloaded(f"{ASKED_MAX} nodes are being asked who they are already: one change at a time")
+        self._asking += 1
+
         def answered(body: memoryview | StratalogError) -> None:
+            self._asking -= 1
             try:
                 self._add(request, wanted, body)
             except StratalogError as refused:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
-from stratalog_core.errors import StratalogError, Unavailable
+from stratalog_core.errors import Overloaded, StratalogError, Unavailable
 from stratalog_core.ports import Request
 from stratalog_metadata.raft import Raft
 
+CONFIRMED_MAX: Final = 10_000
+"""Reads that wait for the replica; those that wait for the quorum are bounded by the core."""
 Serve = Callable[[Request], None]
 
 
@@ -22,6 +25,8 @@ class ReadBook:
 
     def begin(self, request: Request, serve: Serve) -> None:
         """Raises ``NotLeader`` or ``Overloaded``."""
+        if len(self._confirmed) >= CONFIRMED_MAX:
+            raise Overloaded(f"{CONFIRMED_MAX} reads wait for this node to apply what is committed; ask again in a moment")
         self._core.read(self._next_context)
         self._unconfirmed[self._next_context] = (request, serve)
         self._next_context += 1
