@@ -27,7 +27,6 @@ def main() -> int:
     results.mkdir(parents=True)
     # What the client libraries complain about is expected, and may be of interest afterwards.
     logging.basicConfig(filename=results / "clients.log", level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
-    logging.getLogger("librdkafka").setLevel(logging.DEBUG)
     run = ChaosRun(Options(seconds=arguments.seconds, seed=seed, results=results.absolute()), display.say)
     with display.showing(run):
         result = run.run()

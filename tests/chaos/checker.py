@@ -19,8 +19,8 @@ One pass over the operations, then one over what was learnt; memory grows with t
 | ``phantom`` | a value that nobody had sent there |
 | ``corrupt`` | a record with other bytes than were sent |
 
-An idempotent producer that gives up a send in doubt begins a new epoch, and what it had under way meanwhile it sends again in
-that epoch, where no broker can recognise it (librdkafka, KIP-360): such duplicates are its own, and only noted.
+What an idempotent producer had under way when it began a new epoch it sends again in that epoch, where no broker can recognise
+it (librdkafka after a time-out or a gap in its sequence, KIP-360): such duplicates are its own, and only noted.
 
 Source of the notions: Jepsen's Kafka workload; lost commits, corruption and the order in real time are ours.
 """
@@ -123,8 +123,8 @@ class Checker:
         """By process and key: what its group had committed when it was assigned."""
         self._gaps: list[_Gap] = []
         self._duplicates: list[_Duplicate] = []
-        self._given_up: dict[str, list[int]] = {}
-        """By client, the operations with which its sends became unknown."""
+        self._epochs: dict[str, list[int]] = {}
+        """By client, the operations with which it began a new producer epoch."""
         self._counts: Counter[str] = Counter()
         self._notes: Counter[str] = Counter()
         self._examples: list[Anomaly] = []
@@ -140,6 +140,8 @@ class Checker:
             self._assign(operation)
         elif operation.f == "commit" and operation.type == "ok":
             self._commit(operation)
+        elif operation.f == "epoch":
+            self._epochs.setdefault(operation.client, []).append(operation.index)
 
     def finish(self) -> Verdict:
         """Everything that is wrong."""
@@ -175,9 +177,7 @@ class Checker:
             return
         send = log.sends[operation.value]
         send.outcome, send.completed, send.offset = operation.type, operation.index, operation.offset
-        if operation.type == "info":
-            self._given_up.setdefault(send.client, []).append(operation.index)
-        elif operation.type == "ok" and operation.offset is not None:
+        if operation.type == "ok" and operation.offset is not None:
             self._acknowledged(operation.key, log, send, operation.offset)
 
     def _acknowledged(self, key: int, log: _Log, send: _Send, offset: int) -> None:
@@ -258,16 +258,16 @@ class Checker:
         send = self._log(found.key).sends.get(found.value)
         if send is not None and not send.idempotent:
             self._notes["duplicates of producers without idempotence"] += 1
-        elif send is not None and self._gave_up_during(send):
+        elif send is not None and self._was_under_way_at_an_epoch(send):
             self._notes["duplicates by a producer's new epoch"] += 1
         else:
             detail = f"value {found.value} at offsets {found.offsets[0]} and {found.offsets[1]}"
             self._anomaly("duplicate", found.key, detail, *found.operations)
 
-    def _gave_up_during(self, send: _Send) -> bool:
-        given_up = self._given_up.get(send.client, [])
-        following = bisect_right(given_up, send.invoked)
-        return following < len(given_up) and (send.completed < 0 or given_up[following] <= send.completed)
+    def _was_under_way_at_an_epoch(self, send: _Send) -> bool:
+        epochs = self._epochs.get(send.client, [])
+        following = bisect_right(epochs, send.invoked)
+        return following < len(epochs) and (send.completed < 0 or epochs[following] <= send.completed)
 
     def _check_reads(self, key: int, log: _Log) -> None:
         for offset in sorted(log.polled):

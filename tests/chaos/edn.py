@@ -2,7 +2,8 @@
 
 Sends are ``{:f :send, :value [[:send key value]]}``, completed as ``[[:send key [offset value]]]``; polls ``[[:poll]]``,
 completed as ``[[:poll {key [[offset value] …]}]]`` with the rebalances before them as ``:rebalance-log``; assignments carry
-their keys; faults are operations of ``:nemesis``. Commits are left out: that workload takes them as part of a poll.
+their keys; faults are operations of ``:nemesis``. Commits are left out (that workload takes them as part of a poll), and so are
+producers' epochs.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def edn_lines(operations: Iterable[Operation]) -> Iterator[str]:
     for operation in operations:
         if operation.f == "rebalance":
             rebalances.setdefault(operation.process, []).append(operation)
-        elif operation.f != "commit":
+        elif operation.f not in ("commit", "epoch"):
             completes = operation.f == "poll" and operation.type != "invoke"
             yield to_edn(operation, rebalances.pop(operation.process, ()) if completes else ())
 

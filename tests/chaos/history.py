@@ -16,7 +16,7 @@ from typing import Literal
 import msgspec
 
 Type = Literal["invoke", "ok", "fail", "info"]
-Function = Literal["send", "poll", "assign", "subscribe", "rebalance", "commit", "fault"]
+Function = Literal["send", "poll", "assign", "subscribe", "rebalance", "commit", "epoch", "fault"]
 Pair = tuple[int, int]
 """Offset and value, as polled."""
 CORRUPT = -1
@@ -32,6 +32,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     process: int
     type: Type
     f: Function
+    """Beside Jepsen's: an idempotent producer has begun a new epoch; a consumer was given partitions; it commits."""
     client: str = ""
     """Name of the client: a process changes its number after an unknown outcome, a client does not change its name."""
     group: str = ""

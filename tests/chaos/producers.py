@@ -94,6 +94,20 @@ class SteadyProducer(Client):
         return self._random.randrange(_OVERSIZED_EVERY) == 0
 
 
+class _Epochs(logging.Handler):
+    """Records when librdkafka begins a new epoch: what it logs comes by the same queue as its deliveries, in their order."""
+
+    def __init__(self, name: str, recorder: Recorder) -> None:
+        super().__init__()
+        self._name = name
+        self._recorder = recorder
+        self._process = recorder.new_process()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "state change Drain" in record.getMessage():
+            self._recorder.record(self._process, "info", "epoch", client=self._name)
+
+
 class LibrdkafkaProducer(SteadyProducer):
     """confluent-kafka. After a fatal error it begins anew with a new producer id, as an application would."""
 
@@ -113,6 +127,9 @@ class LibrdkafkaProducer(SteadyProducer):
         self._idempotent = idempotent
         self._fatal = False
         self._settled_at = 0.0
+        logger = logging.getLogger(f"librdkafka.{name}")
+        logger.setLevel(logging.DEBUG)
+        logger.addHandler(_Epochs(name, recorder))
         self._config = {
             "bootstrap.servers": bootstrap,
             "client.id": name,
@@ -124,8 +141,8 @@ class LibrdkafkaProducer(SteadyProducer):
             "request.timeout.ms": min(10_000, delivery_timeout_ms),
             "socket.timeout.ms": 10_000,
             "reconnect.backoff.max.ms": 1000,
-            # What it does about epochs goes to clients.log: it has been seen to wait for ever for what was under way.
-            **({"debug": "eos", "logger": logging.getLogger("librdkafka")} if idempotent else {"log_level": 0}),
+            # It tells of its epochs in its log only. It has been seen to wait for ever for what was under way, too.
+            **({"debug": "eos", "logger": logger} if idempotent else {"log_level": 0}),
         }
 
     def run_session(self) -> None:

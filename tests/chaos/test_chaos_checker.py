@@ -106,21 +106,20 @@ def test_duplicates_count_for_idempotent_producers_only(history: History) -> Non
 
 
 @pytest.mark.parametrize(("client", "anomalies"), [("a", {}), ("b", {"duplicate": 1})])
-def test_a_producer_that_gave_a_send_up_meanwhile_may_repeat_itself(
+def test_a_producer_that_began_a_new_epoch_meanwhile_may_repeat_itself(
     history: History, client: str, anomalies: dict[str, int]
 ) -> None:
-    history.begin(1, client="a")
     history.begin(2, client=client)
-    history.end(1, "info")
+    history.add(900, "info", "epoch", client="a")
     history.end(2, "ok", 5)
-    history.poll((0, 1), (1, 2), (5, 2))
+    history.poll((1, 2), (5, 2))
     assert history.verdict().counts == anomalies
 
 
-def test_a_send_given_up_before_excuses_nothing(history: History) -> None:
-    history.send(1, None, "info")
+def test_an_epoch_before_or_after_excuses_nothing(history: History) -> None:
+    history.add(900, "info", "epoch", client="a")
     history.send(2, 5)
-    history.send(3, None, "info")
+    history.add(900, "info", "epoch", client="a")
     history.poll((1, 2), (5, 2))
     assert history.verdict().counts == {"duplicate": 1}
 
