@@ -7,7 +7,7 @@ auditor names another bookie, and when a bookie deletes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from stratalog_bookies import messages
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 Require = Callable[[bool, str], None]
 Find = Callable[[int], Ledger | None]
+Held = Mapping[tuple[str, int], int]
 _OK: Final = int(messages.Status.OK)
 
 
@@ -33,6 +34,7 @@ class Copies:
         self._require = require
         self._find = find
         self._held: dict[tuple[str, int], int] = {}
+        self._lost: dict[tuple[str, int], int] = {}
 
     def watch_answers(self, network: Network) -> None:
         """Hear of every add that a bookie acknowledges."""
@@ -59,7 +61,8 @@ class Copies:
         collector._delete = deleting  # type: ignore[method-assign]
 
     def lost(self, bookie: str) -> None:
-        """Its disk is gone."""
+        """Its disk is gone. Answers that it gave are still on their way to writers."""
+        self._lost |= {key: entries for key, entries in self._held.items() if key[0] == bookie}
         self._held = {key: entries for key, entries in self._held.items() if key[0] != bookie}
 
     def confirmed(self, ledger_id: int, first: int, last: int) -> None:
@@ -68,11 +71,11 @@ class Copies:
         """
         ledger = self._find(ledger_id)
         if ledger is not None and ledger.state is not LedgerState.CLOSED:
-            self._check(ledger, first, last, "confirmed")
+            self._check(ledger, first, last, "confirmed", {**self._held, **self._lost})
 
     def closed(self, ledger: Ledger) -> None:
         """The record was closed: nobody will write what is missing, but the auditor."""
-        self._check(ledger, 0, ledger.last_entry, "closed")
+        self._check(ledger, 0, ledger.last_entry, "closed", self._held)
 
     def moved(self, before: Ledger, after: Ledger) -> None:
         """The record of a closed ledger names other bookies: each of them has everything that it is named for."""
@@ -80,28 +83,34 @@ class Copies:
         self._require(same, f"closed ledger {after.ledger_id} was cut into other fragments")
         for index, (old, new) in enumerate(zip(before.fragments, after.fragments, strict=same)):
             for bookie in set(new.bookies) - set(old.bookies):
-                missing = [entry_id for entry_id in self._share(after, index, bookie) if not self._has(bookie, after, entry_id)]
+                missing = [
+                    entry_id for entry_id in self._share(after, index, bookie) if not _has(self._held, bookie, after, entry_id)
+                ]
                 what = f"ledger {after.ledger_id} names {bookie}, which lacks entries {missing[:3]}"
                 self._require(not missing, what)
 
     def under_replicated(self, ledger: Ledger) -> list[int]:
         """Entries of a closed ledger of which a named bookie has no copy."""
-        return [entry_id for entry_id, copies in self._count(ledger, 0, ledger.last_entry) if copies < ledger.write_quorum]
+        return [
+            entry_id
+            for entry_id, copies in self._count(ledger, 0, ledger.last_entry, self._held)
+            if copies < ledger.write_quorum
+        ]
 
-    def _check(self, ledger: Ledger, first: int, last: int, what: str) -> None:
+    def _check(self, ledger: Ledger, first: int, last: int, what: str, held: Held) -> None:
         firsts = [fragment.first_entry for fragment in ledger.fragments]
         self._require(firsts == sorted({0, *firsts}), f"the fragments of ledger {ledger.ledger_id} begin at {firsts}")
-        for entry_id, copies in self._count(ledger, first, last):
+        for entry_id, copies in self._count(ledger, first, last, held):
             enough = copies >= ledger.ack_quorum
             self._require(enough, f"entry {entry_id} of ledger {ledger.ledger_id} is {what} with {copies} named copies")
 
-    def _count(self, ledger: Ledger, first: int, last: int) -> Iterator[tuple[int, int]]:
+    def _count(self, ledger: Ledger, first: int, last: int, held: Held) -> Iterator[tuple[int, int]]:
         """Each entry with the number of its write set's bookies that have it."""
         for index, fragment in enumerate(ledger.fragments):
             end = fragment_end(ledger, index) if index + 1 < len(ledger.fragments) else last
             for entry_id in range(max(first, fragment.first_entry), min(end, last) + 1):
                 named = _write_set(ledger, fragment, entry_id)
-                yield entry_id, sum(self._has(bookie, ledger, entry_id) for bookie in named)
+                yield entry_id, sum(_has(held, bookie, ledger, entry_id) for bookie in named)
 
     def _share(self, ledger: Ledger, index: int, bookie: str) -> Iterator[int]:
         fragment = ledger.fragments[index]
@@ -109,8 +118,9 @@ class Copies:
             if bookie in _write_set(ledger, fragment, entry_id):
                 yield entry_id
 
-    def _has(self, bookie: str, ledger: Ledger, entry_id: int) -> bool:
-        return bool(self._held.get((bookie, ledger.ledger_id), 0) >> entry_id & 1)
+
+def _has(held: Held, bookie: str, ledger: Ledger, entry_id: int) -> bool:
+    return bool(held.get((bookie, ledger.ledger_id), 0) >> entry_id & 1)
 
 
 def _write_set(ledger: Ledger, fragment: Fragment, entry_id: int) -> Sequence[str]:
