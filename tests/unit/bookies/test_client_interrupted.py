@@ -18,7 +18,7 @@ from stratalog_core.errors import NotEnoughBookies, StratalogError
 from stratalog_core.ports import Buffer, Channel, Handler, Listener, OnReply
 from stratalog_core.rpc import TcpTransport
 from stratalog_core.system import SystemClock
-from stratalog_metadata.api import MetadataClient, MetadataView
+from stratalog_metadata.api import BrokerLoad, MetadataClient, MetadataView
 from stratalog_metadata.commands import Applied, Command
 from stratalog_metadata.embedded import embedded_quorum
 from stratalog_metadata.records import CLUSTER_KEY, Ledger, LedgerState, Versioned
@@ -132,7 +132,14 @@ class CutMetadata:
     async def scan(self, prefix: str, timeout_s: float = 10.0) -> list[Versioned]:
         raise NotImplementedError
 
-    async def open_session(self, holder: str, lease_ms: int, on_expired: Callable[[], None], grace_ms: int = 0) -> int:
+    async def open_session(
+        self,
+        holder: str,
+        lease_ms: int,
+        on_expired: Callable[[], None],
+        grace_ms: int = 0,
+        load: Callable[[], BrokerLoad | None] | None = None,
+    ) -> int:
         raise NotImplementedError
 
     async def close_session(self, session_id: int) -> None:
