@@ -82,6 +82,13 @@ class Contents:
             self.files[generation].runs[ledger.ledger_id] = run
         return run
 
+    def holds(self, run: Run) -> bool:
+        """Whether a run is still there: its ledger was not deleted, its file neither emptied nor dropped. One that went never
+        comes back.
+        """
+        file = self.files.get(run.generation)
+        return file is not None and file.runs.get(run.ledger_id) is run
+
     def find(self, ledger: Ledger, entry_id: int) -> Row | Run | None:
         """Row of an entry, None if it does not exist, or the run that must be loaded to know."""
         if entry_id > ledger.last_entry:
@@ -114,9 +121,10 @@ class Contents:
 
     def drop_file(self, generation: int) -> None:
         """Forget an empty file."""
-        file = self.files.pop(generation)
+        file = self.files[generation]
         assert not file.pins, "a file that is being read stays"
         assert not file.runs, "a file goes when nothing is left in it"
+        del self.files[generation]
 
     def file_closed(self, generation: int) -> None:
         """The file's checkpoint is durable: its rows may leave memory."""

@@ -80,25 +80,43 @@ class DiskReads:
         return found
 
     async def load(self, runs: Sequence[Run]) -> None:
-        """Bring stored rows into memory, where they stay at least until the next trim. Raises ``Corrupt`` or ``OSError``."""
+        """Bring stored rows into memory, where they stay at least until the next trim. Raises ``Corrupt`` or ``OSError``.
+
+        Runs that go meanwhile (their ledger was deleted, or compaction moved them) are left out: look again what is there.
+        """
+        contents = self._bookie.contents
         for run in runs:
             rows = await self.rows(run)
-            if run.rows is None:
-                self._bookie.contents.cache.keep(run, rows)
+            if run.rows is None and contents.holds(run):
+                contents.cache.keep(run, rows)
 
     async def load_missing(self, runs: Iterable[Run]) -> None:
         """``load`` of those that are not in memory."""
         await self.load([run for run in runs if run.rows is None])
 
     async def rows(self, run: Run) -> bytes:
-        """Rows of a stored run, not kept in memory. An index that is damaged is made again from its log file first."""
+        """Rows of a stored run, not kept in memory, empty if it has gone. Its file stays while they are read.
+
+        An index that is damaged is made again from its log file first.
+        """
+        contents = self._bookie.contents
+        if not contents.holds(run):
+            return b""
+        contents.pin((run.generation,))
+        try:
+            return await self._stored_rows(run)
+        finally:
+            contents.unpin((run.generation,))
+
+    async def _stored_rows(self, run: Run) -> bytes:
         try:
             return await self._background.run(partial(self._store.load_rows, run))
         except (Corrupt, OSError) as lost:
             if lacks_resources(lost):
                 raise
             await self.rebuild_index(run.generation, str(lost))
-        return await self._background.run(partial(self._store.load_rows, run))
+        # An index that was made again tells nothing of a run that went meanwhile: it may lie elsewhere, or nowhere.
+        return await self._background.run(partial(self._store.load_rows, run)) if self._bookie.contents.holds(run) else b""
 
     async def rebuild_index(self, generation: int, reason: str) -> None:
         """Make the index of a closed file again. Raises ``Corrupt`` or ``OSError`` if the file is damaged, too."""
@@ -124,10 +142,13 @@ class DiskReads:
 
     async def has_newer(self, ledger_id: int, entry_id: int, generation: int) -> bool:
         """Whether a newer file than this one has the entry, too. Raises as ``load`` does."""
-        ledger = self._bookie.contents.ledgers.get(ledger_id)
-        runs = [run for run in ledger.runs if run.generation > generation and run.may_hold(entry_id)] if ledger else []
-        await self.load_missing(runs)
-        return any(run.rows is not None and run.find(entry_id) is not None for run in runs)
+        while True:
+            ledger = self._bookie.contents.ledgers.get(ledger_id)
+            runs = [run for run in ledger.runs if run.generation > generation and run.may_hold(entry_id)] if ledger else []
+            missing = [run for run in runs if run.rows is None]
+            if not missing:
+                return any(run.find(entry_id) is not None for run in runs)
+            await self.load(missing)
 
     async def damaged(self, ledger_id: int, entry_id: int) -> Place | None:
         """Where the entry is, if it exists and cannot be read. Raises as ``read`` does."""

@@ -186,9 +186,11 @@ class FileKeeper:
             if dead:
                 state = contents.state(self._first_open, without=dead)
                 await self._background.run(partial(self._store.save_state, state))
-                for generation in sorted(dead):
-                    contents.drop_file(generation)
-                    self._dropped.append(generation)
+                # One that somebody began to read while the state was written stays until the next time.
+                for file in contents.dead_files():
+                    if file.generation in dead:
+                        contents.drop_file(file.generation)
+                        self._dropped.append(file.generation)
             while self._dropped:
                 await self._background.run(partial(self._store.recycle, self._dropped[0], self._settings.spare_files + 1))
                 del self._dropped[0]

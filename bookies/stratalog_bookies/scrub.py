@@ -202,6 +202,8 @@ class Scrub:
         if run is None:
             return False
         await self._disk.reads.load_missing([run])
+        if not self._disk.bookie.contents.holds(run):
+            return False
         row = run.find(copy.entry_id)
         if row is None or row.position != copy.position:
             return False

@@ -61,13 +61,13 @@ class Upkeep:
             elif await self._empty(file):
                 _log.warning("log file %016x was broken and has been emptied", generation)
                 self._disk.counters.mended_files += 1
-                del broken[generation]
+                broken.pop(generation, None)
 
     async def _empty(self, file: LogFile) -> bool:
         """Move what lives in a closed file elsewhere; whether all of it could be. Raises ``StorageFailed``."""
         async with self._lock:
-            if self._contents.files.get(file.generation) is not file:
-                # All that lived in it was deleted while it waited its turn, and its place was freed.
+            if self._contents.files.get(file.generation) is not file or not file.runs:
+                # All that lived in it was deleted while it waited its turn, and its place was freed, or soon is.
                 return True
             self._contents.pin((file.generation,))
             try:
@@ -89,6 +89,8 @@ class Upkeep:
         whole = True
         for run in list(file.runs.values()):
             for rows in _chunks(await self._rows(run)):
+                if not self._contents.holds(run):
+                    break  # its ledger was deleted meanwhile
                 whole = await self._move(file, run, rows) and whole
         return whole
 
@@ -111,11 +113,11 @@ class Upkeep:
         return None not in payloads
 
     async def _rows(self, run: Run) -> list[Row]:
-        """Rows of a stored run, without keeping them in memory."""
+        """Rows of a stored run, without keeping them in memory; none if its ledger has been deleted."""
         passing = Run(run.ledger_id, run.generation)
         passing.first, passing.last, passing.count = run.first, run.last, run.count
         passing.rows = run.rows or await self._disk.reads.rows(run)
-        return list(passing.between(run.first, run.last))
+        return list(passing.between(run.first, run.last)) if passing.rows else []
 
 
 def _chunks(rows: Sequence[Row]) -> Iterator[list[Row]]:

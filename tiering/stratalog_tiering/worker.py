@@ -11,7 +11,7 @@ import asyncio
 import logging
 from typing import Final
 
-from stratalog_core.errors import StratalogError, Unavailable
+from stratalog_core.errors import OutcomeUnknown, StratalogError, Unavailable
 from stratalog_core.ports import Background, Clock, Random
 from stratalog_metadata.api import MetadataClient
 from stratalog_metadata.commands import Command, Put, SessionAlive
@@ -64,7 +64,7 @@ class TieringWorker:
         self._main: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Raises ``Invalid`` if the bucket belongs to another cluster, ``Unavailable`` if the store cannot be reached."""
+        """Raises ``Invalid`` if it is another cluster's, ``Unavailable`` or ``OutcomeUnknown`` if it does not answer."""
         await self._claim_bucket()
         self._main = asyncio.ensure_future(self._run())
 
@@ -83,7 +83,8 @@ class TieringWorker:
                     raise Unavailable("the cluster has no identity yet")
                 await claim_bucket(self._ports.store, cluster.cluster_id)
                 return
-            except Unavailable as failure:
+            except (Unavailable, OutcomeUnknown) as failure:
+                # A claim whose outcome is unknown is made again: it takes effect once, and what stands there is read after it.
                 if attempt + 1 == _START_ATTEMPTS:
                     raise
                 _log.info("waiting for store and cluster: %s", failure)

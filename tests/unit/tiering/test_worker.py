@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from stratalog_core.checkpoint import Checkpoint, EpochStart, ProducerEntry, SequencedBatch
-from stratalog_core.errors import Invalid, Unavailable
+from stratalog_core.errors import Invalid, OutcomeUnknown, Unavailable
 from stratalog_core.records import Record, build_batch
 from stratalog_core.system import SystemClock
 from stratalog_metadata.commands import Command, Delete, Put
@@ -221,6 +221,14 @@ async def test_another_clusters_bucket_is_refused(cluster: Cluster) -> None:
     await cluster.store.put(CLUSTER_KEY, [encode_descriptor(ClusterDescriptor(cluster_id="another"))])
     with pytest.raises(Invalid, match="belongs to cluster another"):
         await cluster.start_worker()
+
+
+async def test_a_claim_of_the_bucket_whose_outcome_is_unknown_is_made_again(cluster: Cluster) -> None:
+    lost: list[BaseException] = [OutcomeUnknown("the answer was lost")]
+    cluster.store.after = lambda name, key: lost.pop() if lost and key == CLUSTER_KEY else None
+    await cluster.start_worker()
+    assert not lost
+    assert cluster.store.calls.count(("put", CLUSTER_KEY)) == 2
 
 
 async def test_large_segments_go_up_in_parts(cluster: Cluster) -> None:
