@@ -12,7 +12,7 @@ from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener
 from aiokafka import TopicPartition as AsyncTopicPartition
 from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
 from aiokafka.errors import KafkaError as AsyncKafkaError
-from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 from kafka import KafkaConsumer
 from kafka import TopicPartition as PythonTopicPartition
 from kafka.errors import KafkaError as PythonKafkaError
@@ -196,7 +196,12 @@ class GroupMember(Client):
 
     def run_session(self) -> None:
         reader = Reader(self.name, self.recorder, _GROUP)
-        consumer = Consumer(librdkafka_config(self._bootstrap, _GROUP))
+
+        def committed(failure: KafkaError | None, places: list[TopicPartition]) -> None:
+            errors = [failure.name()] if failure else [place.error.name() for place in places if place.error]
+            reader.committed({key_of(place.topic, place.partition): place.offset for place in places}, ",".join(errors))
+
+        consumer = Consumer({**librdkafka_config(self._bootstrap, _GROUP), "on_commit": committed})
         reader.subscribed()
         reader.begin()
 
@@ -235,13 +240,10 @@ class GroupMember(Client):
             return
         reader.committing(offsets)
         try:
-            places = consumer.commit(
-                offsets=[TopicPartition(*place_of(key), offset) for key, offset in offsets.items()], asynchronous=False
-            )
-            errors = [place.error.name() for place in places or [] if place.error]
+            # A synchronous commit of librdkafka has been seen to wait for ever, through restarts of all brokers.
+            consumer.commit(offsets=[TopicPartition(*place_of(key), offset) for key, offset in offsets.items()])
         except KafkaException as failure:
-            errors = [failure.args[0].name()]
-        reader.committed(offsets, ",".join(errors))
+            reader.committed(offsets, failure.args[0].name())
 
 
 class AsyncGroupMember(Client):
