@@ -21,6 +21,7 @@ from stratalog_broker.tail_cache import TailCache
 from stratalog_broker.takeover import TakenOver, Takeover, identity_of
 from stratalog_broker.tier_requests import answer_tier_request
 from stratalog_broker.topic_configs import TopicConfigs
+from stratalog_broker.waves import Waves
 from stratalog_core.errors import Fenced, NotLeader, StratalogError
 from stratalog_core.ids import NO_OWNER, TopicPartition
 from stratalog_metadata.api import Change
@@ -45,7 +46,7 @@ _log = logging.getLogger(__name__)
 _RETRY_S: Final = 0.2
 _TICK_S: Final = 1.0
 TAKEOVERS_AT_ONCE: Final = 1024
-"""Those that begin together ask together; what comes after the first so many asks alone, as slots become free."""
+"""Those that begin together ask together; what comes after the first so many goes on in waves (``waves.py``)."""
 INTERNAL_TAKEOVERS_AT_ONCE: Final = 128
 """They read whole batches, not headers."""
 
@@ -70,8 +71,8 @@ class Partitions:
         self._tails = TailCache(settings.tail_cache_bytes)
         self.indexes = IndexCache(services.ledgers, settings.index_bytes)
         self._takeover = Takeover(services, self.indexes)
-        self._slots = asyncio.Semaphore(TAKEOVERS_AT_ONCE)
-        self._internal_slots = asyncio.Semaphore(INTERNAL_TAKEOVERS_AT_ONCE)
+        self._slots = Waves(TAKEOVERS_AT_ONCE)
+        self._internal_slots = Waves(INTERNAL_TAKEOVERS_AT_ONCE)
         self._is_suspended = True
         self._unsubscribe = services.view.subscribe(self._on_changes)
         self._ticker: asyncio.TimerHandle | None = None

@@ -145,7 +145,7 @@ class Takeover:
             return None
         payloads: list[memoryview] = []
         while len(payloads) < parts:
-            entries = await self._services.ledgers.read(ledger, len(payloads), parts - 1, _READ_BYTES)
+            entries = await self._services.ledgers.read_together(ledger, len(payloads), parts - 1)
             payloads += [entry.payload for entry in entries]
         return decode_checkpoint(payloads)
 

@@ -115,6 +115,13 @@ class LedgerClient:
         """
         return await self._reads.entries(ledger, first, last, max_bytes)
 
+    async def read_together(self, ledger: Ledger, first: int, last: int) -> list[Entry]:
+        """``read`` of few and small entries, for many ledgers: what is asked in one turn is one request for each bookie.
+
+        At least one entry; what the bound that they share leaves no room for is asked again.
+        """
+        return await self._reads.together(ledger, first, last)
+
     async def read_headers(self, ledger: Ledger, first: int, last: int) -> list[EntryHead]:
         """Size and first 61 payload bytes of every entry from ``first`` to ``last``. Raises as ``read`` does."""
         return await self._reads.heads(ledger, first, last)
@@ -171,6 +178,7 @@ class LedgerClient:
                 holder.abandon()
         self._busy.clear()
         self._services.directory.close()
+        await self._recoveries.close()
         await self._ids.close()
 
 

@@ -56,6 +56,12 @@ class LedgerReads:
         await self._carry_out(plan, partial(self._fetch_entries, ledger, bytes_max))
         return plan.result(bytes_max)
 
+    async def together(self, ledger: Ledger, first: int, last: int) -> list[Entry]:
+        """The same as ``entries`` without a bound of its own: one of many reads that travel together. Raises as it does."""
+        plan = self._plan(ledger, first, last, STRIPED_ENTRIES_MAX, accept=partial(entry_matches, ledger.ledger_id))
+        await self._carry_out(plan, partial(self._fetch_together, ledger))
+        return [Entry(entry.entry_id, entry.payload) for entry in plan.result()]
+
     async def heads(self, ledger: Ledger, first: int, last: int, head_bytes: int = HEAD_BYTES) -> list[EntryHead]:
         """Every entry from ``first`` to ``last``, in as many requests as it takes. Raises ``NoSuchEntry``, ``Unavailable``."""
         heads: list[EntryHead] = []
@@ -126,6 +132,11 @@ class LedgerReads:
         ranges = [Range(ledger.ledger_id, ask.first, ask.last) for ask in asks]
         future = self._requests.read(asks[0].bookie, ranges, share)
         future.add_done_callback(partial(_hand_over, asks, on_answer))
+
+    def _fetch_together(self, ledger: Ledger, asks: list[Ask], on_answer: OnAnswer) -> None:
+        for ask in asks:
+            future = self._requests.read_together(ask.bookie, Range(ledger.ledger_id, ask.first, ask.last))
+            future.add_done_callback(partial(_hand_over_one, ask, on_answer))
 
     def _fetch_heads(self, ledger: Ledger, head_bytes: int, asks: list[Ask], on_answer: OnAnswer) -> None:
         for ask in asks:

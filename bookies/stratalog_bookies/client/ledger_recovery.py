@@ -18,6 +18,7 @@ from stratalog_bookies.client.entry import EntryHead
 from stratalog_bookies.client.entry_pump import EntryPump
 from stratalog_bookies.client.ledger_reads import HEAD_BYTES, LedgerReads
 from stratalog_bookies.client.ledger_records import Superseded, put_ledger
+from stratalog_bookies.client.record_reads import RecordReads
 from stratalog_bookies.client.recovery import Fence, Instruction, LedgerRecovery, ReadRange, Rewrite
 from stratalog_bookies.client.services import Services
 from stratalog_bookies.client.writer import LedgerWriterCore
@@ -25,7 +26,7 @@ from stratalog_bookies.messages import LedgerTail, Range, RangeAnswer, Status
 from stratalog_core.batch import MAGIC, read_header
 from stratalog_core.errors import NoSuchLedger, StratalogError, Unavailable
 from stratalog_metadata.commands import Requirement
-from stratalog_metadata.records import Ledger, LedgerState, Versioned, ledger_key
+from stratalog_metadata.records import Ledger, LedgerState, Versioned
 
 Answer = TypeVar("Answer")
 _CHECKPOINT_MAGIC: Final = b"SLCK"
@@ -151,12 +152,16 @@ class LedgerRecoveries:
     def __init__(self, services: Services, reads: LedgerReads) -> None:
         self._services = services
         self._reads = reads
+        self._records = RecordReads(services.metadata)
+
+    async def close(self) -> None:
+        await self._records.close()
 
     async def recover(self, ledger_ids: Sequence[int], requirements: tuple[Requirement, ...]) -> list[Ledger]:
         """CLOSED records in the order of ``ledger_ids``; see ``LedgerClient.recover``."""
         if not ledger_ids:
             return []
-        found = await self._services.metadata.read([ledger_key(ledger_id) for ledger_id in ledger_ids])
+        found = await self._records.read(ledger_ids)
         outcomes = await asyncio.gather(
             *(
                 self._recover_in_time(ledger_id, versioned, requirements)

@@ -1,7 +1,8 @@
 """Requests to bookies other than adds.
 
 Those that carry a list are batched: what many ledgers ask of one bookie in one turn of the event loop travels as one
-request, so that recovering a thousand ledgers costs a few requests for each bookie.
+request, so that recovering a thousand ledgers costs a few requests for each bookie. What the bound on an answer's bytes left no
+room for is asked again, of the same bookie, with what else is asked by then.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Final, Generic, TypeVar
 
 from stratalog_bookies import messages
 from stratalog_bookies.client.directory import BookieDirectory
-from stratalog_bookies.messages import LedgerTail, Range, RangeAnswer
+from stratalog_bookies.messages import LedgerTail, Range, RangeAnswer, Status
 from stratalog_core.errors import Corrupt, Invalid, StratalogError, Unavailable
 from stratalog_core.ports import Buffer
 
@@ -23,10 +24,14 @@ Answer = TypeVar("Answer")
 _ITEMS_MAX: Final = 4096
 """Ledgers or ranges in one batched request."""
 _RECOVERY_READ_BYTES_MAX: Final = 8 * 1024 * 1024
+_READ_TOGETHER_BYTES_MAX: Final = 8 * 1024 * 1024
 
 
 class Batcher(Generic[Item, Answer]):
-    """Collects questions of one kind for each bookie until the end of the turn, and hands each its part of the answer."""
+    """Collects questions of one kind for each bookie until the end of the turn, and hands each its part of the answer.
+
+    ``is_left_out`` tells which parts say only that others used the bound up: while there are others, these are asked again.
+    """
 
     def __init__(
         self,
@@ -35,7 +40,9 @@ class Batcher(Generic[Item, Answer]):
         encode: Callable[[list[Item]], Sequence[Buffer]],
         decode: Callable[[memoryview], Sequence[Answer]],
         timeout_s: float,
+        is_left_out: Callable[[Item, Answer], bool] = lambda item, answer: False,
     ) -> None:
+        self._is_left_out = is_left_out
         self._directory = directory
         self._method = method
         self._encode = encode
@@ -46,11 +53,15 @@ class Batcher(Generic[Item, Answer]):
 
     def ask(self, bookie: str, item: Item) -> asyncio.Future[Answer]:
         """The future raises what the channel or the bookie answered, ``Unavailable`` for an unregistered bookie."""
+        future: asyncio.Future[Answer] = self._loop.create_future()
+        self._asked_of(bookie).append((item, future))
+        return future
+
+    def _asked_of(self, bookie: str) -> list[tuple[Item, asyncio.Future[Answer]]]:
+        """What leaves for ``bookie`` at the end of the turn."""
         if not self._waiting:
             self._loop.call_soon(self._flush)
-        future: asyncio.Future[Answer] = self._loop.create_future()
-        self._waiting.setdefault(bookie, []).append((item, future))
-        return future
+        return self._waiting.setdefault(bookie, [])
 
     def _flush(self) -> None:
         waiting, self._waiting = self._waiting, {}
@@ -58,14 +69,17 @@ class Batcher(Generic[Item, Answer]):
             channel = self._directory.channel(bookie)
             for first in range(0, len(asked), _ITEMS_MAX):
                 chunk = asked[first : first + _ITEMS_MAX]
-                futures = [future for _, future in chunk]
                 if channel is None:
+                    futures = [future for _, future in chunk]
                     self._loop.call_soon(_fail_all, futures, Unavailable(f"bookie {bookie} is not registered"))
                 else:
-                    on_reply = partial(self._on_reply, futures)
+                    on_reply = partial(self._on_reply, bookie, chunk)
                     channel.send(self._method, self._encode([item for item, _ in chunk]), on_reply, self._timeout_s)
 
-    def _on_reply(self, futures: list[asyncio.Future[Answer]], answer: memoryview | StratalogError) -> None:
+    def _on_reply(
+        self, bookie: str, asked: list[tuple[Item, asyncio.Future[Answer]]], answer: memoryview | StratalogError
+    ) -> None:
+        futures = [future for _, future in asked]
         if isinstance(answer, StratalogError):
             _fail_all(futures, answer)
             return
@@ -77,9 +91,15 @@ class Batcher(Generic[Item, Answer]):
         if len(parts) != len(futures):
             _fail_all(futures, Corrupt(f"{len(parts)} answers came to {len(futures)} questions"))
             return
-        for future, part in zip(futures, parts, strict=True):
-            if not future.done():
-                future.set_result(part)
+        left_out = [self._is_left_out(item, part) for (item, _), part in zip(asked, parts, strict=True)]
+        may_ask_again = not all(left_out)
+        for question, part, again in zip(asked, parts, left_out, strict=True):
+            if question[1].done():
+                continue
+            if again and may_ask_again:
+                self._asked_of(bookie).append(question)
+            else:
+                question[1].set_result(part)
 
 
 def _fail_all(futures: Sequence[asyncio.Future[Answer]], error: StratalogError) -> None:
@@ -99,6 +119,9 @@ class BookieRequests:
         self._recovery_reads = Batcher(
             directory, messages.READ, _encode_recovery_read, messages.decode_read_answer, timeout_s
         )  # fmt: skip
+        self._reads = Batcher(
+            directory, messages.READ, _encode_read_together, messages.decode_read_answer, timeout_s, _is_left_out
+        )  # fmt: skip
         self._heads: dict[int, Batcher[Range, RangeAnswer]] = {}
 
     def fence(self, bookie: str, ledger_id: int) -> asyncio.Future[LedgerTail]:
@@ -112,18 +135,27 @@ class BookieRequests:
         return self._recovery_reads.ask(bookie, asked)
 
     def heads(self, bookie: str, asked: Range, head_bytes: int) -> asyncio.Future[RangeAnswer]:
-        """Sizes and the first ``head_bytes`` of payloads. Answers may be cut short by the bound that the batch shares."""
+        """Sizes and the first ``head_bytes`` of payloads. Answers may be cut short by the bound that the batch shares, but
+        not to nothing.
+        """
         batcher = self._heads.get(head_bytes)
         if batcher is None:
             encode = partial(_encode_heads, head_bytes=head_bytes)
             decode = partial(messages.decode_read_answer, head_bytes=head_bytes)
-            batcher = Batcher(self._directory, messages.READ_HEADERS, encode, decode, self._timeout_s)
+            batcher = Batcher(self._directory, messages.READ_HEADERS, encode, decode, self._timeout_s, _is_left_out)
             self._heads[head_bytes] = batcher
         return batcher.ask(bookie, asked)
 
     def read(self, bookie: str, ranges: Sequence[Range], bytes_max: int) -> asyncio.Future[list[RangeAnswer]]:
         """One read, not batched with others': the byte bound is its own."""
         return self._ask(bookie, messages.READ, messages.encode_read(ranges, bytes_max), messages.decode_read_answer)
+
+    def read_together(self, bookie: str, asked: Range) -> asyncio.Future[RangeAnswer]:
+        """A read that travels with those of other ledgers; for entries that are few and small.
+
+        Answers may be cut short by the byte bound that the batch shares, but not to nothing.
+        """
+        return self._reads.ask(bookie, asked)
 
     def held(self, bookie: str, asked: Range) -> asyncio.Future[list[RangeAnswer]]:
         """Which entries of the range ``bookie`` has durably: headers without payloads."""
@@ -190,6 +222,15 @@ def _decode_tails(body: memoryview) -> Sequence[LedgerTail]:
 
 def _encode_recovery_read(ranges: list[Range]) -> Sequence[Buffer]:
     return messages.encode_read(ranges, _RECOVERY_READ_BYTES_MAX, messages.FENCE_FIRST)
+
+
+def _encode_read_together(ranges: list[Range]) -> Sequence[Buffer]:
+    return messages.encode_read(ranges, _READ_TOGETHER_BYTES_MAX)
+
+
+def _is_left_out(asked: Range, answer: RangeAnswer) -> bool:
+    """Whether the bound was used up before this range: it lists nothing and decides nothing, and nothing is wrong."""
+    return answer.status == Status.OK and not answer.entries and answer.decided_to < asked.first
 
 
 def _encode_heads(ranges: list[Range], head_bytes: int) -> Sequence[Buffer]:

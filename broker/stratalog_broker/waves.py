@@ -1,0 +1,49 @@
+"""A bound on how many work at once that lets in those who wait together, so that what they ask of others leaves together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from types import TracebackType
+
+
+class Waves:
+    """Like a semaphore of ``at_once``, but who had to wait goes on with the others: when a quarter of the places is free.
+
+    A semaphore hands each place on by itself; after a while all are out of step, and requests that are batched by turns of the
+    event loop travel alone. A quarter, not all: some that take long must not hold up those who wait.
+    """
+
+    def __init__(self, at_once: int) -> None:
+        self._at_once = at_once
+        self._inside = 0
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def __aenter__(self) -> None:
+        if self._inside < self._at_once and not self._waiting:
+            self._inside += 1
+            return
+        admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(admitted)
+        try:
+            await admitted
+        except asyncio.CancelledError:
+            if not admitted.cancelled():
+                self._leave()
+            raise
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._leave()
+
+    def _leave(self) -> None:
+        self._inside -= 1
+        free = self._at_once - self._inside
+        if free < min(len(self._waiting), max(self._at_once // 4, 1)):
+            return
+        while self._waiting and self._inside < self._at_once:
+            admitted = self._waiting.popleft()
+            if not admitted.done():
+                admitted.set_result(None)
+                self._inside += 1

@@ -1,0 +1,69 @@
+"""Reads of many ledgers that travel together, and what the bound on an answer leaves no room for."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from unit.bookies.test_client_ledgers import SPEC, Cluster, batch, cluster, open_writer
+
+from stratalog_bookies import messages
+from stratalog_bookies.client import requests
+from stratalog_core.errors import NoSuchEntry
+from stratalog_metadata.records import Ledger
+
+__all__ = ["cluster"]
+LEDGERS = 24
+
+
+async def _sealed(cluster: Cluster, value_bytes: int) -> list[Ledger]:
+    """Ledgers of three entries each, whose values tell them apart."""
+    client = cluster.client()
+    ledgers = []
+    for number in range(LEDGERS):
+        writer, recorder = await open_writer(client, SPEC)
+        for entry in range(3):
+            writer.append(batch(100 + entry, bytes([number, entry]) * (value_bytes // 2)))
+        await recorder.confirmed(2)
+        ledgers.append(await writer.seal(103))
+    return ledgers
+
+
+async def test_one_request_for_each_bookie(cluster: Cluster) -> None:
+    ledgers = await _sealed(cluster, 100)
+    counting = cluster.counting_transport()
+    client = cluster.client_over(counting)
+    found = await asyncio.gather(*(client.read_together(ledger, 0, 2) for ledger in ledgers))
+    assert counting.count(messages.READ) <= len(cluster.bookies)
+    for number, entries in enumerate(found):
+        assert [bytes(entry.payload) for entry in entries] == [
+            batch(100 + entry, bytes([number, entry]) * 50) for entry in range(3)
+        ]
+
+
+async def test_what_does_not_fit_is_asked_again_of_the_same_bookie(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledgers = await _sealed(cluster, 1000)
+    monkeypatch.setattr(requests, "_READ_TOGETHER_BYTES_MAX", 3 * 3 * 1100)
+    counting = cluster.counting_transport()
+    client = cluster.client_over(counting)
+    found = await asyncio.gather(*(client.read_together(ledger, 0, 2) for ledger in ledgers))
+    # Three ledgers or so are in each answer. Asking the next bookie for the rest would find none left in the end.
+    assert LEDGERS // 4 <= counting.count(messages.READ) <= LEDGERS // 2
+    for number, entries in enumerate(found):
+        assert entries[0].entry_id == 0
+        for entry in entries:
+            assert bytes(entry.payload) == batch(100 + entry.entry_id, bytes([number, entry.entry_id]) * 500)
+
+
+async def test_an_entry_beyond_the_bound_comes_alone(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledgers = await _sealed(cluster, 1000)
+    monkeypatch.setattr(requests, "_READ_TOGETHER_BYTES_MAX", 1)
+    client = cluster.client()
+    found = await asyncio.gather(*(client.read_together(ledger, 0, 2) for ledger in ledgers[:5]))
+    assert [[entry.entry_id for entry in entries] for entries in found] == [[0]] * 5
+
+
+async def test_what_does_not_exist_is_told(cluster: Cluster) -> None:
+    ledgers = await _sealed(cluster, 100)
+    with pytest.raises(NoSuchEntry):
+        await cluster.client().read_together(ledgers[0], 7, 7)
