@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _ROOM_RETRY_S: Final = 0.02
+_SETTLING_S: Final = 3.0
 
 OnLost = Callable[["PartitionLog", StratalogError], None]
 
@@ -59,6 +60,7 @@ class PartitionLog:
         self.core = core
         self.tail = PartitionTail(tails, core.next_offset)
         self.application = application
+        self._settled_at_s = services.clock.monotonic() + _SETTLING_S
         self.watchers: set[Callable[[], None]] = set()
         """Called after the high watermark has moved, and when the partition is resigned."""
         self.is_serving = True
@@ -77,6 +79,15 @@ class PartitionLog:
         self._seal_waiters: list[asyncio.Future[int]] = []
         self._retry: asyncio.TimerHandle | None = None
         self.update_topic(topic)
+
+    @property
+    def is_settling(self) -> bool:
+        """Whether the partition was taken over so lately that producers are still coming again with what was refused.
+
+        A batch that follows one that was refused is on its way already. To call it out of order would make its producer begin
+        a new epoch, and send again what it cannot know to be there.
+        """
+        return self._services.clock.monotonic() < self._settled_at_s
 
     def update_topic(self, topic: Topic) -> None:
         """Take over changed topic configs."""

@@ -49,6 +49,10 @@ class ProducerStates:
     def __len__(self) -> int:
         return len(self._producers)
 
+    def knows(self, producer_id: int) -> bool:
+        """Whether it has written here lately."""
+        return producer_id in self._producers
+
     def judge(self, header: BatchHeader) -> tuple[Verdict, SequencedBatch | None]:
         """What to do with a batch that has a producer id; for a DUPLICATE, also the batch it repeats."""
         producer = self._producers.get(header.producer_id)

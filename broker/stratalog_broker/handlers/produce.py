@@ -32,7 +32,7 @@ from stratalog_broker.protocol.produce import (
     parse_request,
 )
 from stratalog_core.batch import BatchHeader, assign_log_append_time
-from stratalog_core.errors import StratalogError
+from stratalog_core.errors import NotLeader, StratalogError
 from stratalog_core.ids import TopicPartition
 
 _KEY: Final = 0
@@ -123,7 +123,12 @@ class _Append:
 
     def _is_retry(self, header: BatchHeader, acks: int) -> bool:
         """Whether the batch is in the log already: then its first try's answer is given. Raises ``Refused``."""
-        verdict, earlier = self._log.core.producers.judge(header)
+        producers = self._log.core.producers
+        verdict, earlier = producers.judge(header)
+        begins_late = header.base_sequence != 0 and not producers.knows(header.producer_id)
+        if (verdict is Verdict.OUT_OF_ORDER or begins_late) and self._log.is_settling:
+            # It overtook a batch that was refused, or lost, before the takeover: both come again, in their order.
+            raise NotLeader(f"sequence {header.base_sequence} of producer {header.producer_id} came before its predecessor")
         if verdict is Verdict.APPEND:
             return False
         producer = f"producer {header.producer_id} epoch {header.producer_epoch}"

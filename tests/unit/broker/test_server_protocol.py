@@ -24,6 +24,7 @@ from unit.broker.raw_client import (
     request,
 )
 
+from stratalog_broker import partition_log
 from stratalog_broker.protocol.entities import encode_response as encode_entity
 from stratalog_broker.topics import NewTopic, TopicCommands
 from stratalog_core.batch import read_header
@@ -192,7 +193,27 @@ async def test_log_append_time_stamps_the_batch(mini_cluster: MiniCluster, clien
     assert {record.timestamp_ms for record in iterate_records(found.records)} == {header.max_timestamp_ms}
 
 
-async def test_a_retry_gets_the_offset_of_the_first_try(mini_cluster: MiniCluster, client: RawClient, flights: str) -> None:
+async def test_a_batch_that_overtook_a_refused_one_is_told_to_come_again(
+    mini_cluster: MiniCluster, client: RawClient, flights: str
+) -> None:
+    """Right after a takeover a gap in a producer's sequence means that its predecessor was refused and is coming."""
+    await create(mini_cluster, flights)
+
+    async def send(base_sequence: int) -> tuple[str, int]:
+        answer = await produce(client, flights, batch(b"a", producer_id=9, producer_epoch=0, base_sequence=base_sequence))
+        return answer.error_code.name, answer.base_offset
+
+    assert (await send(1))[0] == "not_leader_or_follower", "nothing is known of the producer: it must begin with its first"
+    assert await send(0) == ("none", 0)
+    assert (await send(2))[0] == "not_leader_or_follower"
+    assert await send(1) == ("none", 1)
+    assert await send(2) == ("none", 2)
+
+
+async def test_a_retry_gets_the_offset_of_the_first_try(
+    mini_cluster: MiniCluster, client: RawClient, flights: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partition_log, "_SETTLING_S", 0.0)
     await create(mini_cluster, flights)
     first = batch(b"a", b"b", producer_id=9, producer_epoch=0, base_sequence=0)
     entity = encode_entity(produce_request(flights, 0, first))
