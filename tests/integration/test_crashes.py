@@ -95,7 +95,7 @@ def _read_all(cluster: ProcessCluster, topic: str, count: int) -> list[tuple[int
     return found
 
 
-def _check(cluster: ProcessCluster, sender: Sender) -> None:
+def check(cluster: ProcessCluster, sender: Sender) -> None:
     """Every record once, where its acknowledgement said, in the order of sending within each partition."""
     assert len(sender.acknowledged) == sender.sent
     found = _read_all(cluster, sender.topic, sender.sent)
@@ -131,7 +131,7 @@ def test_retries_over_a_killed_broker_never_duplicate(
     cluster.restart("broker-2")
     sender.send(500, per_s=500)
     sender.flush()
-    _check(cluster, sender)
+    check(cluster, sender)
 
 
 def test_a_killed_bookie_stops_nothing(
@@ -143,7 +143,7 @@ def test_a_killed_bookie_stops_nothing(
     cluster.restart("bookie-2")
     sender.send(500, per_s=500)
     sender.flush()
-    _check(cluster, sender)
+    check(cluster, sender)
 
 
 def test_the_whole_cluster_killed_at_once(cluster: ProcessCluster, sender: Sender) -> None:
@@ -152,7 +152,7 @@ def test_the_whole_cluster_killed_at_once(cluster: ProcessCluster, sender: Sende
     everything = [process["name"] for process in cluster.json("cluster", "status")["processes"]]
     cluster.kill(*everything)
     cluster.run("cluster", "start")
-    _check(cluster, sender)
+    check(cluster, sender)
     sender.send(500, per_s=1000)
     sender.flush()
-    _check(cluster, sender)
+    check(cluster, sender)
