@@ -7,7 +7,8 @@ auditor names another bookie, and when a bookie deletes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from stratalog_bookies import messages
@@ -23,8 +24,10 @@ if TYPE_CHECKING:
 
 Require = Callable[[bool, str], None]
 Find = Callable[[int], Ledger | None]
-Held = Mapping[tuple[str, int], int]
+Held = dict[tuple[str, int], int]
 _OK: Final = int(messages.Status.OK)
+_ON_THE_WAY_S: Final = 5.0
+"""So long after a disk was lost, writers and recoveries may still rely on what it had answered before."""
 
 
 class Copies:
@@ -34,7 +37,7 @@ class Copies:
         self._require = require
         self._find = find
         self._held: dict[tuple[str, int], int] = {}
-        self._lost: dict[tuple[str, int], int] = {}
+        self._lost: dict[tuple[str, int], tuple[float, int]] = {}
 
     def watch_answers(self, network: Network) -> None:
         """Hear of every add that a bookie acknowledges."""
@@ -61,8 +64,9 @@ class Copies:
         collector._delete = deleting  # type: ignore[method-assign]
 
     def lost(self, bookie: str) -> None:
-        """Its disk is gone. Answers that it gave are still on their way to writers."""
-        self._lost |= {key: entries for key, entries in self._held.items() if key[0] == bookie}
+        """Its disk is gone. Answers that it gave are still on their way to writers and recoveries."""
+        now = asyncio.get_running_loop().time()
+        self._lost |= {key: (now, entries) for key, entries in self._held.items() if key[0] == bookie}
         self._held = {key: entries for key, entries in self._held.items() if key[0] != bookie}
 
     def confirmed(self, ledger_id: int, first: int, last: int) -> None:
@@ -71,11 +75,11 @@ class Copies:
         """
         ledger = self._find(ledger_id)
         if ledger is not None and ledger.state is not LedgerState.CLOSED:
-            self._check(ledger, first, last, "confirmed", {**self._held, **self._lost})
+            self._check(ledger, first, last, "confirmed")
 
     def closed(self, ledger: Ledger) -> None:
         """The record was closed: nobody will write what is missing, but the auditor."""
-        self._check(ledger, 0, ledger.last_entry, "closed", self._held)
+        self._check(ledger, 0, ledger.last_entry, "closed")
 
     def moved(self, before: Ledger, after: Ledger) -> None:
         """The record of a closed ledger names other bookies: each of them has everything that it is named for."""
@@ -97,10 +101,14 @@ class Copies:
             if copies < ledger.write_quorum
         ]
 
-    def _check(self, ledger: Ledger, first: int, last: int, what: str, held: Held) -> None:
+    def _check(self, ledger: Ledger, first: int, last: int, what: str) -> None:
         firsts = [fragment.first_entry for fragment in ledger.fragments]
         self._require(firsts == sorted({0, *firsts}), f"the fragments of ledger {ledger.ledger_id} begin at {firsts}")
-        for entry_id, copies in self._count(ledger, first, last, held):
+        answered: Held = self._held
+        if self._lost:
+            since = asyncio.get_running_loop().time() - _ON_THE_WAY_S
+            answered = answered | {key: entries for key, (at, entries) in self._lost.items() if at > since}
+        for entry_id, copies in self._count(ledger, first, last, answered):
             enough = copies >= ledger.ack_quorum
             self._require(enough, f"entry {entry_id} of ledger {ledger.ledger_id} is {what} with {copies} named copies")
 
