@@ -117,7 +117,7 @@ class BookieRequests:
         self._fences = Batcher(directory, messages.FENCE, _encode_ledger_ids, _decode_tails, timeout_s)
         self._lacs = Batcher(directory, messages.LAC, _encode_ledger_ids, _decode_tails, timeout_s)
         self._recovery_reads = Batcher(
-            directory, messages.READ, _encode_recovery_read, messages.decode_read_answer, timeout_s
+            directory, messages.READ, _encode_recovery_read, messages.decode_read_answer, timeout_s, _is_left_out
         )  # fmt: skip
         self._reads = Batcher(
             directory, messages.READ, _encode_read_together, messages.decode_read_answer, timeout_s, _is_left_out
@@ -131,7 +131,7 @@ class BookieRequests:
         return self._lacs.ask(bookie, ledger_id)
 
     def recovery_read(self, bookie: str, asked: Range) -> asyncio.Future[RangeAnswer]:
-        """A read that fences first. Answers may be cut short by the byte bound that the batch shares."""
+        """A read that fences first. Answers may be cut short by the byte bound that the batch shares, but not to nothing."""
         return self._recovery_reads.ask(bookie, asked)
 
     def heads(self, bookie: str, asked: Range, head_bytes: int) -> asyncio.Future[RangeAnswer]:

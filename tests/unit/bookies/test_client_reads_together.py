@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
-from unit.bookies.test_client_ledgers import SPEC, Cluster, batch, cluster, open_writer
+from unit.bookies.test_client_ledgers import SETTINGS, SPEC, Cluster, batch, cluster, open_writer
 
 from stratalog_bookies import messages
 from stratalog_bookies.client import requests
@@ -67,3 +68,19 @@ async def test_what_does_not_exist_is_told(cluster: Cluster) -> None:
     ledgers = await _sealed(cluster, 100)
     with pytest.raises(NoSuchEntry):
         await cluster.client().read_together(ledgers[0], 7, 7)
+
+
+async def test_many_recoveries_share_a_small_bound(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = cluster.client(replace(SETTINGS, tick_ms=60_000))  # tells no bookie what is confirmed
+    opened = [await open_writer(client, SPEC) for _ in range(LEDGERS)]
+    for number, (writer, recorder) in enumerate(opened):
+        writer.append(batch(100, bytes([number]) * 1000))
+        await recorder.confirmed(0)
+    monkeypatch.setattr(requests, "_RECOVERY_READ_BYTES_MAX", 1)
+    # A retry would come too late for this test: what is left out must be asked again at once.
+    hasty = cluster.client(replace(SETTINGS, recovery_retry_ms=60_000))
+    closed = await hasty.recover([writer.ledger.ledger_id for writer, _ in opened])
+    for number, ledger in enumerate(closed):
+        assert ledger.last_entry == 0
+        (entry,) = await hasty.read(ledger, 0, 0, 1 << 20)
+        assert bytes(entry.payload) == batch(100, bytes([number]) * 1000)
