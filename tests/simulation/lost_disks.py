@@ -20,7 +20,7 @@ from simulation.machine import Machine, Ports, World
 from simulation.nemesis import Nemesis, NemesisPlan
 from stratalog_bookies.client import LedgerClient, LedgerClientSettings
 from stratalog_core.errors import Invalid, StratalogError
-from stratalog_metadata.records import Ledger, LedgerState
+from stratalog_metadata.records import Bookie, Ledger, LedgerState
 
 BOOKIES: Final = 5
 LOSSES: Final = 5
@@ -77,13 +77,17 @@ class Scenario:
         bookie.disk = Disk(bookie.name, self._random)
         self.audit.copies.lost(bookie.name)
         self.world.note(f"the disk of {bookie.name} is lost")
-        if self._random.random() < 0.5:
+        if self._random.random() < 0.5 and self._is_known(bookie):
             await self._return_empty(bookie)
         self._next_number += 1
         fresh = self._bookie(self._next_number)
         self.bookies.append(fresh)
         await asyncio.sleep(self._random.uniform(0.0, 1.5))
         fresh.boot()
+
+    def _is_known(self, bookie: Machine) -> bool:
+        """Whether it ever registered: one that did not is welcome with an empty disk."""
+        return any(isinstance(record, Bookie) and record.bookie_id == bookie.name for record in self.audit.records.values())
 
     async def _return_empty(self, bookie: Machine) -> None:
         """Its cookie is gone: an empty disk must not boot as the bookie that others rely on."""
