@@ -5,18 +5,20 @@ Nothing here knows that the server is Stratalog.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from stratalog_core.errors import Conflict, Invalid, NotFound, StratalogError, Unavailable
 
 Result = TypeVar("Result")
 TIMEOUT_S = 15.0
+_RETRY_S = 0.2
 
 _NOT_FOUND = {
     KafkaError.UNKNOWN_TOPIC_OR_PART,
@@ -26,6 +28,12 @@ _NOT_FOUND = {
     KafkaError.UNKNOWN_TOPIC_ID,
 }
 _CONFLICT = {KafkaError.TOPIC_ALREADY_EXISTS, KafkaError.NON_EMPTY_GROUP, KafkaError.UNKNOWN_MEMBER_ID}
+_MOVING = {
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.FENCED_LEADER_EPOCH,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
+}
 _UNAVAILABLE = {KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._TIMED_OUT, KafkaError._MSG_TIMED_OUT}
 
 
@@ -38,7 +46,7 @@ def as_ours(failure: KafkaError) -> StratalogError:
         return Conflict(text)
     if failure.code() in _UNAVAILABLE:
         return Unavailable(f"{text}; is the cluster up? (`stratalog cluster status`, `stratalog doctor`)")
-    return Unavailable(text) if failure.retriable() else Invalid(text)
+    return Unavailable(text) if failure.retriable() or failure.code() in _MOVING else Invalid(text)
 
 
 @contextmanager
@@ -80,6 +88,27 @@ def partitions_of(list_topics: Callable[..., Any], topic: str) -> list[int]:
     if metadata is None:
         raise NotFound(f"no topic {topic!r}: see `stratalog topic list`")
     return sorted(metadata.partitions)
+
+
+def list_offsets(
+    bootstrap: str, wanted: Mapping[TopicPartition, OffsetSpec], timeout_s: float = TIMEOUT_S
+) -> dict[tuple[str, int], int]:
+    """Offsets by topic and partition number.
+
+    A partition that moved meanwhile is asked for again, by a new client: one that has asked goes on asking its old leader.
+    Raises ``Unavailable`` when the time is over.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        client = admin(bootstrap)
+        futures = client.list_offsets(dict(wanted), request_timeout=timeout_s)
+        try:
+            with translated():
+                return {(place.topic, place.partition): future.result(timeout_s).offset for place, future in futures.items()}
+        except Unavailable:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(_RETRY_S)
 
 
 def offsets_at(client: Consumer, topic: str, partitions: list[int], time_ms: int) -> list[TopicPartition]:

@@ -11,16 +11,15 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from confluent_kafka import TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
+from confluent_kafka.admin import NewTopic, OffsetSpec
 
 from stratalog import kafka
 from stratalog.bench.settings import Topics
-from stratalog_core.errors import NotFound, StratalogError, Unavailable
+from stratalog_core.errors import NotFound, Unavailable
 
 _Answer = TypeVar("_Answer")
 _TIMEOUT_S = 180.0
 _POLL_S = 0.2
-_ATTEMPTS = 20
 
 
 class Prepared:
@@ -33,19 +32,9 @@ class Prepared:
 
     def records(self) -> int:
         """End offsets of all partitions, added up."""
-        for _ in range(_ATTEMPTS - 1):
-            try:
-                return self._end_offsets(kafka.admin(self.bootstrap))
-            except StratalogError:
-                # A partition that moved meanwhile is answered with an error: the next client learns where it is.
-                time.sleep(_POLL_S)
-        return self._end_offsets(kafka.admin(self.bootstrap))
-
-    def _end_offsets(self, admin: AdminClient) -> int:
         latest = OffsetSpec.latest()
         wanted = {TopicPartition(name, number): latest for name in self.names for number in range(self.partitions)}
-        futures = admin.list_offsets(wanted, request_timeout=_TIMEOUT_S)
-        return sum(_answer(future).offset for future in futures.values())
+        return sum(kafka.list_offsets(self.bootstrap, wanted, _TIMEOUT_S).values())
 
     def leaders(self) -> dict[tuple[str, int], int]:
         """Broker id by topic and partition; -1 where there is none."""

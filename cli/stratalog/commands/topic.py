@@ -58,8 +58,9 @@ def list_topics(internal: bool, data: Path | None, bootstrap: str | None, as_jso
 @json_option
 def describe(name: str, data: Path | None, bootstrap: str | None, as_json: bool) -> None:
     """Show a topic's partitions, offsets and settings."""
-    client = kafka.admin(bootstrap_of(data, bootstrap))
-    rows = _partition_rows(client, name)
+    servers = bootstrap_of(data, bootstrap)
+    client = kafka.admin(servers)
+    rows = _partition_rows(client, servers, name)
     resource = ConfigResource(ResourceType.TOPIC, name)
     entries = kafka.only(client.describe_configs([resource], request_timeout=kafka.TIMEOUT_S))
     changed = {entry.name: entry.value for entry in entries.values() if not entry.is_default}
@@ -72,12 +73,12 @@ def describe(name: str, data: Path | None, bootstrap: str | None, as_json: bool)
         click.echo(f"{setting} = {value}")
 
 
-def _partition_rows(client: Any, name: str) -> list[dict[str, Any]]:
+def _partition_rows(client: Any, servers: str, name: str) -> list[dict[str, Any]]:
     partitions = kafka.partitions_of(client.list_topics, name)
     with kafka.translated():
         found = client.list_topics(timeout=kafka.TIMEOUT_S).topics[name].partitions
-    earliest = _offsets(client, name, partitions, OffsetSpec.earliest())
-    latest = _offsets(client, name, partitions, OffsetSpec.latest())
+    earliest = _offsets(servers, name, partitions, OffsetSpec.earliest())
+    latest = _offsets(servers, name, partitions, OffsetSpec.latest())
     return [
         {
             "partition": partition,
@@ -90,11 +91,9 @@ def _partition_rows(client: Any, name: str) -> list[dict[str, Any]]:
     ]
 
 
-def _offsets(client: Any, name: str, partitions: list[int], spec: OffsetSpec) -> dict[int, int]:
-    wanted = {TopicPartition(name, partition): spec for partition in partitions}
-    futures = client.list_offsets(wanted, request_timeout=kafka.TIMEOUT_S)
-    with kafka.translated():
-        return {place.partition: future.result(kafka.TIMEOUT_S).offset for place, future in futures.items()}
+def _offsets(servers: str, name: str, partitions: list[int], spec: OffsetSpec) -> dict[int, int]:
+    found = kafka.list_offsets(servers, {TopicPartition(name, partition): spec for partition in partitions})
+    return {partition: offset for (_, partition), offset in found.items()}
 
 
 @topic.command()

@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 from stratalog_bookies import checkpoint
 from stratalog_bookies.checkpoint import ClosedFile, LedgerState, State
 from stratalog_bookies.index import ROW, ROW_BYTES, Ledger, Row, Run, RunCache, clusters, merged
+from stratalog_bookies.message_ids import ID_MAX
 from stratalog_core.errors import Corrupt
 
 
-def run_of(entry_ids: list[int], generation: int = 1) -> Run:
-    run = Run(7, generation)
+def run_of(entry_ids: list[int], generation: int = 1, ledger_id: int = 7) -> Run:
+    run = Run(ledger_id, generation)
     for entry_id in entry_ids:
         run.add(entry_id, ROW.pack(entry_id, entry_id * 10, 5, generation, entry_id - 1))
         run.payload_bytes += 5
@@ -62,7 +63,7 @@ def test_the_cache_lets_go_of_what_was_used_longest_ago() -> None:
 
 @given(runs=st.lists(st.lists(st.integers(0, 1000), unique=True, min_size=1), max_size=6))
 def test_an_index_file_gives_back_runs_and_rows(runs: list[list[int]]) -> None:
-    stored = [run_of(entry_ids, 9) for entry_ids in runs]
+    stored = [run_of(entry_ids, 9, ledger_id) for ledger_id, entry_ids in enumerate(runs)]
     content = checkpoint.encode_index(9, stored)
     header = content[: checkpoint.INDEX_HEADER_BYTES]
     table_bytes = checkpoint.index_table_bytes(header, 9)
@@ -85,19 +86,19 @@ def test_an_index_file_gives_back_runs_and_rows(runs: list[list[int]]) -> None:
 
 def test_a_state_file_gives_back_the_state() -> None:
     ledgers = [
-        LedgerState(ledger_id=2**63, lac=-1, last_entry=17, fenced=True),
+        LedgerState(ledger_id=ID_MAX, lac=-1, last_entry=17, fenced=True),
         LedgerState(ledger_id=0, lac=5, last_entry=5, fenced=False),
     ]
     state = State(
         next_generation=12,
         closed=(ClosedFile(generation=3, end=4096),),
         ledgers=checkpoint.pack_ledgers(ledgers),
-        tombstones=checkpoint.pack_tombstones([9, 2**64 - 1]),
+        tombstones=checkpoint.pack_tombstones([9, ID_MAX - 1]),
     )
     content = checkpoint.encode_state(state)
     assert checkpoint.decode_state(content) == state
     assert checkpoint.unpack_ledgers(state.ledgers) == ledgers
-    assert checkpoint.unpack_tombstones(state.tombstones) == [9, 2**64 - 1]
+    assert checkpoint.unpack_tombstones(state.tombstones) == [9, ID_MAX - 1]
     for position in range(len(content)):
         with pytest.raises(Corrupt):
             checkpoint.decode_state(content[:position] + bytes([content[position] ^ 1]) + content[position + 1 :])
