@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from simulation.connections import Connections
 from simulation.loop import CURRENT, Process, SimulatedLoop
@@ -18,6 +18,14 @@ from stratalog_core import framing
 from stratalog_core.errors import OutcomeUnknown, StratalogError, Unavailable
 from stratalog_core.ports import Buffer, Connection, Handler, OnReply
 from stratalog_core.rpc import call_by_send
+from stratalog_metadata import messages
+
+NEVER_REPEATED: Final = frozenset({messages.PROPOSE})
+"""Methods whose senders do not ask again once a request may have arrived: neither they nor TCP deliver it twice.
+
+A second copy of a proposal would be a fault that does not exist, and would be blamed on the product: the copy is refused by
+what the first has written, and if that answer comes first, the sender is told of a conflict while its command took effect.
+"""
 
 
 @dataclass(slots=True)
@@ -29,7 +37,7 @@ class LinkFaults:
     slow_s: float = 0.05
     loss_chance: float = 0.0
     duplicate_chance: float = 0.002
-    """A request arrives twice. TCP does not do that; senders that ask again do."""
+    """A request arrives twice. TCP does not do that; senders that ask again do (others: ``NEVER_REPEATED``)."""
 
 
 class Message(NamedTuple):
@@ -170,7 +178,8 @@ class SimulatedChannel:
 
         delay_s = held_s + self._network.delay_s()
         loop.call_later_as(None, delay_s, self._arrive, method, body, answered, call, client)
-        if self._network.randomness.random() < self._network.faults.duplicate_chance:
+        is_repeated = self._network.randomness.random() < self._network.faults.duplicate_chance
+        if is_repeated and method not in NEVER_REPEATED:
             again = memoryview(bytearray(body))
             loop.call_later_as(None, delay_s + self._network.delay_s(), self._arrive, method, again, answered, call, client)
 
