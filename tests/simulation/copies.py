@@ -1,4 +1,4 @@
-"""Which bookie has promised to keep which entry: seen in the answers to adds, and compared with what metadata says.
+"""Which bookie has which entry: seen in the answers to adds and on the disks after crashes, compared with what metadata says.
 
 Redundancy is invisible to readers, who are content with one good copy, until the bookie that has it is lost. So it is counted
 here, whenever something relies on it: when a writer is told that an entry is confirmed, when a ledger is closed, when the
@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
+from simulation.stored import stored_entries
 from stratalog_bookies import messages
 from stratalog_bookies.client.fragments import fragment_end
 from stratalog_core import quorum
@@ -18,6 +19,7 @@ from stratalog_core.errors import StratalogError
 from stratalog_metadata.records import Fragment, Ledger, LedgerState
 
 if TYPE_CHECKING:
+    from simulation.disk import Disk as SimulatedDisk
     from simulation.network import Network
     from stratalog_bookies.disk import Disk
     from stratalog_bookies.server import BookieServer
@@ -47,8 +49,18 @@ class Copies:
         if method == messages.ADD and not isinstance(answer, StratalogError):
             for header, status in zip(messages.decode_add(request), messages.decode_statuses(answer), strict=True):
                 if status == _OK:
-                    key = bookie, header[0]
-                    self._held[key] = self._held.get(key, 0) | 1 << header[1]
+                    self._holds(bookie, header[0], header[1])
+
+    def _holds(self, bookie: str, ledger_id: int, entry_id: int) -> None:
+        key = bookie, ledger_id
+        self._held[key] = self._held.get(key, 0) | 1 << entry_id
+
+    def comes_back(self, disk: SimulatedDisk) -> None:
+        """A bookie is about to start from what is left on its disk. That may be more than it acknowledged: it may have crashed
+        between a write and the answer. Such an entry is a copy like any other: the bookie tells the auditor that it has it.
+        """
+        for ledger_id, entry_id in stored_entries(disk):
+            self._holds(disk.name, ledger_id, entry_id)
 
     def watch_deletions(self, bookie: str, server: BookieServer) -> None:
         """Hear of every ledger that this bookie deletes."""

@@ -97,6 +97,8 @@ async def run_bookie(machine: Machine, ports: Ports, **others: Any) -> None:
         **others,
     )
     metadata = await connect_metadata(ports)
+    if machine.world.audit is not None:
+        machine.world.audit.copies.comes_back(machine.disk)
     server = BookieServer(
         settings, metadata, ports.transport, [machine.files], ports.clock, ports.random, ports.background
     )  # fmt: skip
