@@ -39,7 +39,7 @@ class Scenario:
         self.truth = Truth(self.audit)
         self.metadata = [Machine(world, f"metadata-{number}", roles.run_metadata_node) for number in range(1, 4)]
         self.bookies = [self._bookie(number) for number in range(1, BOOKIES + 1)]
-        writers = [Writer(self.truth) for _ in range(2)]
+        self._writing = writers = [Writer(self.truth) for _ in range(2)]
         recoverer = Recoverer(self.truth, writers, self.audit)
         self.writers = [Machine(world, f"writer-{number}", one.run) for number, one in enumerate(writers)]
         self.clients = [*self.writers, Machine(world, "recoverer-0", recoverer.run)]
@@ -64,6 +64,7 @@ class Scenario:
             await self._pass(BETWEEN_S + self._random.random())
             nemesis.stop()
             task.cancel()
+            await self._in_machine(f"successor-{number}", self._recover_abandoned)
             # The oldest first: in the end nobody is left of those who began.
             await self._lose(self.bookies.pop(0))
             await self._until_replicated()
@@ -120,6 +121,16 @@ class Scenario:
         for machine in self.clients:
             machine.crash()
         await self._in_machine("sealer-0", self._seal)
+
+    async def _recover_abandoned(self, machine: Machine, ports: Ports) -> None:
+        """What a partition's next owner does at once: until a ledger is closed, nobody makes its lost copies anew."""
+        client = await self._client(ports)
+        current = {writer.open_ledger for writer in self._writing}
+        ledgers = [record for record in self.audit.records.values() if isinstance(record, Ledger)]
+        for left in ledgers:
+            if left.state is not LedgerState.CLOSED and left.ledger_id not in current:
+                for ledger in await client.recover([left.ledger_id]):
+                    self.truth.closed(ledger)
 
     async def _seal(self, machine: Machine, ports: Ports) -> None:
         client = await self._client(ports)
