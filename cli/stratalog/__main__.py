@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from typing import NoReturn
 
 import click
 
@@ -23,7 +25,24 @@ def main() -> None:
     except StratalogError as failure:
         click.echo(f"stratalog: {failure.message}", err=True)
         code = exit_code_of(failure)
-    sys.exit(code if isinstance(code, int) else ExitCode.OK)
+    _leave(code if isinstance(code, int) else ExitCode.OK)
+
+
+def _leave(code: int) -> NoReturn:
+    """End the process; everything has been closed by now.
+
+    Native threads of the S3 client may still be letting go of Python objects. One that asks for the interpreter while it is
+    being taken down is ended in the middle of its own frames (before Python 3.14), and that aborts the process: so where that
+    client was loaded, the interpreter is not taken down.
+    """
+    if "obstore" in sys.modules:
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        except OSError:
+            code = code or ExitCode.FAILED
+        os._exit(code)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import os
 import queue
 import shutil
 import threading
 import time
+import weakref
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -98,6 +100,7 @@ class ThreadBackground:
         self._threads: list[threading.Thread] = []
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._closed = False
+        _open_pools.add(self)
 
     def run(self, call: Callable[[], Result]) -> Awaitable[Result]:
         if self._closed:
@@ -112,6 +115,7 @@ class ThreadBackground:
     def close(self) -> None:
         """Wait for the calls that run; those that have not begun are cancelled."""
         self._closed = True
+        _open_pools.discard(self)
         with contextlib.suppress(queue.Empty):
             while (waiting := self._calls.get_nowait()) is not None:
                 loop, future, _ = waiting
@@ -125,6 +129,16 @@ class ThreadBackground:
         thread = threading.Thread(target=_work, args=(self._calls,), name=f"{self._name}_{len(self._threads)}", daemon=True)
         self._threads.append(thread)
         thread.start()
+
+
+_open_pools: weakref.WeakSet[ThreadBackground] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """No thread may be inside a library when the interpreter is taken down: native ones abort the process then."""
+    for pool in list(_open_pools):
+        pool.close()
 
 
 _Call = tuple[asyncio.AbstractEventLoop, "asyncio.Future[Any]", Callable[[], Any]]

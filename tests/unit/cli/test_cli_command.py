@@ -68,3 +68,12 @@ def test_a_server_that_is_not_there_is_3() -> None:
 )
 def test_exit_codes_tell_what_to_do(error: errors.StratalogError, code: ExitCode) -> None:
     assert exit_code_of(error) is code
+
+
+@pytest.mark.parametrize(("words", "code"), [(("--help",), 0), (("topic", "unheard-of"), 2)])
+def test_output_and_exit_code_come_through_beside_native_threads(words: tuple[str, ...], code: int) -> None:
+    """With the S3 client loaded, the interpreter is not taken down: its threads could abort the process."""
+    script = f"import sys, obstore; sys.argv = ['stratalog', *{words!r}]; from stratalog.__main__ import main; main()"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == code
+    assert "Usage" in done.stdout + done.stderr
