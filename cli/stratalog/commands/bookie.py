@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from stratalog.commands.role import run_role
 from stratalog.exit_codes import ExitCode
 from stratalog.hot.decommission import describe_left, ledgers_of, set_draining, wait_until_empty
 from stratalog.hot.report import Row, bookie_rows
@@ -29,10 +30,7 @@ _COLUMNS = ("bookie", "state", "rack", "address", "fragments")
 def bookie(context: click.Context, config: Path | None) -> None:
     """Run one bookie until SIGTERM, configured by a TOML file and the environment; or see and retire bookies."""
     if context.invoked_subcommand is None:
-        from stratalog.roles import bookie as role
-        from stratalog.roles.runtime import Configuration, run
-
-        run(Configuration(file=config), "bookie", role.start)
+        run_role("bookie", config)
 
 
 @bookie.command("list")

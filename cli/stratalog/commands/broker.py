@@ -11,6 +11,7 @@ from stratalog.brokers.draining import drain as drain_broker
 from stratalog.brokers.draining import owned, wait_until_drained
 from stratalog.brokers.draining import undrain as undrain_broker
 from stratalog.brokers.report import Row, broker_rows
+from stratalog.commands.role import run_role
 from stratalog.output import json_option, print_listing, progress_bar
 from stratalog.target import metadata_of, quorum_options
 from stratalog.tier.session import metadata_session
@@ -24,10 +25,7 @@ _COLUMNS = ("broker", "state", "rack", "address", "partitions", "in_bytes_per_s"
 def broker(context: click.Context, config: Path | None) -> None:
     """Run one broker until SIGTERM, configured by a TOML file and the environment; or see and relieve brokers."""
     if context.invoked_subcommand is None:
-        from stratalog.roles import broker as role
-        from stratalog.roles.runtime import Configuration, run
-
-        run(Configuration(file=config), "broker", role.start)
+        run_role("broker", config)
 
 
 @broker.command("list")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from stratalog.commands.role import run_role
 from stratalog.hot.quorum import administration_session, member_rows, split_node
 from stratalog.output import json_option, print_json, print_rows
 from stratalog.target import metadata_of, quorum_options
@@ -22,10 +23,7 @@ _timeout_option = click.option("--timeout", "timeout_s", default=60.0, show_defa
 def metadata(context: click.Context, config: Path | None) -> None:
     """Run one metadata node until SIGTERM, configured by a TOML file and the environment; or see and change the quorum."""
     if context.invoked_subcommand is None:
-        from stratalog.roles import metadata as role
-        from stratalog.roles.runtime import Configuration, run
-
-        run(Configuration(file=config), "metadata", role.start)
+        run_role("metadata", config)
 
 
 @metadata.command()

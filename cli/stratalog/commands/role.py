@@ -10,14 +10,19 @@ from pathlib import Path
 
 import click
 
-from stratalog.roles.runtime import Configuration, run
+
+def run_role(role: str, config: Path | None) -> None:
+    """Run one process of that role until SIGTERM; loaded only then, because commands of the same name come without it."""
+    from stratalog.roles.runtime import Configuration, run
+
+    run(Configuration(file=config), role, import_module(f"stratalog.roles.{role}").start)
 
 
 def _command(role: str) -> click.Command:
     @click.command(name=role, help=f"Run one {role} process until SIGTERM, configured by a TOML file and the environment.")
     @click.option("--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="TOML file.")
     def command(config: Path | None) -> None:
-        run(Configuration(file=config), role, import_module(f"stratalog.roles.{role}").start)
+        run_role(role, config)
 
     return command
 

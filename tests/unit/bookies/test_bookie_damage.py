@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import AsyncExitStack
 from pathlib import Path
 from random import Random
 
@@ -13,12 +12,11 @@ import msgspec
 import pytest
 from simulation.disk import Disk as SimulatedDisk
 from simulation.disk import _Content
+from unit.bookies.bookie_cluster import ENTRIES, PAYLOADS, Cluster, eventually, run_cluster
 from unit.bookies.plain_disk import KEY, PlainDisk
-from unit.bookies.test_auditor import ENTRIES, PAYLOADS, SETTINGS, Cluster, eventually
 
 from stratalog_bookies import healing, log_format, messages, recovery
 from stratalog_bookies.checkpoint import INDEX_HEADER_BYTES
-from stratalog_bookies.client import LedgerClient
 from stratalog_bookies.damage import Damage
 from stratalog_bookies.disk import Disk
 from stratalog_bookies.log_check import check_piece
@@ -26,11 +24,8 @@ from stratalog_bookies.log_files import LogFiles, index_path, log_path
 from stratalog_bookies.messages import EntryState, Range, ScrubDisks, ScrubStatus
 from stratalog_core.errors import Corrupt
 from stratalog_core.ports import Request
-from stratalog_core.rpc import TcpTransport
-from stratalog_core.system import SystemClock
 from stratalog_metadata.commands import Command, Put
-from stratalog_metadata.embedded import embedded_quorum
-from stratalog_metadata.records import CLUSTER_KEY, Bookie, Ledger, bookie_key
+from stratalog_metadata.records import Bookie, Ledger, bookie_key
 
 ENTRIES_OF_1 = {entry: bytes([65 + entry]) * (20 + entry) for entry in range(6)}
 ENTRIES_OF_2 = {entry: bytes([97 + entry]) * 30 for entry in range(3)}
@@ -190,14 +185,7 @@ def test_damage_is_bounded_and_tried_again_later() -> None:
 @pytest.fixture
 async def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cluster]:
     monkeypatch.setattr(healing, "_LOOK_S", 0.02)
-    async with AsyncExitStack() as stack:
-        transport = TcpTransport()
-        stack.push_async_callback(transport.close)
-        quorum = await stack.enter_async_context(embedded_quorum(tmp_path / "metadata", transport))
-        await eventually(lambda: quorum.client.view.get(CLUSTER_KEY) is not None)
-        client = LedgerClient(quorum.client, transport, SystemClock(), Random(7), SETTINGS)
-        made = Cluster(path=tmp_path, metadata=quorum.client, transport=transport, client=client)
-        stack.push_async_callback(made.close)
+    async with run_cluster(tmp_path) as made:
         for number in range(3):
             await start(made, f"b{number}")
         yield made

@@ -4,33 +4,20 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack
 from pathlib import Path
-from random import Random
 
 import pytest
-from unit.bookies.test_auditor import PAYLOADS, SETTINGS, Cluster, eventually
+from unit.bookies.bookie_cluster import PAYLOADS, Cluster, eventually, run_cluster
 
 from stratalog_bookies import messages
-from stratalog_bookies.client import LedgerClient
 from stratalog_bookies.messages import Range, Status
 from stratalog_core.errors import Invalid, StorageFailed
-from stratalog_core.rpc import TcpTransport
-from stratalog_core.system import SystemClock
-from stratalog_metadata.embedded import embedded_quorum
-from stratalog_metadata.records import CLUSTER_KEY, Bookie, bookie_key
+from stratalog_metadata.records import Bookie, bookie_key
 
 
 @pytest.fixture
 async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
-    async with AsyncExitStack() as stack:
-        transport = TcpTransport()
-        stack.push_async_callback(transport.close)
-        quorum = await stack.enter_async_context(embedded_quorum(tmp_path / "metadata", transport))
-        await eventually(lambda: quorum.client.view.get(CLUSTER_KEY) is not None)
-        client = LedgerClient(quorum.client, transport, SystemClock(), Random(7), SETTINGS)
-        made = Cluster(path=tmp_path, metadata=quorum.client, transport=transport, client=client)
-        stack.push_async_callback(made.close)
+    async with run_cluster(tmp_path) as made:
         yield made
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack
 from pathlib import Path
 from random import Random
 
 import pytest
-from unit.bookies.test_auditor import SETTINGS, Cluster, batch, eventually
+from unit.bookies.bookie_cluster import SETTINGS, Cluster, batch, eventually, run_cluster
 
 from stratalog_bookies import messages
 from stratalog_bookies.client import LedgerClient, LedgerWriter
@@ -20,8 +19,7 @@ from stratalog_core.rpc import TcpTransport
 from stratalog_core.system import SystemClock
 from stratalog_metadata.api import BrokerLoad, MetadataClient, MetadataView
 from stratalog_metadata.commands import Applied, Command
-from stratalog_metadata.embedded import embedded_quorum
-from stratalog_metadata.records import CLUSTER_KEY, Ledger, LedgerState, Versioned
+from stratalog_metadata.records import Ledger, LedgerState, Versioned
 
 CONFIRMED = 10
 TAIL = 3
@@ -29,14 +27,7 @@ TAIL = 3
 
 @pytest.fixture
 async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
-    async with AsyncExitStack() as stack:
-        transport = TcpTransport()
-        stack.push_async_callback(transport.close)
-        quorum = await stack.enter_async_context(embedded_quorum(tmp_path / "metadata", transport))
-        await eventually(lambda: quorum.client.view.get(CLUSTER_KEY) is not None)
-        client = LedgerClient(quorum.client, transport, SystemClock(), Random(7), SETTINGS)
-        made = Cluster(path=tmp_path, metadata=quorum.client, transport=transport, client=client)
-        stack.push_async_callback(made.close)
+    async with run_cluster(tmp_path) as made:
         for number in range(3):
             await made.start_bookie(f"b{number}", audit_delay_s=0.0)
         yield made

@@ -24,7 +24,8 @@ from stratalog_core.ports import Buffer, Channel, OnReply
 from stratalog_core.rpc import TcpChannel, TcpTransport
 from stratalog_core.system import SystemFiles
 
-_SYSTEM_CALLS = {"send", "sendmsg", "recv", "recv_into", "pwritev", "pread", "preadv", "fdatasync", "fsync", "ftruncate"}
+_SYSTEM_CALLS = {"send", "sendmsg", "recv", "recv_into"}
+_SYSTEM_CALLS |= {"pwrite", "pwritev", "pread", "preadv", "fdatasync", "fsync", "ftruncate"}
 _LOOP_CALLS = {"create_future", "create_task", "call_soon", "call_later", "call_at", "call_soon_threadsafe", "run_in_executor"}
 _PACKAGES = ("stratalog_broker", "stratalog_bookies", "stratalog_core")
 _LARGE_BYTES = 4096

@@ -35,6 +35,8 @@ COMMON = {
     # One request to each bookie, whatever the number of batches; each bookie writes once and syncs once.
     "request 0x0201": 3,
     "writes": 3,
+    # Around the page cache where the file system can, else through it.
+    "pwrite (others)": 3,
     "pwritev (others)": 3,
     "datasyncs": 3,
     "fdatasync (others)": 3,
