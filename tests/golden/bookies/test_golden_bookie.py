@@ -46,6 +46,11 @@ def cases() -> dict[str, bytes]:
                 ledgers=(messages.LedgerSummary(ledger_id=4, entries=2, payload_bytes=9, last_entry=1),), more=True
             )
         ),
+        "await_lac": messages.encode(messages.AwaitLac(ledger_id=2**40, above=2**33, max_wait_ms=60_000)),
+        "ledger_tail": messages.encode(messages.LedgerTail(ledger_id=2**40, last_entry=2**33 + 2, lac=2**33 + 1, fenced=True)),
+        "scrub": messages.encode(messages.ScrubDisks(start=True)),
+        "scrub_asked": messages.encode(messages.ScrubDisks()),
+        "scrub_status": messages.encode(messages.ScrubStatus(disks=(disk_scrub(), messages.DiskScrub(position=1)))),
         "bookie_info": messages.encode(
             messages.BookieInfo(
                 bookie_id="b1",
@@ -62,6 +67,25 @@ def cases() -> dict[str, bytes]:
         "cookie": encode_cookie(cookie()),
         "disk_key": disk_key("ab" * 16, 1),
     }
+
+
+def disk_scrub() -> messages.DiskScrub:
+    """Every field with a value of its own."""
+    return messages.DiskScrub(
+        position=2,
+        number=3,
+        running=True,
+        total_bytes=2**40,
+        checked_bytes=2**33,
+        checked_entries=7,
+        damaged_entries=6,
+        healed_entries=5,
+        waiting_entries=4,
+        untried_entries=1,
+        broken_files=8,
+        repaired_files=9,
+        examples=("entry 5 of ledger 7",),
+    )
 
 
 def log_groups() -> bytes:
@@ -149,4 +173,29 @@ def test_messages_are_read_back() -> None:
     )
     assert list(messages.decode_statuses(sent["statuses"])) == list(Status)
     assert messages.decode(messages.LedgerTails, sent["ledger_tails"]).ledgers[0].fenced
+    assert messages.decode(messages.AwaitLac, sent["await_lac"]) == messages.AwaitLac(
+        ledger_id=2**40, above=2**33, max_wait_ms=60_000
+    )
+    tail = messages.decode(messages.LedgerTail, sent["ledger_tail"])
+    assert (tail.ledger_id, tail.last_entry, tail.lac, tail.fenced) == (2**40, 2**33 + 2, 2**33 + 1, True)
+    assert messages.decode(messages.ScrubDisks, sent["scrub"]).start
+    assert not messages.decode(messages.ScrubDisks, sent["scrub_asked"]).start
+    assert messages.decode(messages.ScrubStatus, sent["scrub_status"]).disks == (disk_scrub(), messages.DiskScrub(position=1))
     assert messages.decode(messages.BookieInfo, sent["bookie_info"]).counters == {"add_requests": 3}
+
+
+def test_method_numbers_are_permanent() -> None:
+    methods = {name: number for name, number in vars(messages).items() if name.isupper() and number in range(0x0201, 0x0300)}
+    assert methods == {
+        "ADD": 0x0201,
+        "READ": 0x0202,
+        "READ_HEADERS": 0x0203,
+        "FENCE": 0x0204,
+        "LAC": 0x0205,
+        "WRITE_LAC": 0x0206,
+        "DELETE": 0x0207,
+        "LIST": 0x0208,
+        "INFO": 0x0209,
+        "SCRUB": 0x020A,
+        "AWAIT_LAC": 0x020B,
+    }
