@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import TypeVar
 
 from stratalog_bookies import messages
@@ -276,7 +277,7 @@ def _bounded(items: tuple[Item, ...]) -> tuple[Item, ...]:
 def _neighbours(keys: Sequence[int]) -> list[tuple[int, int]]:
     """``(first, end)`` of the runs of equal keys."""
     starts = [index for index, key in enumerate(keys) if index == 0 or key != keys[index - 1]]
-    return list(zip(starts, [*starts[1:], len(keys)], strict=True))
+    return list(pairwise([*starts, len(keys)]))
 
 
 def _nothing_decided(wanted: Range, status: Status) -> RangeRead:

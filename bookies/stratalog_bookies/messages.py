@@ -281,8 +281,8 @@ class AwaitLac(Control, frozen=True, kw_only=True):
     fenced or deleted, or ``max_wait_ms`` are over (60,000 at most).
     """
 
-    ledger_id: int
-    above: int = -1
+    ledger_id: LedgerId
+    above: EntryId = -1
     max_wait_ms: int = 0
 
 

@@ -3,7 +3,8 @@
 kio's decoder reserves memory for as many elements as an array claims to have: ten bytes can ask for thirty gigabytes, and a
 process that does not get them is ended. So a request is first walked by its own schema: an array must fit into the bytes that
 are left, the elements of all arrays together into ``ELEMENTS_MAX`` (each becomes an object many times its size), and a known
-tagged field into the size that is said of it. What a walk accepts kio decodes in memory proportional to the request.
+tagged field into the size that is said of it; null may stand only for an array that may be missing, which kio leaves to us. What a
+walk accepts kio decodes in memory proportional to the request.
 
 Tagged fields that a schema does not know are to be ignored (KIP-482), but kio refuses them; the walk cuts them out.
 
@@ -131,7 +132,7 @@ def _field_steps(field: Field[Any], flexible: bool, *, tagged: bool = False) -> 
     if nullable and len(arguments) == 1:
         (kind,) = arguments
     if get_origin(kind) is tuple:
-        return [_array(_value_steps(get_args(kind)[0], field, flexible), flexible)]
+        return [_array(_value_steps(get_args(kind)[0], field, flexible), flexible, nullable)]
     steps = _value_steps(kind, field, flexible)
     return [_optional(_sequence(steps))] if nullable and is_dataclass(kind) and not tagged else steps
 
@@ -175,13 +176,15 @@ def _optional(step: _Step) -> _Step:
     return walk_optional
 
 
-def _array(element: Sequence[_Step | int], flexible: bool) -> _Step:
+def _array(element: Sequence[_Step | int], flexible: bool, nullable: bool) -> _Step:
     fixed_bytes = element[0] if len(element) == 1 and isinstance(element[0], int) else 0
     step = _sequence(element)
 
     def walk_array(walk: _Walk) -> None:
         elements = walk.uvarint() - 1 if flexible else walk.unpack(_I32)
         if elements <= 0:
+            if elements and not nullable:
+                raise Corrupt(f"a request has no array (null) before byte {walk.position}, where there must be one")
             return
         walk.count(elements, fixed_bytes or 1)
         if fixed_bytes:

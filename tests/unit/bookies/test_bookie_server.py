@@ -221,6 +221,7 @@ async def test_entries_are_served(place: Place) -> None:
         assert (first.status, first.decided_to) == (OK, 5)
         assert [bytes(entry.payload) for entry in second.entries] == [b""]
         assert (third.status, third.decided_to, third.entries) == (Status.NO_SUCH_LEDGER, 9, [])
+        assert await bookie.read() == []
 
 
 async def test_heads_are_served_without_payloads(place: Place) -> None:

@@ -26,7 +26,7 @@ SERVED = [
     if info.handle is not None or key == 1
     for version in range(info.min_version, info.max_version + 1)
 ]
-METADATA = 3
+METADATA, LIST_OFFSETS, FIND_COORDINATOR = 3, 2, 10
 PIECES = st.sampled_from(
     [b"\x7f\xff\xff\xff", b"\xff\xff\xff\xff\x0f", b"\x00", b"\x00\x00\x00\x01", b"\x02", b"\x00\x03abc", b"\x04abc", b"\xff"]
 )
@@ -54,6 +54,14 @@ def test_an_array_longer_than_its_request_is_refused_before_memory_is_reserved(l
 def test_a_compact_array_longer_than_its_request_is_refused() -> None:
     with pytest.raises(Corrupt, match="elements in"):
         decode_request(METADATA, 12, memoryview(b"\xff\xff\xff\xff\x0f" + bytes(20)))
+
+
+def test_null_stands_only_for_an_array_that_may_be_missing() -> None:
+    with pytest.raises(Corrupt, match="no array"):
+        decode_request(FIND_COORDINATOR, 4, memoryview(b"\x00\x00\x00"))
+    with pytest.raises(Corrupt, match="no array"):
+        decode_request(LIST_OFFSETS, 1, memoryview(struct.pack(">ii", -1, -1)))
+    assert decode_request(METADATA, 1, memoryview(struct.pack(">i", -1))).topics is None
 
 
 def test_the_elements_of_one_request_are_bounded() -> None:
