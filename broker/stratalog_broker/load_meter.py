@@ -5,22 +5,24 @@ from __future__ import annotations
 import heapq
 from typing import TYPE_CHECKING, Final
 
-from stratalog_core.ids import TopicPartition
 from stratalog_metadata.api import HEAVIEST_MAX, BrokerLoad, PartitionLoad
 
 if TYPE_CHECKING:
     from stratalog_broker.context import BrokerServices
+    from stratalog_broker.partition_log import PartitionLog
 
 REPORT_S: Final = 5.0
 
 
 class LoadMeter:
-    """``report`` is asked with every renewal of the session, and answers every few seconds."""
+    """``report`` is asked with every renewal of the session, and answers every few seconds.
+
+    What was told stands with each partition's counters: no table of partitions is built for a report.
+    """
 
     def __init__(self, services: BrokerServices) -> None:
         self._services = services
         self._measured_at = services.clock.monotonic() - REPORT_S
-        self._bytes: dict[TopicPartition, tuple[int, int]] = {}
 
     def report(self) -> BrokerLoad | None:
         """Rates since the last report; None if that was just now."""
@@ -28,20 +30,25 @@ class LoadMeter:
         if elapsed_s < REPORT_S:
             return None
         self._measured_at += elapsed_s
-        before = self._bytes
-        self._bytes = {log.topic_partition: (log.bytes_in, log.bytes_out) for log in self._services.partitions.all()}
-        # A partition that is taken over again begins to count anew: what it has counted since is all there is to tell.
-        moved = {one: _since(now, before.get(one, (0, 0))) for one, now in self._bytes.items()}
-        rates = {one: int(sum(both) / elapsed_s) for one, both in moved.items()}
-        heaviest = heapq.nlargest(HEAVIEST_MAX, rates, key=lambda one: rates[one])
+        partitions = taken = given = 0
+        busy: list[tuple[int, PartitionLog]] = []
+        for log in self._services.partitions.all():
+            partitions += 1
+            came, went = log.bytes_in - log.bytes_in_reported, log.bytes_out - log.bytes_out_reported
+            if came or went:
+                log.bytes_in_reported, log.bytes_out_reported = log.bytes_in, log.bytes_out
+                taken, given = taken + came, given + went
+                busy.append((int((came + went) / elapsed_s), log))
+        heaviest = heapq.nlargest(HEAVIEST_MAX, busy, key=lambda one: one[0])
         return BrokerLoad(
             broker_id=self._services.settings.broker_id,
-            partitions=len(moved),
-            bytes_in_per_s=int(sum(taken for taken, _ in moved.values()) / elapsed_s),
-            bytes_out_per_s=int(sum(given for _, given in moved.values()) / elapsed_s),
-            heaviest=[PartitionLoad(one.topic_id.bytes, one.partition, rates[one]) for one in heaviest if rates[one]],
+            partitions=partitions,
+            bytes_in_per_s=int(taken / elapsed_s),
+            bytes_out_per_s=int(given / elapsed_s),
+            heaviest=[_loaded(rate, log) for rate, log in heaviest if rate],
         )
 
 
-def _since(now: tuple[int, int], before: tuple[int, int]) -> tuple[int, int]:
-    return (now[0] - before[0], now[1] - before[1]) if now[0] >= before[0] and now[1] >= before[1] else now
+def _loaded(rate: int, log: PartitionLog) -> PartitionLoad:
+    identity = log.topic_partition
+    return PartitionLoad(identity.topic_id.bytes, identity.partition, rate)

@@ -250,13 +250,19 @@ class PartitionCore:
         if self.state is State.OPEN:
             self.state = State.DRAINING
 
-    def tick(self, now_ms: int) -> None:
-        """Drain a ledger that is too old or idle."""
+    @property
+    def roll_due_ms(self) -> int | None:
+        """When the open ledger will be too old or idle, if nothing is appended; None while none takes appends."""
         ledger = self.open
         if self.state is not State.OPEN or ledger is None:
-            return
-        old = now_ms - ledger.opened_at_ms >= self.limits.segment_ms and len(ledger.index) > 0
-        if old or now_ms - ledger.appended_at_ms >= self.limits.idle_ms:
+            return None
+        idle_at_ms = ledger.appended_at_ms + self.limits.idle_ms
+        return min(idle_at_ms, ledger.opened_at_ms + self.limits.segment_ms) if len(ledger.index) else idle_at_ms
+
+    def tick(self, now_ms: int) -> None:
+        """Drain a ledger that is too old or idle."""
+        due_ms = self.roll_due_ms
+        if due_ms is not None and now_ms >= due_ms:
             self.state = State.DRAINING
 
     def next_instructions(self, application_state: Callable[[], bytes | None]) -> list[Instruction]:

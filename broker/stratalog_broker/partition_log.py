@@ -20,6 +20,7 @@ from stratalog_broker.internal_topics import InternalTopicApplication
 from stratalog_broker.ledger_index import LedgerIndex
 from stratalog_broker.ledger_opening import LedgerOpening
 from stratalog_broker.partition import Acks, OnDone, OpenNext, PartitionCore, PendingBatch, RollLimits, Seal, State
+from stratalog_broker.roll_schedule import RollSchedule
 from stratalog_broker.tail_cache import PartitionTail
 from stratalog_broker.topic_configs import TopicConfigs
 from stratalog_core.batch import BatchHeader, assign_offset, read_header
@@ -55,6 +56,7 @@ class PartitionLog:
         indexes: IndexCache,
         application: InternalTopicApplication | None,
         on_lost: OnLost,
+        rolls: RollSchedule,
     ) -> None:
         self.topic_partition = topic_partition
         self.core = core
@@ -68,9 +70,13 @@ class PartitionLog:
         """It is being handed to another owner: nothing is appended any more."""
         self.bytes_in = 0
         self.bytes_out = 0
+        self.bytes_in_reported = 0
+        """What the load meter has told the controller; as the counters, from zero on with each owner."""
+        self.bytes_out_reported = 0
         self._services = services
         self._indexes = indexes
         self._on_lost = on_lost
+        self._rolls = rolls
         self._ledger_opening = LedgerOpening(services, topic_partition, self.requirement)
         self._writer: LedgerWriter | None = None
         self._being_sealed: dict[int, tuple[Ledger, LedgerIndex]] = {}
@@ -94,6 +100,7 @@ class PartitionLog:
         self.topic = topic
         self.configs = TopicConfigs.of(topic)
         self.core.limits = roll_limits(self.configs, self._services.settings.ledger_idle_ms)
+        self._watch_age()
 
     def move_start(self, log_start_offset: int) -> None:
         """Retention or DeleteRecords moved the first readable offset; it never goes back, nor beyond what is confirmed."""
@@ -166,6 +173,7 @@ class PartitionLog:
     def _room_retry(self) -> None:
         self._retry = None
         self._write_queued()
+        self._watch_age()
         self._act()
 
     async def append_internal(self, batch: bytearray) -> int:
@@ -223,11 +231,17 @@ class PartitionLog:
 
     # -- ledgers -------------------------------------------------------------------------------------------------------
 
-    def tick(self) -> None:
-        """To be called about once a second while a ledger is open."""
+    def tick(self) -> int | None:
+        """Roll a ledger that is too old or idle; see ``roll_schedule.py``."""
         self.core.tick(self._now_ms())
         if self.core.state is State.DRAINING:
             self._act()
+        return self.core.roll_due_ms
+
+    def _watch_age(self) -> None:
+        due_ms = self.core.roll_due_ms
+        if due_ms is not None:
+            self._rolls.look_at(self, due_ms)
 
     def _act(self) -> None:
         loop = asyncio.get_running_loop()
@@ -278,6 +292,7 @@ class PartitionLog:
             writer.append(part)
         self.core.opened(writer.ledger.ledger_id, instruction.base_offset, self._now_ms())
         self._write_queued()
+        self._watch_age()
         self._act()
 
     async def _seal(self, writer: LedgerWriter, instruction: Seal, before: asyncio.Task[None] | None) -> None:
@@ -324,6 +339,7 @@ class PartitionLog:
         if not self.is_serving:
             return
         self.is_serving = False
+        self._rolls.forget(self)
         if self._writer is not None:
             self._writer.abandon()
         if self._retry is not None:

@@ -17,6 +17,7 @@ from stratalog_broker.internal_topics import ApplicationFactory, InternalTopicAp
 from stratalog_broker.partition import PartitionCore
 from stratalog_broker.partition_log import PartitionLog, roll_limits
 from stratalog_broker.protocol.produce import Leader
+from stratalog_broker.roll_schedule import RollSchedule
 from stratalog_broker.tail_cache import TailCache
 from stratalog_broker.takeover import TakenOver, Takeover, identity_of
 from stratalog_broker.tier_requests import answer_tier_request
@@ -69,6 +70,7 @@ class Partitions:
         self._taking: set[TopicPartition] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._tails = TailCache(settings.tail_cache_bytes)
+        self._rolls = RollSchedule()
         self.indexes = IndexCache(services.ledgers, settings.index_bytes)
         self._takeover = Takeover(services, self.indexes)
         self._slots = Waves(TAKEOVERS_AT_ONCE)
@@ -291,6 +293,7 @@ class Partitions:
             indexes=self.indexes,
             application=self._load_application(topic, taken),
             on_lost=self._on_lost,
+            rolls=self._rolls,
         )
         self._logs[identity] = log
         self._by_name[(topic.name.encode(), identity.partition)] = log
@@ -335,8 +338,7 @@ class Partitions:
 
     def _tick(self) -> None:
         self._ticker = asyncio.get_running_loop().call_later(_TICK_S, self._tick)
-        for log in list(self._logs.values()):
-            log.tick()
+        self._rolls.run(int(self._services.clock.monotonic() * 1000))
 
     async def seal_all(self, timeout_s: float) -> None:
         """Seal all open ledgers, so that successors have nothing to recover; as far as that goes in time."""

@@ -1,0 +1,57 @@
+"""When which open ledger is old or idle: a heap, so that a second costs what is due in it and not what is open. Sans-IO.
+
+An append moves an idle ledger's time on, and is not told here: a partition that is looked at too early says when to look
+again, which comes to one look for each ``ledger_idle_ms``.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from typing import Protocol
+
+
+class Rolling(Protocol):
+    """A partition as the schedule sees it."""
+
+    def tick(self) -> int | None:
+        """Roll the open ledger if it is time; otherwise when to look again (monotonic ms), None while nothing is open."""
+        ...
+
+
+class RollSchedule:
+    """Partitions by the time at which to look at them; each has one time, the earliest that was asked for."""
+
+    def __init__(self) -> None:
+        self._due_ms: dict[Rolling, int] = {}
+        self._heap: list[tuple[int, int, Rolling]] = []
+        self._numbers = itertools.count()
+
+    def __len__(self) -> int:
+        return len(self._due_ms)
+
+    def look_at(self, log: Rolling, due_ms: int) -> None:
+        """Look at ``log`` at ``due_ms``, or earlier if that was asked for."""
+        if due_ms < self._due_ms.get(log, due_ms + 1):
+            self._due_ms[log] = due_ms
+            heapq.heappush(self._heap, (due_ms, next(self._numbers), log))
+
+    def forget(self, log: Rolling) -> None:
+        """It is not served any more."""
+        if self._due_ms.pop(log, None) is not None and len(self._heap) > 2 * len(self._due_ms) + 64:
+            self._heap = [entry for entry in self._heap if self._due_ms.get(entry[2]) == entry[0]]
+            heapq.heapify(self._heap)
+
+    def run(self, now_ms: int) -> int:
+        """Look at everything that is due; how many that were."""
+        looked = 0
+        while self._heap and self._heap[0][0] <= now_ms:
+            due_ms, _, log = heapq.heappop(self._heap)
+            if self._due_ms.get(log) != due_ms:
+                continue
+            del self._due_ms[log]
+            looked += 1
+            again_ms = log.tick()
+            if again_ms is not None:
+                self.look_at(log, max(again_ms, now_ms + 1))
+        return looked
