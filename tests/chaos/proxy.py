@@ -104,9 +104,10 @@ class ProxyLink:
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
-    """End the connection with RST instead of FIN."""
-    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_NOT)
-    writer.transport.abort()
+    """End the connection with RST instead of FIN; one that broke by itself has no socket any more."""
+    if not writer.transport.is_closing():
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_NOT)
+        writer.transport.abort()
 
 
 class Proxy:

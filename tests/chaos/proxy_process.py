@@ -20,6 +20,7 @@ class ProxyProcess:
 
     def __init__(self, links: Iterable[Link], log: Path) -> None:
         environ = {**os.environ, PARENT: str(os.getpid())}
+        self._log = log
         with log.open("wb") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "chaos.proxy"],
@@ -41,7 +42,10 @@ class ProxyProcess:
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(document).encode() + b"\n")
         self._process.stdin.flush()
-        return json.loads(self._process.stdout.readline())
+        answer = self._process.stdout.readline()
+        if not answer:
+            raise RuntimeError(f"the proxy ended; {self._log} says why")
+        return json.loads(answer)
 
     def close(self) -> None:
         """End it; connections through it break."""

@@ -6,6 +6,7 @@ import errno
 import itertools
 import os
 import socket
+import struct
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -165,6 +166,20 @@ def test_a_reset_link_ends_connections_and_takes_none(proxy: ProxyProcess) -> No
             connection.recv(1024)
     with _connect(proxy, "a>echo") as refused, pytest.raises(ConnectionError):
         _ask(refused)
+
+
+def test_a_connection_that_broke_while_its_link_was_cut_does_not_end_the_proxy(proxy: ProxyProcess) -> None:
+    connections = [_connect(proxy, "a>echo") for _ in range(20)]
+    assert {_ask(connection) for connection in connections} == {b"ping"}
+    proxy.set_mode("cut", ["a>echo"])
+    for connection in connections:
+        connection.sendall(b"held back")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.close()
+    proxy.set_mode("reset", ["a>echo"])
+    proxy.set_mode("pass", ["a>echo"])
+    with _connect(proxy, "a>echo") as connection:
+        assert _ask(connection) == b"ping"
 
 
 # -- the schedule
