@@ -5,6 +5,9 @@ changed in place (a conflicting suffix is overruled by later records with the sa
 after the one before it is durable. So a damaged record with a later batch behind it was once durable: that is corruption
 and is refused. A damaged last batch is the torn tail of a crash, was never acknowledged, and is cut off.
 
+The vote file says which segment is the newest (``LogMark``): a segment is begun, durably; then the vote file names it; only
+then records are written to it. So a log whose end is gone, or comes from an older copy, is told from a healthy one.
+
 Every method blocks; calls must not overlap. After an ``OSError`` the log must not be used again.
 """
 
@@ -18,6 +21,7 @@ from stratalog_core.errors import Corrupt
 from stratalog_core.ports import File, Files
 from stratalog_metadata import log_format
 from stratalog_metadata.identity import REPLACE
+from stratalog_metadata.log_format import LogMark
 from stratalog_metadata.log_recovery import LogReplay
 from stratalog_metadata.raft.messages import Entry
 from stratalog_metadata.raft.ready import HardState
@@ -57,6 +61,7 @@ class DurableLog:
         self._file: File | None = None
         self._position = 0
         self._last = (0, 0)
+        self._hard_state = HardState()
 
     @classmethod
     def open(
@@ -73,8 +78,11 @@ class DurableLog:
                 f"{directory}: vote or log is missing: what this node has promised is lost, and it must not begin anew."
                 f" Restore the directory, or replace the node: {REPLACE}"
             )
-        tail = log._recover()
-        return log, log._read_vote(tail), tail
+        hard_state, mark = log._read_vote()
+        tail = log._recover(mark)
+        log._check_vote(hard_state, tail)
+        log._settle(hard_state, mark)
+        return log, hard_state, tail
 
     @classmethod
     def create(cls, files: Files, directory: str) -> None:
@@ -91,12 +99,18 @@ class DurableLog:
         states = [write.hard_state for write in writes if write.hard_state is not None]
         if states:
             # First, so that the log never holds an entry of a term that the vote file does not know.
-            self._files.write_atomic(f"{self._directory}/{VOTE_FILE}", log_format.pack_vote(states[-1]))
+            self._hard_state = states[-1]
+            self.mark()
         for write in writes:
             if write.reset_to is not None:
                 self._reset(*write.reset_to)
         last_reset = max((number for number, write in enumerate(writes) if write.reset_to is not None), default=0)
         self._append([write for write in writes[last_reset:] if write.entries])
+
+    def mark(self) -> None:
+        """Write durably which segment is the newest, and where it ends now, besides term and vote."""
+        newest = LogMark(segment=self._segments[-1].number, end=self._position) if self._segments else LogMark()
+        self._files.write_atomic(f"{self._directory}/{VOTE_FILE}", log_format.pack_vote(self._hard_state, newest))
 
     def compact(self, index: int) -> None:
         """Remove the segments whose entries are all at or below ``index``; the one being written always stays."""
@@ -134,6 +148,8 @@ class DurableLog:
         self._files.sync_directory(self._directory)
         self._position = len(header)
         self._segments.append(_Segment(number, base[0]))
+        # Before the first record: from now on the segment cannot be lost unnoticed.
+        self.mark()
 
     def _reset(self, index: int, term: int) -> None:
         self._begin_segment((index, term), reset=True)
@@ -154,17 +170,22 @@ class DurableLog:
 
     # --- recovery ----------------------------------------------------------------------------------------------------
 
-    def _recover(self) -> LogTail:
+    def _recover(self, mark: LogMark | None) -> LogTail:
         replay = LogReplay()
         numbers = self._segment_numbers()
+        if mark is not None and mark.segment > max(numbers, default=0):
+            raise self._end_lost(f"segment {mark.segment}, and there are {numbers}")
         for number in numbers:
             path = self._path(number)
             content = self._files.read(path)
             segment = replay.replay(path, content, newest=number == numbers[-1])
             if segment is None:
+                if mark is not None and number <= mark.segment:
+                    raise self._end_lost(f"segment {number}, and it is empty or its header is damaged")
                 self._files.remove(path)
                 self._files.sync_directory(self._directory)
                 break
+            self._check_end(mark, number, segment.end)
             self._segments.append(_Segment(number, segment.highest))
             if segment.reset:
                 self._remove_all_but_newest()
@@ -173,13 +194,41 @@ class DurableLog:
         self._last = (replay.tail.last_index, replay.tail.last_term)
         return replay.tail
 
+    def _check_end(self, mark: LogMark | None, number: int, end: int) -> None:
+        """Whether a segment that ends at ``end`` agrees with the mark. Raises ``Corrupt``."""
+        if mark is None:
+            return
+        if number == mark.segment and end < mark.end:
+            raise self._end_lost(f"byte {mark.end} of segment {number}, and it ends at {end}")
+        if number > mark.segment and end > log_format.SEGMENT_HEADER_BYTES:
+            raise Corrupt(
+                f"{self._directory}/{VOTE_FILE} knows the log up to segment {mark.segment} only, but segment {number} has"
+                f" records: it is an older copy, and this node might vote twice. Replace the node: {REPLACE}"
+            )
+
+    def _end_lost(self, what: str) -> Corrupt:
+        return Corrupt(
+            f"{self._directory}: the raft log reached {what}: its end is lost or comes from an older copy, and with it what"
+            f" this node has acknowledged. Restore the directory as it was last, or replace the node: {REPLACE}"
+        )
+
     def _continue(self, path: str, end: int, size: int) -> None:
-        """Go on writing where the newest segment ends, after cutting a torn tail off durably."""
+        """Go on writing where the newest segment ends, after cutting a torn tail off durably.
+
+        Synced in any case: a process that was killed before its sync leaves behind what only the page cache has.
+        """
         self._file = self._files.open(path)
         self._position = end
         if end < size:
             self._file.truncate(end)
-            self._file.datasync()
+        self._file.datasync()
+
+    def _settle(self, hard_state: HardState, mark: LogMark | None) -> None:
+        """Names and mark as they must be before anything is promised on what was found."""
+        self._hard_state = hard_state
+        self._files.sync_directory(self._directory)
+        if self._segments and (mark is None or mark.segment != self._segments[-1].number):
+            self.mark()
 
     def _segment_numbers(self) -> list[int]:
         names = self._files.list(self._directory)
@@ -188,16 +237,16 @@ class DurableLog:
             raise Corrupt(f"{self._directory}: a raft log segment is missing; there are {numbers}")
         return numbers
 
-    def _read_vote(self, tail: LogTail) -> HardState:
+    def _read_vote(self) -> tuple[HardState, LogMark | None]:
         path = f"{self._directory}/{VOTE_FILE}"
-        if not self._files.exists(path):
-            if tail.last_index:
-                raise Corrupt(f"{path} is missing although the log has entries: this node might vote twice")
-            return HardState()
-        hard_state = log_format.unpack_vote(self._files.read(path))
+        return log_format.unpack_vote(self._files.read(path)) if self._files.exists(path) else (HardState(), None)
+
+    def _check_vote(self, hard_state: HardState, tail: LogTail) -> None:
+        path = f"{self._directory}/{VOTE_FILE}"
+        if tail.last_index and not self._files.exists(path):
+            raise Corrupt(f"{path} is missing although the log has entries: this node might vote twice")
         if hard_state.term < tail.last_term:
             raise Corrupt(f"{path} says term {hard_state.term}, but the log has entries of term {tail.last_term}")
-        return hard_state
 
 
 def _records(write: LogWrite, batch_position: int) -> list[bytes]:

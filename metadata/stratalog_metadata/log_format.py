@@ -13,13 +13,16 @@ from stratalog_metadata.raft.messages import Entry, EntryKind
 from stratalog_metadata.raft.ready import HardState
 
 VERSION: Final = 1
+VOTE_VERSION: Final = 2
 SEGMENT_MAGIC: Final = b"SLRAFTLG"
 RECORD_MAGIC: Final = b"SLRE"
 VOTE_MAGIC: Final = b"SLVT"
 _RESET: Final = 1
 _KINDS: Final = frozenset(EntryKind)
 _SEGMENT: Final = struct.Struct(">8sHHQQ")
-_VOTE: Final = struct.Struct(">4sHQQ")
+_VOTE_MAGIC_AND_VERSION: Final = struct.Struct(">4sH")
+_VOTE_1: Final = struct.Struct(">4sHQQ")
+_VOTE: Final = struct.Struct(">4sHQQQQ")
 _PREFIX: Final = struct.Struct(">4sI")
 _BODY: Final = struct.Struct(">IIQQQB")
 _CHECKSUM: Final = struct.Struct(">I")
@@ -44,6 +47,14 @@ class StoredEntry:
     previous_term: int
     batch_position: int
     record_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogMark:
+    """How far the log reaches at least: up to byte ``end`` of segment ``segment``, the newest (0: there is none yet)."""
+
+    segment: int = 0
+    end: int = 0
 
 
 def _sealed(content: bytes) -> bytes:
@@ -112,17 +123,21 @@ def was_durable(content: bytes, position: int) -> bool:
     return False
 
 
-def pack_vote(hard_state: HardState) -> bytes:
-    return _sealed(_VOTE.pack(VOTE_MAGIC, VERSION, hard_state.term, hard_state.voted_for))
+def pack_vote(hard_state: HardState, mark: LogMark) -> bytes:
+    return _sealed(
+        _VOTE.pack(VOTE_MAGIC, VOTE_VERSION, hard_state.term, hard_state.voted_for, mark.segment, mark.end)
+    )  # fmt: skip
 
 
-def unpack_vote(content: bytes) -> HardState:
-    """Raises ``Corrupt``: the vote file is replaced atomically, so it is never torn."""
-    if len(content) != _VOTE.size + _CHECKSUM.size or not _is_sealed(content):
+def unpack_vote(content: bytes) -> tuple[HardState, LogMark | None]:
+    """Term and vote, and the mark; None in a file of version 1. Raises ``Corrupt``: it is replaced atomically, never torn."""
+    if len(content) not in (_VOTE_1.size + _CHECKSUM.size, _VOTE.size + _CHECKSUM.size) or not _is_sealed(content):
         raise Corrupt(
             "the vote file is damaged: restore it from a backup; an empty node in its place may lose what it has acknowledged"
         )
-    magic, version, term, voted_for = _VOTE.unpack_from(content)
-    if magic != VOTE_MAGIC or version != VERSION:
-        raise Corrupt(f"vote file of version {version}; this node reads version {VERSION}")
-    return HardState(term=term, voted_for=voted_for)
+    magic, version = _VOTE_MAGIC_AND_VERSION.unpack_from(content)
+    layout = {1: _VOTE_1, VOTE_VERSION: _VOTE}.get(version)
+    if magic != VOTE_MAGIC or layout is None or len(content) != layout.size + _CHECKSUM.size:
+        raise Corrupt(f"vote file of version {version}; this node reads versions up to {VOTE_VERSION}")
+    _, _, term, voted_for, *mark = layout.unpack_from(content)
+    return HardState(term=term, voted_for=voted_for), LogMark(segment=mark[0], end=mark[1]) if mark else None

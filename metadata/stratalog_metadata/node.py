@@ -107,6 +107,8 @@ class RaftNode:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if save and not self._is_broken:
             await self._save_unsaved()
+            # So that an older copy of the log is told from this one.
+            await self._background.run(self._storage.log.mark)
         await self._background.run(self._storage.close)
 
     def _stop(self) -> None:

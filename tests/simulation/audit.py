@@ -85,7 +85,7 @@ class Audit:
 
     def _check_vote(self, disk: Disk, term: int, voted_for: int) -> None:
         content = disk.durable(VOTE_PATH)
-        stored = unpack_vote(content) if content else HardState()
+        stored = unpack_vote(content)[0] if content else HardState()
         kept = stored.term > term or stored == HardState(term=term, voted_for=voted_for)
         self.require(kept, f"{disk.name} promised node {voted_for} its vote in term {term}; its disk says {stored}")
 

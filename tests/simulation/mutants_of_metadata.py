@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from stratalog_metadata import log_format
 from stratalog_metadata.log import DurableLog, LogWrite
+from stratalog_metadata.log_format import LogMark
 from stratalog_metadata.raft import HardState, Raft
 from stratalog_metadata.raft.elections import Elections
 from stratalog_metadata.raft.membership import Membership
@@ -24,8 +25,8 @@ def _swap(owner: object, name: str, new: object) -> Any:
 
 def vote_is_not_stored() -> None:
     """The term is stored, the vote is not: a node may vote twice in one term."""
-    pack: Callable[[HardState], bytes] = log_format.pack_vote
-    _swap(log_format, "pack_vote", lambda state: pack(HardState(term=state.term, voted_for=0)))
+    pack: Callable[[HardState, LogMark], bytes] = log_format.pack_vote
+    _swap(log_format, "pack_vote", lambda state, mark: pack(HardState(term=state.term, voted_for=0), mark))
 
 
 def term_and_vote_are_not_stored() -> None:

@@ -99,7 +99,7 @@ def step_raft(content: bytes) -> None:
 def _drain(core: Raft) -> None:
     while (ready := core.ready()) is not None:
         for state in [ready.hard_state] if ready.hard_state is not None else []:
-            log_format.pack_vote(state)
+            log_format.pack_vote(state, log_format.LogMark())
         for entry in ready.entries:
             log_format.pack_record(entry, ready.previous_term, 32)
         core.persisted(ready.number)

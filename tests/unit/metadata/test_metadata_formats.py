@@ -149,6 +149,8 @@ MESSAGES: list[Message] = [
     TimeoutNow(sender=1, receiver=2, term=5),
 ]
 
+VOTE_OF_VERSION_1 = bytes.fromhex("534c56540001000000000000000500000000000000027a4abf7c")
+
 
 def written() -> dict[str, bytes]:
     """Everything as it is written now, by name."""
@@ -159,7 +161,7 @@ def written() -> dict[str, bytes]:
     bytes_by_name["members"] = encode_members(Membership.of([Member(node_id=1, identity="u", address="h:1")]))
     bytes_by_name["log segment"] = log_format.pack_segment(300, 4, reset=True)
     bytes_by_name["log record"] = log_format.pack_record(ENTRY, 3, 32)
-    bytes_by_name["vote"] = log_format.pack_vote(HardState(term=5, voted_for=2))
+    bytes_by_name["vote"] = log_format.pack_vote(HardState(term=5, voted_for=2), log_format.LogMark(segment=7, end=4096))
     bytes_by_name["snapshot"] = snapshot.encode(StateImage(index=300, term=4, records=[Versioned(299, RECORDS[2])]))
     return bytes_by_name
 
@@ -192,7 +194,9 @@ def test_old_bytes_stay_readable() -> None:
     record = log_format.unpack_record(memoryview(stored["log record"]), 0)
     assert record is not None
     assert (record.entry, record.previous_term, record.batch_position) == (ENTRY, 3, 32)
-    assert log_format.unpack_vote(stored["vote"]) == HardState(term=5, voted_for=2)
+    vote = HardState(term=5, voted_for=2), log_format.LogMark(segment=7, end=4096)
+    assert log_format.unpack_vote(stored["vote"]) == vote
+    assert log_format.unpack_vote(VOTE_OF_VERSION_1) == (HardState(term=5, voted_for=2), None)
     assert snapshot.decode(stored["snapshot"]).records == [Versioned(299, RECORDS[2])]
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from unit.metadata.watching import until
 
 from stratalog_core.rpc import TcpTransport
 from stratalog_core.system import SystemClock
@@ -44,18 +45,6 @@ async def transport() -> AsyncIterator[TcpTransport]:
     await made.close()
 
 
-async def until(client: QuorumClient, condition: Callable[[], bool]) -> None:
-    changed = asyncio.Event()
-    stop = client.view.subscribe(lambda _: changed.set())
-    try:
-        async with asyncio.timeout(WAIT_S):
-            while not condition():
-                changed.clear()
-                await changed.wait()
-    finally:
-        stop()
-
-
 def renewed_over_a_connection(quorum: EmbeddedQuorum, session_id: int) -> bool:
     """Whether the leader has had a renewal."""
     (leader,) = [server for server in quorum.servers if server.is_leader]
@@ -77,7 +66,7 @@ async def test_a_process_that_is_gone_is_noticed_by_its_connection(tmp_path: Pat
         async with process(quorum) as (dying, _):
             session_id = await dying.open_session("goes", LONG_LEASE_MS, lambda: None, GRACE_MS)
             await until_renewed(quorum, session_id)
-        await until(living, lambda: living.view.get(session_key(session_id)) is None)
+        await until(living, lambda: living.view.get(session_key(session_id)) is None, WAIT_S)
 
 
 async def test_a_process_whose_connection_breaks_renews_over_the_next(tmp_path: Path, transport: TcpTransport) -> None:
