@@ -67,7 +67,7 @@ async def _run(info: HandlerInfo, context: RequestContext, body: memoryview) -> 
     assert info.handle is not None
     try:
         response = await info.handle(context, decode_request(info.key, context.api_version, body))
-        encoded = encode_response(response)
+        encoded = response if isinstance(response, bytes) else encode_response(response)
         context.respond((response_head(info.key, context.api_version, context.correlation_id, len(encoded)), encoded))
     except Corrupt as malformed:
         context.close_connection(malformed.message)

@@ -20,6 +20,7 @@ from stratalog_broker.fetch_sessions import FetchSessions
 from stratalog_broker.groups.service import GroupService
 from stratalog_broker.handover import leave
 from stratalog_broker.load_meter import LoadMeter
+from stratalog_broker.partition_rows import PartitionRows
 from stratalog_broker.partitions import Partitions
 from stratalog_broker.pending_reads import PendingReads
 from stratalog_broker.producer_ids import ProducerIds
@@ -148,6 +149,7 @@ class BrokerServer:
         self._services = services
         services.deadlines = Deadlines(clock)
         services.partitions = Partitions(services)
+        services.partition_rows = PartitionRows(metadata.view)
         services.reader = LogReader(services, services.partitions.indexes)
         services.pending_reads = PendingReads(services.reader, clock, settings.pending_reads_max)
         services.fetch_sessions = FetchSessions(settings.fetch_sessions_max, random)
@@ -234,6 +236,7 @@ class BrokerServer:
 
     async def _release(self) -> None:
         self.connections.close_all()
+        self._services.partition_rows.close()
         await self._services.partitions.close()
         await self._services.pending_reads.close()
         self._services.groups.close()

@@ -8,7 +8,7 @@ settings allow it, and answered as soon as it has owners. No authorisation is se
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 from uuid import UUID
 
@@ -17,21 +17,22 @@ from kio.schema.errors import ErrorCode
 from stratalog_broker.context import RequestContext
 from stratalog_broker.handlers.info import HandlerInfo
 from stratalog_broker.protocol.errors import KafkaError, error_code_of
+from stratalog_broker.protocol.metadata import encode_metadata, encode_topic
 from stratalog_broker.topics import NewTopic, TopicCommands, check_topic_name
 from stratalog_core.errors import StratalogError
-from stratalog_metadata.records import CLUSTER_KEY, Broker, Cluster, Partition, Topic, partition_key, topic_key
+from stratalog_metadata.records import CLUSTER_KEY, Broker, Cluster, Topic, topic_key
 
 _KEY: Final = 3
 _CREATE_TIMEOUT_S: Final = 5.0
 _CREATES_MAX: Final = 100
 
 
-async def handle(context: RequestContext, request: Any) -> Any:
+async def handle(context: RequestContext, request: Any) -> bytes:
     """Answer from the view, after creating what is missing."""
     brokers = sorted(context.services.view.all(Broker), key=lambda broker: broker.broker_id)
     topics = _all_topics(context) if _wants_all(context, request) else await _named(context, request)
     cluster = context.services.view.find(Cluster, CLUSTER_KEY)
-    return context.new(
+    response = context.new(
         "MetadataResponse",
         brokers=tuple(
             context.new(
@@ -45,21 +46,21 @@ async def handle(context: RequestContext, request: Any) -> Any:
         ),
         cluster_id=cluster.cluster_id if cluster is not None else None,
         controller_id=brokers[0].broker_id if brokers else -1,
-        topics=tuple(topics),
+        topics=(),
         error_code=ErrorCode.none,
     )
+    return encode_metadata(response, context.api_version, topics)
 
 
 def _wants_all(context: RequestContext, request: Any) -> bool:
     return request.topics is None or (context.api_version == 0 and not request.topics)
 
 
-def _all_topics(context: RequestContext) -> Sequence[Any]:
-    live = _live(context)
-    return [_describe(context, topic, live) for topic in context.services.view.all(Topic)]
+def _all_topics(context: RequestContext) -> Sequence[bytes]:
+    return [_describe(context, topic) for topic in context.services.view.all(Topic)]
 
 
-async def _named(context: RequestContext, request: Any) -> Sequence[Any]:
+async def _named(context: RequestContext, request: Any) -> Sequence[bytes]:
     may_create = getattr(request, "allow_auto_topic_creation", True) and context.services.settings.auto_create_topics
     missing = {
         str(wanted.name)
@@ -67,8 +68,7 @@ async def _named(context: RequestContext, request: Any) -> Sequence[Any]:
         if wanted.name is not None and context.services.view.get(topic_key(wanted.name)) is None
     }
     codes = await _create(context, sorted(missing)[:_CREATES_MAX]) if may_create and missing else {}
-    live = _live(context)
-    return [_answer(context, wanted, codes, live) for wanted in request.topics]
+    return [_answer(context, wanted, codes) for wanted in request.topics]
 
 
 async def _create(context: RequestContext, names: Sequence[str]) -> dict[str, ErrorCode]:
@@ -93,17 +93,17 @@ _CODES_OF_CREATION: Final = {
 }
 
 
-def _answer(context: RequestContext, wanted: Any, codes: dict[str, ErrorCode], live: frozenset[int]) -> Any:
+def _answer(context: RequestContext, wanted: Any, codes: dict[str, ErrorCode]) -> bytes:
     topic_id: UUID | None = getattr(wanted, "topic_id", None)
     if wanted.name is None and topic_id is not None:
         topic = context.services.partitions.topic_by_id(topic_id.bytes)
         if topic is not None:
-            return _describe(context, topic, live)
+            return _describe(context, topic)
         return _refuse(context, None, topic_id, ErrorCode.unknown_topic_id)
     name = str(wanted.name or "")
     topic = context.services.view.find(Topic, topic_key(name))
     if topic is not None:
-        return _describe(context, topic, live)
+        return _describe(context, topic)
     try:
         check_topic_name(name)
     except KafkaError as refused:
@@ -112,47 +112,30 @@ def _answer(context: RequestContext, wanted: Any, codes: dict[str, ErrorCode], l
     return _refuse(context, name, None, ErrorCode.unknown_topic_or_partition if code is ErrorCode.none else code)
 
 
-def _refuse(context: RequestContext, name: str | None, topic_id: UUID | None, code: ErrorCode) -> Any:
+def _refuse(context: RequestContext, name: str | None, topic_id: UUID | None, code: ErrorCode) -> bytes:
     if name is None and not _name_may_be_null(context):
         name = ""
-    return context.new("MetadataResponseTopic", error_code=code, name=name, topic_id=topic_id, is_internal=False, partitions=())
+    refused = context.new(
+        "MetadataResponseTopic", error_code=code, name=name, topic_id=topic_id, is_internal=False, partitions=()
+    )  # fmt: skip
+    return encode_topic(refused, context.api_version, 0, b"")
 
 
 def _name_may_be_null(context: RequestContext) -> bool:
     return context.api_version >= 12
 
 
-def _live(context: RequestContext) -> frozenset[int]:
-    return frozenset(broker.broker_id for broker in context.services.view.all(Broker))
-
-
-def _describe(context: RequestContext, topic: Topic, live: frozenset[int]) -> Any:
-    return context.new(
+def _describe(context: RequestContext, topic: Topic) -> bytes:
+    described = context.new(
         "MetadataResponseTopic",
         error_code=ErrorCode.none,
         name=topic.name,
         topic_id=topic.topic_id,
         is_internal=topic.internal,
-        partitions=tuple(_partitions(context, topic, live)),
+        partitions=(),
     )
-
-
-def _partitions(context: RequestContext, topic: Topic, live: frozenset[int]) -> Iterable[Any]:
-    view = context.services.view
-    for index in range(topic.partition_count):
-        partition = view.find(Partition, partition_key(topic.topic_id, index))
-        owner = partition.owner if partition is not None and partition.owner in live else -1
-        replicas = () if owner < 0 else (owner,)
-        yield context.new(
-            "MetadataResponsePartition",
-            error_code=ErrorCode.leader_not_available if owner < 0 else ErrorCode.none,
-            partition_index=index,
-            leader_id=owner,
-            leader_epoch=partition.leader_epoch if partition is not None else -1,
-            replica_nodes=replicas,
-            isr_nodes=replicas,
-            offline_replicas=(),
-        )
+    partitions = context.services.partition_rows.of(topic, context.api_version)
+    return encode_topic(described, context.api_version, topic.partition_count, partitions)
 
 
 API: Final = HandlerInfo(key=_KEY, min_version=0, max_version=13, handle=handle)
