@@ -9,8 +9,8 @@ from typing import Any
 from stratalog_broker.context import RequestContext
 
 Handle = Callable[[RequestContext, Any], Awaitable[Any]]
-"""Request entity in, response entity (or its bytes) out, both of the context's version. What it raises closes the connection and
-is logged: expected failures are answered with error codes."""
+"""Request entity in, response entity (or its bytes) out, both of the context's version. What it raises closes the connection
+and is logged: expected failures are answered with error codes."""
 
 HandleRaw = Callable[[RequestContext, memoryview], Awaitable[None] | None]
 """Request body in; the handler calls ``context.respond`` itself, at once or later. What it returns is awaited, if anything,
