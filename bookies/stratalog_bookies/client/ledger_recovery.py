@@ -14,7 +14,6 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from stratalog_bookies.client.entry import EntryHead
 from stratalog_bookies.client.entry_pump import EntryPump
 from stratalog_bookies.client.ledger_reads import HEAD_BYTES, LedgerReads
 from stratalog_bookies.client.ledger_records import Superseded, put_ledger
@@ -24,14 +23,14 @@ from stratalog_bookies.client.services import Services
 from stratalog_bookies.client.writer import LedgerWriterCore
 from stratalog_bookies.messages import LedgerTail, Range, RangeAnswer, Status
 from stratalog_core.batch import MAGIC, read_header
+from stratalog_core.checkpoint import is_checkpoint
 from stratalog_core.errors import NoSuchLedger, StratalogError, Unavailable
 from stratalog_metadata.commands import Requirement
 from stratalog_metadata.records import Ledger, LedgerState, Versioned
 
 Answer = TypeVar("Answer")
-_CHECKPOINT_MAGIC: Final = b"SLCK"
 _HEADS_AT_ONCE: Final = 64
-"""Whole heads asked for at a time; of longer ledgers the sizes are asked for apart."""
+"""Heads asked for at a time, of entries behind the last batch."""
 
 
 class _Rewriter(EntryPump):
@@ -223,36 +222,39 @@ class LedgerRecoveries:
     async def _closed(self, ledger: Ledger) -> Ledger:
         """The record to close with: its size, and the offset after its last record, read from the entries' heads."""
         payload_bytes, end_offset = 0, ledger.base_offset
-        if 0 <= ledger.last_entry < _HEADS_AT_ONCE:
-            heads = await self._reads.heads(ledger, 0, ledger.last_entry)
-            payload_bytes = sum(head.payload_bytes for head in heads)
-            end_offset = next((_next_offset(head) for head in reversed(heads) if _is_batch(head)), ledger.base_offset)
-        elif ledger.last_entry >= 0:
-            sizes = await self._reads.heads(ledger, 0, ledger.last_entry, head_bytes=0)
+        if ledger.last_entry >= 0:
+            sizes, end_offset = await asyncio.gather(
+                self._reads.heads(ledger, 0, ledger.last_entry, head_bytes=0), self._end_offset(ledger)
+            )
             payload_bytes = sum(head.payload_bytes for head in sizes)
-            end_offset = await self._end_offset(ledger)
         return msgspec.structs.replace(
             ledger, state=LedgerState.CLOSED, payload_bytes=payload_bytes, end_offset=end_offset,
             closed_at_ms=self._services.clock.wall_ms(),
         )  # fmt: skip
 
     async def _end_offset(self, ledger: Ledger) -> int:
-        """The next offset of the last record batch. Checkpoint parts, which stand at the ledger's begin, are no batches."""
+        """The next offset of the last record batch. Checkpoint parts, which stand at the ledger's begin, are no batches.
+
+        The batch is read whole, because what is decided here stays for ever and a head alone has no checksum.
+        """
         last = ledger.last_entry
+        while last >= 0:
+            (entry,) = await self._reads.together(ledger, last, last)
+            if _is_batch(entry.payload):
+                return read_header(entry.payload).next_offset
+            last = await self._last_of_another_kind(ledger, last - 1)
+        return ledger.base_offset
+
+    async def _last_of_another_kind(self, ledger: Ledger, last: int) -> int:
+        """The last entry up to ``last`` that, by its head, is no checkpoint part; -1 if there is none."""
         while last >= 0:
             first = max(last - _HEADS_AT_ONCE + 1, 0)
             for head in reversed(await self._reads.heads(ledger, first, last)):
-                if _is_batch(head):
-                    return _next_offset(head)
+                if not is_checkpoint(head.head):
+                    return head.entry_id
             last = first - 1
-        return ledger.base_offset
+        return -1
 
 
-def _next_offset(head: EntryHead) -> int:
-    return read_header(head.head).next_offset
-
-
-def _is_batch(head: EntryHead) -> bool:
-    if len(head.head) < HEAD_BYTES or head.head.startswith(_CHECKPOINT_MAGIC):
-        return False
-    return read_header(head.head).magic == MAGIC
+def _is_batch(payload: memoryview) -> bool:
+    return len(payload) >= HEAD_BYTES and not is_checkpoint(payload) and read_header(payload).magic == MAGIC

@@ -191,6 +191,9 @@ async def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
         yield made
 
 
+BASE_OFFSET_LAST_BYTE = 7
+
+
 async def start(cluster: Cluster, name: str, scrub_bytes_per_s: int = 1 << 40) -> None:
     await cluster.start_bookie(
         name, log_file_bytes=128 * 1024, scrub_bytes_per_s=scrub_bytes_per_s, scrub_interval_s=1000.0,
@@ -347,6 +350,29 @@ async def test_a_copy_of_another_entry_is_never_taken(cluster: Cluster) -> None:
     assert await held(cluster, "b0", ledger) == [None]
     assert row.count == 1
     await answering()
+
+
+async def test_rot_in_the_last_batchs_header_does_not_move_a_recovered_ledgers_end(cluster: Cluster) -> None:
+    """A head that is read without its payload has no checksum: the end offset, which is kept for ever, must not rest on it."""
+    writer = await cluster.write()
+    await eventually(lambda: all_confirmed(cluster, writer.ledger.ledger_id))
+    await cluster.sealed()  # so that the page of the last entry is not written again
+    for name in ("b0", "b1"):
+        disk = disk_of(cluster, name)
+        run = disk.bookie.contents.ledgers[writer.ledger.ledger_id].runs[-1]
+        row = run.find(ENTRIES - 1)
+        assert row is not None
+        flip(cluster.path / name / log_path(run.generation), row.position + BASE_OFFSET_LAST_BYTE)
+    cluster.client._services.directory._last_asked = frozenset({"b2"})
+    (recovered,) = await cluster.client.recover([writer.ledger.ledger_id])
+    assert (recovered.last_entry, recovered.end_offset) == (ENTRIES - 1, ENTRIES)
+    assert recovered.payload_bytes == sum(map(len, PAYLOADS))
+
+
+def all_confirmed(cluster: Cluster, ledger_id: int) -> bool:
+    """Whether every bookie knows that all is confirmed, so that recovery has nothing to read again."""
+    tails = [disk_of(cluster, name).bookie.tails([ledger_id])[0] for name in cluster.bookies]
+    return all(tail.lac == tail.last_entry == ENTRIES - 1 for tail in tails)
 
 
 async def _serve_forged(cluster: Cluster, header: bytes) -> Callable[[], Awaitable[None]]:
