@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from unit.broker.raw_client import RawClient
+from unit.metadata.watching import until
 
 from stratalog_bookies.client import LedgerClient, LedgerClientSettings
 from stratalog_bookies.config import BookieSettings
@@ -140,7 +141,7 @@ async def run_cluster(path: Path, *, bookies: int = 1, brokers: int = 1, **setti
         transport = TcpTransport()
         stack.push_async_callback(transport.close)
         quorum = await stack.enter_async_context(embedded_quorum(path / "metadata", transport))
-        await until(quorum.client, lambda: quorum.client.view.get(CLUSTER_KEY) is not None)
+        await until(quorum.client, lambda: quorum.client.view.get(CLUSTER_KEY) is not None, WAIT_S)
         background = ThreadBackground(2, "store")
         stack.callback(background.close)
         store = open_store(str(path / "store"), background=background, clock=SystemClock(), random=Random())
@@ -155,19 +156,6 @@ async def run_cluster(path: Path, *, bookies: int = 1, brokers: int = 1, **setti
             for broker in list(cluster.brokers.values()):
                 with contextlib.suppress(asyncio.CancelledError):
                     await broker.stop()
-
-
-async def until(metadata: QuorumClient, condition: Callable[[], bool]) -> None:
-    """Wait until a client's view satisfies ``condition``."""
-    changed = asyncio.Event()
-    unsubscribe = metadata.view.subscribe(lambda _: changed.set())
-    try:
-        async with asyncio.timeout(WAIT_S):
-            while not condition():
-                changed.clear()
-                await changed.wait()
-    finally:
-        unsubscribe()
 
 
 async def until_served(broker: BrokerServer, topic_id: UUID, partition: int = 0) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 from uuid import UUID
 
 from kio.schema.errors import ErrorCode
-from unit.broker.mini_cluster import MiniCluster, run_cluster, until, until_served
+from unit.broker.mini_cluster import WAIT_S, MiniCluster, run_cluster, until_served
 from unit.broker.raw_client import RawClient, batch, fetch, list_offset, produce, request
+from unit.metadata.watching import until
 
 from stratalog_broker.topics import NewTopic, TopicCommands
 from stratalog_core.batch import iterate_headers
@@ -45,7 +46,7 @@ async def make_cold(cluster: MiniCluster, topic_id: UUID, partitions: int = 1) -
         asked = [view.get(tier_request_key(topic_id, index)) for index in range(partitions)]
         return not any(asked) and all(log is not None and not log.ledgers for log in logs)
 
-    await until(cluster.metadata, is_cold)
+    await until(cluster.metadata, is_cold, WAIT_S)
     for log in cluster.broker.services.partitions.all():
         log.tail.clear()
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import confluent_kafka
 from confluent_kafka.admin import AdminClient, NewTopic
-from unit.broker.mini_cluster import MiniCluster, in_thread, run_cluster, until
+from unit.broker.mini_cluster import WAIT_S, MiniCluster, in_thread, run_cluster
 from unit.broker.test_round_trip import consume
+from unit.metadata.watching import until
 
 from stratalog_metadata.commands import Command, Delete, Put
 from stratalog_metadata.records import DrainedBroker, Ledger, LedgerState, Partition, drained_broker_key
@@ -89,12 +90,12 @@ async def test_a_broker_is_drained_and_put_back_under_a_running_producer(tmp_pat
         producing = Producing(cluster.bootstrap, "flights")
         await producing.some_more()
         await cluster.metadata.propose(Command(updates=(Put(record=DrainedBroker(broker_id=1)),)))
-        await until(cluster.metadata, lambda: owners(cluster)() == {2})
+        await until(cluster.metadata, lambda: owners(cluster)() == {2}, WAIT_S)
         await producing.some_more()
         await cluster.metadata.propose(
             Command(updates=(Delete(key=drained_broker_key(1)), Put(record=DrainedBroker(broker_id=2))))
         )
-        await until(cluster.metadata, lambda: owners(cluster)() == {1})
+        await until(cluster.metadata, lambda: owners(cluster)() == {1}, WAIT_S)
         await producing.some_more()
         await producing.stop()
         await check(cluster, producing, cluster.bootstrap)

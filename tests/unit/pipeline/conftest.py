@@ -12,8 +12,9 @@ import pytest
 
 from stratalog_core.batch import read_header
 from stratalog_tiering.descriptor import CommitMarker, TopicDescriptor, encode_descriptor
-from stratalog_tiering.footer import AbortedTransaction, SegmentFooter
-from stratalog_tiering.manifest import SegmentEntry, empty_manifest, object_sha256
+from stratalog_tiering.entry import segment_entry
+from stratalog_tiering.footer import AbortedTransaction
+from stratalog_tiering.manifest import SegmentEntry, empty_manifest
 from stratalog_tiering.manifest_edit import ManifestEdit, ManifestLimits, NewManifest, Previous
 from stratalog_tiering.object_keys import marker_key, segment_key, topic_key
 from stratalog_tiering.segment import SegmentIdentity, SegmentWriter
@@ -76,7 +77,7 @@ class ColdBucket:
         tail = b"".join(writer.take_parts())
         key = segment_key(topic_id, number, base_offset, 0, self._random.getrandbits(64))
         self.put(key, data + tail)
-        return _entry(key, footer, tail)
+        return segment_entry(key, footer, tail, footer.leader_epochs)
 
     def _manifest(
         self,
@@ -105,23 +106,6 @@ class ColdBucket:
         self.put(new.key, new.content)
         marker = CommitMarker(manifest_key=new.key, manifest_version=new.manifest.version, sha256=new.sha256.hex())
         self.put(marker_key(new.key), encode_descriptor(marker))
-
-
-def _entry(key: str, footer: SegmentFooter, tail: bytes) -> SegmentEntry:
-    return SegmentEntry(
-        key=key,
-        base_offset=footer.base_offset,
-        end_offset=footer.end_offset,
-        object_bytes=footer.data_bytes + len(tail),
-        data_bytes=footer.data_bytes,
-        record_count=footer.record_count,
-        max_timestamp_ms=footer.max_timestamp_ms,
-        first_timestamp_min_ms=footer.first_timestamp_min_ms,
-        merkle_root=footer.merkle_root,
-        footer_sha256=object_sha256(tail),
-        leader_epochs=footer.leader_epochs,
-        created_at_ms=1,
-    )
 
 
 @pytest.fixture
