@@ -22,13 +22,20 @@ class Payload(msgspec.Struct, frozen=True, kw_only=True):
 class ProducerLoad(msgspec.Struct, frozen=True, kw_only=True, tag="producer"):
     """Records to ``topics`` in turn. With ``records_per_s`` 0 as fast as it goes; ``records`` 0 means until the time is up.
 
-    ``each_partition`` sends round robin over all partitions and reports the longest gap between acknowledgements of each.
+    As fast as it goes, and with ``whole_batches`` at a rate, too, batches of ``batch_records`` leave, ``in_flight`` at most to
+    each broker; ``producers_in_all`` are those of all processes. Otherwise each record leaves at its moment. ``each_partition``
+    sends round robin over every ``partition_step``-th partition and reports the longest gap between acknowledgements of each.
     """
 
     client: Options
     topics: list[str]
     partitions: int
     producers: int = 1
+    producers_in_all: int = 1
+    batch_records: int = 1
+    in_flight: int = 5
+    whole_batches: bool = False
+    partition_step: int = 1
     payload: Payload = Payload()
     keys: Literal["none", "round-robin", "random"] = "none"
     records_per_s: float = 0.0

@@ -1,9 +1,9 @@
-"""Producer loads: as fast as the cluster takes it, or at a fixed rate whatever the cluster does.
+"""What producers of a load have in common, and those that send at a fixed rate whatever the cluster does.
 
-At full speed the loop hands chunks to librdkafka and follows one record of each chunk to its acknowledgement; the rate is what
-was acknowledged between the end of the warm-up and the end of the run. At a fixed rate every record has a moment at which it
-should leave; its latency counts from that moment, even if the client could not take it then. A stall therefore shows in all the
-records that should have been sent during it, and not only in one (no coordinated omission).
+Every record has a moment at which it should leave; its latency counts from that moment, even if the client could not take it
+then. A stall therefore shows in all the records that should have been sent during it, and not only in one (no coordinated
+omission). What is counted is what was acknowledged between the end of the warm-up and the end of the run, and the CPU time that
+the process used between the same two moments.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ import threading
 import time
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka import KafkaError, Message, Producer
 
 from stratalog.bench.control import Control, cpu_s, resident_bytes
 from stratalog.bench.gaps import Gaps
@@ -24,24 +23,15 @@ from stratalog.bench.histogram import Histogram
 from stratalog.bench.loads import Counted, ProducerLoad
 from stratalog.bench.payloads import payloads, stamped
 
-_CHUNK_RECORDS_MAX = 100
-_CHUNK_BYTES_MAX = 256 * 1024
 _FLUSH_TIMEOUT_S = 120.0
 _FULL_WAIT_S = 0.005
 _CATCH_UP_RECORDS = 1000
 _SWITCH_INTERVAL_S = 0.0005
 
 
-def run_producers(load: ProducerLoad, control: Control) -> Counted:
-    """Carry the load out; returns when everything that was sent is acknowledged or has failed."""
-    work = (_Paced if load.records_per_s else _FullSpeed)(load, control)
-    for producer in work.producers:
-        producer.list_topics(load.topics[0], timeout=30)
-    control.wait_for_go()
-    return work.run()
+class Work:
+    """Producers, payloads, and what is counted."""
 
-
-class _Work:
     def __init__(self, load: ProducerLoad, control: Control) -> None:
         self.load = load
         self.control = control
@@ -58,13 +48,10 @@ class _Work:
     def run(self) -> Counted:
         raise NotImplementedError
 
-    def acknowledged(self) -> int:
-        """Records that librdkafka is done with."""
-        return self.sent - sum(map(len, self.producers))
-
-    def delivered(self, intended_ns: int, failure: KafkaError | None, message: Message) -> None:
+    def delivered(self, intended_ns: int, failure: KafkaError | None, message: Message, records: int = 1) -> None:
+        """Of ``records`` records this is the last; all count as failed if it has."""
         if failure is not None:
-            self.failed += 1
+            self.failed += records
             self.failure = failure.str()
             return
         now = time.monotonic_ns()
@@ -105,52 +92,10 @@ class _Work:
         return self.control.running(self.sent) and more and (within or bool(self.load.records))
 
 
-class _FullSpeed(_Work):
-    """Keeps every producer's queue filled."""
-
-    def run(self) -> Counted:
-        chunks = self._chunks()
-        topics = itertools.cycle(self.load.topics)
-        while self.running() and self.control.elapsed_s() < self.load.warmup_s:
-            self._round(topics, chunks)
-        self.measures_from_ns = time.monotonic_ns()
-        before, began, cpu = self.acknowledged(), time.monotonic(), cpu_s()
-        while self.running():
-            self._round(topics, chunks)
-        records, ended = self.acknowledged() - before, time.monotonic()
-        self.wait_until_delivered()
-        if self.load.records:
-            records, ended = self.sent - self.failed, time.monotonic()
-        cpu = cpu_s() - cpu
-        return self.counted(records, began, ended, cpu)
-
-    def _round(self, topics: Iterator[str], chunks: Iterator[list[dict[str, Any]]]) -> None:
-        taken = sum(self._hand_over(producer, next(topics), next(chunks)) for producer in self.producers)
-        self.sent += taken
-        if not taken:
-            time.sleep(_FULL_WAIT_S)
-
-    def _hand_over(self, producer: Producer, topic: str, chunk: list[dict[str, Any]]) -> int:
-        """How many the client's queue took: the front of the chunk. Raises ``KafkaException`` if it refused one for good."""
-        if self.load.records:
-            chunk = chunk[: max(0, self.load.records - self.sent)]
-        chunk[:1] = [{**message, "callback": partial(self.delivered, time.monotonic_ns())} for message in chunk[:1]]
-        taken = int(producer.produce_batch(topic, chunk)) if chunk else 0
-        producer.poll(0)
-        if taken < len(chunk) and chunk[-1]["_error"].code() != KafkaError._QUEUE_FULL:
-            raise KafkaException(chunk[-1]["_error"])
-        return taken
-
-    def _chunks(self) -> Iterator[list[dict[str, Any]]]:
-        """Chunks made beforehand and used again and again, so that the loop makes nothing per record."""
-        size = max(1, min(_CHUNK_RECORDS_MAX, _CHUNK_BYTES_MAX // max(1, self.load.payload.record_bytes)))
-        values, keys = itertools.cycle(self.pool), _keys(self.load)
-        made = max(1, -(-len(self.pool) // size))
-        return itertools.cycle([[_message(next(values), next(keys)) for _ in range(size)] for _ in range(made)])
-
-
-class _Paced(_Work):
+class Paced(Work):
     """One record at each of its moments; a thread per producer waits for acknowledgements."""
+
+    _cpu_before_s = 0.0
 
     def run(self) -> Counted:
         # The thread that learns of an acknowledgement must not wait for the sending thread's slice of the interpreter.
@@ -159,28 +104,33 @@ class _Paced(_Work):
         pollers = [threading.Thread(target=_poll_until, args=(producer, ended), daemon=True) for producer in self.producers]
         for poller in pollers:
             poller.start()
-        cpu = cpu_s()
         self.measures_from_ns = round((self.control.began + self.load.warmup_s) * 1e9)
         self._send_all()
-        ended_at = time.monotonic()
+        ended_at, cpu = time.monotonic(), cpu_s() - self._cpu_before_s
         self.wait_until_delivered()
         ended.set()
         for poller in pollers:
             poller.join()
         began_at = self.measures_from_ns / 1e9
-        return self.counted(self.latency.count, began_at, max(began_at, ended_at), cpu_s() - cpu)
+        return self.counted(self.latency.count, began_at, max(began_at, ended_at), cpu)
 
     def _send_all(self) -> None:
         began_ns = round(self.control.began * 1e9)
         interval_ns = 1e9 / self.load.records_per_s
-        targets, values, keys = self._targets(), itertools.cycle(self.pool), _keys(self.load)
+        targets, values, keys = self._targets(), itertools.cycle(self.pool), keys_of(self.load)
         producers = itertools.cycle(self.producers)
         while self.running():
+            self._note_cpu()
             due = int((time.monotonic_ns() - began_ns) / interval_ns) + 1
             for number in range(self.sent, min(due, self.sent + _CATCH_UP_RECORDS)):
                 intended_ns = began_ns + round(number * interval_ns)
                 self._send(next(producers), next(targets), next(values), next(keys), intended_ns)
             _sleep_until(began_ns + round(self.sent * interval_ns))
+
+    def _note_cpu(self) -> None:
+        """What was used until the warm-up was over."""
+        if time.monotonic_ns() < self.measures_from_ns or not self._cpu_before_s:
+            self._cpu_before_s = cpu_s()
 
     def _send(self, producer: Producer, target: tuple[str, int], value: bytes, key: bytes | None, intended_ns: int) -> None:
         payload = stamped(value, intended_ns) if self.load.stamps else value
@@ -199,21 +149,22 @@ class _Paced(_Work):
     def _targets(self) -> Iterator[tuple[str, int]]:
         if not self.load.each_partition:
             return ((topic, -1) for topic in itertools.cycle(self.load.topics))
-        every = [(topic, partition) for partition in range(self.load.partitions) for topic in self.load.topics]
+        every = [
+            (topic, partition)
+            for partition in range(0, self.load.partitions, self.load.partition_step)
+            for topic in self.load.topics
+        ]
         return itertools.cycle(every)
 
 
-def _keys(load: ProducerLoad) -> Iterator[bytes | None]:
+def keys_of(load: ProducerLoad) -> Iterator[bytes | None]:
+    """One for each record."""
     if load.keys == "none":
         return itertools.repeat(None)
     if load.keys == "round-robin":
         return itertools.cycle([f"key-{number}".encode() for number in range(10_000)])
     # New at each call, as nanoseconds are; the seed keeps processes apart.
     return (f"{load.seed}-{time.monotonic_ns()}".encode() for _ in itertools.count())
-
-
-def _message(value: bytes, key: bytes | None) -> dict[str, Any]:
-    return {"value": value} if key is None else {"value": value, "key": key}
 
 
 def _poll_until(producer: Producer, ended: threading.Event) -> None:

@@ -14,6 +14,12 @@ _QUEUE_RECORDS = 500_000
 _BATCH_RECORDS_MAX = 1_000_000
 _REQUEST_BYTES_MIN = 1_000_000
 _RECORD_OVERHEAD_BYTES = 1024
+_BATCH_BYTES_MAX = 1_000_000_000
+# Of record batches of format 2: the head, and about what each record has beside its value.
+_BATCH_HEAD_BYTES, _RECORD_HEAD_BYTES = 61, 12
+# The most that an idempotent producer may have on their way to a broker; without idempotence a few times that is plenty.
+_IN_FLIGHT_IDEMPOTENT, _IN_FLIGHT = 5, 20
+_BROKERS = 4
 
 
 class Topics(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +72,34 @@ class Readers(msgspec.Struct, frozen=True, kw_only=True):
     consumers: int = 1
     processes: int = 0
     client: Options = {}
+
+
+def batch_records(traffic: Traffic) -> int:
+    """Records that fill one batch of ``batch_bytes``."""
+    if traffic.batch_records:
+        return traffic.batch_records
+    room = traffic.batch_bytes - _BATCH_HEAD_BYTES
+    return max(1, min(_BATCH_RECORDS_MAX, room // (traffic.payload.record_bytes + _RECORD_HEAD_BYTES)))
+
+
+def in_flight(traffic: Traffic) -> int:
+    """Requests on their way to one broker at most."""
+    wanted = traffic.client.get("max.in.flight.requests.per.connection", traffic.client.get("max.in.flight"))
+    most = _IN_FLIGHT_IDEMPOTENT if traffic.acks == "all" else _IN_FLIGHT
+    return max(1, min(int(wanted), most)) if wanted is not None else most
+
+
+def whole_batch_options(bootstrap: str, traffic: Traffic) -> Options:
+    """Of a client that is handed whole batches: their number of records ends a batch, so that none waits for ``linger.ms``."""
+    records = batch_records(traffic)
+    bytes_max = 2 * records * (traffic.payload.record_bytes + _RECORD_OVERHEAD_BYTES)
+    defaults = producer_options(bootstrap, traffic) | {
+        "batch.num.messages": records,
+        "batch.size": min(_BATCH_BYTES_MAX, max(bytes_max, _REQUEST_BYTES_MIN)),
+        "message.max.bytes": min(_BATCH_BYTES_MAX, max(bytes_max, _REQUEST_BYTES_MIN)),
+        "queue.buffering.max.kbytes": max(_QUEUE_KIB, _BROKERS * in_flight(traffic) * bytes_max // 1024),
+    }
+    return defaults | traffic.client
 
 
 def producer_options(bootstrap: str, traffic: Traffic) -> Options:

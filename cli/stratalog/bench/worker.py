@@ -13,8 +13,11 @@ from stratalog.bench.connecting import run_connections
 from stratalog.bench.consuming import run_consumers
 from stratalog.bench.control import Control, standard_control
 from stratalog.bench.loads import ConnectionLoad, Counted, Failed, Load, ProducerLoad
-from stratalog.bench.producing import run_producers
+from stratalog.bench.producing import Paced
+from stratalog.bench.whole_batches import WholeBatches
 from stratalog_core.errors import StratalogError
+
+_METADATA_TIMEOUT_S = 60
 
 
 def main() -> None:
@@ -34,10 +37,20 @@ def main() -> None:
 
 def _run(load: Load, control: Control) -> Counted:
     if isinstance(load, ProducerLoad):
-        return run_producers(load, control)
+        return _run_producers(load, control)
     if isinstance(load, ConnectionLoad):
         return run_connections(load, control)
     return run_consumers(load, control)
+
+
+def _run_producers(load: ProducerLoad, control: Control) -> Counted:
+    """Returns when everything that was sent is acknowledged or has failed."""
+    in_batches = load.whole_batches or not load.records_per_s
+    work = WholeBatches(load, control) if in_batches else Paced(load, control)
+    for producer in work.producers:
+        producer.list_topics(load.topics[0], timeout=_METADATA_TIMEOUT_S)
+    control.wait_for_go()
+    return work.run()
 
 
 def _text(failure: BaseException) -> str:

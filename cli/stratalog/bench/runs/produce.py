@@ -5,7 +5,17 @@ from __future__ import annotations
 from stratalog.bench.crew import Crew, OnProgress
 from stratalog.bench.loads import ProducerLoad
 from stratalog.bench.results import Result, failures, latencies, result, throughput
-from stratalog.bench.settings import Topics, Traffic, Window, as_document, producer_options, validate
+from stratalog.bench.settings import (
+    Topics,
+    Traffic,
+    Window,
+    as_document,
+    batch_records,
+    in_flight,
+    producer_options,
+    validate,
+    whole_batch_options,
+)
 from stratalog.bench.topics import Prepared, prepared
 from stratalog_core.errors import Corrupt
 
@@ -58,18 +68,31 @@ def measure_client_limit(traffic: Traffic, window: Window, *, on_progress: OnPro
 
 
 def producer_loads(
-    place: Prepared, traffic: Traffic, window: Window, *, records: int = 0, records_per_s: float = 0.0, stamps: bool = False
+    place: Prepared,
+    traffic: Traffic,
+    window: Window,
+    *,
+    records: int = 0,
+    records_per_s: float = 0.0,
+    stamps: bool = False,
+    whole_batches: bool = False,
 ) -> list[ProducerLoad]:
     """One per process; producers, records and rate are spread evenly. Raises ``Invalid``."""
     validate(traffic)
+    in_batches = whole_batches or not records_per_s
+    client = (whole_batch_options if in_batches and traffic.keys == "none" else producer_options)(place.bootstrap, traffic)
     shares = split(traffic.producers, traffic.processes)
     record_shares = split(records, traffic.processes)
     return [
         ProducerLoad(
-            client=producer_options(place.bootstrap, traffic),
+            client=client,
             topics=place.names,
             partitions=place.partitions,
             producers=share,
+            producers_in_all=traffic.producers,
+            batch_records=batch_records(traffic),
+            in_flight=in_flight(traffic),
+            whole_batches=whole_batches,
             payload=traffic.payload,
             keys=traffic.keys,
             records_per_s=records_per_s * share / traffic.producers,

@@ -1,0 +1,162 @@
+"""Producers of whole batches, at full speed or at a rate: as many on their way as may be in flight, none waiting behind them.
+
+A client of librdkafka whose queue holds a batch that may not leave yet, because its broker has as many requests as it may have,
+asks the operating system for news without a pause until one is answered: a core burnt for nothing, and taken from the cluster if
+that is on the same machine. So batches are counted here, per broker, and the next one is handed over when an earlier one was
+acknowledged. Partitions take turns batch by batch, as with the partitioner of Java's client (KIP-794); leaders are those at the
+start.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from stratalog.bench.control import Control, cpu_s
+from stratalog.bench.loads import Counted, ProducerLoad
+from stratalog.bench.producing import Work, keys_of
+
+_POLL_S = 0.05
+_PAUSE_PER_PRODUCER_S, _PAUSE_MIN_S, _PAUSE_MAX_S = 0.0002, 0.002, 0.05
+_METADATA_TIMEOUT_S = 30
+_UNDER_WAY_BYTES_MAX = 256 * 1024 * 1024
+
+Target = tuple[str, int]
+Delivered = Callable[[int, int, KafkaError | None], None]
+
+
+class WholeBatches(Work):
+    """Fills every producer's lanes whenever there is room; with a rate, when the next batch is due, too."""
+
+    def __init__(self, load: ProducerLoad, control: Control) -> None:
+        super().__init__(load, control)
+        self._acknowledged = 0
+        self._chunks = itertools.cycle(self._made_chunks())
+        lanes = _targets_by_leader(self.producers[0], load)
+        room = self._room(len(lanes))
+        self._senders = [_Sender(producer, lanes, room, number) for number, producer in enumerate(self.producers)]
+
+    def run(self) -> Counted:
+        began, cpu = time.monotonic(), cpu_s()
+        while self.running() and self.control.elapsed_s() < self.load.warmup_s:
+            self._round()
+        if self.load.warmup_s:
+            began, cpu = time.monotonic(), cpu_s()
+        self.measures_from_ns, before = time.monotonic_ns(), self._acknowledged
+        while self.running():
+            self._round()
+        if self.load.records:
+            self.wait_until_delivered()
+        records, ended, cpu = self._acknowledged - before, time.monotonic(), cpu_s() - cpu
+        self.wait_until_delivered()
+        return self.counted(records, began, ended, cpu)
+
+    def _room(self, brokers: int) -> int:
+        """Batches that each producer may have on their way to one broker; all producers together are bounded in bytes."""
+        batch_bytes = self.load.batch_records * self.load.payload.record_bytes
+        together = self.load.producers_in_all * brokers * batch_bytes
+        return max(1, min(self.load.in_flight, _UNDER_WAY_BYTES_MAX // max(1, together)))
+
+    def _round(self) -> None:
+        handed = sum(self._fill(sender) for sender in self._senders)
+        if len(self._senders) == 1:
+            self._senders[0].producer.poll(self._until_due_s())
+            return
+        heard = sum(sender.producer.poll(0) for sender in self._senders)
+        if not handed and not heard:
+            time.sleep(min(_PAUSE_MAX_S, max(_PAUSE_MIN_S, _PAUSE_PER_PRODUCER_S * len(self._senders))))
+
+    def _fill(self, sender: _Sender) -> int:
+        """How many batches there was room for."""
+        handed = 0
+        while (left := self._left()) and (lane := sender.lane_with_room()) is not None:
+            chunk = next(self._chunks)
+            if left < len(chunk):
+                chunk = [dict(message) for message in chunk[:left]]
+            lane.under_way += 1
+            chunk[-1]["callback"] = partial(self._arrived, lane, len(chunk), time.monotonic_ns())
+            self._hand_over(sender.producer, next(lane.targets), chunk)
+            self.sent += len(chunk)
+            handed += 1
+        return handed
+
+    def _left(self) -> int:
+        """Records that may be handed over now, if a whole batch is due."""
+        if self.load.records:
+            return max(0, self.load.records - self.sent)
+        return self.load.batch_records if self._until_due_s(0) <= 0 else 0
+
+    def _until_due_s(self, without_rate: float = _POLL_S) -> float:
+        """How long to wait for news: not beyond the moment at which the next batch should leave, if it may."""
+        if not self.load.records_per_s:
+            return without_rate
+        due_in_s = self.sent / self.load.records_per_s - self.control.elapsed_s()
+        return min(_POLL_S, due_in_s) if due_in_s > 0 else without_rate
+
+    def _hand_over(self, producer: Producer, target: Target, chunk: list[dict[str, Any]]) -> None:
+        """Raises ``KafkaException`` if the client refuses a record for another reason than a full queue."""
+        topic, number = target
+        while (taken := int(producer.produce_batch(topic, chunk, partition=number))) < len(chunk):
+            failure = chunk[-1]["_error"]
+            if failure.code() != KafkaError._QUEUE_FULL:
+                raise KafkaException(failure)
+            chunk = chunk[taken:]
+            producer.poll(_POLL_S)
+
+    def _arrived(self, lane: _Lane, records: int, sent_ns: int, failure: KafkaError | None, message: Message) -> None:
+        """The last record of a batch is done with; with it all before it, which went to the same partition."""
+        lane.under_way -= 1
+        self.delivered(sent_ns, failure, message, records)
+        if failure is None:
+            self._acknowledged += records
+
+    def _made_chunks(self) -> list[list[dict[str, Any]]]:
+        """Batches made beforehand and used again and again, so that the loop makes nothing per record."""
+        size = self.load.batch_records
+        values, keys = itertools.cycle(self.pool), keys_of(self.load)
+        made = max(1, -(-len(self.pool) // size))
+        return [[_message(next(values), next(keys)) for _ in range(size)] for _ in range(made)]
+
+
+class _Lane:
+    """Partitions of one leader, in turn, and how many batches are on their way to it."""
+
+    def __init__(self, targets: Iterator[Target]) -> None:
+        self.targets = targets
+        self.under_way = 0
+
+
+class _Sender:
+    """One producer. Each begins at another partition, lest all send to the same one at the same time."""
+
+    def __init__(self, producer: Producer, lanes: list[list[Target]], room: int, number: int) -> None:
+        self.producer = producer
+        self._room = room
+        turned = [lane[number % len(lane) :] + lane[: number % len(lane)] for lane in lanes]
+        self._lanes = [_Lane(itertools.cycle(lane)) for lane in turned]
+
+    def lane_with_room(self) -> _Lane | None:
+        """The one with the fewest batches on their way."""
+        lane = min(self._lanes, key=lambda each: each.under_way)
+        return lane if lane.under_way < self._room else None
+
+
+def _targets_by_leader(producer: Producer, load: ProducerLoad) -> list[list[Target]]:
+    """Every partition at its leader; with keys the client chooses the partition, and brokers are not told apart."""
+    leaders: dict[int, list[Target]] = {}
+    for topic in load.topics:
+        for number, found in producer.list_topics(topic, _METADATA_TIMEOUT_S).topics[topic].partitions.items():
+            leaders.setdefault(found.leader, []).append((topic, number))
+    if load.keys != "none":
+        anywhere: list[Target] = [(topic, -1) for topic in load.topics]
+        return [anywhere for _ in leaders] or [anywhere]
+    return list(leaders.values()) or [[(topic, -1) for topic in load.topics]]
+
+
+def _message(value: bytes, key: bytes | None) -> dict[str, Any]:
+    return {"value": value} if key is None else {"value": value, "key": key}
