@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from stratalog_broker.index_cache import HEADS_AT_ONCE, IndexCache, index_entry
+from stratalog_broker.index_cache import HEADS_AT_ONCE, IndexCache, check_end, index_entry
 from stratalog_broker.ledger_index import LedgerIndex
 from stratalog_broker.producer_state import ProducerStates
 from stratalog_core.batch import read_header
@@ -122,11 +122,14 @@ class Takeover:
         return await self._services.ledgers.read_headers(ledger, first, last) if first <= last else []
 
     async def _replay(self, replay: _Replay, ledger: Ledger, ref: LedgerRef, heads: list[EntryHead]) -> LedgerIndex:
-        """Replay a ledger whose first headers are read already; raises ``Corrupt`` if offsets are not contiguous."""
+        """Replay a ledger whose first headers are read already; raises ``Corrupt`` if offsets fit neither each other nor its
+        record.
+        """
         index = LedgerIndex(ref.base_offset)
         while heads:
             replay.heads(index, heads)
             heads = await self._heads(ledger, heads[-1].entry_id + 1)
+        check_end(index, ledger)
         replay.ended(ref, index)
         return index
 

@@ -10,13 +10,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from stratalog_tiering.manifest import Manifest
-from stratalog_tiering.object_keys import ManifestKey, marker_key, parse_manifest_key
+from stratalog_tiering.object_keys import ManifestKey, marked_manifest, marker_key, parse_manifest_key
 from stratalog_tiering.store.base import ObjectInfo
 
 
 def orphans(listed: Iterable[ObjectInfo], referenced: frozenset[str], written_before_ms: int) -> list[str]:
     """Segments or pages that nothing refers to."""
     return [info.key for info in listed if info.key not in referenced and info.last_modified_ms < written_before_ms]
+
+
+def unknown_to_metadata(listed: Iterable[ObjectInfo], current_version: int, current_key: str) -> str | None:
+    """A manifest that its marker proves committed, and that the committed one, read after the listing, does not succeed.
+
+    Then metadata has lost what it knew (it was restored from an old copy, or made anew), and absence from the current manifest
+    proves nothing. Version 0 with no key: metadata knows of none.
+    """
+    for info, key in _manifests(listed):
+        if key.is_marker and key.version >= current_version and marked_manifest(info.key) != current_key:
+            return marked_manifest(info.key)
+    return None
 
 
 def manifest_garbage(listed: Sequence[ObjectInfo], current_version: int, current_key: str, before_ms: int) -> list[str]:

@@ -5,10 +5,11 @@ All of it runs under the partition's lease, so that nobody else commits meanwhil
 
 from __future__ import annotations
 
+from stratalog_core.errors import Corrupt
 from stratalog_metadata.records import ManifestPointer, manifest_pointer_key
 from stratalog_tiering.commands import Guards, move_start
 from stratalog_tiering.committing import commit_manifest, own_objects, previous_version
-from stratalog_tiering.gc import manifest_garbage, orphans, referenced_keys
+from stratalog_tiering.gc import manifest_garbage, orphans, referenced_keys, unknown_to_metadata
 from stratalog_tiering.manifest import Manifest, empty_manifest
 from stratalog_tiering.manifest_edit import ManifestEdit, Previous
 from stratalog_tiering.object_keys import manifests_prefix, pages_prefix, segments_prefix
@@ -57,7 +58,8 @@ async def sweep_orphans(ports: WorkerPorts, state: PartitionState) -> int:
     """Delete objects that nothing refers to and that are older than the grace period; how many.
 
     The listing comes first and the pointer after it, linearizably, so what is referred to is never taken for garbage. An
-    object that is being written is younger than the grace period.
+    object that is being written is younger than the grace period. Raises ``Corrupt``, having deleted nothing, if the bucket
+    holds committed history that metadata does not know of.
     """
     topic_id, index = state.log.topic_id, state.log.index
     before_ms = ports.clock.wall_ms() - ports.settings.grace_ms
@@ -67,6 +69,12 @@ async def sweep_orphans(ports: WorkerPorts, state: PartitionState) -> int:
     if not data and not manifests:
         return 0
     current = await _current(ports, state)
+    unknown = unknown_to_metadata(manifests, current.manifest.version, current.key)
+    if unknown is not None:
+        raise Corrupt(
+            f"manifest {unknown} was committed, and metadata knows only of version {current.manifest.version}"
+            f" ({current.key or 'none'}): metadata has lost history that is in the bucket, so nothing is deleted there"
+        )
     paged = [entry.key async for entry in ports.source.segments(current.manifest)]
     garbage = orphans(data, referenced_keys(current.manifest, paged), before_ms)
     garbage += manifest_garbage(manifests, current.manifest.version, current.key, before_ms)

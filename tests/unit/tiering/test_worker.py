@@ -299,6 +299,24 @@ async def test_orphans_are_swept_after_the_grace_period_only(
     assert len(await read_cold(cluster)) == len(b"".join(make_batches(0, [3, 3])))
 
 
+@pytest.mark.parametrize("versions", [1, 2])
+async def test_metadata_that_lost_its_memory_deletes_nothing_in_the_bucket(
+    cluster: Cluster, make_batches: Batches, store_directory: Path, versions: int
+) -> None:
+    """Absence of metadata is not absence of the segment (kafka#11390): a marker proves that a manifest was committed."""
+    worker = await cluster.start_worker()
+    for base in range(0, 3 * versions, 3):
+        await cluster.add_ledger(make_batches(base, [3]), base)
+        await cluster.until(lambda: not cluster.log().ledgers)
+    await worker.close()
+    history = files_in(store_directory)
+    await cluster.metadata.propose(Command(updates=(Delete(key=manifest_pointer_key(cluster.topic.topic_id, 0)),)))
+    await cluster.start_worker("worker-2", grace_ms=0)
+    await cluster.add_ledger(make_batches(0, [3]), 0)
+    await cluster.until(lambda: "metadata has lost history" in cluster.last_error())
+    assert set(history) <= set(files_in(store_directory))
+
+
 async def test_a_deleted_topics_objects_go_after_the_grace_period(
     cluster: Cluster, make_batches: Batches, store_directory: Path
 ) -> None:
