@@ -252,7 +252,7 @@ class Partitions:
         try:
             await self._take_over_once(partition)
         except StratalogError as failure:
-            level = logging.INFO if isinstance(failure, Fenced) else logging.WARNING
+            level = logging.DEBUG if isinstance(failure, Fenced) else logging.WARNING
             _log.log(level, "taking over %s at epoch %d: %s", identity, partition.leader_epoch, failure)
             await asyncio.sleep(_RETRY_S)
         finally:
@@ -260,14 +260,24 @@ class Partitions:
         if identity in self._wanted and not self._is_suspended:
             self._want(self._wanted[identity])
 
+    def _is_due(self, partition: Partition) -> bool:
+        """Whether it is still this owner and epoch that are to take over."""
+        return self._wanted.get(identity_of(partition)) is partition and not self._is_suspended
+
     async def _take_over_once(self, partition: Partition) -> None:
         topic = self.topic_by_id(partition.topic_id.bytes)
         if topic is None:
             raise NotLeader(f"the topic of {identity_of(partition)} is not known yet")
         async with self._internal_slots if topic.name in self._applications else self._slots:
+            # Who waited for a place may wait for what is another's by now. To ask for it nevertheless would be refused at the
+            # end of all the work, a thousand times: a broker that lost its session for want of time would find still less.
+            if not self._is_due(partition):
+                return
             await self._takeover.recover(partition)
+            if not self._is_due(partition):
+                return
             taken = await self._takeover.rebuild(partition, wants_batches=topic.name in self._applications)
-        if self._wanted.get(identity_of(partition)) is partition and not self._is_suspended:
+        if self._is_due(partition):
             del self._wanted[identity_of(partition)]
             self._serve(topic, taken)
             self._taken += 1

@@ -13,6 +13,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from unit.broker.mini_cluster import MiniCluster, in_thread, run_cluster
 
 from stratalog_bookies import messages as bookie_messages
+from stratalog_broker import partitions as partitions_module
+from stratalog_broker.takeover import Takeover
 from stratalog_core.ports import Buffer, OnReply
 from stratalog_core.rpc import TcpChannel
 from stratalog_metadata import messages as metadata_messages
@@ -56,6 +58,38 @@ async def test_ten_thousand_partitions_are_created_in_one_call(tmp_path: Path) -
         assert sum(partition.owner == 1 for partition in cluster.metadata.view.all(Partition)) == MANY
         some = range(0, MANY, MANY // 50)
         assert await in_thread(lambda: produce_one_each(bootstrap, some)) == len(some)
+
+
+async def test_takeovers_that_wait_for_a_place_end_with_the_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They went on, and were refused one by one: in a cluster that is short of time, what ended one session ended the next."""
+    partition_count, at_once = 60, 8
+    monkeypatch.setattr(partitions_module, "TAKEOVERS_AT_ONCE", at_once)
+    begun: list[Partition] = []
+    recover, go_on = Takeover.recover, asyncio.Event()
+
+    async def counting(takeover: Takeover, partition: Partition) -> None:
+        begun.append(partition)
+        await go_on.wait()
+        await recover(takeover, partition)
+
+    async with run_cluster(tmp_path, bookies=1, brokers=1, lease_ms=LEASE_MS) as cluster:
+        bootstrap = cluster.bootstrap
+        await in_thread(lambda: create(bootstrap, partition_count))
+        await until_taken(cluster, 1, partition_count)
+        partitions = cluster.brokers[1].server.services.partitions
+        monkeypatch.setattr(Takeover, "recover", counting)
+        partitions.suspend()
+        partitions.resume()
+        while not begun:  # noqa: ASYNC110 - no event tells
+            await asyncio.sleep(0)
+        partitions.suspend()
+        go_on.set()
+        async with asyncio.timeout(WAIT_S):
+            while partitions._tasks:  # noqa: ASYNC110 - no event tells
+                await asyncio.sleep(0)
+        assert len(begun) == at_once
+        partitions.resume()
+        await until_taken(cluster, 1, partition_count)
 
 
 class Counted:
