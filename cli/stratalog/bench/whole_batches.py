@@ -1,17 +1,18 @@
 """Producers of whole batches, at full speed or at a rate: as many on their way as may be in flight, none waiting behind them.
 
-A client of librdkafka whose queue holds a batch that may not leave yet, because its broker has as many requests as it may have,
-asks the operating system for news without a pause until one is answered: a core burnt for nothing, and taken from the cluster if
-that is on the same machine. So batches are counted here, per broker, and the next one is handed over when an earlier one was
-acknowledged. Partitions take turns batch by batch, as with the partitioner of Java's client (KIP-794); leaders are those at the
-start.
+A client of librdkafka 2.16 whose queue holds a batch that may not leave yet, because another one of its partition is on its way
+or its broker has as many requests as it may have, asks the operating system for news without a pause until one is answered: a
+core burnt for nothing, and taken from the cluster if that is on the same machine. So batches on their way are counted here, one
+for each partition and a few for each broker, and the next is handed over when an earlier one was acknowledged. Partitions take
+turns batch by batch, as with the partitioner of Java's client (KIP-794); leaders are those at the start.
 """
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -27,7 +28,6 @@ _METADATA_TIMEOUT_S = 30
 _UNDER_WAY_BYTES_MAX = 256 * 1024 * 1024
 
 Target = tuple[str, int]
-Delivered = Callable[[int, int, KafkaError | None], None]
 
 
 class WholeBatches(Work):
@@ -78,9 +78,9 @@ class WholeBatches(Work):
             chunk = next(self._chunks)
             if left < len(chunk):
                 chunk = [dict(message) for message in chunk[:left]]
-            lane.under_way += 1
-            chunk[-1]["callback"] = partial(self._arrived, lane, len(chunk), time.monotonic_ns())
-            self._hand_over(sender.producer, next(lane.targets), chunk)
+            target = lane.take()
+            chunk[-1]["callback"] = partial(self._arrived, lane, target, len(chunk), time.monotonic_ns())
+            self._hand_over(sender.producer, target, chunk)
             self.sent += len(chunk)
             handed += 1
         return handed
@@ -108,9 +108,11 @@ class WholeBatches(Work):
             chunk = chunk[taken:]
             producer.poll(_POLL_S)
 
-    def _arrived(self, lane: _Lane, records: int, sent_ns: int, failure: KafkaError | None, message: Message) -> None:
+    def _arrived(
+        self, lane: _Lane, target: Target, records: int, sent_ns: int, failure: KafkaError | None, message: Message
+    ) -> None:
         """The last record of a batch is done with; with it all before it, which went to the same partition."""
-        lane.under_way -= 1
+        lane.give_back(target)
         self.delivered(sent_ns, failure, message, records)
         if failure is None:
             self._acknowledged += records
@@ -124,11 +126,23 @@ class WholeBatches(Work):
 
 
 class _Lane:
-    """Partitions of one leader, in turn, and how many batches are on their way to it."""
+    """One leader's partitions that no batch is on its way to, the one that has waited longest first."""
 
-    def __init__(self, targets: Iterator[Target]) -> None:
-        self.targets = targets
-        self.under_way = 0
+    def __init__(self, targets: Iterable[Target], room: int) -> None:
+        self._free = deque(targets)
+        self.room = room
+
+    @property
+    def open(self) -> bool:
+        return self.room > 0 and bool(self._free)
+
+    def take(self) -> Target:
+        self.room -= 1
+        return self._free.popleft()
+
+    def give_back(self, target: Target) -> None:
+        self.room += 1
+        self._free.append(target)
 
 
 class _Sender:
@@ -136,14 +150,12 @@ class _Sender:
 
     def __init__(self, producer: Producer, lanes: list[list[Target]], room: int, number: int) -> None:
         self.producer = producer
-        self._room = room
         turned = [lane[number % len(lane) :] + lane[: number % len(lane)] for lane in lanes]
-        self._lanes = [_Lane(itertools.cycle(lane)) for lane in turned]
+        self._lanes = [_Lane(lane, room) for lane in turned]
 
     def lane_with_room(self) -> _Lane | None:
-        """The one with the fewest batches on their way."""
-        lane = min(self._lanes, key=lambda each: each.under_way)
-        return lane if lane.under_way < self._room else None
+        """The one with the most."""
+        return max((lane for lane in self._lanes if lane.open), key=lambda lane: lane.room, default=None)
 
 
 def _targets_by_leader(producer: Producer, load: ProducerLoad) -> list[list[Target]]:
@@ -153,9 +165,8 @@ def _targets_by_leader(producer: Producer, load: ProducerLoad) -> list[list[Targ
         for number, found in producer.list_topics(topic, _METADATA_TIMEOUT_S).topics[topic].partitions.items():
             leaders.setdefault(found.leader, []).append((topic, number))
     if load.keys != "none":
-        anywhere: list[Target] = [(topic, -1) for topic in load.topics]
-        return [anywhere for _ in leaders] or [anywhere]
-    return list(leaders.values()) or [[(topic, -1) for topic in load.topics]]
+        return [[(topic, -1) for _ in range(load.in_flight) for topic in load.topics] for _ in leaders]
+    return list(leaders.values())
 
 
 def _message(value: bytes, key: bytes | None) -> dict[str, Any]:
