@@ -15,7 +15,7 @@ from stratalog_bookies.disk import Disk
 from stratalog_bookies.messages import LEDGERS_MAX, Status
 from stratalog_core.errors import OutcomeUnknown, Retriable, StorageFailed
 from stratalog_metadata.api import Change, MetadataClient
-from stratalog_metadata.records import CLUSTER_KEY, Cluster, Ledger, ledger_key
+from stratalog_metadata.records import CLUSTER_KEY, LEDGER_IDS, Cluster, Counter, Ledger, counter_key, ledger_key
 
 _LEDGERS = "ledger/"
 _GATHER_S = 0.1
@@ -70,7 +70,7 @@ class Collector:
         if not any(held):
             return 0
         try:
-            if not await self._same_cluster():
+            if not await self._is_to_be_believed():
                 return 0
             records = [found.record for found in await self._metadata.scan(_LEDGERS)]
             known = {record.ledger_id for record in records if isinstance(record, Ledger)}
@@ -85,7 +85,7 @@ class Collector:
         """
         found = await self._metadata.read([ledger_key(ledger_id) for ledger_id in ledger_ids])
         gone = [ledger_id for ledger_id, record in zip(ledger_ids, found, strict=True) if record is None]
-        if gone and not await self._same_cluster():
+        if gone and not await self._is_to_be_believed():
             gone = []
         for disk in self._disks:
             await self._delete(disk, {ledger_id for ledger_id in gone if disk_of(ledger_id) is disk})
@@ -97,9 +97,19 @@ class Collector:
             await disk.delete(sorted(ledger_ids))
         return len(ledger_ids)
 
-    async def _same_cluster(self) -> bool:
-        (found,) = await self._metadata.read([CLUSTER_KEY])
-        same = found is not None and isinstance(found.record, Cluster) and found.record.cluster_id == self._cluster_id
-        if not same:
+    async def _is_to_be_believed(self) -> bool:
+        """Whether it is this cluster's metadata, and has handed out the id of every ledger that is held."""
+        greatest = max((ledger_id for disk in self._disks for ledger_id in disk.bookie.contents.ledgers), default=-1)
+        found = await self._metadata.read([CLUSTER_KEY, counter_key(LEDGER_IDS)])
+        cluster, counter = (each.record if each is not None else None for each in found)
+        if not isinstance(cluster, Cluster) or cluster.cluster_id != self._cluster_id:
             _log.error("the metadata quorum is not of cluster %s: nothing is deleted", self._cluster_id)
-        return same
+            return False
+        next_id = counter.next_value if isinstance(counter, Counter) else 0
+        if greatest >= next_id:
+            _log.error(
+                "ledger %d is held, and metadata has handed out ids up to %d only: it has lost its memory, nothing is deleted",
+                greatest, next_id - 1,
+            )  # fmt: skip
+            return False
+        return True

@@ -33,9 +33,19 @@ from stratalog_core.ports import Buffer, Channel, File, Files
 from stratalog_core.rpc import TcpTransport
 from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
 from stratalog_metadata.api import Change, MetadataClient
-from stratalog_metadata.commands import Command, Delete, ExpireSession, Put
+from stratalog_metadata.commands import Allocate, Command, Delete, ExpireSession, Put
 from stratalog_metadata.embedded import EmbeddedQuorum, embedded_quorum
-from stratalog_metadata.records import CLUSTER_KEY, Bookie, Cluster, Fragment, Ledger, Versioned, bookie_key, ledger_key
+from stratalog_metadata.records import (
+    CLUSTER_KEY,
+    LEDGER_IDS,
+    Bookie,
+    Cluster,
+    Fragment,
+    Ledger,
+    Versioned,
+    bookie_key,
+    ledger_key,
+)
 
 OK = Status.OK
 TIMEOUT_S = 20.0
@@ -145,12 +155,17 @@ class Place:
         return record
 
 
+IDS_GIVEN = 1000
+"""Ids of ledgers that metadata has handed out, from 0 on."""
+
+
 @pytest.fixture
 async def place(tmp_path: Path) -> AsyncIterator[Place]:
     transport = TcpTransport()
     async with embedded_quorum(tmp_path / "metadata", transport) as quorum:
         place = Place(tmp_path, quorum, transport)
         await place.know(*range(1, 10))
+        await quorum.client.propose(Command(updates=(Allocate(counter=LEDGER_IDS, count=IDS_GIVEN),)))
         yield place
     await transport.close()
 
@@ -419,9 +434,10 @@ class AbsentMetadata:
         self.cluster_id = ""
 
     async def read(self, keys: Sequence[str]) -> list[Versioned | None]:
-        if self.cluster_id and keys == [CLUSTER_KEY]:
-            return [Versioned(version=1, record=Cluster(cluster_id=self.cluster_id))]
-        return await self._client.read(keys)
+        found = await self._client.read(keys)
+        if self.cluster_id and CLUSTER_KEY in keys:
+            found[list(keys).index(CLUSTER_KEY)] = Versioned(version=1, record=Cluster(cluster_id=self.cluster_id))
+        return found
 
     async def scan(self, prefix: str) -> list[Versioned]:
         if self.failure is not None:
@@ -447,7 +463,12 @@ async def test_nothing_is_collected_on_a_guess(place: Place) -> None:
     assert list(await collector.delete([1, 100], lambda _: disk)) == [Status.CONFLICT, Status.CONFLICT]
     assert set(core.contents.ledgers) == {1, 100}
     metadata.cluster_id = ""
-    assert await collector.collect() == 1
+    await disk.fence([IDS_GIVEN])
+    assert await collector.collect() == 0, "metadata that never gave this id has forgotten more than that"
+    assert list(await collector.delete([100], lambda _: disk)) == [Status.CONFLICT]
+    assert set(core.contents.ledgers) == {1, 100, IDS_GIVEN}
+    await place.quorum.client.propose(Command(updates=(Allocate(counter=LEDGER_IDS, count=1),)))
+    assert await collector.collect() == 2
     assert set(core.contents.ledgers) == {1}
     await disk.close()
     background.close()
