@@ -30,7 +30,7 @@ from stratalog_bookies.index import Run
 from stratalog_bookies.log_check import Checked, Copy, check_piece
 from stratalog_bookies.log_files import LogFiles
 from stratalog_bookies.messages import DiskScrub
-from stratalog_bookies.shortages import lacks_resources
+from stratalog_bookies.shortages import is_passing, lacks_resources
 from stratalog_core.errors import Corrupt, StratalogError
 
 _log = logging.getLogger(__name__)
@@ -142,10 +142,14 @@ class Scrub:
         if file.closed and file.runs:
             await self._check_index(file)
         broken = await self._broken(file)
-        if broken and file.generation not in self._disk.damage.files:
+        if broken:
+            self._note_broken(file, broken)
+
+    def _note_broken(self, file: LogFile, reason: str) -> None:
+        if file.generation not in self._disk.damage.files:
             self._disk.counters.scrub_errors += 1
-            self._disk.damage.files[file.generation] = broken
-            _log.error("log file %016x is damaged (%s): what it holds is moved", file.generation, broken)
+            self._disk.damage.files[file.generation] = reason
+            _log.error("log file %016x is damaged (%s): what it holds is moved", file.generation, reason)
             self._on_damage()
 
     async def _check_index(self, file: LogFile) -> None:
@@ -155,7 +159,15 @@ class Scrub:
             if lacks_resources(lost):
                 return
             self._disk.counters.scrub_errors += 1
-            await self._disk.reads.rebuild_index(file.generation, str(lost))
+            await self._repair_index(file, str(lost))
+
+    async def _repair_index(self, file: LogFile, reason: str) -> None:
+        try:
+            await self._disk.reads.rebuild_index(file.generation, reason)
+        except (Corrupt, OSError) as failure:
+            if not is_passing(failure):
+                self._note_broken(file, f"its index cannot be made again: {failure}")
+        else:
             self._repaired += 1
 
     # -- frames
@@ -191,10 +203,18 @@ class Scrub:
         self._checked_entries += checked.entries
         self._disk.counters.scrubbed_bytes += checked_bytes
         for copy in checked.damaged:
-            if await self._matters(file, copy):
+            if await self._may_matter(file, copy):
                 self._disk.counters.scrub_errors += 1
                 self._disk.note_damage(copy.ledger_id, copy.entry_id, file.generation)
         await asyncio.sleep(checked_bytes / (self._settings.scrub_bytes_per_s or _DEFAULT_BYTES_PER_S))
+
+    async def _may_matter(self, file: LogFile, copy: Copy) -> bool:
+        """``_matters``; also if an index that must be known for that, mostly another file's, is lost: who mends looks again."""
+        try:
+            return await self._matters(file, copy)
+        except (Corrupt, OSError) as lost:
+            _log.info("entry %d of ledger %d is taken for needed: %s", copy.entry_id, copy.ledger_id, lost)
+            return True
 
     async def _matters(self, file: LogFile, copy: Copy) -> bool:
         """Whether this copy is the one that reads are answered from: its ledger lives, and no newer file has the entry."""

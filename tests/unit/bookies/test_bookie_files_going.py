@@ -13,11 +13,12 @@ import pytest
 from simulation.disk import Disk as SimulatedDisk
 from unit.bookies.test_bookie_shortages import COOKIE, Rationed, add, entries, running, settings_of
 
-from stratalog_bookies import recovery
+from stratalog_bookies import log_format, recovery
 from stratalog_bookies.cookie import disk_key
 from stratalog_bookies.disk import Disk
+from stratalog_bookies.index import ROW, ROW_BYTES
 from stratalog_bookies.log_check import Copy
-from stratalog_bookies.log_files import LogFiles
+from stratalog_bookies.log_files import LogFiles, index_path, log_path
 from stratalog_bookies.messages import Status
 from stratalog_bookies.scrub import Scrub
 from stratalog_bookies.upkeep import Upkeep
@@ -55,11 +56,35 @@ class _Bench:
 
     def __init__(self, disk: Disk, background: HeldBackground, path: Path) -> None:
         self.disk = disk
+        self._files = disk.store._files
         self.background = background
         self.contents = disk.bookie.contents
         self.settings = settings_of(path, index_bytes_max=0, compaction_live_ratio=1.0)
         self.upkeep = Upkeep(disk, self.settings)
         self.scrub = Scrub(disk, self.settings, b"", lambda: None)
+
+    async def roll(self, ledger_id: int) -> None:
+        """Fill the file that is written with another ledger, until it is closed."""
+        file = self.contents.files[self.disk.bookie.log.generation]
+        for entry_id in range(3):
+            await add(self.disk, ledger_id, entry_id, _PAYLOAD)
+        await self.until(lambda: file.closed)
+        self.contents.cache.trim()
+
+    async def rot_entry(self, ledger_id: int, entry_id: int) -> None:
+        run = next(run for run in self.contents.ledgers[ledger_id].runs if run.may_hold(entry_id))
+        rows = await self.disk.reads.rows(run)
+        at = next(ROW.unpack_from(rows, at) for at in range(0, len(rows), ROW_BYTES) if rows[at + 7] == entry_id)[1]
+        self._overwrite(log_path(run.generation), at)
+
+    async def lose(self, generation: int) -> None:
+        """Damage a log file's first frame of entries and its index."""
+        (frame, *_) = log_format.scan(self.disk.store.read_log(generation, sync=False), self.disk.store.seed(generation)).frames
+        self._overwrite(log_path(generation), frame.end)
+        self._overwrite(index_path(generation), self._files.open(index_path(generation)).size() - 4)
+
+    def _overwrite(self, path: str, position: int) -> None:
+        self._files.open(path).pwritev((b"rot!",), position)
 
     async def until(self, is_so: Callable[[], bool]) -> None:
         """Wait for the file keeper, which goes on in turns of the event loop."""
@@ -166,3 +191,27 @@ async def test_a_scrub_passes_over_a_ledger_that_is_deleted_while_it_looks(bench
     read.set()
     assert not await looking
     assert len(bench.disk.damage) == 0
+
+
+async def test_a_scrub_goes_on_behind_a_file_that_is_lost_with_its_index(bench: _Bench) -> None:
+    first, second = (bench.contents.ledgers[ledger_id].runs[0].generation for ledger_id in (10, 11))
+    await bench.rot_entry(11, 0)
+    await bench.lose(first)
+    await bench.scrub.scrub()
+    assert set(bench.disk.damage.files) == {first}
+    assert [(each.ledger_id, each.generation) for each in bench.disk.damage.due(0)] == [(11, second)]
+
+
+async def test_another_files_damage_is_not_this_ones(bench: _Bench) -> None:
+    """Whether a rotten copy matters is told by newer files: one that cannot tell does not make this one broken."""
+    await add(bench.disk, 20, 5, bytes(100))
+    await bench.roll(21)
+    await add(bench.disk, 20, 0, bytes(100))
+    await add(bench.disk, 20, 9, bytes(100))
+    await bench.roll(22)
+    older, newer = (run.generation for run in bench.contents.ledgers[20].runs)
+    await bench.rot_entry(20, 5)
+    await bench.lose(newer)
+    await bench.scrub.scrub()
+    assert set(bench.disk.damage.files) == {newer}
+    assert (20, 5, older) in [(each.ledger_id, each.entry_id, each.generation) for each in bench.disk.damage.due(0)]
