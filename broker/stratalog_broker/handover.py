@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -18,7 +19,7 @@ import msgspec
 from stratalog_broker.partition import State
 from stratalog_core.errors import StratalogError
 from stratalog_core.ids import NO_OWNER
-from stratalog_metadata.api import MetadataView
+from stratalog_metadata.api import Change, MetadataView
 from stratalog_metadata.commands import Command, Put, SessionAlive, VersionIs
 from stratalog_metadata.records import Broker, DrainedBroker, Partition, broker_key, drained_broker_key, partition_key
 
@@ -74,16 +75,16 @@ async def leave(services: BrokerServices, registration: Registration, timeout_s:
     Nothing is asked if no other broker could take it.
     """
     broker_id = services.settings.broker_id
-    if not others(services.view, broker_id) or not _owns(services.view, broker_id):
+    owned = Owned(services.view, broker_id)
+    if not others(services.view, broker_id) or not owned.keys:
         return
-    moved = asyncio.Event()
-    unsubscribe = services.view.subscribe(lambda _: moved.set())
+    unsubscribe = services.view.subscribe(owned.follow)
     try:
         async with asyncio.timeout(timeout_s):
             await registration.announce_stop()
-            while _owns(services.view, broker_id) and others(services.view, broker_id):
-                moved.clear()
-                await moved.wait()
+            while owned.keys and others(services.view, broker_id):
+                owned.changed.clear()
+                await owned.changed.wait()
     except TimeoutError:
         _log.warning("broker %d stops before all of its partitions were handed over", broker_id)
     except StratalogError as failure:
@@ -101,5 +102,20 @@ def takes_partitions(view: MetadataView, broker: Broker) -> bool:
     return not broker.stopping and view.find(DrainedBroker, drained_broker_key(broker.broker_id)) is None
 
 
-def _owns(view: MetadataView, broker_id: int) -> bool:
-    return any(partition.owner == broker_id for partition in view.all(Partition))
+class Owned:
+    """Keys of the partitions that a broker owns, looked for once and then followed, change by change."""
+
+    def __init__(self, view: MetadataView, broker_id: int) -> None:
+        self._broker_id = broker_id
+        self.keys = {partition.key() for partition in view.all(Partition) if partition.owner == broker_id}
+        self.changed = asyncio.Event()
+
+    def follow(self, changes: Sequence[Change]) -> None:
+        """What the view has changed."""
+        for change in changes:
+            record = change.after.record if change.after is not None else None
+            if isinstance(record, Partition) and record.owner == self._broker_id:
+                self.keys.add(change.key)
+            else:
+                self.keys.discard(change.key)
+        self.changed.set()
