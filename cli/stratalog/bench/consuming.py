@@ -76,15 +76,18 @@ class _Reading:
         self._left_at = 0.0
         self._failure = ""
         self._until_told = False
+        self._cpu_from_s = 0.0
+        self._cpu_until_s = 0.0
 
     def run(self) -> Counted:
         for member in self._members:
             member.subscribe(self._load.topics)
-        cpu = cpu_s()
         while self._running():
             self._turn()
+        if self._until_told:
+            self._last_at, self._cpu_until_s = time.monotonic(), cpu_s()
         self._note_assignments()
-        return self._counted(cpu_s() - cpu)
+        return self._counted(self._cpu_until_s - self._cpu_from_s)
 
     def _running(self) -> bool:
         assigned = sum(member.assigned for member in self._members if not member.closed)
@@ -117,6 +120,7 @@ class _Reading:
         self._per_group = dict.fromkeys(self._load.groups, 0)
         self._records = self._bytes = 0
         self._first_at = self._last_at = time.monotonic()
+        self._cpu_from_s = self._cpu_until_s = cpu_s()
         self._until_told = True
 
     def _take(self, group: str, messages: list[Message]) -> None:
@@ -127,8 +131,9 @@ class _Reading:
         self._all_records += len(good)
         if not good:
             return
-        self._first_at = self._first_at or now
-        self._last_at = now
+        if not self._first_at:
+            self._first_at, self._cpu_from_s = now, cpu_s()
+        self._last_at, self._cpu_until_s = now, cpu_s()
         self._records += len(good)
         self._per_group[group] += len(good)
         self._bytes += sum(map(len, good))
@@ -168,7 +173,7 @@ class _Reading:
             records=self._records,
             record_bytes=self._bytes,
             began_at=self._first_at,
-            ended_at=time.monotonic() if self._until_told else self._last_at,
+            ended_at=self._last_at,
             failure=self._failure,
             latency=self._latency.buckets(),
             latency_max_us=self._latency.maximum_us,

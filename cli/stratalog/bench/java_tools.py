@@ -6,9 +6,12 @@ Kafka's own tools measure both systems, so that the client's cost is the same on
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import subprocess
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,7 +86,10 @@ def _run(command: Sequence[str], timeout_s: float = _TIMEOUT_S) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerResult:
-    """The last line of ``ProducerPerformance``; latencies from send to acknowledgement."""
+    """The last line of ``ProducerPerformance``; latencies from send to acknowledgement.
+
+    ``ended_at`` is when it was printed, in seconds of the machine's monotonic clock.
+    """
 
     records: int
     records_per_s: float
@@ -94,6 +100,12 @@ class ProducerResult:
     p95_ms: float
     p99_ms: float
     p999_ms: float
+    ended_at: float = 0.0
+
+    @property
+    def window(self) -> tuple[float, float]:
+        """When the records that count were sent."""
+        return self.ended_at - self.records / self.records_per_s, self.ended_at
 
 
 _PRODUCER_LINE = re.compile(
@@ -114,13 +126,32 @@ def produce(
     properties: Mapping[str, str | int],
 ) -> ProducerResult:
     """Run ``ProducerPerformance``; ``records_per_s`` -1 is as fast as it goes; the first ``warmup_records`` do not count."""
-    output = run_tool(
+    command = java(
         "org.apache.kafka.tools.ProducerPerformance",
         *("--topic", topic, "--num-records", str(records), "--record-size", str(record_bytes)),
         *("--throughput", str(records_per_s), "--bootstrap-server", bootstrap, "--warmup-records", str(warmup_records)),
         *_properties(properties),
     )
-    return parse_producer(output)
+    output, ended_at = _followed(command)
+    return dataclasses.replace(parse_producer(output), ended_at=ended_at)
+
+
+def _followed(command: Sequence[str]) -> tuple[str, float]:
+    """What the tool printed, and when its last line came. Raises ``ToolFailed``."""
+    printed, last_at = "", time.monotonic()
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        overdue = threading.Timer(_TIMEOUT_S, process.kill)
+        overdue.start()
+        try:
+            for line in process.stdout or ():
+                printed, last_at = printed + line, time.monotonic()
+        finally:
+            overdue.cancel()
+    if process.returncode != 0:
+        raise ToolFailed(f"{command[0]} … {command[-1]} ended with {process.returncode}:\n{printed[-4000:]}")
+    return printed, last_at
 
 
 def parse_producer(output: str) -> ProducerResult:

@@ -17,7 +17,9 @@ from stratalog_core.errors import Unavailable
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """``measured`` has its units at the ends of the names."""
+    """``measured`` has its units at the ends of the names. ``window`` is when it was counted, in seconds of the machine's
+    monotonic clock: what the cluster used meanwhile can be set against it.
+    """
 
     what: str
     settings: dict[str, Any]
@@ -25,26 +27,42 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     client: str
     machine: dict[str, Any]
     at: str
+    window: tuple[float, float] | None = None
 
 
-def result(what: str, settings: dict[str, Any], measured: dict[str, Any], *, client: str | None = None) -> Result:
+def result(
+    what: str,
+    settings: dict[str, Any],
+    measured: dict[str, Any],
+    *,
+    client: str | None = None,
+    window: tuple[float, float] | None = None,
+) -> Result:
     """Stamped with this machine, the client's version and the time."""
     library = f"confluent-kafka {confluent_kafka.version()}, librdkafka {confluent_kafka.libversion()[0]}"
     machine = {"cores": os.cpu_count(), "system": platform.platform(), "python": platform.python_version()}
     at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    return Result(what=what, settings=settings, measured=measured, client=client or library, machine=machine, at=at)
+    return Result(
+        what=what, settings=settings, measured=measured, client=client or library, machine=machine, at=at, window=window
+    )
+
+
+def window_of(counts: Sequence[Counted]) -> tuple[float, float]:
+    """From the first to the last moment at which any of them counted."""
+    return min(c.began_at for c in counts), max(c.ended_at for c in counts)
 
 
 def throughput(counts: Sequence[Counted]) -> dict[str, Any]:
     """Rates of processes that worked at the same time, and what they used themselves. Raises ``Unavailable`` if none worked."""
     records, size = sum(c.records for c in counts), sum(c.record_bytes for c in counts)
-    began, ended = min(c.began_at for c in counts if c.began_at or not records), max(c.ended_at for c in counts)
+    began, ended = window_of([c for c in counts if c.began_at] or counts)
     elapsed_s = ended - began
     if elapsed_s <= 0 or not records:
         reasons = {c.failure for c in counts if c.failure}
         raise Unavailable(f"nothing went through; {'; '.join(reasons) or 'no error was reported: give it more time'}")
     return {
         "records": records,
+        "record_bytes_in_all": size,
         "elapsed_s": elapsed_s,
         "records_per_s": records / elapsed_s,
         "megabytes_per_s": size / elapsed_s / 1e6,

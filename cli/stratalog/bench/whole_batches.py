@@ -1,10 +1,10 @@
 """Producers of whole batches, at full speed or at a rate: as many on their way as may be in flight, none waiting behind them.
 
-A client of librdkafka 2.16 whose queue holds a batch that may not leave yet, because another one of its partition is on its way
-or its broker has as many requests as it may have, asks the operating system for news without a pause until one is answered: a
-core burnt for nothing, and taken from the cluster if that is on the same machine. So batches on their way are counted here, one
-for each partition and a few for each broker, and the next is handed over when an earlier one was acknowledged. Partitions take
-turns batch by batch, as with the partitioner of Java's client (KIP-794); leaders are those at the start.
+An idempotent client of librdkafka 2.16 sends nothing to a partition while five *records* are on their way to it, that is one
+batch, and nothing to a broker while five requests are. A batch that waits for that has its thread ask the operating system for
+news without a pause: a core burnt for nothing, and taken from the cluster if that is on the same machine. So batches on their
+way are counted here, and the next is handed over when an earlier one was acknowledged. Partitions take turns batch by batch, as
+with the partitioner of Java's client (KIP-794); leaders are those at the start.
 """
 
 from __future__ import annotations
@@ -166,7 +166,9 @@ def _targets_by_leader(producer: Producer, load: ProducerLoad) -> list[list[Targ
             leaders.setdefault(found.leader, []).append((topic, number))
     if load.keys != "none":
         return [[(topic, -1) for _ in range(load.in_flight) for topic in load.topics] for _ in leaders]
-    return list(leaders.values())
+    # More than one at once only where batches are smaller than what the client lets be on its way to a partition.
+    at_once = -(-load.in_flight // load.batch_records)
+    return [targets * at_once for targets in leaders.values()]
 
 
 def _message(value: bytes, key: bytes | None) -> dict[str, Any]:

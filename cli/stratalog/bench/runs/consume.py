@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stratalog.bench.crew import Crew, OnProgress
 from stratalog.bench.loads import ConsumerLoad, Counted, ProducerLoad
-from stratalog.bench.results import Result, behind, failures, latencies, result, throughput
+from stratalog.bench.results import Result, behind, failures, latencies, result, throughput, window_of
 from stratalog.bench.runs.produce import producer_loads
 from stratalog.bench.runs.readers import consumer_loads, wait_until_assigned
 from stratalog.bench.settings import Readers, Topics, Traffic, Window, as_document
@@ -41,7 +41,7 @@ def measure_tail(
             sent, received = _produce_and_read(crew, window, partitions if leave else 0)
     measured = _both(sent, received, stamps=stamps)
     settings = as_document(topics, traffic, window, wanted_records_per_s=records_per_s, readers=readers)
-    return result("tail consumption", settings, measured)
+    return result("tail consumption", settings, measured, window=window_of(received))
 
 
 def measure_catch_up(
@@ -65,7 +65,8 @@ def measure_catch_up(
         if not wanted:
             raise Invalid(f"topic {place.names[0]} holds nothing to read: write to it first, or leave out --topic")
         endless = Window(warmup_s=0.0, duration_s=_HISTORY_TIMEOUT_S)
-        writing = producer_loads(place, traffic, endless, records_per_s=records_per_s) if records_per_s else []
+        going_on = producer_loads(place, traffic, endless, records_per_s=records_per_s, whole_batches=True)
+        writing = going_on if records_per_s else []
         with Crew([*writing, *consumer_loads(place, readers)], on_progress) as crew:
             crew.begin(ProducerLoad)
             crew.begin(ConsumerLoad)
@@ -83,7 +84,7 @@ def measure_catch_up(
         history_bytes=history_bytes,
         history_records=wanted,
     )
-    return result("catch-up", settings, measured)
+    return result("catch-up", settings, measured, window=window_of(received))
 
 
 def _produce_and_read(crew: Crew, window: Window, rebalanced: int) -> tuple[list[Counted], list[Counted]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stratalog.bench.crew import Crew, OnProgress
 from stratalog.bench.loads import ConsumerLoad, Counted, ProducerLoad
-from stratalog.bench.results import Result, behind, failures, latencies, result, throughput
+from stratalog.bench.results import Result, behind, failures, latencies, result, throughput, window_of
 from stratalog.bench.runs.produce import producer_loads
 from stratalog.bench.runs.readers import consumer_loads, wait_until_assigned
 from stratalog.bench.settings import Readers, Topics, Traffic, Window, as_document
@@ -32,7 +32,7 @@ def measure_latency(
     if received:
         measured |= latencies(received, "end_to_end")
     settings = as_document(topics, traffic, window, wanted_records_per_s=records_per_s, end_to_end=end_to_end)
-    return result("latency", settings, measured)
+    return result("latency", settings, measured, window=window_of(sent))
 
 
 def _work(crew: Crew, window: Window, partitions: int) -> tuple[list[Counted], list[Counted]]:

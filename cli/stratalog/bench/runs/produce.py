@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stratalog.bench.crew import Crew, OnProgress
 from stratalog.bench.loads import ProducerLoad
-from stratalog.bench.results import Result, failures, latencies, result, throughput
+from stratalog.bench.results import Result, failures, latencies, result, throughput, window_of
 from stratalog.bench.settings import (
     Topics,
     Traffic,
@@ -49,7 +49,8 @@ def measure_produce(
             raise Corrupt(
                 f"{sent} records were acknowledged, the topics grew by {grown}: something is lost, or others write, too"
             )
-        return result("produce", as_document(topics, traffic, window, records=records), measured)
+        settings = as_document(topics, traffic, window, records=records)
+        return result("produce", settings, measured, window=window_of(counts))
 
 
 def measure_client_limit(traffic: Traffic, window: Window, *, on_progress: OnProgress = lambda _: None) -> Result:

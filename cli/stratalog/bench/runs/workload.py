@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from stratalog.bench.crew import OnProgress
 from stratalog.bench.results import Result
 from stratalog.bench.runs.consume import measure_catch_up, measure_tail
@@ -30,11 +32,4 @@ def measure_workload(bootstrap: str, workload: Workload, plan: Plan, *, on_progr
             records_per_s=plan.records_per_s,
             on_progress=on_progress,
         )
-    return Result(
-        what=f"workload {workload.name}",
-        settings=found.settings,
-        measured=found.measured,
-        client=found.client,
-        machine=found.machine,
-        at=found.at,
-    )
+    return msgspec.structs.replace(found, what=f"workload {workload.name}")
