@@ -27,6 +27,8 @@ class Verdict(IntEnum):
     DUPLICATE = 1
     OUT_OF_ORDER = 2
     FENCED = 3
+    UNKNOWN = 4
+    """Nothing of the producer is known: any sequence may be its next."""
 
 
 class _Producer:
@@ -49,25 +51,22 @@ class ProducerStates:
     def __len__(self) -> int:
         return len(self._producers)
 
-    def knows(self, producer_id: int) -> bool:
-        """Whether it has written here lately."""
-        return producer_id in self._producers
-
     def judge(self, header: BatchHeader) -> tuple[Verdict, SequencedBatch | None]:
         """What to do with a batch that has a producer id; for a DUPLICATE, also the batch it repeats."""
         producer = self._producers.get(header.producer_id)
         if producer is None:
-            return Verdict.APPEND, None
-        if header.producer_epoch < producer.epoch:
-            return Verdict.FENCED, None
-        if header.producer_epoch > producer.epoch:
+            return Verdict.UNKNOWN, None
+        if header.producer_epoch != producer.epoch:
+            if header.producer_epoch < producer.epoch:
+                return Verdict.FENCED, None
             return (Verdict.APPEND if header.base_sequence == 0 else Verdict.OUT_OF_ORDER), None
+        last_sequence = producer.batches[-1].last_sequence if producer.batches else -1
+        if header.base_sequence == (last_sequence + 1) & _SEQUENCE_MASK:
+            return Verdict.APPEND, None
         for batch in producer.batches:
             if batch.base_sequence == header.base_sequence and batch.last_sequence == header.last_sequence:
                 return Verdict.DUPLICATE, batch
-        last_sequence = producer.batches[-1].last_sequence if producer.batches else -1
-        expected = (last_sequence + 1) & _SEQUENCE_MASK
-        return (Verdict.APPEND if header.base_sequence == expected else Verdict.OUT_OF_ORDER), None
+        return Verdict.OUT_OF_ORDER, None
 
     def appended(self, header: BatchHeader, base_offset: int) -> None:
         """Remember a batch with a producer id that got ``base_offset``; called in offset order, by append and by replay."""

@@ -14,12 +14,12 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from stratalog_bookies.client.config import LedgerClientSettings
 from stratalog_bookies.client.directory import BookieDirectory
 from stratalog_bookies.client.entry import AddSink, PendingEntry
-from stratalog_bookies.messages import ADD, Status, decode_statuses, encode_add
+from stratalog_bookies.messages import ADD, Status, decode_statuses, encode_add, encode_statuses
 from stratalog_core.errors import Invalid, Overloaded, StratalogError
 from stratalog_core.ports import Buffer
 
@@ -42,6 +42,24 @@ class _Lane:
         self.generation = 0
 
 
+class _Request(NamedTuple):
+    """An ADD, and the answer that says that all its entries are stored."""
+
+    entries: list[PendingEntry]
+    payload_bytes: int
+    parts: list[Buffer]
+    all_stored: bytes
+
+    @classmethod
+    def of(cls, entries: list[PendingEntry]) -> _Request:
+        payloads: list[Buffer] = []
+        for entry in entries:
+            payloads.extend(entry.payload)
+        parts = encode_add([entry.header for entry in entries], payloads)
+        payload_bytes = sum([entry.payload_bytes for entry in entries])
+        return cls(entries, payload_bytes, parts, encode_statuses(bytes(len(entries))))
+
+
 class AddSender:
     """Gathers, sends and fans out the answers. ``on_bookie_failed`` is called when a bookie fails for all writers."""
 
@@ -57,7 +75,7 @@ class AddSender:
         self._lanes: dict[str, _Lane] = {}
         self._scheduled = False
         self._closed = False
-        self._encoded: tuple[list[PendingEntry], list[Buffer]] = ([], [])
+        self._request: _Request | None = None
 
     def send(self, targets: Sequence[str], entry: PendingEntry) -> None:
         """Queue ``entry`` for each of ``targets``; it leaves at the end of this turn."""
@@ -76,70 +94,73 @@ class AddSender:
         for lane in list(self._lanes.values()):
             while lane.queued and lane.in_flight_bytes < self._settings.bookie_in_flight_bytes_max:
                 self._send_request(lane)
-        self._encoded = ([], [])
+        self._request = None
 
     def _send_request(self, lane: _Lane) -> None:
         channel = self._directory.channel(lane.bookie)
         if channel is None:
             self._fail(lane, "it is not registered")
             return
-        entries, payload_bytes = self._cut(lane)
-        lane.in_flight_bytes += payload_bytes
+        request = self._next_request(lane)
+        lane.in_flight_bytes += request.payload_bytes
         lane.outstanding += 1
-        on_reply = partial(self._on_reply, lane, lane.generation, entries, payload_bytes)
-        channel.send(ADD, self._encode(entries), on_reply, self._timeout_s)
+        channel.send(ADD, request.parts, partial(self._on_reply, lane, lane.generation, request), self._timeout_s)
 
-    def _cut(self, lane: _Lane) -> tuple[list[PendingEntry], int]:
-        """The first entries of the lane that fit one request, at least one."""
-        entries_max, bytes_max = self._settings.request_entries_max, self._settings.request_bytes_max
-        queued = lane.queued
-        payload_bytes = sum([entry.payload_bytes for entry in queued])
-        if len(queued) <= entries_max and payload_bytes <= bytes_max:
+    def _next_request(self, lane: _Lane) -> _Request:
+        """Take the first entries of the lane that fit one request, at least one.
+
+        Bookies of one ensemble mostly get the same entries in one turn, and share the request made for the first of them.
+        """
+        queued, request = lane.queued, self._request
+        if request is not None and queued == request.entries:
             lane.queued = []
-            return queued, payload_bytes
+            return request
+        count = self._count_fitting(queued)
+        lane.queued = queued[count:]
+        self._request = request = _Request.of(queued[:count])
+        return request
+
+    def _count_fitting(self, queued: list[PendingEntry]) -> int:
+        bytes_max = self._settings.request_bytes_max
         count = payload_bytes = 0
-        for entry in queued[:entries_max]:
-            if count and payload_bytes + entry.payload_bytes > bytes_max:
+        for entry in queued[: self._settings.request_entries_max]:
+            payload_bytes += entry.payload_bytes
+            if count and payload_bytes > bytes_max:
                 break
             count += 1
-            payload_bytes += entry.payload_bytes
-        lane.queued = queued[count:]
-        return queued[:count], payload_bytes
+        return count
 
-    def _encode(self, entries: list[PendingEntry]) -> list[Buffer]:
-        """Parts of the ADD. Bookies of one ensemble mostly get the same entries in one turn, and share the parts."""
-        same, parts = self._encoded
-        if entries != same:
-            payloads: list[Buffer] = []
-            for entry in entries:
-                payloads.extend(entry.payload)
-            parts = encode_add([entry.header for entry in entries], payloads)
-            self._encoded = (entries, parts)
-        return parts
-
-    def _on_reply(
-        self,
-        lane: _Lane,
-        generation: int,
-        entries: list[PendingEntry],
-        payload_bytes: int,
-        answer: memoryview | StratalogError,
-    ) -> None:
+    def _on_reply(self, lane: _Lane, generation: int, request: _Request, answer: memoryview | StratalogError) -> None:
         if self._closed:
             return
-        lane.in_flight_bytes -= payload_bytes
+        lane.in_flight_bytes -= request.payload_bytes
         if generation == lane.generation:
             lane.outstanding -= 1
-        if not isinstance(answer, StratalogError):
-            answer = self._on_statuses(lane, entries, answer)
-        if isinstance(answer, StratalogError) and generation == lane.generation:
-            self._on_error(lane, entries, answer)
+        if answer == request.all_stored:
+            self._on_all_stored(lane, request.entries)
+        else:
+            refusal = answer if isinstance(answer, StratalogError) else self._on_statuses(lane, request.entries, answer)
+            if refusal is not None and generation == lane.generation:
+                self._on_error(lane, request.entries, refusal)
         if lane.queued and not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._flush)
 
-    def _on_statuses(self, lane: _Lane, entries: list[PendingEntry], answer: memoryview) -> memoryview | StratalogError:
-        """Fan out the answer to each entry, then let each writer deliver once. Returns an error if it makes no sense."""
+    def _on_all_stored(self, lane: _Lane, entries: list[PendingEntry]) -> None:
+        """Fan out the answer to each entry, then let each writer deliver once. The hot path."""
+        bookie = lane.bookie
+        lane.silent_ticks = 0
+        self._directory.health.answered(bookie)
+        touched: dict[AddSink, None] = {}
+        for entry in entries:
+            sink = entry.sink
+            if sink.on_added(entry, bookie):
+                touched[sink] = None
+        for sink in touched:
+            sink.deliver()
+
+    def _on_statuses(self, lane: _Lane, entries: list[PendingEntry], answer: memoryview) -> StratalogError | None:
+        """An answer that is not OK for all. Returns an error if it makes no sense."""
         try:
             statuses = decode_statuses(answer)
         except Invalid as malformed:
@@ -147,19 +168,10 @@ class AddSender:
         if len(statuses) != len(entries):
             return Invalid(f"{len(statuses)} statuses came for {len(entries)} entries")
         touched: dict[AddSink, None] = {}
-        bookie = lane.bookie
-        if any(statuses):
-            self._on_mixed(lane, entries, statuses, touched)
-        else:
-            lane.silent_ticks = 0
-            self._directory.health.answered(bookie)
-            for entry in entries:
-                sink = entry.sink
-                if sink.on_added(entry, bookie):
-                    touched[sink] = None
+        self._on_mixed(lane, entries, statuses, touched)
         for sink in touched:
             sink.deliver()
-        return answer
+        return None
 
     def _on_mixed(self, lane: _Lane, entries: list[PendingEntry], statuses: bytes, touched: dict[AddSink, None]) -> None:
         again = []

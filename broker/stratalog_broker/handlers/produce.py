@@ -123,13 +123,14 @@ class _Append:
 
     def _is_retry(self, header: BatchHeader, acks: int) -> bool:
         """Whether the batch is in the log already: then its first try's answer is given. Raises ``Refused``."""
-        producers = self._log.core.producers
-        verdict, earlier = producers.judge(header)
-        begins_late = header.base_sequence != 0 and not producers.knows(header.producer_id)
+        verdict, earlier = self._log.core.producers.judge(header)
+        if verdict is Verdict.APPEND:
+            return False
+        begins_late = verdict is Verdict.UNKNOWN and header.base_sequence != 0
         if (verdict is Verdict.OUT_OF_ORDER or begins_late) and self._log.is_settling:
             # It overtook a batch that was refused, or lost, before the takeover: both come again, in their order.
             raise NotLeader(f"sequence {header.base_sequence} of producer {header.producer_id} came before its predecessor")
-        if verdict is Verdict.APPEND:
+        if verdict is Verdict.UNKNOWN:
             return False
         producer = f"producer {header.producer_id} epoch {header.producer_epoch}"
         if verdict is Verdict.FENCED:

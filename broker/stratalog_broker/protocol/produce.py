@@ -27,11 +27,14 @@ _INDEX_AND_SIZE = struct.Struct(">ii")
 _UUID_BYTES: Final = 16
 
 
+PartitionData = tuple[int, memoryview | None]
+
+
 class TopicData(NamedTuple):
     """``key`` is the topic's name in UTF-8, or from version 13 its id's sixteen bytes."""
 
     key: bytes
-    partitions: list[tuple[int, memoryview | None]]
+    partitions: list[PartitionData]
 
 
 class ProduceRequest(NamedTuple):
@@ -65,7 +68,7 @@ def _parse_plain(body: memoryview) -> ProduceRequest:
         (partition_count,) = _I32.unpack_from(body, position + 2 + size)
         position += 6 + size
         room = _room(room, partition_count)
-        partitions: list[tuple[int, memoryview | None]] = []
+        partitions: list[PartitionData] = []
         for _ in range(partition_count):
             index, size = _INDEX_AND_SIZE.unpack_from(body, position)
             position += 8
@@ -94,17 +97,27 @@ def _parse_flexible(body: memoryview, version: int) -> ProduceRequest:
         key = bytes(body[position : position + size])
         partition_count, position = read_uvarint(body, position + size)
         room = _room(room, partition_count - 1)
-        partitions: list[tuple[int, memoryview | None]] = []
-        for _ in range(partition_count - 1):
-            (index,) = _I32.unpack_from(body, position)
-            size, position = read_uvarint(body, position + 4)
-            size -= 1
-            partitions.append((index, _slice(body, position, size)))
-            position = skip_tagged_fields(body, position + max(size, 0))
+        partitions, position = _parse_partitions(body, position, partition_count - 1)
         position = skip_tagged_fields(body, position)
         topics.append(TopicData(key, partitions))
     _expect_end(body, skip_tagged_fields(body, position))
     return ProduceRequest(transactional_id, acks, timeout_ms, topics)
+
+
+def _parse_partitions(body: memoryview, position: int, count: int) -> tuple[list[PartitionData], int]:
+    """The flexible partitions of one topic. Calls are spared where one byte says that there is nothing to do."""
+    partitions: list[PartitionData] = []
+    for _ in range(count):
+        (index,) = _I32.unpack_from(body, position)
+        size, position = read_uvarint(body, position + 4)
+        end = position + size - 1
+        if size and end < len(body):
+            partitions.append((index, body[position:end]))
+        else:
+            partitions.append((index, _slice(body, position, size - 1)))
+            end = max(end, position)
+        position = end + 1 if not body[end] else skip_tagged_fields(body, end)
+    return partitions, position
 
 
 def _room(room: int, elements: int) -> int:

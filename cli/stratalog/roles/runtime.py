@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import random
@@ -114,6 +115,10 @@ _SWITCH_INTERVAL_S: Final = 0.0005
 """How long the event loop may keep a thread that came back from the disk waiting; the interpreter's own 5 ms would be in every
 acknowledgement of a busy bookie."""
 
+_YOUNG_OBJECTS_MAX: Final = 20_000
+"""New objects after which the collector looks for cycles among them. At the interpreter's own 700 it does so every few batches,
+and finds nothing: measured 5 to 8 % of a broker's CPU."""
+
 Start = Callable[[Node], Awaitable[str]]
 
 
@@ -122,6 +127,7 @@ def run(configuration: Configuration, name: str, start: Start, borders: Borders 
     settings = configuration.section(NodeSettings, "node")
     _configure_logging(settings)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    gc.set_threshold(_YOUNG_OBJECTS_MAX)
     uvloop.run(_serve(configuration, name, start, borders))
 
 
@@ -136,6 +142,9 @@ async def _serve(configuration: Configuration, name: str, start: Start, borders:
         address = await _unless_stopped(start(node), stopped)
         if address is not None:
             _log.info("%s serves at %s", name, address)
+            # Modules and what the start left stay for good: no collection needs to walk them.
+            gc.collect()
+            gc.freeze()
             await _until_stopped(node, stopped)
     except StratalogError as failure:
         _log.error("%s ends: %s", name, failure.message)

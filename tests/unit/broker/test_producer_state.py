@@ -23,7 +23,7 @@ def test_a_retry_is_recognised_among_the_last_five_batches() -> None:
     producers = states()
     for number in range(6):
         batch = header(1, 0, number * 10, 10)
-        assert producers.judge(batch) == (Verdict.APPEND, None)
+        assert producers.judge(batch) == (Verdict.APPEND if number else Verdict.UNKNOWN, None)
         producers.appended(batch, 100 + number * 10)
     assert producers.judge(header(1, 0, 0, 10))[0] is Verdict.OUT_OF_ORDER
     verdict, earlier = producers.judge(header(1, 0, 10, 10))
@@ -48,7 +48,7 @@ def test_an_older_epoch_is_fenced_and_a_newer_one_begins_at_zero() -> None:
 
 
 def test_an_unknown_producer_may_begin_anywhere() -> None:
-    assert states().judge(header(7, 5, 1234, 1))[0] is Verdict.APPEND
+    assert states().judge(header(7, 5, 1234, 1))[0] is Verdict.UNKNOWN
 
 
 def test_sequences_wrap() -> None:
@@ -68,7 +68,7 @@ def test_the_longest_silent_producer_is_forgotten() -> None:
     producers = ProducerStates(producers_max=2)
     for producer_id in (1, 2, 1, 3):
         producers.appended(header(producer_id, 0, 0 if producer_id != 1 else len(producers) * 5, 5), 0)
-    assert producers.judge(header(2, 0, 99, 1))[0] is Verdict.APPEND
+    assert producers.judge(header(2, 0, 99, 1))[0] is Verdict.UNKNOWN
     assert producers.judge(header(1, 0, 99, 1))[0] is Verdict.OUT_OF_ORDER
 
 
@@ -114,7 +114,7 @@ def test_no_batch_is_ever_appended_twice(steps: list[tuple[object, ...]]) -> Non
         if verdict is Verdict.DUPLICATE:
             assert earlier is not None
             assert offsets[key] == earlier.base_offset
-        elif verdict is Verdict.APPEND:
+        elif verdict in (Verdict.APPEND, Verdict.UNKNOWN):
             assert key not in offsets, "appended twice"
             producers.appended(batch, next_offset)
             log.append(batch)
