@@ -8,9 +8,11 @@ kernel drops from it what is written directly.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import mmap
 import os
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -83,61 +85,70 @@ class DirectFile(SystemFile):
     nothing.
     """
 
-    __slots__ = ("_direct", "_gathered", "_page_at", "_synced", "_view")
+    __slots__ = ("_direct", "_page_at", "_page_content", "_synced")
 
     def __init__(self, descriptor: int, direct: int) -> None:
         super().__init__(descriptor)
         self._direct = direct
         self._synced = False
         self._page_at = -1
-        self._gathered: mmap.mmap | None = None
-        self._view = memoryview(b"")
+        self._page_content = b""
 
     def pwritev(self, buffers: Sequence[Buffer], position: int) -> None:
-        if self._gathered is None:
-            self._gathered = mmap.mmap(-1, _GATHERED_BYTES)  # Anonymous memory begins at a page; untouched, it is none.
-            self._view = memoryview(self._gathered)
+        gathered = _take_gathered()
+        try:
+            with memoryview(gathered) as view:
+                self._write_gathered(view, buffers, position)
+        finally:
+            _gathered_kept.append(gathered)
+
+    def _write_gathered(self, view: memoryview, buffers: Sequence[Buffer], position: int) -> None:
         filled = position % _PAGE_BYTES
         start = position - filled
-        if filled and self._page_at != start:
-            self._view[:_PAGE_BYTES] = self._page(start)
+        if filled:
+            view[:_PAGE_BYTES] = self._page_content if self._page_at == start else self._page(start)
         self._page_at = -1
-        start, filled = self._gather(buffers, start, filled)
+        start, filled = self._gather(view, buffers, start, filled)
         beyond = filled % _PAGE_BYTES
         if beyond:
             last = start + filled - beyond
-            self._view[filled : filled - beyond + _PAGE_BYTES] = self._page(last)[beyond:]
+            view[filled : filled - beyond + _PAGE_BYTES] = self._page(last)[beyond:]
             filled += _PAGE_BYTES - beyond
         if filled:
-            self._write_pages(start, filled)
+            self._write_pages(view, start, filled)
 
-    def _gather(self, buffers: Sequence[Buffer], start: int, filled: int) -> tuple[int, int]:
+    def _gather(self, view: memoryview, buffers: Sequence[Buffer], start: int, filled: int) -> tuple[int, int]:
         """Copy into the aligned buffer, and write that whenever it is full. Returns where it begins, and how full it is."""
-        view = self._view
+        size = len(view)
         for buffer in buffers:
+            end = filled + len(buffer)
+            if end < size:
+                view[filled:end] = buffer
+                filled = end
+                continue
             rest = memoryview(buffer)
             while len(rest):
-                taken = min(len(rest), _GATHERED_BYTES - filled)
+                taken = min(len(rest), size - filled)
                 view[filled : filled + taken] = rest[:taken]
                 rest = rest[taken:]
                 filled += taken
-                if filled == _GATHERED_BYTES:
-                    self._write_pages(start, filled)
+                if filled == size:
+                    self._write_pages(view, start, filled)
                     start, filled = start + filled, 0
         return start, filled
 
     def _page(self, start: int) -> bytes:
         return self.pread(_PAGE_BYTES, start).ljust(_PAGE_BYTES, b"\0")
 
-    def _write_pages(self, start: int, size: int) -> None:
+    def _write_pages(self, view: memoryview, start: int, size: int) -> None:
         done = 0
         while done < size:
-            written = os.pwrite(self._direct, self._view[done:size], start + done)
+            written = os.pwrite(self._direct, view[done:size], start + done)
             if written <= 0 or written % _PAGE_BYTES:
                 raise OSError(errno.EIO, f"a direct write of {size - done} bytes ended after {written}")
             done += written
         self._page_at = start + size - _PAGE_BYTES
-        self._view[:_PAGE_BYTES] = self._view[size - _PAGE_BYTES : size]
+        self._page_content = bytes(view[size - _PAGE_BYTES : size])
 
     def datasync(self) -> None:
         """Only what else changed is not durable yet: the size, until it has been synced once."""
@@ -157,11 +168,17 @@ class DirectFile(SystemFile):
         if self._direct >= 0:
             os.close(self._direct)
             self._direct = -1
-        self._view.release()
-        if self._gathered is not None:
-            self._gathered.close()
-            self._gathered = None
         super().close()
+
+
+_gathered_kept: deque[mmap.mmap] = deque(maxlen=2)
+"""Aligned buffers that no write is using: fresh ones are a thousand page faults."""
+
+
+def _take_gathered() -> mmap.mmap:
+    with contextlib.suppress(IndexError):
+        return _gathered_kept.pop()
+    return mmap.mmap(-1, _GATHERED_BYTES)  # Anonymous memory begins at a page; untouched, it is none.
 
 
 def open_file(path: Path, *, create: bool, direct: bool) -> SystemFile:

@@ -1,6 +1,8 @@
 """One end of a connection between our own processes: cuts the byte stream into frames and gathers writes.
 
-Small frames are read through one reused buffer, large ones into a buffer of their exact size that then belongs to the request.
+Bytes are received where they stay: a frame is a view of the buffer that the socket was read into, and the next frames come
+behind it, or into another buffer (``receive_buffers.py``) when this one is full. A large frame gets a buffer of its own. Small
+frames are copied out, so that a small answer which is kept does not keep the buffer.
 """
 
 from __future__ import annotations
@@ -8,34 +10,39 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from typing import Final, cast
+from typing import ClassVar, Final, cast
 
 from stratalog_core import framing
 from stratalog_core.errors import Corrupt
 from stratalog_core.ports import Buffer
+from stratalog_core.receive_buffers import ReceiveBuffers
 
 READ_BUFFER_BYTES: Final = 64 * 1024
+_GLANCE_BYTES: Final = 8 * 1024
 _log = logging.getLogger(__name__)
 
 
 class FrameProtocol(asyncio.BufferedProtocol):
     """Cuts a byte stream into frames and gathers writes; subclasses say what a frame means."""
 
-    def __init__(self) -> None:
+    read_buffer_bytes: ClassVar[int] = READ_BUFFER_BYTES
+    copied_bytes_max: ClassVar[int] = READ_BUFFER_BYTES // 2
+    """Frames up to this size are copied out; at most half a buffer."""
+
+    def __init__(self, buffers: ReceiveBuffers) -> None:
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._small = bytearray(READ_BUFFER_BYTES)
-        self._small_view = memoryview(self._small)
+        self._buffers = buffers
+        self._view = buffers.take(self.read_buffer_bytes)
         self._start = 0
         self._end = 0
-        self._large: bytearray | None = None
-        self._large_view = memoryview(b"")
-        self._large_end = 0
+        self._read_bytes = self.read_buffer_bytes
+        self._is_shared = False
         self._outgoing: list[Buffer] = []
         self._flush_scheduled = False
 
     def frame_received(self, frame: memoryview) -> None:
-        """One whole frame; the view owns its bytes. Raise ``Corrupt`` to drop the connection."""
+        """One whole frame; its bytes stay as long as a view of it is kept. Raise ``Corrupt`` to drop the connection."""
         raise NotImplementedError
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -43,54 +50,57 @@ class FrameProtocol(asyncio.BufferedProtocol):
         self._transport.set_write_buffer_limits(high=4 * 1024 * 1024)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        if self._large is not None:
-            return self._large_view[self._large_end :]
-        return self._small_view[self._end :]
+        return self._view[self._end : self._end + self._read_bytes]
 
     def buffer_updated(self, nbytes: int) -> None:
+        self._end += nbytes
         try:
-            if self._large is not None:
-                self._large_updated(nbytes)
-            else:
-                self._end += nbytes
-                self._cut_frames()
+            self._cut_frames()
         except Corrupt as bad:
             _log.warning("dropping a connection: %s", bad)
             self.abort()
 
-    def _large_updated(self, nbytes: int) -> None:
-        self._large_end += nbytes
-        if self._large_end == len(self._large_view):
-            frame, self._large = self._large_view, None
-            self._large_view = memoryview(b"")
-            self.frame_received(frame)
-
     def _cut_frames(self) -> None:
+        whole = 0
         while (available := self._end - self._start) >= framing.LENGTH_BYTES:
-            length_field = int.from_bytes(self._small_view[self._start : self._start + 4], "big")
-            whole = framing.frame_bytes(length_field)
+            start = self._start
+            whole = framing.frame_bytes(int.from_bytes(self._view[start : start + framing.LENGTH_BYTES], "big"))
             if whole > available:
-                if whole > READ_BUFFER_BYTES // 2:
-                    self._begin_large(whole, available)
-                    return
                 break
-            frame = memoryview(self._small[self._start : self._start + whole])
-            self._start += whole
+            self._start = start + whole
+            frame = self._view[start : self._start]
+            if whole > self.copied_bytes_max:
+                self._is_shared = True
+            else:
+                frame = memoryview(bytes(frame))
             self.frame_received(frame)
-        self._move_rest_to_front()
+            whole = 0
+        self._make_room(whole)
 
-    def _begin_large(self, whole: int, available: int) -> None:
-        self._large = bytearray(whole)
-        self._large_view = memoryview(self._large)
-        self._large_view[:available] = self._small_view[self._start : self._end]
-        self._large_end = available
-        self._start = self._end = 0
+    def _make_room(self, whole: int) -> None:
+        """For the rest of a frame of ``whole`` bytes (0: not known yet), or for what comes next."""
+        if self._start == self._end and not self._is_shared:
+            self._start = self._end = 0
+        room = len(self._view) - self._start
+        if whole > self.read_buffer_bytes // 2:
+            if whole != room:
+                self._go_on_in(whole)
+                self._read_bytes = whole
+        elif whole > room or room < self.read_buffer_bytes // 4:
+            was_large = len(self._view) != self.read_buffer_bytes
+            self._go_on_in(self.read_buffer_bytes)
+            # Large frames come behind large ones: what is read of one before its size is known will be copied.
+            self._read_bytes = _GLANCE_BYTES if was_large else self.read_buffer_bytes
+        else:
+            self._read_bytes = self.read_buffer_bytes
 
-    def _move_rest_to_front(self) -> None:
-        rest = self._end - self._start
-        if rest and self._start:
-            self._small[:rest] = self._small[self._start : self._end]
-        self._start, self._end = 0, rest
+    def _go_on_in(self, size: int) -> None:
+        """Another buffer, with the bytes that are no whole frame yet."""
+        rest = self._view[self._start : self._end] if self._end > self._start else b""
+        self._view = memoryview(b"")
+        self._view = self._buffers.take(size)
+        self._view[: len(rest)] = rest
+        self._start, self._end, self._is_shared = 0, len(rest), False
 
     def write(self, parts: Sequence[Buffer]) -> None:
         """Queue buffers; all that is queued during this turn of the loop leaves in one call."""

@@ -1,8 +1,8 @@
 """Requests and answers between our own processes over TCP: the real :class:`~stratalog_core.ports.Transport`.
 
 Speed comes from three things that were measured: each connection gathers what is written during one turn of the event
-loop and hands it to the socket once; small frames are read through one reused buffer and large ones into a buffer of
-their exact size that then belongs to the request; nothing is copied on the way out.
+loop and hands it to the socket once; frames lie where the socket was read into, in memory that is used again when nobody
+sees it any more; nothing is copied on the way out.
 
 Bounds: a frame has ``framing.FRAME_BYTES_MAX`` bytes at most; a channel refuses (``Overloaded``) beyond
 ``IN_FLIGHT_BYTES_MAX`` unanswered request bytes; a server stops reading a connection whose unanswered requests or unsent
@@ -20,9 +20,11 @@ from stratalog_core import framing
 from stratalog_core.errors import Corrupt, Invalid, OutcomeUnknown, Overloaded, StratalogError, Unavailable
 from stratalog_core.frame_protocol import FrameProtocol
 from stratalog_core.ports import Buffer, Channel, Connection, Handler, OnReply
+from stratalog_core.receive_buffers import ReceiveBuffers
 
 IN_FLIGHT_BYTES_MAX: Final = 128 * 1024 * 1024
 CONNECT_TIMEOUT_S: Final = 2.0
+SERVER_READ_BYTES: Final = 256 * 1024
 _SWEEP_INTERVAL_S: Final = 0.05
 
 _log = logging.getLogger(__name__)
@@ -68,8 +70,12 @@ class TcpRequest:
 
 
 class _ServerConnection(FrameProtocol):
-    def __init__(self, handler: Handler, connections: set[_ServerConnection]) -> None:
-        super().__init__()
+    # Requests are over soon: they may lie together in large buffers.
+    read_buffer_bytes = SERVER_READ_BYTES
+    copied_bytes_max = 4 * 1024
+
+    def __init__(self, handler: Handler, connections: set[_ServerConnection], buffers: ReceiveBuffers) -> None:
+        super().__init__(buffers)
         self._handler = handler
         self._connections = connections
         self._unanswered_bytes = 0
@@ -149,8 +155,8 @@ async def call_by_send(channel: Channel, method: int, parts: Sequence[Buffer], t
 
 
 class _ClientConnection(FrameProtocol):
-    def __init__(self, channel: TcpChannel) -> None:
-        super().__init__()
+    def __init__(self, channel: TcpChannel, buffers: ReceiveBuffers) -> None:
+        super().__init__(buffers)
         self._channel = channel
         self.lost = False
 
@@ -169,8 +175,9 @@ class _ClientConnection(FrameProtocol):
 class TcpChannel:
     """Requests to one address; see :class:`stratalog_core.ports.Channel`."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, buffers: ReceiveBuffers) -> None:
         self._host, self._port = split_address(address)
+        self._buffers = buffers
         self._address = address
         self._loop = asyncio.get_running_loop()
         self._connection: _ClientConnection | None = None
@@ -224,7 +231,9 @@ class TcpChannel:
     async def _connect(self) -> None:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                _, connection = await self._loop.create_connection(lambda: _ClientConnection(self), self._host, self._port)
+                _, connection = await self._loop.create_connection(
+                    lambda: _ClientConnection(self, self._buffers), self._host, self._port
+                )
         except (OSError, TimeoutError) as failure:
             self._not_connected(f"cannot connect to {self._address}: {failure or 'timed out'}")
             return
@@ -314,19 +323,20 @@ class TcpTransport:
     """Channels and listeners over TCP; see :class:`stratalog_core.ports.Transport`."""
 
     def __init__(self) -> None:
+        self._buffers = ReceiveBuffers()
         self._channels: dict[str, TcpChannel] = {}
 
     def channel(self, address: str) -> TcpChannel:
         channel = self._channels.get(address)
         if channel is None:
-            channel = self._channels[address] = TcpChannel(address)
+            channel = self._channels[address] = TcpChannel(address, self._buffers)
         return channel
 
     async def serve(self, address: str, handler: Handler) -> _TcpListener:
         host, port = split_address(address)
         connections: set[_ServerConnection] = set()
         loop = asyncio.get_running_loop()
-        server = await loop.create_server(lambda: _ServerConnection(handler, connections), host, port)
+        server = await loop.create_server(lambda: _ServerConnection(handler, connections, self._buffers), host, port)
         return _TcpListener(server, connections, host)
 
     async def close(self) -> None:

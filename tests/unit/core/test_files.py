@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections import deque
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ def small_gathering() -> object:
     """A buffer of four pages, so that writes of a few kilobytes fill it more than once."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(files, "_GATHERED_BYTES", 4 * 4096)
+        patch.setattr(files, "_gathered_kept", deque(maxlen=2))
         yield
 
 

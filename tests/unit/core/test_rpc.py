@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from stratalog_core import frame_protocol, framing, rpc
+from stratalog_core import framing, rpc
 from stratalog_core.errors import (
     Conflict,
     Invalid,
@@ -224,7 +224,7 @@ async def test_a_server_stops_reading_a_client_whose_requests_pile_up(monkeypatc
         await until(lambda: len(held) > 10)
         await asyncio.sleep(0.05)
         # The bound, and what one read of the socket brought along.
-        assert len(held) <= 10 + frame_protocol.READ_BUFFER_BYTES // 10_000 + 1
+        assert len(held) <= 10 + rpc.SERVER_READ_BYTES // 10_000 + 1
         assert not sending.done()
         answered = 0
         while answered < count:
