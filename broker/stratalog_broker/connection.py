@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import mmap
 from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, cast
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 SHARED_BUFFER_BYTES: Final = 64 * 1024
 _WRITE_HIGH_BYTES: Final = 4 * 1024 * 1024
+_MAPPED_BYTES: Final = 8 * 1024 * 1024
 PRODUCE_KEY: Final = 0
 FETCH_KEY: Final = 1
 
@@ -56,7 +58,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._is_stalled = False
         self._is_writing_paused = False
         self.client_host = ""
-        self.active_at_s = registry.services.clock.monotonic()
+        self._frames = 0
 
     # -- reading ---------------------------------------------------------------------------------------------------------
 
@@ -77,7 +79,6 @@ class ClientConnection(asyncio.BufferedProtocol):
         return shared[rest:]
 
     def buffer_updated(self, nbytes: int) -> None:
-        self.active_at_s = self._registry.services.clock.monotonic()
         try:
             if self._frame is not None:
                 self._frame_filled += nbytes
@@ -105,7 +106,7 @@ class ClientConnection(asyncio.BufferedProtocol):
                 break
             position += LENGTH_BYTES
             if end - position < size:
-                frame = memoryview(bytearray(size))
+                frame = _memory(size)
                 self._frame_filled = end - position
                 frame[: self._frame_filled] = buffer[position:end]
                 self._frame = frame
@@ -125,8 +126,19 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._regulate()
 
     @property
-    def is_mid_frame(self) -> bool:
-        return self._frame is not None
+    def progress(self) -> tuple[int, int]:
+        """See ``stratalog_core.silent_clients``."""
+        return self._frames, self._transport.get_write_buffer_size() if self._transport is not None else 0
+
+    @property
+    def partial_bytes(self) -> int:
+        """Bytes of a frame that has begun, if it is read."""
+        return 0 if self._is_paused else self._frame_filled if self._frame is not None else len(self._rest)
+
+    @property
+    def is_owed(self) -> bool:
+        """Whether requests are being handled that do not wait for the client to take answers."""
+        return bool(self._order) and not self._is_writing_paused
 
     @property
     def is_idle(self) -> bool:
@@ -135,6 +147,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     # -- handling --------------------------------------------------------------------------------------------------------
 
     def _received(self, frame: memoryview) -> None:
+        self._frames += 1
         try:
             head = parse_head(frame)
         except Corrupt:
@@ -261,3 +274,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._queue.clear()
         self._outgoing.clear()
         self._count_unsent(0)
+
+
+def _memory(size: int) -> memoryview:
+    """Memory for a frame that has begun. Of a very large one that was only announced, what has not come takes none yet."""
+    return memoryview(bytearray(size) if size < _MAPPED_BYTES else mmap.mmap(-1, size))

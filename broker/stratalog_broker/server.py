@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from typing import Final
 
 from stratalog_bookies.client import LedgerClient
 from stratalog_broker.config import BrokerSettings
@@ -29,13 +28,12 @@ from stratalog_broker.registration import Registration
 from stratalog_core.errors import Invalid
 from stratalog_core.ports import Clock, Random
 from stratalog_core.rpc import split_address
+from stratalog_core.silent_clients import LOOK_S, SilentClients
 from stratalog_metadata.api import MetadataClient
 from stratalog_metadata.records import Broker
 from stratalog_tiering.reader import ColdReader
 
 _log = logging.getLogger(__name__)
-_SWEEP_S: Final = 5.0
-_FRAME_STALL_S: Final = 30.0
 
 
 class ConnectionRegistry:
@@ -48,6 +46,7 @@ class ConnectionRegistry:
         self.bytes_unsent = 0
         """Bytes of responses that clients have not taken yet."""
         self._connections: set[ClientConnection] = set()
+        self._silent = SilentClients(self._connections, services.settings.connection_idle_ms / 1000)
         self._bytes_held = 0
         self._stalled: dict[ClientConnection, None] = {}
         self._making_room = False
@@ -98,14 +97,7 @@ class ConnectionRegistry:
 
     def sweep(self) -> None:
         """Close connections that are silent for too long, and those that stopped within a frame."""
-        now = self.services.clock.monotonic()
-        idle_s = self.services.settings.connection_idle_ms / 1000
-        for connection in list(self._connections):
-            silent_s = now - connection.active_at_s
-            if connection.is_mid_frame and silent_s > _FRAME_STALL_S:
-                connection.close("the client stopped within a request")
-            elif connection.is_idle and silent_s > idle_s:
-                connection.close("idle")
+        self._silent.look()
 
     async def drain(self, timeout_s: float) -> None:
         """Take no more requests and wait until those in progress are answered."""
@@ -190,7 +182,7 @@ class BrokerServer:
         )
         await self._registration.start()
         self._services.groups.start()
-        self._sweeper = loop.call_later(_SWEEP_S, self._sweep)
+        self._sweeper = loop.call_later(LOOK_S, self._sweep)
 
     def _record(self) -> Broker:
         host, port = split_address(self.kafka_address)
@@ -203,7 +195,7 @@ class BrokerServer:
         )
 
     def _sweep(self) -> None:
-        self._sweeper = asyncio.get_running_loop().call_later(_SWEEP_S, self._sweep)
+        self._sweeper = asyncio.get_running_loop().call_later(LOOK_S, self._sweep)
         self.connections.sweep()
 
     async def close(self) -> None:

@@ -3,7 +3,7 @@
 kio's decoder reserves memory for as many elements as an array claims to have: ten bytes can ask for thirty gigabytes, and a
 process that does not get them is ended. So a request is first walked by its own schema: an array must fit into the bytes that
 are left, the elements of all arrays together into ``ELEMENTS_MAX`` (each becomes an object many times its size), and a known
-tagged field into the size that is said of it; null may stand only for an array that may be missing, which kio leaves to us. What a
+tagged field into the size that is said of it. Null stands only for an array that may be missing; kio takes it for any. What a
 walk accepts kio decodes in memory proportional to the request.
 
 Tagged fields that a schema does not know are to be ignored (KIP-482), but kio refuses them; the walk cuts them out.
