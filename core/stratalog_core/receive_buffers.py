@@ -8,6 +8,7 @@ for each MiB instead of 120, a fifth of a bookie's CPU.
 
 from __future__ import annotations
 
+import mmap
 from collections import deque
 from typing import Final
 
@@ -32,12 +33,14 @@ class ReceiveBuffers:
             kept.rotate(-1)
             if size <= len(buffer) <= 2 * size and _is_unseen(buffer):
                 return memoryview(buffer)[:size]
+        if size > self._kept_bytes_max // 2:
+            # A frame that is only announced takes no memory here: a page is there when it is written to.
+            return memoryview(mmap.mmap(-1, size))
         buffer = bytearray(-(-size // _ROUNDED_TO) * _ROUNDED_TO)
-        if len(buffer) <= self._kept_bytes_max // 2:
-            kept.append(buffer)
-            self._kept_bytes += len(buffer)
-            while self._kept_bytes > self._kept_bytes_max:
-                self._kept_bytes -= len(kept.popleft())
+        kept.append(buffer)
+        self._kept_bytes += len(buffer)
+        while self._kept_bytes > self._kept_bytes_max:
+            self._kept_bytes -= len(kept.popleft())
         return memoryview(buffer)[:size]
 
 

@@ -6,7 +6,7 @@ sees it any more; nothing is copied on the way out.
 
 Bounds: a frame has ``framing.FRAME_BYTES_MAX`` bytes at most; a channel refuses (``Overloaded``) beyond
 ``IN_FLIGHT_BYTES_MAX`` unanswered request bytes; a server stops reading a connection whose unanswered requests or unsent
-replies exceed the same bound.
+replies exceed the same bound, has ``CONNECTIONS_MAX`` connections at most, and gives silent ones up (``silent_clients.py``).
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from stratalog_core.errors import Corrupt, Invalid, OutcomeUnknown, Overloaded, 
 from stratalog_core.frame_protocol import FrameProtocol
 from stratalog_core.ports import Buffer, Channel, Connection, Handler, OnReply
 from stratalog_core.receive_buffers import ReceiveBuffers
+from stratalog_core.silent_clients import LOOK_S, SilentClients
 
 IN_FLIGHT_BYTES_MAX: Final = 128 * 1024 * 1024
+CONNECTIONS_MAX: Final = 4096
 CONNECT_TIMEOUT_S: Final = 2.0
 SERVER_READ_BYTES: Final = 256 * 1024
 _SWEEP_INTERVAL_S: Final = 0.05
@@ -78,6 +80,8 @@ class _ServerConnection(FrameProtocol):
         super().__init__(buffers)
         self._handler = handler
         self._connections = connections
+        self._frames = 0
+        self._answers = 0
         self._unanswered_bytes = 0
         self._reading_paused = False
         self._writing_paused = False
@@ -85,7 +89,28 @@ class _ServerConnection(FrameProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self._connections.add(self)
+        if len(self._connections) >= CONNECTIONS_MAX:
+            self.close(f"{CONNECTIONS_MAX} connections are open, which is the limit")
+        else:
+            self._connections.add(self)
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """See ``silent_clients.py``; so are the next two."""
+        return self._frames, self._transport.get_write_buffer_size() if self._transport is not None else 0
+
+    @property
+    def partial_bytes(self) -> int:
+        return 0 if self._reading_paused else self._end - self._start
+
+    @property
+    def is_owed(self) -> bool:
+        return self._frames > self._answers and not self._writing_paused
+
+    def close(self, reason: str) -> None:
+        """Drop the client, who learns nothing more."""
+        _log.warning("dropping a connection: %s", reason)
+        self.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.discard(self)
@@ -102,11 +127,13 @@ class _ServerConnection(FrameProtocol):
         if kind != framing.REQUEST:
             raise Corrupt("a client sent an answer")
         body = frame[framing.HEADER_BYTES :]
+        self._frames += 1
         self._unanswered_bytes += len(body)
         self._regulate()
         self._handler(TcpRequest(self, method, correlation, body))
 
     def answered(self, body_bytes: int) -> None:
+        self._answers += 1
         self._unanswered_bytes -= body_bytes
         self._regulate()
 
@@ -306,6 +333,12 @@ class _TcpListener:
         self._server = server
         self._connections = connections
         self._host = host
+        self._silent = SilentClients(connections)
+        self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look)
+
+    def _look(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look)
+        self._silent.look()
 
     @property
     def address(self) -> str:
@@ -313,6 +346,7 @@ class _TcpListener:
         return f"{self._host}:{port}"
 
     async def close(self) -> None:
+        self._timer.cancel()
         self._server.close()
         for connection in list(self._connections):
             connection.abort()

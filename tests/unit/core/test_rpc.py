@@ -7,6 +7,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
 
+import psutil
 import pytest
 
 from stratalog_core import framing, rpc
@@ -20,6 +21,7 @@ from stratalog_core.errors import (
 )
 from stratalog_core.ports import Handler, Request
 from stratalog_core.rpc import TcpTransport, split_address
+from stratalog_core.silent_clients import FRAME_LOOKS_MAX, IDLE_S, LOOK_S
 
 ECHO, HOLD = 1, 2
 Serve = Callable[[Handler], "contextlib.AbstractAsyncContextManager[str]"]
@@ -27,10 +29,16 @@ Serve = Callable[[Handler], "contextlib.AbstractAsyncContextManager[str]"]
 
 @contextlib.asynccontextmanager
 async def serving(handler: Handler) -> AsyncIterator[str]:
+    async with serving_listener(handler) as listener:
+        yield listener.address
+
+
+@contextlib.asynccontextmanager
+async def serving_listener(handler: Handler) -> AsyncIterator[rpc._TcpListener]:
     transport = TcpTransport()
     listener = await transport.serve("127.0.0.1:0", handler)
     try:
-        yield listener.address
+        yield listener
     finally:
         await listener.close()
         await transport.close()
@@ -279,6 +287,63 @@ async def test_frames_cut_anywhere_by_the_network_are_put_together() -> None:
         assert [bytes(request.body) for request in held] == bodies
         writer.close()
         await writer.wait_closed()
+
+
+HALF_FRAMES = [
+    b"\x00",
+    frame(1, b"body")[:9],
+    frame(1, bytes(1000))[:500],
+    framing.HEADER.pack(framing.FRAME_BYTES_MAX, 0, 1, 1, 1),
+]
+
+
+@pytest.mark.parametrize("half", HALF_FRAMES, ids=len)
+async def test_half_a_frame_is_given_up_and_holds_nobody_else_up(transport: TcpTransport, half: bytes) -> None:
+    async with serving_listener(echo) as listener:
+        resident = psutil.Process().memory_info().rss
+        reader, writer = await asyncio.open_connection(*split_address(listener.address))
+        writer.write(half)
+        await until(lambda: any(each.partial_bytes == len(half) for each in listener._connections))
+        assert psutil.Process().memory_info().rss - resident < framing.FRAME_BYTES_MAX // 2, "announced bytes take no memory"
+        for _ in range(FRAME_LOOKS_MAX):
+            listener._silent.look()
+            assert bytes(await transport.channel(listener.address).call(ECHO, (b"another",), 30)) == b"another"
+        with contextlib.suppress(ConnectionResetError):
+            assert await reader.read() == b""
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+async def test_an_idle_connection_is_closed_and_made_anew_and_one_that_waits_is_not(transport: TcpTransport) -> None:
+    held: list[Request] = []
+    async with serving_listener(held.append) as listener:
+        waiting = asyncio.ensure_future(transport.channel(listener.address).call(HOLD, (), 30))
+        await until(lambda: len(held) == 1)
+        for _ in range(round(2 * IDLE_S / LOOK_S)):
+            listener._silent.look()
+        held.pop().reply(b"late")
+        assert bytes(await waiting) == b"late"
+        for _ in range(round(IDLE_S / LOOK_S) + 1):
+            listener._silent.look()
+        await until(lambda: not listener._connections)
+        again = asyncio.ensure_future(transport.channel(listener.address).call(HOLD, (), 30))
+        await until(lambda: len(held) == 1)
+        held.pop().reply(b"anew")
+        assert bytes(await again) == b"anew"
+
+
+async def test_the_connections_of_one_server_are_bounded(transport: TcpTransport, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rpc, "CONNECTIONS_MAX", 1)
+    async with serving_listener(echo) as listener:
+        assert bytes(await transport.channel(listener.address).call(ECHO, (b"one",), 30)) == b"one"
+        reader, writer = await asyncio.open_connection(*split_address(listener.address))
+        with contextlib.suppress(ConnectionResetError):
+            assert await reader.read() == b""
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+        assert bytes(await transport.channel(listener.address).call(ECHO, (b"two",), 30)) == b"two"
 
 
 @pytest.mark.parametrize("address", ["", "host", "host:", ":9", "host:x", "host:65536", "host:-1"])
