@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from benchmarks.matrix import Cell, Profile
+from benchmarks.matrix import Cell, Profile, WarmUp
 from benchmarks.systems import System
+from benchmarks.usage import CLIENT, Roles, Usage, Used
 from stratalog.bench.loads import Payload
 from stratalog.bench.results import Result, result
 from stratalog.bench.runs import java
@@ -21,7 +22,10 @@ from stratalog.bench.runs.produce import measure_produce
 from stratalog.bench.settings import Readers, Topics, Traffic, Window
 from stratalog.bench.topics import prepared
 
-_JAVA_WARMUP = 1.1
+# For many producers; more would only add interpreters on the machine's cores.
+_CLIENT_PROCESSES = 2
+# Apache Kafka makes no topic with more at once.
+_PARTITIONS_PER_TOPIC = 5000
 
 
 class Bench(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,7 +43,8 @@ class Bench(msgspec.Struct, frozen=True, kw_only=True):
     def topics(self) -> Topics:
         """Three copies; two of them, or all in sync, acknowledge."""
         partitions = int(self.settings.get("partitions", 1))
-        return Topics(partitions=partitions, replication_factor=3, configs={"min.insync.replicas": "2"})
+        count = -(-partitions // _PARTITIONS_PER_TOPIC)
+        return Topics(count=count, partitions=partitions // count, replication_factor=3, configs={"min.insync.replicas": "2"})
 
     @property
     def traffic(self) -> Traffic:
@@ -50,7 +55,7 @@ class Bench(msgspec.Struct, frozen=True, kw_only=True):
         }
         batch_bytes = settings.get("batch_bytes", 131_072)
         producers = int(settings.get("producers", 1))
-        wanted["processes"] = min(producers, 4) if producers > 10 else wanted.get("processes", 1)
+        wanted["processes"] = min(producers, _CLIENT_PROCESSES) if producers > 10 else wanted.get("processes", 1)
         if batch_bytes == 1:
             wanted |= {"batch_records": 1, "linger_ms": 0}
         else:
@@ -81,29 +86,48 @@ def carry_out(cell: Cell, system: System, profile: Profile) -> Result | None:
     bench = Bench(
         system=system, settings=cell.settings, window=Window(warmup_s=profile.warmup_s, duration_s=profile.duration_s)
     )
-    before = system.cpu_s()
-    found = KINDS[cell.kind](bench)
+    with Usage(Roles(system).cpu_s) as usage:
+        found = KINDS[cell.kind](bench)
+        used = usage.within(found.window) if found is not None and found.window else None
     if found is None:
         return None
-    return msgspec.structs.replace(found, measured=found.measured | _used(system, before, _sent_bytes(cell, found)))
+    memory = system.memory_bytes()
+    measured = found.measured | {"memory_bytes": sum(memory.values())}
+    measured |= {f"memory_bytes_{role}": amount for role, amount in memory.items()}
+    return msgspec.structs.replace(found, measured=measured | (cpu_figures(found.measured, used) if used else {}))
 
 
-def _used(system: System, before: Mapping[str, float], sent_bytes: float) -> dict[str, Any]:
-    memory, cpu_s = system.memory_bytes(), system.cpu_s()
-    used: dict[str, Any] = {"memory_bytes": sum(memory.values())}
-    used |= {f"memory_bytes_{role}": amount for role, amount in memory.items()}
-    if sent_bytes:
-        per_gb = {role: (spent - before.get(role, 0.0)) / (sent_bytes / 1e9) for role, spent in cpu_s.items()}
-        used |= {f"server_cpu_s_per_gb_{role}": amount for role, amount in per_gb.items()}
-        used["server_cpu_s_per_gb"] = sum(per_gb.values())
-    return used
+def warm_up(system: System, loads: Sequence[WarmUp], whole_s: float) -> None:
+    """Write and read for a while, the same on every system: Java's just-in-time compiler has seen all paths afterwards."""
+    if whole_s <= 0 or not loads:
+        return
+    window = Window(warmup_s=0.0, duration_s=whole_s / len(loads))
+    for load in loads:
+        bench = Bench(system=system, settings=msgspec.to_builtins(load), window=window)
+        measure_tail(bench.bootstrap, bench.topics, bench.traffic, bench.readers, window)
 
 
-def _sent_bytes(cell: Cell, found: Result) -> float:
-    """Of cells that only produce: warm-up included, as it is in the CPU time."""
-    if cell.kind == "produce_java":
-        return float(found.measured["records"] * cell.settings["record_bytes"] * _JAVA_WARMUP)
-    return float(found.measured["sent_in_all"] * cell.settings["record_bytes"]) if cell.kind == "produce" else 0.0
+def cpu_figures(measured: Mapping[str, Any], used: Used) -> dict[str, float]:
+    """What each role used of the machine within the window, and per GB that went through in it.
+
+    Loads say exactly what they used themselves; Java's tools are sampled as the servers are.
+    """
+    sampled_s = used.by_role.get(CLIENT, 0.0)
+    said = [measured[name] for name in ("client_cpu_s", "produced_client_cpu_s") if name in measured]
+    clients_s = float(sum(said)) if said else sampled_s
+    servers = {role: spent for role, spent in used.by_role.items() if role != CLIENT}
+    other_s = used.machine_s - used.idle_s - clients_s - sum(servers.values())
+    shares = {**servers, "clients": clients_s, "other": max(0.0, other_s), "idle": used.idle_s}
+    figures = {f"machine_share_{name}": spent / used.machine_s for name, spent in shares.items()} if used.machine_s else {}
+    size_gb = measured.get("record_bytes_in_all", 0) / 1e9
+    if size_gb:
+        figures |= {f"server_cpu_s_per_gb_{role}": spent / size_gb for role, spent in servers.items()}
+        figures |= {
+            "server_cpu_s_per_gb": sum(servers.values()) / size_gb,
+            "clients_cpu_s_per_gb": clients_s / size_gb,
+            "other_cpu_s_per_gb": max(0.0, other_s) / size_gb,
+        }
+    return figures
 
 
 def _produce(bench: Bench) -> Result:
@@ -156,6 +180,7 @@ def _failover(bench: Bench) -> Result:
         before_s=settings["before_s"],
         after_s=settings["after_s"],
         records_per_partition_per_s=settings["rate_per_partition"],
+        partition_step=max(1, settings["partitions"] // settings["produced_partitions"]),
     )
 
 
@@ -165,7 +190,15 @@ def _restart(bench: Bench) -> Result:
     def stop() -> None:
         bench.system.stop_broker()
 
-    stopped = measure_failover(bench.bootstrap, bench.topics, bench.traffic, kill=stop, before_s=5, after_s=15)
+    stopped = measure_failover(
+        bench.bootstrap,
+        bench.topics,
+        bench.traffic,
+        kill=stop,
+        before_s=5,
+        after_s=15,
+        partition_step=max(1, bench.settings["partitions"] // bench.settings["produced_partitions"]),
+    )
     began = time.monotonic()
     bench.system.start_broker()
     return msgspec.structs.replace(
@@ -200,13 +233,24 @@ def _growth(bench: Bench) -> Result:
         more = _history_records(bench) * (bench.settings["times"] - 1)
         measure_produce(bench.bootstrap, same, bench.traffic, bench.window, records=more)
         after = measure_produce(bench.bootstrap, same, bench.traffic, bench.window)
-    share = after.measured["records_per_s"] / before.measured["records_per_s"]
+    return _compared(before, after)
+
+
+def _growth_partitions(bench: Bench) -> Result:
+    """The same load to ``times`` as many partitions."""
+    before = measure_produce(bench.bootstrap, bench.topics, bench.traffic, bench.window)
+    many = {**bench.settings, "partitions": bench.settings["partitions"] * bench.settings["times"]}
+    after = _produce(msgspec.structs.replace(bench, settings=many))
+    return _compared(before, after)
+
+
+def _compared(before: Result, after: Result) -> Result:
     measured = after.measured | {
         "records_per_s_before": before.measured["records_per_s"],
         "latency_p99_ms_before": before.measured["latency_p99_ms"],
-        "share_of_before": share,
+        "share_of_before": after.measured["records_per_s"] / before.measured["records_per_s"],
     }
-    return result("growth", after.settings, measured)
+    return result("growth", after.settings, measured, window=after.window)
 
 
 def _history_records(bench: Bench) -> int:
@@ -224,4 +268,5 @@ KINDS: dict[str, Callable[[Bench], Result | None]] = {
     "restart": _restart,
     "connections": _connections,
     "growth": _growth,
+    "growth_partitions": _growth_partitions,
 }

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import resource
 import signal
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from pathlib import Path
 import msgspec
 
 from benchmarks import journal, page, summary
-from benchmarks.cells import carry_out
+from benchmarks.cells import carry_out, warm_up
 from benchmarks.journal import Journal, Row, Run
 from benchmarks.matrix import Cell, Matrix, Profile, cells_of, read_matrix
 from benchmarks.systems import DESCRIPTIONS, System, started
@@ -38,6 +39,7 @@ class Task:
     """One call: what is measured of which systems, and where it is written down."""
 
     matrix: Matrix
+    name: str
     profile: Profile
     cells: Sequence[Cell]
     systems: Sequence[str]
@@ -49,6 +51,9 @@ def main() -> None:
     """Measure what is missing, write the journal, print the ratios; with ``--page`` write ``docs/benchmarks.md``, too."""
     # An end from outside, too, unwinds: no cluster is left behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    # Ours, the clusters' and the load processes', which inherit it: ten thousand connections are as many files at both ends.
+    _, files_max = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files_max, files_max))
     arguments = _arguments()
     matrix = read_matrix()
     name = arguments.run or f"{time.strftime('%Y-%m-%d')}-{arguments.profile}"
@@ -57,6 +62,7 @@ def main() -> None:
     fresh = Run(profile=arguments.profile, machine=_machine(), commit=_commit(), systems=notes)
     task = Task(
         matrix=matrix,
+        name=arguments.profile,
         profile=matrix.profiles[arguments.profile],
         cells=cells_of(matrix, arguments.profile, arguments.cells),
         systems=systems,
@@ -102,15 +108,34 @@ def _round(task: Task, number: int, system: str) -> None:
 def _on_one_cluster(task: Task, number: int, name: str, cells: Sequence[Cell]) -> None:
     directories = tempfile.TemporaryDirectory(prefix=f"bench-{name}-", ignore_cleanup_errors=True)
     with directories as directory, started(name, Path(directory)) as system:
+        warm_up(system, task.matrix.warm_up, task.profile.warm_cluster_s)
         for cell in cells:
             row = _measured(task, number, system, cell)
             task.journal.add(row)
-            print(f"round {number}, {name}, {cell.name}: {_short(row)}", flush=True)
+            print(f"round {number}, {name}, {cell.name}: {_short(row)} [{_progress(task)}]", flush=True)
+
+
+def _progress(task: Task) -> str:
+    """How much is done of this call's cells, and how long the rest may take, by what the same or the others took."""
+    wanted = [
+        (cell.name, system, number) for number in range(1, task.rounds + 1) for system in task.systems for cell in task.cells
+    ]
+    left = [each for each in wanted if not task.journal.has(*each)]
+    left_min = left_s(task.journal.run, [(cell, system) for cell, system, _ in left]) / 60
+    return f"{len(wanted) - len(left)} of {len(wanted)}, {time.strftime('%H:%M:%S')}, about {left_min:.0f} min left"
+
+
+def left_s(run: Run, left: Sequence[tuple[str, str]]) -> float:
+    """Seconds that cells on systems may still take: as long as before on the same system, or else as the others on average."""
+    took: dict[tuple[str, str], float] = {(row.cell, row.system): row.took_s for row in run.rows if row.took_s}
+    usual_s = sum(took.values()) / len(took) if took else 0.0
+    return sum(took.get(each, usual_s) for each in left)
 
 
 def _measured(task: Task, number: int, system: System, cell: Cell) -> Row:
     at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    row = Row(cell=cell.name, system=system.name, round=number, at=at, measured={}, settings=cell.settings)
+    row = Row(cell=cell.name, system=system.name, round=number, at=at, measured={}, settings=cell.settings, profile=task.name)
+    began = time.monotonic()
     try:
         found = carry_out(cell, system, task.profile)
     except Exception as failure:  # outermost: a cell that fails is written down, and the others go on
@@ -118,7 +143,8 @@ def _measured(task: Task, number: int, system: System, cell: Cell) -> Row:
         return msgspec.structs.replace(row, failure=f"{type(failure).__name__}: {failure}"[:300])
     if found is None:
         return row
-    return msgspec.structs.replace(row, measured=found.measured, settings=found.settings, client=found.client)
+    took_s = round(time.monotonic() - began, 1)
+    return msgspec.structs.replace(row, measured=found.measured, settings=found.settings, client=found.client, took_s=took_s)
 
 
 def _short(row: Row) -> str:

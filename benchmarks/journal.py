@@ -12,7 +12,10 @@ DIRECTORY = Path(__file__).with_name("results")
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One cell on one system in one round. ``measured`` is empty after a ``failure``, or if the system has no such thing."""
+    """One cell on one system in one round. ``measured`` is empty after a ``failure``, or if the system has no such thing.
+
+    ``took_s`` is the whole time that it took, preparations included.
+    """
 
     cell: str
     system: str
@@ -22,6 +25,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     settings: dict[str, Any]
     client: str = ""
     failure: str = ""
+    profile: str = ""
+    took_s: float = 0.0
 
 
 class Run(msgspec.Struct, kw_only=True):

@@ -15,12 +15,16 @@ FILE = Path(__file__).with_name("matrix.toml")
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How long and how often; the ``…_max`` and ``history_share`` make a smoke run small."""
+    """How long and how often; the ``…_max`` and ``history_share`` make a smoke run small.
+
+    ``warm_cluster_s`` is how long the matrix's warm-up loads work on every new cluster, together, before its first cell.
+    """
 
     rounds: int
     warmup_s: float
     duration_s: float
     vary: int
+    warm_cluster_s: float = 0.0
     history_share: float = 1.0
     partitions_max: int = 1_000_000
     records_max: int = 1_000_000_000
@@ -58,8 +62,17 @@ class Goal(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return (self.at_least is None or ratio >= self.at_least) and (self.at_most is None or ratio <= self.at_most)
 
 
+class WarmUp(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Produced and read on every new cluster, each for an equal part of the profile's time."""
+
+    record_bytes: int
+    batch_bytes: int
+    partitions: int
+
+
 class Matrix(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     profiles: dict[str, Profile]
+    warm_up: list[WarmUp]
     workloads: list[Workload]
     goals: list[Goal]
 

@@ -52,6 +52,10 @@ class System(Protocol):
         """CPU seconds that its processes have used so far, by role."""
         ...
 
+    def pids(self) -> list[tuple[str, int]]:
+        """Role and id of every process."""
+        ...
+
     def make_cold(self, topic: str) -> bool:
         """Move all of ``topic`` to the object store and drop the hot copies; false if the system has no such thing."""
         ...
@@ -77,10 +81,13 @@ class _Kafka:
         self._cluster.start(1)
 
     def memory_bytes(self) -> dict[str, int]:
-        return _by_role([("kafka", pid) for pid in self._cluster.pids()], _memory_bytes)
+        return _by_role(self.pids(), _memory_bytes)
 
     def cpu_s(self) -> dict[str, float]:
-        return _by_role([("kafka", pid) for pid in self._cluster.pids()], _cpu_s)
+        return _by_role(self.pids(), cpu_s_of)
+
+    def pids(self) -> list[tuple[str, int]]:
+        return [("kafka", pid) for pid in self._cluster.pids()]
 
     def make_cold(self, topic: str) -> bool:
         return False
@@ -113,16 +120,16 @@ class _Stratalog:
         self.run("cluster", "restart", "broker-1")
 
     def memory_bytes(self) -> dict[str, int]:
-        return _by_role(self._pids(), _memory_bytes)
+        return _by_role(self.pids(), _memory_bytes)
 
     def cpu_s(self) -> dict[str, float]:
-        return _by_role(self._pids(), _cpu_s)
+        return _by_role(self.pids(), cpu_s_of)
 
     def make_cold(self, topic: str) -> bool:
         self.run("tier", "offload", topic, "--wait", "--delete-hot", "--timeout", str(_COMMAND_TIMEOUT_S - 60))
         return True
 
-    def _pids(self) -> list[tuple[str, int]]:
+    def pids(self) -> list[tuple[str, int]]:
         processes = json.loads((self._data / "cluster.json").read_text())["processes"]
         return [(process["role"], process["pid"]) for process in processes if process["pid"]]
 
@@ -142,7 +149,8 @@ def _by_role(processes: Sequence[tuple[str, int]], amount: Callable[[psutil.Proc
     return totals
 
 
-def _cpu_s(process: psutil.Process) -> float:
+def cpu_s_of(process: psutil.Process) -> float:
+    """User and system time so far, in seconds."""
     times = process.cpu_times()
     return float(times.user + times.system)
 

@@ -7,13 +7,20 @@ the monotonic clock to another, has its exact share: between two samples the use
 from __future__ import annotations
 
 import bisect
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import TracebackType
 
 import msgspec
 import psutil
+
+from benchmarks.systems import System, cpu_s_of
+
+CLIENT = "client"
+"""The role of load processes."""
 
 _INTERVAL_S = 0.2
 _SAMPLES_MAX = 200_000
@@ -34,6 +41,32 @@ class Used(msgspec.Struct, frozen=True, kw_only=True):
         return max(0.0, self.machine_s - self.idle_s - sum(self.by_role.values()))
 
 
+class Roles:
+    """CPU seconds of a system's processes by role, and of the load processes that this one has started."""
+
+    def __init__(self, system: System) -> None:
+        self._system = system
+        self._clients: dict[int, float] = {}
+
+    def cpu_s(self) -> dict[str, float]:
+        """So far; a load process that has ended keeps what it was last seen with."""
+        servers = {pid for _, pid in self._system.pids()}
+        for pid in _children() - servers:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                self._clients[pid] = cpu_s_of(psutil.Process(pid))
+        return {**self._system.cpu_s(), CLIENT: sum(self._clients.values())}
+
+
+def _children() -> set[int]:
+    """Processes that this one has started, without asking every process of the machine who started it."""
+    listings = Path("/proc/self/task").glob("*/children")
+    found: set[int] = set()
+    for listing in listings:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has just ended
+            found.update(map(int, listing.read_text().split()))
+    return found
+
+
 class Usage:
     """A context; ``read`` gives the CPU seconds so far of every role."""
 
@@ -42,6 +75,7 @@ class Usage:
         self._moments: list[float] = []
         self._samples: list[dict[str, float]] = []
         self._ended = threading.Event()
+        self._sampling = threading.Lock()
         self._thread = threading.Thread(target=self._sample_until_ended, daemon=True)
 
     def __enter__(self) -> Usage:
@@ -63,6 +97,10 @@ class Usage:
             self._sample()
 
     def _sample(self) -> None:
+        with self._sampling:
+            self._add()
+
+    def _add(self) -> None:
         times = psutil.cpu_times()
         idle_s = times.idle + getattr(times, "iowait", 0.0)
         # Guests are in user and nice already.

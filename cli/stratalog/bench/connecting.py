@@ -20,6 +20,9 @@ _ANSWER_TIMEOUT_S = 30.0
 _PROBE_INTERVAL_S = 0.02
 _SPARE_DESCRIPTORS = 64
 
+# One address of the machine has no more ports than these for connections to one server.
+_CONNECTIONS_PER_SOURCE = 10_000
+
 _Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
@@ -52,7 +55,7 @@ class _Connections:
 
     async def run(self) -> Counted:
         addresses = itertools.islice(itertools.cycle(self._load.addresses), self._load.connections)
-        await asyncio.gather(*map(self._open, addresses))
+        await asyncio.gather(*(self._open(number, address) for number, address in enumerate(addresses)))
         opened_s = self._control.elapsed_s()
         cpu = cpu_s()
         await self._hold()
@@ -61,13 +64,13 @@ class _Connections:
             writer.close()
         return self._counted(opened_s, lost, cpu_s() - cpu)
 
-    async def _open(self, address: str) -> None:
+    async def _open(self, number: int, address: str) -> None:
         host, _, port = address.rpartition(":")
         async with self._limit:
             began_ns = time.monotonic_ns()
             try:
                 async with asyncio.timeout(_ANSWER_TIMEOUT_S):
-                    stream = await asyncio.open_connection(host, int(port))
+                    stream = await asyncio.open_connection(host, int(port), local_addr=source_of(host, number))
                     await _ask(stream)
             except (OSError, TimeoutError, asyncio.IncompleteReadError) as failure:
                 self._failed += 1
@@ -113,6 +116,11 @@ class _Connections:
             cpu_s=cpu,
             resident_bytes=resident_bytes(),
         )
+
+
+def source_of(host: str, number: int) -> tuple[str, int] | None:
+    """Where connection ``number`` comes from: to loopback 127.0.0.1, 127.0.0.2 … in turn, elsewhere as the system chooses."""
+    return (f"127.0.0.{1 + number // _CONNECTIONS_PER_SOURCE % 250}", 0) if host.startswith("127.") else None
 
 
 async def _ask(stream: _Stream) -> None:

@@ -109,7 +109,8 @@ class ProducerResult:
 
 
 _PRODUCER_LINE = re.compile(
-    r"(?P<records>\d+) records sent, (?P<records_per_s>[\d.]+) records/sec \((?P<megabytes_per_s>[\d.]+) MB/sec\), "
+    r"(?P<records>\d+) (?:steady state )?records sent, (?P<records_per_s>[\d.]+) records/sec "
+    r"\((?P<megabytes_per_s>[\d.]+) MB/sec\), "
     r"(?P<average_ms>[\d.]+) ms avg latency, (?P<max_ms>[\d.]+) ms max latency, "
     r"(?P<p50_ms>\d+) ms 50th, (?P<p95_ms>\d+) ms 95th, (?P<p99_ms>\d+) ms 99th, (?P<p999_ms>\d+) ms 99.9th"
 )
@@ -125,7 +126,7 @@ def produce(
     warmup_records: int = 0,
     properties: Mapping[str, str | int],
 ) -> ProducerResult:
-    """Run ``ProducerPerformance``; ``records_per_s`` -1 is as fast as it goes; the first ``warmup_records`` do not count."""
+    """Run ``ProducerPerformance``; ``records_per_s`` -1 is as fast as it goes; ``warmup_records`` of all do not count."""
     command = java(
         "org.apache.kafka.tools.ProducerPerformance",
         *("--topic", topic, "--num-records", str(records), "--record-size", str(record_bytes)),

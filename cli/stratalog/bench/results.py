@@ -66,6 +66,7 @@ def throughput(counts: Sequence[Counted]) -> dict[str, Any]:
         "elapsed_s": elapsed_s,
         "records_per_s": records / elapsed_s,
         "megabytes_per_s": size / elapsed_s / 1e6,
+        "client_cpu_s": sum(c.cpu_s for c in counts),
         "client_cpu_s_per_gb": sum(c.cpu_s for c in counts) / (size / 1e9) if size else None,
         "client_resident_bytes": sum(c.resident_bytes for c in counts),
     }

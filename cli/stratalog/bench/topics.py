@@ -20,6 +20,8 @@ from stratalog_core.errors import NotFound, Unavailable
 _Answer = TypeVar("_Answer")
 _TIMEOUT_S = 180.0
 _POLL_S = 0.2
+# Apache Kafka's controller takes at most 10,000 records per request, and each partition is one.
+_PARTITIONS_PER_REQUEST = 5000
 
 
 class Prepared:
@@ -87,7 +89,9 @@ def _create(bootstrap: str, names: Sequence[str], topics: Topics) -> None:
         NewTopic(name, num_partitions=topics.partitions, replication_factor=topics.replication_factor, config=topics.configs)
         for name in names
     ]
-    _all(client.create_topics(new, request_timeout=_TIMEOUT_S, operation_timeout=_TIMEOUT_S))
+    at_once = max(1, _PARTITIONS_PER_REQUEST // topics.partitions)
+    for first in range(0, len(new), at_once):
+        _all(client.create_topics(new[first : first + at_once], request_timeout=_TIMEOUT_S, operation_timeout=_TIMEOUT_S))
 
 
 def _delete(bootstrap: str, names: Sequence[str]) -> None:

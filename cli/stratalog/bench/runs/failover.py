@@ -25,14 +25,15 @@ def measure_failover(
     before_s: float = 10.0,
     after_s: float = 30.0,
     records_per_partition_per_s: float = 2.0,
+    partition_step: int = 1,
     on_progress: OnProgress = lambda _: None,
 ) -> Result:
-    """Produce to all partitions, call ``kill``, go on; the longest gap of each partition that the dead broker led.
+    """Produce to every ``partition_step``-th partition, call ``kill``, go on; the longest gap of each that the dead broker led.
 
     ``kill`` ends a broker and returns its id, or ``None`` if it does not know: then partitions count whose leader changed.
     """
     with prepared(bootstrap, topics) as place:
-        loads = _loads(place, traffic, before_s + after_s, records_per_partition_per_s)
+        loads = _loads(place, traffic, before_s + after_s, records_per_partition_per_s, partition_step)
         with Crew(loads, on_progress) as crew:
             crew.begin(ProducerLoad)
             crew.follow_for(before_s)
@@ -41,12 +42,17 @@ def measure_failover(
             counts = crew.finish(ProducerLoad, after_s)
         lost = _lost(leaders, place.leaders(), victim)
     settings = as_document(
-        topics, traffic, before_s=before_s, after_s=after_s, records_per_partition_per_s=records_per_partition_per_s
+        topics,
+        traffic,
+        before_s=before_s,
+        after_s=after_s,
+        records_per_partition_per_s=records_per_partition_per_s,
+        partition_step=partition_step,
     )
     return result("failover", settings, _gaps(counts, lost) | latencies(counts, "latency") | failures(counts))
 
 
-def _loads(place: Prepared, traffic: Traffic, duration_s: float, rate: float) -> list[ProducerLoad]:
+def _loads(place: Prepared, traffic: Traffic, duration_s: float, rate: float, step: int) -> list[ProducerLoad]:
     """Each process has topics of its own, so that it sees the gaps of their partitions whole."""
     validate(traffic)
     options = {"linger.ms": 0, "delivery.timeout.ms": _DELIVERY_TIMEOUT_MS}
@@ -60,7 +66,8 @@ def _loads(place: Prepared, traffic: Traffic, duration_s: float, rate: float) ->
             topics=mine,
             partitions=place.partitions,
             payload=traffic.payload,
-            records_per_s=rate * place.partitions * len(mine),
+            records_per_s=rate * -(-place.partitions // step) * len(mine),
+            partition_step=step,
             duration_s=duration_s,
             each_partition=True,
         )
@@ -76,6 +83,8 @@ def _lost(before: dict[tuple[str, int], int], after: dict[tuple[str, int], int],
 
 def _gaps(counts: Sequence[Counted], lost: set[tuple[str, int]]) -> dict[str, object]:
     found: list[Gap] = [gap for count in counts for gap in count.gaps]
+    if not found:
+        raise Unavailable("no record was acknowledged twice in any partition: give it more time")
     hit = sorted(gap.longest_s for gap in found if (gap.topic, gap.partition) in lost)
     spared = [gap.longest_s for gap in found if (gap.topic, gap.partition) not in lost]
     if not hit:

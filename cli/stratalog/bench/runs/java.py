@@ -15,7 +15,7 @@ _WARMUP_SHARE = 10
 
 
 def measure_produce(bootstrap: str, topics: Topics, traffic: Traffic, *, records: int = 0, records_per_s: int = -1) -> Result:
-    """``ProducerPerformance``: one producer, ``records`` after a warm-up of a tenth of them. Raises ``Invalid``.
+    """``ProducerPerformance``: one producer, ``records``, of which the first tenth is a warm-up. Raises ``Invalid``.
 
     Its payloads are random letters; its latencies count from the moment of sending.
     """
@@ -34,7 +34,7 @@ def measure_produce(bootstrap: str, topics: Topics, traffic: Traffic, *, records
         )
         cpu_s = _children_cpu_s() - before
     # The tool's start and its warm-up are in the CPU time, and the warm-up's records in what it is divided by.
-    whole_gb = (records + records // _WARMUP_SHARE) * traffic.payload.record_bytes / 1e9
+    whole_gb = records * traffic.payload.record_bytes / 1e9
     measured = {
         "records": sent.records,
         "record_bytes_in_all": sent.records * traffic.payload.record_bytes,
