@@ -51,6 +51,8 @@ class QuorumAdministration:
     async def add(self, node_id: int, address: str, timeout_s: float = 60.0, *, wait: bool = True) -> None:
         """Let the node that waits at ``address`` learn; ``wait``: return when it has caught up and votes.
 
+        A member that is there, with its own disk, has moved: its address is taken down.
+
         Raises ``Conflict`` (number or address is taken), ``Invalid`` (not an empty node of that number) or ``Unavailable``.
         """
         deadline = self._clock.monotonic() + timeout_s

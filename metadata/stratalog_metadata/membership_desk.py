@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
-from stratalog_core.errors import Fenced, Invalid, Overloaded, Retriable, StratalogError, Unavailable
+from stratalog_core.errors import Conflict, Fenced, Invalid, Overloaded, Retriable, StratalogError, Unavailable
 from stratalog_core.ports import Clock, Request, Transport
 from stratalog_metadata import messages
 from stratalog_metadata.identity import REPLACE, Identity
@@ -115,14 +115,25 @@ class MembershipDesk:
         if answer.node_id != wanted.node_id:
             raise Invalid(f"at {wanted.address} is node {answer.node_id}, not {wanted.node_id}")
         known = self._core.membership.find(wanted.node_id)
-        if known is not None and (known.identity, known.address) == (answer.identity, wanted.address):
-            # Asked again after an answer was lost.
-            request.reply(messages.encode(ChangeAnswer(index=self._core.membership_index)))
+        if known is not None and known.identity == answer.identity:
+            self._move(request, known, wanted.address)
             return
         if answer.members:
             raise Invalid(f"node {wanted.node_id} has the data of a quorum: start it on an empty data_dir")
         member = Member(node_id=wanted.node_id, identity=answer.identity, address=wanted.address, voter=False)
         self._propose(request, self._core.membership.with_learner(member))
+
+    def _move(self, request: Request, known: Member, address: str) -> None:
+        """A member, with its own disk, is asked for: where it is now is taken down."""
+        membership = self._core.membership
+        if known.address == address:
+            # Asked again after an answer was lost, or the node itself has said it first.
+            request.reply(messages.encode(ChangeAnswer(index=self._core.membership_index)))
+            return
+        taken = next((member.node_id for member in membership.members if member.address == address), 0)
+        if taken:
+            raise Conflict(f"the quorum knows node {taken} at {address}: move or remove that one first")
+        self._propose(request, membership.with_address(known.node_id, address))
 
     def _propose(self, request: Request, membership: Membership) -> None:
         def decided(answers: Sequence[CommandAnswer]) -> None:

@@ -209,7 +209,10 @@ class MemberStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StatusAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``status`` and ``doctor`` show. ``leader`` is a node id, 0 if none is known."""
+    """What ``status`` and ``doctor`` show. ``leader`` is a node id, 0 if none is known.
+
+    ``refused_messages``: of other nodes, such as no correct one sends, since this one's start.
+    """
 
     node_id: int
     cluster_id: str
@@ -226,6 +229,7 @@ class StatusAnswer(msgspec.Struct, frozen=True, kw_only=True):
     sessions: int
     members: list[MemberStatus] = []
     members_index: int = 0
+    refused_messages: int = 0
 
 
 class WatchAnswerParts(msgspec.Struct, frozen=True, kw_only=True):

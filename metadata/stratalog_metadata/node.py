@@ -15,6 +15,7 @@ from collections.abc import Coroutine, Sequence
 from functools import partial
 from typing import Final, Protocol
 
+from stratalog_core.errors import Invalid
 from stratalog_core.ports import Background, Clock
 from stratalog_metadata import snapshot
 from stratalog_metadata.raft import Entry, Message, Raft, Ready, Snapshot
@@ -84,6 +85,7 @@ class RaftNode:
         self._writing = False
         self._stopped = False
         self._is_broken = False
+        self.refused_messages = 0
 
     def start(self) -> None:
         self._begin(self._write_forever())
@@ -96,10 +98,24 @@ class RaftNode:
             self._loop.call_soon(self._pump)
 
     def step(self, messages: Sequence[Message], identity: str) -> None:
+        """Raises ``Invalid`` if one is such as no correct peer sends; all others are taken."""
         self.core.tick(self._clock.monotonic())
+        refused = None
         for message in messages:
-            self.core.step(message, identity)
+            try:
+                self.core.step(message, identity)
+            except Invalid as wrong:
+                refused = wrong
+                self._count_refused(wrong)
         self.wake()
+        if refused is not None:
+            raise refused
+
+    def _count_refused(self, wrong: Invalid) -> None:
+        self.refused_messages += 1
+        if self.refused_messages.bit_count() == 1:
+            # The first, the second, the fourth …: a peer that goes on must not fill the log.
+            _log.error("raft message refused (%d so far): %s", self.refused_messages, wrong.message)
 
     async def close(self, *, save: bool) -> None:
         """Stop; with ``save``, leave the store as far as the replica, so that the next start is quick."""

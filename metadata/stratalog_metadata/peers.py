@@ -24,8 +24,6 @@ from stratalog_metadata.raft.messages import Append, SnapshotChunk
 
 ENVELOPE_BYTES_MAX: Final = 8 * 1024 * 1024
 ANSWER_TIMEOUT_S: Final = 2.0
-NUMBER_MAX: Final = 2**62
-"""Of terms, indexes and node ids; far beyond what is ever reached, and far enough below what a file can hold."""
 HEARD_MAX: Final = 64
 """Nodes whose last address is remembered; the longest known go first."""
 _encoder = msgspec.msgpack.Encoder()
@@ -55,6 +53,7 @@ class Peers:
         self._configured: dict[int, tuple[str, str]] = {}
         self._heard: dict[int, tuple[str, str]] = {}
         self._tried: dict[int, int] = {}
+        self._moved: tuple[int, str] | None = None
         self._transport = transport
         self._on_lost = on_lost
         self._on_removed = on_removed
@@ -63,6 +62,7 @@ class Peers:
         """The configuration has changed."""
         self._configured = {member.node_id: (member.identity, member.address) for member in membership.members}
         self._tried.clear()
+        self._moved = self._find_moved()
 
     def heard(self, node_id: int, identity: str, address: str) -> None:
         """A node has said where it is now. It is answered there, even if this node's log does not know it yet."""
@@ -72,9 +72,13 @@ class Peers:
             self._tried.pop(node_id, None)
             if len(self._heard) > HEARD_MAX:
                 del self._heard[next(iter(self._heard))]
+            self._moved = self._find_moved()
 
     def moved(self) -> tuple[int, str] | None:
         """A member that is elsewhere than the configuration says, and where; None if there is none."""
+        return self._moved
+
+    def _find_moved(self) -> tuple[int, str] | None:
         now = self._heard | {self.node_id: (self.identity, self.own_address)}
         for node_id, (identity, address) in now.items():
             known = self._configured.get(node_id)
@@ -123,27 +127,11 @@ class Peers:
 
 
 def decode_messages(encoded: Buffer) -> list[Message]:
-    """Raises ``Invalid`` for what no node of any version sends."""
+    """Raises ``Invalid``. What the messages say is looked at by the core."""
     try:
-        arrived = _decoder.decode(encoded)
+        return _decoder.decode(encoded)
     except MALFORMED as malformed:
         raise Invalid(f"malformed raft messages: {malformed}") from malformed
-    for message in arrived:
-        _check(message)
-    return arrived
-
-
-def _check(message: Message) -> None:
-    """Numbers within their bounds, entries that follow each other. Raises ``Invalid``."""
-    numbers = [value for name in message.__struct_fields__ if type(value := getattr(message, name)) is int]
-    if not all(0 <= number <= NUMBER_MAX for number in numbers):
-        raise Invalid(f"a raft message has a number outside 0..{NUMBER_MAX}")
-    if isinstance(message, Append):
-        index, term = message.previous_index, message.previous_term
-        for entry in message.entries:
-            if entry.index != index + 1 or not term <= entry.term <= message.term:
-                raise Invalid(f"raft entry ({entry.index}, {entry.term}) follows ({index}, {term}) in term {message.term}")
-            index, term = entry.index, entry.term
 
 
 def _cut(outgoing: Sequence[Message]) -> list[list[Message]]:

@@ -251,6 +251,7 @@ class ServingNode:
                     sessions=len(records.of_kind("session")),
                     members=self._members.status(),
                     members_index=core.membership_index,
+                    refused_messages=self._node.refused_messages if self._node is not None else 0,
                 )
             )
         )

@@ -39,6 +39,7 @@ def status(data: Path | None, metadata: str | None, as_json: bool) -> None:
         "term": answer.term,
         "commit_index": answer.commit_index,
         "members_index": answer.members_index,
+        "refused_messages": answer.refused_messages,
     }
     if as_json:
         print_json({**summary, "members": rows})
@@ -61,6 +62,7 @@ def add(node: str, no_wait: bool, timeout_s: float, data: Path | None, metadata:
     """Add the node that was started on an empty data_dir and waits at HOST:PORT; return when it votes.
 
     Its `peers` name nodes of the quorum and itself. One change at a time: the next one waits for this one.
+    For a member that was started with its own data_dir at another address, take down the address.
     """
     node_id, address = split_node(node)
     asyncio.run(_add(metadata_of(data, metadata), node_id, address, timeout_s, wait=not no_wait))

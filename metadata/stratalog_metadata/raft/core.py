@@ -18,6 +18,7 @@ from contextlib import suppress
 
 from stratalog_core.errors import NotLeader, Retriable
 from stratalog_core.ports import Random
+from stratalog_metadata.raft.checking import MessageChecks
 from stratalog_metadata.raft.configurations import Configurations
 from stratalog_metadata.raft.durability import Durability
 from stratalog_metadata.raft.elections import Elections, Role
@@ -79,6 +80,7 @@ class Raft:
         self._following = Following(
             settings.node_id, log, self._configurations, self._durability, settings.snapshot_bytes_max
         )  # fmt: skip
+        self._checks = MessageChecks(settings, log, self._configurations)
         self._leading: Replication | None = None
         self._next_number = 1
         self._out = Outbox()
@@ -212,8 +214,10 @@ class Raft:
 
         Requests are taken from anyone: the sender may know a later configuration (dissertation, 4.1). A reply counts
         only if it is from a member as this node knows it: what a lost disk's number says now was never promised.
+        Raises ``Invalid`` for what no correct peer sends; nothing has changed then.
         """
-        assert message.receiver == self.node_id
+        begun = self._leading.reads.round if self._leading is not None else 0
+        self._checks.check(message, term=self.term, leader=self.leader, commit=self.commit, round_begun=begun)
         if isinstance(message, Reply):
             member = self.membership.find(message.sender)
             if member is None or member.identity != identity:
@@ -247,19 +251,9 @@ class Raft:
         wanted = self._leading is not None and self._leading.take_snapshot_wanted()
         if not (hard_state or committed or wanted or self._out or self._durability.unsaved_from <= self.log.last_index):
             return None
-        ready = Ready(
-            number=self._next_number,
-            snapshot=self._out.snapshot,
-            hard_state=hard_state,
-            entries=self._durability.unsaved(self.log),
-            previous_term=self.log.term_at(self._durability.unsaved_from - 1) or 0,
-            messages=tuple(self._out.messages),
-            messages_after=tuple(self._out.messages_after),
-            committed=committed,
-            reads=tuple(self._out.reads),
-            reads_lost=tuple(self._out.reads_lost),
-            snapshot_wanted=wanted,
-        )
+        entries = self._durability.unsaved(self.log)
+        previous_term = self.log.term_at(self._durability.unsaved_from - 1) or 0
+        ready = self._out.ready(self._next_number, hard_state, entries, previous_term, committed, snapshot_wanted=wanted)
         self._handed_out(ready)
         return ready
 
@@ -281,7 +275,6 @@ class Raft:
 
     # --- terms and roles ---------------------------------------------------------------------------------------------
 
-    @property
     def _may_campaign(self) -> bool:
         return self._configurations.let_campaign(self.node_id, self.settings.identity, self.commit)
 
@@ -320,7 +313,7 @@ class Raft:
                 self._elections.on_reply(message, self.log.last, self._out.messages_after)
             case Append() | Heartbeat() | SnapshotChunk():
                 self._on_leaders_message(message)
-            case TimeoutNow() if self._leading is None and self._may_campaign:
+            case TimeoutNow() if self._leading is None and self._may_campaign():
                 self._elections.campaign(self.log.last, self._out.messages_after, pre=False, transfer=True)
             case AppendReply() | HeartbeatReply() | SnapshotReply() if self._leading is not None:
                 if self._leading.on_reply(message, self._out.messages):

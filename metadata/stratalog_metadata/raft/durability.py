@@ -39,8 +39,9 @@ class Durability:
 
     def changed(self, term: int, voted_for: int) -> HardState | None:
         """The hard state to write, if it is another than was last handed out."""
-        hard_state = HardState(term=term, voted_for=voted_for)
-        return hard_state if hard_state != self._saved else None
+        if self._saved.term == term and self._saved.voted_for == voted_for:
+            return None
+        return HardState(term=term, voted_for=voted_for)
 
     def unsaved(self, log: LogTail) -> tuple[Entry, ...]:
         """What is to be handed out next."""

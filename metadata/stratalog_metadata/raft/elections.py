@@ -8,6 +8,7 @@ begins no election, but answers those of others, since they may know a later one
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
 
 from stratalog_core.ports import Random
@@ -69,12 +70,12 @@ class Elections:
 
     # --- events ------------------------------------------------------------------------------------------------------
 
-    def tick(self, now: float, last: tuple[int, int], out: list[Message], *, may_campaign: bool) -> None:
+    def tick(self, now: float, last: tuple[int, int], out: list[Message], *, may_campaign: Callable[[], bool]) -> None:
         """Campaign if nothing was heard of a leader for too long."""
         self._now = now
         if self.role is Role.LEADER or now < self.due_at:
             return
-        if may_campaign:
+        if may_campaign():
             self.campaign(last, out, pre=not self._is_alone)
         else:
             self._restart_timer()
@@ -177,6 +178,6 @@ class Elections:
 
     def validate_state(self) -> None:
         node_id = self._settings.node_id
-        assert self.role in (Role.CANDIDATE, Role.PRE_CANDIDATE) or not self._granted | self._refused
+        assert not (self._granted or self._refused) or self.role in (Role.CANDIDATE, Role.PRE_CANDIDATE)
         assert self.role is not Role.LEADER or self.leader == self.voted_for == node_id
         assert self.role is Role.LEADER or self.leader != node_id

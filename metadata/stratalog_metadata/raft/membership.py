@@ -9,11 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Final
 
 import msgspec
 
 from stratalog_core.errors import Conflict, Invalid, NotFound, Unavailable
+from stratalog_core.malformed import MALFORMED
 from stratalog_core.quorum import majority
+
+NUMBER_MAX: Final = 2**62
+"""Of terms, indexes and node ids; far beyond what is ever reached, and far enough below what a file can hold."""
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
@@ -48,7 +54,10 @@ class Membership:
         return cls.of(Member(node_id=node_id) for node_id in node_ids)
 
     def find(self, node_id: int) -> Member | None:
-        return next((member for member in self.members if member.node_id == node_id), None)
+        for member in self.members:
+            if member.node_id == node_id:
+                return member
+        return None
 
     def others(self, node_id: int) -> list[int]:
         """Everyone else, learners included."""
@@ -138,4 +147,18 @@ def encode_members(membership: Membership) -> bytes:
 
 
 def decode_members(payload: bytes) -> Membership:
-    return Membership(members=_decoder.decode(payload))
+    """Raises ``Invalid``."""
+    try:
+        members = _decoder.decode(payload)
+    except MALFORMED as malformed:
+        raise Invalid(f"malformed members of a quorum: {malformed}") from malformed
+    return check_members(members)
+
+
+def check_members(members: tuple[Member, ...]) -> Membership:
+    """What another node says is a configuration. Raises ``Invalid`` if it is none."""
+    numbers = [member.node_id for member in members]
+    in_order = all(earlier < later for earlier, later in pairwise([0, *numbers, NUMBER_MAX + 1]))
+    if not in_order or not any(member.voter for member in members):
+        raise Invalid(f"nodes {numbers[:20]} are no quorum: their numbers must rise within 1..{NUMBER_MAX}, and one must vote")
+    return Membership(members=members)

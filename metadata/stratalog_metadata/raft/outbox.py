@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from stratalog_metadata.raft.messages import Message
-from stratalog_metadata.raft.ready import ReadReady, Snapshot
+from stratalog_metadata.raft.messages import Entry, Message
+from stratalog_metadata.raft.ready import HardState, ReadReady, Ready, Snapshot
 
 
 @dataclass(slots=True)
@@ -20,6 +20,31 @@ class Outbox:
 
     def __bool__(self) -> bool:
         return bool(self.messages or self.messages_after or self.reads or self.reads_lost or self.snapshot is not None)
+
+    def ready(
+        self,
+        number: int,
+        hard_state: HardState | None,
+        entries: tuple[Entry, ...],
+        previous_term: int,
+        committed: tuple[Entry, ...],
+        *,
+        snapshot_wanted: bool,
+    ) -> Ready:
+        """What has gathered, with what is to be stored and applied."""
+        return Ready(
+            number=number,
+            snapshot=self.snapshot,
+            hard_state=hard_state,
+            entries=entries,
+            previous_term=previous_term,
+            messages=tuple(self.messages),
+            messages_after=tuple(self.messages_after),
+            committed=committed,
+            reads=tuple(self.reads),
+            reads_lost=tuple(self.reads_lost),
+            snapshot_wanted=snapshot_wanted,
+        )
 
     def clear(self) -> None:
         for handed in (self.messages, self.messages_after, self.reads, self.reads_lost):

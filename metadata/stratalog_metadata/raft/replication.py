@@ -83,6 +83,8 @@ class Replication:
 
     def learner_to_promote(self) -> int:
         """A learner that has caught up and answers, or 0."""
+        if not self._catching_up:
+            return 0
         heard = self.heard_lately()
         return next((learner for learner, rounds in self._catching_up.items() if rounds.done and learner in heard), 0)
 
@@ -259,6 +261,8 @@ class Replication:
         self._rounds[reply.sender] = max(reply.round, self._rounds.get(reply.sender, 0))
 
     def confirmed_reads(self) -> list[ReadReady]:
+        if not self.reads.confirming:
+            return []
         return self.reads.confirmed(self._membership, {**self._rounds, self._settings.node_id: self.reads.round})
 
     # --- snapshots ---------------------------------------------------------------------------------------------------

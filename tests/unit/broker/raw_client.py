@@ -8,6 +8,9 @@ import datetime
 import struct
 from typing import Any
 
+# Now, not with the first request: kio makes strategies of its types when Hypothesis is there, which goes through all of
+# Unicode in a fresh checkout. That takes two seconds, in which an event loop renews no session; minutes under a profiler.
+import kio.schema.types  # noqa: F401
 from kio.index import load_payload_module
 from kio.serial import entity_reader
 from kio.static.constants import EntityType

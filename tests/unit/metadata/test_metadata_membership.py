@@ -133,6 +133,44 @@ async def test_an_emptied_disk_is_refused_and_replaced(bench: Bench, caplog: pyt
     await bench.put("b")
 
 
+async def until_at(bench: Bench, node_id: int, address: str) -> None:
+    async with asyncio.timeout(30):
+        while True:
+            status = await bench.administration.status()
+            if any(member.node_id == node_id and member.address == address for member in status.members):
+                return
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("asked", [False, True], ids=["by itself", "by the operator"])
+@pytest.mark.parametrize("bench", [3], indirect=True)
+async def test_a_member_moves_to_another_address_with_its_disk(bench: Bench, asked: bool) -> None:
+    await bench.put("a")
+    moving = next(number for number in (1, 2, 3) if number != bench.leader)
+    await bench.quorum.servers[moving - 1].close()
+    moved = await bench.node(moving)
+    assert moved.address != bench.quorum.addresses[moving - 1]
+    if asked:
+        await bench.administration.add(moving, moved.address)
+    await until_at(bench, moving, moved.address)
+    assert await bench.voters() == [1, 2, 3]
+    await bench.put("b")
+    # The client knows it, too: with one more node gone, it is needed for the quorum.
+    other = next(number for number in (1, 2, 3) if number not in (moving, bench.leader))
+    await bench.quorum.servers[other - 1].close()
+    await bench.put("c")
+    found = bench.quorum.client.view.find(Quorum, QUORUM_KEY)
+    assert found is not None
+    assert moved.address in {member.address for member in found.members}
+
+
+@pytest.mark.parametrize("bench", [3], indirect=True)
+async def test_a_member_does_not_move_to_anothers_address(bench: Bench) -> None:
+    leader, other = bench.leader, next(number for number in (1, 2, 3) if number != bench.leader)
+    with pytest.raises(Invalid, match=f"is node {leader}, not {other}"):
+        await bench.administration.add(other, bench.quorum.addresses[leader - 1])
+
+
 @pytest.mark.parametrize("bench", [1], indirect=True)
 async def test_who_may_be_added(bench: Bench, tmp_path: Path) -> None:
     server = await bench.node(2)
@@ -149,6 +187,8 @@ async def test_who_may_be_added(bench: Bench, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("bench", [1], indirect=True)
 async def test_commands_cannot_change_the_members(bench: Bench) -> None:
+    # The leader records the members as soon as it leads: before it takes a command of others.
+    await bench.put("a")
     found = bench.quorum.client.view.find(Quorum, QUORUM_KEY)
     assert found is not None
     with pytest.raises(Invalid, match="not put"):
