@@ -136,7 +136,7 @@ class AddSender:
         lane.in_flight_bytes -= request.payload_bytes
         if generation == lane.generation:
             lane.outstanding -= 1
-        if answer == request.all_stored:
+        if not isinstance(answer, StratalogError) and answer == request.all_stored:
             self._on_all_stored(lane, request.entries)
         else:
             refusal = answer if isinstance(answer, StratalogError) else self._on_statuses(lane, request.entries, answer)

@@ -11,7 +11,8 @@ replica fields are ignored, no preferred replica is ever named.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
@@ -32,6 +33,8 @@ _KEY: Final = 1
 _SESSION_VERSION: Final = 7
 _GRACE_S: Final = 0.02
 _READ_COMMITTED: Final = 1
+
+_NOT_LOOKED_AT: Final = PartitionFetched(-1)
 
 
 def handle_raw(context: RequestContext, body: memoryview) -> Awaitable[None] | None:
@@ -56,6 +59,7 @@ class FetchCall:
         self._context = context
         self._services = services = context.services
         self._by_id = context.api_version >= TOPIC_ID_VERSION
+        self._find = services.partitions.find_by_id if self._by_id else services.partitions.find_by_name
         self._session: FetchSession | None = None
         self._is_incremental = False
         self._wanted = self._open(request)
@@ -64,7 +68,7 @@ class FetchCall:
         self._wait_s = max(request.max_wait.total_seconds(), 0.0)
         self._deadline = services.clock.monotonic() + self._wait_s
         self._aborted: tuple[()] | None = () if request.isolation_level == _READ_COMMITTED else None
-        self._results: list[PartitionFetched] = []
+        self._results = [_NOT_LOOKED_AT] * len(self._wanted)
         self._slow: list[tuple[int, FetchWanted, PartitionLog, int]] = []
         self._bytes = 0
         self._has_error = False
@@ -101,21 +105,31 @@ class FetchCall:
 
     def collect(self) -> bool:
         """Look at every partition as it is now; True if that is an answer already."""
-        self._results, self._slow = [], []
-        self._bytes, self._has_error = 0, False
-        partitions = self._services.partitions
-        find = partitions.find_by_id if self._by_id else partitions.find_by_name
-        for one in self._wanted:
-            log = find(one.key, one.index)
-            found = self._not_here(one) if log is None else self._look(one, log)
-            self._bytes += found.batches_bytes
-            self._has_error = self._has_error or found.error_code != 0
-            self._results.append(found)
+        for line in range(len(self._wanted)):
+            self._look_at(line)
+        return self._is_answer()
+
+    def _look_again(self, lines: Iterable[int]) -> bool:
+        """Look at the partitions that have moved since, or gave nothing; True if what there is now is an answer."""
+        for line in sorted(lines):
+            self._bytes -= self._results[line].batches_bytes
+            self._look_at(line)
+        return self._is_answer()
+
+    def _is_answer(self) -> bool:
         if self._slow:
             return False
         return self._bytes >= self._bytes_min or self._has_error or self._wait_s == 0 or not self._wanted
 
-    def _look(self, one: FetchWanted, log: PartitionLog) -> PartitionFetched:
+    def _look_at(self, line: int) -> None:
+        one = self._wanted[line]
+        log = self._find(one.key, one.index)
+        found = self._not_here(one) if log is None else self._look(line, one, log)
+        self._bytes += found.batches_bytes
+        self._has_error = self._has_error or found.error_code != 0
+        self._results[line] = found
+
+    def _look(self, line: int, one: FetchWanted, log: PartitionLog) -> PartitionFetched:
         core = log.core
         if one.leader_epoch not in (-1, core.leader_epoch):
             older = one.leader_epoch < core.leader_epoch
@@ -131,7 +145,7 @@ class FetchCall:
         if room > 0 and one.offset < high_watermark:
             found = self._services.reader.read_tail(log, one.offset, high_watermark, room)
             if found is None:
-                self._slow.append((len(self._results), one, log, high_watermark))
+                self._slow.append((line, one, log, high_watermark))
             else:
                 batches, size = found  # type: ignore[assignment]
         return self._fetched(one, log, batches, size)
@@ -161,42 +175,53 @@ class FetchCall:
 
     async def wait(self) -> None:
         """Until there is enough, something is wrong, or the client's patience ends; then answer."""
+        unread: list[int] = []
         while True:
             if self._slow:
+                lines = [line for line, *_ in self._slow]
                 await self._read_slow()
+                unread = [line for line in lines if not self._results[line].batches_bytes]
             if self._bytes >= self._bytes_min or self._has_error:
                 break
             left_s = self._deadline - self._services.clock.monotonic()
-            if left_s <= 0 or self._services.is_stopping or not await self._progress(left_s):
+            if left_s <= 0 or self._services.is_stopping:
                 break
-            if self.collect():
+            moved = await self._progress(left_s)
+            if not moved or self._look_again({*moved, *unread}):
                 break
         self.respond()
 
-    async def _progress(self, timeout_s: float) -> bool:
-        """Wait until some partition's high watermark moves; False at the time-out."""
-        moved: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    async def _progress(self, timeout_s: float) -> list[int]:
+        """Wait until some partitions' high watermarks move, and return their lines; none at the time-out."""
+        moved: list[int] = []
+        first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-        def wake() -> None:
-            if not moved.done():
-                moved.set_result(None)
+        def wake(line: int) -> None:
+            moved.append(line)
+            if not first.done():
+                first.set_result(None)
 
-        logs = [log for log in map(self._log_of, self._wanted) if log is not None]
-        for log in logs:
-            log.watchers.add(wake)
+        watched: list[tuple[PartitionLog, Callable[[], None]]] = []
+        for line, one in enumerate(self._wanted):
+            log = self._find(one.key, one.index)
+            if log is None or log.core.high_watermark != self._results[line].high_watermark:
+                # It moved since it was looked at: nobody would tell it again.
+                moved.append(line)
+            else:
+                watched.append((log, partial(wake, line)))
+        if moved:
+            return moved
+        for log, watcher in watched:
+            log.watchers.add(watcher)
         try:
             async with asyncio.timeout(timeout_s):
-                await moved
+                await first
         except TimeoutError:
-            return False
+            return []
         finally:
-            for log in logs:
-                log.watchers.discard(wake)
-        return True
-
-    def _log_of(self, one: FetchWanted) -> PartitionLog | None:
-        partitions = self._services.partitions
-        return partitions.find_by_id(one.key, one.index) if self._by_id else partitions.find_by_name(one.key, one.index)
+            for log, watcher in watched:
+                log.watchers.discard(watcher)
+        return moved
 
     async def _read_slow(self) -> None:
         """Read from bookies and object store what the tail cache does not have; put it into the results."""
