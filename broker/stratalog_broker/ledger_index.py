@@ -1,13 +1,14 @@
 """Which entry of a ledger holds which offsets: compact arrays built from batch headers, one line per batch.
 
-Entries of batches have neighbouring ids, from the first after the checkpoint on. Timestamps are kept as running maxima, because
-producers' timestamps do not rise: the first batch whose maximum reaches a time is found by bisection all the same.
+Entries of batches have neighbouring ids, from the first after the checkpoint on. Producers' timestamps do not rise, so each
+batch keeps its own greatest one, and a search by time goes over them in memory.
 """
 
 from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 BYTES_PER_BATCH: Final = 20
@@ -23,15 +24,16 @@ class EntryRun(NamedTuple):
 class LedgerIndex:
     """Positions are 0-based over the ledger's batches."""
 
-    __slots__ = ("_base_offsets", "_maximum_timestamps", "_sizes", "end_offset", "first_entry")
+    __slots__ = ("_base_offsets", "_sizes", "_timestamps", "end_offset", "first_entry", "greatest_timestamp_ms")
 
     def __init__(self, base_offset: int) -> None:
         self.end_offset = base_offset
         """Offset after the last batch."""
         self.first_entry = 0
         """Entry id of the first batch; meaningful once there is one."""
+        self.greatest_timestamp_ms = -1
         self._base_offsets = array("q")
-        self._maximum_timestamps = array("q")
+        self._timestamps = array("q")
         self._sizes = array("I")
 
     def __len__(self) -> int:
@@ -43,13 +45,14 @@ class LedgerIndex:
 
     def append(self, entry_id: int, base_offset: int, end_offset: int, max_timestamp_ms: int, size_bytes: int) -> None:
         """Add the next batch."""
-        maxima = self._maximum_timestamps
-        if not maxima:
+        timestamps = self._timestamps
+        if not timestamps:
             self.first_entry = entry_id
-            maxima.append(max_timestamp_ms)
         else:
-            assert entry_id == self.first_entry + len(maxima), "batches are neighbouring entries"
-            maxima.append(max(maxima[-1], max_timestamp_ms))
+            assert entry_id == self.first_entry + len(timestamps), "batches are neighbouring entries"
+        timestamps.append(max_timestamp_ms)
+        if max_timestamp_ms > self.greatest_timestamp_ms:
+            self.greatest_timestamp_ms = max_timestamp_ms
         self._base_offsets.append(base_offset)
         self._sizes.append(size_bytes)
         self.end_offset = end_offset
@@ -67,24 +70,16 @@ class LedgerIndex:
             stop += 1
         return EntryRun(self.first_entry + position, self.first_entry + stop - 1)
 
-    def first_reaching(self, timestamp_ms: int, start_offset: int) -> int | None:
-        """Entry id of the first batch at or after the one with ``start_offset`` that may hold a record as late as this.
-
-        Exact from the ledger's beginning; later on the batch found may be one whose own records are all earlier, and the
-        search goes on from the next.
+    def reaching(self, timestamp_ms: int, start_offset: int) -> Iterator[int]:
+        """Entry ids of the batches, from the one with ``start_offset`` on, that hold a record as late as this; in the first of
+        them it may lie before ``start_offset``.
         """
-        position = bisect_left(self._maximum_timestamps, timestamp_ms)
-        position = max(position, bisect_right(self._base_offsets, start_offset) - 1, 0)
-        if position >= len(self._base_offsets):
-            return None
-        return self.first_entry + position
-
-    def latest(self) -> tuple[int, int] | None:
-        """``(max timestamp, entry id)`` of the first batch that has the ledger's greatest timestamp."""
-        if not self._maximum_timestamps:
-            return None
-        greatest = self._maximum_timestamps[-1]
-        return greatest, self.first_entry + bisect_left(self._maximum_timestamps, greatest)
+        if timestamp_ms > self.greatest_timestamp_ms:
+            return
+        first = max(bisect_right(self._base_offsets, start_offset) - 1, 0)
+        for position in range(first, len(self._timestamps)):
+            if self._timestamps[position] >= timestamp_ms:
+                yield self.first_entry + position
 
     def last_entry(self) -> int:
         return self.first_entry + len(self._base_offsets) - 1

@@ -55,13 +55,11 @@ async def _find_in_ledger(
     services: BrokerServices, log: PartitionLog, ref: LedgerRef, timestamp_ms: int, start: int
 ) -> Found | None:
     ledger, index = await services.reader.index_of(log, ref)
-    entry_id = index.first_reaching(timestamp_ms, max(start, ref.base_offset))
-    while entry_id is not None and entry_id <= index.last_entry():
+    for entry_id in index.reaching(timestamp_ms, max(start, ref.base_offset)):
         (entry, *_) = await services.ledgers.read(ledger, entry_id, entry_id, 1)
         found = await _find_in_batch(entry.payload, timestamp_ms, start)
         if found is not None:
             return found if found.offset < log.core.high_watermark else None
-        entry_id += 1
     return None
 
 
@@ -78,19 +76,30 @@ async def _find_in_batch(batch: memoryview, timestamp_ms: int, start: int) -> Fo
 
 
 async def find_greatest(services: BrokerServices, log: PartitionLog) -> Found | None:
-    """The first record with the partition's greatest timestamp."""
+    """The first readable record with the partition's greatest timestamp (KIP-734). Raises what reading raises.
+
+    The greatest that any index tells of may lie below the log's start, or be unconfirmed yet; then it is bisected for.
+    """
+    low, high = -1, await _latest_known(services, log) + 1
     best: Found | None = None
+    middle = high - 1
+    while low < middle < high:
+        found = await find_time(services, log, middle)
+        if found is None:
+            high = middle
+        else:
+            best, low = found, found.timestamp_ms
+        middle = (low + high) // 2
+    return best
+
+
+async def _latest_known(services: BrokerServices, log: PartitionLog) -> int:
+    """No timestamp is greater than this one; -1 if there is none."""
+    latest = -1
     pointer = services.reader.manifest_pointer(log)
     if pointer is not None and pointer.end_offset > log.core.log_start_offset:
-        cold = await services.cold.max_timestamp(pointer)
-        best = Found(cold.offset, cold.timestamp_ms, cold.leader_epoch) if cold is not None else None
+        latest = await services.cold.timestamp_bound(pointer)
     for ref in services.reader.hot_ledgers(log):
-        ledger, index = await services.reader.index_of(log, ref)
-        latest = index.latest()
-        if latest is None or (best is not None and latest[0] <= best.timestamp_ms):
-            continue
-        (entry, *_) = await services.ledgers.read(ledger, latest[1], latest[1], 1)
-        found = await _find_in_batch(entry.payload, latest[0], log.core.log_start_offset)
-        if found is not None and found.offset < log.core.high_watermark:
-            best = found
-    return best
+        _, index = await services.reader.index_of(log, ref)
+        latest = max(latest, index.greatest_timestamp_ms)
+    return latest

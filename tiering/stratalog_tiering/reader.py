@@ -141,13 +141,11 @@ class ColdReader:
                 return found
             start = entry.end_offset
 
-    async def max_timestamp(self, pointer: ManifestPointer) -> FoundRecord | None:
-        """The first record with the greatest timestamp (KIP-734), or None of an empty history."""
+    async def timestamp_bound(self, pointer: ManifestPointer) -> int:
+        """The greatest timestamp of the whole history, -1 if it is empty. The log's start may lie behind that record."""
         manifest = await self._in_time(self._source.manifest(pointer), self._clock.monotonic() + LOOKUP_TIMEOUT_S)
         spans: Sequence[PageRef | SegmentEntry] = (*manifest.pages, *manifest.segments)
-        if not spans:
-            return None
-        return await self.offset_for_timestamp(pointer, max(span.max_timestamp_ms for span in spans))
+        return max((span.max_timestamp_ms for span in spans), default=-1)
 
     async def leader_epochs(self, pointer: ManifestPointer) -> list[tuple[int, int]]:
         """``(epoch, start offset)`` as known at the end of cold history, oldest first."""

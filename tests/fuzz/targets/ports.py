@@ -28,8 +28,9 @@ from stratalog_core import framing
 from stratalog_core.rpc import TcpTransport
 from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
 from stratalog_metadata import messages as metadata_messages
+from stratalog_metadata.commands import Command, Put
 from stratalog_metadata.embedded import EmbeddedQuorum, embedded_quorum
-from stratalog_metadata.records import Topic
+from stratalog_metadata.records import LEDGER_IDS, Counter, Topic
 
 FRAMED, RAW, SLOW, RUDE, TWICE = range(5)
 """A whole frame with its length; bytes as they are; a frame in two halves; one closed at once; two frames at once."""
@@ -168,6 +169,9 @@ async def bookie_port(directory: Path) -> AsyncIterator[BookiePort]:
     background = ThreadBackground(settings.threads, "fuzzed")
     try:
         async with embedded_quorum(directory / "metadata", transport) as quorum:
+            # Clients make ledgers up, with ids that metadata has not handed out.
+            all_given = Counter(name=LEDGER_IDS, next_value=2**63 - 1)
+            await quorum.client.propose(Command(updates=(Put(record=all_given),)))
             server = BookieServer(settings, quorum.client, transport, [SystemFiles(disk)], SystemClock(), Random(1), background)
             await server.start()
             try:

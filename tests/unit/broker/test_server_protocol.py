@@ -284,6 +284,21 @@ async def test_offsets_by_name_and_by_time(mini_cluster: MiniCluster, client: Ra
     assert found == expected
 
 
+async def test_the_greatest_time_is_that_of_a_record_that_can_be_read(
+    mini_cluster: MiniCluster, client: RawClient, flights: str
+) -> None:
+    """The greatest of all lies below the log's start, in a batch that goes on above it."""
+    await create(mini_cluster, flights)
+    for start_ms in (9_000, 5_000, 1_000, 5_000):
+        await produce(client, flights, batch(b"a", b"b", timestamp_ms=start_ms))
+    for start, expected in ((1, (1, 9_001)), (2, (3, 5_001)), (4, (7, 5_001)), (8, (-1, -1))):
+        log = mini_cluster.broker.services.partitions.find_by_name(flights.encode(), 0)
+        assert log is not None
+        log.move_start(start)
+        answer = await list_offset(client, flights, -3)
+        assert (answer.error_code, answer.offset, answer.timestamp) == (ErrorCode.none, *expected)
+
+
 async def test_leader_epochs_end_where_the_next_began(mini_cluster: MiniCluster, client: RawClient, flights: str) -> None:
     await create(mini_cluster, flights)
     await produce(client, flights, batch(b"a", b"b"))

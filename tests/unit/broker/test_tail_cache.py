@@ -74,11 +74,9 @@ def test_the_index_finds_what_a_scan_finds(entries: list[tuple[int, int, int]], 
     assert all(entry[1] < end for entry in chosen)
     assert len(chosen) == 1 or sum(entry[4] for entry in chosen) <= room
     timestamp_ms = data.draw(st.integers(0, 51))
-    reaching = next((entry[0] for entry in known if entry[3] >= timestamp_ms), None)
-    assert index.first_reaching(timestamp_ms, 10) == reaching
-    latest = index.latest()
-    assert latest is not None
-    assert latest == (max(entry[3] for entry in known), next(e[0] for e in known if e[3] == max(k[3] for k in known)))
+    reaching = [entry[0] for entry in known if entry[2] > offset and entry[3] >= timestamp_ms]
+    assert list(index.reaching(timestamp_ms, offset)) == reaching
+    assert index.greatest_timestamp_ms == max(entry[3] for entry in known)
 
 
 def test_beyond_its_end_the_index_has_nothing() -> None:
