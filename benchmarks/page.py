@@ -42,7 +42,8 @@ _SHOWN = {
     "share_of_before": ("share of the throughput before", True),
     "memory_bytes": ("memory of all processes, bytes (PSS)", False),
     "server_cpu_s_per_gb": ("CPU of all servers, s/GB", False),
-    "client_cpu_s_per_gb": ("CPU of the clients, s/GB", False),
+    "clients_cpu_s_per_gb": ("CPU of the clients, s/GB", False),
+    "machine_share_idle": ("share of the cores that was idle", True),
 }
 # In full load latency is the client's own queue.
 _FULL_LOAD = ("produce", "produce with Java")
@@ -62,7 +63,8 @@ def write_page(name: str, run: Run, matrix: Matrix, *, page: Path = PAGE, pictur
     before, rest = document.split(BEGIN, 1)
     _, after = rest.split(END, 1)
     drawn = _draw(run, matrix, against, pictures)
-    lines = [*_what_ran(name, run), *_goals(run, matrix, against), *drawn, *_tables(run, matrix, against)]
+    goals = [*_goals(run, matrix, against), *_limits(run, matrix, against)]
+    lines = [*_what_ran(name, run), *goals, *drawn, *_tables(run, matrix, against)]
     page.write_text(f"{before}{BEGIN}\n" + "\n".join(lines) + f"\n{END}{after}")
 
 
@@ -75,7 +77,7 @@ def _what_ran(name: str, run: Run) -> list[str]:
     moments = sorted(row.at for row in run.rows)
     clients = sorted({row.client for row in run.rows if row.client})
     lines = [
-        f"Run `{name}` (profile {run.profile}, commit {run.commit[:10]}), {moments[0]} to {moments[-1]}, "
+        f"Run `{name}` (profile {_profiles(run)}, commit {run.commit[:10]}), {moments[0]} to {moments[-1]}, "
         f"on {run.machine['cores']} cores ({run.machine['system']}, Python {run.machine['python']}), clients on the same "
         "cores. Systems in turns; medians.",
         "",
@@ -85,6 +87,10 @@ def _what_ran(name: str, run: Run) -> list[str]:
     ]
     missing = summary.failures(run)
     return [*lines, *(["Not measured:", "", *(f"- {line}" for line in missing), ""] if missing else [])]
+
+
+def _profiles(run: Run) -> str:
+    return " and ".join(dict.fromkeys(row.profile or run.profile for row in run.rows))
 
 
 def _goals(run: Run, matrix: Matrix, against: str) -> list[str]:
@@ -98,6 +104,65 @@ def _goals(run: Run, matrix: Matrix, against: str) -> list[str]:
     ]
     head = ["### Goals", "", f"| goal | cell | bound | ours to {against} | |", "| --- | --- | --- | --- | --- |"]
     return [*head, *rows, ""]
+
+
+def _limits(run: Run, matrix: Matrix, against: str) -> list[str]:
+    """For every goal that was missed: where the machine's time went, and what is the most that our servers could still gain."""
+    missed = [verdict for verdict in summary.verdicts(run, matrix.goals, against) if not verdict.reached]
+    limits = [(verdict, found) for verdict in missed if (found := summary.limit(run, verdict, against))]
+    lines = ["### Limits of what was not reached", "", *_LIMITS_READ, ""] if missed else []
+    for verdict, found in limits:
+        lines += [f"**{verdict.goal.title}, {verdict.cell}** ({_bound(verdict.goal)}, measured {verdict.ratio:.2f})", ""]
+        lines += [*_limit_lines(run, found, against), ""]
+    for verdict in missed:
+        if all(verdict is not other for other, _ in limits):
+            lines += [f"**{verdict.goal.title}, {verdict.cell}** ({_bound(verdict.goal)}, measured {verdict.ratio:.2f})", ""]
+            lines += [*_shares_lines(run, verdict.cell, against), ""]
+    return lines
+
+
+_LIMITS_READ = (
+    "CPU time of exactly the window that counted. *Other* is what the machine did for nobody in particular: the kernel's",
+    "threads, which also write to disk, the measuring itself, neighbours. The *ceiling* is the rate at which the clients alone",
+    "would take all cores: a goal above it is out of reach of any server on this machine. Where cores were idle, it is not CPU",
+    "that bounds the rate but the way of a batch to its acknowledgement, with as many on their way as the client lets be.",
+)
+
+
+def _limit_lines(run: Run, found: summary.Limit, against: str) -> list[str]:
+    roles = ", ".join(f"{role} {figure(value)}" for role, value in found.per_gb.items())
+    allowed = found.servers_s_per_gb_allowed
+    servers_s_per_gb = sum(found.per_gb.values())
+    verdict = (
+        f"all our servers together would have to cost {figure(allowed)} s/GB, and no core ever to wait"
+        if allowed > 0
+        else "no server, however cheap, reaches it beside these clients on these cores"
+    )
+    return [
+        *_shares_lines(run, found.cell, against),
+        f"- CPU per GB, ours: clients {figure(found.clients_s_per_gb)} s; {roles}; servers together "
+        f"{figure(servers_s_per_gb)} s.",
+        *_way_lines(run, found.cell, against),
+        f"- Ceiling, if our servers cost nothing: {figure(found.ceiling_mb_per_s)} MB/s, {found.ceiling_ratio:.2f} times "
+        f"{against}'s measured rate. For the goal {verdict}.",
+    ]
+
+
+def _way_lines(run: Run, cell: str, against: str) -> list[str]:
+    ways = {system: summary.median(run, cell, system, "latency_p50_ms") for system in (summary.OURS, against)}
+    told = ", ".join(f"{system} {figure(way)} ms" for system, way in ways.items() if way is not None)
+    return [f"- Median time from the hand-over of a record to its acknowledgement: {told}."] if told else []
+
+
+def _shares_lines(run: Run, cell: str, against: str) -> list[str]:
+    """Of the machine's cores, by role, for both systems."""
+    lines = []
+    for system in (summary.OURS, against):
+        shares = summary.by_role(run, cell, system, summary.SHARE)
+        if shares:
+            parts = ", ".join(f"{role} {share:.0%}" for role, share in shares.items())
+            lines.append(f"- Share of all cores, {system}: {parts}.")
+    return lines or ["- Its CPU time was not measured."]
 
 
 def _bound(goal: Goal) -> str:

@@ -69,6 +69,53 @@ def verdicts(run: Run, goals: Sequence[Goal], against: str) -> Iterator[Verdict]
                 yield Verdict(goal=goal, cell=cell, ratio=found)
 
 
+class Limit(msgspec.Struct, frozen=True, kw_only=True):
+    """What stood between our rate and the goal in one cell, from the CPU time of the windows that counted.
+
+    ``per_gb`` are CPU seconds per GB by role. ``ceiling_mb_per_s`` is what the machine's cores give if all they do is the
+    clients' work, our servers costing nothing; ``ceiling_ratio`` is that to the other system's measured rate. With
+    ``servers_s_per_gb_allowed`` for all our servers together, the other system's rate as it is and no core ever idle, the goal
+    would stand; negative means that the clients alone cost too much for it.
+    """
+
+    cell: str
+    per_gb: dict[str, float]
+    clients_s_per_gb: float
+    ceiling_mb_per_s: float
+    ceiling_ratio: float
+    servers_s_per_gb_allowed: float
+
+
+SHARE, SERVER = "machine_share_", "server_cpu_s_per_gb_"
+"""What the names of a role's figures begin with."""
+
+
+def limit(run: Run, verdict: Verdict, against: str) -> Limit | None:
+    """``None`` for goals that are not about a rate, and where CPU was not measured."""
+    cell, goal = verdict.cell, verdict.goal
+    per_gb = by_role(run, cell, OURS, SERVER)
+    clients_s_per_gb = median(run, cell, OURS, "clients_cpu_s_per_gb")
+    theirs = median(run, cell, against, "megabytes_per_s")
+    if goal.quantity != "records_per_s" or goal.over or not (per_gb and clients_s_per_gb and theirs):
+        return None
+    cores = float(run.machine["cores"])
+    ceiling = cores / clients_s_per_gb * 1000
+    return Limit(
+        cell=cell,
+        per_gb=per_gb,
+        clients_s_per_gb=clients_s_per_gb,
+        ceiling_mb_per_s=ceiling,
+        ceiling_ratio=ceiling / theirs,
+        servers_s_per_gb_allowed=cores / ((goal.at_least or 1.0) * theirs / 1000) - clients_s_per_gb,
+    )
+
+
+def by_role(run: Run, cell: str, system: str, prefix: str) -> dict[str, float]:
+    """Medians of the quantities that begin with ``prefix``, by the rest of their names."""
+    found = {name: median(run, cell, system, name) for name in quantities(run, cell) if name.startswith(prefix)}
+    return {name.removeprefix(prefix): value for name, value in found.items() if value is not None}
+
+
 def failures(run: Run) -> list[str]:
     """What could not be measured, and why."""
     return [f"{row.cell}, {row.system}, round {row.round}: {row.failure}" for row in run.rows if row.failure]

@@ -109,7 +109,7 @@ class WholeBatches(Work):
             producer.poll(_POLL_S)
 
     def _arrived(
-        self, lane: _Lane, target: Target, records: int, sent_ns: int, failure: KafkaError | None, message: Message
+        self, lane: Lane, target: Target, records: int, sent_ns: int, failure: KafkaError | None, message: Message
     ) -> None:
         """The last record of a batch is done with; with it all before it, which went to the same partition."""
         lane.give_back(target)
@@ -125,7 +125,7 @@ class WholeBatches(Work):
         return [[_message(next(values), next(keys)) for _ in range(size)] for _ in range(made)]
 
 
-class _Lane:
+class Lane:
     """One leader's partitions that no batch is on its way to, the one that has waited longest first."""
 
     def __init__(self, targets: Iterable[Target], room: int) -> None:
@@ -151,9 +151,9 @@ class _Sender:
     def __init__(self, producer: Producer, lanes: list[list[Target]], room: int, number: int) -> None:
         self.producer = producer
         turned = [lane[number % len(lane) :] + lane[: number % len(lane)] for lane in lanes]
-        self._lanes = [_Lane(lane, room) for lane in turned]
+        self._lanes = [Lane(lane, room) for lane in turned]
 
-    def lane_with_room(self) -> _Lane | None:
+    def lane_with_room(self) -> Lane | None:
         """The one with the most."""
         return max((lane for lane in self._lanes if lane.open), key=lambda lane: lane.room, default=None)
 

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stratalog.bench.connecting import source_of
 from stratalog.bench.gaps import Gaps
 from stratalog.bench.histogram import Histogram, bucket_of, highest_of
-from stratalog.bench.loads import Counted, Payload
+from stratalog.bench.loads import Counted, Options, Payload
 from stratalog.bench.payloads import payloads, stamp_of, stamped
 from stratalog.bench.report import flat
 from stratalog.bench.results import throughput
 from stratalog.bench.runs.java import java_properties
 from stratalog.bench.runs.produce import producer_loads, split
 from stratalog.bench.runs.readers import consumer_loads
-from stratalog.bench.settings import Readers, Traffic, Window, producer_options
+from stratalog.bench.settings import Readers, Traffic, Window, batch_records, in_flight, producer_options, whole_batch_options
 from stratalog.bench.topics import Prepared
+from stratalog.bench.whole_batches import Lane
 from stratalog.bench.workload_file import client_options, plan_of, read_driver, read_workload
 from stratalog_core.errors import Invalid, NotFound, Unavailable
 
@@ -126,6 +129,44 @@ def test_every_group_has_all_its_consumers(processes: int) -> None:
 def test_a_user_s_setting_of_the_client_wins() -> None:
     options = producer_options("127.0.0.1:1", Traffic(batch_records=1, client={"linger.ms": "0"}))
     assert (options["linger.ms"], options["batch.num.messages"], options["enable.idempotence"]) == ("0", 1, True)
+
+
+def test_a_whole_batch_has_as_many_records_as_fit() -> None:
+    assert batch_records(Traffic(batch_bytes=131_072)) == 129
+    assert batch_records(Traffic(batch_bytes=131_072, payload=Payload(record_bytes=100_000))) == 1
+    assert batch_records(Traffic(batch_bytes=1)) == batch_records(Traffic(batch_records=1)) == 1
+
+
+def test_whole_batches_end_by_their_number_of_records_and_never_wait_for_bytes() -> None:
+    options = whole_batch_options("127.0.0.1:1", Traffic(batch_bytes=1_000_000))
+    assert options["batch.num.messages"] == batch_records(Traffic(batch_bytes=1_000_000)) == 988
+    assert float(options["batch.size"]) > 1_000_000 < float(options["message.max.bytes"])
+
+
+@pytest.mark.parametrize(("acks", "wanted", "most"), [("all", None, 5), ("all", 2, 2), ("all", 50, 5), ("1", 50, 20)])
+def test_no_more_is_on_its_way_than_the_client_would_send(acks: Any, wanted: int | None, most: int) -> None:
+    client: Options = {} if wanted is None else {"max.in.flight": wanted}
+    assert in_flight(Traffic(acks=acks, client=client)) == most
+
+
+@pytest.mark.parametrize("partitions", [1, 3, 12])
+def test_one_batch_is_on_its_way_to_a_partition_and_a_few_to_a_broker(partitions: int) -> None:
+    targets = [("topic", number) for number in range(partitions)]
+    lane, taken = Lane(targets, room=5), []
+    while lane.open:
+        taken.append(lane.take())
+    assert taken == targets[:5]
+    lane.give_back(taken[0])
+    assert lane.take() == (targets * 2)[min(5, partitions)]
+
+
+def test_connections_come_from_several_addresses_of_the_loopback_interface() -> None:
+    assert [source_of("127.0.0.1", number) for number in (0, 9_999, 10_000)] == [
+        ("127.0.0.1", 0),
+        ("127.0.0.1", 0),
+        ("127.0.0.2", 0),
+    ]
+    assert source_of("broker.example", 1) is None
 
 
 def test_rates_of_processes_add_up() -> None:

@@ -8,11 +8,13 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 from benchmarks import summary
-from benchmarks.cells import KINDS
+from benchmarks.cells import KINDS, cpu_figures
 from benchmarks.charts import Bar, ratio_chart
+from benchmarks.compare import left_s
 from benchmarks.journal import Journal, Row, Run
 from benchmarks.matrix import Goal, cells_of, read_matrix
 from benchmarks.page import BEGIN, END, write_page
+from benchmarks.usage import Used, used_within
 
 from stratalog.bench.java_tools import ToolFailed, parse_consumer, parse_end_to_end, parse_producer
 
@@ -20,7 +22,8 @@ from stratalog.bench.java_tools import ToolFailed, parse_consumer, parse_end_to_
 def test_the_last_summary_of_the_producer_counts() -> None:
     line = "{} records sent, 12828.7 records/sec (12.23 MB/sec), 2000.97 ms avg latency, 3338.00 ms max latency, {}\n"
     percentiles = "1951 ms 50th, 2769 ms 95th, 3076 ms 99th, 3337 ms 99.9th."
-    found = parse_producer("noise\n" + line.format(100, percentiles) + line.format(80, percentiles))
+    steady = line.format("80 steady state", percentiles)
+    found = parse_producer("noise\n" + line.format(100, percentiles) + steady)
     assert (found.records, found.records_per_s, found.p99_ms) == (80, 12828.7, 3076)
 
 
@@ -85,6 +88,69 @@ def test_the_page_replaces_only_what_is_between_its_markers(tmp_path: Path) -> N
     assert sorted(path.stem for path in (tmp_path / "benchmarks").iterdir()) == ["latency", "memory", "throughput"]
 
 
+def test_a_missed_goal_says_where_the_time_went_and_what_is_the_most_to_gain(tmp_path: Path) -> None:
+    ours = {
+        "records_per_s": 90.0,
+        "megabytes_per_s": 150.0,
+        "clients_cpu_s_per_gb": 5.0,
+        "server_cpu_s_per_gb_bookie": 4.0,
+        "server_cpu_s_per_gb_broker": 2.0,
+        "machine_share_clients": 0.4,
+        "machine_share_idle": 0.1,
+    }
+    theirs = {"records_per_s": 60.0, "megabytes_per_s": 100.0, "machine_share_kafka": 0.6}
+    run = _run(produce={"stratalog": ours, "kafka": theirs})
+    (missed,) = [each for each in summary.verdicts(run, read_matrix().goals, "kafka") if not each.reached]
+    found = summary.limit(run, missed, "kafka")
+    assert found is not None
+    # Two cores and 5 s/GB of clients: 0.4 GB/s if our servers cost nothing; twice Kafka's 100 MB/s leaves 10 s/GB for all.
+    assert (found.ceiling_mb_per_s, found.ceiling_ratio, found.servers_s_per_gb_allowed) == (400, 4, 5)
+    write_page("a-run", run, read_matrix(), page=tmp_path / "page.md", pictures=tmp_path / "pictures")
+    text = (tmp_path / "page.md").read_text()
+    assert "**throughput with 128 KB batches, produce** (≥ 2, measured 1.50)" in text
+    assert "clients 5 s; bookie 4, broker 2; servers together 6 s" in text
+    assert "Share of all cores, stratalog: clients 40%, idle 10%." in text
+    assert "400 MB/s, 4.00 times kafka's measured rate" in text
+
+
+def test_a_goal_beyond_the_clients_says_so() -> None:
+    ours = {"records_per_s": 1.0, "clients_cpu_s_per_gb": 20.0, "server_cpu_s_per_gb_broker": 2.0}
+    run = _run(produce={"stratalog": ours, "kafka": {"records_per_s": 1.0, "megabytes_per_s": 100.0}})
+    (missed,) = [each for each in summary.verdicts(run, read_matrix().goals, "kafka") if not each.reached]
+    found = summary.limit(run, missed, "kafka")
+    assert found is not None
+    assert (found.ceiling_ratio, found.servers_s_per_gb_allowed) == (1.0, -10.0)
+
+
+def test_cpu_time_is_that_of_the_window_interpolated_between_samples() -> None:
+    moments = [10.0, 11.0, 12.0]
+    samples = [
+        {"broker": 1.0, "(idle)": 5.0, "(machine)": 20.0},
+        {"broker": 2.0, "(idle)": 6.0, "(machine)": 22.0},
+        {"broker": 4.0, "bookie": 7.0, "(idle)": 6.0, "(machine)": 24.0},
+    ]
+    used = used_within(moments, samples, (10.5, 11.5))
+    # A role that came meanwhile counts from its beginning.
+    assert used == Used(by_role={"broker": 1.5, "bookie": 7.0}, machine_s=2.0, idle_s=0.5)
+    assert used_within(moments, samples, (9.0, 11.0)) is used_within(moments, samples, (11.0, 13.0)) is None
+
+
+def test_clients_say_what_they_used_and_java_is_sampled() -> None:
+    used = Used(by_role={"broker": 3.0, "client": 2.0}, machine_s=12.0, idle_s=4.0)
+    told = cpu_figures({"client_cpu_s": 1.0, "produced_client_cpu_s": 2.0, "record_bytes_in_all": 500_000_000}, used)
+    assert (told["clients_cpu_s_per_gb"], told["server_cpu_s_per_gb"], told["other_cpu_s_per_gb"]) == (6.0, 6.0, 4.0)
+    assert cpu_figures({"record_bytes_in_all": 1_000_000_000}, used)["clients_cpu_s_per_gb"] == 2.0
+    shares = [value for name, value in told.items() if name.startswith("machine_share")]
+    assert sum(shares) == pytest.approx(1.0)
+
+
+def test_the_time_left_is_that_of_the_same_cell_before_or_of_all() -> None:
+    run = _run(produce={"stratalog": {"records_per_s": 1.0}, "kafka": {"records_per_s": 1.0}})
+    run.rows = [msgspec.structs.replace(row, took_s=took) for row, took in zip(run.rows, (10.0, 20.0), strict=True)]
+    assert left_s(run, [("produce", "kafka"), ("latency", "stratalog")]) == 35.0
+    assert left_s(_run(), [("produce", "kafka")]) == 0.0
+
+
 def test_a_picture_is_svg_with_the_worse_bar_in_another_colour() -> None:
     bars = [Bar(label="a < b", ratio=2.0, more_is_better=True, goal=1.5), Bar(label="c", ratio=0.5, more_is_better=True)]
     root = ElementTree.fromstring(ratio_chart("Title", bars))
@@ -109,7 +175,7 @@ def test_a_goal_may_compare_two_cells_of_ours() -> None:
     assert (verdict.ratio, verdict.reached) == (0.4, False)
 
 
-@pytest.mark.parametrize("profile", ["quick", "full", "smoke"])
+@pytest.mark.parametrize("profile", ["quick", "size", "full", "smoke"])
 def test_cells_have_names_of_their_own_and_kinds_that_exist(profile: str) -> None:
     cells = cells_of(read_matrix(), profile)
     assert len({cell.name for cell in cells}) == len(cells)
