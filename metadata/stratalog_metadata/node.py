@@ -79,6 +79,7 @@ class RaftNode:
         self._saved_index = replica.index
         self._pump_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
         self._saving = False
         self._making_snapshot = False
@@ -145,7 +146,9 @@ class RaftNode:
             ready = self.core.ready()
             if ready is not None:
                 self._carry_out(ready)
-                self.wake()
+                if ready.committed:
+                    # There may have been no room for everything, and what was applied may call for more.
+                    self.wake()
             self.core.validate_state()
             self._events.turned()
         except Exception as failure:
@@ -155,11 +158,20 @@ class RaftNode:
         self._arm_timer()
 
     def _arm_timer(self) -> None:
+        deadline = self.core.next_deadline()
         if self._timer is not None:
+            if self._timer_at <= deadline:
+                # Each heartbeat moves the deadline: one timer that comes early costs less than one for each heartbeat.
+                return
             self._timer.cancel()
         # A rounding error's worth of time may be left when a timer fires: without a floor that would be a busy loop.
-        delay_s = max(self.core.next_deadline() - self._clock.monotonic(), TIMER_S_MIN)
-        self._timer = self._loop.call_later(delay_s, self.wake)
+        delay_s = max(deadline - self._clock.monotonic(), TIMER_S_MIN)
+        self._timer_at = deadline
+        self._timer = self._loop.call_later(delay_s, self._time_is_up)
+
+    def _time_is_up(self) -> None:
+        self._timer = None
+        self.wake()
 
     def _carry_out(self, ready: Ready) -> None:
         if ready.messages:

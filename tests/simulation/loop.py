@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import heapq
 import itertools
 from collections import deque
 from collections.abc import Callable, Coroutine
-from contextvars import Context
+from contextvars import Context, copy_context
+from heapq import heappop, heappush
 from typing import Any, Final, TypeVar, TypeVarTuple, Unpack, cast
 
 Result = TypeVar("Result")
@@ -39,7 +39,7 @@ class Process:
     While it is stopped, as by SIGSTOP or a suspended machine, ``held`` keeps what it would have run.
     """
 
-    __slots__ = ("_context", "alive", "fuse", "held", "name", "on_fuse")
+    __slots__ = ("_context", "alive", "context", "fuse", "held", "is_special", "name", "on_fuse")
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -48,12 +48,22 @@ class Process:
         self.fuse = 0
         """So many callbacks of it may still run before ``on_fuse`` is called; 0: any number."""
         self.on_fuse: Callable[[], None] = _nothing
+        self.is_special = False
+        """Not just alive: the loop has to look what is with it before it runs anything of it."""
         self._context = contextvars.Context()
         self._context.run(CURRENT.set, self)
-
-    def context(self) -> Context:
+        self.context: Callable[[], Context] = self._context.copy
         """A fresh context whose callbacks belong to this process."""
-        return self._context.copy()
+
+    def end(self) -> None:
+        """It has crashed."""
+        self.alive = False
+        self.is_special = True
+
+    def light_fuse(self, callbacks: int, on_fuse: Callable[[], None]) -> None:
+        """Call ``on_fuse`` before its so many-th callback from now; 0: do not."""
+        self.fuse, self.on_fuse = callbacks, on_fuse
+        self.is_special = True
 
 
 CURRENT: contextvars.ContextVar[Process | None] = contextvars.ContextVar("simulated_process", default=None)
@@ -65,14 +75,14 @@ class _Handle(asyncio.TimerHandle):
     __slots__ = ("process",)
 
     def __init__(  # The base class would ask the loop for its debug mode.
-        self, callback: Callable[..., object], args: tuple[Any, ...], context: Context, when: float
+        self, callback: Callable[..., object], args: tuple[Any, ...], context: Context, when: float, process: Process | None
     ) -> None:
         self._callback = callback
         self._args = args
         self._context = context
         self._when = when
         self._cancelled = False
-        self.process = context.get(CURRENT)
+        self.process = process
 
     def cancel(self) -> None:
         self._cancelled = True
@@ -104,12 +114,14 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def time(self) -> float:
         return self._now
 
-    # -- scheduling
+    # -- scheduling: a quarter of a run's time was spent here, so these do not call one another
 
     def call_soon(
         self, callback: Callable[[Unpack[Arguments]], object], *args: *Arguments, context: Context | None = None
     ) -> asyncio.Handle:
-        handle = _Handle(callback, args, context or contextvars.copy_context(), self._now)
+        if context is None:
+            context = copy_context()
+        handle = _Handle(callback, args, context, self._now, context.get(CURRENT))
         if not self.is_over:
             self._handles.append(handle)
         return handle
@@ -121,10 +133,13 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         *args: *Arguments,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
+        if context is None:
+            context = copy_context()
         # However short a wait, time moves: a clock that runs slower than the loop's would be waited for in steps of nothing.
-        when = max(when, self._now + SHORTEST_WAIT_S)
-        handle = _Handle(callback, args, context or contextvars.copy_context(), when)
-        heapq.heappush(self._timers, (when, next(self._numbers), handle))
+        soonest = self._now + SHORTEST_WAIT_S
+        when = when if when > soonest else soonest
+        handle = _Handle(callback, args, context, when, context.get(CURRENT))
+        heappush(self._timers, (when, next(self._numbers), handle))
         return handle
 
     def call_later(
@@ -134,26 +149,36 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         *args: *Arguments,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
-        return self.call_at(self._now + delay, callback, *args, context=context)
+        if context is None:
+            context = copy_context()
+        when = self._now + (delay if delay > SHORTEST_WAIT_S else SHORTEST_WAIT_S)
+        handle = _Handle(callback, args, context, when, context.get(CURRENT))
+        heappush(self._timers, (when, next(self._numbers), handle))
+        return handle
 
     def call_later_as(self, process: Process | None, delay: float, callback: Callable[..., object], *args: Any) -> None:
         """``call_later`` for another process, or for the world."""
-        self.call_at(self._now + delay, callback, *args, context=_context_of(process))
+        when = self._now + (delay if delay > SHORTEST_WAIT_S else SHORTEST_WAIT_S)
+        context = Context() if process is None else process.context()
+        heappush(self._timers, (when, next(self._numbers), _Handle(callback, args, context, when, process)))
 
     def call_at_as(self, process: Process | None, when: float, callback: Callable[..., object], *args: Any) -> None:
         """``call_at`` for another process, or for the world."""
-        self.call_at(when, callback, *args, context=_context_of(process))
+        self.call_later_as(process, when - self._now, callback, *args)
 
     def run_as(self, process: Process | None, call: Callable[..., Result], *args: Any) -> Result:
         """Call with every callback that it schedules belonging to ``process``."""
-        return _context_of(process).run(call, *args)
+        context = Context() if process is None else process.context()
+        return context.run(call, *args)
 
     def deliver_as(self, process: Process | None, call: Callable[..., object], *args: Any) -> None:
         """Something reaches ``process`` from outside: ``call`` now, or when it goes on."""
-        if process is None or process.held is None:
-            _context_of(process).run(call, *args)
+        if process is None:
+            Context().run(call, *args)
+        elif process.held is None:
+            process.context().run(call, *args)
         else:
-            process.held.append(_Handle(call, args, process.context(), self._now))
+            process.held.append(_Handle(call, args, process.context(), self._now, process))
 
     # -- running
 
@@ -167,13 +192,10 @@ class SimulatedLoop(asyncio.BaseEventLoop):
                 last_turn = self.turns + MAXIMUM_TURNS_WITHOUT_TIME
                 continue
             handle = handles.popleft()
+            if handle._cancelled:
+                continue
             process = handle.process
-            if handle._cancelled or (process is not None and not process.alive):
-                continue
-            if process is not None and process.held is not None:
-                process.held.append(handle)
-                continue
-            if process is not None and process.fuse and self._burns(process):
+            if process is not None and process.is_special and not self._lets_run(process, handle):
                 continue
             self.turns += 1
             if self.turns > last_turn:
@@ -183,31 +205,41 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             except Exception as failure:
                 self._complain({"message": f"a callback of {_name(process)} failed", "exception": failure})
 
-    def _burns(self, process: Process) -> bool:
-        """Between any two callbacks, which is at any await, a process may end."""
-        process.fuse -= 1
-        if not process.fuse:
-            process.on_fuse()
-        return not process.alive
+    def _lets_run(self, process: Process, handle: _Handle) -> bool:
+        """Whether ``process`` runs this callback now. It may be dead, or stopped, or be about to end."""
+        if process.alive and process.held is not None:
+            process.held.append(handle)
+            return False
+        if process.alive and process.fuse:
+            # Between any two callbacks, which is at any await, a process may end.
+            process.fuse -= 1
+            if not process.fuse:
+                process.on_fuse()
+        elif process.alive:
+            process.is_special = False
+        return process.alive
 
     def _jump(self) -> None:
         """To the next timer's time; all timers of that time are ready now."""
         timers = self._timers
         while timers and timers[0][2]._cancelled:
-            heapq.heappop(timers)
+            heappop(timers)
         if not timers:
             self.fail(SimulationStuck("every task waits and no timer is set"))
             return
-        self._now = timers[0][0]
-        while timers and timers[0][0] <= self._now:
-            self._handles.append(heapq.heappop(timers)[2])
-        if self._now >= self._next_look:
-            self._next_look = self._now + PATIENCE_S
+        now, _, handle = heappop(timers)
+        self._now = now
+        self._handles.append(handle)
+        while timers and timers[0][0] <= now:
+            self._handles.append(heappop(timers)[2])
+        if now >= self._next_look:
+            self._next_look = now + PATIENCE_S
             self.look_after_tasks()
 
     def stop_process(self, process: Process) -> None:
         """Nothing of it runs until ``continue_process``; time goes on."""
         process.held = process.held if process.held is not None else []
+        process.is_special = True
 
     def continue_process(self, process: Process) -> None:
         """What came meanwhile runs now, in the order in which it came."""
@@ -275,10 +307,6 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
 def _nothing() -> None:
     pass
-
-
-def _context_of(process: Process | None) -> Context:
-    return Context() if process is None else process.context()
 
 
 def _is_forgotten(task: asyncio.Task[Any]) -> bool:

@@ -102,7 +102,7 @@ class Machine:
         if self._process is None:
             return
         self.world.note(f"{self.name} crashes")
-        self._process.alive = False
+        self._process.end()
         self.world.streams.process_died(self._process)
         self.world.network.connections.process_died(self._process)
         self._process = None
@@ -111,8 +111,7 @@ class Machine:
     def crash_within(self, callbacks: int) -> None:
         """Crash before its so many-th callback from now, even between two that belong to one moment. 0: do not."""
         if self._process is not None:
-            self._process.on_fuse = functools.partial(self.world.loop.run_as, None, self.crash)
-            self._process.fuse = callbacks
+            self._process.light_fuse(callbacks, functools.partial(self.world.loop.run_as, None, self.crash))
 
     def stop(self) -> None:
         """As SIGSTOP: nothing of it runs until ``go_on``, while time and the others go on."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import log
 from typing import Final, NamedTuple
 
 from simulation.connections import Connections
@@ -92,13 +93,14 @@ class Network:
 
     def carries(self, source: str, target: str) -> bool:
         """Whether one message gets through now."""
-        return (source, target) not in self.cut and self.randomness.random() >= self.faults.loss_chance
+        if self.cut and (source, target) in self.cut:
+            return False
+        return not self.faults.loss_chance or self.randomness.random() >= self.faults.loss_chance
 
     def delay_s(self) -> float:
-        delay = self.randomness.expovariate(1 / self.faults.delay_mean_s)
-        return delay + (
-            self.faults.slow_s * self.randomness.random() if self.randomness.random() < self.faults.slow_chance else 0
-        )
+        faults, draw = self.faults, self.randomness.random
+        delay_s = -log(1.0 - draw()) * faults.delay_mean_s
+        return delay_s + faults.slow_s * draw() if draw() < faults.slow_chance else delay_s
 
 
 class SimulatedRequest:
@@ -113,7 +115,7 @@ class SimulatedRequest:
         self._answer = answer
 
     def reply(self, *parts: Buffer) -> None:
-        self._answer(memoryview(bytearray(b"".join(parts))))
+        self._answer(memoryview(bytearray().join(parts)))
 
     def fail(self, error: StratalogError) -> None:
         self._answer(framing.decode_error(framing.encode_error(error)))
@@ -162,26 +164,27 @@ class SimulatedChannel:
             return
         call = _Call(loop, self._address, on_reply, timeout_s)
         client = CURRENT.get()
-        body = memoryview(bytearray(b"".join(parts)))
-        if self._network.server(self._address) is None and (self._source, self._target) not in self._network.cut:
-            loop.call_later(self._network.delay_s(), call.settle, Unavailable(f"{self._address} refuses the connection"))
+        body = memoryview(bytearray().join(parts))
+        network, source, target = self._network, self._source, self._target
+        if network.server(self._address) is None and (source, target) not in network.cut:
+            loop.call_later(network.delay_s(), call.settle, Unavailable(f"{self._address} refuses the connection"))
             return
-        held_s = self._network.hold_up(Message(self._source, self._target, method, False))
-        if not self._network.carries(self._source, self._target) or held_s is None:
+        held_s = network.hold_up(Message(source, target, method, False))
+        if not network.carries(source, target) or held_s is None:
             return
 
         def answered(answer: memoryview | StratalogError) -> None:
-            self._network.on_answer(self._target, method, body, answer)
-            held_s = self._network.hold_up(Message(self._target, self._source, method, True))
-            if self._network.carries(self._target, self._source) and held_s is not None:
-                loop.call_later_as(client, held_s + self._network.delay_s(), call.settle, answer)
+            network.on_answer(target, method, body, answer)
+            held_s = network.hold_up(Message(target, source, method, True))
+            if network.carries(target, source) and held_s is not None:
+                loop.call_later_as(client, held_s + network.delay_s(), call.settle, answer)
 
-        delay_s = held_s + self._network.delay_s()
+        delay_s = held_s + network.delay_s()
         loop.call_later_as(None, delay_s, self._arrive, method, body, answered, call, client)
-        is_repeated = self._network.randomness.random() < self._network.faults.duplicate_chance
+        is_repeated = network.randomness.random() < network.faults.duplicate_chance
         if is_repeated and method not in NEVER_REPEATED:
             again = memoryview(bytearray(body))
-            loop.call_later_as(None, delay_s + self._network.delay_s(), self._arrive, method, again, answered, call, client)
+            loop.call_later_as(None, delay_s + network.delay_s(), self._arrive, method, again, answered, call, client)
 
     def _arrive(self, method: int, body: memoryview, answered: OnReply, call: _Call, client: Process | None) -> None:
         server = self._network.server(self._address)
