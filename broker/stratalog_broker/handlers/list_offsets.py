@@ -1,8 +1,9 @@
 """ListOffsets (key 2), versions 1–11: offsets by name and by time.
 
 Special times: -1 latest, -2 earliest, -3 the record with the greatest timestamp (KIP-734), -4 earliest on bookies
-(KIP-405), -5 latest in the object store (KIP-1005), -6 earliest that is not in the object store yet (KIP-1023). By time: the
-first record whose timestamp is not earlier, hot or cold; timestamps need not rise. No such record: offset -1, no error.
+(KIP-405), -5 latest in the object store (KIP-1005), -6 earliest that is not in the object store yet (KIP-1023); one that the
+request's version does not have is answered UNSUPPORTED_VERSION, as Kafka does. By time: the first record whose timestamp is not
+earlier, hot or cold; timestamps need not rise. No such record: offset -1, no error.
 """
 
 from __future__ import annotations
@@ -27,7 +28,15 @@ _GREATEST: Final = -3
 _EARLIEST_LOCAL: Final = -4
 _LATEST_TIERED: Final = -5
 _EARLIEST_PENDING_UPLOAD: Final = -6
-_LOWEST_VERSION: Final = {_GREATEST: 7, _EARLIEST_LOCAL: 8, _LATEST_TIERED: 9, _EARLIEST_PENDING_UPLOAD: 11}
+_LOWEST_VERSION: Final = {
+    _LATEST: 1,
+    _EARLIEST: 1,
+    _GREATEST: 7,
+    _EARLIEST_LOCAL: 8,
+    _LATEST_TIERED: 9,
+    _EARLIEST_PENDING_UPLOAD: 11,
+}
+_NEVER: Final = 1 << 15
 _AT_ONCE: Final = 32
 
 
@@ -52,6 +61,8 @@ async def _answer(context: RequestContext, topic: str, wanted: Any) -> Any:
     log = context.services.partitions.find_by_name(topic.encode(), wanted.partition_index)
     code = why_not_here(context, topic, wanted.partition_index) if log is None else leader_epoch_error(log, wanted)
     found: Found | None = None
+    if wanted.timestamp < 0 and context.api_version < _LOWEST_VERSION.get(wanted.timestamp, _NEVER):
+        code = ErrorCode.unsupported_version
     if log is not None and code is ErrorCode.none:
         try:
             found = await _find(context, log, wanted.timestamp)
@@ -69,8 +80,6 @@ async def _answer(context: RequestContext, topic: str, wanted: Any) -> Any:
 
 
 async def _find(context: RequestContext, log: PartitionLog, timestamp_ms: int) -> Found | None:
-    if context.api_version < _LOWEST_VERSION.get(timestamp_ms, 1):
-        return None
     if timestamp_ms >= 0:
         return await find_time(context.services, log, timestamp_ms)
     if timestamp_ms == _GREATEST:

@@ -282,6 +282,8 @@ async def test_offsets_by_name_and_by_time(mini_cluster: MiniCluster, client: Ra
         assert answer.error_code is ErrorCode.none
         found[timestamp] = (answer.offset, answer.timestamp)
     assert found == expected
+    for timestamp, version in ((-6, 10), (-7, 11)):
+        assert (await list_offset(client, flights, timestamp, version=version)).error_code is ErrorCode.unsupported_version
 
 
 async def test_the_greatest_time_is_that_of_a_record_that_can_be_read(
