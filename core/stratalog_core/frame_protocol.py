@@ -41,8 +41,8 @@ class FrameProtocol(asyncio.BufferedProtocol):
         self._outgoing: list[Buffer] = []
         self._flush_scheduled = False
 
-    def frame_received(self, frame: memoryview) -> None:
-        """One whole frame; its bytes stay as long as a view of it is kept. Raise ``Corrupt`` to drop the connection."""
+    def frame_received(self, kind: int, method: int, correlation: int, body: memoryview) -> None:
+        """One whole frame; the body's bytes stay as long as a view of it is kept. Raise ``Corrupt`` to drop the connection."""
         raise NotImplementedError
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -62,20 +62,24 @@ class FrameProtocol(asyncio.BufferedProtocol):
 
     def _cut_frames(self) -> None:
         whole = 0
-        while (available := self._end - self._start) >= framing.LENGTH_BYTES:
+        view = self._view
+        while (available := self._end - self._start) >= framing.HEADER_BYTES:
             start = self._start
-            whole = framing.frame_bytes(int.from_bytes(self._view[start : start + framing.LENGTH_BYTES], "big"))
+            whole, kind, method, correlation = framing.unpack_header(view, start)
             if whole > available:
                 break
             self._start = start + whole
-            frame = self._view[start : self._start]
+            body = view[start + framing.HEADER_BYTES : self._start]
             if whole > self.copied_bytes_max:
                 self._is_shared = True
             else:
-                frame = memoryview(bytes(frame))
-            self.frame_received(frame)
+                body = memoryview(bytes(body))
+            self.frame_received(kind, method, correlation, body)
             whole = 0
-        self._make_room(whole)
+        if whole or self._is_shared or self._start < self._end:
+            self._make_room(whole)
+        else:
+            self._start = self._end = 0
 
     def _make_room(self, whole: int) -> None:
         """For the rest of a frame of ``whole`` bytes (0: not known yet), or for what comes next."""

@@ -41,19 +41,14 @@ def pack_header(kind: int, method: int, correlation: int, body_bytes: int) -> by
     return HEADER.pack(HEADER_BYTES - LENGTH_BYTES + body_bytes, kind, VERSION, method, correlation)
 
 
-def frame_bytes(length_field: int) -> int:
-    """Whole size of a frame from its length field. Raises ``Corrupt`` outside the limits."""
+def unpack_header(stream: bytes | bytearray | memoryview, start: int = 0) -> tuple[int, int, int, int]:
+    """``(whole size, kind, method, correlation)`` of the frame at ``start``, whose header is there. Raises ``Corrupt``."""
+    length_field, kind, version, method, correlation = HEADER.unpack_from(stream, start)
     if not HEADER_BYTES - LENGTH_BYTES <= length_field <= FRAME_BYTES_MAX:
         raise Corrupt(f"frame length {length_field} is outside 12..{FRAME_BYTES_MAX}")
-    return LENGTH_BYTES + length_field
-
-
-def unpack_header(frame: bytes | bytearray | memoryview) -> tuple[int, int, int]:
-    """``(kind, method, correlation)`` of a whole frame. Raises ``Corrupt``."""
-    _, kind, version, method, correlation = HEADER.unpack_from(frame)
     if version != VERSION or kind > ERROR:
         raise Corrupt(f"frame of version {version}, kind {kind}; this node speaks version {VERSION}")
-    return kind, method, correlation
+    return LENGTH_BYTES + length_field, kind, method, correlation
 
 
 def encode_error(error: StratalogError) -> bytes:

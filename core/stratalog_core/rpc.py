@@ -122,11 +122,9 @@ class _ServerConnection(FrameProtocol):
         self._on_lost.add(callback)
         return lambda: self._on_lost.discard(callback)
 
-    def frame_received(self, frame: memoryview) -> None:
-        kind, method, correlation = framing.unpack_header(frame)
+    def frame_received(self, kind: int, method: int, correlation: int, body: memoryview) -> None:
         if kind != framing.REQUEST:
             raise Corrupt("a client sent an answer")
-        body = frame[framing.HEADER_BYTES :]
         self._frames += 1
         self._unanswered_bytes += len(body)
         self._regulate()
@@ -187,11 +185,9 @@ class _ClientConnection(FrameProtocol):
         self._channel = channel
         self.lost = False
 
-    def frame_received(self, frame: memoryview) -> None:
-        kind, _, correlation = framing.unpack_header(frame)
+    def frame_received(self, kind: int, method: int, correlation: int, body: memoryview) -> None:
         if kind == framing.REQUEST:
             raise Corrupt("a server sent a request")
-        body = frame[framing.HEADER_BYTES :]
         self._channel.answered(correlation, framing.decode_error(body) if kind == framing.ERROR else body)
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -61,7 +61,6 @@ def parse_spark_options(name: str, content: bytes) -> None:
 
 def read_frame(content: bytes) -> None:
     """Length, header, and the body as an error answer."""
-    framing.frame_bytes(int.from_bytes(content[:4], "big"))
     if len(content) >= framing.HEADER_BYTES:
         framing.unpack_header(content)
         framing.encode_error(framing.decode_error(content[framing.HEADER_BYTES :]))

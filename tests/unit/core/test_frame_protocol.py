@@ -24,10 +24,10 @@ class Receiver(FrameProtocol):
         self.kept: dict[int, memoryview] = {}
         self.copies: list[bytes] = []
 
-    def frame_received(self, frame: memoryview) -> None:
+    def frame_received(self, kind: int, method: int, correlation: int, body: memoryview) -> None:
         if len(self.copies) in self.keeps:
-            self.kept[len(self.copies)] = frame
-        self.copies.append(bytes(frame))
+            self.kept[len(self.copies)] = body
+        self.copies.append(framing.pack_header(kind, method, correlation, len(body)) + bytes(body))
 
 
 @given(
@@ -56,7 +56,7 @@ async def test_frames_are_as_they_were_sent_and_stay_so(sizes: list[int], reads:
     for receiver in receivers:
         assert receiver.copies == frames
     assert {number: bytes(view) for number, view in receivers[0].kept.items()} == {
-        number: frame for number, frame in enumerate(frames) if number in keeps
+        number: frame[framing.HEADER_BYTES :] for number, frame in enumerate(frames) if number in keeps
     }
 
 
