@@ -17,6 +17,7 @@ from stratalog_core.ports import Clock, Random, Transport
 from stratalog_metadata import messages, snapshot
 from stratalog_metadata.api import BrokerLoad, Change
 from stratalog_metadata.commands import Applied, Command, ExpireSession, OpenSession
+from stratalog_metadata.cut_links import CutLinks
 from stratalog_metadata.messages import (
     LoadsAnswer,
     LoadsRequest,
@@ -55,10 +56,11 @@ class QuorumClient:
         self._clock = clock
         self._random = random
         self._view = LocalView()
-        self._proposer = Proposer(addresses, transport, clock, random, self._view)
-        self._sessions = SessionKeeper(addresses, transport, clock, random, self._proposer.leader_moved)
+        self._cuts = CutLinks(transport)
+        self._proposer = Proposer(addresses, transport, clock, random, self._view, self._cuts)
+        self._sessions = SessionKeeper(addresses, transport, clock, random, self._proposer.leader_moved, self._cuts)
         self._view.subscribe(self._sessions.follow)
-        self._readers = Router(addresses, random)
+        self._readers = Router(addresses, random, self._cuts)
         self._watched = Router(addresses, random)
         self._left = ""
         self._view.subscribe(self._learn_members)
@@ -84,6 +86,7 @@ class QuorumClient:
         """Stop following. Sessions are not ended: ``close_session`` does that."""
         await self._sessions.close()
         await self._proposer.close()
+        self._cuts.close()
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
@@ -147,15 +150,17 @@ class QuorumClient:
 
     # --- reads -------------------------------------------------------------------------------------------------------
 
-    async def _ask_leader(self, method: int, request: msgspec.Struct, kind: type[Answer], timeout_s: float) -> Answer:
+    async def _ask_leader(self, method: int, request: msgspec.Struct, kind: type[Answer], wait_s: float) -> Answer:
         """Reads may be repeated freely. Raises ``Unavailable`` when nobody answers in time."""
-        deadline = self._clock.monotonic() + timeout_s
+        deadline = self._clock.monotonic() + wait_s
         body = messages.encode(request)
         last: StratalogError = Unavailable("no time was left to ask")
         while (left_s := deadline - self._clock.monotonic()) > 0:
             channel = self._transport.channel(self._readers.address)
+            timeout_s = min(left_s, READ_TIMEOUT_S)
+            asked_method, asked_body = self._readers.addressed(method, body, timeout_s)
             try:
-                answer = await channel.call(method, (body,), min(left_s, READ_TIMEOUT_S))
+                answer = await channel.call(asked_method, (asked_body,), timeout_s)
             except (Retriable, OutcomeUnknown) as failed:
                 last = failed
                 await asyncio.sleep(min(self._readers.failed(failed), left_s))

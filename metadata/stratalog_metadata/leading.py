@@ -54,9 +54,12 @@ class Leadership:
     def observe(self, changes: Sequence[Change]) -> None:
         self._controller.observe(changes, self._clock.monotonic())
 
-    def renew(self, session_ids: Sequence[int], connection: Connection) -> list[int]:
-        """Those that are alive; they have a full lease again, as long as ``connection`` stands or another renewal comes."""
-        if connection not in self._carriers:
+    def renew(self, session_ids: Sequence[int], connection: Connection | None) -> list[int]:
+        """Those that are alive; they have a full lease again, as long as ``connection`` stands or another renewal comes.
+
+        None: it came through another node, whose connection says nothing of the holder.
+        """
+        if connection is not None and connection not in self._carriers:
             self._carriers[connection] = connection.on_lost(self._carrier_lost)
         return self._controller.renew(session_ids, self._clock.monotonic(), connection)
 

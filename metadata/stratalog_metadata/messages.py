@@ -27,6 +27,7 @@ STATUS: Final = 0x0107
 HELLO: Final = 0x0108
 CHANGE_MEMBERS: Final = 0x0109
 LOADS: Final = 0x0110
+FORWARD: Final = 0x0111
 
 COMMAND_BYTES_MAX: Final = 32 * 1024 * 1024
 PROPOSE_COMMANDS_MAX: Final = 10_000
@@ -155,6 +156,15 @@ class LoadsAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Brokers' reports of the last half minute."""
 
     loads: list[BrokerLoad]
+
+
+class ForwardRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``method`` and ``body`` are for the leader; ``hops``: nodes that it has come through. The answer is the leader's."""
+
+    method: int
+    body: bytes
+    timeout_ms: int
+    hops: int = 0
 
 
 class StatusRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -26,6 +26,7 @@ from stratalog_core.errors import (
 from stratalog_core.ports import Clock, Random, Transport
 from stratalog_metadata import messages
 from stratalog_metadata.commands import Applied, Command
+from stratalog_metadata.cut_links import CutLinks
 from stratalog_metadata.messages import CommandAnswer, ProposeAnswer, ProposeRequest
 from stratalog_metadata.routing import Router
 from stratalog_metadata.view import LocalView
@@ -43,11 +44,19 @@ class _Proposal:
 
 
 class Proposer:
-    def __init__(self, addresses: Sequence[str], transport: Transport, clock: Clock, random: Random, view: LocalView) -> None:
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        transport: Transport,
+        clock: Clock,
+        random: Random,
+        view: LocalView,
+        cuts: CutLinks | None = None,
+    ) -> None:
         self._transport = transport
         self._clock = clock
         self._view = view
-        self._router = Router(addresses, random)
+        self._router = Router(addresses, random, cuts)
         self._loop = asyncio.get_running_loop()
         self._gathered: list[_Proposal] = []
         self._unanswered = 0
@@ -154,10 +163,11 @@ class Proposer:
 
     async def _ask(self, request: bytes, timeout_s: float) -> memoryview:
         address = self._router.address
+        method, body = self._router.addressed(messages.PROPOSE, request, timeout_s)
         reply: asyncio.Future[memoryview] = self._loop.create_future()
         self._asked[reply] = address
         try:
-            self._transport.channel(address).send(messages.PROPOSE, (request,), partial(_answer, reply), timeout_s)
+            self._transport.channel(address).send(method, (body,), partial(_answer, reply), timeout_s)
             return await reply
         finally:
             del self._asked[reply]

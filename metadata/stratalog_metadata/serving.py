@@ -20,6 +20,7 @@ from stratalog_metadata.answering import Answers
 from stratalog_metadata.api import HEAVIEST_MAX
 from stratalog_metadata.commands import Command
 from stratalog_metadata.config import MetadataSettings
+from stratalog_metadata.forwarding import FORWARDED, ForwardedRequest, Forwarder
 from stratalog_metadata.identity import Identity
 from stratalog_metadata.leading import Leadership
 from stratalog_metadata.membership_desk import MembershipDesk
@@ -72,6 +73,7 @@ class ServingNode:
         self._watchers = Watchers(self._recent)
         self._reads = ReadBook(core)
         self._answers = Answers(replica)
+        self._forwarder = Forwarder(core, peers, transport)
         self._proposals = ProposalBook()
         self._leadership: Leadership | None = None
         self._led_term = 0
@@ -91,6 +93,7 @@ class ServingNode:
             messages.HELLO: self._members.hello,
             messages.CHANGE_MEMBERS: self._on_change_members,
             messages.LOADS: self._on_loads,
+            messages.FORWARD: self._on_forward,
         }
 
     def attach(self, node: RaftNode) -> None:
@@ -119,6 +122,7 @@ class ServingNode:
         self._proposals.forget()
         self._watchers.close(reason)
         self._reads.close(reason)
+        self._forwarder.close(reason)
 
     def _wake(self) -> None:
         if self._node is not None:
@@ -221,10 +225,21 @@ class ServingNode:
             # A leader that was deposed without knowing it must promise nobody a longer life.
             raise self._not_leader()
         wanted = messages.decode(request.body, messages.RenewRequest)
-        alive = self._leadership.renew(wanted.session_ids, request.connection)
+        carrier = None if isinstance(request, ForwardedRequest) else request.connection
+        alive = self._leadership.renew(wanted.session_ids, carrier)
         if wanted.load is not None and len(wanted.load.heaviest) <= HEAVIEST_MAX:
             self._leadership.report(wanted.load)
         request.reply(messages.encode(messages.RenewAnswer(alive=alive)))
+
+    def _on_forward(self, request: Request) -> None:
+        wanted = messages.decode(request.body, messages.ForwardRequest)
+        if wanted.method not in FORWARDED:
+            raise Invalid(f"method {wanted.method:#06x} is not handed on to the leader")
+        self._core.tick(self._clock.monotonic())
+        if self._core.is_leader:
+            self.handle(ForwardedRequest(request, wanted))
+        else:
+            self._forwarder.forward(request, wanted)
 
     def _on_loads(self, request: Request) -> None:
         if self._leadership is None:
@@ -295,6 +310,7 @@ class ServingNode:
         self._watchers.tell()
         self._reads.serve_up_to(self._replica.index)
         self._follow_role()
+        self._forwarder.follow()
         if self._leadership is not None:
             self._members.tend(is_recorded=self._replica.quorum() is not None)
             self._leadership.drive()

@@ -21,6 +21,7 @@ from stratalog_core.errors import OutcomeUnknown, StratalogError, Unavailable
 from stratalog_core.ports import Channel, Clock, Random, Transport
 from stratalog_metadata import messages
 from stratalog_metadata.api import BrokerLoad, Change
+from stratalog_metadata.cut_links import CutLinks
 from stratalog_metadata.messages import RenewAnswer, RenewRequest
 from stratalog_metadata.records import Session
 from stratalog_metadata.routing import Router
@@ -53,13 +54,15 @@ class SessionKeeper:
         clock: Clock,
         random: Random,
         on_leader_moved: Callable[[str], None],
+        cuts: CutLinks | None = None,
     ) -> None:
         self._has_several_nodes = len(addresses) > 1
         self._on_leader_moved = on_leader_moved
         self._transport = transport
         self._clock = clock
-        self._router = Router(addresses, random)
+        self._router = Router(addresses, random, cuts)
         self._leader = ""
+        self._is_forwarded = False
         self._loop = asyncio.get_running_loop()
         self._held: dict[int, _Held] = {}
         self._renewing: asyncio.Task[None] | None = None
@@ -145,30 +148,38 @@ class SessionKeeper:
         """One round; says how long to wait before the next."""
         sent_at = self._clock.monotonic()
         asked = list(self._held)
+        timeout_s = min(RENEW_TIMEOUT_S_MAX, 2 * interval_s)
         request = messages.encode(RenewRequest(session_ids=asked, load=self._load()))
+        method, request = self._router.addressed(messages.RENEW, request, timeout_s)
         channel = self._transport.channel(self._router.address)
         self._listen(channel)
         try:
-            body = await channel.call(messages.RENEW, (request,), min(RENEW_TIMEOUT_S_MAX, 2 * interval_s))
+            body = await channel.call(method, (request,), timeout_s)
             alive = set(messages.decode(body, RenewAnswer).alive)
         except StratalogError as failed:
             self._failed(failed, channel.address, sent_at)
             return self._router.failed(failed)
         self._router.succeeded()
-        if self._leader != channel.address:
-            self._leader = channel.address
-            self._on_leader_moved(channel.address)
+        self._found_leader(channel.address, is_forwarded=method == messages.FORWARD)
         self._silent.clear()
         for session_id in asked:
             self._renewed(session_id, sent_at, session_id in alive)
         return interval_s
+
+    def _found_leader(self, address: str, *, is_forwarded: bool) -> None:
+        """From a detour back to the straight way, nothing that is under way need be given up: who hands on sees to that."""
+        was_forwarded, self._is_forwarded = self._is_forwarded, is_forwarded
+        if self._leader != address:
+            self._leader = address
+            if not was_forwarded:
+                self._on_leader_moved(address)
 
     def _failed(self, failed: StratalogError, address: str, sent_at: float) -> None:
         """Whom no node answers is cut off, or all of them are down: it does not count on its whole lease.
 
         With one node alone the two look the same, and a node that is started anew gives everybody a full lease.
         """
-        if not isinstance(failed, Unavailable | OutcomeUnknown):
+        if not isinstance(failed, Unavailable | OutcomeUnknown) or failed.detail.get("forwarded"):
             self._silent.clear()
             return
         if not self._silent:

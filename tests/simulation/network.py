@@ -21,7 +21,7 @@ from stratalog_core.ports import Buffer, Connection, Handler, OnReply
 from stratalog_core.rpc import call_by_send
 from stratalog_metadata import messages
 
-NEVER_REPEATED: Final = frozenset({messages.PROPOSE})
+NEVER_REPEATED: Final = frozenset({messages.PROPOSE, messages.FORWARD})
 """Methods whose senders do not ask again once a request may have arrived: neither they nor TCP deliver it twice.
 
 A second copy of a proposal would be a fault that does not exist, and would be blamed on the product: the copy is refused by
