@@ -68,7 +68,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         peer = transport.get_extra_info("peername")
         self.client_host = str(peer[0]) if isinstance(peer, tuple) else ""
         if not self._registry.opened(self):
-            self.close("too many connections")
+            self._transport.abort()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._frame is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from typing import Final
 
 from stratalog_bookies.client import LedgerClient
 from stratalog_broker.config import BrokerSettings
@@ -34,6 +35,7 @@ from stratalog_metadata.records import Broker
 from stratalog_tiering.reader import ColdReader
 
 _log = logging.getLogger(__name__)
+_REFUSALS_TOLD_S: Final = 10.0
 
 
 class ConnectionRegistry:
@@ -51,6 +53,9 @@ class ConnectionRegistry:
         self._stalled: dict[ClientConnection, None] = {}
         self._making_room = False
         self._answered = asyncio.Event()
+        self.refused = 0
+        """Connections that were one too many."""
+        self._refusals_told_until_s = 0.0
 
     @property
     def bytes_held(self) -> int:
@@ -63,9 +68,19 @@ class ConnectionRegistry:
     def opened(self, connection: ClientConnection) -> bool:
         """Count a new connection; False if it is one too many."""
         if len(self._connections) >= self.services.settings.connections_max:
+            self._count_refused()
             return False
         self._connections.add(connection)
         return True
+
+    def _count_refused(self) -> None:
+        """One line in a while, however many come: clients that are refused come again at once."""
+        self.refused += 1
+        now = self.services.clock.monotonic()
+        if now >= self._refusals_told_until_s:
+            self._refusals_told_until_s = now + _REFUSALS_TOLD_S
+            text = "%d clients are connected, which is connections_max: more are closed at once (%d so far)"
+            _log.warning(text, len(self._connections), self.refused)
 
     def closed(self, connection: ClientConnection) -> None:
         self._connections.discard(connection)

@@ -18,6 +18,7 @@ from typing import Any, Final, TypeVar
 import uvloop
 
 from stratalog.roles.node import NodeSettings
+from stratalog.roles.open_files import raise_open_files
 from stratalog_core.config import load
 from stratalog_core.errors import Invalid, StratalogError
 from stratalog_core.ports import Background, Clock, Files, Random, Transport
@@ -126,6 +127,7 @@ def run(configuration: Configuration, name: str, start: Start, borders: Borders 
     """Run ``start`` (returns the address it serves at) and serve until a signal; raises what made it fail."""
     settings = configuration.section(NodeSettings, "node")
     _configure_logging(settings)
+    raise_open_files()
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     gc.set_threshold(_YOUNG_OBJECTS_MAX)
     uvloop.run(_serve(configuration, name, start, borders))
