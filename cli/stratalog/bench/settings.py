@@ -20,6 +20,7 @@ _BATCH_HEAD_BYTES, _RECORD_HEAD_BYTES = 61, 12
 # The most that an idempotent producer may have on their way to a broker; without idempotence a few times that is plenty.
 _IN_FLIGHT_IDEMPOTENT, _IN_FLIGHT = 5, 20
 _BROKERS = 4
+_LINGER_MS = 60_000
 
 
 class Topics(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,10 +91,15 @@ def in_flight(traffic: Traffic) -> int:
 
 
 def whole_batch_options(bootstrap: str, traffic: Traffic) -> Options:
-    """Of a client that is handed whole batches: their number of records ends a batch, so that none waits for ``linger.ms``."""
+    """Of a client that is handed whole batches: their number of records ends a batch.
+
+    So none waits for ``linger.ms``; and with a short one, a machine that is busy for as long would split batches, whose second
+    halves librdkafka then spins on. What is left at the end is flushed.
+    """
     records = batch_records(traffic)
     bytes_max = 2 * records * (traffic.payload.record_bytes + _RECORD_OVERHEAD_BYTES)
     defaults = producer_options(bootstrap, traffic) | {
+        "linger.ms": _LINGER_MS,
         "batch.num.messages": records,
         "batch.size": min(_BATCH_BYTES_MAX, max(bytes_max, _REQUEST_BYTES_MIN)),
         "message.max.bytes": min(_BATCH_BYTES_MAX, max(bytes_max, _REQUEST_BYTES_MIN)),

@@ -3,8 +3,9 @@
 An idempotent client of librdkafka 2.16 sends nothing to a partition while five *records* are on their way to it, that is one
 batch, and nothing to a broker while five requests are. A batch that waits for that has its thread ask the operating system for
 news without a pause: a core burnt for nothing, and taken from the cluster if that is on the same machine. So batches on their
-way are counted here, and the next is handed over when an earlier one was acknowledged. Partitions take turns batch by batch, as
-with the partitioner of Java's client (KIP-794); leaders are those at the start.
+way are counted here, and the next is handed over when an earlier one was acknowledged; of many producers only as much is on its
+way as keeps any cluster busy. Partitions take turns batch by batch, as with the partitioner of Java's client (KIP-794); leaders
+are those at the start.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -25,7 +26,7 @@ from stratalog.bench.producing import Work, keys_of
 _POLL_S = 0.05
 _PAUSE_PER_PRODUCER_S, _PAUSE_MIN_S, _PAUSE_MAX_S = 0.0002, 0.002, 0.05
 _METADATA_TIMEOUT_S = 30
-_UNDER_WAY_BYTES_MAX = 256 * 1024 * 1024
+_UNDER_WAY_BYTES_MAX = 32 * 1024 * 1024
 
 Target = tuple[str, int]
 
@@ -38,8 +39,11 @@ class WholeBatches(Work):
         self._acknowledged = 0
         self._chunks = itertools.cycle(self._made_chunks())
         lanes = _targets_by_leader(self.producers[0], load)
-        room = self._room(len(lanes))
-        self._senders = [_Sender(producer, lanes, room, number) for number, producer in enumerate(self.producers)]
+        self._senders = deque(
+            _Sender(producer, lanes, load.in_flight, number) for number, producer in enumerate(self.producers)
+        )
+        self._under_way = 0
+        self._under_way_max = self._most()
 
     def run(self) -> Counted:
         began, cpu = time.monotonic(), cpu_s()
@@ -56,20 +60,28 @@ class WholeBatches(Work):
         self.wait_until_delivered()
         return self.counted(records, began, ended, cpu)
 
-    def _room(self, brokers: int) -> int:
-        """Batches that each producer may have on their way to one broker; all producers together are bounded in bytes."""
-        batch_bytes = self.load.batch_records * self.load.payload.record_bytes
-        together = self.load.producers_in_all * brokers * batch_bytes
-        return max(1, min(self.load.in_flight, _UNDER_WAY_BYTES_MAX // max(1, together)))
+    def _most(self) -> int:
+        """Batches of this process that may be on their way: its share of what all producers together may."""
+        batch_bytes = max(1, self.load.batch_records * self.load.payload.record_bytes)
+        share_bytes = _UNDER_WAY_BYTES_MAX * self.load.producers // self.load.producers_in_all
+        return max(1, share_bytes // batch_bytes)
 
     def _round(self) -> None:
-        handed = sum(self._fill(sender) for sender in self._senders)
+        handed = sum(self._fill(sender) for sender in self._in_turn())
         if len(self._senders) == 1:
             self._senders[0].producer.poll(self._until_due_s())
             return
         heard = sum(sender.producer.poll(0) for sender in self._senders)
         if not handed and not heard:
             time.sleep(min(_PAUSE_MAX_S, max(_PAUSE_MIN_S, _PAUSE_PER_PRODUCER_S * len(self._senders))))
+
+    def _in_turn(self) -> Iterator[_Sender]:
+        """All, beginning with the one after the last that had its turn, as long as more may be on its way."""
+        for _ in range(len(self._senders)):
+            if self._under_way >= self._under_way_max:
+                return
+            self._senders.rotate(-1)
+            yield self._senders[-1]
 
     def _fill(self, sender: _Sender) -> int:
         """How many batches there was room for."""
@@ -82,6 +94,7 @@ class WholeBatches(Work):
             chunk[-1]["callback"] = partial(self._arrived, lane, target, len(chunk), time.monotonic_ns())
             self._hand_over(sender.producer, target, chunk)
             self.sent += len(chunk)
+            self._under_way += 1
             handed += 1
         return handed
 
@@ -113,6 +126,7 @@ class WholeBatches(Work):
     ) -> None:
         """The last record of a batch is done with; with it all before it, which went to the same partition."""
         lane.give_back(target)
+        self._under_way -= 1
         self.delivered(sent_ns, failure, message, records)
         if failure is None:
             self._acknowledged += records

@@ -140,6 +140,7 @@ def test_a_whole_batch_has_as_many_records_as_fit() -> None:
 def test_whole_batches_end_by_their_number_of_records_and_never_wait_for_bytes() -> None:
     options = whole_batch_options("127.0.0.1:1", Traffic(batch_bytes=1_000_000))
     assert options["batch.num.messages"] == batch_records(Traffic(batch_bytes=1_000_000)) == 988
+    assert options["linger.ms"] == 60_000
     assert float(options["batch.size"]) > 1_000_000 < float(options["message.max.bytes"])
 
 
