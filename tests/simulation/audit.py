@@ -87,7 +87,8 @@ class Audit:
         content = disk.durable(VOTE_PATH)
         stored = unpack_vote(content)[0] if content else HardState()
         kept = stored.term > term or stored == HardState(term=term, voted_for=voted_for)
-        self.require(kept, f"{disk.name} promised node {voted_for} its vote in term {term}; its disk says {stored}")
+        if not kept:
+            self.require(False, f"{disk.name} promised node {voted_for} its vote in term {term}; its disk says {stored}")
 
     def _ledger(self, ledger_id: int) -> Ledger | None:
         record = self.records.get(ledger_key(ledger_id))
@@ -100,7 +101,8 @@ class Audit:
 
     def _applied(self, node: str, entry: Entry, outcome: Outcome | None) -> None:
         known = self._entries.setdefault(entry.index, entry)
-        self.require(known == entry, f"{node} applied another entry at {entry.index} than a node before it")
+        if known != entry:
+            self.require(False, f"{node} applied another entry at {entry.index} than a node before it")
         if known is not entry or outcome is None:
             return
         self.promises.applied(entry, outcome)

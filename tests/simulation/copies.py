@@ -121,16 +121,17 @@ class Copies:
             since = asyncio.get_running_loop().time() - _ON_THE_WAY_S
             answered = answered | {key: entries for key, (at, entries) in self._lost.items() if at > since}
         for entry_id, copies in self._count(ledger, first, last, answered):
-            enough = copies >= ledger.ack_quorum
-            self._require(enough, f"entry {entry_id} of ledger {ledger.ledger_id} is {what} with {copies} named copies")
+            if copies < ledger.ack_quorum:
+                self._require(False, f"entry {entry_id} of ledger {ledger.ledger_id} is {what} with {copies} named copies")
 
     def _count(self, ledger: Ledger, first: int, last: int, held: Held) -> Iterator[tuple[int, int]]:
         """Each entry with the number of its write set's bookies that have it."""
         for index, fragment in enumerate(ledger.fragments):
             end = fragment_end(ledger, index) if index + 1 < len(ledger.fragments) else last
+            copies = [held.get((bookie, ledger.ledger_id), 0) for bookie in fragment.bookies]
             for entry_id in range(max(first, fragment.first_entry), min(end, last) + 1):
-                named = _write_set(ledger, fragment, entry_id)
-                yield entry_id, sum(_has(held, bookie, ledger, entry_id) for bookie in named)
+                positions = quorum.write_set(entry_id, len(copies), ledger.write_quorum)
+                yield entry_id, sum([copies[position] >> entry_id & 1 for position in positions])
 
     def _share(self, ledger: Ledger, index: int, bookie: str) -> Iterator[int]:
         fragment = ledger.fragments[index]

@@ -20,6 +20,7 @@ from stratalog_tiering.object_keys import parse_segment_key
 from stratalog_tiering.segment_check import require_sound
 
 EVENTUALLY_S: Final = 45.0
+LOOK_S: Final = 0.25
 LEDGERS_PER_PARTITION_MAX: Final = 4
 RECORDS_FIXED_MAX: Final = 60
 RECORDS_PER_PARTITION_MAX: Final = 5 + LEDGERS_PER_PARTITION_MAX
@@ -79,9 +80,9 @@ class FinalChecks:
 
 
 async def _eventually(check: Check) -> None:
-    for _ in range(int(EVENTUALLY_S)):
+    for _ in range(int(EVENTUALLY_S / LOOK_S)):
         wrong = await check()
         if not wrong:
             return
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(LOOK_S)
     raise AssertionError(f"{wrong} ({EVENTUALLY_S:g} s after everything was well)")

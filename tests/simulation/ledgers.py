@@ -30,6 +30,7 @@ RECOVERERS: Final = 2
 FAULTS_S: Final = 14.0
 SETTLE_S: Final = 2.0
 CHECK_S: Final = 90.0
+ENTRIES_MAX: Final = 400
 ENTRY_PAUSE_S: Final = 0.02
 TURN_S: Final = 0.05
 PATIENCE_TURNS: Final = 20
@@ -104,8 +105,10 @@ class _Listener:
 class Writer:
     """Opens a ledger, appends until something ends it or it seals it itself, opens the next."""
 
-    def __init__(self, truth: Truth) -> None:
+    def __init__(self, truth: Truth, entries_max: int = ENTRIES_MAX, pause_s: float = ENTRY_PAUSE_S) -> None:
         self._truth = truth
+        self._entries_max = entries_max
+        self._pause_s = pause_s
         self.open_ledger = -1
 
     async def run(self, machine: Machine, ports: Ports) -> None:
@@ -131,11 +134,11 @@ class Writer:
         writer = await client.create(spec, updates=lambda ledger: (), listener=listener)
         self.open_ledger = listener.ledger_id = writer.ledger.ledger_id
         self._truth.ledgers[self.open_ledger] = known
-        for _ in range(ports.random.randrange(400)):
+        for _ in range(ports.random.randrange(self._entries_max)):
             if writer.error is not None:
                 return
             self._append(writer, known, ports)
-            await asyncio.sleep(ports.random.expovariate(1 / ENTRY_PAUSE_S))
+            await asyncio.sleep(ports.random.expovariate(1 / self._pause_s))
         self._truth.closed(await writer.seal(len(known.appended)))
 
     def _append(self, writer: LedgerWriter, known: LedgerTruth, ports: Ports) -> None:

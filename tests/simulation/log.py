@@ -33,6 +33,7 @@ MEMBERS: Final = 3
 FAULTS_S: Final = 14.0
 SETTLE_S: Final = 2.0
 FINISH_S: Final = 120.0
+LOOK_S: Final = 0.25
 RETRIABLE: Final = frozenset({2, 3, 5, 6, 7, 8, 9, 13, 15, 16, 19, 20, 56, 74, 76, 100})
 SEGMENT_MS: Final = 1_500
 PAUSE_MEAN_S: Final = 0.05
@@ -287,11 +288,12 @@ class Scenario:
         )
 
     async def _group_has_polled_all(self) -> None:
-        for _ in range(int(FINISH_S)):
+        for _ in range(int(FINISH_S / LOOK_S)):
             unseen = self.group.unseen(self.truth.acknowledged)
             if not unseen:
                 return
-            await self._pass(1.0)
+            await asyncio.sleep(LOOK_S)
+            self._check_processes()
         raise AssertionError(f"the group has not polled {len(unseen)} acknowledged records: {unseen[:3]}")
 
     async def _pass(self, seconds: float) -> None:

@@ -25,7 +25,11 @@ from stratalog_metadata.records import Bookie, Ledger, LedgerState
 BOOKIES: Final = 5
 LOSSES: Final = 5
 BETWEEN_S: Final = 1.5
+ENTRIES_MAX: Final = 100
+ENTRY_PAUSE_S: Final = 0.06
+"""As many ledgers as with many more entries, and it is ledgers that are copied and recovered."""
 REPLICATED_S: Final = 40
+LOOK_S: Final = 0.25
 READ_S: Final = 60.0
 
 
@@ -39,7 +43,7 @@ class Scenario:
         self.truth = Truth(self.audit)
         self.metadata = [Machine(world, f"metadata-{number}", roles.run_metadata_node) for number in range(1, 4)]
         self.bookies = [self._bookie(number) for number in range(1, BOOKIES + 1)]
-        self._writing = writers = [Writer(self.truth) for _ in range(2)]
+        self._writing = writers = [Writer(self.truth, ENTRIES_MAX, ENTRY_PAUSE_S) for _ in range(2)]
         recoverer = Recoverer(self.truth, writers, self.audit)
         self.writers = [Machine(world, f"writer-{number}", one.run) for number, one in enumerate(writers)]
         self.clients = [*self.writers, Machine(world, "recoverer-0", recoverer.run)]
@@ -105,12 +109,12 @@ class Scenario:
     async def _until_replicated(self) -> None:
         """Every ledger that is closed now has all its copies, on disks that are there."""
         wanted = [ledger.ledger_id for ledger in self._closed()]
-        for _ in range(REPLICATED_S):
-            await self._pass(1.0)
-            lacking = [ledger_id for ledger_id in wanted if self.audit.copies.under_replicated(self._ledger(ledger_id))]
-            if not lacking:
+        for _ in range(int(REPLICATED_S / LOOK_S)):
+            await self._pass(LOOK_S)
+            wanted = [ledger_id for ledger_id in wanted if self.audit.copies.under_replicated(self._ledger(ledger_id))]
+            if not wanted:
                 return
-        raise AssertionError(f"ledgers {lacking[:5]} still lack copies {REPLICATED_S} s after a disk was lost")
+        raise AssertionError(f"ledgers {wanted[:5]} still lack copies {REPLICATED_S} s after a disk was lost")
 
     def _ledger(self, ledger_id: int) -> Ledger:
         ledger = self.truth.committed(ledger_id)

@@ -14,15 +14,18 @@ import random
 from collections.abc import Coroutine
 from typing import Any, Final
 
+import msgspec
+
 from simulation import log, roles
-from simulation.log import PRODUCERS, Reader
+from simulation.log import PRODUCERS, TOPIC, Reader
 from simulation.machine import Machine, Ports, World
 from simulation.nemesis import Nemesis, NemesisPlan
 from simulation.network import Message
+from stratalog_bookies.client import LedgerClient, LedgerSpec
 from stratalog_core.errors import StratalogError
 from stratalog_metadata import messages
-from stratalog_metadata.commands import Command, EpochIs, Put, VersionIs
-from stratalog_metadata.records import Partition, log_key
+from stratalog_metadata.commands import Command, EpochIs, Put, Update, VersionIs
+from stratalog_metadata.records import Ledger, LedgerRef, LedgerState, Log, Partition, Topic, ledger_key, log_key
 
 FAULTS_S: Final = 14
 READERS: Final = 4
@@ -31,6 +34,21 @@ LATE_CHANCE: Final = 0.06
 LATE_OF_BROKERS_S: Final = (0.05, 3.0)
 LATE_OF_WORKERS_S: Final = (2.0, 6.0)
 CLOCK_JUMPS_MS: Final = (0, 0, -3_600_000, -2_000)
+TWIN_LOOK_S: Final = 0.03
+TWIN_CHANCE: Final = 0.3
+
+
+class _NobodyListens:
+    """To a ledger that its writer does not know of."""
+
+    def on_first_copy(self, entry_id: int) -> None:
+        pass
+
+    def on_confirmed(self, lac: int) -> None:
+        pass
+
+    def on_failed(self, error: StratalogError) -> None:
+        pass
 
 
 class Scenario(log.Scenario):
@@ -55,8 +73,9 @@ class Scenario(log.Scenario):
         plan = NemesisPlan(
             crash=0.5, partition=0.1, one_way=0, lossy=0, clock_jump=0, pause_mean_s=1.5, down_mean_s=0.6, down_at_once_max=2
         )
-        straggler = Machine(self.world, "straggler-0", self._straggle)
-        straggler.boot()
+        outsiders = [Machine(self.world, "straggler-0", self._straggle), Machine(self.world, "twin-0", self._open_again)]
+        for outsider in outsiders:
+            outsider.boot()
         nemesis = Nemesis(self.world, self.brokers, plan, name="owners", everyone=self.servers)
         work: list[Coroutine[Any, Any, None]] = [nemesis.run(), self._outdate(), self._deafen()]
         tasks = [asyncio.get_running_loop().create_task(each) for each in work]
@@ -64,7 +83,8 @@ class Scenario(log.Scenario):
         nemesis.stop()
         for task in tasks:
             task.cancel()
-        straggler.crash()
+        for outsider in outsiders:
+            outsider.crash()
         self.world.network.hold_up = hold_up
         self.world.network.cut.clear()
         for machine in self.servers:
@@ -91,6 +111,44 @@ class Scenario(log.Scenario):
             current = VersionIs(key=log_now.record.key(), version=log_now.version)
             with contextlib.suppress(StratalogError):
                 await client.propose(Command(updates=(Put(record=log_now.record),), requirements=(late, current)))
+
+    async def _open_again(self, machine: Machine, ports: Ports) -> None:
+        """Now and then an owner's attempt to open its next ledger, which it has given up on, takes effect after all.
+
+        Behind a sealed ledger only, and only in the log as it is: what was sent earlier or later would be refused.
+        """
+        client = await roles.connect_metadata(ports)
+        ledgers = roles.ledger_client(client, ports)
+        seen: set[int] = set()
+        while True:
+            await asyncio.sleep(TWIN_LOOK_S)
+            topics = {each.topic_id for each in client.view.all(Topic) if each.name == TOPIC}
+            for owned in [each for each in client.view.all(Partition) if each.owner >= 0 and each.topic_id in topics]:
+                log_now = client.view.get(log_key(owned.topic_id, owned.index))
+                if log_now is None or not isinstance(log_now.record, Log) or not log_now.record.ledgers:
+                    continue
+                last = client.view.find(Ledger, ledger_key(log_now.record.ledgers[-1].ledger_id))
+                if last is None or last.state is not LedgerState.CLOSED or last.ledger_id in seen:
+                    continue
+                seen.add(last.ledger_id)
+                if ports.random.random() < TWIN_CHANCE:
+                    with contextlib.suppress(StratalogError):
+                        await self._open_behind(ledgers, owned, log_now.record, log_now.version, last)
+
+    async def _open_behind(self, ledgers: LedgerClient, owned: Partition, log: Log, version: int, last: Ledger) -> None:
+        epoch = owned.leader_epoch
+        spec = LedgerSpec(
+            topic_id=owned.topic_id, partition=owned.index, base_offset=last.end_offset, leader_epoch=epoch,
+            ensemble_size=last.write_quorum, write_quorum=last.write_quorum, ack_quorum=last.ack_quorum,
+        )  # fmt: skip
+
+        def updates(ledger: Ledger) -> tuple[Update, ...]:
+            ref = LedgerRef(ledger_id=ledger.ledger_id, base_offset=last.end_offset, leader_epoch=epoch)
+            return (Put(record=msgspec.structs.replace(log, ledgers=(*log.ledgers, ref))),)
+
+        current = VersionIs(key=log.key(), version=version)
+        own = EpochIs(key=owned.key(), owner=owned.owner, leader_epoch=epoch)
+        await ledgers.create(spec, requirements=(own, current), updates=updates, listener=_NobodyListens())
 
     def _hold_up_commands(self) -> None:
         """Single commands are late, and many of those outlive their sender."""

@@ -48,8 +48,8 @@ class Promises:
         if entry.kind is EntryKind.COMMAND and outcome.changes:
             requirements = _decode(entry.payload).requirements
             for requirement in requirements:
-                held = self._holds(requirement)
-                self._require(held, f"command {entry.index} took effect although it requires {requirement}")
+                if not self._holds(requirement):
+                    self._require(False, f"command {entry.index} took effect although it requires {requirement}")
             self._check_pointers(entry.index, outcome.changes, requirements)
         for change in outcome.changes:
             self._take(change)

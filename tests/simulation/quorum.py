@@ -25,6 +25,7 @@ CHUNK = 10
 """So many turns of a client are one decision."""
 FAULTS_S = 12.0
 HEAL_S = 10.0
+LOOK_S = 0.25
 SURGERY_S = 60.0
 
 
@@ -188,8 +189,8 @@ async def watch(nodes: list[Machine], audit: Audit, seconds: float) -> None:
 async def _heal(history: History) -> None:
     """All is well again once clients count on, each of them."""
     before = history.counted
-    for _ in range(int(HEAL_S)):
-        await asyncio.sleep(1.0)
+    for _ in range(int(HEAL_S / LOOK_S)):
+        await asyncio.sleep(LOOK_S)
         if history.counted > before + CLIENTS:
             return
     raise AssertionError(f"{history.counted - before} counts in {HEAL_S:g} s after the faults had ended")
