@@ -102,7 +102,10 @@ def _round(task: Task, number: int, system: str) -> None:
     shared = [cell for cell in missing if not cell.fresh]
     for group in [shared, *([cell] for cell in missing if cell.fresh)]:
         if group:
-            _on_one_cluster(task, number, system, group)
+            try:
+                _on_one_cluster(task, number, system, group)
+            except Exception:  # outermost: what this cluster did not get to is measured by the same call again
+                traceback.print_exc()
 
 
 def _on_one_cluster(task: Task, number: int, name: str, cells: Sequence[Cell]) -> None:
