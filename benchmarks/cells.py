@@ -21,6 +21,7 @@ from stratalog.bench.runs.latency import measure_latency
 from stratalog.bench.runs.produce import measure_produce
 from stratalog.bench.settings import Readers, Topics, Traffic, Window
 from stratalog.bench.topics import prepared
+from stratalog_core.errors import Unavailable
 
 # For many producers; more would only add interpreters on the machine's cores.
 _CLIENT_PROCESSES = 2
@@ -104,7 +105,11 @@ def warm_up(system: System, loads: Sequence[WarmUp], whole_s: float) -> None:
     window = Window(warmup_s=0.0, duration_s=whole_s / len(loads))
     for load in loads:
         bench = Bench(system=system, settings=msgspec.to_builtins(load), window=window)
-        measure_tail(bench.bootstrap, bench.topics, bench.traffic, bench.readers, window)
+        try:
+            measure_tail(bench.bootstrap, bench.topics, bench.traffic, bench.readers, window)
+        except Unavailable as failure:
+            # A short time on a busy machine: nothing was acknowledged yet. What is measured counts, not this.
+            print(f"warm-up of {system.name}: {failure}", flush=True)
 
 
 def cpu_figures(measured: Mapping[str, Any], used: Used) -> dict[str, float]:
