@@ -1,15 +1,16 @@
-"""Planted faults of the metadata quorum, looked for in the ``quorum`` scenario."""
+"""Planted faults of the metadata quorum, looked for in the scenarios ``quorum``, ``terms`` and ``members``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any, Final
 
+from stratalog_core.quorum import majority
 from stratalog_metadata import log_format
 from stratalog_metadata.log import DurableLog, LogWrite
 from stratalog_metadata.log_format import LogMark
-from stratalog_metadata.raft import HardState, Raft
+from stratalog_metadata.raft import HardState, Raft, membership, replication
 from stratalog_metadata.raft.elections import Elections
 from stratalog_metadata.raft.membership import Membership
 from stratalog_metadata.raft.messages import Message, VoteRequest
@@ -112,6 +113,41 @@ def reads_do_not_ask_the_quorum() -> None:
     _swap(Raft, "read", read)
 
 
+def _checking_changes(**believed: object) -> None:
+    """Have a leader that is asked for a change believe this, whatever is true."""
+    check: Callable[..., None] = membership.check_change
+    _swap(replication, "check_change", lambda **facts: check(**{**facts, **believed}))
+
+
+def changes_do_not_wait_for_each_other() -> None:
+    """A second change of the members is begun before the first is committed."""
+    _checking_changes(is_pending=False)
+
+
+def changes_do_not_wait_for_the_term() -> None:
+    """A new leader changes the members before an entry of its own term is committed."""
+    _checking_changes(term_has_committed=True)
+
+
+def several_voters_change_at_once() -> None:
+    """Configurations that follow each other may differ by any number of voters."""
+    _swap(Membership, "follows", lambda self, before: True)
+
+
+def learners_count() -> None:
+    """A learner's acknowledgement or vote stands for a voter's."""
+
+    def agreed(self: Membership, values: Mapping[int, int]) -> int:
+        reached = sorted((values.get(member.node_id, 0) for member in self.members), reverse=True)
+        return reached[majority(len(self.voters)) - 1]
+
+    def is_quorum(self: Membership, nodes: Set[int]) -> bool:
+        return len(nodes & {member.node_id for member in self.members}) >= majority(len(self.voters))
+
+    _swap(Membership, "agreed", agreed)
+    _swap(Membership, "is_quorum", is_quorum)
+
+
 MUTANTS: Final = (
     vote_is_not_stored,
     term_and_vote_are_not_stored,
@@ -123,3 +159,10 @@ MUTANTS: Final = (
 )
 
 IN_TERMS: Final = (earlier_terms_are_committed_by_counting,)
+
+IN_MEMBERS: Final = (
+    changes_do_not_wait_for_each_other,
+    changes_do_not_wait_for_the_term,
+    several_voters_change_at_once,
+    learners_count,
+)

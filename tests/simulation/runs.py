@@ -18,7 +18,7 @@ from multiprocessing import connection
 from multiprocessing.context import ForkProcess
 from typing import Final
 
-from simulation import duels, ledgers, log, lost_disks, owners, quorum, terms
+from simulation import duels, ledgers, log, lost_disks, members, owners, quorum, terms
 from simulation.loop import CURRENT, FailedInBackground
 from simulation.machine import World
 from simulation.schedule import Decision, Schedule
@@ -60,6 +60,7 @@ class Outcome:
 SCENARIOS: dict[str, Callable[[World], None]] = {
     "quorum": quorum.simulate,
     "terms": terms.simulate,
+    "members": members.simulate,
     "ledgers": lambda world: ledgers.Scenario(world).simulate(),
     "duels": lambda world: duels.Scenario(world).simulate(),
     "lost-disks": lambda world: lost_disks.Scenario(world).simulate(),

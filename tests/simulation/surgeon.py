@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
+
 from simulation.disk import Disk
 from simulation.machine import Machine, Ports, World
 from simulation.roles import metadata_addresses, metadata_settings, number_of, run_metadata_node
 from stratalog_core.errors import StratalogError
 from stratalog_metadata.administration import QuorumAdministration
+from stratalog_metadata.identity import IDENTITY_FILE, Identity
 
 PAUSE_MEAN_S = 1.0
 CHANGE_TIMEOUT_S = 4.0
@@ -20,6 +23,12 @@ async def run_spare(machine: Machine, ports: Ports) -> None:
     settings = metadata_settings(machine)
     peers = (*settings.peers, f"{number_of(machine)}={settings.listen}")
     await run_metadata_node(machine, ports, metadata_settings(machine, peers=peers))
+
+
+def _identity(node: Machine) -> str:
+    """What its disk bears; empty if it bears nothing yet."""
+    content = node.disk.durable(IDENTITY_FILE)
+    return msgspec.json.decode(content, type=Identity).identity if content else ""
 
 
 class Surgeon:
@@ -91,7 +100,14 @@ class Surgeon:
             # It was refused while the leader knew it with the identity of its lost disk.
             node.crash()
             node.boot()
-        await administration.add(number, metadata_settings(node).listen, CHANGE_TIMEOUT_S)
+        try:
+            await administration.add(number, metadata_settings(node).listen, CHANGE_TIMEOUT_S)
+        except StratalogError as refused:
+            if "has stopped" in refused.message:
+                # It had begun with a configuration that was overruled: an empty disk once more, as its error says.
+                self._lost_identity = _identity(node) or self._lost_identity
+                self._empty(node)
+            raise
 
     def _count(self, what: str) -> None:
         self.done += 1
