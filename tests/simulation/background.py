@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from math import log
 from typing import TypeVar
 
 from simulation.loop import SimulatedLoop
@@ -35,7 +36,7 @@ class SimulatedBackground:
                 future.set_result(result)
 
         start = max(self._loop.time(), self._free_at)
-        self._free_at = start + self._randomness.expovariate(1 / self._mean_s)
+        self._free_at = start - log(1.0 - self._randomness.random()) * self._mean_s
         self._loop.call_at(self._free_at, finish)
         return future
 

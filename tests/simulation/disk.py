@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from stratalog_core.ports import Buffer
 
 SECTOR_BYTES = 512
+CAPACITY_BYTES = 1 << 40
+"""Never used up: a disk is full when a nemesis says so."""
 
 
 @dataclass(slots=True)
@@ -81,9 +83,8 @@ class DiskFaults:
 class Disk:
     """One machine's directory tree; implements :class:`stratalog_core.ports.Files` through :meth:`mount`."""
 
-    def __init__(self, name: str, randomness: random.Random, capacity_bytes: int = 1 << 40) -> None:
+    def __init__(self, name: str, randomness: random.Random) -> None:
         self.name = name
-        self.capacity_bytes = capacity_bytes
         self.faults = DiskFaults()
         self.content: dict[str, _Content] = {}
         self._durable_names: dict[str, _Content] = {}
@@ -130,7 +131,7 @@ class Disk:
     def check_write(self, growth: int) -> None:
         if self.faults.write_fails:
             raise OSError(errno.EIO, "simulated write error")
-        if (self.faults.full and growth) or self.used_bytes() + growth > self.capacity_bytes:
+        if self.faults.full and growth:
             raise OSError(errno.ENOSPC, "simulated full disk")
 
     def check_sync(self) -> None:
@@ -224,4 +225,4 @@ class SimulatedFiles:
         self._disk.sync_names(path)
 
     def free_bytes(self) -> int:
-        return 0 if self._disk.faults.full else self._disk.capacity_bytes - self._disk.used_bytes()
+        return 0 if self._disk.faults.full else CAPACITY_BYTES - self._disk.used_bytes()

@@ -34,7 +34,7 @@ LATE_CHANCE: Final = 0.06
 LATE_OF_BROKERS_S: Final = (0.05, 3.0)
 LATE_OF_WORKERS_S: Final = (2.0, 6.0)
 CLOCK_JUMPS_MS: Final = (0, 0, -3_600_000, -2_000)
-TWIN_LOOK_S: Final = 0.03
+TWIN_LOOK_S: Final = 0.05
 TWIN_CHANCE: Final = 0.3
 
 
