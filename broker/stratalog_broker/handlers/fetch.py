@@ -153,7 +153,6 @@ class FetchCall:
     def _fetched(self, one: FetchWanted, log: PartitionLog, batches: Any, size: int) -> PartitionFetched:
         core = log.core
         high_watermark = core.high_watermark
-        log.bytes_out += size
         return PartitionFetched(
             one.index, 0, high_watermark, high_watermark, core.log_start_offset, batches, size, self._aborted
         )
@@ -286,6 +285,9 @@ class FetchCall:
                 one.told = told
                 if found.batches_bytes:
                     self._session.served((one.key, one.index))
+            # Counted here: a long poll looks at what is there several times before it sends it once.
+            if found.batches_bytes and (log := self._find(one.key, one.index)) is not None:
+                log.bytes_out += found.batches_bytes
             topics.setdefault(one.key, []).append(found)
         return list(topics.items())
 

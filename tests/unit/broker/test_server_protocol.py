@@ -252,6 +252,21 @@ async def test_a_long_poll_ends_when_a_record_comes(mini_cluster: MiniCluster, c
     await other.close()
 
 
+async def test_what_a_long_poll_looked_at_several_times_is_counted_once(
+    mini_cluster: MiniCluster, client: RawClient, flights: str
+) -> None:
+    await create(mini_cluster, flights)
+    waiting = asyncio.ensure_future(fetch(client, flights, 0, max_wait_ms=300, min_bytes=1_000_000))
+    other = await mini_cluster.connect()
+    for _ in range(3):
+        await produce(other, flights, batch(b"news"))
+    records = (await waiting).records
+    log = mini_cluster.broker.services.partitions.find_by_name(flights.encode(), 0)
+    assert log is not None
+    assert log.bytes_out == len(records)
+    await other.close()
+
+
 async def test_a_session_tells_only_what_changed(mini_cluster: MiniCluster, client: RawClient, flights: str) -> None:
     await create(mini_cluster, flights)
     await produce(client, flights, batch(b"one"))

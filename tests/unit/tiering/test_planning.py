@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stratalog_core.errors import Corrupt
+from stratalog_metadata.commands import SessionAlive, VersionIs
 from stratalog_metadata.records import Fragment, Ledger, LedgerRef, LedgerState, Log, ManifestPointer, TierRequest, Topic
+from stratalog_tiering.commands import commit_segment, drop_ledgers, fulfil_request, move_start
 from stratalog_tiering.planning import (
     DropEmpty,
     DropHot,
@@ -80,6 +82,27 @@ def test_one_ledger_larger_than_a_segment_goes_alone() -> None:
 def test_an_open_ledger_ends_the_run() -> None:
     assert ids(plan(state(ledger(1, 0, 5), ledger(2, 5, -1, closed=False)))) == [1]
     assert plan(state(ledger(2, 5, -1, closed=False))) == Idle()
+
+
+GUARDS = (SessionAlive(session_id=7), VersionIs(key="lease/x", version=3))
+
+
+def test_every_command_needs_session_lease_and_all_that_it_was_planned_from() -> None:
+    """A worker that lost its lease and goes on, or comes late, changes nothing (pulsar#17736)."""
+    ledgers = (ledger(1, 0, 5), ledger(2, 5, 9))
+    request = TierRequest(topic_id=TOPIC.topic_id, index=0, end_offset=9)
+    current = state(*ledgers, cold=(0, 9), request=request)
+    assert current.pointer is not None
+    pointer = VersionIs(key=current.pointer.key(), version=1)
+    log = VersionIs(key=current.log.key(), version=1)
+    records = {VersionIs(key=stored.ledger.key(), version=stored.version) for stored in ledgers}
+    for command, needed in (
+        (commit_segment(current, current.pointer, ledgers, GUARDS), {pointer, *records}),
+        (drop_ledgers(current, ledgers, GUARDS), {pointer, log, *records}),
+        (move_start(current, current.pointer, GUARDS), {pointer, log}),
+        (fulfil_request(current, GUARDS), {VersionIs(key=request.key(), version=1)}),
+    ):
+        assert set(command.requirements) == {*GUARDS, *needed}
 
 
 def test_offloading_goes_on_where_the_manifest_ends() -> None:
