@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 from benchmarks import summary
-from benchmarks.cells import KINDS, cpu_figures
+from benchmarks.cells import KINDS, cpu_figures, partition_step
 from benchmarks.charts import Bar, ratio_chart
 from benchmarks.compare import left_s
 from benchmarks.journal import Journal, Row, Run
@@ -142,6 +142,11 @@ def test_clients_say_what_they_used_and_java_is_sampled() -> None:
     assert cpu_figures({"record_bytes_in_all": 1_000_000_000}, used)["clients_cpu_s_per_gb"] == 2.0
     shares = [value for name, value in told.items() if name.startswith("machine_share")]
     assert sum(shares) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("partitions", "step"), [(6, 1), (100, 1), (600, 1), (1000, 5), (10_000, 49)])
+def test_partitions_that_are_produced_to_lie_at_all_brokers(partitions: int, step: int) -> None:
+    assert partition_step({"partitions": partitions, "produced_partitions": 200}) == step
 
 
 def test_the_time_left_is_that_of_the_same_cell_before_or_of_all() -> None:
