@@ -118,7 +118,7 @@ acknowledgement of a busy bookie."""
 
 _YOUNG_OBJECTS_MAX: Final = 20_000
 """New objects after which the collector looks for cycles among them. At the interpreter's own 700 it does so every few batches,
-and finds nothing: measured 5 to 8 % of a broker's CPU."""
+and finds nothing: without any collection a broker's own code measured 3 to 8 % less."""
 
 Start = Callable[[Node], Awaitable[str]]
 
