@@ -1,8 +1,8 @@
 """Group commit: one write and one sync for all that waits, the next group as soon as the last is durable.
 
 What comes while a group is being synced makes up the next one, so a slow disk makes bigger groups and a fast one small
-ones; there is no timer. All that arrives in one turn of the event loop leaves together, because the task that takes it runs
-in the next turn.
+ones; there is no timer. All that arrives in one turn of the event loop leaves together, because it is taken in the next turn.
+Mostly the kernel writes by itself; what it cannot is written by a thread.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class GroupCommit:
         self._counters = counters
         self._on_written = on_written
         self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
-        self._task: asyncio.Task[None] | None = None
+        self._is_busy = False
+        self._idle: list[asyncio.Future[None]] = []
 
     def when_durable(self, sequence: int, call: Callable[[], None]) -> None:
         """Call when all groups up to ``sequence`` are durable, or the disk has failed (``Bookie.failure`` tells which).
@@ -46,8 +47,9 @@ class GroupCommit:
             call()
             return
         self._waiting.append((sequence, call))
-        if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._commit())
+        if not self._is_busy:
+            self._is_busy = True
+            asyncio.get_running_loop().call_soon(self._turn, None)
 
     async def durable(self, sequence: int) -> None:
         """The same, awaited. Raises ``StorageFailed``."""
@@ -60,39 +62,51 @@ class GroupCommit:
 
     async def close(self) -> None:
         """Wait until all that was placed is durable, or the disk has failed."""
-        while self._task is not None:
-            await asyncio.wait((self._task,))
+        while self._is_busy:
+            idle: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._idle.append(idle)
+            await idle
 
-    async def _commit(self) -> None:
+    def _turn(self, written: Write | None, failure: BaseException | None = None) -> None:
+        """A group is durable, or failed: begin the next one, and only then answer those that waited for it."""
+        self._is_busy = False
         try:
-            await self._write_groups()
-        except OSError as failure:
-            self._fail(failure)
-        except Exception as failure:
+            if failure is not None:
+                raise failure
+            self._go_on(written)
+        except OSError as lost:
+            self._fail(lost)
+        except Exception as unexpected:
             # Whatever else goes wrong here, nobody may wait for ever, and nothing may be acknowledged on a guess.
             _log.exception("group commit failed")
-            self._fail(failure)
-        finally:
-            self._task = None
+            self._fail(unexpected)
+        if not self._is_busy:
+            idle, self._idle = self._idle, []
+            for each in idle:
+                _resolve(each)
 
-    async def _write_groups(self) -> None:
-        write = self._bookie.take()
-        job = self._start(write)
-        while write is not None and job is not None:
-            await job
-            self._bookie.written(write.sequence)
+    def _go_on(self, written: Write | None) -> None:
+        if written is not None:
+            self._bookie.written(written.sequence)
             self._counters.log_groups += 1
-            durable = write.sequence
-            write = self._bookie.take()
-            job = self._start(write)
-            self._settle(durable)
+        following = self._bookie.take()
+        if following is not None:
+            self._begin(following)
+        if written is not None:
+            # Answers go out while the next group is written.
+            self._settle(written.sequence)
             self._on_written()
 
-    def _start(self, write: Write | None) -> asyncio.Future[None] | None:
-        """Hand a group to the background at once; answers go out while it is written."""
-        if write is None:
-            return None
-        return asyncio.ensure_future(self._background.run(partial(self._store.write, write)))
+    def _begin(self, write: Write) -> None:
+        if not self._store.begin_write(write, partial(self._turn, write)):
+            job = asyncio.ensure_future(self._background.run(partial(self._store.write, write)))
+            job.add_done_callback(partial(self._job_done, write))
+        self._is_busy = True
+
+    def _job_done(self, write: Write, job: asyncio.Future[None]) -> None:
+        # A cancelled one belongs to a process that ends: nobody is told anything.
+        if not job.cancelled():
+            self._turn(write, job.exception())
 
     def _settle(self, durable: int) -> None:
         waiting = self._waiting
@@ -106,3 +120,8 @@ class GroupCommit:
         for _, call in waiting:
             call()
         self._on_written()
+
+
+def _resolve(idle: asyncio.Future[None]) -> None:
+    if not idle.done():
+        idle.set_result(None)

@@ -23,7 +23,7 @@ from stratalog_bookies.checkpoint import State
 from stratalog_bookies.index import ROW_BYTES, Run
 from stratalog_bookies.log import Write
 from stratalog_bookies.shortages import lacks_resources
-from stratalog_core.ports import File, Files
+from stratalog_core.ports import BeginsWrites, File, Files, OnWritten
 
 STATE: Final = "state"
 LOG: Final = "log"
@@ -94,6 +94,11 @@ class LogFiles:
         file = self._writing[write.generation]
         file.pwritev(write.buffers, write.position)
         file.datasync()
+
+    def begin_write(self, write: Write, done: OnWritten) -> bool:
+        """The same without blocking: ``done`` is called from the event loop. False if this write cannot be made so."""
+        file = self._writing[write.generation]
+        return isinstance(file, BeginsWrites) and file.begin_write(write.buffers, write.position, done)
 
     def finish(self, generation: int) -> None:
         """No group will go to this file any more."""

@@ -9,20 +9,26 @@ kernel drops from it what is written directly.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import mmap
 import os
+import time
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
-from stratalog_core.ports import Buffer
+from stratalog_core.kernel_writes import kernel_writes
+from stratalog_core.ports import Buffer, OnWritten
 
 _IOV_MAX: Final = 1024
 _PAGE_BYTES: Final = 4096
 _GATHERED_BYTES: Final = 4 * 1024 * 1024
 _DIRECT: Final = getattr(os, "O_DIRECT", 0)
+_SUBMIT_S_MAX: Final = 0.05
+"""A file whose writes take longer to begin (its blocks are only reserved) is written from threads: the loop must not wait."""
 
 
 class SystemFile:
@@ -85,14 +91,52 @@ class DirectFile(SystemFile):
     nothing.
     """
 
-    __slots__ = ("_direct", "_page_at", "_page_content", "_synced")
+    __slots__ = ("_direct", "_may_submit", "_page_at", "_page_content", "_synced")
 
     def __init__(self, descriptor: int, direct: int) -> None:
         super().__init__(descriptor)
         self._direct = direct
         self._synced = False
+        self._may_submit = True
         self._page_at = -1
         self._page_content = b""
+
+    def begin_write(self, buffers: Sequence[Buffer], position: int, done: OnWritten) -> bool:
+        """See :class:`stratalog_core.ports.BeginsWrites`. Only what is plain: whole pages behind the last ones, in one go."""
+        size, before = sum(map(len, buffers)), position % _PAGE_BYTES
+        start, filled = position - before, before + size
+        known = not before or self._page_at == start
+        if not (known and self._synced and self._may_submit) or filled % _PAGE_BYTES or not 0 < filled <= _GATHERED_BYTES:
+            return False
+        writes = kernel_writes()
+        if writes is None:
+            return False
+        gathered = _take_gathered()
+        with memoryview(gathered) as view:
+            view[:before] = self._page_content[:before]
+            for buffer in buffers:
+                view[before : before + len(buffer)] = buffer
+                before += len(buffer)
+            last_page = bytes(view[filled - _PAGE_BYTES : filled])
+        begun_s = time.monotonic()
+        on_end = partial(self._ended, gathered, start, filled, last_page, done)
+        try:
+            writes.begin(self._direct, _address(gathered), filled, start, on_end)
+        except OSError:
+            # Whatever it is, a blocking write meets it too, or gets by without what was short.
+            _gathered_kept.append(gathered)
+            return False
+        self._page_at = -1
+        self._may_submit = time.monotonic() - begun_s < _SUBMIT_S_MAX
+        return True
+
+    def _ended(self, gathered: mmap.mmap, start: int, filled: int, last_page: bytes, done: OnWritten, result: int) -> None:
+        _gathered_kept.append(gathered)
+        if result != filled:
+            done(OSError(-result if result < 0 else errno.EIO, f"a direct write of {filled} bytes ended with {result}"))
+            return
+        self._page_at, self._page_content = start + filled - _PAGE_BYTES, last_page
+        done(None)
 
     def pwritev(self, buffers: Sequence[Buffer], position: int) -> None:
         gathered = _take_gathered()
@@ -173,6 +217,10 @@ class DirectFile(SystemFile):
 
 _gathered_kept: deque[mmap.mmap] = deque(maxlen=2)
 """Aligned buffers that no write is using: fresh ones are a thousand page faults."""
+
+
+def _address(gathered: mmap.mmap) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(gathered))
 
 
 def _take_gathered() -> mmap.mmap:

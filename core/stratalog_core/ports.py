@@ -7,7 +7,7 @@ brings its own, behind the same contract suites.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 from stratalog_core.errors import StratalogError
 
@@ -139,6 +139,21 @@ class File(Protocol):
 
     def truncate(self, size: int) -> None: ...
     def close(self) -> None: ...
+
+
+OnWritten = Callable[[OSError | None], None]
+
+
+@runtime_checkable
+class BeginsWrites(Protocol):
+    """A file whose writes need no thread, mostly."""
+
+    def begin_write(self, buffers: Sequence[Buffer], position: int, done: OnWritten) -> bool:
+        """Begin to write all of it, from the event loop, which later calls ``done``: with None when it is durable, or with what
+        failed, after which the range's content is undefined. False: nothing was begun, ``pwritev`` and ``datasync`` it. One
+        write of a file at a time; the buffers are free again on return.
+        """
+        ...
 
 
 class Files(Protocol):

@@ -29,7 +29,7 @@ from stratalog_bookies.messages import FENCE_FIRST, RECOVERY_ADD, BookieInfo, Co
 from stratalog_bookies.registration import Registration
 from stratalog_bookies.server import BookieServer
 from stratalog_core.errors import Invalid, Overloaded, StorageFailed, StratalogError, Unavailable
-from stratalog_core.ports import Buffer, Channel, File, Files
+from stratalog_core.ports import Buffer, Channel, File, Files, OnWritten
 from stratalog_core.rpc import TcpTransport
 from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
 from stratalog_metadata.api import Change, MetadataClient
@@ -186,6 +186,7 @@ class FaultyFiles:
     def __init__(self, files: Files) -> None:
         self._files = files
         self.broken = False
+        self.broken_in_kernel = False
         self.broken_checkpoints = 0
         self.free: int | None = None
         self.renames = threading.Event()
@@ -222,6 +223,12 @@ class FaultyFile:
         if self._disk.broken:
             raise OSError(errno.EIO, "the disk is broken")
         self._file.datasync()
+
+    def begin_write(self, buffers: Sequence[Buffer], position: int, done: OnWritten) -> bool:
+        """The kernel's writes end badly, too; as long as nothing is broken, threads write."""
+        if self._disk.broken_in_kernel:
+            asyncio.get_running_loop().call_soon(done, OSError(errno.EIO, "the disk is broken"))
+        return self._disk.broken_in_kernel
 
 
 async def test_entries_are_served(place: Place) -> None:
@@ -364,13 +371,14 @@ async def test_too_much_at_once_is_refused(place: Place) -> None:
         assert isinstance(outcomes[0], BookieInfo)
 
 
-async def test_a_failed_sync_retires_the_disk(place: Place) -> None:
+@pytest.mark.parametrize("fault", ["broken", "broken_in_kernel"])
+async def test_a_failed_sync_retires_the_disk(place: Place, fault: str) -> None:
     disk = FaultyFiles(SystemFiles(place.directory / "disk"))
     async with place.bookie([disk]) as bookie:  # type: ignore[list-item]
         assert await bookie.add((1, 0, b"durable")) == [OK]
-        disk.broken = True
+        setattr(disk, fault, True)
         assert await bookie.add((1, 1, b"lost"), (1, 1, b"conflict")) == [Status.STORAGE_FAILED, Status.CONFLICT]
-        disk.broken = False
+        setattr(disk, fault, False)
         assert await bookie.add((1, 2, b"too late")) == [Status.STORAGE_FAILED]
         assert await bookie.entries(1) == {0: b"durable"}
         assert {tail.status for tail in await bookie.tails(messages.FENCE, 1)} == {Status.STORAGE_FAILED}

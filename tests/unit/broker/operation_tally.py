@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from stratalog_core.files import SystemFile
-from stratalog_core.ports import Buffer, Channel, OnReply
+from stratalog_core.ports import BeginsWrites, Buffer, Channel, OnReply, OnWritten
 from stratalog_core.rpc import TcpChannel, TcpTransport
 from stratalog_core.system import SystemFiles
 
@@ -184,6 +184,13 @@ class _CountingFile:
         self._tally.note("writes")
         self._tally.note("written bytes", sum(map(len, buffers)))
         self._file.pwritev(buffers, position)
+
+    def begin_write(self, buffers: Sequence[Buffer], position: int, done: OnWritten) -> bool:
+        begun = isinstance(self._file, BeginsWrites) and self._file.begin_write(buffers, position, done)
+        if begun:
+            self._tally.note("writes without a thread")
+            self._tally.note("written bytes", sum(map(len, buffers)))
+        return begun
 
     def datasync(self) -> None:
         self._tally.note("datasyncs")

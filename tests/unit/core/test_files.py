@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import os
 import tempfile
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ from hypothesis import strategies as st
 
 from stratalog_core import files
 from stratalog_core.files import DirectFile, SystemFile, open_file
+from stratalog_core.kernel_writes import OnEnd, kernel_writes
 
 SIZE = 64 * 1024
 PIECES = st.lists(st.binary(max_size=9000), min_size=1, max_size=4)
@@ -69,6 +73,95 @@ def test_a_log_that_goes_on_where_it_ended_reads_nothing(tmp_path: Path, monkeyp
     monkeypatch.undo()
     assert file.pread(position, 0) == expected
     file.close()
+
+
+def begun(file: SystemFile, pieces: list[bytes], position: int) -> asyncio.Future[OSError | None] | None:
+    """A write that the kernel carries out, as a future of what failed; None if this one is not for it."""
+    ended: asyncio.Future[OSError | None] = asyncio.get_running_loop().create_future()
+    assert isinstance(file, DirectFile)
+    return ended if file.begin_write(pieces, position, ended.set_result) else None
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[DirectFile]:
+    """A file as a log has it: its space is there, its first page written, its size durable."""
+    if not is_direct(tmp_path):
+        pytest.skip("the file system of the temporary directory knows no direct writes")
+    file = open_file(tmp_path / "log", create=True, direct=True)
+    assert isinstance(file, DirectFile)
+    file.allocate(SIZE)
+    file.pwritev((b"h" * 4096,), 0)
+    file.datasync()
+    yield file
+    file.close()
+
+
+async def test_the_kernel_writes_what_goes_on_where_the_log_ended(log: DirectFile) -> None:
+    if kernel_writes() is None:
+        pytest.skip("this system knows no such writes")
+    position, expected = 4096, b"h" * 4096
+    for size in (1, 4095, 4096, 100, 5000, 3, 10_000):
+        ended = begun(log, [b"x" * size, bytes(-(position + size) % 4096)], position)
+        assert ended is not None
+        assert await ended is None
+        position, expected = position + size, expected + b"x" * size
+        assert log.pread(position, 0) == expected
+    # And a blocking write goes on behind it.
+    log.pwritev((b"y" * 10, bytes(-(position + 10) % 4096)), position)
+    assert log.pread(position + 10, 0) == expected + b"y" * 10
+
+
+async def test_what_is_not_plain_is_left_to_a_thread(log: DirectFile) -> None:
+    assert begun(log, [b"x" * 100], 4096) is None, "no whole page"
+    assert begun(log, [b"x" * 100, bytes(3986)], 4106) is None, "a page that is not remembered"
+    assert begun(log, [b"x" * 5 * 4096], 4096) is None, "more than is gathered"
+    log.truncate(SIZE)
+    assert begun(log, [b"x" * 4096], 4096) is None, "a size that is not durable"
+
+
+class EndedWrites:
+    """Writes that end at once, with what the kernel would say."""
+
+    def __init__(self, result: int) -> None:
+        self._result = result
+
+    def begin(self, descriptor: int, address: int, size: int, position: int, on_end: OnEnd) -> None:
+        on_end(self._result)
+
+
+@pytest.mark.parametrize(("result", "number"), [(-errno.ENOSPC, errno.ENOSPC), (4096, errno.EIO), (0, errno.EIO)])
+async def test_a_write_that_fails_or_ends_early_says_so(
+    log: DirectFile, monkeypatch: pytest.MonkeyPatch, result: int, number: int
+) -> None:
+    monkeypatch.setattr(files, "kernel_writes", lambda: EndedWrites(result))
+    ended = begun(log, [b"x" * 8192], 4096)
+    assert ended is not None
+    failure = await ended
+    assert isinstance(failure, OSError)
+    assert failure.errno == number
+    assert begun(log, [b"x" * 96, bytes(4000)], 4196) is None, "what the page holds now is not known"
+
+
+async def test_what_the_kernel_refuses_is_left_to_a_thread(log: DirectFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    read_only = os.open(os.devnull, os.O_RDONLY)
+    monkeypatch.setattr(log, "_direct", read_only)
+    assert begun(log, [b"x" * 4096], 4096) is None
+    os.close(read_only)
+    monkeypatch.undo()
+    monkeypatch.setattr(files, "kernel_writes", lambda: None)
+    assert begun(log, [b"x" * 4096], 4096) is None
+
+
+async def test_many_writes_of_a_loop_end_each_for_its_own_file(tmp_path: Path, log: DirectFile) -> None:
+    others = [open_file(tmp_path / str(number), create=True, direct=True) for number in range(5)]
+    for other in others:
+        other.allocate(SIZE)
+        other.datasync()
+    ends = [begun(other, [bytes([number]) * 4096 * (number + 1)], 0) for number, other in enumerate(others[:3])]
+    assert [end is not None and await end for end in ends] == [None] * 3
+    assert [other.pread(SIZE, 0).rstrip(b"\0") for other in others[1:3]] == [b"\1" * 8192, b"\2" * 12_288]
+    for other in others:
+        other.close()
 
 
 def test_a_reader_sees_what_was_written_directly_at_once(tmp_path: Path) -> None:
