@@ -24,6 +24,7 @@ from stratalog.bench.settings import Readers, Topics, Traffic, Window
 from stratalog.bench.topics import prepared
 from stratalog_core.errors import Unavailable
 
+_WARMUP_PER_PARTITION_S = 0.002
 # For many producers; more would only add interpreters on the machine's cores.
 _CLIENT_PROCESSES = 2
 # Apache Kafka makes no topic with more at once.
@@ -85,9 +86,10 @@ class Bench(msgspec.Struct, frozen=True, kw_only=True):
 
 def carry_out(cell: Cell, system: System, profile: Profile) -> Result | None:
     """Measure; ``None`` if the system has no such thing. Memory and CPU of its processes, by role, come with the result."""
-    bench = Bench(
-        system=system, settings=cell.settings, window=Window(warmup_s=profile.warmup_s, duration_s=profile.duration_s)
-    )
+    # The first write to a partition opens its log: with thousands that is no steady state.
+    warmup_s = profile.warmup_s + _WARMUP_PER_PARTITION_S * int(cell.settings.get("partitions", 0))
+    window = Window(warmup_s=warmup_s, duration_s=profile.duration_s)
+    bench = Bench(system=system, settings=cell.settings, window=window)
     with Usage(Roles(system).cpu_s) as usage:
         found = KINDS[cell.kind](bench)
         used = usage.within(found.window) if found is not None and found.window else None
