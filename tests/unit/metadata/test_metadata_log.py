@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from simulation.disk import Disk
 
 from stratalog_core.errors import Corrupt
 from stratalog_core.system import SystemFiles
@@ -262,13 +264,11 @@ def histories(draw: st.DrawFn) -> list[list[LogWrite]]:
     return batches
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(history=histories(), segment_bytes_max=st.sampled_from([60, 200, 1_000_000]))
-def test_any_history_is_recovered(
-    tmp_path_factory: pytest.TempPathFactory, history: list[list[LogWrite]], segment_bytes_max: int
-) -> None:
-    root = tmp_path_factory.mktemp("log")
-    log = written(root, [], segment_bytes_max)
+def test_any_history_is_recovered(history: list[list[LogWrite]], segment_bytes_max: int) -> None:
+    files = Disk("disk", random.Random(1)).mount()
+    log, _, _ = DurableLog.open(files, "raft", segment_bytes_max)
     expected = LogTail()
     for batch in history:
         log.persist([LogWrite(hard_state=HardState(term=100)), *batch])
@@ -276,4 +276,6 @@ def test_any_history_is_recovered(
             expected.truncate_after(one.entries[0].index - 1)
             expected.extend(one.entries)
     log.close()
-    assert entries_of(reopened(root)) == entries_of(expected)
+    log, _, tail = DurableLog.open(files, "raft", segment_bytes_max)
+    log.close()
+    assert entries_of(tail) == entries_of(expected)
