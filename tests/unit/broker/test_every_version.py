@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 from typing import Any
 from uuid import UUID
 
 import pytest
 from kio.schema.errors import ErrorCode
-from unit.broker.mini_cluster import MiniCluster
+from unit.broker.mini_cluster import WAIT_S, MiniCluster
 from unit.broker.wire_client import WireClient, connect, part
 
 from stratalog_broker.handlers import HANDLERS
@@ -33,7 +34,11 @@ async def create(client: WireClient, *names: str, version: int = 7, configs: dic
 
 
 async def find(client: WireClient, version: int) -> Any:
+    """The group's coordinator, which knows its groups when this returns."""
     answer = await client.send(10, version, key=GROUP, key_type=0, coordinator_keys=(GROUP,))
+    async with asyncio.timeout(WAIT_S):
+        while (await client.send(16, 0)).error_code is ErrorCode.coordinator_load_in_progress:
+            pass
     return answer.coordinators[0] if version >= 4 else answer
 
 
