@@ -16,7 +16,7 @@ from typing import Literal
 import msgspec
 
 from stratalog_core.files import SystemFile
-from stratalog_core.ports import Buffer
+from stratalog_core.ports import BeginsWrites, Buffer, OnWritten
 from stratalog_core.system import SystemFiles
 
 Operation = Literal["write", "sync", "read"]
@@ -89,6 +89,17 @@ class FaultyFile:
             self._file.pwritev(buffers[: len(buffers) // 2], position)
             raise
         self._file.pwritev(buffers, position)
+
+    def begin_write(self, buffers: Sequence[Buffer], position: int, done: OnWritten) -> bool:
+        """Declined while there is a fault, so that the blocking write meets it; one that began meanwhile fails its end."""
+
+        def ended(failure: OSError | None) -> None:
+            if failure is None and {"write", "sync"}.intersection(self._control.now().failing):
+                failure = OSError(errno.EIO, "injected: a write that was under way failed")
+            done(failure)
+
+        file = self._file
+        return self._control.now() == HEALTHY and isinstance(file, BeginsWrites) and file.begin_write(buffers, position, ended)
 
     def datasync(self) -> None:
         self._control.before("sync")

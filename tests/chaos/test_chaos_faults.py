@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import itertools
 import os
@@ -78,6 +79,23 @@ def test_a_full_disk_takes_nothing_and_gives_what_it_has(disk: Disk) -> None:
         disk.files.open("c", create=True)
     assert disk.files.free_bytes() == 0
     assert disk.files.read("b") == b"x"
+
+
+async def test_writes_without_a_thread_are_declined_during_a_fault_and_fail_when_one_begins(disk: Disk) -> None:
+    page = bytes(4096)
+    with closing(disk.files.open("log", create=True, direct=True)) as file:
+        file.pwritev([page], 0)
+        file.datasync()
+        ends: asyncio.Queue[OSError | None] = asyncio.Queue()
+        if not file.begin_write([page], 4096, ends.put_nowait):
+            pytest.skip("this file system knows no direct writes, or the kernel no asynchronous ones")
+        assert await ends.get() is None
+        assert file.begin_write([page], 8192, ends.put_nowait)
+        set_fault(disk.control, DiskFault(failing=("sync",)))
+        failure = await ends.get()
+        assert failure is not None
+        assert failure.errno == errno.EIO
+        assert not file.begin_write([page], 12288, ends.put_nowait)
 
 
 # -- the proxy
