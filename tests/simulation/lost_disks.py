@@ -48,6 +48,7 @@ class Scenario:
         self.writers = [Machine(world, f"writer-{number}", one.run) for number, one in enumerate(writers)]
         self.clients = [*self.writers, Machine(world, "recoverer-0", recoverer.run)]
         self._random = world.random("losses")
+        self._outlived: set[int] = set()
         self._next_number = BOOKIES
 
     def _bookie(self, number: int) -> Machine:
@@ -129,7 +130,9 @@ class Scenario:
     async def _recover_abandoned(self, machine: Machine, ports: Ports) -> None:
         """What a partition's next owner does at once: until a ledger is closed, nobody makes its lost copies anew."""
         client = await self._client(ports)
-        current = {writer.open_ledger for writer in self._writing}
+        # Nor does a writer keep a ledger for ever that outlives one disk after the other.
+        current = {writer.open_ledger for writer in self._writing} - self._outlived
+        self._outlived = current
         ledgers = [record for record in self.audit.records.values() if isinstance(record, Ledger)]
         for left in ledgers:
             if left.state is not LedgerState.CLOSED and left.ledger_id not in current:
