@@ -60,6 +60,7 @@ class EntryPump:
             self._change_ticks += 1
             if self._change_ticks * self._services.settings.tick_ms > _HOLD_MS:
                 core.let_go()
+            self._take_back_meanwhile()
         elif core.failed_mask:
             self._mend()
         self._check_progress()
@@ -111,6 +112,13 @@ class EntryPump:
         if positions:
             self._send_all(self._core.revive(positions))
             self._mend_tried = self._core.failed_mask
+
+    def _take_back_meanwhile(self) -> None:
+        """Who failed while a change is under way need not wait for its end to be taken back: without them, nothing may move."""
+        core = self._core
+        if core.error is None and core.staying_failed_mask:
+            candidates = self._services.directory.candidates(core.ledger.ledger_id)
+            self._take_back(candidates, core.ledger.fragments[-1].bookies)
 
     async def _change(self, replacements: dict[int, str]) -> None:
         core = self._core

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Final
 
 from stratalog_core.errors import Conflict, Fenced, OutcomeUnknown, Retriable, StratalogError
 from stratalog_core.ports import Clock
@@ -10,7 +11,9 @@ from stratalog_metadata.api import MetadataClient
 from stratalog_metadata.commands import Command, Put, Requirement, Update, VersionIs
 from stratalog_metadata.records import Ledger, Versioned
 
-_RETRY_S = 0.05
+_RETRY_S: Final = 0.05
+_ATTEMPT_S: Final = 3.0
+"""An answer is not waited for longer than this: the link, or the node that was asked, may be gone without a word."""
 
 
 class Superseded(StratalogError):
@@ -37,6 +40,7 @@ async def put_ledger(
 
     After ``OutcomeUnknown`` the record is re-read: ours there means that the command took effect, the old version that it did
     not yet, and then the very same command is proposed again, which the requirement on the version lets take effect once.
+    So is one that is not answered within a few seconds; the client goes on with another node then.
 
     Raises :class:`Superseded` if the record is another one, what the quorum answers if another requirement does not hold,
     ``Unavailable`` if surely nothing happened, and ``OutcomeUnknown`` only if it stayed unknown until the time was over.
@@ -46,8 +50,9 @@ async def put_ledger(
     deadline = clock.monotonic() + timeout_s
     unsure: OutcomeUnknown | None = None
     while True:
+        left_s = deadline - clock.monotonic()
         try:
-            return (await metadata.propose(command, timeout_s=max(deadline - clock.monotonic(), _RETRY_S))).index
+            return (await metadata.propose(command, timeout_s=min(max(left_s, _RETRY_S), _ATTEMPT_S))).index
         except OutcomeUnknown as unknown:
             unsure = unknown
         except (Conflict, Fenced) as refusal:

@@ -180,6 +180,11 @@ class LedgerWriterCore:
         return self._failed
 
     @property
+    def staying_failed_mask(self) -> int:
+        """Of the failed ones those that the change under way, if there is one, does not replace."""
+        return self._failed & ~self._leaving
+
+    @property
     def is_settled(self) -> bool:
         """Whether every entry is confirmed and nobody's answer is awaited."""
         return not self._entries

@@ -6,20 +6,22 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from random import Random
+from uuid import UUID
 
 import pytest
 from unit.bookies.bookie_cluster import SETTINGS, Cluster, batch, eventually, run_cluster
 
 from stratalog_bookies import messages
-from stratalog_bookies.client import LedgerClient, LedgerWriter
+from stratalog_bookies.client import LedgerClient, LedgerClientSettings, LedgerWriter
+from stratalog_bookies.client.ledger_records import put_ledger
 from stratalog_bookies.messages import Status
-from stratalog_core.errors import NotEnoughBookies, StratalogError
+from stratalog_core.errors import NotEnoughBookies, OutcomeUnknown, StratalogError
 from stratalog_core.ports import Buffer, Channel, Handler, Listener, OnReply
 from stratalog_core.rpc import TcpTransport
 from stratalog_core.system import SystemClock
 from stratalog_metadata.api import BrokerLoad, MetadataClient, MetadataView
-from stratalog_metadata.commands import Applied, Command
-from stratalog_metadata.records import Ledger, LedgerState, Versioned
+from stratalog_metadata.commands import ABSENT, Applied, Command, Put
+from stratalog_metadata.records import Fragment, Ledger, LedgerState, Versioned
 
 CONFIRMED = 10
 TAIL = 3
@@ -238,6 +240,75 @@ async def test_with_too_few_bookies_left_writing_waits_and_goes_on_when_they_ret
     assert writer.error is None
     ledger = await writer.seal(2 * CONFIRMED)
     assert await cluster.read_back(ledger.ledger_id) == [batch(number) for number in range(2 * CONFIRMED)]
+
+
+class HeldMetadata(CutMetadata):
+    """The real client, but that changes of a ledger's ensemble stay under way until they are let go."""
+
+    def __init__(self, client: MetadataClient) -> None:
+        super().__init__(client, Cut(0, carried_out=True))
+        self.held = asyncio.Event()
+        self.let_go = asyncio.Event()
+
+    async def propose(self, command: Command, timeout_s: float = 10.0) -> Applied:
+        records = [update.record for update in command.updates if isinstance(update, Put)]
+        if any(isinstance(record, Ledger) and len(record.fragments) > 1 for record in records):
+            self.held.set()
+            await self.let_go.wait()
+        return await super().propose(command, timeout_s)
+
+
+async def test_a_change_that_is_not_answered_keeps_no_bookie_from_being_taken_back(cluster: Cluster) -> None:
+    """Two of three fail, one is being replaced, and the metadata does not answer: the other one's return is enough."""
+    metadata = HeldMetadata(cluster.metadata)
+    settings = LedgerClientSettings(tick_ms=20, bookie_silence_ms=200, bookie_avoid_ms=100, bookie_avoid_ms_max=200)
+    await cluster.client.close()
+    cluster.client = LedgerClient(metadata, cluster.transport, SystemClock(), Random(7), settings)
+    writer = await cluster.write(entries=CONFIRMED)
+    await eventually(lambda: writer.unconfirmed_bytes == 0)
+    await cluster.start_bookie("b3", audit_delay_s=0.0)
+    for name in ("b0", "b1"):
+        await cluster.stop_bookie(name)
+    for number in range(CONFIRMED, 2 * CONFIRMED):
+        writer.append(batch(number))
+    await metadata.held.wait()
+    assert await _stands_still(writer)
+    for name in ("b0", "b1"):
+        await cluster.start_bookie(name, audit_delay_s=0.0)
+    await eventually(lambda: writer.lac == 2 * CONFIRMED - 1)
+    assert not metadata.let_go.is_set()
+    metadata.let_go.set()
+    ledger = await writer.seal(2 * CONFIRMED)
+    assert "b3" in ledger.fragments[-1].bookies
+    assert await cluster.read_back(ledger.ledger_id) == [batch(number) for number in range(2 * CONFIRMED)]
+    assert min(await _copies(cluster, ledger)) >= ledger.ack_quorum
+
+
+class MuteMetadata(CutMetadata):
+    """The real client over a link that swallows the first answers: the wait for them is over at once here."""
+
+    def __init__(self, client: MetadataClient, swallowed: int) -> None:
+        super().__init__(client, Cut(0, carried_out=True))
+        self.waits_s: list[float] = []
+        self._swallowed = swallowed
+
+    async def propose(self, command: Command, timeout_s: float = 10.0) -> Applied:
+        self.waits_s.append(timeout_s)
+        if len(self.waits_s) <= self._swallowed:
+            raise OutcomeUnknown("no answer in time")
+        return await super().propose(command, timeout_s)
+
+
+async def test_an_answer_that_never_comes_is_waited_for_only_a_small_part_of_the_time(cluster: Cluster) -> None:
+    metadata = MuteMetadata(cluster.metadata, 2)
+    ledger = Ledger(
+        ledger_id=77, topic_id=UUID(int=1), partition=0, base_offset=0, leader_epoch=1, write_quorum=1, ack_quorum=1,
+        fragments=(Fragment(first_entry=0, bookies=("b0",)),),
+    )  # fmt: skip
+    await put_ledger(metadata, SystemClock(), ledger, ABSENT, timeout_s=30.0)
+    assert cluster.stored(77) == ledger
+    assert len(metadata.waits_s) == 3
+    assert max(metadata.waits_s) <= 3.0
 
 
 async def _stands_still(writer: LedgerWriter) -> bool:
