@@ -19,6 +19,7 @@ from stratalog_core.errors import NotFound, Unavailable
 
 _Answer = TypeVar("_Answer")
 _TIMEOUT_S = 180.0
+_KNOWN_S = 30.0
 _POLL_S = 0.2
 # Apache Kafka's controller takes at most 10,000 records per request, and each partition is one.
 _PARTITIONS_PER_REQUEST = 5000
@@ -36,7 +37,15 @@ class Prepared:
         """End offsets of all partitions, added up."""
         latest = OffsetSpec.latest()
         wanted = {TopicPartition(name, number): latest for name in self.names for number in range(self.partitions)}
-        return sum(kafka.list_offsets(self.bootstrap, wanted, _TIMEOUT_S).values())
+        deadline = time.monotonic() + _KNOWN_S
+        while True:
+            try:
+                return sum(kafka.list_offsets(self.bootstrap, wanted, _TIMEOUT_S).values())
+            except NotFound:
+                # A leader learns of a new topic after the broker that named it.
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(_POLL_S)
 
     def leaders(self) -> dict[tuple[str, int], int]:
         """Broker id by topic and partition; -1 where there is none."""
