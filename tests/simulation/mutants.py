@@ -50,7 +50,6 @@ def all_mutants() -> list[Mutant]:
         ("duels", (*mutants_of_bookies.IN_DUELS, *mutants_of_clusters.IN_DUELS)),
         ("lost-disks", mutants_of_bookies.IN_LOST_DISKS),
         ("quorum", mutants_of_metadata.MUTANTS),
-        ("terms", mutants_of_metadata.IN_TERMS),
         ("members", mutants_of_metadata.IN_MEMBERS),
         ("owners", mutants_of_clusters.IN_OWNERS),
         ("log", mutants_of_clusters.MUTANTS),

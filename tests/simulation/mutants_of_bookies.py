@@ -1,4 +1,4 @@
-"""Planted faults of bookies and of the ledger client, looked for in the ``ledgers`` scenario."""
+"""Planted faults of bookies and of the ledger client, looked for in ``ledgers``, ``duels`` and ``lost-disks``."""
 
 from __future__ import annotations
 
@@ -299,7 +299,6 @@ MUTANTS: Final = (
     fence_is_answered_and_not_kept,
     checkpoint_forgets_fences,
     checkpoint_claims_the_open_file,
-    lost_read_counts_as_absence,
     lost_fence_counts_as_fenced,
     one_negative_proves_absence,
     recovery_closes_at_the_lac,
@@ -312,6 +311,7 @@ MUTANTS: Final = (
 )
 
 IN_DUELS: Final = (
+    lost_read_counts_as_absence,
     unreadable_copy_counts_as_absence,
     recovery_reads_do_not_fence,
     one_fence_is_enough,

@@ -1,4 +1,4 @@
-"""Planted faults of the metadata quorum, looked for in the scenarios ``quorum``, ``terms`` and ``members``."""
+"""Planted faults of the metadata quorum, looked for in the scenarios ``quorum`` and ``members``."""
 
 from __future__ import annotations
 
@@ -99,6 +99,17 @@ def votes_for_whoever_asks() -> None:
     _swap(Elections, "on_request", careless)
 
 
+def votes_twice_in_a_term() -> None:
+    """A node forgets whom it has voted for, and whom it follows, as soon as another asks."""
+    on_request: Callable[..., None] = Elections.on_request
+
+    def forgetful(self: Elections, request: VoteRequest, last: tuple[int, int], out: list[Message]) -> None:
+        self.voted_for = self.leader = 0
+        on_request(self, request, last, out)
+
+    _swap(Elections, "on_request", forgetful)
+
+
 def one_copy_commits() -> None:
     """The leader commits what it alone has."""
     _swap(Membership, "agreed", lambda self, matches: max(matches.values()))
@@ -153,14 +164,14 @@ MUTANTS: Final = (
     term_and_vote_are_not_stored,
     raft_log_is_not_synced,
     promises_leave_before_they_are_durable,
-    votes_for_whoever_asks,
-    one_copy_commits,
     reads_do_not_ask_the_quorum,
 )
 
-IN_TERMS: Final = (earlier_terms_are_committed_by_counting,)
-
 IN_MEMBERS: Final = (
+    votes_for_whoever_asks,
+    votes_twice_in_a_term,
+    one_copy_commits,
+    earlier_terms_are_committed_by_counting,
     changes_do_not_wait_for_each_other,
     changes_do_not_wait_for_the_term,
     several_voters_change_at_once,
