@@ -73,7 +73,11 @@ class GroupCommit:
         try:
             if failure is not None:
                 raise failure
-            self._go_on(written)
+            if self._bookie.failure:
+                # Whoever keeps its files has retired the disk meanwhile.
+                self._answer_all()
+            else:
+                self._go_on(written)
         except OSError as lost:
             self._fail(lost)
         except Exception as unexpected:
@@ -116,9 +120,15 @@ class GroupCommit:
     def _fail(self, failure: Exception) -> None:
         _log.critical("a write or sync of the log failed; the disk is retired: %s", failure)
         self._bookie.fail(f"the disk failed: {failure}")
-        waiting, self._waiting = self._waiting, deque()
-        for _, call in waiting:
-            call()
+        self._answer_all()
+
+    def _answer_all(self) -> None:
+        """The disk has failed, as they will see: nothing that waits becomes durable."""
+        while self._waiting:
+            try:
+                self._waiting.popleft()[1]()
+            except Exception:
+                _log.exception("an answer could not be given")
         self._on_written()
 
 

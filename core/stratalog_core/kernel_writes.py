@@ -13,6 +13,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import errno
+import logging
 import os
 import platform
 import struct
@@ -32,17 +34,21 @@ _TELL_EVENT: Final = 1
 OnEnd = Callable[[int], None]
 """Gets the bytes that were written, or a negative error number."""
 
+_log = logging.getLogger(__name__)
+
 
 class KernelWrites:
-    """The writes that one event loop has under way, ``IN_FLIGHT_MAX`` at most."""
+    """The writes that one event loop has under way, ``IN_FLIGHT_MAX`` at most: as many ends as are seen in one look, so that
+    none is left behind whose event has been read already.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         """Raises ``OSError``."""
+        self._context = ctypes.c_ulong(0)
+        self._event = -1
         # The interpreter is kept during these calls: they do not wait, and to get it back would be waiting.
         self._call = ctypes.PyDLL(None, use_errno=True).syscall
         self._setup, self._destroy, self._events, self._submit = map(ctypes.c_long, _NUMBERS[platform.machine()])
-        self._context = ctypes.c_ulong(0)
-        self._event = -1
         self._under_way: dict[int, OnEnd] = {}
         self._next_number = 0
         self._block = ctypes.create_string_buffer(_CONTROL_BLOCK.size)
@@ -61,6 +67,8 @@ class KernelWrites:
 
     def begin(self, descriptor: int, address: int, size: int, position: int, on_end: OnEnd) -> None:
         """Write ``size`` bytes at ``address``; ``on_end`` keeps them alive and is called from the loop. Raises ``OSError``."""
+        if len(self._under_way) >= IN_FLIGHT_MAX:
+            raise BlockingIOError(errno.EAGAIN, f"{IN_FLIGHT_MAX} writes are under way")
         self._next_number = number = self._next_number + 1
         _CONTROL_BLOCK.pack_into(
             self._block, 0, number, 0, 0, _WRITE, 0, descriptor, address, size, position, 0, _TELL_EVENT, self._event
@@ -76,10 +84,18 @@ class KernelWrites:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._event)
         none = ctypes.c_long(0)
-        count = self._checked(self._events, self._context, none, ctypes.c_long(IN_FLIGHT_MAX), self._ended, none)
+        try:
+            count = self._checked(self._events, self._context, none, ctypes.c_long(IN_FLIGHT_MAX), self._ended, none)
+        except InterruptedError:
+            # Said only where there is none, which happens: the look before has seen its end already.
+            return
         for index in range(count):
             number, _, result, _ = _EVENT.unpack_from(self._ended, index * _EVENT.size)
-            self._under_way.pop(number)(result)
+            try:
+                self._under_way.pop(number)(result)
+            except Exception:
+                # The others are told all the same: nobody else will tell them.
+                _log.exception("the end of a write was not taken")
 
     def _checked(self, *arguments: Any) -> int:
         result = int(self._call(*arguments))
