@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from typing import Final
 
-from stratalog_core.errors import OutcomeUnknown
+from stratalog_core.errors import OutcomeUnknown, Unavailable
 from stratalog_metadata.api import MetadataClient
 from stratalog_metadata.commands import Allocate, Command
 from stratalog_metadata.records import LEDGER_IDS
+
+_FIRST_ATTEMPT_S: Final = 3.0
+"""A lost answer is not waited for longer than this: a second block costs nothing."""
 
 
 class LedgerIds:
@@ -37,8 +41,8 @@ class LedgerIds:
     async def _fetch(self) -> None:
         update = Allocate(counter=LEDGER_IDS, count=self._block)
         try:
-            applied = await self._metadata.propose(Command(updates=(update,)))
-        except OutcomeUnknown:
+            applied = await self._metadata.propose(Command(updates=(update,)), _FIRST_ATTEMPT_S)
+        except (OutcomeUnknown, Unavailable):
             # At worst one block is never used.
             applied = await self._metadata.propose(Command(updates=(update,)))
         first = applied.allocated[0]

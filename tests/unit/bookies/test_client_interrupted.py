@@ -13,6 +13,7 @@ from unit.bookies.bookie_cluster import SETTINGS, Cluster, batch, eventually, ru
 
 from stratalog_bookies import messages
 from stratalog_bookies.client import LedgerClient, LedgerClientSettings, LedgerWriter
+from stratalog_bookies.client.ledger_ids import LedgerIds
 from stratalog_bookies.client.ledger_records import put_ledger
 from stratalog_bookies.messages import Status
 from stratalog_core.errors import NotEnoughBookies, OutcomeUnknown, StratalogError
@@ -309,6 +310,14 @@ async def test_an_answer_that_never_comes_is_waited_for_only_a_small_part_of_the
     assert cluster.stored(77) == ledger
     assert len(metadata.waits_s) == 3
     assert max(metadata.waits_s) <= 3.0
+
+
+async def test_ledger_ids_whose_answer_is_lost_are_asked_for_again_soon(cluster: Cluster) -> None:
+    metadata = MuteMetadata(cluster.metadata, 1)
+    ids = LedgerIds(metadata, 10)
+    assert await ids.take() >= 0
+    assert metadata.waits_s == [3.0, 10.0]
+    await ids.close()
 
 
 async def _stands_still(writer: LedgerWriter) -> bool:
