@@ -182,7 +182,8 @@ class LedgerRecoveries:
                 return await self._recover(ledger_id, found, requirements)
         except TimeoutError:
             raise Unavailable(
-                f"ledger {ledger_id} could not be recovered in {deadline_s:g} s: too few of its bookies answer; try again"
+                f"ledger {ledger_id} could not be recovered in {deadline_s:g} s: too few of its bookies answer, or no quorum of"
+                " metadata nodes; try again"
             ) from None
 
     async def _recover(self, ledger_id: int, found: Versioned | None, requirements: tuple[Requirement, ...]) -> Ledger:
