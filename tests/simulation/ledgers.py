@@ -110,6 +110,8 @@ class Writer:
         self._entries_max = entries_max
         self._pause_s = pause_s
         self.open_ledger = -1
+        self.is_writing = False
+        """Whether it has not yet heard how its ledger ended."""
 
     async def run(self, machine: Machine, ports: Ports) -> None:
         client = _client(await roles.connect_metadata(ports), ports)
@@ -122,6 +124,8 @@ class Writer:
             except StratalogError as failure:
                 machine.world.note(f"  {machine.name}: {failure!r}")
                 await asyncio.sleep(0.1)
+            finally:
+                self.is_writing = False
 
     async def _write_one(self, client: LedgerClient, ports: Ports) -> None:
         known = LedgerTruth()
@@ -134,6 +138,7 @@ class Writer:
         writer = await client.create(spec, updates=lambda ledger: (), listener=listener)
         self.open_ledger = listener.ledger_id = writer.ledger.ledger_id
         self._truth.ledgers[self.open_ledger] = known
+        self.is_writing = True
         for _ in range(ports.random.randrange(self._entries_max)):
             if writer.error is not None:
                 return

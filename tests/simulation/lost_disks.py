@@ -49,6 +49,7 @@ class Scenario:
         self.clients = [*self.writers, Machine(world, "recoverer-0", recoverer.run)]
         self._random = world.random("losses")
         self._outlived: set[int] = set()
+        self._taken_over: set[int] = set()
         self._next_number = BOOKIES
 
     def _bookie(self, number: int) -> Machine:
@@ -130,9 +131,13 @@ class Scenario:
     async def _recover_abandoned(self, machine: Machine, ports: Ports) -> None:
         """What a partition's next owner does at once: until a ledger is closed, nobody makes its lost copies anew."""
         client = await self._client(ports)
-        # Nor does a writer keep a ledger for ever that outlives one disk after the other.
-        current = {writer.open_ledger for writer in self._writing} - self._outlived
-        self._outlived = current
+        held = {writer.open_ledger for writer in self._writing}
+        writing = {writer.open_ledger for writer in self._writing if writer.is_writing}
+        # Nor does a writer keep a ledger for ever that outlives one disk after the other; without a word it would hang.
+        stuck = writing & self._taken_over
+        assert not stuck, f"the writers of ledgers {sorted(stuck)}, taken over a disk ago, neither went on nor gave up"
+        self._taken_over = held & self._outlived
+        self._outlived = current = held - self._outlived
         ledgers = [record for record in self.audit.records.values() if isinstance(record, Ledger)]
         for left in ledgers:
             if left.state is not LedgerState.CLOSED and left.ledger_id not in current:
