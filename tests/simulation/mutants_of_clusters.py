@@ -1,4 +1,4 @@
-"""Planted faults of brokers, tiering and metadata's rules, looked for in the ``log`` scenario."""
+"""Planted faults of brokers, tiering and metadata's rules, looked for in ``log``, ``owners`` and ``duels``."""
 
 from __future__ import annotations
 
@@ -87,20 +87,29 @@ def quorum_ends_sessions_early() -> None:
     _swap(LeaseBoard, "opened", lambda self, session_id, lease_s, *more: opened(self, session_id, lease_s / 2, *more))
 
 
-def takeover_recovers_only_the_last_ledger() -> None:
-    """A new owner seals the last ledger and none before it. Only one is ever open: opening waits for the seal."""
+def _recover_at_takeover(choose: Callable[[list[Ledger]], list[Ledger]]) -> None:
+    """Have a new owner recover of its log's ledgers only those that ``choose`` names."""
 
     async def recover(self: Takeover, partition: Partition) -> None:
         view = self._services.view
         log = view.find(Log, log_key(partition.topic_id, partition.index))
-        ledger_ids = [ref.ledger_id for ref in (log.ledgers if log is not None else ())][-1:]
-        records = [view.find(Ledger, ledger_key(ledger_id)) for ledger_id in ledger_ids]
-        waiting = [record.ledger_id for record in records if record is not None and record.state is not LedgerState.CLOSED]
+        found = [view.find(Ledger, ledger_key(ref.ledger_id)) for ref in (log.ledgers if log is not None else ())]
+        waiting = [ledger.ledger_id for ledger in choose([ledger for ledger in found if ledger is not None])]
         if waiting:
             requirement = EpochIs(key=partition.key(), owner=partition.owner, leader_epoch=partition.leader_epoch)
             await self._services.ledgers.recover(waiting, requirements=(requirement,))
 
     _swap(Takeover, "recover", recover)
+
+
+def takeover_recovers_only_the_last_ledger() -> None:
+    """A new owner seals the last ledger and none before it. Only one is ever open: opening waits for the seal."""
+    _recover_at_takeover(lambda ledgers: [ledger for ledger in ledgers[-1:] if ledger.state is not LedgerState.CLOSED])
+
+
+def takeover_skips_ledgers_in_recovery() -> None:
+    """A new owner seals what is OPEN, and leaves alone what an owner before it had begun to recover."""
+    _recover_at_takeover(lambda ledgers: [ledger for ledger in ledgers if ledger.state is LedgerState.OPEN])
 
 
 def takeover_and_opening_recover_only_the_last_ledger() -> None:
@@ -305,7 +314,6 @@ MUTANTS: Final = (
     acknowledged_at_the_first_copy,
     lost_writer_is_answered_as_done,
     hot_copies_go_before_the_commit,
-    objects_are_deleted_after_an_unknown_outcome,
     copies_are_not_read_back,
     drops_do_not_look_at_the_log,
     sweep_does_not_look_at_the_manifest,
@@ -316,6 +324,8 @@ MUTANTS: Final = (
 )
 
 IN_OWNERS: Final = (
+    takeover_skips_ledgers_in_recovery,
+    objects_are_deleted_after_an_unknown_outcome,
     epochs_are_not_checked,
     lease_is_measured_by_the_wall_clock,
     quorum_ends_sessions_early,

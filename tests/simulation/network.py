@@ -7,10 +7,10 @@ left, ``OutcomeUnknown`` when it left and no answer came. Bytes are copied at bo
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import log
 from typing import Final, NamedTuple
 
 from simulation.connections import Connections
@@ -41,6 +41,10 @@ class LinkFaults:
     """A request arrives twice. TCP does not do that; senders that ask again do (others: ``NEVER_REPEATED``)."""
 
 
+BROKEN: Final = math.inf
+"""What an answer meets whose connection breaks: whoever asked hears that at once, and nothing else."""
+
+
 class Message(NamedTuple):
     """What a nemesis may look at: a request on its way to ``target``, or the answer on its way back."""
 
@@ -69,7 +73,7 @@ class Network:
         self.faults = LinkFaults()
         self.cut: set[tuple[str, str]] = set()
         self.hold_up: Callable[[Message], float | None] = lambda message: 0.0
-        """How many seconds longer a message takes, None if it is lost."""
+        """How many seconds longer a message takes, None if it is lost; of an answer also ``BROKEN``."""
         self.on_answer: Callable[[str, int, memoryview, memoryview | StratalogError], None] = lambda *answered: None
         """Told of each answer as a machine gives it, lost or not: machine, method, request, answer."""
         self.connections = Connections(self, random.Random(f"connections {randomness.random()}"))
@@ -99,7 +103,7 @@ class Network:
 
     def delay_s(self) -> float:
         faults, draw = self.faults, self.randomness.random
-        delay_s = -log(1.0 - draw()) * faults.delay_mean_s
+        delay_s = -math.log(1.0 - draw()) * faults.delay_mean_s
         return delay_s + faults.slow_s * draw() if draw() < faults.slow_chance else delay_s
 
 
@@ -177,6 +181,8 @@ class SimulatedChannel:
             network.on_answer(target, method, body, answer)
             held_s = network.hold_up(Message(target, source, method, True))
             if network.carries(target, source) and held_s is not None:
+                if held_s == BROKEN:
+                    held_s, answer = 0.0, self._broken()
                 loop.call_later_as(client, held_s + network.delay_s(), call.settle, answer)
 
         delay_s = held_s + network.delay_s()
@@ -189,12 +195,14 @@ class SimulatedChannel:
     def _arrive(self, method: int, body: memoryview, answered: OnReply, call: _Call, client: Process | None) -> None:
         server = self._network.server(self._address)
         if server is None:
-            lost = OutcomeUnknown(f"the connection to {self._address} broke before the answer")
-            self._network.loop.call_later_as(client, self._network.delay_s(), call.settle, lost)
+            self._network.loop.call_later_as(client, self._network.delay_s(), call.settle, self._broken())
             return
         connection = self._network.connections.over(client, self._source, self._address, server.process)
         request = SimulatedRequest(method, body, answered, connection)
         self._network.loop.deliver_as(server.process, server.handler, request)
+
+    def _broken(self) -> OutcomeUnknown:
+        return OutcomeUnknown(f"the connection to {self._address} broke before the answer")
 
     async def call(self, method: int, parts: Sequence[Buffer], timeout_s: float) -> memoryview:
         return await call_by_send(self, method, parts, timeout_s)

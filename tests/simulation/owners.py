@@ -1,7 +1,8 @@
 """Scenario: partitions that change hands all the time, and owners who do not know it.
 
 The cluster of ``log`` with ledgers that are full after less than half a second, and with the faults that owners and workers
-fear: commands to the quorum that arrive seconds late, when their sender is dead and somebody else's epoch has begun; a broker
+fear: commands to the quorum that arrive seconds late, when their sender is dead and somebody else's epoch has begun, or whose
+answer their sender never hears; a broker that dies in the middle of a recovery; a broker
 that is cut off from the quorum and the producers for about as long as its lease, with its wall clock set back; answers that
 producers do not hear, retries that come when the owner has changed and its ledger with it. Disks, store and bookies are well.
 """
@@ -20,7 +21,8 @@ from simulation import log, roles
 from simulation.log import PRODUCERS, TOPIC, Reader
 from simulation.machine import Machine, Ports, World
 from simulation.nemesis import Nemesis, NemesisPlan
-from simulation.network import Message
+from simulation.network import BROKEN, Message
+from stratalog_bookies import messages as bookie_messages
 from stratalog_bookies.client import LedgerClient, LedgerSpec
 from stratalog_core.errors import StratalogError
 from stratalog_metadata import messages
@@ -33,6 +35,12 @@ LEASE_S: Final = 1.5
 LATE_CHANCE: Final = 0.06
 LATE_OF_BROKERS_S: Final = (0.05, 3.0)
 LATE_OF_WORKERS_S: Final = (2.0, 6.0)
+BROKEN_CHANCE: Final = 0.2
+"""That a worker does not hear what became of its command."""
+FENCE_CHANCE: Final = 0.1
+"""That a broker dies while it fences, with what it recovers IN_RECOVERY."""
+DEATH_S: Final = 0.05
+DEATH_IN_RECOVERY_S: Final = 0.004
 CLOCK_JUMPS_MS: Final = (0, 0, -3_600_000, -2_000)
 TWIN_LOOK_S: Final = 0.05
 TWIN_CHANCE: Final = 0.3
@@ -70,6 +78,8 @@ class Scenario(log.Scenario):
         hold_up = self.world.network.hold_up
         if self.world.decides("late commands"):
             self._hold_up_commands()
+        if self.world.decides("deaths in recoveries"):
+            self._kill_in_recoveries()
         plan = NemesisPlan(
             crash=0.5, partition=0.1, one_way=0, lossy=0, clock_jump=0, pause_mean_s=1.5, down_mean_s=0.6, down_at_once_max=2
         )
@@ -151,23 +161,43 @@ class Scenario(log.Scenario):
         await ledgers.create(spec, requirements=(own, current), updates=updates, listener=_NobodyListens())
 
     def _hold_up_commands(self) -> None:
-        """Single commands are late, and many of those outlive their sender."""
+        """Single commands are late, and many of those outlive their sender; workers' answers get lost with their connection."""
         randomness = self.world.random("late")
         senders = {machine.name: machine for machine in [*self.brokers, *self.tiering]}
 
         def hold_up(message: Message) -> float:
+            if message.is_answer:
+                is_workers = message.method == messages.PROPOSE and senders.get(message.target) in self.tiering
+                return BROKEN if is_workers and randomness.random() < BROKEN_CHANCE else 0.0
             sender = senders.get(message.source)
             if sender is None or message.method != messages.PROPOSE or randomness.random() >= LATE_CHANCE:
                 return 0.0
             if randomness.random() < 0.4:
-                self.world.loop.run_as(None, self._kill_soon, sender, randomness)
+                self._kill_soon(sender, randomness, DEATH_S)
             return randomness.uniform(*(LATE_OF_WORKERS_S if sender in self.tiering else LATE_OF_BROKERS_S))
 
         self.world.network.hold_up = hold_up
 
-    def _kill_soon(self, machine: Machine, randomness: random.Random) -> None:
-        self.world.loop.call_later(randomness.uniform(0.0, 0.05), machine.crash)
-        self.world.loop.call_later(randomness.uniform(0.3, 1.0), machine.boot)
+    def _kill_in_recoveries(self) -> None:
+        """Brokers die in the middle of a recovery: its ledger is IN_RECOVERY, and is not closed."""
+        randomness = self.world.random("recoveries")
+        brokers = {machine.name: machine for machine in self.brokers}
+        hold_up = self.world.network.hold_up
+
+        def killing(message: Message) -> float | None:
+            broker = brokers.get(message.source)
+            if broker is not None and message.method == bookie_messages.FENCE and randomness.random() < FENCE_CHANCE:
+                self._kill_soon(broker, randomness, DEATH_IN_RECOVERY_S)
+            return hold_up(message)
+
+        self.world.network.hold_up = killing
+
+    def _kill_soon(self, machine: Machine, randomness: random.Random, within_s: float) -> None:
+        self.world.loop.run_as(None, self._kill, machine, randomness.uniform(0.0, within_s), randomness.uniform(0.3, 1.0))
+
+    def _kill(self, machine: Machine, after_s: float, back_after_s: float) -> None:
+        self.world.loop.call_later(after_s, machine.crash)
+        self.world.loop.call_later(back_after_s, machine.boot)
 
     async def _outdate(self) -> None:
         """Cut a broker off from whoever could tell it that it is no owner any more, for about one lease."""
