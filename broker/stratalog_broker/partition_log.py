@@ -63,8 +63,8 @@ class PartitionLog:
         self.tail = PartitionTail(tails, core.next_offset)
         self.application = application
         self._settled_at_s = services.clock.monotonic() + _SETTLING_S
-        self.watchers: set[Callable[[], None]] = set()
-        """Called after the high watermark has moved, and when the partition is resigned."""
+        self.watchers: dict[Callable[[], None], None] = {}
+        """Called after the high watermark has moved, and when the partition is resigned; who came first is called first."""
         self.is_serving = True
         self.is_leaving = False
         """It is being handed to another owner: nothing is appended any more."""

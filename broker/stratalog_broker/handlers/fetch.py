@@ -211,7 +211,7 @@ class FetchCall:
         if moved:
             return moved
         for log, watcher in watched:
-            log.watchers.add(watcher)
+            log.watchers[watcher] = None
         try:
             async with asyncio.timeout(timeout_s):
                 await first
@@ -219,7 +219,7 @@ class FetchCall:
             return []
         finally:
             for log, watcher in watched:
-                log.watchers.discard(watcher)
+                log.watchers.pop(watcher, None)
         return moved
 
     async def _read_slow(self) -> None:
