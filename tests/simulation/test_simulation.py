@@ -69,7 +69,7 @@ def test_invariants_hold() -> None:
     assert f"{SEEDS} passed, 0 failed" in done.stdout
 
 
-@pytest.mark.parametrize("scenario", ["quorum", "ledgers", "duels", "log"])
+@pytest.mark.parametrize("scenario", ["quorum", "ledgers", "duels", "lost-disks", "owners", "log"])
 def test_the_same_seed_gives_the_same_trace(scenario: str) -> None:
     first, second = (simulate("--scenario", scenario, "--seed", "3").stdout for _ in range(2))
 
