@@ -106,10 +106,17 @@ class _Duplicate:
     operations: tuple[int, int]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Commit:
+    offset: int
+    completed: int
+
+
 @dataclass(slots=True)
 class _Group:
     polled: dict[int, set[int]] = field(default_factory=dict)
-    committed: dict[int, int] = field(default_factory=dict)
+    commits: dict[int, list[_Commit]] = field(default_factory=dict)
+    """By key, those of which each may have been the last: commits that were under way together come in any order."""
 
 
 class Checker:
@@ -121,6 +128,8 @@ class Checker:
         self._groups: dict[str, _Group] = {}
         self._floors: dict[tuple[int, int], int] = {}
         """By process and key: what its group had committed when it was assigned."""
+        self._committing: dict[tuple[int, int, int], int] = {}
+        """By process, key and offset, the operation with which a commit began."""
         self._gaps: list[_Gap] = []
         self._duplicates: list[_Duplicate] = []
         self._epochs: dict[str, list[int]] = {}
@@ -138,7 +147,7 @@ class Checker:
                 self._poll(operation, key, pairs)
         elif operation.f in ("assign", "subscribe", "rebalance") and operation.type != "fail":
             self._assign(operation)
-        elif operation.f == "commit" and operation.type == "ok":
+        elif operation.f == "commit":
             self._commit(operation)
         elif operation.f == "epoch":
             self._epochs.setdefault(operation.client, []).append(operation.index)
@@ -237,13 +246,21 @@ class Checker:
         for reader in [reader for reader in self._floors if reader[0] == operation.process]:
             del self._floors[reader]
         if operation.group and operation.f == "rebalance":
-            committed = self._groups.setdefault(operation.group, _Group()).committed
-            self._floors.update({(operation.process, key): committed[key] for key in operation.keys if key in committed})
+            commits = self._groups.setdefault(operation.group, _Group()).commits
+            for key in commits.keys() & set(operation.keys):
+                self._floors[(operation.process, key)] = min(commit.offset for commit in commits[key])
 
     def _commit(self, operation: Operation) -> None:
-        committed = self._groups.setdefault(operation.group, _Group()).committed
+        commits = self._groups.setdefault(operation.group, _Group()).commits
         for key, offset in (operation.committed or {}).items():
-            committed[key] = max(offset, committed.get(key, 0))
+            place = (operation.process, key, offset)
+            if operation.type == "invoke":
+                self._committing[place] = operation.index
+                continue
+            invoked = self._committing.pop(place, operation.index)
+            if operation.type == "ok":
+                together = [commit for commit in commits.get(key, ()) if commit.completed > invoked]
+                commits[key] = [*together, _Commit(offset=offset, completed=operation.index)]
 
     # -- at the end
 

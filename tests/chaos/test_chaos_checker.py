@@ -259,6 +259,23 @@ def test_a_commit_that_is_forgotten(history: History) -> None:
     assert history.verdict().counts == {"lost-commit": 1}
 
 
+@pytest.mark.parametrize(("second_begins", "anomalies"), [("before the first ends", {}), ("after it", {"lost-commit": 1})])
+def test_commits_under_way_together_come_in_any_order(history: History, second_begins: str, anomalies: dict[str, int]) -> None:
+    history.three_sent()
+    history.rebalance(0, process=1)
+    history.poll((0, 100), (1, 101), (2, 102), process=1, group="g")
+    history.commit(1, process=1, outcome="invoke")
+    if second_begins == "after it":
+        history.commit(1, process=1)
+    history.commit(3, process=1, outcome="invoke")
+    history.commit(3, process=1)
+    if second_begins != "after it":
+        history.commit(1, process=1)
+    history.rebalance(0, process=2)
+    history.poll((1, 101), (2, 102), process=2, group="g")
+    assert history.verdict().counts == anomalies
+
+
 def test_what_was_committed_after_the_assignment_binds_the_next_one_only(history: History) -> None:
     history.three_sent()
     history.rebalance(0, process=1)
