@@ -20,6 +20,7 @@ ONCE_BROKEN = [
     ("quorum", 110),  # removals of old log files became durable out of order and left a gap
     ("terms", 4),  # a log in which an entry of an earlier term overruled one of a later was refused at the restart
     ("lost-disks", 116),  # a writer waited half a minute for one lost answer of the metadata, while its bookies were back
+    ("ledgers", 179),  # a failed bookie was taken back between the decision to replace it and the change that did
 ]
 
 

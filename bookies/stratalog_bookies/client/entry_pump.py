@@ -116,7 +116,8 @@ class EntryPump:
     def _take_back_meanwhile(self) -> None:
         """Who failed while a change is under way need not wait for its end to be taken back: without them, nothing may move."""
         core = self._core
-        if core.error is None and core.staying_failed_mask:
+        # A change that is only about to begin has yet to say whom it replaces.
+        if core.is_changing and core.error is None and core.staying_failed_mask:
             candidates = self._services.directory.candidates(core.ledger.ledger_id)
             self._take_back(candidates, core.ledger.fragments[-1].bookies)
 
