@@ -101,7 +101,8 @@ class EntryPump:
         replacements = choose_replacements(candidates, ensemble, core.failed_positions, self._services.random)
         if replacements:
             self._change_ticks = 0
-            self._changing = asyncio.get_running_loop().create_task(self._change(replacements))
+            proposed = core.begin_change(replacements)
+            self._changing = asyncio.get_running_loop().create_task(self._change(proposed))
         else:
             self._take_back(candidates, ensemble)
             core.give_up()
@@ -116,15 +117,14 @@ class EntryPump:
     def _take_back_meanwhile(self) -> None:
         """Who failed while a change is under way need not wait for its end to be taken back: without them, nothing may move."""
         core = self._core
-        # A change that is only about to begin has yet to say whom it replaces.
-        if core.is_changing and core.error is None and core.staying_failed_mask:
+        if core.error is None and core.staying_failed_mask:
             candidates = self._services.directory.candidates(core.ledger.ledger_id)
             self._take_back(candidates, core.ledger.fragments[-1].bookies)
 
-    async def _change(self, replacements: dict[int, str]) -> None:
+    async def _change(self, proposed: Ledger) -> None:
         core = self._core
         try:
-            await self._commit(core.begin_change(replacements))
+            await self._commit(proposed)
         except Superseded:
             core.fail(LedgerFenced(f"ledger {core.ledger.ledger_id} was taken over while its ensemble changed"))
         except OutcomeUnknown as unknown:

@@ -42,6 +42,17 @@ class Silent:
     def on_failed(self, error: StratalogError) -> None: ...
 
 
+async def started_bookie(
+    settings: BookieSettings, metadata: MetadataClient, transport: TcpTransport
+) -> tuple[BookieServer, ThreadBackground]:
+    """A real bookie on its directories, and the threads that are its own."""
+    background = ThreadBackground(settings.threads, settings.bookie_id)
+    disks = [SystemFiles(Path(each)) for each in settings.data_dirs]
+    server = BookieServer(settings, metadata, transport, disks, SystemClock(), Random(1), background)
+    await server.start()
+    return server, background
+
+
 @dataclass
 class Cluster:
     """A quorum, bookies that audit, and one client."""
@@ -61,13 +72,7 @@ class Cluster:
             audit_bytes_per_s=self.audit_bytes_per_s,
         )  # fmt: skip
         settings = dataclasses.replace(settings, **changes)  # type: ignore[arg-type]
-        background = ThreadBackground(settings.threads, name)
-        server = BookieServer(
-            settings, self.metadata, self.transport, [SystemFiles(Path(each)) for each in settings.data_dirs], SystemClock(),
-            Random(1), background,
-        )  # fmt: skip
-        await server.start()
-        self.bookies[name] = (server, background)
+        self.bookies[name] = await started_bookie(settings, self.metadata, self.transport)
 
     async def stop_bookie(self, name: str) -> None:
         server, background = self.bookies.pop(name)

@@ -14,6 +14,7 @@ from uuid import UUID
 
 import msgspec
 import pytest
+from unit.bookies.bookie_cluster import started_bookie
 
 from stratalog_bookies import messages
 from stratalog_bookies.client import LedgerClient, LedgerClientSettings, LedgerSpec, LedgerWriter
@@ -36,7 +37,7 @@ from stratalog_core.errors import (
 from stratalog_core.ports import Buffer, Channel, Handler, Listener, OnReply
 from stratalog_core.records import Record, build_batch
 from stratalog_core.rpc import TcpTransport
-from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
+from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_metadata.api import MetadataClient, MetadataView
 from stratalog_metadata.commands import ABSENT, Applied, Command, Delete, EpochIs, Put, Update, VersionIs
 from stratalog_metadata.embedded import embedded_quorum
@@ -169,12 +170,7 @@ class Cluster:
             bookie_id=name, data_dirs=(str(directory),), rack=rack, log_file_bytes=4 * 1024 * 1024, spare_files=0,
             free_bytes_min=0, scrub_bytes_per_s=0,
         )  # fmt: skip
-        background = ThreadBackground(settings.threads, name)
-        server = BookieServer(
-            settings, self.metadata, self.transport, (SystemFiles(directory),), SystemClock(), Random(1), background
-        )  # fmt: skip
-        await server.start()
-        self.bookies[name] = (server, background)
+        self.bookies[name] = await started_bookie(settings, self.metadata, self.transport)
 
     async def stop_bookie(self, name: str) -> None:
         server, background = self.bookies.pop(name)
