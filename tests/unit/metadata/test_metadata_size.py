@@ -36,6 +36,7 @@ BOOKIES = ("bookie-1", "bookie-2", "bookie-3")
 LIFE = 40
 """Ledgers that each partition has had after a short history; the long one is ten times as long."""
 LOG_SEGMENT_BYTES = 64 * 1024
+MOST_LOG_BYTES = 4 * LOG_SEGMENT_BYTES
 SHORT_LOG: dict[str, Any] = {"snapshot_entries": 200, "kept_entries": 20, "log_segment_bytes": LOG_SEGMENT_BYTES}
 SLACK = 0.10
 """Numbers get longer as they grow (msgpack, and SQLite's pages), their count does not."""
@@ -96,6 +97,26 @@ async def live_one_ledger(client: QuorumClient, partition: int, life: int) -> No
     await client.propose(Command(updates=(Delete(key=ledger_key(number)), Put(record=log(partition, [])))))
 
 
+def held_bytes(directory: Path) -> int:
+    """Of all files; one that goes while they are counted counts for nothing."""
+    total = 0
+    for file in directory.iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            total += file.stat().st_size
+    return total
+
+
+async def cut_log_bytes(raft: Path) -> int:
+    """What the log holds once it is cut, which a busy disk delays while entries go on coming.
+
+    It is to hold the entries before the cut and the file being written, whatever was before.
+    """
+    async with asyncio.timeout(60):
+        while (held := held_bytes(raft)) > MOST_LOG_BYTES:  # noqa: ASYNC110 - the node tells nobody
+            await asyncio.sleep(0.05)
+    return held
+
+
 async def lived(path: Path, transport: TcpTransport, ledgers: int) -> Sizes:
     """What remains of so long a history, in memory and, after an orderly stop, on disk."""
     async with embedded_quorum(path, transport, **SHORT_LOG) as quorum:
@@ -103,6 +124,7 @@ async def lived(path: Path, transport: TcpTransport, ledgers: int) -> Sizes:
             await asyncio.gather(*(live_one_ledger(quorum.client, partition, life) for partition in range(PARTITIONS)))
         assert quorum.server._node is not None
         image = quorum.server._node.replica.image()
+        raft_bytes = await cut_log_bytes(path / "1" / "raft")
     node = path / "1"
     # The file keeps the pages of its busiest moment for later use: what counts is what it holds.
     with contextlib.closing(sqlite3.connect(node / "state.sqlite")) as state:
@@ -112,7 +134,7 @@ async def lived(path: Path, transport: TcpTransport, ledgers: int) -> Sizes:
         snapshot_bytes=len(snapshot.encode(image)),
         state_bytes=(path / "compact").stat().st_size,
         file_bytes=sum(file.stat().st_size for file in node.glob("state.sqlite*")),
-        raft_bytes=sum(file.stat().st_size for file in (node / "raft").iterdir()),
+        raft_bytes=raft_bytes,
     )
 
 
@@ -130,5 +152,4 @@ async def test_ten_times_the_history_is_the_same_metadata(tmp_path: Path, transp
     assert long.snapshot_bytes <= short.snapshot_bytes * (1 + SLACK)
     assert long.state_bytes <= short.state_bytes * (1 + SLACK)
     assert long.file_bytes <= 4 * long.state_bytes
-    # The log holds at most the entries before the cut and the file being written, whatever was before.
-    assert long.raft_bytes <= 4 * LOG_SEGMENT_BYTES
+    assert long.raft_bytes <= MOST_LOG_BYTES
