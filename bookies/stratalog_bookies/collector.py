@@ -24,12 +24,13 @@ _log = logging.getLogger(__name__)
 
 
 class Collector:
-    """Garbage collection of one bookie."""
+    """Garbage collection of one bookie. ``refusal`` says why nothing at all is deleted, if metadata is not to be believed."""
 
     def __init__(self, metadata: MetadataClient, disks: Sequence[Disk], cluster_id: str) -> None:
         self._metadata = metadata
         self._disks = disks
         self._cluster_id = cluster_id
+        self.refusal = ""
         self._gone: dict[int, None] = {}
         self._wanted = asyncio.Event()
 
@@ -99,17 +100,18 @@ class Collector:
 
     async def _is_to_be_believed(self) -> bool:
         """Whether it is this cluster's metadata, and has handed out the id of every ledger that is held."""
+        self.refusal = await self._disbelief()
+        if self.refusal:
+            _log.error("nothing is deleted: %s", self.refusal)
+        return not self.refusal
+
+    async def _disbelief(self) -> str:
         greatest = max((ledger_id for disk in self._disks for ledger_id in disk.bookie.contents.ledgers), default=-1)
         found = await self._metadata.read([CLUSTER_KEY, counter_key(LEDGER_IDS)])
         cluster, counter = (each.record if each is not None else None for each in found)
         if not isinstance(cluster, Cluster) or cluster.cluster_id != self._cluster_id:
-            _log.error("the metadata quorum is not of cluster %s: nothing is deleted", self._cluster_id)
-            return False
+            return f"the metadata quorum is not of cluster {self._cluster_id}"
         next_id = counter.next_value if isinstance(counter, Counter) else 0
         if greatest >= next_id:
-            _log.error(
-                "ledger %d is held, and metadata has handed out ids up to %d only: it has lost its memory, nothing is deleted",
-                greatest, next_id - 1,
-            )  # fmt: skip
-            return False
-        return True
+            return f"ledger {greatest} is held, and metadata has handed out ids below {next_id} only: it has lost its memory"
+        return ""

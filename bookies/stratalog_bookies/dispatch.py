@@ -257,6 +257,7 @@ class Dispatch:
             free_bytes=sum([disk.free_bytes for disk in disks]),
             disks=disks,
             counters=self._counters.as_dict(),
+            keeps_all=self._collector.refusal,
         )
         return [messages.encode(info)]
 

@@ -320,8 +320,7 @@ class LedgerPage(Control, frozen=True, kw_only=True):
 class DiskInfo(Control, frozen=True, kw_only=True):
     """One disk: ``state`` is writable, read_only or failed; ``reason`` explains the last two.
 
-    ``damaged_entries`` and ``damaged_files`` are known to be damaged and not mended yet; ``sparse_files`` wait for compaction;
-    ``unmovable_files`` cannot be compacted because of damage.
+    ``damaged_…`` are known and not mended yet; ``sparse_files`` wait for compaction, ``unmovable_files`` cannot be: damage.
     """
 
     position: int
@@ -339,13 +338,14 @@ class DiskInfo(Control, frozen=True, kw_only=True):
 
 
 class BookieInfo(Control, frozen=True, kw_only=True):
-    """Answer to INFO (its request body is empty). Counters only rise, from 0 at the start of the process."""
+    """Answer to INFO (empty body). Counters rise from the process's start. ``keeps_all``: why no ledger may be deleted."""
 
     bookie_id: str
     read_only: bool
     free_bytes: int
     disks: tuple[DiskInfo, ...]
     counters: dict[str, int]
+    keeps_all: str = ""
 
 
 class ScrubDisks(Control, frozen=True, kw_only=True):

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import mmap
 from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, cast
@@ -25,6 +24,7 @@ from stratalog_broker.handlers.info import HandlerInfo
 from stratalog_broker.protocol.frame import LENGTH_BYTES, parse_head
 from stratalog_core.errors import Corrupt
 from stratalog_core.ports import Buffer
+from stratalog_core.receive_buffers import announced_memory
 
 if TYPE_CHECKING:
     from stratalog_broker.server import ConnectionRegistry
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 SHARED_BUFFER_BYTES: Final = 64 * 1024
 _WRITE_HIGH_BYTES: Final = 4 * 1024 * 1024
-_MAPPED_BYTES: Final = 8 * 1024 * 1024
 PRODUCE_KEY: Final = 0
 FETCH_KEY: Final = 1
 
@@ -106,7 +105,7 @@ class ClientConnection(asyncio.BufferedProtocol):
                 break
             position += LENGTH_BYTES
             if end - position < size:
-                frame = _memory(size)
+                frame = announced_memory(size)
                 self._frame_filled = end - position
                 frame[: self._frame_filled] = buffer[position:end]
                 self._frame = frame
@@ -274,8 +273,3 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._queue.clear()
         self._outgoing.clear()
         self._count_unsent(0)
-
-
-def _memory(size: int) -> memoryview:
-    """Memory for a frame that has begun. Of a very large one that was only announced, what has not come takes none yet."""
-    return memoryview(bytearray(size) if size < _MAPPED_BYTES else mmap.mmap(-1, size))

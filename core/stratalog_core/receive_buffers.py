@@ -12,7 +12,8 @@ import mmap
 from collections import deque
 from typing import Final
 
-KEPT_BYTES_MAX: Final = 16 * 1024 * 1024
+MAPPED_BYTES: Final = 8 * 1024 * 1024
+KEPT_BYTES_MAX: Final = 2 * MAPPED_BYTES
 """What one pool remembers; a buffer beyond that is freed with its last view."""
 _ROUNDED_TO: Final = 64 * 1024
 
@@ -34,14 +35,20 @@ class ReceiveBuffers:
             if size <= len(buffer) <= 2 * size and _is_unseen(buffer):
                 return memoryview(buffer)[:size]
         if size > self._kept_bytes_max // 2:
-            # A frame that is only announced takes no memory here: a page is there when it is written to.
-            return memoryview(mmap.mmap(-1, size))
+            return announced_memory(size)
         buffer = bytearray(-(-size // _ROUNDED_TO) * _ROUNDED_TO)
         kept.append(buffer)
         self._kept_bytes += len(buffer)
         while self._kept_bytes > self._kept_bytes_max:
             self._kept_bytes -= len(kept.popleft())
         return memoryview(buffer)[:size]
+
+
+def announced_memory(size: int) -> memoryview:
+    """Memory for a frame that has begun. Of a very large one that was only announced, what has not come takes none yet: a page
+    is there when it is written to.
+    """
+    return memoryview(bytearray(size) if size < MAPPED_BYTES else mmap.mmap(-1, size))
 
 
 def _is_unseen(buffer: bytearray) -> bool:

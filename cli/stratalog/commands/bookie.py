@@ -9,6 +9,7 @@ import click
 
 from stratalog.commands.role import run_role
 from stratalog.exit_codes import ExitCode
+from stratalog.hot.asking import ask_live, with_remarks
 from stratalog.hot.decommission import describe_left, ledgers_of, set_draining, wait_until_empty
 from stratalog.hot.report import Row, bookie_rows
 from stratalog.hot.scrub import BookieScrub, bookies_to_scrub, follow
@@ -21,7 +22,7 @@ from stratalog_metadata.records import Ledger
 _SCRUB_COLUMNS = (
     "bookie", "disk", "state", "checked_bytes", "total_bytes", "entries", "damaged", "healed", "unhealable", "broken_files"
 )  # fmt: skip
-_COLUMNS = ("bookie", "state", "rack", "address", "fragments")
+_COLUMNS = ("bookie", "state", "rack", "address", "fragments", "remark")
 
 
 @click.group(invoke_without_command=True)
@@ -37,14 +38,14 @@ def bookie(context: click.Context, config: Path | None) -> None:
 @quorum_options
 @json_option
 def list_bookies(data: Path | None, metadata: str | None, as_json: bool) -> None:
-    """List bookies: their state, rack, and in how many fragments of ledgers each stands."""
+    """List bookies: their state, rack, in how many fragments of ledgers each stands, and what they say is wrong."""
     rows = asyncio.run(_rows(metadata_of(data, metadata)))
     print_listing("bookies", rows, _COLUMNS, as_json=as_json)
 
 
 async def _rows(addresses: list[str]) -> list[Row]:
     async with metadata_session(addresses) as client:
-        return bookie_rows(client.view)
+        return with_remarks(bookie_rows(client.view), await ask_live(client.view))
 
 
 @bookie.command()

@@ -2,39 +2,34 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 
 from stratalog.health.finding import Finding, fail, ok, warn
-from stratalog.hot.scrub import ask_info
+from stratalog.hot.asking import ask_live
 from stratalog_bookies.messages import BookieInfo, DiskInfo
 from stratalog_core.errors import StratalogError
-from stratalog_core.rpc import TcpTransport
 from stratalog_metadata.api import MetadataView
-from stratalog_metadata.records import Bookie
 
 _CHECK = "disks"
 
 
 async def check_disks(view: MetadataView) -> list[Finding]:
     """One finding for each thing that is wrong, or one that says that all is well."""
-    live = [each for each in view.all(Bookie) if each.session_id]
-    transport = TcpTransport()
-    try:
-        answers = await asyncio.gather(*(ask_info(transport, each) for each in live))
-    finally:
-        await transport.close()
-    findings = [finding for bookie, answer in zip(live, answers, strict=True) for finding in _of_bookie(bookie, answer)]
-    disks = sum(len(answer.disks) for answer in answers if isinstance(answer, BookieInfo))
-    return findings or [ok(_CHECK, f"{disks} of {len(live)} bookies, no damage known")]
+    answers = await ask_live(view)
+    findings = [finding for name, answer in answers.items() for finding in _of_bookie(name, answer)]
+    disks = sum(len(answer.disks) for answer in answers.values() if isinstance(answer, BookieInfo))
+    return findings or [ok(_CHECK, f"{disks} of {len(answers)} bookies, no damage known")]
 
 
-def _of_bookie(bookie: Bookie, answer: BookieInfo | StratalogError) -> Iterator[Finding]:
+def _of_bookie(name: str, answer: BookieInfo | StratalogError) -> Iterator[Finding]:
     if isinstance(answer, StratalogError):
-        yield fail(_CHECK, f"{bookie.bookie_id} does not answer: {answer.message}", "see its log, or start it again")
+        yield fail(_CHECK, f"{name} does not answer: {answer.message}", "see its log, or start it again")
         return
+    if answer.keeps_all:
+        detail = f"{name} deletes nothing: {answer.keeps_all}"
+        yield fail(_CHECK, detail, "bring back the metadata of this cluster: what was restored or founded anew is too old")
     for disk in answer.disks:
-        yield from _of_disk(f"{bookie.bookie_id}, disk {disk.position}", disk)
+        yield from _of_disk(f"{name}, disk {disk.position}", disk)
 
 
 def _of_disk(name: str, disk: DiskInfo) -> Iterator[Finding]:

@@ -8,8 +8,8 @@ from typing import Final
 
 from stratalog.hot.report import Row
 from stratalog_bookies import messages
-from stratalog_bookies.messages import BookieInfo, DiskScrub, ScrubDisks, ScrubStatus
-from stratalog_core.errors import NotFound, StratalogError, Unavailable
+from stratalog_bookies.messages import DiskScrub, ScrubDisks, ScrubStatus
+from stratalog_core.errors import NotFound, Unavailable
 from stratalog_core.ports import Transport
 from stratalog_metadata.api import MetadataView
 from stratalog_metadata.records import Bookie, bookie_key
@@ -87,11 +87,3 @@ async def follow(scrubs: Sequence[BookieScrub], on_progress: OnProgress) -> None
             return
         await asyncio.sleep(_POLL_S)
         await asyncio.gather(*(scrub.ask() for scrub in unfinished))
-
-
-async def ask_info(transport: Transport, bookie: Bookie) -> BookieInfo | StratalogError:
-    """What the bookie tells of its disks, or why it does not."""
-    try:
-        return messages.decode(BookieInfo, await transport.channel(bookie.address).call(messages.INFO, (), _TIMEOUT_S))
-    except StratalogError as failure:
-        return failure

@@ -473,10 +473,12 @@ async def test_nothing_is_collected_on_a_guess(place: Place) -> None:
     metadata.cluster_id = ""
     await disk.fence([IDS_GIVEN])
     assert await collector.collect() == 0, "metadata that never gave this id has forgotten more than that"
+    assert collector.refusal == "ledger 1000 is held, and metadata has handed out ids below 1000 only: it has lost its memory"
     assert list(await collector.delete([100], lambda _: disk)) == [Status.CONFLICT]
     assert set(core.contents.ledgers) == {1, 100, IDS_GIVEN}
     await place.quorum.client.propose(Command(updates=(Allocate(counter=LEDGER_IDS, count=1),)))
     assert await collector.collect() == 2
+    assert not collector.refusal
     assert set(core.contents.ledgers) == {1}
     await disk.close()
     background.close()

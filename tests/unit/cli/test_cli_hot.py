@@ -16,9 +16,11 @@ from click.testing import CliRunner
 from stratalog.app import stratalog
 from stratalog.health.disks import check_disks
 from stratalog.health.finding import Verdict
+from stratalog.hot.asking import with_remarks
 from stratalog.hot.decommission import set_draining, wait_until_empty
 from stratalog.hot.entries import entry_rows
 from stratalog.hot.report import bookie_rows, ledger_document, ledger_rows
+from stratalog_bookies import messages
 from stratalog_bookies.client import LedgerClient, LedgerSpec
 from stratalog_bookies.config import BookieSettings
 from stratalog_bookies.server import BookieServer
@@ -211,6 +213,29 @@ async def test_damage_that_nobody_can_mend_fails_the_scrub_and_the_doctor(
     assert f"entry 0 of ledger {ledger.ledger_id}" in done.stderr
     (finding,) = [each for each in await check_disks(quorum.client.view) if each.verdict is Verdict.FAIL]
     assert "b1, disk 0: 1 damaged entries" in finding.detail
+
+
+async def test_a_bookie_that_metadata_cannot_be_right_about_says_so(quorum: EmbeddedQuorum, tmp_path: Path) -> None:
+    """Ids are handed out before ledgers are written: one that never was is of a metadata that knew more."""
+    transport, background = TcpTransport(), ThreadBackground(8, "bookie")
+    settings = BookieSettings(bookie_id="b1", data_dirs=(str(tmp_path / "disk"),), free_bytes_min=0, collect_interval_s=0.05)
+    files = [SystemFiles(tmp_path / "disk")]
+    server = BookieServer(settings, quorum.client, transport, files, SystemClock(), Random(1), background)
+    await server.start()
+    body = messages.encode(messages.LedgerIds(ledger_ids=(77,)))
+    await transport.channel(server.address).call(messages.FENCE, (body,), 10.0)
+    async with asyncio.timeout(30.0):
+        while not (wrong := [each for each in await check_disks(quorum.client.view) if each.verdict is Verdict.FAIL]):  # noqa: ASYNC110 (the bookie looks by itself)
+            await asyncio.sleep(0.02)
+    assert "b1 deletes nothing: ledger 77 is held" in wrong[0].detail
+    where = ("--metadata", ",".join(quorum.addresses), "--json")
+    (row,) = (await asyncio.to_thread(_invoke, "bookie", "list", *where))["bookies"]
+    assert row["remark"].startswith("deletes nothing: ledger 77")
+    await server.close()
+    rows = with_remarks(bookie_rows(quorum.client.view), {"b1": Unavailable("cannot connect")})
+    assert rows[0]["remark"] == "does not answer: cannot connect"
+    background.close()
+    await transport.close()
 
 
 async def test_the_commands_print_json(quorum: EmbeddedQuorum, bookie: LedgerClient) -> None:

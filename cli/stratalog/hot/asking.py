@@ -1,0 +1,48 @@
+"""What live bookies tell of themselves: metadata knows nothing of damage, nor of what a bookie refuses to do."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from stratalog.hot.report import Row
+from stratalog_bookies import messages
+from stratalog_bookies.messages import BookieInfo
+from stratalog_core.errors import StratalogError
+from stratalog_core.rpc import TcpTransport
+from stratalog_metadata.api import MetadataView
+from stratalog_metadata.records import Bookie
+
+_TIMEOUT_S: Final = 10.0
+
+Answers = dict[str, BookieInfo | StratalogError]
+"""By bookie; an error says why there is no answer."""
+
+
+async def ask_live(view: MetadataView) -> Answers:
+    """Every live bookie at once."""
+    live = [each for each in view.all(Bookie) if each.session_id]
+    transport = TcpTransport()
+    try:
+        answers = await asyncio.gather(*(_ask(transport, each) for each in live))
+    finally:
+        await transport.close()
+    return {each.bookie_id: answer for each, answer in zip(live, answers, strict=True)}
+
+
+async def _ask(transport: TcpTransport, bookie: Bookie) -> BookieInfo | StratalogError:
+    try:
+        return messages.decode(BookieInfo, await transport.channel(bookie.address).call(messages.INFO, (), _TIMEOUT_S))
+    except StratalogError as failure:
+        return failure
+
+
+def with_remarks(rows: list[Row], answers: Answers) -> list[Row]:
+    """The rows of ``bookie_rows`` with a ``remark``: what is wrong by the bookie's own account, else nothing."""
+    return [{**row, "remark": _remark(answers.get(row["bookie"]))} for row in rows]
+
+
+def _remark(answer: BookieInfo | StratalogError | None) -> str:
+    if isinstance(answer, StratalogError):
+        return f"does not answer: {answer.message}"
+    return f"deletes nothing: {answer.keeps_all}" if answer is not None and answer.keeps_all else ""

@@ -1,0 +1,17 @@
+"""Memory for frames: what is kept, and what a frame that is only announced takes."""
+
+from __future__ import annotations
+
+import mmap
+
+from stratalog_core.receive_buffers import KEPT_BYTES_MAX, MAPPED_BYTES, ReceiveBuffers, announced_memory
+
+
+def test_a_very_large_frame_that_is_only_announced_takes_no_memory() -> None:
+    assert isinstance(announced_memory(MAPPED_BYTES - 1).obj, bytearray)
+    mapped = announced_memory(MAPPED_BYTES)
+    assert isinstance(mapped.obj, mmap.mmap)
+    assert len(mapped) == MAPPED_BYTES
+    buffers = ReceiveBuffers()
+    assert isinstance(buffers.take(MAPPED_BYTES + 1).obj, mmap.mmap)
+    assert KEPT_BYTES_MAX >= 2 * MAPPED_BYTES, "two of the largest that are used again can be remembered"
