@@ -179,6 +179,22 @@ async def test_a_read_finds_what_compaction_moves_meanwhile(bench: _Bench) -> No
     assert await reading == {0: _PAYLOAD}
 
 
+async def test_compaction_lets_go_of_a_file_only_when_what_it_moved_is_durable(bench: _Bench) -> None:
+    (run,) = bench.contents.ledgers[11].runs
+    move_is_begun, written = bench.background.hold("write")
+    emptying = asyncio.ensure_future(bench.upkeep._empty(bench.contents.files[run.generation]))
+    await bench.until(move_is_begun.is_set)
+    bench.disk.files.wake()
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert bench.contents.holds(run), "a power cut now would leave this copy alone"
+    assert not emptying.done()
+    written.set()
+    assert await emptying
+    await bench.until(lambda: run.generation not in bench.contents.files)
+    assert await entries(bench.disk, 11) == {0: _PAYLOAD}
+
+
 async def test_a_scrub_passes_over_a_ledger_that_is_deleted_while_it_looks(bench: _Bench) -> None:
     (run,) = bench.contents.ledgers[12].runs
     file = bench.contents.files[run.generation]
