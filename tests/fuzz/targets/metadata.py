@@ -37,6 +37,9 @@ def golden(kind: str) -> list[bytes]:
 
 # -- messages
 
+FORWARDED = messages.ForwardRequest(
+    method=messages.PROPOSE, body=messages.encode(messages.ProposeRequest(commands=[b"\x81"])), timeout_ms=100
+)
 BODIES: tuple[msgspec.Struct, ...] = (
     messages.ProposeRequest(commands=[b"\x81"]),
     messages.ProposeAnswer(answers=[messages.CommandAnswer(index=3, error=messages.WireError("invalid", "m", {"key": [1]}))]),
@@ -52,6 +55,10 @@ BODIES: tuple[msgspec.Struct, ...] = (
     messages.RenewRequest(session_ids=[1, 2]),
     messages.RenewAnswer(alive=[1]),
     messages.StatusRequest(),
+    FORWARDED,
+    messages.HelloRequest(node_id=1, identity="i", address="a:1"),
+    messages.HelloAnswer(node_id=1, identity="i", cluster_id="c", peers=[2, 3]),
+    messages.ChangeRequest(node_id=4, address="127.0.0.1:1"),
 )
 
 

@@ -103,10 +103,14 @@ async def kafka_port(directory: Path) -> AsyncIterator[KafkaPort]:
 # -- ports of our own protocol
 
 
+METHODS = 32
+"""How far the methods of one server's range go that are tried, made-up ones among them."""
+
+
 def request_frame(said: bytes, first_method: int) -> bytes:
     """The first byte is the method, counted from the first one of the server's."""
     method, body = (said[0], said[1:]) if said else (0, b"")
-    return framing.pack_header(framing.REQUEST, first_method + method % 16, 7, len(body)) + body
+    return framing.pack_header(framing.REQUEST, first_method + method % METHODS, 7, len(body)) + body
 
 
 class MetadataPort:
@@ -204,6 +208,9 @@ def metadata_clients() -> list[bytes]:
         metadata_messages.SNAPSHOT: metadata_messages.encode(metadata_messages.SnapshotRequest()),
         metadata_messages.RENEW: metadata_messages.encode(metadata_messages.RenewRequest(session_ids=[1])),
         metadata_messages.STATUS: metadata_messages.encode(metadata_messages.StatusRequest()),
+        metadata_messages.HELLO: metadata_messages.encode(metadata_messages.HelloRequest()),
+        metadata_messages.LOADS: metadata_messages.encode(metadata_messages.LoadsRequest()),
+        metadata_messages.FORWARD: metadata_messages.encode(metadata.FORWARDED),
     }
     return [bytes((FRAMED, method - metadata_messages.PROPOSE)) + body for method, body in bodies.items()]
 
