@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import cast
 
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 from stratalog.bench.control import LEAVE, LEFT, MEASURE, Control, cpu_s, resident_bytes
 from stratalog.bench.histogram import Histogram
 from stratalog.bench.loads import ConsumerLoad, Counted
-from stratalog.bench.payloads import stamp_of
+from stratalog.bench.payloads import stamps_of
 
 _BATCH_RECORDS = 1000
 _WAIT_S = 0.05
@@ -142,11 +142,8 @@ class _Reading:
 
     def _measure(self, messages: list[Message]) -> None:
         now_ns = time.monotonic_ns()
-        for message in messages:
-            value: Any = message.value()
-            sent_ns = stamp_of(value)
-            if sent_ns is not None:
-                self._latency.record((now_ns - sent_ns) // 1000)
+        sent_ns = stamps_of([cast(bytes, message.value()) for message in messages])
+        self._latency.record_all([(now_ns - moment) // 1000 for moment in sent_ns])
 
     def _note_failures(self, messages: list[Message]) -> None:
         for message in messages:

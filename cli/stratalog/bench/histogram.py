@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 _LINEAR_MAX = 256
 _HALF = _LINEAR_MAX // 2
@@ -30,11 +30,31 @@ class Histogram:
     def maximum_us(self) -> int:
         return self._maximum_us
 
-    def record(self, value_us: int) -> None:
+    def record(self, value_us: float, times: int = 1) -> None:
         """Count one value; a negative one (clocks of two processes may differ by a tick) counts as zero."""
-        value = max(0, value_us)
-        self._counts[bucket_of(value)] += 1
+        value = max(0, int(value_us))
+        self._counts[bucket_of(value)] += times
         self._maximum_us = max(self._maximum_us, value)
+
+    def record_all(self, values_us: Sequence[int]) -> None:
+        """As ``record`` of each, for many at once."""
+        if values_us:
+            self._counts.update([bucket_of(max(0, value)) for value in values_us])
+            self._maximum_us = max(self._maximum_us, *values_us)
+
+    def record_evenly(self, lowest_us: float, step_us: float, times: int) -> None:
+        """``times`` values from ``lowest_us`` on, ``step_us`` apart: as ``record`` of each, every one in its bucket."""
+        done = 0
+        while done < times:
+            value = max(0, int(lowest_us + done * step_us))
+            bucket = bucket_of(value)
+            # The first of them that lies beyond this bucket.
+            beyond = math.ceil((highest_of(bucket) + 1 - lowest_us) / step_us) if step_us > 0 else times
+            until = min(times, max(done + 1, beyond))
+            self._counts[bucket] += until - done
+            done = until
+        if times > 0:
+            self._maximum_us = max(self._maximum_us, int(lowest_us + (times - 1) * step_us))
 
     def add(self, other: Histogram) -> None:
         """Take in all that ``other`` counted."""

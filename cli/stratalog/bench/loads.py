@@ -23,8 +23,9 @@ class ProducerLoad(msgspec.Struct, frozen=True, kw_only=True, tag="producer"):
     """Records to ``topics`` in turn. With ``records_per_s`` 0 as fast as it goes; ``records`` 0 means until the time is up.
 
     As fast as it goes, and with ``whole_batches`` at a rate, too, batches of ``batch_records`` leave, ``in_flight`` at most to
-    each broker; ``producers_in_all`` are those of all processes. Otherwise each record leaves at its moment. ``each_partition``
-    sends round robin over every ``partition_step``-th partition and reports the longest gap between acknowledgements of each.
+    each broker; ``producers_in_all`` are those of all processes. Otherwise records leave at their moments, those within
+    ``linger_ms`` together; with ``keys`` one by one. ``each_partition`` sends one by one, round robin over every
+    ``partition_step``-th partition, and reports the longest gap between acknowledgements of each.
     """
 
     client: Options
@@ -34,6 +35,7 @@ class ProducerLoad(msgspec.Struct, frozen=True, kw_only=True, tag="producer"):
     producers_in_all: int = 1
     batch_records: int = 1
     in_flight: int = 5
+    linger_ms: float = 0.0
     whole_batches: bool = False
     partition_step: int = 1
     payload: Payload = Payload()

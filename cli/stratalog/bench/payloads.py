@@ -6,7 +6,7 @@ The same model as OpenMessaging Benchmark's ``useRandomizedPayloads``, ``randomB
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from random import Random
 
@@ -34,9 +34,16 @@ def stamped(payload: bytes, intended_ns: int) -> bytes:
     return STAMP.pack(intended_ns) + payload[STAMP.size :]
 
 
-def stamp_of(payload: bytes) -> int | None:
-    """The time at the front, in nanoseconds; ``None`` if the payload is too short for one."""
-    return int(STAMP.unpack_from(payload)[0]) if len(payload) >= STAMP.size else None
+def heads_of(intended_ns: Sequence[int]) -> list[bytes]:
+    """What ``stamped`` puts at the front, for many payloads."""
+    packed = struct.pack(f">{len(intended_ns)}Q", *intended_ns)
+    return [packed[start : start + STAMP.size] for start in range(0, len(packed), STAMP.size)]
+
+
+def stamps_of(values: Iterable[bytes]) -> tuple[int, ...]:
+    """The times at the fronts, in nanoseconds; none of payloads that are too short for one."""
+    heads = [head for value in values if len(head := value[: STAMP.size]) == STAMP.size]
+    return struct.unpack(f">{len(heads)}Q", b"".join(heads))
 
 
 def _from_file(path: Path, record_bytes: int) -> bytes:

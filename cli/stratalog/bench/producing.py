@@ -26,7 +26,7 @@ from stratalog.bench.payloads import payloads, stamped
 _FLUSH_TIMEOUT_S = 120.0
 _FULL_WAIT_S = 0.005
 _CATCH_UP_RECORDS = 1000
-_SWITCH_INTERVAL_S = 0.0005
+SWITCH_INTERVAL_S = 0.0005
 
 
 class Work:
@@ -93,15 +93,18 @@ class Work:
 
 
 class Paced(Work):
-    """One record at each of its moments; a thread per producer waits for acknowledgements."""
+    """One record at each of its moments, for loads of which every partition, or every key, has its own: modest rates.
+
+    A thread per producer waits for acknowledgements.
+    """
 
     _cpu_before_s = 0.0
 
     def run(self) -> Counted:
         # The thread that learns of an acknowledgement must not wait for the sending thread's slice of the interpreter.
-        sys.setswitchinterval(_SWITCH_INTERVAL_S)
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
         ended = threading.Event()
-        pollers = [threading.Thread(target=_poll_until, args=(producer, ended), daemon=True) for producer in self.producers]
+        pollers = [threading.Thread(target=poll_until, args=(producer, ended), daemon=True) for producer in self.producers]
         for poller in pollers:
             poller.start()
         self.measures_from_ns = round((self.control.began + self.load.warmup_s) * 1e9)
@@ -167,7 +170,8 @@ def keys_of(load: ProducerLoad) -> Iterator[bytes | None]:
     return (f"{load.seed}-{time.monotonic_ns()}".encode() for _ in itertools.count())
 
 
-def _poll_until(producer: Producer, ended: threading.Event) -> None:
+def poll_until(producer: Producer, ended: threading.Event) -> None:
+    """Waits for acknowledgements, in a thread of its own."""
     while not ended.is_set():
         producer.poll(0.1)
 

@@ -21,6 +21,9 @@ _BATCH_HEAD_BYTES, _RECORD_HEAD_BYTES = 61, 12
 _IN_FLIGHT_IDEMPOTENT, _IN_FLIGHT = 5, 20
 _BROKERS = 4
 _LINGER_MS = 60_000
+# For as long as it takes to hand a few records over: with less the client sends the first of them alone.
+_HAND_OVER_MS = 0.5
+_RECORDS_PER_S_ALONE = 4_000
 
 
 class Topics(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,6 +109,12 @@ def whole_batch_options(bootstrap: str, traffic: Traffic) -> Options:
         "queue.buffering.max.kbytes": max(_QUEUE_KIB, _BROKERS * in_flight(traffic) * bytes_max // 1024),
     }
     return defaults | traffic.client
+
+
+def due_batch_options(bootstrap: str, traffic: Traffic, records_per_s: float) -> Options:
+    """Of a client that is handed what is due at a rate: a batch that is not full waits until all of it is handed over."""
+    alone = not traffic.linger_ms and records_per_s <= _RECORDS_PER_S_ALONE
+    return whole_batch_options(bootstrap, traffic) | {"linger.ms": 0 if alone else _HAND_OVER_MS} | traffic.client
 
 
 def producer_options(bootstrap: str, traffic: Traffic) -> Options:

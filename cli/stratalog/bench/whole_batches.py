@@ -87,16 +87,20 @@ class WholeBatches(Work):
         """How many batches there was room for."""
         handed = 0
         while (left := self._left()) and (lane := sender.lane_with_room()) is not None:
-            chunk = next(self._chunks)
-            if left < len(chunk):
-                chunk = [dict(message) for message in chunk[:left]]
-            target = lane.take()
-            chunk[-1]["callback"] = partial(self._arrived, lane, target, len(chunk), time.monotonic_ns())
-            self._hand_over(sender.producer, target, chunk)
-            self.sent += len(chunk)
+            self.sent += self._hand_over_next(sender.producer, lane, left)
             self._under_way += 1
             handed += 1
         return handed
+
+    def _hand_over_next(self, producer: Producer, lane: Lane, records: int) -> int:
+        """One batch, of ``records`` at most; how many it holds."""
+        chunk = next(self._chunks)
+        if records < len(chunk):
+            chunk = [dict(message) for message in chunk[:records]]
+        target = lane.take()
+        chunk[-1]["callback"] = partial(self._arrived, lane, target, len(chunk), time.monotonic_ns())
+        self._hand_over(producer, target, chunk)
+        return len(chunk)
 
     def _left(self) -> int:
         """Records that may be handed over now, if a whole batch is due."""

@@ -12,8 +12,9 @@ from confluent_kafka import KafkaException
 from stratalog.bench.connecting import run_connections
 from stratalog.bench.consuming import run_consumers
 from stratalog.bench.control import Control, standard_control
+from stratalog.bench.due_batches import DueBatches
 from stratalog.bench.loads import ConnectionLoad, Counted, Failed, Load, ProducerLoad
-from stratalog.bench.producing import Paced
+from stratalog.bench.producing import Paced, Work
 from stratalog.bench.whole_batches import WholeBatches
 from stratalog_core.errors import StratalogError
 
@@ -45,12 +46,17 @@ def _run(load: Load, control: Control) -> Counted:
 
 def _run_producers(load: ProducerLoad, control: Control) -> Counted:
     """Returns when everything that was sent is acknowledged or has failed."""
-    in_batches = load.whole_batches or not load.records_per_s
-    work = WholeBatches(load, control) if in_batches else Paced(load, control)
+    work = _work(load)(load, control)
     for producer in work.producers:
         producer.list_topics(load.topics[0], timeout=_METADATA_TIMEOUT_S)
     control.wait_for_go()
     return work.run()
+
+
+def _work(load: ProducerLoad) -> type[Work]:
+    if load.whole_batches or not load.records_per_s:
+        return WholeBatches
+    return Paced if load.each_partition or load.keys != "none" else DueBatches
 
 
 def _text(failure: BaseException) -> str:

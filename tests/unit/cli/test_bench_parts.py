@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,10 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stratalog.bench.connecting import source_of
+from stratalog.bench.control import Control
+from stratalog.bench.due_batches import DueBatches
 from stratalog.bench.gaps import Gaps
 from stratalog.bench.histogram import Histogram, bucket_of, highest_of
 from stratalog.bench.loads import Counted, Options, Payload
-from stratalog.bench.payloads import payloads, stamp_of, stamped
+from stratalog.bench.payloads import heads_of, payloads, stamped, stamps_of
 from stratalog.bench.report import flat
 from stratalog.bench.results import throughput
 from stratalog.bench.runs.java import java_properties
@@ -58,6 +62,19 @@ def test_histograms_of_two_processes_add_up(ours: list[int], theirs: list[int]) 
     assert (parts[0].buckets(), parts[0].maximum_us) == (whole.buckets(), whole.maximum_us)
 
 
+@given(st.integers(-5000, 10**7), st.integers(0, 10**5), st.integers(0, 300), st.sampled_from([1, 8]))
+def test_values_at_even_distances_are_counted_as_if_one_by_one(lowest: int, step: int, times: int, share: int) -> None:
+    """In eighths and such, which floating point holds exactly."""
+    evenly, singly, at_once = Histogram(), Histogram(), Histogram()
+    values = [(lowest + number * step) / share for number in range(times)]
+    evenly.record_evenly(lowest / share, step / share, len(values))
+    for value in values:
+        singly.record(value)
+    at_once.record_all([int(value) for value in values])
+    assert evenly.buckets() == singly.buckets() == at_once.buckets()
+    assert evenly.maximum_us == singly.maximum_us == at_once.maximum_us
+
+
 def test_an_empty_histogram_says_zero() -> None:
     assert set(Histogram().summary_ms().values()) == {0.0}
 
@@ -84,7 +101,8 @@ def test_payloads_are_random_to_the_wanted_share_and_repeatable() -> None:
 
 def test_a_stamp_keeps_the_payload_as_long_as_it_was() -> None:
     payload = stamped(bytes(range(100)), 12345)
-    assert (len(payload), stamp_of(payload), stamp_of(b"short")) == (100, 12345, None)
+    assert (len(payload), stamps_of([payload, b"short"])) == (100, (12345,))
+    assert stamps_of(heads_of([1, 2**60])) == (1, 2**60)
 
 
 def test_a_payload_file_must_be_as_long_as_the_message(tmp_path: Path) -> None:
@@ -276,3 +294,25 @@ def test_a_missing_key_or_file_is_named(tmp_path: Path) -> None:
 def test_properties_without_a_value_are_refused() -> None:
     with pytest.raises(Invalid, match="NAME=VALUE"):
         client_options("acks")
+
+
+def _paced(records_per_s: float, linger_ms: float = 0.0) -> Counted:
+    traffic = Traffic(linger_ms=linger_ms, client={"test.mock.num.brokers": 1})
+    window = Window(warmup_s=0.1, duration_s=0.4)
+    (load,) = producer_loads(Prepared("mock", ["bench"], 6), traffic, window, records_per_s=records_per_s, stamps=True)
+    control = Control(BytesIO(), BytesIO())
+    work = DueBatches(load, control)
+    control.began = time.monotonic()
+    return work.run()
+
+
+@pytest.mark.parametrize(("records_per_s", "linger_ms"), [(500.0, 0.0), (20_000.0, 0.0), (20_000.0, 5.0)])
+def test_every_record_that_was_due_after_the_warm_up_counts_however_slow_the_machine_is(
+    records_per_s: float, linger_ms: float
+) -> None:
+    found = _paced(records_per_s, linger_ms)
+    assert (found.failed, found.sent) == (0, round(records_per_s * 0.5))
+    # One more or less at the border, by the rounding of moments.
+    assert found.records == pytest.approx(records_per_s * 0.4, abs=1)
+    assert sum(count for _, count in found.behind) == found.records
+    assert 0 < Histogram(found.latency, found.latency_max_us).percentile_us(50) <= found.latency_max_us

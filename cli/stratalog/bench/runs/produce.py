@@ -11,6 +11,7 @@ from stratalog.bench.settings import (
     Window,
     as_document,
     batch_records,
+    due_batch_options,
     in_flight,
     producer_options,
     validate,
@@ -80,8 +81,12 @@ def producer_loads(
 ) -> list[ProducerLoad]:
     """One per process; producers, records and rate are spread evenly. Raises ``Invalid``."""
     validate(traffic)
-    in_batches = whole_batches or not records_per_s
-    client = (whole_batch_options if in_batches and traffic.keys == "none" else producer_options)(place.bootstrap, traffic)
+    if traffic.keys != "none":
+        client = producer_options(place.bootstrap, traffic)
+    elif whole_batches or not records_per_s:
+        client = whole_batch_options(place.bootstrap, traffic)
+    else:
+        client = due_batch_options(place.bootstrap, traffic, records_per_s / traffic.producers)
     shares = split(traffic.producers, traffic.processes)
     record_shares = split(records, traffic.processes)
     return [
@@ -93,6 +98,7 @@ def producer_loads(
             producers_in_all=traffic.producers,
             batch_records=batch_records(traffic),
             in_flight=in_flight(traffic),
+            linger_ms=traffic.linger_ms,
             whole_batches=whole_batches,
             payload=traffic.payload,
             keys=traffic.keys,
