@@ -5,7 +5,7 @@ against the records before the command; a command takes effect whole or not at a
 the command's index as its version.
 
 Beyond the requirements that a command brings, these always hold: a record that names a session names a live one; a
-session begins and ends only by ``OpenSession`` and ``ExpireSession``; a counter never falls.
+session begins and ends only by ``OpenSession`` and ``ExpireSession``; a counter never falls or goes; a cluster keeps its id.
 """
 
 from __future__ import annotations
@@ -32,10 +32,12 @@ from stratalog_metadata.commands import (
 )
 from stratalog_metadata.record_map import RecordMap
 from stratalog_metadata.records import (
+    CLUSTER_KEY,
     QUORUM_KEY,
     SESSION_IDS,
     Bookie,
     Broker,
+    Cluster,
     Counter,
     Lease,
     Partition,
@@ -121,6 +123,18 @@ def _expired(session_id: int) -> SessionExpired:
     return SessionExpired(f"session {session_id} has expired", session_id=session_id)
 
 
+def _check_cluster(found: Versioned | None, record: Cluster) -> None:
+    if found is not None and isinstance(found.record, Cluster) and found.record.cluster_id != record.cluster_id:
+        raise Invalid(f"this is cluster {found.record.cluster_id}, which cannot become {record.cluster_id}")
+
+
+def _check_counter(found: Versioned | None, record: Counter) -> None:
+    if not 0 <= record.next_value <= COUNTER_MAX:
+        raise Invalid(f"counter {record.name} cannot stand at {record.next_value}; the most is {COUNTER_MAX}")
+    if found is not None and isinstance(found.record, Counter) and found.record.next_value > record.next_value:
+        raise Invalid(f"counter {record.name} is at {found.record.next_value} and cannot fall to {record.next_value}")
+
+
 def members_changed(records: RecordMap, index: int, quorum: Quorum) -> Outcome:
     """What the log entry of kind MEMBERS at ``index`` does."""
     change = Change(QUORUM_KEY, records.get(QUORUM_KEY), Versioned(index, quorum))
@@ -168,12 +182,11 @@ class _Work:
             raise Invalid("a session is not put: propose OpenSession")
         if isinstance(record, Partition) and not -1 <= record.leader_epoch <= LEADER_EPOCH_MAX:
             raise Invalid(f"leader_epoch is {record.leader_epoch}; the most is {LEADER_EPOCH_MAX}")
+        found = self._get(record.key())
+        if isinstance(record, Cluster):
+            _check_cluster(found, record)
         if isinstance(record, Counter):
-            if not 0 <= record.next_value <= COUNTER_MAX:
-                raise Invalid(f"counter {record.name} cannot stand at {record.next_value}; the most is {COUNTER_MAX}")
-            found = self._get(record.key())
-            if found is not None and isinstance(found.record, Counter) and found.record.next_value > record.next_value:
-                raise Invalid(f"counter {record.name} is at {found.record.next_value} and cannot fall to {record.next_value}")
+            _check_counter(found, record)
         session_id = _session_of(record)
         if session_id and self._get(session_key(session_id)) is None:
             raise _expired(session_id)
@@ -184,6 +197,10 @@ class _Work:
             raise Invalid("a session is not deleted: propose ExpireSession")
         if key == QUORUM_KEY:
             raise Invalid("the quorum's members are not deleted: see `stratalog metadata remove`")
+        if key == CLUSTER_KEY:
+            raise Invalid("a cluster's id is not deleted: all its nodes, disks and objects bear it")
+        if key.startswith("counter/"):
+            raise Invalid(f"{key} is not deleted: it would hand out the same numbers again")
         self._after[key] = None
 
     def _allocate(self, name: str, count: int, first_ever: int) -> int:

@@ -25,8 +25,10 @@ from stratalog_metadata.commands import (
 )
 from stratalog_metadata.record_map import RecordMap
 from stratalog_metadata.records import (
+    CLUSTER_KEY,
     Bookie,
     Broker,
+    Cluster,
     Counter,
     DynamicConfig,
     Lease,
@@ -159,6 +161,19 @@ def test_a_counter_may_be_raised_but_not_fall(machine: Machine) -> None:
     assert isinstance(machine.refused(Put(record=Counter(name="producer_ids", next_value=99))), Invalid)
     machine.done(Put(record=Counter(name="producer_ids", next_value=500)))
     assert machine.done(Allocate(counter="producer_ids", count=1)).allocated == (500,)
+
+
+def test_a_counter_stays_for_ever(machine: Machine) -> None:
+    machine.done(Allocate(counter="ledger_ids", count=10))
+    assert isinstance(machine.refused(Delete(key=counter_key("ledger_ids"))), Invalid)
+    assert machine.done(Allocate(counter="ledger_ids", count=1)).allocated == (10,)
+
+
+def test_a_cluster_keeps_its_id(machine: Machine) -> None:
+    machine.done(Put(record=Cluster(cluster_id="a" * 22)))
+    machine.done(Put(record=Cluster(cluster_id="a" * 22, format_version=2)))
+    assert isinstance(machine.refused(Put(record=Cluster(cluster_id="b" * 22))), Invalid)
+    assert isinstance(machine.refused(Delete(key=CLUSTER_KEY)), Invalid)
 
 
 @pytest.mark.parametrize("count", [0, -1, 1_000_001])
