@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from benchmarks.matrix import Cell, Profile, WarmUp
+from benchmarks.progress import warmup_s
 from benchmarks.systems import System
 from benchmarks.usage import CLIENT, Roles, Usage, Used
 from stratalog.bench.loads import Payload
@@ -24,7 +25,6 @@ from stratalog.bench.settings import Readers, Topics, Traffic, Window
 from stratalog.bench.topics import prepared
 from stratalog_core.errors import Unavailable
 
-_WARMUP_PER_PARTITION_S = 0.002
 # For many producers; more would only add interpreters on the machine's cores.
 _CLIENT_PROCESSES = 2
 # Apache Kafka makes no topic with more at once.
@@ -86,9 +86,7 @@ class Bench(msgspec.Struct, frozen=True, kw_only=True):
 
 def carry_out(cell: Cell, system: System, profile: Profile) -> Result | None:
     """Measure; ``None`` if the system has no such thing. Memory and CPU of its processes, by role, come with the result."""
-    # The first write to a partition opens its log: with thousands that is no steady state.
-    warmup_s = profile.warmup_s + _WARMUP_PER_PARTITION_S * int(cell.settings.get("partitions", 0))
-    window = Window(warmup_s=warmup_s, duration_s=profile.duration_s)
+    window = Window(warmup_s=warmup_s(cell.settings, profile), duration_s=profile.duration_s)
     bench = Bench(system=system, settings=cell.settings, window=window)
     with Usage(Roles(system).cpu_s) as usage:
         found = KINDS[cell.kind](bench)

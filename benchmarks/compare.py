@@ -11,13 +11,15 @@ import argparse
 import os
 import platform
 import resource
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,11 +29,17 @@ from benchmarks import journal, page, summary
 from benchmarks.cells import carry_out, warm_up
 from benchmarks.journal import Journal, Row, Run
 from benchmarks.matrix import Cell, Matrix, Profile, cells_of, read_matrix
+from benchmarks.progress import bar, left_s, limit_s
 from benchmarks.systems import DESCRIPTIONS, System, started
 from stratalog.bench.report import figure
+from stratalog_core.errors import StratalogError, Unavailable
 
 _ROOT = Path(__file__).parents[1]
 _SHORT = ("records_per_s", "latency_p99_ms", "end_to_end_p99_ms", "gap_median_s", "memory_bytes", "failed")
+
+
+class GivenUp(StratalogError):
+    """A cell took far longer than it should. Unlike other failures nobody on the way tries again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,10 +80,8 @@ def main() -> None:
     if arguments.list:
         print("\n".join(f"{cell.name:60} {cell.title}" for cell in task.cells))
         return
-    print(f"run {name}: {len(task.cells)} cells, {task.rounds} rounds of {', '.join(systems)}", flush=True)
-    for number in range(1, task.rounds + 1):
-        for system in systems:
-            _round(task, number, system)
+    print(f"run {name}: {len(task.cells)} cells, {task.rounds} rounds of {', '.join(systems)}\n{_progress(task)}", flush=True)
+    _carry_out(task)
     _print_ratios(task.journal.run)
     if not arguments.no_page:
         page.write_page(name, task.journal.run, matrix)
@@ -86,7 +92,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--profile", default="quick", choices=sorted(read_matrix().profiles), help="Which cells, how long.")
     parser.add_argument("--cells", default="*", help="Shell pattern of cell names.")
     parser.add_argument(
-        "--run", help="Name of the file in benchmarks/results (default: date and profile); one that is there goes on."
+        "--run",
+        help="Name of the file in benchmarks/results (default: date and profile); one that is there goes on.",
     )
     parser.add_argument("--rounds", type=int, help="Instead of the profile's.")
     parser.add_argument(
@@ -97,42 +104,86 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _round(task: Task, number: int, system: str) -> None:
-    missing = [cell for cell in task.cells if not task.journal.has(cell.name, system, number)]
-    shared = [cell for cell in missing if not cell.fresh]
-    for group in [shared, *([cell] for cell in missing if cell.fresh)]:
-        if group:
-            try:
-                _on_one_cluster(task, number, system, group)
-            except Exception:  # outermost: what this cluster did not get to is measured by the same call again
-                traceback.print_exc()
+def _carry_out(task: Task) -> None:
+    """Round by round and block by block: within a block, the systems in turn."""
+    for number in range(1, task.rounds + 1):
+        for block in blocks(task.cells, task.profile.cells_per_cluster):
+            for system in task.systems:
+                _block(task, number, system, [cell for cell in block if not task.journal.has(cell.name, system, number)])
 
 
-def _on_one_cluster(task: Task, number: int, name: str, cells: Sequence[Cell]) -> None:
+def blocks(cells: Sequence[Cell], size: int) -> list[list[Cell]]:
+    """Cells that one cluster serves, ``size`` at most (0: any number); those that need a cluster of their own are alone."""
+    shared = [cell for cell in cells if not cell.fresh]
+    width = size or max(1, len(shared))
+    parts = [shared[first : first + width] for first in range(0, len(shared), width)]
+    return [*parts, *([cell] for cell in cells if cell.fresh)]
+
+
+def _block(task: Task, number: int, system: str, cells: Sequence[Cell]) -> None:
+    """On one cluster, or after a cell that failed on a new one, lest the others suffer from what it left."""
+    left = list(cells)
+    while left:
+        try:
+            left = _on_one_cluster(task, number, system, left)
+        except Exception:  # outermost: what this cluster did not get to is measured by the same call again
+            traceback.print_exc()
+            return
+
+
+def _on_one_cluster(task: Task, number: int, name: str, cells: Sequence[Cell]) -> list[Cell]:
+    """What it did not get to, since a cell before failed."""
     directories = tempfile.TemporaryDirectory(prefix=f"bench-{name}-", ignore_cleanup_errors=True)
     with directories as directory, started(name, Path(directory)) as system:
         warm_up(system, task.matrix.warm_up, task.profile.warm_cluster_s)
-        for cell in cells:
+        for position, cell in enumerate(cells, 1):
+            wait_for_room(Path(directory))
             row = _measured(task, number, system, cell)
             task.journal.add(row)
-            print(f"round {number}, {name}, {cell.name}: {_short(row)} [{_progress(task)}]", flush=True)
+            print(f"round {number}, {name}, {cell.name}: {_short(row)}\n{_progress(task)}", flush=True)
+            if row.failure:
+                return list(cells[position:])
+    return []
+
+
+def wait_for_room(directory: Path, *, free_bytes_min: int = 4_000_000_000, timeout_s: float = 120.0) -> None:
+    """Until what earlier cells wrote is gone. Raises ``Unavailable``, naming the remedy."""
+    deadline = time.monotonic() + timeout_s
+    while (free := shutil.disk_usage(directory).free) < free_bytes_min:
+        if time.monotonic() >= deadline:
+            raise Unavailable(f"{free:,} bytes are free, a cell may need {free_bytes_min:,}: make room, or set TMPDIR")
+        time.sleep(2)
 
 
 def _progress(task: Task) -> str:
-    """How much is done of this call's cells, and how long the rest may take, by what the same or the others took."""
-    wanted = [
-        (cell.name, system, number) for number in range(1, task.rounds + 1) for system in task.systems for cell in task.cells
-    ]
-    left = [each for each in wanted if not task.journal.has(*each)]
-    left_min = left_s(task.journal.run, [(cell, system) for cell, system, _ in left]) / 60
-    return f"{len(wanted) - len(left)} of {len(wanted)}, {time.strftime('%H:%M:%S')}, about {left_min:.0f} min left"
+    """How much is done of this call's cells, and how long the rest may take."""
+    rounds = range(1, task.rounds + 1)
+    wanted = [(cell, system, number) for number in rounds for cell in task.cells for system in task.systems]
+    left = [each for each in wanted if not task.journal.has(each[0].name, each[1], each[2])]
+    clusters = sum(
+        any(not task.journal.has(cell.name, system, number) for cell in block)
+        for number in rounds
+        for block in blocks(task.cells, task.profile.cells_per_cluster)
+        for system in task.systems
+    )
+    seconds = left_s(task.journal.run, task.profile, task.cells, [(cell, system) for cell, system, _ in left], clusters)
+    return f"{bar(len(wanted) - len(left), len(wanted), seconds)} ({time.strftime('%H:%M:%S')})"
 
 
-def left_s(run: Run, left: Sequence[tuple[str, str]]) -> float:
-    """Seconds that cells on systems may still take: as long as before on the same system, or else as the others on average."""
-    took: dict[tuple[str, str], float] = {(row.cell, row.system): row.took_s for row in run.rows if row.took_s}
-    usual_s = sum(took.values()) / len(took) if took else 0.0
-    return sum(took.get(each, usual_s) for each in left)
+@contextmanager
+def gives_up_after(seconds: float) -> Iterator[None]:
+    """Raises ``GivenUp`` in the middle of whatever hangs, in the main thread; what is open is closed on the way out."""
+
+    def give_up(*_: object) -> None:
+        raise GivenUp(f"given up after {seconds:.0f} s")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _measured(task: Task, number: int, system: System, cell: Cell) -> Row:
@@ -140,7 +191,8 @@ def _measured(task: Task, number: int, system: System, cell: Cell) -> Row:
     row = Row(cell=cell.name, system=system.name, round=number, at=at, measured={}, settings=cell.settings, profile=task.name)
     began = time.monotonic()
     try:
-        found = carry_out(cell, system, task.profile)
+        with gives_up_after(limit_s(cell, task.profile)):
+            found = carry_out(cell, system, task.profile)
     except Exception as failure:  # outermost: a cell that fails is written down, and the others go on
         traceback.print_exc()
         return msgspec.structs.replace(row, failure=f"{type(failure).__name__}: {failure}"[:300])

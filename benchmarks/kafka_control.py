@@ -17,6 +17,8 @@ from stratalog.local.readiness import BrokerProbe, wait_until
 
 _START_TIMEOUT_S = 90.0
 _STOP_TIMEOUT_S = 30.0
+GROUP_DELAY_MS = 500
+"""How long a new group waits for more members: our default, set here, too; Kafka's is 3 s."""
 
 
 class KafkaCluster:
@@ -89,7 +91,9 @@ class KafkaCluster:
             "min.insync.replicas": "2",
             "offsets.topic.replication.factor": "3",
             "transaction.state.log.replication.factor": "3",
-            "group.initial.rebalance.delay.ms": "0",
+            "group.initial.rebalance.delay.ms": str(GROUP_DELAY_MS),
+            # Of a topic that is gone, not later than ours: a disk does not hold a minute of many cells.
+            "log.segment.delete.delay.ms": "10000",
             **self._extra,
         }
         return "".join(f"{name}={value}\n" for name, value in settings.items())

@@ -18,13 +18,17 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """How long and how often; the ``…_max`` and ``history_share`` make a smoke run small.
 
     ``warm_cluster_s`` is how long the matrix's warm-up loads work on every new cluster, together, before its first cell.
+    ``vary`` below 0 measures only what workloads list for the profile. ``cells_per_cluster`` lets systems take turns after so
+    many cells (0: after all), so that a run that is broken off has compared something.
     """
 
     rounds: int
     warmup_s: float
     duration_s: float
     vary: int
+    warmup_per_partition_s: float = 0.002
     warm_cluster_s: float = 0.0
+    cells_per_cluster: int = 0
     history_share: float = 1.0
     partitions_max: int = 1_000_000
     records_max: int = 1_000_000_000
@@ -34,7 +38,10 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``fresh`` cells break their cluster and get one of their own."""
+    """``profiles`` lists a profile's cells; ``products`` has values of axes that are combined in full, the first slowest.
+
+    ``fresh`` cells break their cluster and get one of their own.
+    """
 
     name: str
     kind: str
@@ -42,6 +49,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     base: dict[str, Any]
     axes: dict[str, list[Any]] = {}
     profiles: dict[str, list[dict[str, Any]]] = {}
+    products: dict[str, dict[str, list[Any]]] = {}
     fresh: bool = False
 
 
@@ -114,14 +122,36 @@ def cells_of(matrix: Matrix, profile: str, pattern: str = "*") -> list[Cell]:
 
 
 def _variants(workload: Workload, profile: str, vary: int) -> Iterator[Mapping[str, Any]]:
-    """Those listed for the profile, or all that differ from the base in ``vary`` axes at most."""
+    """Those listed for the profile, or combined for it, or all that differ from the base in ``vary`` axes at most.
+
+    What is combined leaves out batches that are smaller than one record.
+    """
     if profile in workload.profiles:
         yield from workload.profiles[profile]
         return
+    for changes in _product(workload, workload.products[profile]) if profile in workload.products else _varied(workload, vary):
+        if _holds_a_record({**workload.base, **changes}):
+            yield changes
+
+
+def _varied(workload: Workload, vary: int) -> Iterator[dict[str, Any]]:
     for count in range(vary + 1):
         for names in itertools.combinations(workload.axes, count):
             for values in itertools.product(*(workload.axes[name] for name in names)):
                 yield dict(zip(names, values, strict=True))
+
+
+def _product(workload: Workload, axes: Mapping[str, list[Any]]) -> Iterator[dict[str, Any]]:
+    """Named as other cells are: only what differs from the base, in the order of the workload's axes."""
+    for values in itertools.product(*axes.values()):
+        chosen = dict(zip(axes, values, strict=True))
+        yield {name: chosen[name] for name in workload.axes if name in chosen and chosen[name] != workload.base[name]}
+
+
+def _holds_a_record(settings: Mapping[str, Any]) -> bool:
+    """A batch of one byte stands for one record per batch."""
+    batch_bytes = settings.get("batch_bytes", 1)
+    return bool(batch_bytes == 1 or batch_bytes >= settings["record_bytes"])
 
 
 def _name(workload: Workload, changes: Mapping[str, Any]) -> str:

@@ -6,13 +6,15 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+import statistics
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks import journal, summary
 from benchmarks.charts import Bar, ratio_chart
+from benchmarks.grid import Grid, changes_of, grid_lines, grid_of, grid_picture
 from benchmarks.journal import Run
-from benchmarks.matrix import Goal, Matrix, read_matrix
+from benchmarks.matrix import Goal, Matrix, Workload, read_matrix
 from stratalog.bench.report import figure, flat
 
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
@@ -45,7 +47,9 @@ _SHOWN = {
     "clients_cpu_s_per_gb": ("CPU of the clients, s/GB", False),
     "machine_share_idle": ("share of the cores that was idle", True),
 }
-# In full load latency is the client's own queue.
+# In full load latency is the client's own queue; costs are folded away below each table.
+_COSTS = ("memory_bytes", "server_cpu_s_per_gb", "clients_cpu_s_per_gb", "machine_share_idle")
+_CELLS_MAX = 8
 _FULL_LOAD = ("produce", "produce with Java")
 _PICTURES: dict[str, tuple[str, str | tuple[str, ...], str]] = {
     "throughput": ("Throughput, ours to Kafka's (right is better)", "produce", "records_per_s"),
@@ -64,7 +68,7 @@ def write_page(name: str, run: Run, matrix: Matrix, *, page: Path = PAGE, pictur
     _, after = rest.split(END, 1)
     drawn = _draw(run, matrix, against, pictures)
     goals = [*_goals(run, matrix, against), *_limits(run, matrix, against)]
-    lines = [*_what_ran(name, run), *goals, *drawn, *_tables(run, matrix, against)]
+    lines = [*_what_ran(name, run), *goals, *drawn, *_tables(run, matrix, against, pictures)]
     page.write_text(f"{before}{BEGIN}\n" + "\n".join(lines) + f"\n{END}{after}")
 
 
@@ -97,13 +101,28 @@ def _goals(run: Run, matrix: Matrix, against: str) -> list[str]:
     found = list(summary.verdicts(run, matrix.goals, against))
     if not found:
         return []
-    rows = [
-        f"| {verdict.goal.title} | {verdict.cell} | {_bound(verdict.goal)} | {verdict.ratio:.2f} | "
-        f"{'reached' if verdict.reached else '**not reached**'} |"
-        for verdict in found
-    ]
+    rows = [row for goal in matrix.goals for row in _goal_rows([each for each in found if each.goal == goal])]
     head = ["### Goals", "", f"| goal | cell | bound | ours to {against} | |", "| --- | --- | --- | --- | --- |"]
     return [*head, *rows, ""]
+
+
+def _goal_rows(verdicts: Sequence[summary.Verdict]) -> list[str]:
+    """One per cell; of a goal about many cells one in all, and those that missed it."""
+    shown = list(verdicts)
+    rows = []
+    if len(verdicts) > _CELLS_MAX:
+        shown = [verdict for verdict in verdicts if not verdict.reached]
+        goal, reached = verdicts[0].goal, len(verdicts) - len(shown)
+        ratios = sorted(verdict.ratio for verdict in verdicts)
+        rows = [
+            f"| {goal.title} | {len(verdicts)} cells | {_bound(goal)} | {ratios[0]:.2f} … {ratios[-1]:.2f}, "
+            f"median {statistics.median(ratios):.2f} | reached in {reached} |"
+        ]
+    return rows + [
+        f"| {verdict.goal.title} | {verdict.cell} | {_bound(verdict.goal)} | {verdict.ratio:.2f} | "
+        f"{'reached' if verdict.reached else '**not reached**'} |"
+        for verdict in shown
+    ]
 
 
 def _limits(run: Run, matrix: Matrix, against: str) -> list[str]:
@@ -181,7 +200,11 @@ def _draw(run: Run, matrix: Matrix, against: str, pictures: Path) -> list[str]:
 
 
 def _bars(run: Run, matrix: Matrix, against: str, prefix: str | tuple[str, ...], quantity: str) -> Iterator[Bar]:
-    for cell in summary.cell_names(run):
+    grids = [(workload, grid_of(run, workload)) for workload in matrix.workloads if workload.products]
+    cells = summary.cell_names(run)
+    for workload, grid in grids:
+        cells = _outside(grid, cells, workload)
+    for cell in cells:
         found = summary.ratio(run, cell, quantity, against) if cell.startswith(prefix) else None
         if found:
             goals = [goal for goal in matrix.goals if goal.covers(cell) and goal.quantity == quantity and not goal.over]
@@ -189,32 +212,43 @@ def _bars(run: Run, matrix: Matrix, against: str, prefix: str | tuple[str, ...],
             yield Bar(label=cell, ratio=found, more_is_better=_SHOWN[quantity][1], goal=goal)
 
 
-def _tables(run: Run, matrix: Matrix, against: str) -> Iterator[str]:
-    names = summary.cell_names(run)
+def _tables(run: Run, matrix: Matrix, against: str, pictures: Path) -> Iterator[str]:
     for workload in matrix.workloads:
-        cells = [name for name in names if name == workload.name or _is_variant(name, workload.name)]
-        if cells:
-            base = ", ".join(f"{name} {value}" for name, value in flat(workload.base))
-            yield from (f"### {workload.title}", "", f"Unless a cell says otherwise: {base}.", "")
-            yield from (
-                f"| cell | quantity | {summary.OURS} | {against} | ratio | rounds |",
-                "| --- | --- | --- | --- | --- | --- |",
-            )
-            for cell in cells:
-                yield from _rows(run, cell, workload.name, against)
-            yield ""
+        cells = [name for name in summary.cell_names(run) if changes_of(name, workload) is not None]
+        grid = grid_of(run, workload)
+        if not cells:
+            continue
+        base = ", ".join(f"{name} {value}" for name, value in flat(workload.base))
+        yield from (f"### {workload.title}", "", f"Unless a cell says otherwise: {base}.", "")
+        if grid:
+            picture = f"{workload.name}-grid.svg".replace(" ", "-")
+            pictures.mkdir(parents=True, exist_ok=True)
+            (pictures / picture).write_text(grid_picture(run, grid, against))
+            yield from grid_lines(run, grid, against, f"{pictures.name}/{picture}")
+        near = _outside(grid, cells, workload)
+        yield from (*_table(run, near, workload, against, costs=False), "")
+        if costs := list(_table(run, near, workload, against, costs=True)):
+            yield from ("<details>", "<summary>Memory and CPU</summary>", "", *costs, "", "</details>", "")
 
 
-def _is_variant(name: str, workload: str) -> bool:
-    """``produce batch_bytes=1`` is one of ``produce``; ``produce with Java`` is not."""
-    rest = name.removeprefix(f"{workload} ")
-    return rest != name and "=" in rest.split(" ")[0]
+def _outside(grid: Grid | None, cells: Sequence[str], workload: Workload) -> list[str]:
+    """Without a grid's cells that differ from the base in more than one axis: those stand in the grid alone."""
+    inside = set(grid.cells.values()) if grid else set()
+    return [cell for cell in cells if cell not in inside or len(changes_of(cell, workload) or {}) < 2]
 
 
-def _rows(run: Run, cell: str, workload: str, against: str) -> Iterator[str]:
+def _table(run: Run, cells: Sequence[str], workload: Workload, against: str, *, costs: bool) -> list[str]:
+    """Empty without a row."""
+    rows = [row for cell in cells for row in _rows(run, cell, workload.name, against, costs=costs)]
+    head = [f"| cell | quantity | {summary.OURS} | {against} | ratio | rounds |", "| --- | --- | --- | --- | --- | --- |"]
+    return [*head, *rows] if rows else []
+
+
+def _rows(run: Run, cell: str, workload: str, against: str, *, costs: bool) -> Iterator[str]:
     measured = summary.quantities(run, cell)
     for quantity, (title, more_is_better) in _SHOWN.items():
-        if quantity not in measured or (workload in _FULL_LOAD and quantity.startswith("latency")):
+        full_load = workload in _FULL_LOAD and quantity.startswith("latency")
+        if quantity not in measured or full_load or (quantity in _COSTS) != costs:
             continue
         ours, theirs = (summary.median(run, cell, system, quantity) for system in (summary.OURS, against))
         rounds = f"{summary.rounds(run, cell, summary.OURS)}, {summary.rounds(run, cell, against)}"

@@ -18,7 +18,8 @@ _COMMAND_TIMEOUT_S = 1800
 
 DESCRIPTIONS = {
     "stratalog": "3 metadata nodes, 3 bookies, 2 brokers, 1 tiering worker; every acknowledgement is fsynced on two bookies",
-    "kafka": "Apache Kafka 4.3.1, 3 brokers that are controllers, heap 1 GiB; acknowledges from the page cache, its default",
+    "kafka": "Apache Kafka 4.3.1, 3 brokers that are controllers, heap 1 GiB; acknowledges from the page cache, its default; "
+    "a new group waits 0.5 s for members, as ours does",
     "kafka-fsync": "Apache Kafka 4.3.1, the same with log.flush.interval.messages=1: fsync before the acknowledgement",
 }
 

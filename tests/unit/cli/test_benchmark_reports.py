@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import signal
+import threading
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -10,13 +13,19 @@ import pytest
 from benchmarks import summary
 from benchmarks.cells import KINDS, cpu_figures, partition_step
 from benchmarks.charts import Bar, ratio_chart
-from benchmarks.compare import left_s
+from benchmarks.compare import GivenUp, blocks, gives_up_after, wait_for_room
+from benchmarks.grid import changes_of
+from benchmarks.heat_map import strength
 from benchmarks.journal import Journal, Row, Run
-from benchmarks.matrix import Goal, cells_of, read_matrix
+from benchmarks.kafka_control import GROUP_DELAY_MS
+from benchmarks.matrix import Cell, Goal, Profile, cells_of, read_matrix
 from benchmarks.page import BEGIN, END, write_page
+from benchmarks.progress import bar, expected_s, left_s, limit_s, window_s
 from benchmarks.usage import Used, used_within
 
 from stratalog.bench.java_tools import ToolFailed, parse_consumer, parse_end_to_end, parse_producer
+from stratalog_broker.config import BrokerSettings
+from stratalog_core.errors import Unavailable
 
 
 def test_the_last_summary_of_the_producer_counts() -> None:
@@ -48,7 +57,7 @@ def _run(**medians: dict[str, dict[str, float]]) -> Run:
     """One round, from each cell's figures by system."""
     rows = [
         Row(
-            cell=cell.replace("_", " "),
+            cell=cell if "=" in cell else cell.replace("_", " "),
             system=system,
             round=1,
             at="2026-11-21T10:00:00Z",
@@ -149,11 +158,99 @@ def test_partitions_that_are_produced_to_lie_at_all_brokers(partitions: int, ste
     assert partition_step({"partitions": partitions, "produced_partitions": 200}) == step
 
 
-def test_the_time_left_is_that_of_the_same_cell_before_or_of_all() -> None:
-    run = _run(produce={"stratalog": {"records_per_s": 1.0}, "kafka": {"records_per_s": 1.0}})
-    run.rows = [msgspec.structs.replace(row, took_s=took) for row, took in zip(run.rows, (10.0, 20.0), strict=True)]
-    assert left_s(run, [("produce", "kafka"), ("latency", "stratalog")]) == 35.0
-    assert left_s(_run(), [("produce", "kafka")]) == 0.0
+def test_the_time_left_is_that_of_the_same_cell_before_or_what_is_expected_times_its_error_so_far() -> None:
+    profile = Profile(rounds=1, warmup_s=1, duration_s=4, vary=0, warm_cluster_s=10)
+    settings = {"record_bytes": 1000}
+    cells = [Cell(name=name, kind="produce", title="", settings=settings) for name in ("produce", "produce batch_bytes=1")]
+    once_s = expected_s(cells[0], profile)
+    assert once_s > window_s(cells[0], profile) == 5
+    assert left_s(_run(), profile, cells, [(cells[0], "kafka"), (cells[1], "kafka")]) == 2 * once_s
+    run = _run(produce={"stratalog": {"records_per_s": 1.0}})
+    run.rows = [msgspec.structs.replace(run.rows[0], took_s=2 * once_s)]
+    left = [(cells[0], "stratalog"), (cells[1], "stratalog")]
+    assert left_s(run, profile, cells, left) == pytest.approx(4 * once_s)
+    assert left_s(run, profile, cells, left, clusters=1) > 4 * once_s + profile.warm_cluster_s
+
+
+@pytest.mark.parametrize("profile", sorted(read_matrix().profiles))
+def test_the_time_of_every_cell_is_estimated_and_bounded(profile: str) -> None:
+    shape = read_matrix().profiles[profile]
+    for cell in cells_of(read_matrix(), profile):
+        assert 0 < expected_s(cell, shape) < limit_s(cell, shape) < 3600, cell.name
+
+
+def test_the_bar_is_full_at_the_end() -> None:
+    assert bar(0, 4, 120) == f"[{'-' * 30}] 0 of 4 cells, about 2 min left"
+    assert bar(4, 4, 0).startswith(f"[{'#' * 30}] 4 of 4")
+
+
+def test_the_grid_combines_all_but_batches_smaller_than_a_record() -> None:
+    matrix = read_matrix()
+    cells = cells_of(matrix, "grid")
+    produce = next(workload for workload in matrix.workloads if workload.name == "produce")
+    assert {cell.kind for cell in cells} == {"produce"}
+    assert len(cells) == math.prod(len(values) for values in produce.products["grid"].values()) - 4 * 2
+    assert not [cell.name for cell in cells if 1 < cell.settings["batch_bytes"] < cell.settings["record_bytes"]]
+    # One name for one cell, whatever the profile: what a run has measured already is not measured again.
+    quick = {cell.name: cell.settings for cell in cells_of(matrix, "quick") if changes_of(cell.name, produce) is not None}
+    assert len(quick.keys() & {cell.name for cell in cells if quick.get(cell.name) == cell.settings}) >= 7
+
+
+def test_cells_are_shared_out_to_clusters() -> None:
+    cells = [Cell(name=str(number), kind="produce", title="", settings={}, fresh=number > 4) for number in range(7)]
+    assert [[cell.name for cell in block] for block in blocks(cells, 2)] == [["0", "1"], ["2", "3"], ["4"], ["5"], ["6"]]
+    assert [len(block) for block in blocks(cells, 0)] == [5, 1, 1]
+
+
+def test_a_cell_that_hangs_is_given_up() -> None:
+    with pytest.raises(GivenUp, match="given up after"), gives_up_after(0.05):
+        threading.Event().wait(60)
+    with gives_up_after(60):
+        pass
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_new_groups_wait_for_members_as_long_in_both_systems() -> None:
+    assert BrokerSettings.__dataclass_fields__["group_initial_rebalance_delay_ms"].default == GROUP_DELAY_MS
+
+
+def test_a_full_disk_is_told_before_a_cell_fills_it(tmp_path: Path) -> None:
+    wait_for_room(tmp_path, free_bytes_min=0)
+    with pytest.raises(Unavailable, match="make room"):
+        wait_for_room(tmp_path, free_bytes_min=2**62, timeout_s=0)
+
+
+def test_the_grid_is_shown_as_ratios_a_heat_map_and_figures(tmp_path: Path) -> None:
+    rates = {"stratalog": {"records_per_s": 300.0}, "kafka": {"records_per_s": 100.0}}
+    slow = {"stratalog": {"records_per_s": 50.0}, "kafka": {"records_per_s": 100.0}}
+    one = {"produce": rates, "produce record_bytes=100": rates, "produce record_bytes=100 partitions=100": slow}
+    run = _run(**one)
+    write_page("a-run", run, read_matrix(), page=tmp_path / "page.md", pictures=tmp_path / "pictures")
+    text = (tmp_path / "page.md").read_text()
+    assert "| record | batch | 6 partitions, none | 100 partitions, none |\n" in text
+    assert "| 100 B | 128 KB | 3.00 | 0.50 |\n| 1 KB | 128 KB | 3.00 |  |\n" in text
+    assert "<summary>Figures: 100 partitions, none</summary>" in text
+    assert "| produce record_bytes=100 | records/s |" in text
+    assert "| produce record_bytes=100 partitions=100 | records/s |" not in text
+    root = ElementTree.fromstring((tmp_path / "pictures" / "produce-grid.svg").read_text())
+    assert len(list(root.iter("{http://www.w3.org/2000/svg}rect"))) == 3
+
+
+def test_a_goal_of_many_cells_is_one_row_and_those_that_missed_it(tmp_path: Path) -> None:
+    cells = {
+        f"produce record_bytes={number}": {"stratalog": {"records_per_s": float(number)}, "kafka": {"records_per_s": 2.0}}
+        for number in range(1, 12)
+    }
+    write_page("a-run", _run(**cells), read_matrix(), page=tmp_path / "page.md", pictures=tmp_path / "pictures")
+    text = (tmp_path / "page.md").read_text()
+    assert "| throughput in every cell | 11 cells | ≥ 1 | 0.50 … 5.50, median 3.00 | reached in 10 |" in text
+    assert "| throughput in every cell | produce record_bytes=1 | ≥ 1 | 0.50 | **not reached** |" in text
+    assert "| throughput in every cell | produce record_bytes=2 |" not in text
+
+
+@pytest.mark.parametrize(("ratio", "opacity"), [(1.0, 0.12), (8.0, 0.85), (1 / 8, 0.85), (100.0, 0.85), (0.0, 0.85)])
+def test_colours_are_stronger_the_farther_a_ratio_is_from_one(ratio: float, opacity: float) -> None:
+    assert strength(ratio) == pytest.approx(opacity)
 
 
 def test_a_picture_is_svg_with_the_worse_bar_in_another_colour() -> None:
@@ -180,7 +277,7 @@ def test_a_goal_may_compare_two_cells_of_ours() -> None:
     assert (verdict.ratio, verdict.reached) == (0.4, False)
 
 
-@pytest.mark.parametrize("profile", ["quick", "size", "full", "smoke"])
+@pytest.mark.parametrize("profile", ["quick", "size", "grid", "full", "smoke"])
 def test_cells_have_names_of_their_own_and_kinds_that_exist(profile: str) -> None:
     cells = cells_of(read_matrix(), profile)
     assert len({cell.name for cell in cells}) == len(cells)
