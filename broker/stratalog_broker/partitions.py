@@ -273,10 +273,10 @@ class Partitions:
             # end of all the work, a thousand times: a broker that lost its session for want of time would find still less.
             if not self._is_due(partition):
                 return
-            await self._takeover.recover(partition)
+            recovered = await self._takeover.recover(partition)
             if not self._is_due(partition):
                 return
-            taken = await self._takeover.rebuild(partition, wants_batches=topic.name in self._applications)
+            taken = await self._takeover.rebuild(partition, recovered, wants_batches=topic.name in self._applications)
         if self._is_due(partition):
             del self._wanted[identity_of(partition)]
             self._serve(topic, taken)

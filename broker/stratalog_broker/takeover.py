@@ -6,13 +6,15 @@ is found; its checkpoint and the headers of all batches after it give leader epo
 Only for internal topics are the batches themselves read. A partition without hot ledgers takes all that from its cold
 history.
 
+Recovery hands on what it read of a ledger, so that nothing is asked for twice.
+
 Nothing is written here but seals; the first append opens a ledger. A partition whose epoch is no longer ours is left out, one
 that cannot be read yet is tried again by the caller.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -44,7 +46,7 @@ from stratalog_metadata.records import (
 )
 
 if TYPE_CHECKING:
-    from stratalog_bookies.client import EntryHead
+    from stratalog_bookies.client import EntryHead, Recovered
     from stratalog_broker.context import BrokerServices
 
 _READ_BYTES: Final = 4 * 1024 * 1024
@@ -70,8 +72,8 @@ class Takeover:
         self._services = services
         self._indexes = indexes
 
-    async def recover(self, partition: Partition) -> None:
-        """Fence and seal every ledger that is not closed. Calls made in one turn travel together.
+    async def recover(self, partition: Partition) -> Mapping[int, Recovered]:
+        """Fence and seal every ledger that is not closed; what was read of them, by id. Calls made in one turn travel together.
 
         A closed last ledger proves that there is no open one: opening it would have changed the log under our epoch.
         Raises ``StaleEpoch`` if the partition is no longer ours, ``Unavailable``, ``OutcomeUnknown``, ``Corrupt``.
@@ -80,21 +82,25 @@ class Takeover:
         log = view.find(Log, log_key(partition.topic_id, partition.index))
         records = [view.find(Ledger, ledger_key(ref.ledger_id)) for ref in (log.ledgers if log is not None else ())]
         ledger_ids = [record.ledger_id for record in records if record is not None and record.state is not LedgerState.CLOSED]
-        if ledger_ids:
-            requirement = EpochIs(key=partition.key(), owner=partition.owner, leader_epoch=partition.leader_epoch)
-            await self._services.ledgers.recover(ledger_ids, requirements=(requirement,))
+        if not ledger_ids:
+            return {}
+        requirement = EpochIs(key=partition.key(), owner=partition.owner, leader_epoch=partition.leader_epoch)
+        found = await self._services.ledgers.recover_reading(ledger_ids, requirements=(requirement,))
+        return {recovered.ledger.ledger_id: recovered for recovered in found}
 
-    async def rebuild(self, partition: Partition, *, wants_batches: bool) -> TakenOver:
-        """State of one recovered partition. Raises what reading raises."""
+    async def rebuild(self, partition: Partition, recovered: Mapping[int, Recovered], *, wants_batches: bool) -> TakenOver:
+        """State of one partition, of whose ledgers ``recovered`` has been read. Raises what reading raises."""
         log = self._services.view.find(Log, log_key(partition.topic_id, partition.index))
         log_start_offset = log.log_start_offset if log is not None else 0
         replay = _Replay(ProducerStates(self._services.settings.producers_max))
         ledgers: list[tuple[Ledger, LedgerRef, list[EntryHead]]] = []
         for ref in reversed(log.ledgers if log is not None else ()):
             ledger = self._closed(ref)
-            heads = await self._heads(ledger, 0)
+            read = recovered.get(ref.ledger_id)
+            heads = read.heads if read is not None and read.heads else await self._heads(ledger, 0)
             ledgers.append((ledger, ref, heads))
-            checkpoint = await self._checkpoint(ledger, heads)
+            payloads = [entry.payload for entry in read.entries] if read is not None else []
+            checkpoint = await self._checkpoint(ledger, heads, payloads)
             if checkpoint is not None:
                 replay.load(checkpoint)
                 break
@@ -139,18 +145,20 @@ class Takeover:
             raise Corrupt(f"ledger {ref.ledger_id} is referenced by its log and was not sealed by recovery")
         return ledger
 
-    async def _checkpoint(self, ledger: Ledger, heads: Sequence[EntryHead]) -> Checkpoint | None:
-        """The ledger's checkpoint, or None if its writer died before all parts were in."""
+    async def _checkpoint(
+        self, ledger: Ledger, heads: Sequence[EntryHead], payloads: Sequence[memoryview]
+    ) -> Checkpoint | None:
+        """The ledger's checkpoint, or None if its writer died before all parts were in. ``payloads``: what is read already."""
         if not heads or not is_checkpoint(heads[0].head):
             return None
         _, parts = part_position(heads[0].head)
         if parts > len(heads):
             return None
-        payloads: list[memoryview] = []
-        while len(payloads) < parts:
-            entries = await self._services.ledgers.read_together(ledger, len(payloads), parts - 1)
-            payloads += [entry.payload for entry in entries]
-        return decode_checkpoint(payloads)
+        found = list(payloads[:parts])
+        while len(found) < parts:
+            entries = await self._services.ledgers.read_together(ledger, len(found), parts - 1)
+            found += [entry.payload for entry in entries]
+        return decode_checkpoint(found)
 
     async def _load_cold(self, partition: Partition, replay: _Replay) -> None:
         key = manifest_pointer_key(partition.topic_id, partition.index)

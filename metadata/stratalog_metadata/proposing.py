@@ -109,6 +109,8 @@ class Proposer:
 
     async def _until_seen(self, answer: CommandAnswer, deadline: float) -> None:
         """After a refusal too: what stood in the way is in the view when the caller looks."""
+        if self._view.index >= answer.index:
+            return
         try:
             async with asyncio.timeout(max(deadline - self._clock.monotonic(), 0.0)):
                 await self._view.reached(answer.index)

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
+from stratalog_bookies.client import Recovered
 from stratalog_bookies.collector import Collector
 from stratalog_broker import producer_state, takeover
 from stratalog_broker.ledger_opening import LedgerOpening
@@ -90,7 +91,7 @@ def quorum_ends_sessions_early() -> None:
 def _recover_at_takeover(choose: Callable[[list[Ledger]], list[Ledger]]) -> None:
     """Have a new owner recover of its log's ledgers only those that ``choose`` names."""
 
-    async def recover(self: Takeover, partition: Partition) -> None:
+    async def recover(self: Takeover, partition: Partition) -> dict[int, Recovered]:
         view = self._services.view
         log = view.find(Log, log_key(partition.topic_id, partition.index))
         found = [view.find(Ledger, ledger_key(ref.ledger_id)) for ref in (log.ledgers if log is not None else ())]
@@ -98,6 +99,7 @@ def _recover_at_takeover(choose: Callable[[list[Ledger]], list[Ledger]]) -> None
         if waiting:
             requirement = EpochIs(key=partition.key(), owner=partition.owner, leader_epoch=partition.leader_epoch)
             await self._services.ledgers.recover(waiting, requirements=(requirement,))
+        return {}
 
     _swap(Takeover, "recover", recover)
 
@@ -125,8 +127,8 @@ def takeover_and_opening_recover_only_the_last_ledger() -> None:
 def takeover_does_not_recover() -> None:
     """A new owner takes the log as metadata shows it."""
 
-    async def recover(self: Takeover, partition: Partition) -> None:
-        pass
+    async def recover(self: Takeover, partition: Partition) -> dict[int, Recovered]:
+        return {}
 
     _swap(Takeover, "recover", recover)
 

@@ -10,9 +10,10 @@ from uuid import UUID
 
 from stratalog_core.errors import StratalogError
 from stratalog_metadata.api import Change
-from stratalog_metadata.records import DeletedTopic, Lease, TieringWorker, Topic
+from stratalog_metadata.records import DeletedTopic, Lease, Ledger, LedgerState, Log, TieringWorker, Topic
 from stratalog_tiering.claims import UPLOADS_WORK, Claims, deletion_work, partition_work
 from stratalog_tiering.deletion import abort_stale_uploads, collect_deleted_topic
+from stratalog_tiering.pace import Pace
 from stratalog_tiering.partition_state import PartitionId, partition_of
 from stratalog_tiering.partition_work import PartitionWork
 from stratalog_tiering.ports import WorkerPorts
@@ -20,6 +21,10 @@ from stratalog_tiering.schedule import Schedule
 
 _UPLOADS_INTERVAL_S: Final = 3600.0
 _FAILED_PAUSE_S: Final = 10.0
+_SEALS_AT_ONCE: Final = 10
+_SEALS_PER_S: Final = 5.0
+_SEAL_WAITS_S: Final = 30.0
+"""Of sealed ledgers that come at once, all but the first wait a little, and none longer than this."""
 _log = logging.getLogger(__name__)
 
 
@@ -30,6 +35,7 @@ class WorkerSession:
         self._ports = ports
         self._claims = Claims(ports.metadata, ports.settings.worker_id)
         self._schedule = Schedule()
+        self._pace = Pace(_SEALS_AT_ONCE, _SEALS_PER_S, _SEAL_WAITS_S)
         self._wake = asyncio.Event()
         self._expired = False
         self._session_id = 0
@@ -99,8 +105,9 @@ class WorkerSession:
             if isinstance(record, Lease) and change.after is None and record.session_id != self._session_id:
                 self._schedule.set_due(record.name, now)
             partition = partition_of(record)
-            if partition is not None and partition[0] in self._topics:
-                self._schedule.set_due(partition_work(*partition), now)
+            if partition is not None and partition[0] in self._topics and not _is_opening(change):
+                at = self._pace.next_at(now) if change.after is not None and isinstance(record, Ledger) else now
+                self._schedule.set_due(partition_work(*partition), at)
         if look_at_all:
             self._look_at_all()
         self._wake.set()
@@ -156,3 +163,14 @@ class WorkerSession:
             return max(0.0, (again_ms - self._ports.clock.wall_ms()) / 1000)
         await self._claims.release(name)
         return None
+
+
+def _is_opening(change: Change) -> bool:
+    """Whether a ledger was opened, or began to be recovered: until it is sealed, there is nothing to do for tiering."""
+    before = change.before.record if change.before is not None else None
+    after = change.after.record if change.after is not None else None
+    if isinstance(after, Ledger):
+        return after.state is not LedgerState.CLOSED
+    if isinstance(before, Log) and isinstance(after, Log):
+        return before.log_start_offset == after.log_start_offset and len(after.ledgers) > len(before.ledgers)
+    return False

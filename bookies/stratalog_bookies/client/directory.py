@@ -32,6 +32,7 @@ class BookieDirectory:
         self._last_asked = last_asked
         self._channels: dict[str, Channel] = {}
         self._load: dict[str, int] = {}
+        self._down: set[str] | None = None
         self._unsubscribe = view.subscribe(self._on_changes)
 
     def channel(self, bookie: str) -> Channel | None:
@@ -67,9 +68,10 @@ class BookieDirectory:
 
     def avoided(self) -> set[str]:
         """Bookies to ask last: those that failed or were slow lately, and those without a session."""
-        down = {each.bookie_id for each in self._view.all(Bookie) if each.session_id == 0}
+        if self._down is None:
+            self._down = {each.bookie_id for each in self._view.all(Bookie) if each.session_id == 0} | self._last_asked
         now = self._clock.monotonic()
-        return down | self._last_asked | self.health.avoided(now) | self.read_health.avoided(now)
+        return self._down | self.health.avoided(now) | self.read_health.avoided(now)
 
     def failed(self, bookie: str) -> None:
         self.health.failed(bookie, self._clock.monotonic())
@@ -87,6 +89,7 @@ class BookieDirectory:
         for change in changes:
             if change.key.startswith("bookie/"):
                 self._channels.pop(change.key.removeprefix("bookie/"), None)
+                self._down = None
 
     def close(self) -> None:
         self._unsubscribe()

@@ -14,7 +14,7 @@ from stratalog_bookies.client.ledger import LedgerListener, LedgerSpec
 from stratalog_bookies.client.ledger_ids import LedgerIds
 from stratalog_bookies.client.ledger_reads import LacNews, LedgerReads
 from stratalog_bookies.client.ledger_records import Superseded, put_ledger
-from stratalog_bookies.client.ledger_recovery import LedgerRecoveries
+from stratalog_bookies.client.ledger_recovery import LedgerRecoveries, Recovered
 from stratalog_bookies.client.ledger_writer import LedgerWriter
 from stratalog_bookies.client.placement import choose_ensemble
 from stratalog_bookies.client.requests import BookieRequests
@@ -99,11 +99,19 @@ class LedgerClient:
     async def recover(self, ledger_ids: Sequence[int], *, requirements: tuple[Requirement, ...] = ()) -> list[Ledger]:
         """Fence, recover and close ledgers whose writers are gone; returns CLOSED records in the order of ``ledger_ids``.
 
-        Those that are closed already pass through. ``requirements`` guard every change of a record. All ledgers are brought
+        Those that are closed already pass through. ``requirements`` guard every change of a record; with an ``EpochIs`` among
+        them, of a ledger's own partition and of a higher epoch, the ledger must have been created under the like, and then
+        takes one command less. All ledgers are brought
         as far as possible before the first failure is raised: ``NoSuchLedger``, ``StaleEpoch``, ``Unavailable`` (too few
         bookies answer), ``OutcomeUnknown``, ``Corrupt`` (bookies have lost confirmed entries). Repeating it is always safe.
         ``end_offset`` is taken from the last batch's header; it is the base offset if there is no batch.
         """
+        return [recovered.ledger for recovered in await self.recover_reading(ledger_ids, requirements=requirements)]
+
+    async def recover_reading(
+        self, ledger_ids: Sequence[int], *, requirements: tuple[Requirement, ...] = ()
+    ) -> list[Recovered]:
+        """``recover``, which also hands over what it read of the ledgers: whoever takes them over needs the same."""
         return await self._recoveries.recover(ledger_ids, requirements)
 
     async def read(self, ledger: Ledger, first: int, last: int, max_bytes: int) -> list[Entry]:

@@ -3,6 +3,9 @@
 Each ledger is a small state machine driven by answers; all of them advance in the same turns of the event loop, so that
 their requests leave together (``requests.py``) and their metadata commands commit together. Nothing waits for a slow bookie
 once enough others have answered.
+
+Where the partition's epoch shuts the old writer out, the view's record is the last that it made: the ledger is closed with one
+command. Else its record is read from the quorum, and set to IN_RECOVERY first.
 """
 
 from __future__ import annotations
@@ -10,13 +13,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
+from stratalog_bookies.client.entry import Entry, EntryHead
 from stratalog_bookies.client.entry_pump import EntryPump
 from stratalog_bookies.client.ledger_reads import HEAD_BYTES, LedgerReads
-from stratalog_bookies.client.ledger_records import Superseded, put_ledger
+from stratalog_bookies.client.ledger_records import Superseded
+from stratalog_bookies.client.record_puts import RecordPuts
 from stratalog_bookies.client.record_reads import RecordReads
 from stratalog_bookies.client.recovery import Fence, Instruction, LedgerRecovery, ReadRange, Rewrite
 from stratalog_bookies.client.services import Services
@@ -25,12 +30,27 @@ from stratalog_bookies.messages import LedgerTail, Range, RangeAnswer, Status
 from stratalog_core.batch import MAGIC, read_header
 from stratalog_core.checkpoint import is_checkpoint
 from stratalog_core.errors import NoSuchLedger, StratalogError, Unavailable
-from stratalog_metadata.commands import Requirement
-from stratalog_metadata.records import Ledger, LedgerState, Versioned
+from stratalog_metadata.commands import EpochIs, Requirement
+from stratalog_metadata.records import Ledger, LedgerState, Partition, Versioned, ledger_key, partition_key
 
 Answer = TypeVar("Answer")
 _HEADS_AT_ONCE: Final = 64
 """Heads asked for at a time, of entries behind the last batch."""
+KEPT_HEADS_MAX: Final = 512
+"""Of longer ledgers only the sizes are read: a thousand may be recovered at once."""
+KEPT_BYTES_MAX: Final = 16 * 1024
+"""Ledgers that are not larger are read whole, not only at their end."""
+
+
+class Recovered(NamedTuple):
+    """A closed ledger, and what recovery happened to read of it: the heads of all entries or of none, and likewise the entries.
+
+    The entries are views of the answer that they came in: not to be kept.
+    """
+
+    ledger: Ledger
+    heads: list[EntryHead]
+    entries: list[Entry]
 
 
 class _Rewriter(EntryPump):
@@ -152,95 +172,115 @@ class LedgerRecoveries:
         self._services = services
         self._reads = reads
         self._records = RecordReads(services.metadata)
+        self._puts = RecordPuts(services.metadata, services.clock)
 
     async def close(self) -> None:
+        await self._puts.close()
         await self._records.close()
 
-    async def recover(self, ledger_ids: Sequence[int], requirements: tuple[Requirement, ...]) -> list[Ledger]:
-        """CLOSED records in the order of ``ledger_ids``; see ``LedgerClient.recover``."""
-        if not ledger_ids:
-            return []
-        found = await self._records.read(ledger_ids)
+    async def recover(self, ledger_ids: Sequence[int], requirements: tuple[Requirement, ...]) -> list[Recovered]:
+        """What became of each of ``ledger_ids``, in order; see ``LedgerClient.recover``."""
+        if len(ledger_ids) == 1:
+            return [await self._recover_in_time(ledger_ids[0], requirements)]
         outcomes = await asyncio.gather(
-            *(
-                self._recover_in_time(ledger_id, versioned, requirements)
-                for ledger_id, versioned in zip(ledger_ids, found, strict=True)
-            ),
-            return_exceptions=True,
+            *(self._recover_in_time(ledger_id, requirements) for ledger_id in ledger_ids), return_exceptions=True
         )
-        ledgers: list[Ledger] = []
+        recovered: list[Recovered] = []
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome
-            ledgers.append(outcome)
-        return ledgers
+            recovered.append(outcome)
+        return recovered
 
-    async def _recover_in_time(self, ledger_id: int, found: Versioned | None, requirements: tuple[Requirement, ...]) -> Ledger:
+    async def _recover_in_time(self, ledger_id: int, requirements: tuple[Requirement, ...]) -> Recovered:
         deadline_s = self._services.settings.recovery_deadline_ms / 1000
         try:
             async with asyncio.timeout(deadline_s):
-                return await self._recover(ledger_id, found, requirements)
+                return await self._recover(ledger_id, requirements)
         except TimeoutError:
             raise Unavailable(
                 f"ledger {ledger_id} could not be recovered in {deadline_s:g} s: too few of its bookies answer, or no quorum of"
                 " metadata nodes; try again"
             ) from None
 
-    async def _recover(self, ledger_id: int, found: Versioned | None, requirements: tuple[Requirement, ...]) -> Ledger:
+    async def _recover(self, ledger_id: int, requirements: tuple[Requirement, ...]) -> Recovered:
+        found = self._services.metadata.view.get(ledger_key(ledger_id))
+        if found is None or not self._is_shut_out(found, requirements):
+            (found,) = await self._records.read((ledger_id,))
         while True:
             if found is None:
                 raise NoSuchLedger(f"ledger {ledger_id} is not in the metadata")
             ledger = found.record
             assert isinstance(ledger, Ledger)
             if ledger.state is LedgerState.CLOSED:
-                return ledger
+                return Recovered(ledger, [], [])
             try:
-                return await self._recover_open(ledger, found.version, requirements)
+                return await self._recover_open(found, ledger, requirements)
             except Superseded as other:
                 # Another recovery got ahead, or the writer changed its ensemble a moment before: begin again from there.
                 found = other.found
 
-    async def _recover_open(self, ledger: Ledger, version: int, requirements: tuple[Requirement, ...]) -> Ledger:
+    def _is_shut_out(self, found: Versioned, requirements: tuple[Requirement, ...]) -> bool:
+        """Whether the ledger's writer can change its record no more, and ``found`` is at least as new as its last change.
+
+        Each of a writer's commands requires the epoch under which it opened the ledger; what the view shows is a state of the
+        whole log, so that a ledger's record beside a higher epoch is what that writer left.
+        """
+        ledger = found.record
+        if not isinstance(ledger, Ledger):
+            return False
+        key = partition_key(ledger.topic_id, ledger.partition)
+        for each in requirements:
+            if isinstance(each, EpochIs) and each.key == key and each.leader_epoch > ledger.leader_epoch:
+                partition = self._services.metadata.view.find(Partition, key)
+                return partition is not None and partition.leader_epoch >= each.leader_epoch
+        return False
+
+    async def _recover_open(self, found: Versioned, ledger: Ledger, requirements: tuple[Requirement, ...]) -> Recovered:
+        version, timeout_s = found.version, self._services.settings.recovery_deadline_ms / 1000
         if ledger.state is LedgerState.OPEN:
             ledger = msgspec.structs.replace(ledger, state=LedgerState.IN_RECOVERY)
-            version = await self._put(ledger, version, requirements)
+            if not self._is_shut_out(found, requirements):
+                version = await self._puts.put(ledger, version, requirements, timeout_s)
         run = _Run(self._services, ledger)
         try:
             await run.finished
-            closed = await self._closed(run.result())
+            recovered = await self._closed(run.result())
         finally:
             run.stop()
-        await self._put(closed, version, requirements)
-        return closed
+        await self._puts.put(recovered.ledger, version, requirements, timeout_s)
+        return recovered
 
-    async def _put(self, ledger: Ledger, version: int, requirements: tuple[Requirement, ...]) -> int:
-        services = self._services
-        timeout_s = services.settings.recovery_deadline_ms / 1000
-        return await put_ledger(
-            services.metadata, services.clock, ledger, version, requirements=requirements, timeout_s=timeout_s
-        )  # fmt: skip
+    async def _closed(self, ledger: Ledger) -> Recovered:
+        """The record to close with: its size, and the offset after its last record, read from its entries."""
+        if ledger.last_entry < 0:
+            return Recovered(self._closed_at(ledger, 0, ledger.base_offset), [], [])
+        is_short = ledger.last_entry < KEPT_HEADS_MAX
+        heads = await self._reads.heads(ledger, 0, ledger.last_entry, head_bytes=HEAD_BYTES if is_short else 0)
+        payload_bytes = sum(head.payload_bytes for head in heads)
+        is_small = is_short and payload_bytes <= KEPT_BYTES_MAX
+        entries = await self._reads.together(ledger, 0 if is_small else ledger.last_entry, ledger.last_entry)
+        end_offset = await self._end_offset(ledger, entries)
+        is_whole = is_small and len(entries) == len(heads)
+        closed = self._closed_at(ledger, payload_bytes, end_offset)
+        return Recovered(closed, heads if is_short else [], entries if is_whole else [])
 
-    async def _closed(self, ledger: Ledger) -> Ledger:
-        """The record to close with: its size, and the offset after its last record, read from the entries' heads."""
-        payload_bytes, end_offset = 0, ledger.base_offset
-        if ledger.last_entry >= 0:
-            sizes, end_offset = await asyncio.gather(
-                self._reads.heads(ledger, 0, ledger.last_entry, head_bytes=0), self._end_offset(ledger)
-            )
-            payload_bytes = sum(head.payload_bytes for head in sizes)
+    def _closed_at(self, ledger: Ledger, payload_bytes: int, end_offset: int) -> Ledger:
         return msgspec.structs.replace(
             ledger, state=LedgerState.CLOSED, payload_bytes=payload_bytes, end_offset=end_offset,
             closed_at_ms=self._services.clock.wall_ms(),
         )  # fmt: skip
 
-    async def _end_offset(self, ledger: Ledger) -> int:
+    async def _end_offset(self, ledger: Ledger, entries: list[Entry]) -> int:
         """The next offset of the last record batch. Checkpoint parts, which stand at the ledger's begin, are no batches.
+
+        ``entries`` are read already; the answer may have been cut short before the last.
 
         The batch is read whole, because what is decided here stays for ever and a head alone has no checksum.
         """
-        last = ledger.last_entry
+        last, read = ledger.last_entry, {entry.entry_id: entry for entry in entries}
         while last >= 0:
-            (entry,) = await self._reads.together(ledger, last, last)
+            entry = read[last] if last in read else (await self._reads.together(ledger, last, last))[0]
             if _is_batch(entry.payload):
                 return read_header(entry.payload).next_offset
             last = await self._last_of_another_kind(ledger, last - 1)

@@ -1,7 +1,7 @@
 """Where a ledger ends after its writer is gone: the recovery protocol, sans-IO.
 
-BookKeeper's protocol ("protocol.md", section on recovery, and its TLA+ specification). The caller first sets the record to
-IN_RECOVERY, which stops ensemble changes, and hands that record in. Then:
+BookKeeper's protocol ("protocol.md", section on recovery, and its TLA+ specification). The caller first stops ensemble changes,
+by setting the stored record to IN_RECOVERY or by a higher epoch, and hands in a record that says IN_RECOVERY. Then:
 
 1. Every bookie of the last fragment is fenced; it answers its last entry and its LAC. Once no write set has Qa bookies left
    that are not fenced, the old writer can confirm nothing more.

@@ -12,6 +12,7 @@ from stratalog_metadata.records.base import RecordBase
 
 class LedgerState(StrEnum):
     """OPEN takes adds of its one writer; IN_RECOVERY is being closed by another; CLOSED keeps its entries for ever.
+    Under a higher epoch of its partition an OPEN one is closed without IN_RECOVERY between.
 
     Of a closed ledger's record only the bookies of its fragments may change: when re-replication has brought the entries of
     one to another.
