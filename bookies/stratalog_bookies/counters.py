@@ -18,6 +18,7 @@ class Counters:
     log_groups: int = 0
     log_bytes: int = 0
     read_requests: int = 0
+    direct_reads: int = 0
     read_entries: int = 0
     read_bytes: int = 0
     unreadable_entries: int = 0

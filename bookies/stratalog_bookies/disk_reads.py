@@ -1,4 +1,4 @@
-"""Reading from one disk: what the index found is read and checked in the background, never on the event loop.
+"""Reading from one disk: what the index found is read by the kernel (``direct_reads.py``) or in the background, and checked.
 
 A file is pinned from the moment an entry in it was found until it was read, so that it is not recycled in between. An entry
 that cannot be read or does not match its CRC is reported as unreadable, and counted; it is never absent.
@@ -10,11 +10,13 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from stratalog_bookies import messages
 from stratalog_bookies.bookie import Bookie
 from stratalog_bookies.counters import Counters
+from stratalog_bookies.direct_reads import DirectReads
+from stratalog_bookies.extents import pieces_of
 from stratalog_bookies.index import Row, Run
 from stratalog_bookies.log_files import LogFiles
 from stratalog_bookies.messages import EntryState, Range
@@ -22,11 +24,12 @@ from stratalog_bookies.reading import Budget, Found, Place, RunsNeeded, locate
 from stratalog_bookies.recovery import make_index
 from stratalog_bookies.shortages import is_passing, lacks_resources
 from stratalog_core.errors import Corrupt
-from stratalog_core.ports import Background, File
+from stratalog_core.ports import Background, Buffer, File
 
 _log = logging.getLogger(__name__)
 
 
+Payload = TypeVar("Payload", bytes, memoryview)
 OnDamage = Callable[[int, int, int], None]
 """Told of an entry that cannot be read: ledger, entry, log file."""
 
@@ -36,7 +39,7 @@ class RangeRead(NamedTuple):
 
     found: Found
     headers: list[bytes]
-    payloads: list[bytes]
+    payloads: list[Buffer]
 
 
 class DiskReads:
@@ -59,6 +62,7 @@ class DiskReads:
         self._on_damage = on_damage
         self._on_lost_index = on_lost_index
         self._slots = asyncio.Semaphore(jobs)
+        self._direct = DirectReads(store, background)
 
     async def read(self, ranges: Sequence[Range], budget: Budget, head_bytes: int | None) -> list[RangeRead]:
         """Whole entries, or only the first ``head_bytes`` of each. Raises ``Corrupt`` or ``OSError`` if the index is lost."""
@@ -68,10 +72,19 @@ class DiskReads:
             generations = list({place.generation for place in places})
             self._bookie.contents.pin(generations)
             try:
-                pieces = await self._background.run(partial(read_places, self._store, places, head_bytes))
+                pieces = await self._payloads(places, head_bytes)
             finally:
                 self._bookie.contents.unpin(generations)
         return self._answers(found, pieces)
+
+    async def _payloads(self, places: Sequence[Place], head_bytes: int | None) -> Sequence[Buffer | None]:
+        """None for what cannot be read. Raises ``OSError``."""
+        if head_bytes is None and (pieces := pieces_of(places)) is not None:
+            views = await self._direct.read(pieces)
+            if views is not None:
+                self._counters.direct_reads += 1
+                return [checked(place, view) for place, view in zip(places, views, strict=True)]
+        return await self._background.run(partial(read_places, self._store, places, head_bytes))
 
     async def _locate(self, ranges: Sequence[Range], budget: Budget) -> list[Found]:
         while isinstance(found := locate(self._bookie, ranges, budget), RunsNeeded):
@@ -163,7 +176,7 @@ class DiskReads:
             self._bookie.contents.unpin((place.generation,))
         return place if payload is None else None
 
-    def _answers(self, found: Sequence[Found], pieces: Sequence[bytes | None]) -> list[RangeRead]:
+    def _answers(self, found: Sequence[Found], pieces: Sequence[Buffer | None]) -> list[RangeRead]:
         answers = []
         remaining = iter(pieces)
         for each in found:
@@ -176,7 +189,7 @@ class DiskReads:
         self._counters.read_bytes += sum([len(piece) for piece in pieces if piece is not None])
         return answers
 
-    def _note(self, places: Sequence[Place], read: Sequence[bytes | None]) -> None:
+    def _note(self, places: Sequence[Place], read: Sequence[Buffer | None]) -> None:
         self._counters.unreadable_entries += read.count(None)
         for place, piece in zip(places, read, strict=True):
             if piece is None:
@@ -211,18 +224,25 @@ def _read_place(store: LogFiles, files: dict[int, File | None], place: Place, he
             raise
         _log.error("cannot read entry %d of ledger %d: %s", row.entry_id, place.ledger_id, failure)
         return None
-    if piece is None or len(piece) != wanted or (head_bytes is None and not row_matches(place.ledger_id, row, piece)):
-        _log.error("entry %d of ledger %d does not match its CRC", row.entry_id, place.ledger_id)
-        return None
-    return piece
+    if head_bytes is None and piece is not None:
+        return checked(place, piece)
+    return piece if piece is not None and len(piece) == wanted else None
 
 
-def row_matches(ledger_id: int, row: Row, payload: bytes) -> bool:
+def checked(place: Place, payload: Payload) -> Payload | None:
+    """The payload, if it is the one that the index tells of."""
+    if len(payload) == place.row.payload_bytes and row_matches(place.ledger_id, place.row, payload):
+        return payload
+    _log.error("entry %d of ledger %d does not match its CRC", place.row.entry_id, place.ledger_id)
+    return None
+
+
+def row_matches(ledger_id: int, row: Row, payload: Buffer) -> bool:
     """Whether a payload is the one that the index tells of."""
     return messages.entry_crc(ledger_id, row.entry_id, row.lac, (payload,), row.payload_bytes) == row.crc
 
 
-def _packed(place: Place, piece: bytes | None) -> bytes:
+def _packed(place: Place, piece: Buffer | None) -> bytes:
     row = place.row
     state = EntryState.UNREADABLE if piece is None else EntryState.PRESENT
     return messages.ENTRY_HEADER.pack(place.ledger_id, row.entry_id, row.lac, row.payload_bytes, row.crc, state)

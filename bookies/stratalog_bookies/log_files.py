@@ -29,6 +29,7 @@ STATE: Final = "state"
 LOG: Final = "log"
 INDEX: Final = "index"
 _FILL_BYTES: Final = 1024 * 1024
+_READING_MAX: Final = 16
 
 
 def log_path(generation: int) -> str:
@@ -53,6 +54,7 @@ class LogFiles:
         self._remove_unfinished()
         self._spares = self._numbers(".spare")
         self._next_spare = max(self._spares, default=0) + 1
+        self._reading: dict[int, File] = {}
 
     @property
     def spare_files(self) -> int:
@@ -109,6 +111,8 @@ class LogFiles:
     def close(self) -> None:
         for generation in list(self._writing):
             self.finish(generation)
+        for generation in list(self._reading):
+            self._forget(generation)
 
     # -- spares
 
@@ -144,6 +148,7 @@ class LogFiles:
 
     def recycle(self, generation: int, spares_max: int) -> None:
         """A log file that no state file names any more becomes a spare, or goes if there are enough. May be repeated."""
+        self._forget(generation)
         if self._files.exists(index_path(generation)):
             self._files.remove(index_path(generation))
             self._files.sync_directory(INDEX)
@@ -169,6 +174,26 @@ class LogFiles:
     def open_log(self, generation: int) -> File:
         """A log file for reading; the caller closes it."""
         return self._files.open(log_path(generation))
+
+    def open_direct(self, generation: int) -> File:
+        """A log file for ``keep_open``, which reads around the page cache if it can."""
+        return self._files.open(log_path(generation), direct=self._direct)
+
+    def kept_open(self, generation: int) -> File | None:
+        """A log file that is open for reading; the caller leaves it open."""
+        return self._reading.get(generation)
+
+    def keep_open(self, generation: int, file: File) -> None:
+        """Until the log file goes or is among the longest open ones. From the event loop only, where these files are used."""
+        self._forget(generation)
+        self._reading[generation] = file
+        while len(self._reading) > _READING_MAX:
+            self._forget(next(iter(self._reading)))
+
+    def _forget(self, generation: int) -> None:
+        file = self._reading.pop(generation, None)
+        if file is not None:
+            file.close()
 
     def read_log(self, generation: int, *, sync: bool) -> bytes:
         """A whole log file, its header checked. ``sync`` first makes durable what may be in the page cache only."""

@@ -7,7 +7,7 @@ brings its own, behind the same contract suites.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from stratalog_core.errors import StratalogError
 
@@ -152,6 +152,27 @@ class BeginsWrites(Protocol):
         """Begin to write all of it, from the event loop, which later calls ``done``: with None when it is durable, or with what
         failed, after which the range's content is undefined. False: nothing was begun, ``pwritev`` and ``datasync`` it. One
         write of a file at a time; the buffers are free again on return.
+        """
+        ...
+
+
+OnRead = Callable[["list[memoryview] | OSError"], None]
+
+
+class Extent(NamedTuple):
+    """``length`` bytes of a file from ``position`` on."""
+
+    position: int
+    length: int
+
+
+@runtime_checkable
+class BeginsReads(Protocol):
+    """A file whose large reads need no thread, mostly."""
+
+    def begin_reads(self, extents: Sequence[Extent], done: OnRead) -> bool:
+        """Begin to read all of them side by side, from the event loop, which later calls ``done`` with a view of each, or with
+        what failed. False: nothing was begun, ``pread`` them.
         """
         ...
 

@@ -1,0 +1,65 @@
+"""Several extents of a file read side by side, around the page cache, into one piece of memory.
+
+Direct reads are whole, aligned pages: each extent is read with what its first and last page hold besides, and seen without. The
+memory is used again when no view of it is left.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+from collections.abc import Sequence
+from functools import partial
+from typing import Final
+
+from stratalog_core.kernel_reads import Transfer
+from stratalog_core.ports import Extent, OnRead
+from stratalog_core.receive_buffers import ReceiveBuffers
+
+_PAGE_BYTES: Final = 4096
+_ROUNDED_TO: Final = 256 * 1024
+"""Reads differ in size by little: they use the same memory."""
+
+
+class GatheredReads:
+    """``transfers`` are to be begun, and ``begun`` to be told how many were; ``done`` is called when those are over."""
+
+    __slots__ = ("_done", "_failure", "_left", "_views", "transfers")
+
+    def __init__(self, extents: Sequence[Extent], buffers: ReceiveBuffers, done: OnRead) -> None:
+        pages = [_pages(extent) for extent in extents]
+        size = sum([end - start for start, end in pages]) + _PAGE_BYTES
+        taken = buffers.take(-(-size // _ROUNDED_TO) * _ROUNDED_TO)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(taken))
+        self._done = done
+        self._failure: OSError | None = None
+        self._left = len(extents)
+        self._views: list[memoryview] = []
+        self.transfers: list[Transfer] = []
+        at = -address % _PAGE_BYTES
+        for (start, end), (position, length) in zip(pages, extents, strict=True):
+            wanted_end = position - start + length
+            self._views.append(taken[at + position - start : at + wanted_end])
+            self.transfers.append(Transfer(address + at, end - start, start, partial(self._ended, wanted_end)))
+            at += end - start
+
+    def begun(self, count: int) -> None:
+        missing = len(self.transfers) - count
+        if missing:
+            self._left -= missing
+            self._failure = BlockingIOError(errno.EAGAIN, f"{missing} of {len(self.transfers)} reads found no room")
+
+    def _ended(self, wanted: int, result: int) -> None:
+        self._left -= 1
+        if result < 0:
+            self._failure = OSError(-result, "a direct read failed")
+        elif result < wanted:
+            self._failure = OSError(errno.EIO, f"a direct read ended after {result} bytes, {wanted} were wanted")
+        if not self._left:
+            self._done(self._failure or self._views)
+
+
+def _pages(extent: Extent) -> tuple[int, int]:
+    """Where the pages that hold it begin and end."""
+    position, length = extent
+    return position // _PAGE_BYTES * _PAGE_BYTES, -(-(position + length) // _PAGE_BYTES) * _PAGE_BYTES
