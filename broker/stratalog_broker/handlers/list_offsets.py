@@ -18,6 +18,7 @@ from stratalog_broker.handlers.info import HandlerInfo
 from stratalog_broker.handlers.leadership import leader_epoch_error, why_not_here
 from stratalog_broker.partition_log import PartitionLog
 from stratalog_broker.protocol.errors import fetch_error_code_of
+from stratalog_broker.protocol.list_offsets import OffsetRow, encode_list_offsets
 from stratalog_broker.timestamps import Found, find_greatest, find_time
 from stratalog_core.errors import StratalogError
 
@@ -40,66 +41,79 @@ _NEVER: Final = 1 << 15
 _AT_ONCE: Final = 32
 
 
-async def handle(context: RequestContext, request: Any) -> Any:
-    """Answer all partitions, those that need reading in parallel."""
+async def handle(context: RequestContext, request: Any) -> bytes:
+    """Answer all partitions: at once what is in memory, side by side what needs reading."""
+    answers = [[_answer_at_once(context, topic.name, wanted) for wanted in topic.partitions] for topic in request.topics]
     slots = asyncio.Semaphore(_AT_ONCE)
 
-    async def answer(topic: str, wanted: Any) -> Any:
+    async def read(rows: list[OffsetRow | None], position: int, topic: str, wanted: Any) -> None:
         async with slots:
-            return await _answer(context, topic, wanted)
+            rows[position] = await _answer(context, topic, wanted)
 
-    asked = [(topic.name, wanted) for topic in request.topics for wanted in topic.partitions]
-    answers = iter(await asyncio.gather(*(answer(topic, wanted) for topic, wanted in asked)))
-    topics = tuple(
-        context.new("ListOffsetsTopicResponse", name=topic.name, partitions=tuple(next(answers) for _ in topic.partitions))
-        for topic in request.topics
+    await asyncio.gather(
+        *(
+            read(rows, position, topic.name, topic.partitions[position])
+            for topic, rows in zip(request.topics, answers, strict=True)
+            for position, row in enumerate(rows)
+            if row is None
+        )
     )
-    return context.new("ListOffsetsResponse", topics=topics)
+    topics = [
+        (topic.name, [row for row in rows if row is not None]) for topic, rows in zip(request.topics, answers, strict=True)
+    ]
+    return encode_list_offsets(context.api_version, topics)
 
 
-async def _answer(context: RequestContext, topic: str, wanted: Any) -> Any:
+def _answer_at_once(context: RequestContext, topic: str, wanted: Any) -> OffsetRow | None:
+    """The answer for a partition if it takes no reading."""
+    timestamp_ms = wanted.timestamp
+    if timestamp_ms < 0 and context.api_version < _LOWEST_VERSION.get(timestamp_ms, _NEVER):
+        return _row(wanted, ErrorCode.unsupported_version)
     log = context.services.partitions.find_by_name(topic.encode(), wanted.partition_index)
     code = why_not_here(context, topic, wanted.partition_index) if log is None else leader_epoch_error(log, wanted)
-    found: Found | None = None
-    if wanted.timestamp < 0 and context.api_version < _LOWEST_VERSION.get(wanted.timestamp, _NEVER):
-        code = ErrorCode.unsupported_version
-    if log is not None and code is ErrorCode.none:
-        try:
-            found = await _find(context, log, wanted.timestamp)
-        except StratalogError as failure:
-            code = fetch_error_code_of(failure)
-    offset, timestamp_ms, epoch = found or Found(-1, -1, -1)
-    return context.new(
-        "ListOffsetsPartitionResponse",
-        partition_index=wanted.partition_index,
-        error_code=code,
-        timestamp=timestamp_ms,
-        offset=offset,
-        leader_epoch=epoch,
-    )
-
-
-async def _find(context: RequestContext, log: PartitionLog, timestamp_ms: int) -> Found | None:
-    if timestamp_ms >= 0:
-        return await find_time(context.services, log, timestamp_ms)
-    if timestamp_ms == _GREATEST:
-        return await find_greatest(context.services, log)
+    if log is None or code is not ErrorCode.none:
+        return _row(wanted, code)
+    if timestamp_ms >= 0 or timestamp_ms == _GREATEST:
+        return None
     offset = _named(context, log, timestamp_ms)
-    return None if offset is None else Found(offset, -1, log.core.epoch_at(offset))
+    return _row(wanted, ErrorCode.none, Found(offset, -1, log.core.epoch_at(offset)))
 
 
-def _named(context: RequestContext, log: PartitionLog, timestamp_ms: int) -> int | None:
+def _row(wanted: Any, code: ErrorCode, found: Found | None = None) -> OffsetRow:
+    offset, timestamp_ms, epoch = found or (-1, -1, -1)
+    return OffsetRow(wanted.partition_index, code.value, timestamp_ms, offset, epoch)
+
+
+async def _answer(context: RequestContext, topic: str, wanted: Any) -> OffsetRow:
+    """The answer for a time, or for the record with the greatest one."""
+    services = context.services
+    log = services.partitions.find_by_name(topic.encode(), wanted.partition_index)
+    if log is None:
+        return _row(wanted, why_not_here(context, topic, wanted.partition_index))
+    try:
+        if wanted.timestamp == _GREATEST:
+            found = await find_greatest(services, log)
+        else:
+            found = await find_time(services, log, wanted.timestamp)
+    except StratalogError as failure:
+        return _row(wanted, fetch_error_code_of(failure))
+    return _row(wanted, ErrorCode.none, found)
+
+
+def _named(context: RequestContext, log: PartitionLog, timestamp_ms: int) -> int:
     core, reader = log.core, context.services.reader
+    if timestamp_ms == _LATEST:
+        return core.high_watermark
+    if timestamp_ms == _EARLIEST:
+        return core.log_start_offset
+    if timestamp_ms == _EARLIEST_LOCAL:
+        return reader.hot_start_offset(log)
     pointer = reader.manifest_pointer(log)
     cold_end = pointer.end_offset if pointer is not None else 0
-    offsets = {
-        _LATEST: core.high_watermark,
-        _EARLIEST: core.log_start_offset,
-        _EARLIEST_LOCAL: reader.hot_start_offset(log),
-        _LATEST_TIERED: cold_end - 1 if cold_end > core.log_start_offset else -1,
-        _EARLIEST_PENDING_UPLOAD: max(cold_end, core.log_start_offset),
-    }
-    return offsets.get(timestamp_ms)
+    if timestamp_ms == _LATEST_TIERED:
+        return cold_end - 1 if cold_end > core.log_start_offset else -1
+    assert timestamp_ms == _EARLIEST_PENDING_UPLOAD, "all others are refused"
+    return max(cold_end, core.log_start_offset)
 
 
 API: Final = HandlerInfo(key=_KEY, min_version=1, max_version=11, handle=handle)

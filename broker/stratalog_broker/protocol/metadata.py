@@ -11,6 +11,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any, Final
 
+from stratalog_broker.protocol.arrays import with_array
 from stratalog_broker.protocol.entities import encode_response
 
 FLEXIBLE_VERSION: Final = 9
@@ -18,7 +19,6 @@ _EPOCH_VERSION: Final = 7
 _OFFLINE_VERSION: Final = 5
 _NO_ERROR: Final = 0
 _LEADER_NOT_AVAILABLE: Final = 5
-_COUNT: Final = struct.Struct(">i")
 _AUTHORISED_BYTES: Final = 4
 
 _LED: Final = {0: struct.Struct(">hiiiiii"), 5: struct.Struct(">hiiiiiii"), 7: struct.Struct(">hiiiiiiii")}
@@ -48,28 +48,11 @@ def encode_partition(layout: int, index: int, owner: int, epoch: int) -> bytes:
 def encode_topic(topic: Any, version: int, count: int, partitions: bytes) -> bytes:
     """A ``MetadataResponseTopic`` without partitions, given these."""
     tail = (_AUTHORISED_BYTES if version >= 8 else 0) + (1 if version >= FLEXIBLE_VERSION else 0)
-    return _with_array(encode_response(topic), version, tail, count, (partitions,))
+    return with_array(encode_response(topic), tail, count, (partitions,), is_flexible=version >= FLEXIBLE_VERSION)
 
 
 def encode_metadata(response: Any, version: int, topics: Sequence[bytes]) -> bytes:
     """A ``MetadataResponse`` without topics, given these."""
     authorised = _AUTHORISED_BYTES if 8 <= version <= 10 else 0
     tail = authorised + (2 if version >= 13 else 0) + (1 if version >= FLEXIBLE_VERSION else 0)
-    return _with_array(encode_response(response), version, tail, len(topics), topics)
-
-
-def _with_array(encoded: bytes, version: int, tail: int, count: int, elements: Sequence[bytes]) -> bytes:
-    """``encoded`` with its empty array, which ends ``tail`` bytes before the end, replaced."""
-    end = len(encoded) - tail
-    if version >= FLEXIBLE_VERSION:
-        return b"".join((encoded[: end - 1], _uvarint(count + 1), *elements, encoded[end:]))
-    return b"".join((encoded[: end - _COUNT.size], _COUNT.pack(count), *elements, encoded[end:]))
-
-
-def _uvarint(value: int) -> bytes:
-    encoded = bytearray()
-    while value > 0x7F:
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    encoded.append(value)
-    return bytes(encoded)
+    return with_array(encode_response(response), tail, len(topics), topics, is_flexible=version >= FLEXIBLE_VERSION)

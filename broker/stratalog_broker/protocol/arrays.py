@@ -1,0 +1,26 @@
+"""Long arrays of responses that kio encodes: it is given the response with an empty array, and that is replaced afterwards."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Final
+
+_COUNT: Final = struct.Struct(">i")
+
+
+def with_array(encoded: bytes, tail: int, count: int, elements: Sequence[bytes], *, is_flexible: bool) -> bytes:
+    """``encoded`` with its empty array, which ends ``tail`` bytes before the end, replaced by ``count`` elements."""
+    end = len(encoded) - tail
+    if is_flexible:
+        return b"".join((encoded[: end - 1], _uvarint(count + 1), *elements, encoded[end:]))
+    return b"".join((encoded[: end - _COUNT.size], _COUNT.pack(count), *elements, encoded[end:]))
+
+
+def _uvarint(value: int) -> bytes:
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
