@@ -8,6 +8,7 @@ for each MiB instead of 120, a fifth of a bookie's CPU.
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 from collections import deque
 from typing import Final
@@ -16,6 +17,11 @@ MAPPED_BYTES: Final = 8 * 1024 * 1024
 KEPT_BYTES_MAX: Final = 2 * MAPPED_BYTES
 """What one pool remembers; a buffer beyond that is freed with its last view."""
 _ROUNDED_TO: Final = 64 * 1024
+
+# What ``bytearray(size)`` begins with; it then writes zeros, which the received bytes take the place of.
+_unwritten = ctypes.pythonapi.PyByteArray_FromStringAndSize
+_unwritten.restype = ctypes.py_object
+_unwritten.argtypes = (ctypes.c_char_p, ctypes.c_ssize_t)
 
 
 class ReceiveBuffers:
@@ -46,9 +52,9 @@ class ReceiveBuffers:
 
 def announced_memory(size: int) -> memoryview:
     """Memory for a frame that has begun. Of a very large one that was only announced, what has not come takes none yet: a page
-    is there when it is written to.
+    is there when it is written to. Its content is anything until then: nobody may see it before the frame is whole.
     """
-    return memoryview(bytearray(size) if size < MAPPED_BYTES else mmap.mmap(-1, size))
+    return memoryview(_unwritten(None, size) if size < MAPPED_BYTES else mmap.mmap(-1, size))
 
 
 def _is_unseen(buffer: bytearray) -> bool:

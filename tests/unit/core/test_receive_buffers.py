@@ -9,6 +9,8 @@ from stratalog_core.receive_buffers import KEPT_BYTES_MAX, MAPPED_BYTES, Receive
 
 def test_a_very_large_frame_that_is_only_announced_takes_no_memory() -> None:
     assert isinstance(announced_memory(MAPPED_BYTES - 1).obj, bytearray)
+    usual = announced_memory(1000)
+    assert (len(usual), usual.readonly, usual.format) == (1000, False, "B")
     mapped = announced_memory(MAPPED_BYTES)
     assert isinstance(mapped.obj, mmap.mmap)
     assert len(mapped) == MAPPED_BYTES
