@@ -43,8 +43,8 @@ class LedgerIndex:
     def memory_bytes(self) -> int:
         return 200 + BYTES_PER_BATCH * len(self._base_offsets)
 
-    def append(self, entry_id: int, base_offset: int, end_offset: int, max_timestamp_ms: int, size_bytes: int) -> None:
-        """Add the next batch."""
+    def append(self, entry_id: int, base_offset: int, end_offset: int, max_timestamp_ms: int, size_bytes: int) -> int:
+        """Add the next batch; returns how many there are."""
         timestamps = self._timestamps
         if not timestamps:
             self.first_entry = entry_id
@@ -56,6 +56,7 @@ class LedgerIndex:
         self._base_offsets.append(base_offset)
         self._sizes.append(size_bytes)
         self.end_offset = end_offset
+        return len(timestamps)
 
     def run_from(self, offset: int, end_offset: int, bytes_max: int) -> EntryRun | None:
         """Entries from the batch that contains ``offset`` on, below ``end_offset``, of at most ``bytes_max`` bytes but at

@@ -176,13 +176,14 @@ class PartitionCore:
         assert ledger is not None
         size = len(pending.batch)
         pending.entry_id = entry_id
-        ledger.index.append(entry_id, pending.base_offset, pending.end_offset, pending.max_timestamp_ms, size)
+        index = ledger.index
+        count = index.append(entry_id, pending.base_offset, pending.end_offset, pending.max_timestamp_ms, size)
         ledger.payload_bytes += size
         ledger.appended_at_ms = now_ms
         self.pending.append(pending)
         if pending.acks == Acks.FIRST:
             self._first_copies.append(pending)
-        if ledger.payload_bytes >= self.limits.segment_bytes or len(ledger.index) >= LEDGER_BATCHES_MAX:
+        if ledger.payload_bytes >= self.limits.segment_bytes or count >= LEDGER_BATCHES_MAX:
             self.state = State.DRAINING
 
     def enqueue(self, pending: PendingBatch) -> None:

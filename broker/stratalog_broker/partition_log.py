@@ -84,6 +84,7 @@ class PartitionLog:
         self._sealing: asyncio.Task[None] | None = None
         self._seal_waiters: list[asyncio.Future[int]] = []
         self._retry: asyncio.TimerHandle | None = None
+        self._first_copies_wanted = False
         self.update_topic(topic)
 
     @property
@@ -145,6 +146,8 @@ class PartitionLog:
         core = self.core
         base_offset = core.next_offset
         assign_offset(batch, base_offset, core.leader_epoch)
+        if acks == Acks.FIRST and not self._first_copies_wanted:
+            self._want_first_copies()
         entry_id = self._write(batch) if core.writable else None
         if entry_id is None and core.queue_bytes > self._services.settings.partition_queue_bytes:
             raise Overloaded(f"{core.queue_bytes} bytes wait for the ledger of {self.topic_partition}")
@@ -153,12 +156,18 @@ class PartitionLog:
         if entry_id is None:
             core.enqueue(pending)
         else:
-            core.written(pending, entry_id, self._now_ms())
+            core.written(pending, entry_id, int(self._services.clock.monotonic() * 1000))
         self.tail.append(base_offset, pending.end_offset, batch)
         self.bytes_in += len(batch)
         if core.state is not State.OPEN:
             self._act()
         return base_offset
+
+    def _want_first_copies(self) -> None:
+        """A producer asks for one copy: from now on the writers tell of them. Most never need to."""
+        self._first_copies_wanted = True
+        if self._writer is not None:
+            self._writer.tell_first_copies(True)
 
     def _write(self, batch: memoryview) -> int | None:
         """Entry id that the batch got, or None if the writer has no room now: then it waits in the queue."""
@@ -215,7 +224,8 @@ class PartitionLog:
                     self.application.apply(pending.batch)
             for pending in done:
                 _settle(pending, pending.base_offset)
-            self.notify()
+            if self.watchers:
+                self.notify()
         if self.core.queue or self.core.state is not State.OPEN:
             self._write_queued()
             self._act()
@@ -287,6 +297,7 @@ class PartitionLog:
             return
         reports.ledger_id = writer.ledger.ledger_id
         self.core.log_start_offset = max(self.core.log_start_offset, self._ledger_opening.log_start_offset)
+        writer.tell_first_copies(self._first_copies_wanted)
         self._writer = writer
         for part in encode_checkpoint(instruction.checkpoint):
             writer.append(part)
@@ -369,17 +380,14 @@ class PartitionLog:
 class _WriterReports:
     """The listener of one writer: what comes from a writer that is no longer the current one is dropped."""
 
-    __slots__ = ("_log", "ledger_id")
+    __slots__ = ("_log", "ledger_id", "on_confirmed", "on_first_copy")
 
     def __init__(self, log: PartitionLog) -> None:
         self._log = log
         self.ledger_id = -1
-
-    def on_first_copy(self, entry_id: int) -> None:
-        self._log.first_copy(entry_id)
-
-    def on_confirmed(self, lac: int) -> None:
-        self._log.confirmed(lac)
+        # The log's own methods, which saves a call for each entry.
+        self.on_first_copy = log.first_copy
+        self.on_confirmed = log.confirmed
 
     def on_failed(self, error: StratalogError) -> None:
         self._log.writer_failed(self.ledger_id, error)

@@ -15,6 +15,7 @@ from kio.schema.errors import ErrorCode
 from stratalog_bookies.client.ledger_writer import ENTRY_BYTES_MAX
 from stratalog_broker.topic_configs import TopicConfigs
 from stratalog_core.batch import (
+    COMPRESSION_MASK,
     CONTROL_BIT,
     CRC_START,
     HEADER,
@@ -41,7 +42,7 @@ def check_produced(batch: memoryview, configs: TopicConfigs, now_ms: int) -> Bat
     size = len(batch)
     if size < HEADER_BYTES:
         raise Refused(ErrorCode.corrupt_message, f"a record batch of {size} bytes is shorter than its header")
-    header = BatchHeader._make(HEADER.unpack_from(batch))
+    header = tuple.__new__(BatchHeader, HEADER.unpack_from(batch))
     if header.magic != MAGIC:
         raise Refused(
             ErrorCode.unsupported_for_message_format, f"record batches of magic {header.magic} are not served, only of magic 2"
@@ -55,7 +56,8 @@ def check_produced(batch: memoryview, configs: TopicConfigs, now_ms: int) -> Bat
     if crc32c(batch[CRC_START:]) != header.crc:
         raise Refused(ErrorCode.corrupt_message, "the batch does not match its CRC")
     _check_fields(header)
-    _check_times(header, configs, now_ms)
+    if not configs.is_log_append_time:
+        _check_times(header, configs, now_ms)
     return header
 
 
@@ -73,15 +75,13 @@ def _check_fields(header: BatchHeader) -> None:
         )
     if header.attributes & (CONTROL_BIT | TRANSACTIONAL_BIT):
         raise Refused(ErrorCode.invalid_record, "control and transactional batches are not served")
-    if header.compression > _COMPRESSION_MAX:
+    if header.attributes & COMPRESSION_MASK > _COMPRESSION_MAX:
         raise Refused(ErrorCode.unsupported_compression_type, f"compression {header.compression} is not known")
     if header.producer_id >= 0 and (header.base_sequence < 0 or header.producer_epoch < 0):
         raise Refused(ErrorCode.invalid_record, "a batch with a producer id needs an epoch and a sequence")
 
 
 def _check_times(header: BatchHeader, configs: TopicConfigs, now_ms: int) -> None:
-    if configs.is_log_append_time:
-        return
     if header.max_timestamp_ms > now_ms + configs.message_timestamp_after_max_ms:
         raise Refused(
             ErrorCode.invalid_timestamp,

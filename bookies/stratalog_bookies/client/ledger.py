@@ -26,7 +26,9 @@ class LedgerListener(Protocol):
     """Told, synchronously from the event loop and in order, how a writer's entries fare."""
 
     def on_first_copy(self, entry_id: int) -> None:
-        """One bookie has the entry durably, and each entry before it has been reported (acks=1). Once for every entry."""
+        """One bookie has the entry durably, and each entry before it has been reported (acks=1). Once for every entry,
+        unless the listener has no use for it: see ``LedgerWriter.tell_first_copies``.
+        """
         ...
 
     def on_confirmed(self, lac: int) -> None:

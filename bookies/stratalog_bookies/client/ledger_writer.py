@@ -73,6 +73,11 @@ class LedgerWriter(EntryPump):
         """Why the writer is dead, if it is."""
         return self._core.error
 
+    def tell_first_copies(self, wanted: bool) -> None:
+        """Whether the listener hears of the first copies of entries that have none yet; it does unless told otherwise."""
+        self._core.tells_first_copies = wanted
+        self._told_first = self._core.first_copied
+
     def append(self, payload: Buffer | Sequence[Buffer]) -> int:
         """Send one entry and return its id; its fate comes to the listener.
 
@@ -116,10 +121,10 @@ class LedgerWriter(EntryPump):
 
     def _tell(self) -> None:
         core = self._core
-        first_copied = core.first_copied
-        while self._told_first < first_copied:
-            self._told_first += 1
-            self._listener.on_first_copy(self._told_first)
+        if core.tells_first_copies:
+            while self._told_first < core.first_copied:
+                self._told_first += 1
+                self._listener.on_first_copy(self._told_first)
         if self._told_lac < core.lac:
             self._told_lac = core.lac
             self._listener.on_confirmed(core.lac)

@@ -49,13 +49,16 @@ class LedgerWriterCore:
         self.held_bytes = 0
         self.appended_bytes = 0
         self.error: StratalogError | None = None
+        self.tells_first_copies = True
+        """Whether a first copy alone is something to deliver."""
+        self.failed_mask = 0
+        """``failed_positions`` as bits."""
         self._sink = sink
         self._ledger_id = ledger.ledger_id
         self._ack_quorum = ledger.ack_quorum
         self._flags = RECOVERY_ADD if recovering else 0
         self._masks = write_masks(ledger.ensemble_size, ledger.write_quorum)
         self._entries: dict[int, PendingEntry] = {}
-        self._failed = 0
         self._given_up = 0
         self._leaving = 0
         self._proposed: Ledger | None = None
@@ -87,7 +90,7 @@ class LedgerWriterCore:
 
     def targets(self, entry: PendingEntry) -> tuple[str, ...]:
         """Bookies to send a new entry to: its write set without those that failed."""
-        mask = entry.awaiting & ~self._failed
+        mask = entry.awaiting & ~self.failed_mask
         targets = self._targets.get(mask)
         if targets is None:
             targets = self._targets[mask] = tuple(name for name, bit in self._bits.items() if bit & mask)
@@ -96,7 +99,7 @@ class LedgerWriterCore:
     # -- answers
 
     def on_added(self, entry: PendingEntry, bookie: str) -> bool:
-        """``bookie`` has the entry durably. True if ``lac`` or ``first_copied`` rose.
+        """``bookie`` has the entry durably. True if ``lac`` rose, or ``first_copied`` and that is to be told.
 
         The hot path: three times for every entry. An answer of a bookie that has been replaced since finds no bit here.
         """
@@ -109,7 +112,7 @@ class LedgerWriterCore:
         rose = False
         if entry_id == self.first_copied + 1:
             self._advance_first_copied()
-            rose = True
+            rose = self.tells_first_copies
         if entry_id <= self.lac:
             if not entry.awaiting:
                 self._release(entry)
@@ -151,11 +154,11 @@ class LedgerWriterCore:
         Next, ``begin_change`` replaces it, or ``give_up`` goes on without it.
         """
         if self.error is None:
-            self._failed |= self._bits.get(bookie, 0)
+            self.failed_mask |= self._bits.get(bookie, 0)
 
     def give_up(self) -> None:
         """Nobody can take the place of the failed bookies now: keep nothing for them but what is not confirmed."""
-        self._given_up |= self._failed & ~self._leaving
+        self._given_up |= self.failed_mask & ~self._leaving
         for entry in self._entries.values():
             entry.awaiting &= ~self._given_up
         self._release_settled()
@@ -175,14 +178,9 @@ class LedgerWriterCore:
     # -- ensemble changes
 
     @property
-    def failed_mask(self) -> int:
-        """``failed_positions`` as bits."""
-        return self._failed
-
-    @property
     def staying_failed_mask(self) -> int:
         """Of the failed ones those that the change under way, if there is one, does not replace."""
-        return self._failed & ~self._leaving
+        return self.failed_mask & ~self._leaving
 
     @property
     def is_settled(self) -> bool:
@@ -192,7 +190,7 @@ class LedgerWriterCore:
     @property
     def failed_positions(self) -> tuple[int, ...]:
         """Ensemble positions that need a replacement, or their bookie back."""
-        return tuple(position for position in range(len(self._bits)) if self._failed >> position & 1)
+        return tuple(position for position in range(len(self._bits)) if self.failed_mask >> position & 1)
 
     @property
     def is_changing(self) -> bool:
@@ -211,7 +209,7 @@ class LedgerWriterCore:
         if self._proposed is not None:
             raise Invalid("an ensemble change is under way already")
         leaving = sum(1 << position for position in replacements)
-        assert leaving & ~self._failed == 0, "only failed positions are replaced"
+        assert leaving & ~self.failed_mask == 0, "only failed positions are replaced"
         self._leaving = leaving
         self._hold_from = self._first_changed(leaving)
         self._proposed = with_replacements(self.ledger, self._hold_from, replacements)
@@ -237,7 +235,7 @@ class LedgerWriterCore:
         assert self._proposed is not None, "no ensemble change is under way"
         replaced, self._leaving = self._leaving, 0
         self.ledger, self._proposed = self._proposed, None
-        self._failed &= ~replaced
+        self.failed_mask &= ~replaced
         self._given_up &= ~replaced
         self._set_ensemble()
         first_entry = self.ledger.fragments[-1].first_entry
@@ -261,8 +259,8 @@ class LedgerWriterCore:
         """The failed bookies at ``positions`` answer again: send them what they miss of what is still held."""
         revived = 0
         for position in positions:
-            revived |= self._failed & 1 << position & ~self._leaving
-        self._failed &= ~revived
+            revived |= self.failed_mask & 1 << position & ~self._leaving
+        self.failed_mask &= ~revived
         self._given_up &= ~revived
         return self._send_again(revived, 0)
 

@@ -99,14 +99,13 @@ class _Append:
         self._log = log
         self._append_time_ms = -1
 
-    def start(self, batch: memoryview | None, acks: int) -> None:
+    def start(self, batch: memoryview | None, acks: int, now_ms: int) -> None:
         """Check and append. Raises ``Refused`` or a ``StratalogError``; nothing has happened then."""
         if acks not in _VALID_ACKS:
             raise Refused(ErrorCode.invalid_required_acks, f"acks is {acks}; choose -1 (all), 0 or 1")
         if batch is None:
             raise Refused(ErrorCode.invalid_record, "no record batch was sent for the partition")
         log = self._log
-        now_ms = self._context.services.clock.wall_ms()
         header = check_produced(batch, log.configs, now_ms)
         if header.producer_id >= 0 and self._is_retry(header, acks):
             return
@@ -168,6 +167,7 @@ def handle_raw(context: RequestContext, body: memoryview) -> None:
     partitions = context.services.partitions
     by_id = context.api_version >= TOPIC_ID_VERSION
     find = partitions.find_by_id if by_id else partitions.find_by_name
+    now_ms = context.services.clock.wall_ms()
     for (_, results), topic in zip(produce.results, request.topics, strict=True):
         for position, (index, batch) in enumerate(topic.partitions):
             log = find(topic.key, index)
@@ -175,7 +175,7 @@ def handle_raw(context: RequestContext, body: memoryview) -> None:
                 results[position] = _not_here(context, topic.key, index, by_id=by_id)
                 continue
             try:
-                _Append(context, produce, results, position, log).start(batch, request.acks)
+                _Append(context, produce, results, position, log).start(batch, request.acks, now_ms)
             except Refused as refused:
                 results[position] = PartitionResult(index, int(refused.code), error_message=str(refused))
             except StratalogError as failure:

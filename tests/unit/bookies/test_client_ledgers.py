@@ -299,6 +299,26 @@ async def test_written_sealed_and_read_back(cluster: Cluster) -> None:
         writer.append(b"late")
 
 
+async def test_first_copies_are_told_from_when_they_are_wanted(cluster: Cluster) -> None:
+    class Confirmations(Recorder):
+        def on_confirmed(self, lac: int) -> None:
+            self.lac = lac
+            self.changed.set()
+
+    recorder = Confirmations()
+    writer = await cluster.client().create(SPEC, updates=no_updates, listener=recorder)
+    writer.tell_first_copies(False)
+    for number in range(3):
+        writer.append(batch(100 + number))
+    await recorder.confirmed(2)
+    assert recorder.first_copies == []
+    writer.tell_first_copies(True)
+    for number in range(3, 6):
+        writer.append(batch(100 + number))
+    await recorder.confirmed(5)
+    assert recorder.first_copies == [3, 4, 5]
+
+
 async def test_an_empty_ledger_is_sealed(cluster: Cluster) -> None:
     writer, _ = await open_writer(cluster.client())
     sealed = await writer.seal(100)

@@ -73,6 +73,20 @@ def test_confirmed_at_the_ack_quorum_and_not_before() -> None:
     assert writer.is_settled
 
 
+def test_a_first_copy_that_nobody_wants_to_hear_of_is_counted_and_not_delivered() -> None:
+    writer = make_writer()
+    writer.tells_first_copies = False
+    first, second = append(writer, 2)
+    assert not writer.on_added(first, "b0")
+    assert not writer.on_added(second, "b0")
+    assert (writer.first_copied, writer.lac) == (1, -1)
+    assert writer.on_added(first, "b1"), "what is confirmed is told as ever"
+    writer.tells_first_copies = True
+    third = append(writer)[0]
+    assert writer.on_added(third, "b2")
+    assert (writer.first_copied, writer.lac) == (2, 0)
+
+
 def test_the_same_bookie_twice_is_one_copy() -> None:
     writer = make_writer()
     entry = append(writer)[0]

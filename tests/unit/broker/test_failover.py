@@ -11,6 +11,8 @@ from typing import Any
 import confluent_kafka
 from confluent_kafka.admin import AdminClient, NewTopic
 from unit.broker.mini_cluster import MiniCluster, in_thread, run_cluster
+from unit.broker.raw_client import batch
+from unit.broker.raw_client import produce as produce_raw
 from unit.broker.test_round_trip import consume, produce
 
 PARTITIONS = 4
@@ -94,3 +96,16 @@ async def test_ledgers_roll_while_a_producer_goes_on(tmp_path: Path) -> None:
         survivor = cluster.bootstrap
         found = await in_thread(lambda: consume(survivor, "flights", 2000))
         assert sorted(message.value() or b"" for message in found) == sorted(values)
+
+
+async def test_acks_1_is_answered_with_the_first_copy_also_in_a_ledger_that_began_without(tmp_path: Path) -> None:
+    async with run_cluster(tmp_path, bookies=3) as cluster:
+        await in_thread(lambda: create_topic(cluster, "flights", 3))
+        client = await cluster.connect()
+        assert (await produce_raw(client, "flights", batch(b"by all"))).error_code == 0
+        for name in ("bookie-2", "bookie-3"):
+            await cluster.bookies[name].close()
+        answer = await produce_raw(client, "flights", batch(b"by one"), acks=1)
+        assert (answer.error_code, answer.base_offset) == (0, 1)
+        # Nothing can be sealed any more.
+        await cluster.brokers.pop(1).kill()
