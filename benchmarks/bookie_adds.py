@@ -26,6 +26,7 @@ from stratalog_core.ports import Channel
 from stratalog_core.rpc import TcpTransport
 
 TIMEOUT_S = 30.0
+LEDGER_MILLIONS = 8
 ROLL_BYTES = 128 * 1024 * 1024
 
 
@@ -36,10 +37,15 @@ async def serve(directory: Path) -> None:
     from stratalog_bookies.config import BookieSettings
     from stratalog_bookies.server import BookieServer
     from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
+    from stratalog_metadata.commands import Allocate, Command
     from stratalog_metadata.embedded import embedded_quorum
+    from stratalog_metadata.records import LEDGER_IDS
 
     transport = TcpTransport()
     async with embedded_quorum(directory / "metadata", transport) as quorum:
+        # Ledgers whose ids were never handed out are not deleted: metadata would have lost its memory.
+        for _ in range(LEDGER_MILLIONS):
+            await quorum.client.propose(Command(updates=(Allocate(counter=LEDGER_IDS, count=1_000_000),)))
         data = directory / "bookie"
         settings = BookieSettings(bookie_id="bench", data_dirs=(str(data),))
         background = ThreadBackground(settings.threads, "bookie")

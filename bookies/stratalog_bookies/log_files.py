@@ -49,6 +49,7 @@ class LogFiles:
         self._direct = direct
         self.file_bytes = file_bytes
         self._writing: dict[int, File] = {}
+        self._beginning: dict[int, BeginsWrites] = {}
         files.make_directory(LOG)
         files.make_directory(INDEX)
         self._remove_unfinished()
@@ -82,6 +83,8 @@ class LogFiles:
             raise
         self._spares.remove(spare)
         self._writing[generation] = file
+        if isinstance(file, BeginsWrites):
+            self._beginning[generation] = file
 
     def _sync_renamed(self, path: str, before: str) -> None:
         """Make a new name durable, or go back to the old one: for want of a descriptor this may be tried again."""
@@ -99,11 +102,12 @@ class LogFiles:
 
     def begin_write(self, write: Write, done: OnWritten) -> bool:
         """The same without blocking: ``done`` is called from the event loop. False if this write cannot be made so."""
-        file = self._writing[write.generation]
-        return isinstance(file, BeginsWrites) and file.begin_write(write.buffers, write.position, done)
+        file = self._beginning.get(write.generation)
+        return file is not None and file.begin_write(write.buffers, write.position, done)
 
     def finish(self, generation: int) -> None:
         """No group will go to this file any more."""
+        self._beginning.pop(generation, None)
         file = self._writing.pop(generation, None)
         if file is not None:
             file.close()

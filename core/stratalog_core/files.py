@@ -8,7 +8,6 @@ small ones go through it, because what lies beside them will be wanted; the kern
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import mmap
@@ -114,16 +113,17 @@ class DirectFile(SystemFile):
         if writes is None:
             return False
         gathered = _take_gathered()
-        with memoryview(gathered) as view:
-            view[:before] = self._page_content[:before]
-            for buffer in buffers:
-                view[before : before + len(buffer)] = buffer
-                before += len(buffer)
-            last_page = bytes(view[filled - _PAGE_BYTES : filled])
+        view = gathered.view
+        view[:before] = self._page_content[:before]
+        for buffer in buffers:
+            end = before + len(buffer)
+            view[before:end] = buffer
+            before = end
+        last_page = bytes(view[filled - _PAGE_BYTES : filled])
         begun_s = time.monotonic()
         on_end = partial(self._ended, gathered, start, filled, last_page, done)
         try:
-            writes.begin(self._direct, _address(gathered), filled, start, on_end)
+            writes.begin(self._direct, gathered.address, filled, start, on_end)
         except OSError:
             # Whatever it is, a blocking write meets it too, or gets by without what was short.
             _gathered_kept.append(gathered)
@@ -132,7 +132,7 @@ class DirectFile(SystemFile):
         self._may_submit = time.monotonic() - begun_s < _SUBMIT_S_MAX
         return True
 
-    def _ended(self, gathered: mmap.mmap, start: int, filled: int, last_page: bytes, done: OnWritten, result: int) -> None:
+    def _ended(self, gathered: _Gathered, start: int, filled: int, last_page: bytes, done: OnWritten, result: int) -> None:
         _gathered_kept.append(gathered)
         if result != filled:
             done(OSError(-result if result < 0 else errno.EIO, f"a direct write of {filled} bytes ended with {result}"))
@@ -157,8 +157,7 @@ class DirectFile(SystemFile):
     def pwritev(self, buffers: Sequence[Buffer], position: int) -> None:
         gathered = _take_gathered()
         try:
-            with memoryview(gathered) as view:
-                self._write_gathered(view, buffers, position)
+            self._write_gathered(gathered.view, buffers, position)
         finally:
             _gathered_kept.append(gathered)
 
@@ -231,18 +230,26 @@ class DirectFile(SystemFile):
         super().close()
 
 
-_gathered_kept: deque[mmap.mmap] = deque(maxlen=2)
-"""Aligned buffers that no write is using: fresh ones are a thousand page faults."""
+class _Gathered:
+    """Aligned memory that a write is gathered in."""
+
+    __slots__ = ("address", "view")
+
+    def __init__(self) -> None:
+        memory = mmap.mmap(-1, _GATHERED_BYTES)  # Anonymous memory begins at a page; untouched, it is none.
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        self.view = memoryview(memory)
 
 
-def _address(gathered: mmap.mmap) -> int:
-    return ctypes.addressof(ctypes.c_char.from_buffer(gathered))
+_gathered_kept: deque[_Gathered] = deque(maxlen=2)
+"""Those that no write is using: fresh ones are a thousand page faults."""
 
 
-def _take_gathered() -> mmap.mmap:
-    with contextlib.suppress(IndexError):
+def _take_gathered() -> _Gathered:
+    try:
         return _gathered_kept.pop()
-    return mmap.mmap(-1, _GATHERED_BYTES)  # Anonymous memory begins at a page; untouched, it is none.
+    except IndexError:
+        return _Gathered()
 
 
 def open_file(path: Path, *, create: bool, direct: bool) -> SystemFile:

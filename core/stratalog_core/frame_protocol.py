@@ -25,7 +25,9 @@ _log = logging.getLogger(__name__)
 class FrameProtocol(asyncio.BufferedProtocol):
     """Cuts a byte stream into frames and gathers writes; subclasses say what a frame means."""
 
+    first_buffer_bytes: ClassVar[int] = READ_BUFFER_BYTES
     read_buffer_bytes: ClassVar[int] = READ_BUFFER_BYTES
+    """What buffers grow to once a frame came that fills more than half of the first; no less than that."""
     copied_bytes_max: ClassVar[int] = READ_BUFFER_BYTES // 2
     """Frames up to this size are copied out; at most half a buffer."""
 
@@ -33,10 +35,11 @@ class FrameProtocol(asyncio.BufferedProtocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._buffers = buffers
-        self._view = buffers.take(self.read_buffer_bytes)
+        self._buffer_bytes = self.first_buffer_bytes
+        self._view = buffers.take(self._buffer_bytes)
         self._start = 0
         self._end = 0
-        self._read_bytes = self.read_buffer_bytes
+        self._read_bytes = self._buffer_bytes
         self._is_shared = False
         self._outgoing: list[Buffer] = []
         self._flush_scheduled = False
@@ -86,17 +89,20 @@ class FrameProtocol(asyncio.BufferedProtocol):
         if self._start == self._end and not self._is_shared:
             self._start = self._end = 0
         room = len(self._view) - self._start
-        if whole > self.read_buffer_bytes // 2:
+        if self._buffer_bytes // 2 < whole <= self.read_buffer_bytes // 2:
+            # Frames of this size are to lie together: nothing is copied but the one at the end, and a read takes several.
+            self._buffer_bytes = self.read_buffer_bytes
+        if whole > self._buffer_bytes // 2:
             if whole != room:
                 self._go_on_in(whole)
                 self._read_bytes = whole
-        elif whole > room or room < self.read_buffer_bytes // 4:
-            was_large = len(self._view) != self.read_buffer_bytes
-            self._go_on_in(self.read_buffer_bytes)
+        elif whole > room or room < self._buffer_bytes // 4:
+            was_large = len(self._view) not in (self.first_buffer_bytes, self._buffer_bytes)
+            self._go_on_in(self._buffer_bytes)
             # Large frames come behind large ones: what is read of one before its size is known will be copied.
-            self._read_bytes = _GLANCE_BYTES if was_large else self.read_buffer_bytes
+            self._read_bytes = _GLANCE_BYTES if was_large else self._buffer_bytes
         else:
-            self._read_bytes = self.read_buffer_bytes
+            self._read_bytes = self._buffer_bytes
 
     def _go_on_in(self, size: int) -> None:
         """Another buffer, with the bytes that are no whole frame yet."""

@@ -11,7 +11,6 @@ writes, there are none.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ctypes
 import errno
 import logging
@@ -28,6 +27,7 @@ IN_FLIGHT_MAX: Final = 64
 _CONTROL_BLOCK: Final = struct.Struct("=QIiHhIQQqQII")
 """``struct iocb`` of linux/aio_abi.h: data, key, flags, operation, priority, file, memory, bytes, position, 0, flags, event."""
 _EVENT: Final = struct.Struct("=QQqq")
+_NONE, _ONE, _ALL = map(ctypes.c_long, (0, 1, IN_FLIGHT_MAX))
 _WRITE: Final = 1
 _TELL_EVENT: Final = 1
 
@@ -54,7 +54,7 @@ class KernelWrites:
         self._block = ctypes.create_string_buffer(_CONTROL_BLOCK.size)
         self._blocks = (ctypes.c_void_p * 1)(ctypes.addressof(self._block))
         self._ended = ctypes.create_string_buffer(_EVENT.size * IN_FLIGHT_MAX)
-        self._checked(self._setup, ctypes.c_long(IN_FLIGHT_MAX), ctypes.byref(self._context))
+        self._checked(self._setup, _ALL, ctypes.byref(self._context))
         self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         loop.add_reader(self._event, self._look)
 
@@ -75,17 +75,18 @@ class KernelWrites:
         )  # fmt: skip
         self._under_way[number] = on_end
         try:
-            self._checked(self._submit, self._context, ctypes.c_long(1), self._blocks)
+            self._checked(self._submit, self._context, _ONE, self._blocks)
         except OSError:
             del self._under_way[number]
             raise
 
     def _look(self) -> None:
-        with contextlib.suppress(BlockingIOError):
+        try:  # noqa: SIM105 (a context manager costs more than the call)
             os.eventfd_read(self._event)
-        none = ctypes.c_long(0)
+        except BlockingIOError:
+            pass
         try:
-            count = self._checked(self._events, self._context, none, ctypes.c_long(IN_FLIGHT_MAX), self._ended, none)
+            count = self._checked(self._events, self._context, _NONE, _ALL, self._ended, _NONE)
         except InterruptedError:
             # Said only where there is none, which happens: the look before has seen its end already.
             return

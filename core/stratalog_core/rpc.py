@@ -26,7 +26,7 @@ from stratalog_core.silent_clients import LOOK_S, SilentClients
 IN_FLIGHT_BYTES_MAX: Final = 128 * 1024 * 1024
 CONNECTIONS_MAX: Final = 4096
 CONNECT_TIMEOUT_S: Final = 2.0
-SERVER_READ_BYTES: Final = 256 * 1024
+SERVER_READ_BYTES: Final = 1024 * 1024
 _SWEEP_INTERVAL_S: Final = 0.05
 
 _log = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class TcpRequest:
 
 
 class _ServerConnection(FrameProtocol):
-    # Requests are over soon: they may lie together in large buffers.
+    # Requests are over soon: they may lie together in large buffers, batches of 128 KiB seven to a buffer.
     read_buffer_bytes = SERVER_READ_BYTES
     copied_bytes_max = 4 * 1024
 

@@ -15,6 +15,7 @@ _MIB = 1024 * 1024
 class Receiver(FrameProtocol):
     """Keeps views of the frames whose numbers are in ``keeps``, and a copy of each as it was when it came."""
 
+    first_buffer_bytes = 10_000
     read_buffer_bytes = 40_000
     copied_bytes_max = 64
 
@@ -90,3 +91,19 @@ def test_what_is_kept_is_bounded() -> None:
     assert {id(view.obj) for view in again} == owners
     huge = buffers.take(3 * _MIB).obj
     assert buffers.take(3 * _MIB).obj is not huge
+
+
+async def test_frames_of_the_same_size_lie_together_once_one_has_come() -> None:
+    """A read each would be a call into the interpreter each, and what is read before a size is known is copied."""
+    receiver = Receiver(ReceiveBuffers(), frozenset())
+    stream = memoryview(b"".join(framing.pack_header(framing.REQUEST, 1, number, 8000) + bytes(8000) for number in range(40)))
+    position = reads = 0
+    while position < len(stream):
+        room = receiver.get_buffer(-1)
+        taken = min(len(room), len(stream) - position)
+        room[:taken] = stream[position : position + taken]
+        room.release()
+        receiver.buffer_updated(taken)
+        position, reads = position + taken, reads + 1
+    assert len(receiver.copies) == 40
+    assert reads <= 2 + 40 / 4, "four frames fit into a buffer"
