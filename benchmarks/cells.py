@@ -72,6 +72,7 @@ class Bench(msgspec.Struct, frozen=True, kw_only=True):
             groups=settings.get("groups", 1),
             consumers=settings.get("consumers", 1),
             processes=settings.get("consumer_processes", 0),
+            light=settings.get("light", False),
         )
 
     def rate(self) -> float:

@@ -155,7 +155,8 @@ def _holds_a_record(settings: Mapping[str, Any]) -> bool:
 
 
 def _name(workload: Workload, changes: Mapping[str, Any]) -> str:
-    return " ".join([workload.name, *(f"{name}={value}" for name, value in changes.items())])
+    texts = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in changes.items()}
+    return " ".join([workload.name, *(f"{name}={text}" for name, text in texts.items())])
 
 
 def _bounded(settings: dict[str, Any], profile: Profile) -> dict[str, Any]:

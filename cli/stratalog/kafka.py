@@ -24,6 +24,7 @@ _NOT_FOUND = {
     KafkaError.UNKNOWN_TOPIC_OR_PART,
     KafkaError._UNKNOWN_TOPIC,
     KafkaError._UNKNOWN_PARTITION,
+    KafkaError._NOENT,  # an admin client that found no leader of any partition: the brokers have not heard of the topic yet
     KafkaError.GROUP_ID_NOT_FOUND,
     KafkaError.UNKNOWN_TOPIC_ID,
 }

@@ -44,9 +44,10 @@ def test_latency_at_a_rate_to_the_acknowledgement_and_to_the_consumer(cluster: P
     assert 0 < measured["end_to_end_p50_ms"] <= measured["end_to_end_max_ms"]
 
 
-def test_two_groups_read_all_while_one_consumer_leaves(cluster: ProcessCluster) -> None:
+@pytest.mark.parametrize("light", [(), ("--light",)])
+def test_two_groups_read_all_while_one_consumer_leaves(cluster: ProcessCluster, light: tuple[str, ...]) -> None:
     options = ("--groups", "2", "--consumers", "2", "--consumer-processes", "4", "--rate", "300", "--leave", *_SHORT)
-    measured = _measured(cluster, "consume", *options)
+    measured = _measured(cluster, "consume", *options, *light)
     assert measured["slowest_group_records"] > 0
     assert measured["rebalance_s"] > 0
 
@@ -90,4 +91,5 @@ def test_a_record_that_the_client_refuses_ends_the_run(cluster: ProcessCluster) 
 def test_wrong_settings_are_refused_by_name(cluster: ProcessCluster) -> None:
     cluster.run("bench", "produce", "--producers", "1", "--processes", "2", expect=2)
     cluster.run("bench", "consume", "--leave", expect=2)
+    cluster.run("bench", "consume", "--light", "--topic", cluster.new_topic(), expect=2)
     cluster.run("bench", "failover", "--kill-pid", "99999999", expect=4)

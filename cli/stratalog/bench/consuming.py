@@ -7,10 +7,9 @@ from typing import cast
 
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
-from stratalog.bench.control import LEAVE, LEFT, MEASURE, Control, cpu_s, resident_bytes
-from stratalog.bench.histogram import Histogram
+from stratalog.bench.control import LEAVE, LEFT, MEASURE, Control
 from stratalog.bench.loads import ConsumerLoad, Counted
-from stratalog.bench.payloads import stamps_of
+from stratalog.bench.reception import Reception
 
 _BATCH_RECORDS = 1000
 _WAIT_S = 0.05
@@ -65,41 +64,30 @@ class _Reading:
         self._load = load
         self._control = control
         self._members = members
-        self._latency = Histogram()
-        self._per_group = dict.fromkeys(load.groups, 0)
-        self._all_records = 0
-        self._records = 0
-        self._bytes = 0
-        self._first_at = 0.0
-        self._last_at = 0.0
+        self._reception = Reception(load)
         self._settled_s = 0.0
         self._left_at = 0.0
-        self._failure = ""
-        self._until_told = False
-        self._cpu_from_s = 0.0
-        self._cpu_until_s = 0.0
 
     def run(self) -> Counted:
         for member in self._members:
             member.subscribe(self._load.topics)
         while self._running():
             self._turn()
-        if self._until_told:
-            self._last_at, self._cpu_until_s = time.monotonic(), cpu_s()
+        self._reception.end()
         self._note_assignments()
-        return self._counted(self._cpu_until_s - self._cpu_from_s)
+        return self._counted()
 
     def _running(self) -> bool:
         assigned = sum(member.assigned for member in self._members if not member.closed)
         rebalanced = bool(self._left_at) and self._changed_at() > self._left_at
         return (
-            self._control.running(self._all_records, assigned, rebalanced=rebalanced)
+            self._control.running(self._reception.all_records, assigned, rebalanced=rebalanced)
             and self._control.elapsed_s() < self._load.duration_s
         )
 
     def _turn(self) -> None:
         if self._control.told(MEASURE):
-            self._count_anew()
+            self._reception.count_anew()
         if self._control.told(LEAVE):
             self._note_leaving()
             self._members[0].close()
@@ -115,41 +103,18 @@ class _Reading:
         if not got and not alone:
             time.sleep(_IDLE_WAIT_S)
 
-    def _count_anew(self) -> None:
-        self._latency = Histogram()
-        self._per_group = dict.fromkeys(self._load.groups, 0)
-        self._records = self._bytes = 0
-        self._first_at = self._last_at = time.monotonic()
-        self._cpu_from_s = self._cpu_until_s = cpu_s()
-        self._until_told = True
-
     def _take(self, group: str, messages: list[Message]) -> None:
-        now = time.monotonic()
         good = [message for message in messages if message.error() is None]
         if len(good) < len(messages):
             self._note_failures(messages)
-        self._all_records += len(good)
-        if not good:
-            return
-        if not self._first_at:
-            self._first_at, self._cpu_from_s = now, cpu_s()
-        self._last_at, self._cpu_until_s = now, cpu_s()
-        self._records += len(good)
-        self._per_group[group] += len(good)
-        self._bytes += sum(map(len, good))
-        if self._load.stamps:
-            self._measure(good)
-
-    def _measure(self, messages: list[Message]) -> None:
-        now_ns = time.monotonic_ns()
-        sent_ns = stamps_of([cast(bytes, message.value()) for message in messages])
-        self._latency.record_all([(now_ns - moment) // 1000 for moment in sent_ns])
+        values = [cast(bytes, message.value()) or b"" for message in good] if self._load.stamps else ()
+        self._reception.take(group, len(good), sum(map(len, good)), values)
 
     def _note_failures(self, messages: list[Message]) -> None:
         for message in messages:
             failure = message.error()
             if failure is not None and failure.code() != KafkaError._PARTITION_EOF:
-                self._failure = failure.str()
+                self._reception.failure = failure.str()
 
     def _note_leaving(self) -> None:
         self._note_assignments()
@@ -162,22 +127,9 @@ class _Reading:
         if not self._left_at:
             self._settled_s = max(0.0, self._changed_at() - self._control.began)
 
-    def _counted(self, cpu: float) -> Counted:
+    def _counted(self) -> Counted:
         assigned = dict.fromkeys(self._load.groups, 0)
         for member in self._members:
             assigned[member.group] += 0 if member.closed else member.assigned
-        return Counted(
-            records=self._records,
-            record_bytes=self._bytes,
-            began_at=self._first_at,
-            ended_at=self._last_at,
-            failure=self._failure,
-            latency=self._latency.buckets(),
-            latency_max_us=self._latency.maximum_us,
-            assigned=assigned,
-            settled_s=self._settled_s,
-            rebalance_s=max(0.0, self._changed_at() - self._left_at) if self._left_at else 0.0,
-            cpu_s=cpu,
-            resident_bytes=resident_bytes(),
-            per_group=self._per_group,
-        )
+        rebalance_s = max(0.0, self._changed_at() - self._left_at) if self._left_at else 0.0
+        return self._reception.counted(assigned, self._settled_s, rebalance_s)

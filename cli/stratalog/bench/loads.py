@@ -53,7 +53,7 @@ class ConsumerLoad(msgspec.Struct, frozen=True, kw_only=True, tag="consumer"):
     """``consumers`` members of each of ``groups``; ends after ``duration_s`` at the latest, or when told.
 
     Counts from the first record on, and anew when told that the warm-up is over. One member leaves its group when told.
-    ``stamps`` measures end to end: then every payload read must bear its time.
+    ``stamps`` measures end to end: then every payload read must bear its time. ``light`` members are not librdkafka's.
     """
 
     client: Options
@@ -62,6 +62,7 @@ class ConsumerLoad(msgspec.Struct, frozen=True, kw_only=True, tag="consumer"):
     consumers: int = 1
     duration_s: float = 3600.0
     stamps: bool = False
+    light: bool = False
 
 
 class ConnectionLoad(msgspec.Struct, frozen=True, kw_only=True, tag="connections"):

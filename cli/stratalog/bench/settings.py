@@ -70,11 +70,15 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Readers(msgspec.Struct, frozen=True, kw_only=True):
-    """``groups`` times ``consumers`` members, spread over ``processes`` (0: one per group)."""
+    """``groups`` times ``consumers`` members, spread over ``processes`` (0: one per group).
+
+    ``light`` members are not librdkafka's, whose threads are too many for a machine with hundreds of them.
+    """
 
     groups: int = 1
     consumers: int = 1
     processes: int = 0
+    light: bool = False
     client: Options = {}
 
 

@@ -19,8 +19,9 @@ from stratalog_core.errors import NotFound, Unavailable
 
 _Answer = TypeVar("_Answer")
 _TIMEOUT_S = 180.0
-_KNOWN_S = 30.0
-_POLL_S = 0.2
+_KNOWN_S = 90.0
+_POLL_S = 0.1
+_ANSWER_S = 20.0
 # Apache Kafka's controller takes at most 10,000 records per request, and each partition is one.
 _PARTITIONS_PER_REQUEST = 5000
 
@@ -49,9 +50,12 @@ class Prepared:
 
     def leaders(self) -> dict[tuple[str, int], int]:
         """Broker id by topic and partition; -1 where there is none."""
-        client = kafka.admin(self.bootstrap)
+        return self._leaders(self.bootstrap, _TIMEOUT_S)
+
+    def _leaders(self, address: str, timeout_s: float) -> dict[tuple[str, int], int]:
+        client = kafka.admin(address)
         with kafka.translated():
-            found = client.list_topics(timeout=_TIMEOUT_S).topics
+            found = client.list_topics(timeout=timeout_s).topics
         return {
             (name, number): partition.leader
             for name in self.names
@@ -60,18 +64,27 @@ class Prepared:
         }
 
     def wait_until_led(self) -> None:
-        """Raises ``Unavailable`` if some partition has no leader for a long time."""
+        """Until each broker by itself tells every partition's leader: they learn of new topics one after the other.
+
+        Raises ``Unavailable`` if some partition has no leader for a long time.
+        """
         deadline = time.monotonic() + _TIMEOUT_S
-        while True:
-            leaders = self.leaders()
-            missing = len(self.names) * self.partitions - sum(leader >= 0 for leader in leaders.values())
-            if missing <= 0:
-                return
-            if time.monotonic() >= deadline:
-                raise Unavailable(
-                    f"{missing} partitions of {', '.join(self.names[:3])} have no leader after {_TIMEOUT_S:.0f} s"
-                )
-            time.sleep(_POLL_S)
+        for address in self.bootstrap.split(","):
+            while (missing := self._not_led(address)) > 0:
+                if time.monotonic() >= deadline:
+                    raise Unavailable(
+                        f"{missing} partitions of {', '.join(self.names[:3])} have no leader after {_TIMEOUT_S:.0f} s, "
+                        f"says {address}"
+                    )
+                time.sleep(_POLL_S)
+
+    def _not_led(self, address: str) -> int:
+        """Partitions that the broker there knows no leader of; none if it does not answer, since others may."""
+        try:
+            leaders = self._leaders(address, _ANSWER_S)
+        except Unavailable:
+            return 0
+        return len(self.names) * self.partitions - sum(leader >= 0 for leader in leaders.values())
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from stratalog.bench.control import Control, cpu_s
 from stratalog.bench.loads import Counted, ProducerLoad
 from stratalog.bench.producing import Work, keys_of
+from stratalog_core.errors import Unavailable
 
 _POLL_S = 0.05
 _PAUSE_PER_PRODUCER_S, _PAUSE_MIN_S, _PAUSE_MAX_S = 0.0002, 0.002, 0.05
@@ -180,13 +181,25 @@ def _targets_by_leader(producer: Producer, load: ProducerLoad) -> list[list[Targ
     """Every partition at its leader; with keys the client chooses the partition, and brokers are not told apart."""
     leaders: dict[int, list[Target]] = {}
     for topic in load.topics:
-        for number, found in producer.list_topics(topic, _METADATA_TIMEOUT_S).topics[topic].partitions.items():
-            leaders.setdefault(found.leader, []).append((topic, number))
+        for number, leader in _leaders_of(producer, topic).items():
+            leaders.setdefault(leader, []).append((topic, number))
     if load.keys != "none":
         return [[(topic, -1) for _ in range(load.in_flight) for topic in load.topics] for _ in leaders]
     # More than one at once only where batches are smaller than what the client lets be on its way to a partition.
     at_once = -(-load.in_flight // load.batch_records)
     return [targets * at_once for targets in leaders.values()]
+
+
+def _leaders_of(producer: Producer, topic: str) -> dict[int, int]:
+    """By partition. Raises ``Unavailable`` if some have none for long: a broker learns of a new topic a while after others."""
+    deadline = time.monotonic() + _METADATA_TIMEOUT_S
+    while time.monotonic() < deadline:
+        partitions = producer.list_topics(topic, _METADATA_TIMEOUT_S).topics[topic].partitions
+        leaders = {number: found.leader for number, found in partitions.items()}
+        if leaders and min(leaders.values()) >= 0:
+            return leaders
+        time.sleep(_POLL_S)
+    raise Unavailable(f"topic {topic} has partitions without a leader, or none at all, after {_METADATA_TIMEOUT_S} s")
 
 
 def _message(value: bytes, key: bytes | None) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from stratalog.bench.connecting import run_connections
 from stratalog.bench.consuming import run_consumers
 from stratalog.bench.control import Control, standard_control
 from stratalog.bench.due_batches import DueBatches
+from stratalog.bench.group_members import run_members
 from stratalog.bench.loads import ConnectionLoad, Counted, Failed, Load, ProducerLoad
 from stratalog.bench.producing import Paced, Work
 from stratalog.bench.whole_batches import WholeBatches
@@ -41,7 +42,7 @@ def _run(load: Load, control: Control) -> Counted:
         return _run_producers(load, control)
     if isinstance(load, ConnectionLoad):
         return run_connections(load, control)
-    return run_consumers(load, control)
+    return (run_members if load.light else run_consumers)(load, control)
 
 
 def _run_producers(load: ProducerLoad, control: Control) -> Counted:

@@ -125,6 +125,7 @@ def latency(
 @click.option("--groups", default=1, show_default=True, type=click.IntRange(1, 1000), help="Each reads everything: fan-out.")
 @click.option("--consumers", default=1, show_default=True, type=click.IntRange(1, 10_000), help="Members of each group.")
 @click.option("--consumer-processes", default=0, help="That share the consumers (default: one per group).")
+@click.option("--light", is_flag=True, help="Consumers without librdkafka's threads, for groups of hundreds.")
 @click.option("--rate", "records_per_s", default=0.0, help="Of the producers (default: tail at full speed, catch-up none).")
 @click.option("--history-bytes", default=1_000_000_000, show_default=True, help="Catch-up: written first, if no --topic.")
 @click.option("--leave", is_flag=True, help="Tail: one consumer leaves half way; time the rebalance.")
@@ -142,6 +143,7 @@ def consume(data: Path | None, bootstrap: str | None, as_json: bool, mode: str, 
         groups=options["groups"],
         consumers=options["consumers"],
         processes=options["consumer_processes"],
+        light=options["light"],
         client=_pairs(options["set_consumer"]),
     )
     rate, history_bytes = options["records_per_s"], options["history_bytes"]

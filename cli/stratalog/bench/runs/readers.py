@@ -16,6 +16,8 @@ ASSIGN_TIMEOUT_S = 300.0
 
 def consumer_loads(place: Prepared, readers: Readers, *, earliest: bool = True, stamps: bool = False) -> list[ConsumerLoad]:
     """One per process. With more processes than groups, each group's members are spread over several. Raises ``Invalid``."""
+    if readers.light and (len(place.names) > 1 or not earliest):
+        raise Invalid("light consumers read one new topic from its beginning: leave out --topic, or --light")
     processes = readers.processes or readers.groups
     members = readers.groups * readers.consumers
     if processes > members:
@@ -36,6 +38,7 @@ def consumer_loads(place: Prepared, readers: Readers, *, earliest: bool = True, 
             groups=names,
             consumers=consumers,
             stamps=stamps,
+            light=readers.light,
         )
         for names, consumers in shares
     ]

@@ -1,0 +1,188 @@
+"""What members of groups say to brokers, over asyncio connections: requests by kio, fetches by hand, since those are many.
+
+Versions that brokers of today and of some years ago know; none needs tagged fields but FindCoordinator and Metadata.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import io
+import struct
+import sys
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple, cast
+
+from kio.index import load_request_schema, load_response_schema
+from kio.serial import entity_reader, entity_writer
+
+from stratalog_core.batch import iterate_headers
+from stratalog_core.errors import StratalogError
+from stratalog_core.records import Record, iterate_records
+
+FETCH, METADATA, OFFSET_COMMIT, OFFSET_FETCH, FIND_COORDINATOR = 1, 3, 8, 9, 10
+JOIN_GROUP, HEARTBEAT, LEAVE_GROUP, SYNC_GROUP = 11, 12, 13, 14
+_VERSIONS: Final = {
+    FETCH: 11, METADATA: 9, OFFSET_COMMIT: 7, OFFSET_FETCH: 5, FIND_COORDINATOR: 3, JOIN_GROUP: 5, HEARTBEAT: 3, LEAVE_GROUP: 2,
+    SYNC_GROUP: 3,
+}  # fmt: skip
+_CLIENT: Final = "bench"
+_ANSWER_TIMEOUT_S: Final = 330.0
+_CONNECT_TIMEOUT_S: Final = 30.0
+_FETCH_HEAD, _FETCH_PARTITION = struct.Struct(">hhih5s iiii b ii"), struct.Struct(">iiqqi")
+_FETCHED_PARTITION = struct.Struct(">ihqqqi")
+_MAX_BYTES, _WAIT_MS = 1 << 20, 500
+
+
+class NotAnswered(StratalogError):
+    """No answer, or a broken connection: whether the request took effect is unknown."""
+
+
+class Fetched(NamedTuple):
+    partition: int
+    error: int
+    records: memoryview
+
+
+@functools.cache
+def request_schema(api: int) -> type[Any]:
+    return load_request_schema(api, _VERSIONS[api])
+
+
+def request_part(api: int, name: str) -> type[Any]:
+    """A part of a request, by the name that kio gives it."""
+    return cast(type[Any], getattr(sys.modules[request_schema(api).__module__], name))
+
+
+class Connection(asyncio.Protocol):
+    """One broker. Answers come in the order of the requests."""
+
+    def __init__(self) -> None:
+        self._received = bytearray()
+        self._waiting: deque[asyncio.Future[bytes]] = deque()
+        self._transport: asyncio.Transport | None = None
+        self._lost = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        while len(self._received) >= 4:
+            (size,) = struct.unpack_from(">i", self._received)
+            if len(self._received) < 4 + size:
+                return
+            frame = bytes(self._received[4 : 4 + size])
+            del self._received[: 4 + size]
+            waiting = self._waiting.popleft()
+            if not waiting.done():
+                waiting.set_result(frame)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lost = True
+        for waiting in self._waiting:
+            if not waiting.done():
+                waiting.set_exception(NotAnswered("the connection broke"))
+
+    @property
+    def lost(self) -> bool:
+        return self._lost
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    async def ask(self, api: int, **fields: Any) -> Any:
+        """One request; its answer as an entity of kio. Raises ``NotAnswered``."""
+        schema = request_schema(api)
+        header_kind: Any = schema.__header_schema__
+        with io.BytesIO() as body:
+            header = header_kind(request_api_key=api, request_api_version=_VERSIONS[api], correlation_id=0, client_id=_CLIENT)
+            entity_writer(header_kind)(body, header)
+            entity_writer(schema)(body, schema(**fields))
+            frame = body.getvalue()
+        content = memoryview(await self.exchange(frame)).toreadonly()
+        response: Any = load_response_schema(api, _VERSIONS[api])
+        _, at = entity_reader(response.__header_schema__)(content, 0)
+        return entity_reader(response)(content, at)[0]
+
+    async def exchange(self, frame: bytes) -> bytes:
+        """Raises ``NotAnswered``."""
+        if self._lost or self._transport is None:
+            raise NotAnswered("the connection broke")
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._waiting.append(answer)
+        self._transport.write(struct.pack(">i", len(frame)) + frame)
+        try:
+            async with asyncio.timeout(_ANSWER_TIMEOUT_S):
+                return await answer
+        except TimeoutError:
+            self.close()
+            raise NotAnswered(f"no answer within {_ANSWER_TIMEOUT_S:.0f} s") from None
+
+    async def fetch(self, topic: str, positions: Mapping[int, int]) -> list[Fetched]:
+        """What is there from ``positions`` on, or comes within half a second. Raises ``NotAnswered``."""
+        answer = await self.exchange(fetch_request(topic, positions))
+        return list(fetched(memoryview(answer)))
+
+
+async def connect(address: str) -> Connection:
+    """Raises ``NotAnswered``."""
+    host, _, port = address.rpartition(":")
+    try:
+        async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+            _, connection = await asyncio.get_running_loop().create_connection(Connection, host, int(port))
+    except (OSError, TimeoutError) as failure:
+        raise NotAnswered(f"{address}: {failure or type(failure).__name__}") from failure
+    return connection
+
+
+def fetch_request(topic: str, positions: Mapping[int, int]) -> bytes:
+    """Fetch v11 without a session, as a consumer."""
+    name = topic.encode()
+    head = _FETCH_HEAD.pack(FETCH, 11, 0, 5, _CLIENT.encode(), -1, _WAIT_MS, 1, _MAX_BYTES, 0, 0, -1)
+    parts = [head, struct.pack(f">ih{len(name)}si", 1, len(name), name, len(positions))]
+    parts += [_FETCH_PARTITION.pack(partition, -1, offset, -1, _MAX_BYTES) for partition, offset in positions.items()]
+    # No forgotten topics, no rack.
+    return b"".join([*parts, struct.pack(">ih", 0, 0)])
+
+
+def fetched(answer: memoryview) -> Iterator[Fetched]:
+    """Partitions of an answer to ``fetch_request``."""
+    _, _, error, _, topics = struct.unpack_from(">iihii", answer)
+    if error:
+        raise NotAnswered(f"a fetch was refused with error {error}")
+    at = 18
+    for _ in range(topics):
+        (length,) = struct.unpack_from(">h", answer, at)
+        (partitions,) = struct.unpack_from(">i", answer, at + 2 + length)
+        at += 6 + length
+        for _ in range(partitions):
+            partition, error, _, _, _, aborted = _FETCHED_PARTITION.unpack_from(answer, at)
+            at += _FETCHED_PARTITION.size + 16 * max(0, aborted)
+            _, size = struct.unpack_from(">ii", answer, at)
+            at += 8
+            yield Fetched(partition, error, answer[at : at + max(0, size)])
+            at += max(0, size)
+
+
+def records_of(batches: memoryview, position: int) -> Iterator[Record]:
+    """From ``position`` on; the last batch may have been cut off."""
+    for at, header in iterate_headers(_whole(batches)):
+        if header.next_offset > position and not header.is_control:
+            yield from (
+                each for each in iterate_records(batches[at : at + header.size_bytes], header) if each.offset >= position
+            )
+
+
+def _whole(batches: memoryview) -> memoryview:
+    """Up to the last batch that is there as a whole."""
+    end = 0
+    while end + 12 <= len(batches):
+        (length,) = struct.unpack_from(">i", batches, end + 8)
+        if end + 12 + length > len(batches):
+            break
+        end += 12 + length
+    return batches[:end]
