@@ -38,15 +38,20 @@ def changes_of(name: str, workload: Workload) -> dict[str, str] | None:
 
 
 def grid_of(run: Run, workload: Workload) -> Grid | None:
-    """``None`` unless the workload has a grid and some cell of it was measured that differs in two axes."""
+    """``None`` unless the workload has a grid and some cell of it was measured that differs in two axes.
+
+    What other profiles have measured of the same axes belongs to it, other values of them do not.
+    """
     if not workload.products:
         return None
-    axes = set().union(*workload.products.values())
+    axes: dict[str, set[str]] = {}
+    for axis, values in (pair for product in workload.products.values() for pair in product.items()):
+        axes.setdefault(axis, set()).update(map(str, values))
     cells: dict[tuple[Key, Key], str] = {}
     far = False
     for name in summary.cell_names(run):
         changes = changes_of(name, workload)
-        if changes is None or not changes.keys() <= axes:
+        if changes is None or any(value not in axes.get(axis, ()) for axis, value in changes.items()):
             continue
         far = far or len(changes) > 1
         settings = {axis: str(workload.base[axis]) for axis in axes} | changes

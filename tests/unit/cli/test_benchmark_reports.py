@@ -224,6 +224,7 @@ def test_the_grid_is_shown_as_ratios_a_heat_map_and_figures(tmp_path: Path) -> N
     rates = {"stratalog": {"records_per_s": 300.0}, "kafka": {"records_per_s": 100.0}}
     slow = {"stratalog": {"records_per_s": 50.0}, "kafka": {"records_per_s": 100.0}}
     one = {"produce": rates, "produce record_bytes=100": rates, "produce record_bytes=100 partitions=100": slow}
+    one["produce partitions=10000"] = rates  # measured by another profile, no value of the grid
     run = _run(**one)
     write_page("a-run", run, read_matrix(), page=tmp_path / "page.md", pictures=tmp_path / "pictures")
     text = (tmp_path / "page.md").read_text()
@@ -232,6 +233,7 @@ def test_the_grid_is_shown_as_ratios_a_heat_map_and_figures(tmp_path: Path) -> N
     assert "<summary>Figures: 100 partitions, none</summary>" in text
     assert "| produce record_bytes=100 | records/s |" in text
     assert "| produce record_bytes=100 partitions=100 | records/s |" not in text
+    assert "| produce partitions=10000 | records/s |" in text
     root = ElementTree.fromstring((tmp_path / "pictures" / "produce-grid.svg").read_text())
     assert len(list(root.iter("{http://www.w3.org/2000/svg}rect"))) == 3
 
