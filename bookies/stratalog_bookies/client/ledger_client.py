@@ -13,10 +13,11 @@ from stratalog_bookies.client.entry import Entry, EntryHead
 from stratalog_bookies.client.ledger import LedgerListener, LedgerSpec
 from stratalog_bookies.client.ledger_ids import LedgerIds
 from stratalog_bookies.client.ledger_reads import LacNews, LedgerReads
-from stratalog_bookies.client.ledger_records import Superseded, put_ledger
+from stratalog_bookies.client.ledger_records import Superseded
 from stratalog_bookies.client.ledger_recovery import LedgerRecoveries, Recovered
 from stratalog_bookies.client.ledger_writer import LedgerWriter
 from stratalog_bookies.client.placement import choose_ensemble
+from stratalog_bookies.client.record_puts import RecordPuts
 from stratalog_bookies.client.requests import BookieRequests
 from stratalog_bookies.client.sender import AddSender
 from stratalog_bookies.client.services import EntryHolder, HeldBytes, Services
@@ -57,7 +58,8 @@ class LedgerClient:
             self._services.requests, directory, random,
             hedge_s=settings.hedge_delay_ms / 1000, deadline_s=settings.read_deadline_ms / 1000,
         )  # fmt: skip
-        self._recoveries = LedgerRecoveries(self._services, self._reads)
+        self._puts = RecordPuts(metadata, clock)
+        self._recoveries = LedgerRecoveries(self._services, self._reads, self._puts)
         self._ids = LedgerIds(metadata, settings.ledger_id_block)
         self._loop = asyncio.get_running_loop()
         self._tick = self._loop.call_later(settings.tick_ms / 1000, self._on_tick)
@@ -88,8 +90,8 @@ class LedgerClient:
         )  # fmt: skip
         services = self._services
         try:
-            version = await put_ledger(
-                services.metadata, services.clock, ledger, ABSENT, requirements=requirements, updates=updates(ledger),
+            version = await self._puts.put(
+                ledger, ABSENT, requirements=requirements, updates=updates(ledger),
                 timeout_s=self._settings.confirm_deadline_ms / 1000,
             )  # fmt: skip
         except Superseded:
@@ -186,6 +188,7 @@ class LedgerClient:
                 holder.abandon()
         self._busy.clear()
         self._services.directory.close()
+        await self._puts.close()
         await self._recoveries.close()
         await self._ids.close()
 

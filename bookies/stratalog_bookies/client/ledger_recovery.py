@@ -168,14 +168,13 @@ class _Run:
 class LedgerRecoveries:
     """Recovers ledgers; may be repeated, and run by several at once, at any point."""
 
-    def __init__(self, services: Services, reads: LedgerReads) -> None:
+    def __init__(self, services: Services, reads: LedgerReads, puts: RecordPuts) -> None:
         self._services = services
         self._reads = reads
         self._records = RecordReads(services.metadata)
-        self._puts = RecordPuts(services.metadata, services.clock)
+        self._puts = puts
 
     async def close(self) -> None:
-        await self._puts.close()
         await self._records.close()
 
     async def recover(self, ledger_ids: Sequence[int], requirements: tuple[Requirement, ...]) -> list[Recovered]:
@@ -241,14 +240,14 @@ class LedgerRecoveries:
         if ledger.state is LedgerState.OPEN:
             ledger = msgspec.structs.replace(ledger, state=LedgerState.IN_RECOVERY)
             if not self._is_shut_out(found, requirements):
-                version = await self._puts.put(ledger, version, requirements, timeout_s)
+                version = await self._puts.put(ledger, version, requirements=requirements, timeout_s=timeout_s)
         run = _Run(self._services, ledger)
         try:
             await run.finished
             recovered = await self._closed(run.result())
         finally:
             run.stop()
-        await self._puts.put(recovered.ledger, version, requirements, timeout_s)
+        await self._puts.put(recovered.ledger, version, requirements=requirements, timeout_s=timeout_s)
         return recovered
 
     async def _closed(self, ledger: Ledger) -> Recovered:

@@ -1,4 +1,4 @@
-"""Changes of ledgers' records: those of one turn of the event loop go into one command, however many recoveries make them.
+"""Changes of ledgers' records: those of one turn of the event loop go into one command, however many opened or closed are.
 
 A command costs every node of the quorum and every watcher about as much as what it holds. One that is refused, or whose outcome
 is not known, is done again record by record: each says by itself what became of it (``ledger_records.py``).
@@ -14,7 +14,7 @@ from stratalog_bookies.client.ledger_records import put_ledger
 from stratalog_core.errors import StratalogError
 from stratalog_core.ports import Clock
 from stratalog_metadata.api import MetadataClient
-from stratalog_metadata.commands import Command, Put, Requirement, VersionIs
+from stratalog_metadata.commands import Command, Put, Requirement, Update, VersionIs
 from stratalog_metadata.records import Ledger
 
 TOGETHER_MAX: Final = 256
@@ -27,8 +27,14 @@ class _Change:
     record: Ledger
     version: int
     requirements: tuple[Requirement, ...]
+    updates: tuple[Update, ...]
     done: asyncio.Future[int | None]
     """The new version; None: not done together, or not known to be."""
+
+    def keys(self) -> set[str]:
+        """What the change writes."""
+        written = {update.record.key() if isinstance(update, Put) else getattr(update, "key", "") for update in self.updates}
+        return written | {self.record.key()}
 
 
 class RecordPuts:
@@ -40,18 +46,26 @@ class RecordPuts:
         self._waiting: list[_Change] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def put(self, record: Ledger, version: int, requirements: tuple[Requirement, ...], timeout_s: float) -> int:
-        """The record's new version. Raises as ``put_ledger`` does."""
+    async def put(
+        self,
+        record: Ledger,
+        version: int,
+        *,
+        requirements: tuple[Requirement, ...],
+        updates: tuple[Update, ...] = (),
+        timeout_s: float,
+    ) -> int:
+        """The record's new version, which its ``updates`` got as well. Raises as ``put_ledger`` does."""
         loop = asyncio.get_running_loop()
         if not self._waiting:
             loop.call_soon(self._flush)
-        change = _Change(record, version, requirements, loop.create_future())
+        change = _Change(record, version, requirements, updates, loop.create_future())
         self._waiting.append(change)
         done = await change.done
         if done is not None:
             return done
         return await put_ledger(
-            self._metadata, self._clock, record, version, requirements=requirements, timeout_s=timeout_s
+            self._metadata, self._clock, record, version, requirements=requirements, updates=updates, timeout_s=timeout_s
         )  # fmt: skip
 
     async def close(self) -> None:
@@ -72,13 +86,12 @@ class RecordPuts:
             task.add_done_callback(self._tasks.discard)
 
     async def _propose(self, changes: list[_Change]) -> None:
+        updates: list[Update] = []
         requirements: list[Requirement] = []
         for change in changes:
-            requirements.append(VersionIs(key=change.record.key(), version=change.version))
-            requirements.extend(change.requirements)
-        command = Command(
-            updates=tuple(Put(record=change.record) for change in changes), requirements=tuple(dict.fromkeys(requirements))
-        )  # fmt: skip
+            updates += (Put(record=change.record), *change.updates)
+            requirements += (VersionIs(key=change.record.key(), version=change.version), *change.requirements)
+        command = Command(updates=tuple(updates), requirements=tuple(dict.fromkeys(requirements)))
         try:
             applied = await self._metadata.propose(command, timeout_s=_ATTEMPT_S)
         except StratalogError:
@@ -92,11 +105,16 @@ class RecordPuts:
 
 def _once_each(changes: list[_Change]) -> list[_Change]:
     """One change for each record. In one command a second one would undo the first unseen; alone it is refused."""
-    firsts: dict[str, _Change] = {}
+    together: list[_Change] = []
+    written: set[str] = set()
     for change in changes:
-        if firsts.setdefault(change.record.key(), change) is not change:
+        keys = change.keys()
+        if written.isdisjoint(keys):
+            written |= keys
+            together.append(change)
+        else:
             _settle([change], None)
-    return list(firsts.values())
+    return together
 
 
 def _settle(changes: list[_Change], version: int | None) -> None:

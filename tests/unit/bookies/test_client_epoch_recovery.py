@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from unit.bookies.test_client_ledgers import (
     SPEC,
+    TOPIC,
     Cluster,
     Recorder,
     batch,
@@ -20,10 +21,10 @@ from unit.bookies.test_client_ledgers import (
 from stratalog_bookies.client import LedgerClient, LedgerWriter
 from stratalog_bookies.client.ledger_records import Superseded
 from stratalog_bookies.client.record_puts import RecordPuts
-from stratalog_core.errors import OutcomeUnknown, StaleEpoch
+from stratalog_core.errors import Conflict, OutcomeUnknown, StaleEpoch
 from stratalog_core.system import SystemClock
-from stratalog_metadata.commands import Applied, Command, Put
-from stratalog_metadata.records import Ledger, LedgerState
+from stratalog_metadata.commands import ABSENT, Applied, Command, Put, Update, VersionIs
+from stratalog_metadata.records import Ledger, LedgerRef, LedgerState, Log, log_key
 
 __all__ = ["cluster"]
 
@@ -135,7 +136,9 @@ async def test_one_that_is_refused_holds_up_none_of_the_others(cluster: Cluster)
     puts, records = RecordPuts(cluster.metadata, SystemClock()), await closed_records(cluster, 5)
     other = msgspec.structs.replace(records[2][0], end_offset=99)
     await cluster.metadata.propose(Command(updates=(Put(record=other),)))
-    outcomes = await asyncio.gather(*(puts.put(*each, (), 10.0) for each in records), return_exceptions=True)
+    outcomes = await asyncio.gather(
+        *(puts.put(*each, requirements=(), timeout_s=10.0) for each in records), return_exceptions=True
+    )
     assert isinstance(outcomes[2], Superseded)
     assert all(isinstance(outcome, int) for place, outcome in enumerate(outcomes) if place != 2)
     for place, (record, _) in enumerate(records):
@@ -147,7 +150,7 @@ async def test_what_took_effect_without_an_answer_is_not_done_twice(cluster: Clu
     records = await closed_records(cluster, 5)
     puts = RecordPuts(cluster.metadata, SystemClock())
     counting.fail_next = True
-    versions = await asyncio.gather(*(puts.put(*each, (), 10.0) for each in records))
+    versions = await asyncio.gather(*(puts.put(*each, requirements=(), timeout_s=10.0) for each in records))
     assert len(set(versions)) == 1
     for record, version in zip((record for record, _ in records), versions, strict=True):
         (found,) = await cluster.metadata.read([record.key()])
@@ -160,7 +163,41 @@ async def test_of_two_changes_of_one_record_in_one_turn_one_is_refused(cluster: 
     puts, records = RecordPuts(cluster.metadata, SystemClock()), await closed_records(cluster, 3)
     rival = msgspec.structs.replace(records[0][0], end_offset=99)
     outcomes = await asyncio.gather(
-        *(puts.put(*each, (), 10.0) for each in [*records, (rival, records[0][1])]), return_exceptions=True
+        *(puts.put(*each, requirements=(), timeout_s=10.0) for each in [*records, (rival, records[0][1])]),
+        return_exceptions=True,
     )
     assert [isinstance(outcome, Superseded) for outcome in outcomes].count(True) == 1
     await puts.close()
+
+
+async def test_of_two_ledgers_that_enter_the_same_log_in_one_turn_one_is_refused(cluster: Cluster) -> None:
+    client, key = cluster.client(), log_key(TOPIC, 0)
+
+    def enter(ledger: Ledger) -> tuple[Update, ...]:
+        return (Put(record=Log(topic_id=TOPIC, index=0, ledgers=(reference(ledger),))),)
+
+    outcomes = await asyncio.gather(
+        *(
+            client.create(SPEC, requirements=(VersionIs(key=key, version=ABSENT),), updates=enter, listener=Recorder())
+            for _ in range(2)
+        ),
+        return_exceptions=True,
+    )
+    (opened,) = [outcome for outcome in outcomes if isinstance(outcome, LedgerWriter)]
+    assert [type(outcome) for outcome in outcomes if outcome is not opened] == [Conflict]
+    log = cluster.metadata.view.find(Log, key)
+    assert log is not None
+    assert log.ledgers == (reference(opened.ledger),)
+    assert [ledger.ledger_id for ledger in cluster.metadata.view.all(Ledger)] == [opened.ledger.ledger_id]
+
+
+def reference(ledger: Ledger) -> LedgerRef:
+    return LedgerRef(ledger_id=ledger.ledger_id, base_offset=100, leader_epoch=3)
+
+
+async def test_ledgers_that_are_opened_in_one_turn_share_a_command(cluster: Cluster, counting: Counting) -> None:
+    client = cluster.client()
+    await asyncio.gather(*(open_writer(client) for _ in range(50)))
+    opening = [command for command in counting.commands if any(isinstance(update, Put) for update in command.updates)]
+    assert sum(len(command.updates) for command in opening) == 50
+    assert len(opening) <= 5

@@ -33,7 +33,7 @@ async def _sealed(cluster: Cluster, value_bytes: int) -> list[Ledger]:
 async def test_one_request_for_each_bookie(cluster: Cluster) -> None:
     ledgers = await _sealed(cluster, 100)
     counting = cluster.counting_transport()
-    client = cluster.client_over(counting)
+    client = cluster.client_over(counting, replace(SETTINGS, hedge_delay_ms=60_000))
     found = await asyncio.gather(*(client.read_together(ledger, 0, 2) for ledger in ledgers))
     assert counting.count(messages.READ) <= len(cluster.bookies)
     for number, entries in enumerate(found):
@@ -46,7 +46,8 @@ async def test_what_does_not_fit_is_asked_again_of_the_same_bookie(cluster: Clus
     ledgers = await _sealed(cluster, 1000)
     monkeypatch.setattr(requests, "_READ_TOGETHER_BYTES_MAX", 3 * 3 * 1100)
     counting = cluster.counting_transport()
-    client = cluster.client_over(counting)
+    # No hedges: they would count on a slow machine.
+    client = cluster.client_over(counting, replace(SETTINGS, hedge_delay_ms=60_000))
     found = await asyncio.gather(*(client.read_together(ledger, 0, 2) for ledger in ledgers))
     # Three ledgers or so are in each answer. Asking the next bookie for the rest would find none left in the end.
     assert LEDGERS // 4 <= counting.count(messages.READ) <= LEDGERS // 2
