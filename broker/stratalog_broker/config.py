@@ -57,6 +57,11 @@ class BrokerSettings:
     pending_reads_max: int = setting(
         64, help="Reads from bookies and object store under way or waiting for their fetch, of up to 4 MiB each", minimum=1
     )
+    read_ahead_bytes: int = setting(
+        32 * _MIB,
+        help="Read ahead of consumers that catch up, up to 4 MiB a partition; beyond it they get what they ask for; 0: never",
+        minimum=0,
+    )
     connection_idle_ms: int = setting(600_000, help="A connection silent for so long is closed", minimum=1_000)
     shutdown_ms: int = setting(5_000, help="Time that requests in progress get when the broker stops", minimum=0)
 

@@ -158,7 +158,9 @@ class BrokerServer:
         services.partitions = Partitions(services)
         services.partition_rows = PartitionRows(metadata.view)
         services.reader = LogReader(services, services.partitions.indexes)
-        services.pending_reads = PendingReads(services.reader, clock, settings.pending_reads_max)
+        services.pending_reads = PendingReads(
+            services.reader, clock, settings.pending_reads_max, settings.read_ahead_bytes
+        )  # fmt: skip
         services.fetch_sessions = FetchSessions(settings.fetch_sessions_max, random)
         services.producer_ids = ProducerIds(metadata)
         services.groups = GroupService(services)

@@ -69,6 +69,7 @@ class FetchCall:
         self._deadline = services.clock.monotonic() + self._wait_s
         self._aborted: tuple[()] | None = () if request.isolation_level == _READ_COMMITTED else None
         self._results = [_NOT_LOOKED_AT] * len(self._wanted)
+        self._logs: list[PartitionLog | None] = [None] * len(self._wanted)
         self._slow: list[tuple[int, FetchWanted, PartitionLog, int]] = []
         self._bytes = 0
         self._has_error = False
@@ -123,7 +124,7 @@ class FetchCall:
 
     def _look_at(self, line: int) -> None:
         one = self._wanted[line]
-        log = self._find(one.key, one.index)
+        self._logs[line] = log = self._find(one.key, one.index)
         found = self._not_here(one) if log is None else self._look(line, one, log)
         self._bytes += found.batches_bytes
         self._has_error = self._has_error or found.error_code != 0
@@ -144,6 +145,8 @@ class FetchCall:
         room = min(one.bytes_max, self._bytes_max - self._bytes)
         if room > 0 and one.offset < high_watermark:
             found = self._services.reader.read_tail(log, one.offset, high_watermark, room)
+            if found is None:
+                found = self._services.pending_reads.ready(log, one.offset, high_watermark, room)
             if found is None:
                 self._slow.append((line, one, log, high_watermark))
             else:
@@ -225,7 +228,7 @@ class FetchCall:
     async def _read_slow(self) -> None:
         """Read from bookies and object store what the tail cache does not have; put it into the results."""
         room = self._bytes_max - self._bytes
-        reads: dict[asyncio.Task[Batches], tuple[int, FetchWanted, PartitionLog]] = {}
+        reads: dict[asyncio.Task[Batches], tuple[int, FetchWanted, PartitionLog, int]] = {}
         for line, one, log, end_offset in self._slow:
             if room <= 0:
                 break
@@ -234,7 +237,7 @@ class FetchCall:
                 task = self._services.pending_reads.start(log, one.offset, end_offset, share)
             except StratalogError:
                 continue
-            reads[task] = (line, one, log)
+            reads[task] = (line, one, log, share)
             room -= share
         self._slow = []
         waiting = set(reads)
@@ -250,13 +253,13 @@ class FetchCall:
             for task in done:
                 self._take(task, *reads[task])
 
-    def _take(self, task: asyncio.Task[Batches], line: int, one: FetchWanted, log: PartitionLog) -> None:
-        self._services.pending_reads.finish(log, one.offset)
+    def _take(self, task: asyncio.Task[Batches], line: int, one: FetchWanted, log: PartitionLog, share: int) -> None:
         if task.cancelled():
             return
         failure = task.exception()
         if failure is None:
-            batches, size = task.result()
+            end_offset = log.core.high_watermark
+            batches, size = self._services.pending_reads.taken(log, one.offset, end_offset, share, task.result())
             self._results[line] = self._fetched(one, log, batches, size)
             self._bytes += size
         elif isinstance(failure, StratalogError):
@@ -277,7 +280,7 @@ class FetchCall:
 
     def _by_topic(self) -> list[tuple[bytes, list[PartitionFetched]]]:
         topics: dict[bytes, list[PartitionFetched]] = {}
-        for one, found in zip(self._wanted, self._results, strict=True):
+        for one, found, log in zip(self._wanted, self._results, self._logs, strict=True):
             if self._session is not None:
                 told = (found.error_code, found.high_watermark, found.log_start_offset)
                 if self._is_incremental and told == one.told and not found.batches_bytes:
@@ -286,7 +289,7 @@ class FetchCall:
                 if found.batches_bytes:
                     self._session.served((one.key, one.index))
             # Counted here: a long poll looks at what is there several times before it sends it once.
-            if found.batches_bytes and (log := self._find(one.key, one.index)) is not None:
+            if found.batches_bytes and log is not None:
                 log.bytes_out += found.batches_bytes
             topics.setdefault(one.key, []).append(found)
         return list(topics.items())

@@ -1,0 +1,139 @@
+"""What was read from bookies or object store and not all served yet: runs of batches for the fetches to come. Sans-IO.
+
+A run goes when it has been served to its end, unless a second reader was seen in its partition: then runs stay while there is
+room, for readers that follow each other closely. What nobody comes for goes after ``KEPT_S``. One byte bound for the broker;
+where it does not suffice, what has been served goes first, then what was asked for longest ago.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Hashable
+from itertools import islice
+from typing import Final, NamedTuple
+
+from stratalog_core.batch import read_header
+
+KEPT_S: Final = 10.0
+
+
+class Served(NamedTuple):
+    """Batches for a fetch, and what is left: where the run ends, and how many bytes of it come behind these."""
+
+    batches: list[memoryview]
+    size: int
+    run_end: int
+    left_bytes: int
+
+
+class _Run:
+    __slots__ = ("base_offsets", "batches", "end_offset", "key", "served_to", "size", "used_s")
+
+    def __init__(self, key: Hashable, batches: list[memoryview], size: int, now_s: float) -> None:
+        self.key = key
+        self.batches = batches
+        self.base_offsets = [int.from_bytes(batch[:8], "big") for batch in batches]
+        self.end_offset = read_header(batches[-1]).next_offset
+        self.size = size
+        self.served_to = self.base_offsets[0]
+        self.used_s = now_s
+
+    @property
+    def is_served(self) -> bool:
+        return self.served_to >= self.end_offset
+
+
+class ReadRuns:
+    """Runs of all partitions of a broker; ``key`` is a partition's log."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self.bytes_held = 0
+        self._runs: dict[_Run, None] = {}
+        """In the order of their last use."""
+        self._by_key: dict[Hashable, list[_Run]] = {}
+        self._served_to: dict[Hashable, tuple[int, float]] = {}
+        """How far, and when last; who was served longest ago first."""
+        self._shared_s: dict[Hashable, float] = {}
+
+    def is_followed(self, key: Hashable, offset: int) -> bool:
+        """Whether what lies before ``offset`` has been served: who reads on from there will go on reading."""
+        return key in self._served_to and offset <= self._served_to[key][0]
+
+    def holds(self, key: Hashable, offset: int) -> bool:
+        return any(run.base_offsets[0] <= offset < run.end_offset for run in self._by_key.get(key, ()))
+
+    def put(self, key: Hashable, batches: list[memoryview], size: int, now_s: float) -> None:
+        """Keep what was read, at least one batch."""
+        run = _Run(key, batches, size, now_s)
+        self._runs[run] = None
+        self._by_key.setdefault(key, []).append(run)
+        self.bytes_held += size
+        self.make_room(0, self._bytes_max, now_s)
+        while self.bytes_held > self._bytes_max and len(self._runs) > 1:
+            self._drop(next(iter(self._runs)))
+
+    def serve(self, key: Hashable, offset: int, end_offset: int, bytes_max: int, now_s: float) -> Served | None:
+        """Whole batches from the one that contains ``offset`` on, below ``end_offset``: at least one, then up to ``bytes_max``.
+        None if no run holds it.
+        """
+        for run in self._by_key.get(key, ()):
+            if run.base_offsets[0] <= offset < run.end_offset and offset < end_offset:
+                return self._serve(run, offset, end_offset, bytes_max, now_s)
+        return None
+
+    def _serve(self, run: _Run, offset: int, end_offset: int, bytes_max: int, now_s: float) -> Served:
+        offsets, batches = run.base_offsets, run.batches
+        first = bisect_right(offsets, offset) - 1
+        stop, size = first + 1, len(batches[first])
+        while stop < len(offsets) and offsets[stop] < end_offset and size + len(batches[stop]) <= bytes_max:
+            size += len(batches[stop])
+            stop += 1
+        served = Served(batches[first:stop], size, run.end_offset, sum(map(len, batches[stop:])))
+        self._mark(run, offset, run.end_offset if stop == len(offsets) else offsets[stop], now_s)
+        return served
+
+    def _mark(self, run: _Run, offset: int, served_to: int, now_s: float) -> None:
+        key = run.key
+        before, _ = self._served_to.pop(key, (-1, 0.0))
+        if offset < before:
+            self._shared_s[key] = now_s
+        self._served_to[key] = max(before, served_to), now_s
+        self._forget(now_s)
+        run.used_s = now_s
+        run.served_to = max(run.served_to, served_to)
+        del self._runs[run]
+        self._runs[run] = None
+        shared_s = self._shared_s.get(key)
+        if run.is_served and (shared_s is None or shared_s < now_s - KEPT_S):
+            self._drop(run)
+
+    def _forget(self, now_s: float) -> None:
+        """How far partitions were served that nobody has read for a while."""
+        for key, (_, used_s) in list(islice(self._served_to.items(), 2)):
+            if used_s < now_s - KEPT_S:
+                del self._served_to[key]
+                self._shared_s.pop(key, None)
+
+    def make_room(self, size: int, bytes_max: int, now_s: float) -> bool:
+        """Whether ``size`` bytes fit into ``bytes_max``, for which what is old or has been served goes."""
+        while self._runs and (oldest := next(iter(self._runs))).used_s < now_s - KEPT_S:
+            self._drop(oldest)
+        if self.bytes_held + size > bytes_max:
+            served = iter([run for run in self._runs if run.is_served])
+            while self.bytes_held + size > bytes_max and (run := next(served, None)) is not None:
+                self._drop(run)
+        return self.bytes_held + size <= bytes_max
+
+    def _drop(self, run: _Run) -> None:
+        del self._runs[run]
+        self.bytes_held -= run.size
+        runs = self._by_key[run.key]
+        runs.remove(run)
+        if not runs:
+            del self._by_key[run.key]
+
+    def clear(self) -> None:
+        self._runs.clear()
+        self._by_key.clear()
+        self.bytes_held = 0
