@@ -34,7 +34,7 @@ _TICK_NS = 250_000
 _BLOCKED_WAIT_S = 0.0002
 _TURN_MAX_S = 0.05
 # After the end, for what was due before it.
-_OVERDUE_S = 60.0
+_OVERDUE_S = 30.0
 
 
 class Arrival(NamedTuple):
