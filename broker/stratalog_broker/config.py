@@ -55,7 +55,9 @@ class BrokerSettings:
         minimum=_MIB,
     )
     pending_reads_max: int = setting(
-        64, help="Reads from bookies and object store under way or waiting for their fetch, of up to 4 MiB each", minimum=1
+        64,
+        help="Reads from bookies and object store under way, of up to 4 MiB each; as much again may wait for its fetch",
+        minimum=1,
     )
     read_ahead_bytes: int = setting(
         32 * _MIB,
