@@ -96,11 +96,10 @@ class Disk:
         ``done`` gets the statuses when they are decided and what is OK is durable.
         """
         needed = add_room(len(headers), add_bytes)
-        call = partial(self._add_now, headers, body, header_at, payload_at, done)
-        if self.bookie.refusal is None and (self._held or not self.bookie.takes(needed)):
-            self._held.append((needed, True, call))
+        if (self._held or not self.bookie.takes(needed)) and self.bookie.refusal is None:
+            self._held.append((needed, True, partial(self._add_now, headers, body, header_at, payload_at, done)))
         else:
-            call()
+            self._add_now(headers, body, header_at, payload_at, done)
 
     def _add_now(self, headers: Sequence[Header], body: memoryview, header_at: int, payload_at: int, done: OnStatuses) -> None:
         added = self.bookie.add(headers, body, header_at, payload_at)

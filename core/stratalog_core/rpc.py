@@ -127,13 +127,15 @@ class _ServerConnection(FrameProtocol):
             raise Corrupt("a client sent an answer")
         self._frames += 1
         self._unanswered_bytes += len(body)
-        self._regulate()
+        if self._unanswered_bytes > IN_FLIGHT_BYTES_MAX:
+            self._regulate()
         self._handler(TcpRequest(self, method, correlation, body))
 
     def answered(self, body_bytes: int) -> None:
         self._answers += 1
         self._unanswered_bytes -= body_bytes
-        self._regulate()
+        if self._reading_paused:
+            self._regulate()
 
     def pause_writing(self) -> None:
         self._writing_paused = True
