@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from stratalog_core.gathered_reads import GatheredReads
-from stratalog_core.kernel_reads import kernel_reads
-from stratalog_core.kernel_writes import kernel_writes
+from stratalog_core.kernel_io import kernel_reads, kernel_writes
 from stratalog_core.ports import Buffer, Extent, OnRead, OnWritten
 
 _IOV_MAX: Final = 1024

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
-from stratalog_core.kernel_reads import Transfer
+from stratalog_core.kernel_io import Transfer
 from stratalog_core.ports import Extent, OnRead
 from stratalog_core.receive_buffers import ReceiveBuffers
 

@@ -14,7 +14,7 @@ from unit.bookies.test_bookie_server import Place, Talk, place, until
 from stratalog_bookies.messages import EntryState, Range, Status
 from stratalog_core import files as files_module
 from stratalog_core.files import DirectFile
-from stratalog_core.kernel_reads import Transfer, kernel_reads
+from stratalog_core.kernel_io import Transfer, kernel_reads
 from stratalog_core.receive_buffers import ReceiveBuffers
 
 __all__ = ["place"]

@@ -100,7 +100,7 @@ async def entries(disk: Disk, ledger_id: int) -> dict[int, bytes]:
     (found,) = await disk.reads.read([Range(ledger_id, 0, 1 << 40)], Budget(1 << 30, messages.ENTRIES_MAX), None)
     assert [place.row.entry_id for place in found.found.places] == sorted(place.row.entry_id for place in found.found.places)
     assert len(found.payloads) == len(found.headers), "every entry can be read"
-    return {place.row.entry_id: payload for place, payload in zip(found.found.places, found.payloads, strict=True)}
+    return {place.row.entry_id: bytes(payload) for place, payload in zip(found.found.places, found.payloads, strict=True)}
 
 
 async def _live_through_it(path: Path, background: Background, refused: Callable[[int], bool]) -> int:

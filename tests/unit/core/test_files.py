@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from stratalog_core import files
 from stratalog_core.files import DirectFile, SystemFile, open_file
-from stratalog_core.kernel_writes import OnEnd, kernel_writes
+from stratalog_core.kernel_io import OnEnd, kernel_writes
 
 SIZE = 64 * 1024
 PIECES = st.lists(st.binary(max_size=9000), min_size=1, max_size=4)

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from stratalog_core import files
 from stratalog_core.files import DirectFile, open_file
-from stratalog_core.kernel_reads import KernelReads, Transfer, kernel_reads
-from stratalog_core.kernel_writes import IN_FLIGHT_MAX
+from stratalog_core.kernel_io import IN_FLIGHT_MAX, KernelReads, Transfer, kernel_reads
 from stratalog_core.ports import Extent
 from stratalog_core.receive_buffers import ReceiveBuffers
 

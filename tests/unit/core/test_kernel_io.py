@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from stratalog_core import kernel_writes as module
+from stratalog_core import kernel_io as module
 from stratalog_core.files import DirectFile, open_file
-from stratalog_core.kernel_writes import IN_FLIGHT_MAX, KernelWrites, kernel_writes
+from stratalog_core.kernel_io import IN_FLIGHT_MAX, KernelWrites, kernel_writes
 
 PAGE = 4096
 FILE_BYTES = 128 * PAGE
@@ -137,7 +137,7 @@ async def test_a_file_may_be_closed_while_it_is_written(tmp_path: Path) -> None:
 
 def test_a_loop_may_end_while_a_write_is_under_way(tmp_path: Path, file: DirectFile) -> None:
     """Its memory lives until the kernel is done, and what was begun is finished before the context is gone."""
-    loops = len(module._of_loops)
+    loops = len(module._writes)
 
     async def begin() -> None:
         writes_of_loop()
@@ -145,7 +145,7 @@ def test_a_loop_may_end_while_a_write_is_under_way(tmp_path: Path, file: DirectF
 
     asyncio.run(begin())
     gc.collect()
-    assert len(module._of_loops) == loops
+    assert len(module._writes) == loops
     assert (tmp_path / "log").read_bytes()[: 64 * PAGE] == b"x" * 64 * PAGE
 
 
@@ -168,7 +168,7 @@ async def test_a_forked_process_disturbs_nothing(file: DirectFile) -> None:
 
 async def test_a_loop_without_readers_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = asyncio.get_running_loop()
-    module._of_loops.pop(loop, None)
+    module._writes.pop(loop, None)
 
     def refuse(*arguments: object) -> None:
         raise NotImplementedError
@@ -177,4 +177,4 @@ async def test_a_loop_without_readers_gets_none(monkeypatch: pytest.MonkeyPatch)
     assert kernel_writes() is None
     monkeypatch.undo()
     assert kernel_writes() is None, "asked once"
-    module._of_loops.pop(loop)
+    module._writes.pop(loop)
