@@ -45,7 +45,8 @@ class StratalogError(Exception):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        _BY_CODE[cls.code] = cls
+        if "code" in cls.__dict__:  # others travel as what they are a kind of
+            _BY_CODE[cls.code] = cls
 
 
 _BY_CODE["error"] = StratalogError

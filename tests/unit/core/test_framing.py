@@ -12,6 +12,7 @@ from stratalog_core.errors import (
     LedgerFenced,
     NotLeader,
     OutcomeUnknown,
+    Overloaded,
     Retriable,
     StratalogError,
     Unavailable,
@@ -57,6 +58,13 @@ def test_errors_come_back_with_their_class_and_detail(
     found = framing.decode_error(framing.encode_error(kind(message, **detail)))
     assert type(found) is kind
     assert (found.message, found.detail) == (message or kind.code, detail)
+
+
+def test_a_class_without_a_code_travels_as_what_it_is_a_kind_of() -> None:
+    class OverloadedTwice(Overloaded):
+        pass
+
+    assert type(framing.decode_error(framing.encode_error(OverloadedTwice("wait")))) is Overloaded
 
 
 def test_an_unknown_code_becomes_a_plain_error_and_noise_is_corrupt() -> None:
