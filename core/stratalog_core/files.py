@@ -144,10 +144,9 @@ class DirectFile(SystemFile):
         reads = kernel_reads()
         if reads is None or not self._may_submit:
             return False
-        gathered = GatheredReads(extents, reads.buffers, done)
         begun_s = time.monotonic()
         try:
-            gathered.begun(reads.begin_all(self._direct, gathered.transfers))
+            GatheredReads(done).begin(extents, reads.buffers, partial(reads.begin_all, self._direct))
         except OSError:
             return False
         self._may_submit = time.monotonic() - begun_s < _SUBMIT_S_MAX

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
@@ -22,32 +22,36 @@ _ROUNDED_TO: Final = 256 * 1024
 
 
 class GatheredReads:
-    """``transfers`` are to be begun, and ``begun`` to be told how many were; ``done`` is called when those are over."""
+    """``begin`` begins transfers and says how many; ``done`` is called when those are over.
 
-    __slots__ = ("_done", "_failure", "_left", "_views", "transfers")
+    Nothing here refers to the transfers once they are begun: they refer to this, and a circle would keep the memory until the
+    collector comes by.
+    """
 
-    def __init__(self, extents: Sequence[Extent], buffers: ReceiveBuffers, done: OnRead) -> None:
+    __slots__ = ("_done", "_failure", "_left", "_views")
+
+    def __init__(self, done: OnRead) -> None:
+        self._done = done
+        self._failure: OSError | None = None
+        self._left = 0
+        self._views: list[memoryview] = []
+
+    def begin(self, extents: Sequence[Extent], buffers: ReceiveBuffers, begin: Callable[[Sequence[Transfer]], int]) -> None:
+        """Raises ``OSError`` if none could be begun."""
         pages = [_pages(extent) for extent in extents]
         size = sum([end - start for start, end in pages]) + _PAGE_BYTES
         taken = buffers.take(-(-size // _ROUNDED_TO) * _ROUNDED_TO)
         address = ctypes.addressof(ctypes.c_char.from_buffer(taken))
-        self._done = done
-        self._failure: OSError | None = None
-        self._left = len(extents)
-        self._views: list[memoryview] = []
-        self.transfers: list[Transfer] = []
+        transfers: list[Transfer] = []
         at = -address % _PAGE_BYTES
         for (start, end), (position, length) in zip(pages, extents, strict=True):
             wanted_end = position - start + length
             self._views.append(taken[at + position - start : at + wanted_end])
-            self.transfers.append(Transfer(address + at, end - start, start, partial(self._ended, wanted_end)))
+            transfers.append(Transfer(address + at, end - start, start, partial(self._ended, wanted_end)))
             at += end - start
-
-    def begun(self, count: int) -> None:
-        missing = len(self.transfers) - count
-        if missing:
-            self._left -= missing
-            self._failure = BlockingIOError(errno.EAGAIN, f"{missing} of {len(self.transfers)} reads found no room")
+        self._left = begin(transfers)
+        if self._left < len(transfers):
+            self._failure = BlockingIOError(errno.EAGAIN, f"only {self._left} of {len(transfers)} reads found room")
 
     def _ended(self, wanted: int, result: int) -> None:
         self._left -= 1

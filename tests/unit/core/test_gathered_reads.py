@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import errno
+import gc
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -75,6 +77,22 @@ async def test_memory_is_not_used_again_while_it_is_seen(file: DirectFile) -> No
     assert isinstance(first, list)
     assert first[0] == CONTENT[4096:12_288]
     assert len({id(other) for other in others}) == len(others)
+
+
+async def test_memory_is_used_again_as_soon_as_nobody_sees_it(file: DirectFile) -> None:
+    reads_of_loop()
+    gc.collect()
+    gc.disable()
+    try:
+        addresses = {address_of(await read(file, [Extent(4096, 8192), Extent(0, 10)])) for _ in range(10)}
+    finally:
+        gc.enable()
+    assert len(addresses) <= 2, "a circle of references keeps memory until the collector comes by"
+
+
+def address_of(views: list[memoryview] | OSError | None) -> int:
+    assert isinstance(views, list)
+    return ctypes.addressof(ctypes.c_char.from_buffer(views[0]))
 
 
 async def test_too_many_at_once_fail_when_those_that_found_room_are_over(file: DirectFile) -> None:
