@@ -137,6 +137,7 @@ def _on_one_cluster(task: Task, number: int, name: str, cells: Sequence[Cell]) -
     with directories as directory, started(name, Path(directory)) as system:
         warm_up(system, task.matrix.warm_up, task.profile.warm_cluster_s)
         for position, cell in enumerate(cells, 1):
+            wait_for_quiet(system)
             wait_for_room(Path(directory))
             row = _measured(task, number, system, cell)
             task.journal.add(row)
@@ -144,6 +145,20 @@ def _on_one_cluster(task: Task, number: int, name: str, cells: Sequence[Cell]) -
             if row.failure:
                 return list(cells[position:])
     return []
+
+
+def wait_for_quiet(system: System, *, share_max: float = 0.1, timeout_s: float = 20.0) -> None:
+    """Until the servers are done with what the cell before left: topics being deleted, code being compiled. They use less than
+    ``share_max`` of a core then; whoever never does is measured as it is.
+    """
+    deadline = time.monotonic() + timeout_s
+    before = sum(system.cpu_s().values())
+    while time.monotonic() < deadline:
+        time.sleep(1)
+        after = sum(system.cpu_s().values())
+        if after - before < share_max:
+            return
+        before = after
 
 
 def wait_for_room(directory: Path, *, free_bytes_min: int = 4_000_000_000, timeout_s: float = 120.0) -> None:
