@@ -67,7 +67,7 @@ class BrokerSettings:
     connection_idle_ms: int = setting(600_000, help="A connection silent for so long is closed", minimum=1_000)
     shutdown_ms: int = setting(5_000, help="Time that requests in progress get when the broker stops", minimum=0)
 
-    tail_cache_bytes: int = setting(192 * _MIB, help="Batches just written, kept for tail readers", minimum=_MIB)
+    tail_cache_bytes: int = setting(128 * _MIB, help="Batches just written, kept for tail readers", minimum=_MIB)
     index_bytes: int = setting(64 * _MIB, help="Entry indexes of sealed hot ledgers, kept in memory", minimum=_MIB)
     fetch_sessions_max: int = setting(1_000, help="Incremental fetch sessions (KIP-227) kept", minimum=0, maximum=100_000)
     producers_max: int = setting(
