@@ -20,6 +20,8 @@ import pytest
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
+from stratalog_core import files
+
 # Speed is no part of a property: a slow machine must not fail one. CI draws the same examples each time.
 hypothesis_settings.register_profile(
     "stratalog",
@@ -29,6 +31,15 @@ hypothesis_settings.register_profile(
     print_blob=True,
 )
 hypothesis_settings.load_profile("stratalog")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def patient_submits() -> Iterator[None]:
+    """A file goes over to threads once the kernel was slow to begin; here what was slow may be the machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "_SUBMIT_S_MAX", 60.0)
+        yield
+
 
 ACCESS_KEY = "stratalog-test"
 SECRET_KEY = "stratalog-test-secret"
