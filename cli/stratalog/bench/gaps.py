@@ -8,15 +8,17 @@ _Partition = tuple[str, int]
 
 
 class Gaps:
-    """Two numbers per partition, however long it runs."""
+    """Three numbers per partition, however long it runs."""
 
     def __init__(self) -> None:
+        self._first_ns: dict[_Partition, int] = {}
         self._last_ns: dict[_Partition, int] = {}
         self._longest_ns: dict[_Partition, int] = {}
 
     def acknowledged(self, topic: str, partition: int, at_ns: int) -> None:
         """An acknowledgement at a moment; moments of one partition never go back."""
         place = topic, partition
+        self._first_ns.setdefault(place, at_ns)
         gap_ns = at_ns - self._last_ns.get(place, at_ns)
         self._longest_ns[place] = max(self._longest_ns.get(place, 0), gap_ns)
         self._last_ns[place] = at_ns
@@ -24,6 +26,6 @@ class Gaps:
     def longest(self) -> list[Gap]:
         """By topic and partition; a partition with a single acknowledgement has a gap of 0."""
         return [
-            Gap(topic=topic, partition=partition, longest_s=gap_ns / 1e9)
-            for (topic, partition), gap_ns in sorted(self._longest_ns.items())
+            Gap(topic=place[0], partition=place[1], longest_s=gap_ns / 1e9, first_at=self._first_ns[place] / 1e9)
+            for place, gap_ns in sorted(self._longest_ns.items())
         ]

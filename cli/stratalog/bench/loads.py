@@ -77,11 +77,12 @@ Load = ProducerLoad | ConsumerLoad | ConnectionLoad
 
 
 class Gap(msgspec.Struct, frozen=True, kw_only=True):
-    """Longest time without an acknowledgement in one partition."""
+    """Longest time without an acknowledgement in one partition; ``first_at`` of the machine's monotonic clock was the first."""
 
     topic: str
     partition: int
     longest_s: float
+    first_at: float
 
 
 class Counted(msgspec.Struct, frozen=True, kw_only=True, tag="counted"):

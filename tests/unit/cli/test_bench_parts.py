@@ -21,6 +21,7 @@ from stratalog.bench.loads import Counted, Options, Payload
 from stratalog.bench.payloads import heads_of, payloads, stamped, stamps_of
 from stratalog.bench.report import flat
 from stratalog.bench.results import throughput
+from stratalog.bench.runs.failover import gaps_of
 from stratalog.bench.runs.java import java_properties
 from stratalog.bench.runs.produce import producer_loads, split
 from stratalog.bench.runs.readers import consumer_loads
@@ -90,6 +91,18 @@ def test_gaps_are_those_between_neighbours_of_one_partition(steps: list[tuple[in
     assert found == {
         partition: max((later - earlier for earlier, later in pairwise(seen)), default=0) for partition, seen in moments.items()
     }
+
+
+def test_what_began_behind_the_kill_is_no_gap() -> None:
+    gaps = Gaps()
+    for partition, moments in enumerate([(1, 2, 9), (2, 3, 8), (6, 7)]):
+        for moment in moments:
+            gaps.acknowledged("topic", partition, moment * 10**9)
+    counts = [Counted(records=8, record_bytes=8, began_at=0.0, ended_at=9.0, gaps=gaps.longest())]
+    found = gaps_of(counts, {("topic", 0), ("topic", 1)}, killed_at=5.0)
+    assert (found["gap_median_s"], found["partitions_moved"], found["other_partitions_gap_max_s"]) == (6.0, 2, 1.0)
+    with pytest.raises(Unavailable, match="1 of 2 partitions had acknowledged nothing"):
+        gaps_of(counts, {("topic", 0), ("topic", 2)}, killed_at=5.0)
 
 
 def test_payloads_are_random_to_the_wanted_share_and_repeatable() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Sequence
 
 from stratalog.bench.crew import Crew, OnProgress
@@ -14,6 +15,8 @@ from stratalog.bench.topics import Prepared, prepared
 from stratalog_core.errors import Unavailable
 
 _DELIVERY_TIMEOUT_MS = 150_000
+_LATE_SHARE_MAX = 0.1
+"""So many partitions may begin behind the kill: their gaps say too little."""
 
 
 def measure_failover(
@@ -38,6 +41,7 @@ def measure_failover(
             crew.begin(ProducerLoad)
             crew.follow_for(before_s)
             leaders = place.leaders()
+            killed_at = time.monotonic()
             victim = kill()
             counts = crew.finish(ProducerLoad, after_s)
         lost = _lost(leaders, place.leaders(), victim)
@@ -49,7 +53,7 @@ def measure_failover(
         records_per_partition_per_s=records_per_partition_per_s,
         partition_step=partition_step,
     )
-    return result("failover", settings, _gaps(counts, lost) | latencies(counts, "latency") | failures(counts))
+    return result("failover", settings, gaps_of(counts, lost, killed_at) | latencies(counts, "latency") | failures(counts))
 
 
 def _loads(place: Prepared, traffic: Traffic, duration_s: float, rate: float, step: int) -> list[ProducerLoad]:
@@ -81,12 +85,16 @@ def _lost(before: dict[tuple[str, int], int], after: dict[tuple[str, int], int],
     return {place for place, leader in before.items() if after.get(place) != leader}
 
 
-def _gaps(counts: Sequence[Counted], lost: set[tuple[str, int]]) -> dict[str, object]:
+def gaps_of(counts: Sequence[Counted], lost: set[tuple[str, int]], killed_at: float) -> dict[str, object]:
+    """Raises ``Unavailable`` if there is nothing to tell: where nothing came before the kill, nothing was cut off."""
     found: list[Gap] = [gap for count in counts for gap in count.gaps]
     if not found:
         raise Unavailable("no record was acknowledged twice in any partition: give it more time")
     hit = sorted(gap.longest_s for gap in found if (gap.topic, gap.partition) in lost)
     spared = [gap.longest_s for gap in found if (gap.topic, gap.partition) not in lost]
+    late = sum(gap.first_at >= killed_at for gap in found if (gap.topic, gap.partition) in lost)
+    if late > len(hit) * _LATE_SHARE_MAX:
+        raise Unavailable(f"{late} of {len(hit)} partitions had acknowledged nothing before the kill: kill later")
     if not hit:
         raise Unavailable("no partition changed its leader: was a broker killed that led some?")
     return {
