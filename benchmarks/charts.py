@@ -8,10 +8,12 @@ from xml.sax.saxutils import escape
 
 import msgspec
 
+from benchmarks.svg import BETTER, INK, WORSE, document
+
 _WIDTH, _LEFT, _RIGHT = 900, 400, 70
 _ROW, _BAR, _TOP, _BOTTOM = 24, 14, 44, 30
 _TICKS = (0.05, 0.1, 0.25, 0.5, 1, 2, 4, 10, 20)
-_BETTER, _WORSE, _INK, _GRID = "#2a9d8f", "#d1495b", "#808080", "#80808040"
+_GRID = f"{INK}40"
 
 
 class Bar(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,15 +31,8 @@ def ratio_chart(title: str, bars: Sequence[Bar]) -> str:
         raise ValueError("a chart needs at least one bar")
     low, high = _range(bars)
     height = _TOP + _ROW * len(bars) + _BOTTOM
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}" '
-        f'font-family="sans-serif" font-size="12" fill="{_INK}">',
-        f'<text x="8" y="22" font-size="15">{escape(title)}</text>',
-        *_grid(low, high, height),
-        *(line for number, bar in enumerate(bars) for line in _bar(bar, _TOP + number * _ROW, low, high)),
-        "</svg>",
-    ]
-    return "\n".join(parts) + "\n"
+    rows = (line for number, bar in enumerate(bars) for line in _bar(bar, _TOP + number * _ROW, low, high))
+    return document(title, _WIDTH, height, [*_grid(low, high, height), *rows])
 
 
 def _range(bars: Sequence[Bar]) -> tuple[float, float]:
@@ -57,7 +52,7 @@ def _grid(low: float, high: float, height: int) -> list[str]:
     lines = []
     for tick in _TICKS:
         if low <= tick <= high:
-            x, color = _x(tick, low, high), _INK if tick == 1 else _GRID
+            x, color = _x(tick, low, high), INK if tick == 1 else _GRID
             lines.append(f'<line x1="{x}" y1="{_TOP - 6}" x2="{x}" y2="{height - _BOTTOM}" stroke="{color}"/>')
             lines.append(f'<text x="{x}" y="{height - 10}" text-anchor="middle">{tick:g}</text>')
     return lines
@@ -65,7 +60,7 @@ def _grid(low: float, high: float, height: int) -> list[str]:
 
 def _bar(bar: Bar, y: float, low: float, high: float) -> list[str]:
     one, here = _x(1, low, high), _x(max(bar.ratio, _TICKS[0] / 10), low, high)
-    color = _BETTER if (bar.ratio >= 1) == bar.more_is_better else _WORSE
+    color = BETTER if (bar.ratio >= 1) == bar.more_is_better else WORSE
     lines = [
         f'<text x="{_LEFT - 8}" y="{y + _BAR - 2}" text-anchor="end">{escape(bar.label)}</text>',
         f'<rect x="{min(one, here)}" y="{y}" width="{round(abs(here - one), 1)}" height="{_BAR}" fill="{color}"/>',
@@ -73,5 +68,5 @@ def _bar(bar: Bar, y: float, low: float, high: float) -> list[str]:
     ]
     if bar.goal:
         x = _x(bar.goal, low, high)
-        lines.append(f'<line x1="{x}" y1="{y - 3}" x2="{x}" y2="{y + _BAR + 3}" stroke="{_INK}" stroke-width="3"/>')
+        lines.append(f'<line x1="{x}" y1="{y - 3}" x2="{x}" y2="{y + _BAR + 3}" stroke="{INK}" stroke-width="3"/>')
     return lines

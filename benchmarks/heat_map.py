@@ -8,11 +8,12 @@ from xml.sax.saxutils import escape
 
 import msgspec
 
+from benchmarks.svg import BETTER, WORSE, document
+
 _PER_LINE = 2
 _LEFT, _TOP, _GAP = 64, 40, 26
 _CELL_WIDTH, _CELL_HEIGHT = 84, 30
 _PANEL_HEAD, _PANEL_FOOT = 22, 20
-_BETTER, _WORSE, _INK = "#2a9d8f", "#d1495b", "#808080"
 _STRONGEST = 8.0
 _FAINT, _STRONG = 0.12, 0.85
 
@@ -33,17 +34,13 @@ def heat_map(title: str, panels: Sequence[Panel], *, rows: Sequence[str], column
     lines = -(-len(panels) // _PER_LINE)
     width = min(_PER_LINE, len(panels)) * (panel_width + _GAP)
     height = _TOP + lines * (panel_height + _GAP)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-        f'font-family="sans-serif" font-size="12" fill="{_INK}">',
-        f'<text x="8" y="22" font-size="15">{escape(title)}</text>',
-    ]
+    shapes: list[str] = []
     for number, panel in enumerate(panels):
         line, place = divmod(number, _PER_LINE)
         x, y = place * (panel_width + _GAP), _TOP + line * (panel_height + _GAP)
-        parts.append(f'<g transform="translate({x} {y})">')
-        parts.extend([*_panel(panel, rows, columns), "</g>"])
-    return "\n".join([*parts, "</svg>"]) + "\n"
+        shapes.append(f'<g transform="translate({x} {y})">')
+        shapes.extend([*_panel(panel, rows, columns), "</g>"])
+    return document(title, width, height, shapes)
 
 
 def _panel(panel: Panel, rows: Sequence[str], columns: Sequence[str]) -> Iterator[str]:
@@ -60,7 +57,7 @@ def _panel(panel: Panel, rows: Sequence[str], columns: Sequence[str]) -> Iterato
 
 
 def _cell(value: float, x: int, y: int) -> Iterator[str]:
-    color = _BETTER if value >= 1 else _WORSE
+    color = BETTER if value >= 1 else WORSE
     size = f'width="{_CELL_WIDTH - 2}" height="{_CELL_HEIGHT - 2}"'
     yield f'<rect x="{x}" y="{y}" {size} fill="{color}" fill-opacity="{strength(value):.2f}"/>'
     yield f'<text x="{x + _CELL_WIDTH / 2:g}" y="{y + 19}" text-anchor="middle">{value:.2f}</text>'

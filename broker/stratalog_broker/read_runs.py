@@ -61,7 +61,10 @@ class ReadRuns:
         return key in self._served_to and offset <= self._served_to[key][0]
 
     def holds(self, key: Hashable, offset: int) -> bool:
-        return any(run.base_offsets[0] <= offset < run.end_offset for run in self._by_key.get(key, ()))
+        return self._holding(key, offset) is not None
+
+    def _holding(self, key: Hashable, offset: int) -> _Run | None:
+        return next((run for run in self._by_key.get(key, ()) if run.base_offsets[0] <= offset < run.end_offset), None)
 
     def put(self, key: Hashable, batches: list[memoryview], size: int, now_s: float) -> None:
         """Keep what was read, at least one batch."""
@@ -77,12 +80,9 @@ class ReadRuns:
         """Whole batches from the one that contains ``offset`` on, below ``end_offset``: at least one, then up to ``bytes_max``.
         None if no run holds it.
         """
-        for run in self._by_key.get(key, ()):
-            if run.base_offsets[0] <= offset < run.end_offset and offset < end_offset:
-                return self._serve(run, offset, end_offset, bytes_max, now_s)
-        return None
-
-    def _serve(self, run: _Run, offset: int, end_offset: int, bytes_max: int, now_s: float) -> Served:
+        run = self._holding(key, offset)
+        if run is None or offset >= end_offset:
+            return None
         offsets, batches = run.base_offsets, run.batches
         first = bisect_right(offsets, offset) - 1
         stop, size = first + 1, len(batches[first])

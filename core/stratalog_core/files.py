@@ -20,11 +20,10 @@ from pathlib import Path
 from typing import Final
 
 from stratalog_core.gathered_reads import GatheredReads
-from stratalog_core.kernel_io import kernel_reads, kernel_writes
+from stratalog_core.kernel_io import PAGE_BYTES, kernel_reads, kernel_writes
 from stratalog_core.ports import Buffer, Extent, OnRead, OnWritten
 
 _IOV_MAX: Final = 1024
-_PAGE_BYTES: Final = 4096
 _GATHERED_BYTES: Final = 4 * 1024 * 1024
 _DIRECT: Final = getattr(os, "O_DIRECT", 0)
 _SUBMIT_S_MAX: Final = 0.05
@@ -103,10 +102,10 @@ class DirectFile(SystemFile):
 
     def begin_write(self, buffers: Sequence[Buffer], position: int, done: OnWritten) -> bool:
         """See :class:`stratalog_core.ports.BeginsWrites`. Only what is plain: whole pages behind the last ones, in one go."""
-        size, before = sum(map(len, buffers)), position % _PAGE_BYTES
+        size, before = sum(map(len, buffers)), position % PAGE_BYTES
         start, filled = position - before, before + size
         known = not before or self._page_at == start
-        if not (known and self._synced and self._may_submit) or filled % _PAGE_BYTES or not 0 < filled <= _GATHERED_BYTES:
+        if not (known and self._synced and self._may_submit) or filled % PAGE_BYTES or not 0 < filled <= _GATHERED_BYTES:
             return False
         writes = kernel_writes()
         if writes is None:
@@ -118,7 +117,7 @@ class DirectFile(SystemFile):
             end = before + len(buffer)
             view[before:end] = buffer
             before = end
-        last_page = bytes(view[filled - _PAGE_BYTES : filled])
+        last_page = bytes(view[filled - PAGE_BYTES : filled])
         begun_s = time.monotonic()
         on_end = partial(self._ended, gathered, start, filled, last_page, done)
         try:
@@ -136,7 +135,7 @@ class DirectFile(SystemFile):
         if result != filled:
             done(OSError(-result if result < 0 else errno.EIO, f"a direct write of {filled} bytes ended with {result}"))
             return
-        self._page_at, self._page_content = start + filled - _PAGE_BYTES, last_page
+        self._page_at, self._page_content = start + filled - PAGE_BYTES, last_page
         done(None)
 
     def begin_reads(self, extents: Sequence[Extent], done: OnRead) -> bool:
@@ -160,17 +159,17 @@ class DirectFile(SystemFile):
             _gathered_kept.append(gathered)
 
     def _write_gathered(self, view: memoryview, buffers: Sequence[Buffer], position: int) -> None:
-        filled = position % _PAGE_BYTES
+        filled = position % PAGE_BYTES
         start = position - filled
         if filled:
-            view[:_PAGE_BYTES] = self._page_content if self._page_at == start else self._page(start)
+            view[:PAGE_BYTES] = self._page_content if self._page_at == start else self._page(start)
         self._page_at = -1
         start, filled = self._gather(view, buffers, start, filled)
-        beyond = filled % _PAGE_BYTES
+        beyond = filled % PAGE_BYTES
         if beyond:
             last = start + filled - beyond
-            view[filled : filled - beyond + _PAGE_BYTES] = self._page(last)[beyond:]
-            filled += _PAGE_BYTES - beyond
+            view[filled : filled - beyond + PAGE_BYTES] = self._page(last)[beyond:]
+            filled += PAGE_BYTES - beyond
         if filled:
             self._write_pages(view, start, filled)
 
@@ -195,17 +194,17 @@ class DirectFile(SystemFile):
         return start, filled
 
     def _page(self, start: int) -> bytes:
-        return self.pread(_PAGE_BYTES, start).ljust(_PAGE_BYTES, b"\0")
+        return self.pread(PAGE_BYTES, start).ljust(PAGE_BYTES, b"\0")
 
     def _write_pages(self, view: memoryview, start: int, size: int) -> None:
         done = 0
         while done < size:
             written = os.pwrite(self._direct, view[done:size], start + done)
-            if written <= 0 or written % _PAGE_BYTES:
+            if written <= 0 or written % PAGE_BYTES:
                 raise OSError(errno.EIO, f"a direct write of {size - done} bytes ended after {written}")
             done += written
-        self._page_at = start + size - _PAGE_BYTES
-        self._page_content = bytes(view[size - _PAGE_BYTES : size])
+        self._page_at = start + size - PAGE_BYTES
+        self._page_content = bytes(view[size - PAGE_BYTES : size])
 
     def datasync(self) -> None:
         """Only what else changed is not durable yet: the size, until it has been synced once."""

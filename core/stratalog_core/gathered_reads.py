@@ -12,11 +12,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
-from stratalog_core.kernel_io import Transfer
+from stratalog_core.kernel_io import PAGE_BYTES, Transfer
 from stratalog_core.ports import Extent, OnRead
 from stratalog_core.receive_buffers import ReceiveBuffers
 
-_PAGE_BYTES: Final = 4096
 _ROUNDED_TO: Final = 256 * 1024
 """Reads differ in size by little: they use the same memory."""
 
@@ -39,11 +38,11 @@ class GatheredReads:
     def begin(self, extents: Sequence[Extent], buffers: ReceiveBuffers, begin: Callable[[Sequence[Transfer]], int]) -> None:
         """Raises ``OSError`` if none could be begun."""
         pages = [_pages(extent) for extent in extents]
-        size = sum([end - start for start, end in pages]) + _PAGE_BYTES
+        size = sum([end - start for start, end in pages]) + PAGE_BYTES
         taken = buffers.take(-(-size // _ROUNDED_TO) * _ROUNDED_TO)
         address = ctypes.addressof(ctypes.c_char.from_buffer(taken))
         transfers: list[Transfer] = []
-        at = -address % _PAGE_BYTES
+        at = -address % PAGE_BYTES
         for (start, end), (position, length) in zip(pages, extents, strict=True):
             wanted_end = position - start + length
             self._views.append(taken[at + position - start : at + wanted_end])
@@ -66,4 +65,4 @@ class GatheredReads:
 def _pages(extent: Extent) -> tuple[int, int]:
     """Where the pages that hold it begin and end."""
     position, length = extent
-    return position // _PAGE_BYTES * _PAGE_BYTES, -(-(position + length) // _PAGE_BYTES) * _PAGE_BYTES
+    return position // PAGE_BYTES * PAGE_BYTES, -(-(position + length) // PAGE_BYTES) * PAGE_BYTES

@@ -27,6 +27,8 @@ from stratalog_core.receive_buffers import ReceiveBuffers
 _NUMBERS: Final = {"x86_64": (206, 207, 208, 209), "aarch64": (0, 1, 4, 2)}
 """Of ``io_setup``, ``io_destroy``, ``io_getevents`` and ``io_submit``: the C library has no names for them."""
 IN_FLIGHT_MAX: Final = 64
+PAGE_BYTES: Final = 4096
+"""What is transferred around the page cache begins and ends at multiples of it, in the file and in memory."""
 _CONTROL_BLOCK: Final = struct.Struct("=QIiHhIQQqQII")
 """``struct iocb`` of linux/aio_abi.h: data, key, flags, operation, priority, file, memory, bytes, position, 0, flags, event."""
 _EVENT: Final = struct.Struct("=QQqq")

@@ -10,6 +10,7 @@ from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 from stratalog.bench.control import LEAVE, LEFT, MEASURE, Control
 from stratalog.bench.loads import ConsumerLoad, Counted
 from stratalog.bench.reception import Reception
+from stratalog.bench.settling import Settling
 
 _BATCH_RECORDS = 1000
 _WAIT_S = 0.05
@@ -65,8 +66,7 @@ class _Reading:
         self._control = control
         self._members = members
         self._reception = Reception(load)
-        self._settled_s = 0.0
-        self._left_at = 0.0
+        self._settling = Settling(control, self._changed_at)
 
     def run(self) -> Counted:
         for member in self._members:
@@ -74,14 +74,13 @@ class _Reading:
         while self._running():
             self._turn()
         self._reception.end()
-        self._note_assignments()
+        self._settling.note_assignments()
         return self._counted()
 
     def _running(self) -> bool:
         assigned = sum(member.assigned for member in self._members if not member.closed)
-        rebalanced = bool(self._left_at) and self._changed_at() > self._left_at
         return (
-            self._control.running(self._reception.all_records, assigned, rebalanced=rebalanced)
+            self._control.running(self._reception.all_records, assigned, rebalanced=self._settling.is_rebalanced)
             and self._control.elapsed_s() < self._load.duration_s
         )
 
@@ -89,10 +88,10 @@ class _Reading:
         if self._control.told(MEASURE):
             self._reception.count_anew()
         if self._control.told(LEAVE):
-            self._note_leaving()
+            self._settling.note_leaving()
             self._members[0].close()
         if self._control.told(LEFT):
-            self._note_leaving()
+            self._settling.note_leaving()
         alone = len(self._members) == 1
         got = False
         for member in self._members:
@@ -116,20 +115,11 @@ class _Reading:
             if failure is not None and failure.code() != KafkaError._PARTITION_EOF:
                 self._reception.failure = failure.str()
 
-    def _note_leaving(self) -> None:
-        self._note_assignments()
-        self._left_at = time.monotonic()
-
     def _changed_at(self) -> float:
         return max((member.changed_at for member in self._members if not member.closed), default=0.0)
-
-    def _note_assignments(self) -> None:
-        if not self._left_at:
-            self._settled_s = max(0.0, self._changed_at() - self._control.began)
 
     def _counted(self) -> Counted:
         assigned = dict.fromkeys(self._load.groups, 0)
         for member in self._members:
             assigned[member.group] += 0 if member.closed else member.assigned
-        rebalance_s = max(0.0, self._changed_at() - self._left_at) if self._left_at else 0.0
-        return self._reception.counted(assigned, self._settled_s, rebalance_s)
+        return self._reception.counted(assigned, self._settling.settled_s, self._settling.rebalance_s)

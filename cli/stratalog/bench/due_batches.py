@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import sys
-import threading
 import time
 from collections import deque
 from functools import partial
@@ -24,10 +22,9 @@ from typing import Any, NamedTuple
 
 from confluent_kafka import KafkaError, Message
 
-from stratalog.bench.control import Control, cpu_s
+from stratalog.bench.control import Control
 from stratalog.bench.loads import Counted, ProducerLoad
 from stratalog.bench.payloads import STAMP, heads_of
-from stratalog.bench.producing import SWITCH_INTERVAL_S, poll_until
 from stratalog.bench.whole_batches import Lane, Target, WholeBatches
 
 _TICK_NS = 250_000
@@ -58,30 +55,13 @@ class DueBatches(WholeBatches):
         # Without a warm-up or an end of the time all of a number of records counts.
         self._due_max = load.records or max(1, round(load.records_per_s * (load.warmup_s + load.duration_s)))
         self._arrivals: deque[Arrival] = deque()
-        self._began_ns = self._handed_ns = self._free_ns = 0
+        self._handed_ns = self._free_ns = 0
         self._blocked = False
         self._messages = [{"value": b""} for _ in range(load.batch_records)]
         self._values = itertools.cycle(value[STAMP.size :] if load.stamps else value for value in self.pool)
-        self._cpu_before_s = 0.0
 
     def run(self) -> Counted:
-        # The thread that learns of an acknowledgement must not wait for the sending thread's slice of the interpreter.
-        sys.setswitchinterval(SWITCH_INTERVAL_S)
-        ended = threading.Event()
-        pollers = [threading.Thread(target=poll_until, args=(each, ended), daemon=True) for each in self.producers]
-        for poller in pollers:
-            poller.start()
-        self._began_ns = round(self.control.began * 1e9)
-        self.measures_from_ns = self._began_ns + round(self.load.warmup_s * 1e9)
-        self._send_all()
-        ended_at, cpu = time.monotonic(), cpu_s() - self._cpu_before_s
-        self.wait_until_delivered()
-        ended.set()
-        for poller in pollers:
-            poller.join()
-        self._take_arrivals()
-        began_at = self.measures_from_ns / 1e9
-        return self.counted(self.latency.count, began_at, max(began_at, ended_at), cpu)
+        return self.run_at_rate(self._send_all, self._take_arrivals)
 
     def _send_all(self) -> None:
         give_up_s = self._intended_ns(self._due_max) / 1e9 + _OVERDUE_S
@@ -90,8 +70,7 @@ class DueBatches(WholeBatches):
                 self.failed += self._due_max - self.sent
                 self.failure = f"records that were due before the end could not be sent within {_OVERDUE_S:.0f} s of it"
                 return
-            if time.monotonic_ns() < self.measures_from_ns or not self._cpu_before_s:
-                self._cpu_before_s = cpu_s()
+            self.note_cpu()
             self._take_arrivals()
             self._send_due()
             self._blocked = self._left() > 0
@@ -106,7 +85,7 @@ class DueBatches(WholeBatches):
     def _left(self) -> int:
         """Records that may leave now: a full batch, or fewer once the first of them has waited long enough."""
         now_ns = time.monotonic_ns()
-        due = min(self._due_max, int((now_ns - self._began_ns) / self._interval_ns) + 1) - self.sent
+        due = min(self._due_max, int((now_ns - self.began_ns) / self._interval_ns) + 1) - self.sent
         full = min(self.load.batch_records, self._due_max - self.sent)
         return min(due, full) if due >= full or (due > 0 and now_ns >= self._closes_ns()) else 0
 
@@ -120,7 +99,7 @@ class DueBatches(WholeBatches):
         return max(self._intended_ns(self.sent) + self._linger_ns, self._handed_ns + _TICK_NS if not self._linger_ns else 0)
 
     def _intended_ns(self, record: int) -> float:
-        return self._began_ns + record * self._interval_ns
+        return self.began_ns + record * self._interval_ns
 
     def _hand_over_next(self, producer: Any, lane: Lane, records: int) -> int:
         records = min(records, self.load.batch_records)

@@ -24,6 +24,7 @@ from stratalog.bench.control import LEAVE, LEFT, MEASURE, Control
 from stratalog.bench.group_wire import Connection, NotAnswered, connect
 from stratalog.bench.loads import ConsumerLoad, Counted
 from stratalog.bench.reception import Reception
+from stratalog.bench.settling import Settling
 
 SESSION_MS, REBALANCE_MS = 45_000, 300_000
 _HEARTBEAT_S, _COMMIT_S, _TURN_S, _AGAIN_S = 3.0, 5.0, 0.1, 0.2
@@ -51,8 +52,7 @@ class _Members:
         self._control = control
         self._reception = Reception(load)
         self._members: list[_Member] = []
-        self._left_at = 0.0
-        self._settled_s = 0.0
+        self._settling = Settling(control, self._changed_at)
 
     async def run(self) -> Counted:
         bootstrap = str(self._load.client["bootstrap.servers"]).split(",")
@@ -68,43 +68,33 @@ class _Members:
             await self._listen(tasks)
             await asyncio.sleep(_TURN_S)
         self._reception.end()
-        self._note_assignments()
+        self._settling.note_assignments()
         for task in tasks:
             task.cancel()
         ended = await asyncio.gather(*tasks, return_exceptions=True)
         for failure in ended:
             if isinstance(failure, Exception):
                 raise failure
-        rebalance_s = max(0.0, self._changed_at() - self._left_at) if self._left_at else 0.0
-        return self._reception.counted(self._assigned(), self._settled_s, rebalance_s)
+        return self._reception.counted(self._assigned(), self._settling.settled_s, self._settling.rebalance_s)
 
     def _running(self) -> bool:
-        rebalanced = bool(self._left_at) and self._changed_at() > self._left_at
         assigned = sum(self._assigned().values())
-        running = self._control.running(self._reception.all_records, assigned, rebalanced=rebalanced)
+        running = self._control.running(self._reception.all_records, assigned, rebalanced=self._settling.is_rebalanced)
         return running and self._control.elapsed_s() < self._load.duration_s
 
     async def _listen(self, tasks: list[asyncio.Task[None]]) -> None:
         if self._control.told(MEASURE):
             self._reception.count_anew()
         if self._control.told(LEAVE):
-            self._note_leaving()
+            self._settling.note_leaving()
             tasks[0].cancel()
             await asyncio.wait(tasks[:1])
             await self._members[0].leave()
         if self._control.told(LEFT):
-            self._note_leaving()
+            self._settling.note_leaving()
         for task in tasks:
             if task.done() and not task.cancelled():
                 task.result()
-
-    def _note_leaving(self) -> None:
-        self._note_assignments()
-        self._left_at = time.monotonic()
-
-    def _note_assignments(self) -> None:
-        if not self._left_at:
-            self._settled_s = max(0.0, self._changed_at() - self._control.began)
 
     def _changed_at(self) -> float:
         return max((member.changed_at for member in self._members), default=0.0)

@@ -12,7 +12,7 @@ import itertools
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 from confluent_kafka import KafkaError, Message, Producer
@@ -26,7 +26,7 @@ from stratalog.bench.payloads import payloads, stamped
 _FLUSH_TIMEOUT_S = 120.0
 _FULL_WAIT_S = 0.005
 _CATCH_UP_RECORDS = 1000
-SWITCH_INTERVAL_S = 0.0005
+_SWITCH_INTERVAL_S = 0.0005
 
 
 class Work:
@@ -43,10 +43,37 @@ class Work:
         self.sent = 0
         self.failed = 0
         self.failure = ""
+        self.began_ns = 0
         self.measures_from_ns = 0
+        self._cpu_before_s = 0.0
 
     def run(self) -> Counted:
         raise NotImplementedError
+
+    def run_at_rate(self, send_all: Callable[[], None], take_heard: Callable[[], None] = lambda: None) -> Counted:
+        """``send_all`` while a thread for each producer waits for acknowledgements; ``take_heard`` when those are all in."""
+        # The thread that learns of an acknowledgement must not wait for the sending thread's slice of the interpreter.
+        sys.setswitchinterval(_SWITCH_INTERVAL_S)
+        ended = threading.Event()
+        pollers = [threading.Thread(target=_poll_until, args=(producer, ended), daemon=True) for producer in self.producers]
+        for poller in pollers:
+            poller.start()
+        self.began_ns = round(self.control.began * 1e9)
+        self.measures_from_ns = self.began_ns + round(self.load.warmup_s * 1e9)
+        send_all()
+        ended_at, cpu = time.monotonic(), cpu_s() - self._cpu_before_s
+        self.wait_until_delivered()
+        ended.set()
+        for poller in pollers:
+            poller.join()
+        take_heard()
+        began_at = self.measures_from_ns / 1e9
+        return self.counted(self.latency.count, began_at, max(began_at, ended_at), cpu)
+
+    def note_cpu(self) -> None:
+        """What was used until the warm-up was over."""
+        if time.monotonic_ns() < self.measures_from_ns or not self._cpu_before_s:
+            self._cpu_before_s = cpu_s()
 
     def delivered(self, intended_ns: int, failure: KafkaError | None, message: Message, records: int = 1) -> None:
         """Of ``records`` records this is the last; all count as failed if it has."""
@@ -93,47 +120,22 @@ class Work:
 
 
 class Paced(Work):
-    """One record at each of its moments, for loads of which every partition, or every key, has its own: modest rates.
-
-    A thread per producer waits for acknowledgements.
-    """
-
-    _cpu_before_s = 0.0
+    """One record at each of its moments, for loads of which every partition, or every key, has its own: modest rates."""
 
     def run(self) -> Counted:
-        # The thread that learns of an acknowledgement must not wait for the sending thread's slice of the interpreter.
-        sys.setswitchinterval(SWITCH_INTERVAL_S)
-        ended = threading.Event()
-        pollers = [threading.Thread(target=poll_until, args=(producer, ended), daemon=True) for producer in self.producers]
-        for poller in pollers:
-            poller.start()
-        self.measures_from_ns = round((self.control.began + self.load.warmup_s) * 1e9)
-        self._send_all()
-        ended_at, cpu = time.monotonic(), cpu_s() - self._cpu_before_s
-        self.wait_until_delivered()
-        ended.set()
-        for poller in pollers:
-            poller.join()
-        began_at = self.measures_from_ns / 1e9
-        return self.counted(self.latency.count, began_at, max(began_at, ended_at), cpu)
+        return self.run_at_rate(self._send_all)
 
     def _send_all(self) -> None:
-        began_ns = round(self.control.began * 1e9)
         interval_ns = 1e9 / self.load.records_per_s
         targets, values, keys = self._targets(), itertools.cycle(self.pool), keys_of(self.load)
         producers = itertools.cycle(self.producers)
         while self.running():
-            self._note_cpu()
-            due = int((time.monotonic_ns() - began_ns) / interval_ns) + 1
+            self.note_cpu()
+            due = int((time.monotonic_ns() - self.began_ns) / interval_ns) + 1
             for number in range(self.sent, min(due, self.sent + _CATCH_UP_RECORDS)):
-                intended_ns = began_ns + round(number * interval_ns)
+                intended_ns = self.began_ns + round(number * interval_ns)
                 self._send(next(producers), next(targets), next(values), next(keys), intended_ns)
-            _sleep_until(began_ns + round(self.sent * interval_ns))
-
-    def _note_cpu(self) -> None:
-        """What was used until the warm-up was over."""
-        if time.monotonic_ns() < self.measures_from_ns or not self._cpu_before_s:
-            self._cpu_before_s = cpu_s()
+            _sleep_until(self.began_ns + round(self.sent * interval_ns))
 
     def _send(self, producer: Producer, target: tuple[str, int], value: bytes, key: bytes | None, intended_ns: int) -> None:
         payload = stamped(value, intended_ns) if self.load.stamps else value
@@ -170,7 +172,7 @@ def keys_of(load: ProducerLoad) -> Iterator[bytes | None]:
     return (f"{load.seed}-{time.monotonic_ns()}".encode() for _ in itertools.count())
 
 
-def poll_until(producer: Producer, ended: threading.Event) -> None:
+def _poll_until(producer: Producer, ended: threading.Event) -> None:
     """Waits for acknowledgements, in a thread of its own."""
     while not ended.is_set():
         producer.poll(0.1)
