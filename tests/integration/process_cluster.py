@@ -13,6 +13,8 @@ from typing import Any
 from confluent_kafka.admin import AdminClient, NewTopic
 
 COMMAND_TIMEOUT_S = 120
+KEPT_FOR_EVER = {"retention.ms": "-1"}
+"""For records that bear times of long ago: retention would take them as soon as their ledger is sealed, as by a rebalance."""
 _numbers = itertools.count(1)
 
 

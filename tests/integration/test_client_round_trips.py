@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from confluent_kafka import Consumer, KafkaError, Producer
-from integration.process_cluster import ProcessCluster
+from integration.process_cluster import KEPT_FOR_EVER, ProcessCluster
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 
 pytestmark = pytest.mark.integration
@@ -197,7 +197,7 @@ def _kcat_consume(program: str, bootstrap: str, topic: str, count: int) -> list[
 
 @pytest.mark.parametrize("codec", CODECS)
 async def test_every_client_reads_what_every_client_wrote(cluster: ProcessCluster, codec: str) -> None:
-    topic = cluster.new_topic()
+    topic = cluster.new_topic(configs=KEPT_FOR_EVER)
     samples = {name: _sample(name) for name in ("confluent", "kafka-python", "aiokafka")}
     _confluent_produce(cluster.bootstrap, topic, codec, samples["confluent"])
     _kafka_python_produce(cluster.bootstrap, topic, codec, samples["kafka-python"])

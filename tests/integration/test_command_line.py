@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from integration.process_cluster import ProcessCluster
+from integration.process_cluster import KEPT_FOR_EVER, ProcessCluster
 
 from stratalog.exit_codes import ExitCode
 
@@ -30,7 +30,7 @@ def test_a_topic_from_creation_to_deletion(cluster: ProcessCluster) -> None:
 
 
 def test_producing_and_consuming_with_everything(cluster: ProcessCluster) -> None:
-    topic = cluster.new_topic()
+    topic = cluster.new_topic(configs=KEPT_FOR_EVER)
     cluster.run("produce", topic, "--key-separator", ":", "--compression", "zstd", stdin="a:one\nb:two\n")
     cluster.run("produce", topic, "--value", "three", "--key", "c", "--header", "by=me", "--timestamp", "1372896000000")
     cluster.run("produce", topic, "--null", "--key", "d")

@@ -7,7 +7,7 @@ import time
 
 import pytest
 from confluent_kafka import OFFSET_END, Consumer, Producer, TopicPartition
-from integration.process_cluster import ProcessCluster
+from integration.process_cluster import KEPT_FOR_EVER, ProcessCluster
 
 pytestmark = pytest.mark.integration
 TIMEOUT_S = 60.0
@@ -98,7 +98,7 @@ def test_seeks_by_offset(cluster: ProcessCluster) -> None:
 
 
 def test_seeks_by_time_although_times_are_not_monotonic(cluster: ProcessCluster) -> None:
-    topic = cluster.new_topic()
+    topic = cluster.new_topic(configs=KEPT_FOR_EVER)
     times_ms = [1000, 5000, 3000, 9000, 2000, 7000]
     producer = _producer(cluster)
     for time_ms in times_ms:
