@@ -52,6 +52,7 @@ class Task:
     cells: Sequence[Cell]
     systems: Sequence[str]
     rounds: int
+    commit: str
     journal: Journal
 
 
@@ -72,11 +73,15 @@ def main() -> None:
         matrix=matrix,
         name=arguments.profile,
         profile=matrix.profiles[arguments.profile],
-        cells=cells_of(matrix, arguments.profile, arguments.cells),
+        cells=cells_of(matrix, arguments.profile, *arguments.cells),
         systems=systems,
         rounds=arguments.rounds or matrix.profiles[arguments.profile].rounds,
+        commit=fresh.commit,
         journal=Journal(journal.DIRECTORY / f"{name}.json", fresh),
     )
+    for pattern in arguments.cells:
+        if not cells_of(matrix, arguments.profile, pattern):
+            raise SystemExit(f"no cell of profile {arguments.profile} is called {pattern!r}: --list names them")
     if arguments.list:
         print("\n".join(f"{cell.name:60} {cell.title}" for cell in task.cells))
         return
@@ -90,7 +95,7 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.compare", description=__doc__)
     parser.add_argument("--profile", default="quick", choices=sorted(read_matrix().profiles), help="Which cells, how long.")
-    parser.add_argument("--cells", default="*", help="Shell pattern of cell names.")
+    parser.add_argument("--cells", nargs="+", default=[], help="Shell patterns of cell names, in the order to measure them.")
     parser.add_argument(
         "--run",
         help="Name of the file in benchmarks/results (default: date and profile); one that is there goes on.",
@@ -203,7 +208,16 @@ def gives_up_after(seconds: float) -> Iterator[None]:
 
 def _measured(task: Task, number: int, system: System, cell: Cell) -> Row:
     at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    row = Row(cell=cell.name, system=system.name, round=number, at=at, measured={}, settings=cell.settings, profile=task.name)
+    row = Row(
+        cell=cell.name,
+        system=system.name,
+        round=number,
+        at=at,
+        measured={},
+        settings=cell.settings,
+        profile=task.name,
+        commit=task.commit,
+    )
     began = time.monotonic()
     try:
         with gives_up_after(limit_s(cell, task.profile)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -122,6 +123,11 @@ def _key(settings: Mapping[str, str], names: Sequence[str]) -> Key:
 def _order(key: Key) -> tuple[tuple[int, str], ...]:
     """Numbers by size, then words by the alphabet."""
     return tuple((int(part), "") if part.isdigit() else (0, part) for part in key)
+
+
+def column_of(settings: Mapping[str, Any]) -> str:
+    """Title of the column that a cell with these settings stands in."""
+    return _column_text(_key({name: str(settings[name]) for name in _COLUMNS}, _COLUMNS))
 
 
 def _column_text(column: Key) -> str:

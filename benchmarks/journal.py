@@ -14,7 +14,7 @@ DIRECTORY = Path(__file__).with_name("results")
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     """One cell on one system in one round. ``measured`` is empty after a ``failure``, or if the system has no such thing.
 
-    ``took_s`` is the whole time that it took, preparations included.
+    ``took_s`` is the whole time that it took, preparations included; ``commit`` is ours, empty if it is the run's.
     """
 
     cell: str
@@ -26,6 +26,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     client: str = ""
     failure: str = ""
     profile: str = ""
+    commit: str = ""
     took_s: float = 0.0
 
 

@@ -100,10 +100,10 @@ def read_matrix(path: Path = FILE) -> Matrix:
     return msgspec.convert(tomllib.loads(path.read_text()), Matrix)
 
 
-def cells_of(matrix: Matrix, profile: str, pattern: str = "*") -> list[Cell]:
-    """In the order of the file; those that need a cluster of their own last. ``pattern`` is a shell pattern of names.
+def cells_of(matrix: Matrix, profile: str, *patterns: str) -> list[Cell]:
+    """In the order of the shell ``patterns`` of names, of the file within one; those that need a cluster of their own last.
 
-    Raises ``KeyError`` for an unknown profile.
+    Without patterns all. Raises ``KeyError`` for an unknown profile.
     """
     shape = matrix.profiles[profile]
     cells = [
@@ -117,8 +117,9 @@ def cells_of(matrix: Matrix, profile: str, pattern: str = "*") -> list[Cell]:
         for workload in matrix.workloads
         for changes in _variants(workload, profile, shape.vary)
     ]
-    chosen = [cell for cell in cells if fnmatch.fnmatchcase(cell.name, pattern)]
-    return sorted(chosen, key=lambda cell: cell.fresh)
+    wanted = patterns or ("*",)
+    found = {cell.name: cell for pattern in wanted for cell in cells if fnmatch.fnmatchcase(cell.name, pattern)}
+    return sorted(found.values(), key=lambda cell: cell.fresh)
 
 
 def _variants(workload: Workload, profile: str, vary: int) -> Iterator[Mapping[str, Any]]:

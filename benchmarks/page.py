@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks import journal, summary
+from benchmarks import coverage, journal, summary
 from benchmarks.charts import Bar, ratio_chart
+from benchmarks.coverage import goals_without_verdict
 from benchmarks.grid import Grid, changes_of, grid_lines, grid_of, grid_picture
 from benchmarks.journal import Run
 from benchmarks.matrix import Goal, Matrix, Workload, read_matrix
@@ -22,7 +23,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 PICTURES = PAGE.with_name("benchmarks")
 
 # Quantities of the page, with how to read their ratio; the files in benchmarks/results have all the others.
-_SHOWN = {
+_SHOWN: dict[str, tuple[str, bool | None]] = {
     "records_per_s": ("records/s", True),
     "megabytes_per_s": ("MB/s", True),
     "produced_records_per_s": ("produced meanwhile, records/s", True),
@@ -31,6 +32,7 @@ _SHOWN = {
     "latency_p999_ms": ("p99.9, ms", False),
     "end_to_end_p50_ms": ("p50 to a consumer, ms", False),
     "end_to_end_p99_ms": ("p99 to a consumer, ms", False),
+    "end_to_end_p999_ms": ("p99.9 to a consumer, ms", False),
     "behind_p99_ms": ("p99 of the load's own delay, ms", False),
     "settled_s": ("all partitions assigned, s", False),
     "rebalance_s": ("rebalance after one left, s", False),
@@ -46,9 +48,11 @@ _SHOWN = {
     "server_cpu_s_per_gb": ("CPU of all servers, s/GB", False),
     "clients_cpu_s_per_gb": ("CPU of the clients, s/GB", False),
     "machine_share_idle": ("share of the cores that was idle", True),
+    "elapsed_s": ("time that counted, s", None),
 }
 # In full load latency is the client's own queue; costs are folded away below each table.
-_COSTS = ("memory_bytes", "server_cpu_s_per_gb", "clients_cpu_s_per_gb", "machine_share_idle")
+_COSTS = ("memory_bytes", "server_cpu_s_per_gb", "clients_cpu_s_per_gb", "machine_share_idle", "elapsed_s")
+_MEMORY = "memory_bytes_"
 _CELLS_MAX = 8
 _FULL_LOAD = ("produce", "produce with Java")
 _PICTURES: dict[str, tuple[str, str | tuple[str, ...], str]] = {
@@ -68,7 +72,7 @@ def write_page(name: str, run: Run, matrix: Matrix, *, page: Path = PAGE, pictur
     _, after = rest.split(END, 1)
     drawn = _draw(run, matrix, against, pictures)
     goals = [*_goals(run, matrix, against), *_limits(run, matrix, against)]
-    lines = [*_what_ran(name, run), *goals, *drawn, *_tables(run, matrix, against, pictures)]
+    lines = [*_what_ran(name, run, matrix), *goals, *drawn, *_tables(run, matrix, against, pictures)]
     page.write_text(f"{before}{BEGIN}\n" + "\n".join(lines) + f"\n{END}{after}")
 
 
@@ -77,31 +81,43 @@ def against_of(run: Run) -> str:
     return next((name for name in run.systems if name != summary.OURS), "kafka")
 
 
-def _what_ran(name: str, run: Run) -> list[str]:
+def _what_ran(name: str, run: Run, matrix: Matrix) -> list[str]:
     moments = sorted(row.at for row in run.rows)
     clients = sorted({row.client for row in run.rows if row.client})
+    profiles = list(dict.fromkeys(row.profile or run.profile for row in run.rows))
+    commits = dict.fromkeys((row.commit or run.commit)[:10] for row in run.rows)
     lines = [
-        f"Run `{name}` (profile {_profiles(run)}, commit {run.commit[:10]}), {moments[0]} to {moments[-1]}, "
+        f"Run `{name}` (profile {' and '.join(profiles)}, commit {' and '.join(commits)}), {moments[0]} to {moments[-1]}, "
         f"on {run.machine['cores']} cores ({run.machine['system']}, Python {run.machine['python']}), clients on the same "
         "cores. Systems in turns; medians.",
         "",
         *(f"- **{system}**: {text}" for system, text in run.systems.items()),
         f"- Clients: {'; '.join(clients)}. Payloads half random.",
+        *(f"- How long: {_how_long(each, matrix)}" for each in profiles if each in matrix.profiles),
         "",
     ]
-    missing = summary.failures(run)
+    missing = list(coverage.not_measured(run, matrix))
     return [*lines, *(["Not measured:", "", *(f"- {line}" for line in missing), ""] if missing else [])]
 
 
-def _profiles(run: Run) -> str:
-    return " and ".join(dict.fromkeys(row.profile or run.profile for row in run.rows))
+def _how_long(profile: str, matrix: Matrix) -> str:
+    shape = matrix.profiles[profile]
+    return (
+        f"profile {profile} counts {shape.duration_s:g} s after a warm-up of {shape.warmup_s:g} s and "
+        f"{shape.warmup_per_partition_s * 1000:g} ms per partition, on clusters warmed for {shape.warm_cluster_s:g} s; "
+        "loads of a given size count until they are done."
+    )
 
 
 def _goals(run: Run, matrix: Matrix, against: str) -> list[str]:
     found = list(summary.verdicts(run, matrix.goals, against))
     if not found:
         return []
-    rows = [row for goal in matrix.goals for row in _goal_rows([each for each in found if each.goal == goal])]
+    missing = list(goals_without_verdict(run, matrix, against))
+    rows = []
+    for goal in matrix.goals:
+        rows += _goal_rows([each for each in found if each.goal == goal])
+        rows += [f"| {goal.title} | {cell} | {_bound(goal)} | – | not measured |" for each, cell in missing if each == goal]
     head = ["### Goals", "", f"| goal | cell | bound | ours to {against} | |", "| --- | --- | --- | --- | --- |"]
     return [*head, *rows, ""]
 
@@ -209,7 +225,7 @@ def _bars(run: Run, matrix: Matrix, against: str, prefix: str | tuple[str, ...],
         if found:
             goals = [goal for goal in matrix.goals if goal.covers(cell) and goal.quantity == quantity and not goal.over]
             goal = next(((each.at_least or each.at_most) for each in goals), None)
-            yield Bar(label=cell, ratio=found, more_is_better=_SHOWN[quantity][1], goal=goal)
+            yield Bar(label=cell, ratio=found, more_is_better=bool(_SHOWN[quantity][1]), goal=goal)
 
 
 def _tables(run: Run, matrix: Matrix, against: str, pictures: Path) -> Iterator[str]:
@@ -228,7 +244,8 @@ def _tables(run: Run, matrix: Matrix, against: str, pictures: Path) -> Iterator[
         near = _outside(grid, cells, workload)
         yield from (*_table(run, near, workload, against, costs=False), "")
         if costs := list(_table(run, near, workload, against, costs=True)):
-            yield from ("<details>", "<summary>Memory and CPU</summary>", "", *costs, "", "</details>", "")
+            by_role = _role_table(run, near, against)
+            yield from ("<details>", "<summary>Memory and CPU</summary>", "", *costs, "", *by_role, "", "</details>", "")
 
 
 def _outside(grid: Grid | None, cells: Sequence[str], workload: Workload) -> list[str]:
@@ -244,6 +261,22 @@ def _table(run: Run, cells: Sequence[str], workload: Workload, against: str, *, 
     return [*head, *rows] if rows else []
 
 
+def _role_table(run: Run, cells: Sequence[str], against: str) -> Iterator[str]:
+    """What each role took, per GB written or read, and held at the end."""
+    yield from ("| cell | system | CPU by role, s/GB | memory by role, MB |", "| --- | --- | --- | --- |")
+    for cell in cells:
+        for system in (summary.OURS, against):
+            cpu = summary.by_role(run, cell, system, summary.SERVER)
+            memory = {role: held / 1e6 for role, held in summary.by_role(run, cell, system, _MEMORY).items()}
+            memory.pop("per_connection", None)
+            if cpu or memory:
+                yield f"| {cell} | {system} | {_by_role(cpu)} | {_by_role(memory)} |"
+
+
+def _by_role(figures: Mapping[str, float]) -> str:
+    return ", ".join(f"{role} {figure(value)}" for role, value in figures.items()) or "–"
+
+
 def _rows(run: Run, cell: str, workload: str, against: str, *, costs: bool) -> Iterator[str]:
     measured = summary.quantities(run, cell)
     for quantity, (title, more_is_better) in _SHOWN.items():
@@ -255,8 +288,8 @@ def _rows(run: Run, cell: str, workload: str, against: str, *, costs: bool) -> I
         yield f"| {cell} | {title} | {_text(ours)} | {_text(theirs)} | {_ratio(ours, theirs, more_is_better)} | {rounds} |"
 
 
-def _ratio(ours: float | None, theirs: float | None, more_is_better: bool) -> str:
-    if ours is None or not theirs:
+def _ratio(ours: float | None, theirs: float | None, more_is_better: bool | None) -> str:
+    if ours is None or not theirs or more_is_better is None:
         return "–"
     return f"{ours / theirs:.2f} ({'better' if (ours > theirs) == more_is_better else 'worse'})"
 

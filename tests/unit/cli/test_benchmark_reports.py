@@ -14,6 +14,7 @@ from benchmarks import summary
 from benchmarks.cells import KINDS, cpu_figures, partition_step
 from benchmarks.charts import Bar, ratio_chart
 from benchmarks.compare import GivenUp, blocks, gives_up_after, wait_for_room
+from benchmarks.coverage import not_measured
 from benchmarks.grid import changes_of
 from benchmarks.heat_map import strength
 from benchmarks.journal import Journal, Row, Run
@@ -95,6 +96,42 @@ def test_the_page_replaces_only_what_is_between_its_markers(tmp_path: Path) -> N
     assert "| replay | MB/s | 400 | – | – | 1, 0 |" in text
     assert "commit 0123456789" in text
     assert sorted(path.stem for path in (tmp_path / "benchmarks").iterdir()) == ["latency", "memory", "throughput"]
+
+
+def test_what_has_no_figures_is_named_with_the_goals_that_wait_for_it(tmp_path: Path) -> None:
+    write_page("a-run", RUN, read_matrix(), page=tmp_path / "page.md", pictures=tmp_path / "pictures")
+    text = (tmp_path / "page.md").read_text()
+    assert "- catch-up: not in this run\n" in text
+    assert "- replay: not in this run" not in text, "a system that has no such thing was asked, too"
+    assert "- produce, grid of 1,000 partitions, zstd: 15 cells not in this run\n" in text
+    assert "| fan-out 5:1 | tail groups=5 | ≥ 1 | – | not measured |" in text
+    assert "- How long: profile quick counts 6 s after a warm-up of 2 s and 2 ms per partition" in text
+
+
+def test_a_failure_is_told_once_with_its_reason(tmp_path: Path) -> None:
+    run = _run(failover={"stratalog": {"gap_median_s": 2.0}})
+    run.rows.append(msgspec.structs.replace(run.rows[0], system="kafka", measured={}, failure="Unavailable: kill later"))
+    assert [line for line in not_measured(run, read_matrix()) if line.startswith("failover,")] == [
+        "failover, kafka, round 1: Unavailable: kill later"
+    ]
+    assert "failover: not in this run" not in list(not_measured(run, read_matrix()))
+
+
+def test_costs_are_told_for_each_role_and_rows_of_another_commit_tell_theirs(tmp_path: Path) -> None:
+    ours = {"records_per_s": 1.0, "memory_bytes": 3e6, "elapsed_s": 6.0, "memory_bytes_broker": 2e6, "memory_bytes_bookie": 1e6}
+    run = _run(produce={"stratalog": {**ours, "server_cpu_s_per_gb_broker": 2.5, "server_cpu_s_per_gb_bookie": 4.0}})
+    run.rows.append(msgspec.structs.replace(run.rows[0], system="kafka", measured={"records_per_s": 1.0}, commit="fedcba"))
+    write_page("a-run", run, read_matrix(), page=tmp_path / "page.md", pictures=tmp_path / "pictures")
+    text = (tmp_path / "page.md").read_text()
+    assert "| produce | stratalog | broker 2.5, bookie 4 | broker 2, bookie 1 |" in text
+    assert "| produce | time that counted, s | 6 | – | – | 1, 1 |" in text
+    assert "commit 0123456789 and fedcba)" in text
+
+
+def test_cells_come_in_the_order_of_the_patterns() -> None:
+    names = [cell.name for cell in cells_of(read_matrix(), "size", "connections", "latency*", "catch-up", "latency rate=*")]
+    assert (names[0], names[-1]) == ("connections", "catch-up")
+    assert len(names) == len(set(names)) == 5
 
 
 def test_a_missed_goal_says_where_the_time_went_and_what_is_the_most_to_gain(tmp_path: Path) -> None:
