@@ -90,11 +90,12 @@ class DirectFile(SystemFile):
     nothing.
     """
 
-    __slots__ = ("_direct", "_may_submit", "_page_at", "_page_content", "_synced")
+    __slots__ = ("_direct", "_may_submit", "_page_at", "_page_content", "_synced", "_writes_are_durable")
 
-    def __init__(self, descriptor: int, direct: int) -> None:
+    def __init__(self, descriptor: int, direct: int, *, writes_are_durable: bool = True) -> None:
         super().__init__(descriptor)
         self._direct = direct
+        self._writes_are_durable = writes_are_durable
         self._synced = False
         self._may_submit = True
         self._page_at = -1
@@ -210,7 +211,7 @@ class DirectFile(SystemFile):
         """Only what else changed is not durable yet: the size, until it has been synced once."""
         if not self._synced:
             super().datasync()
-            self._synced = True
+            self._synced = self._writes_are_durable
 
     def allocate(self, size: int) -> None:
         self._synced = False
@@ -249,17 +250,18 @@ def _take_gathered() -> _Gathered:
         return _Gathered()
 
 
-def open_file(path: Path, *, create: bool, direct: bool) -> SystemFile:
+def open_file(path: Path, *, create: bool, direct: bool, synchronous: bool = True) -> SystemFile:
     """Open for reading and writing; ``direct`` is only a wish where the file system knows no direct writes.
 
-    Raises ``OSError``.
+    A direct file whose writes are not ``synchronous`` is durable after ``datasync``, and not before. Raises ``OSError``.
     """
     flags = os.O_RDWR | os.O_CLOEXEC
     descriptor = os.open(path, flags | (os.O_CREAT if create else 0), 0o644)
     if not direct or not _DIRECT:
         return SystemFile(descriptor)
     try:
-        return DirectFile(descriptor, os.open(path, flags | _DIRECT | os.O_DSYNC))
+        direct_flags = flags | _DIRECT | (os.O_DSYNC if synchronous else 0)
+        return DirectFile(descriptor, os.open(path, direct_flags), writes_are_durable=synchronous)
     except OSError as refused:
         if refused.errno == errno.EINVAL:
             return SystemFile(descriptor)

@@ -37,7 +37,7 @@ class GatheredReads:
 
     def begin(self, extents: Sequence[Extent], buffers: ReceiveBuffers, begin: Callable[[Sequence[Transfer]], int]) -> None:
         """Raises ``OSError`` if none could be begun."""
-        pages = [_pages(extent) for extent in extents]
+        pages = [pages_of(extent) for extent in extents]
         size = sum([end - start for start, end in pages]) + PAGE_BYTES
         taken = buffers.take(-(-size // _ROUNDED_TO) * _ROUNDED_TO)
         address = ctypes.addressof(ctypes.c_char.from_buffer(taken))
@@ -62,7 +62,7 @@ class GatheredReads:
             self._done(self._failure or self._views)
 
 
-def _pages(extent: Extent) -> tuple[int, int]:
+def pages_of(extent: Extent) -> tuple[int, int]:
     """Where the pages that hold it begin and end."""
     position, length = extent
     return position // PAGE_BYTES * PAGE_BYTES, -(-(position + length) // PAGE_BYTES) * PAGE_BYTES

@@ -157,7 +157,7 @@ async def test_deleting_is_idempotent(store: ObjectStore) -> None:
 
 
 async def test_a_multipart_upload_appears_whole_or_not_at_all(store: ObjectStore) -> None:
-    upload = await store.create_upload("big/object")
+    upload = await store.create_upload("big/object", len(PART))
     parts = [await store.put_part(upload, 2, [b"the ", b"end"]), await store.put_part(upload, 1, [PART[:100], PART[100:]])]
     assert await keys(store, "") == []
     assert [open_.upload_id async for open_ in store.list_uploads()] == [upload.upload_id]
@@ -168,7 +168,7 @@ async def test_a_multipart_upload_appears_whole_or_not_at_all(store: ObjectStore
 
 
 async def test_a_part_can_be_sent_again(store: ObjectStore) -> None:
-    upload = await store.create_upload("object")
+    upload = await store.create_upload("object", len(PART))
     await store.put_part(upload, 1, [b"spoiled"])
     part = await store.put_part(upload, 1, [b"whole"])
     await store.complete_upload(upload, [part])
@@ -177,7 +177,7 @@ async def test_a_part_can_be_sent_again(store: ObjectStore) -> None:
 
 async def test_completing_never_replaces(store: ObjectStore) -> None:
     await store.put("object", [b"first"])
-    upload = await store.create_upload("object")
+    upload = await store.create_upload("object", len(PART))
     part = await store.put_part(upload, 1, [b"second"])
     with pytest.raises(Conflict):
         await store.complete_upload(upload, [part])
@@ -188,7 +188,7 @@ async def test_completing_never_replaces(store: ObjectStore) -> None:
 
 async def test_of_many_completions_one_wins(store: ObjectStore) -> None:
     async def upload(number: int) -> int | None:
-        begun = await store.create_upload("race")
+        begun = await store.create_upload("race", len(PART))
         part = await store.put_part(begun, 1, [b"%d" % number])
         try:
             await store.complete_upload(begun, [part])
@@ -203,7 +203,7 @@ async def test_of_many_completions_one_wins(store: ObjectStore) -> None:
 
 
 async def test_an_aborted_upload_leaves_nothing(store: ObjectStore) -> None:
-    upload = await store.create_upload("object")
+    upload = await store.create_upload("object", len(PART))
     part = await store.put_part(upload, 1, [b"x"])
     await store.abort_upload(upload)
     await store.abort_upload(upload)
@@ -215,7 +215,7 @@ async def test_an_aborted_upload_leaves_nothing(store: ObjectStore) -> None:
 
 
 async def test_a_wrong_receipt_makes_no_object(store: ObjectStore) -> None:
-    upload = await store.create_upload("object")
+    upload = await store.create_upload("object", len(PART))
     part = await store.put_part(upload, 1, [b"x"])
     wrong = UploadedPart(number=2, etag=part.etag, size_bytes=part.size_bytes, crc32c=part.crc32c)
     with pytest.raises(StratalogError):

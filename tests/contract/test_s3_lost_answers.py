@@ -142,7 +142,7 @@ async def test_a_put_that_another_won_meanwhile_is_a_conflict(store: ObjectStore
 
 
 async def test_a_completion_whose_answer_is_lost_has_made_the_object(store: ObjectStore, proxy: LossyProxy) -> None:
-    upload = await store.create_upload("object")
+    upload = await store.create_upload("object", len(PART))
     parts = [await store.put_part(upload, 1, [PART]), await store.put_part(upload, 2, [b"end"])]
     lose(proxy, "POST", "uploadId", 1)
     info = await store.complete_upload(upload, parts)

@@ -145,7 +145,7 @@ class SimulatedStore:
         self._check_cut(key)
         return content
 
-    async def get_range(self, key: str, start: int, length: int) -> memoryview:
+    async def get_range(self, key: str, start: int, length: int, *, uncached: bool = False) -> memoryview:
         check_range(start, length)
         await self._reach()
         content = self._existing(key)[start : start + length]
@@ -175,11 +175,14 @@ class SimulatedStore:
             if self._bucket.objects.pop(key, None) is not None:
                 self._bucket.changed(key, None, self._loop.time(), self._random)
 
-    async def create_upload(self, key: str) -> Upload:
+    async def create_upload(self, key: str, part_bytes: int) -> Upload:
         await self._reach()
         self._bucket.written += 1
         upload = Upload(
-            key=check_key(key), upload_id=str(self._bucket.written), initiated_ms=EPOCH_MS + int(self._loop.time() * 1000)
+            key=check_key(key),
+            upload_id=str(self._bucket.written),
+            initiated_ms=EPOCH_MS + int(self._loop.time() * 1000),
+            part_bytes=part_bytes,
         )
         self._bucket.uploads[upload.upload_id] = (upload, {})
         await self._answer_write()

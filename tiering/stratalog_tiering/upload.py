@@ -78,7 +78,7 @@ class StreamedUpload:
 
     async def _send(self, parts: list[Buffer]) -> None:
         if self._upload is None:
-            self._upload = await self._store.create_upload(self._key)
+            self._upload = await self._store.create_upload(self._key, self._part_bytes)
         await self._wait_for(self._parts_at_once - 1)
         self._part_count += 1
         self._sending.add(asyncio.ensure_future(self._store.put_part(self._upload, self._part_count, parts)))

@@ -88,9 +88,9 @@ class FaultyStore:
         await self._enter("get", key)
         return await self._inner.get(key)
 
-    async def get_range(self, key: str, start: int, length: int) -> memoryview:
+    async def get_range(self, key: str, start: int, length: int, *, uncached: bool = False) -> memoryview:
         await self._enter("get_range", key)
-        return await self._inner.get_range(key, start, length)
+        return await self._inner.get_range(key, start, length, uncached=uncached)
 
     async def head(self, key: str) -> ObjectInfo:
         await self._enter("head", key)
@@ -107,9 +107,9 @@ class FaultyStore:
         await self._inner.delete(keys)
         self.deleted.set()
 
-    async def create_upload(self, key: str) -> Upload:
+    async def create_upload(self, key: str, part_bytes: int) -> Upload:
         await self._enter("create_upload", key)
-        return await self._inner.create_upload(key)
+        return await self._inner.create_upload(key, part_bytes)
 
     async def put_part(self, upload: Upload, number: int, parts: Sequence[Buffer]) -> UploadedPart:
         await self._enter("put_part", upload.key)

@@ -38,11 +38,16 @@ class ObjectInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upload:
-    """A multipart upload that was begun. ``initiated_ms`` is the store's clock, 0 where not known."""
+    """A multipart upload that was begun. Every part but the last has exactly ``part_bytes``.
+
+    ``initiated_ms`` is the store's clock, 0 where not known; ``part_bytes`` is 0 for an upload that was found, which can be
+    aborted and no more.
+    """
 
     key: str
     upload_id: str
     initiated_ms: int = 0
+    part_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +76,11 @@ class ObjectStore(Protocol):
         """A whole (small) object."""
         ...
 
-    async def get_range(self, key: str, start: int, length: int) -> memoryview:
-        """Exactly ``length`` bytes from ``start`` on. Raises ``Corrupt`` if the object ends before."""
+    async def get_range(self, key: str, start: int, length: int, *, uncached: bool = False) -> memoryview:
+        """Exactly ``length`` bytes from ``start`` on. Raises ``Corrupt`` if the object ends before.
+
+        ``uncached`` asks for what is stored, and not for what this machine still has in memory of it.
+        """
         ...
 
     async def head(self, key: str) -> ObjectInfo: ...
@@ -85,7 +93,9 @@ class ObjectStore(Protocol):
         """Delete objects; those that do not exist are no error. After an error some may be gone: ask again."""
         ...
 
-    async def create_upload(self, key: str) -> Upload: ...
+    async def create_upload(self, key: str, part_bytes: int) -> Upload:
+        """Begin an upload in parts of ``part_bytes``; the last one may be smaller."""
+        ...
 
     async def put_part(self, upload: Upload, number: int, parts: Sequence[Buffer]) -> UploadedPart:
         """Upload part ``number``, given in several buffers. Sending the same number again replaces it."""

@@ -3,26 +3,40 @@
 An object appears under its key whole and durable, or not at all: it is written aside, synced, and linked into place. The
 link is also what makes ``if_absent`` exact, for it fails where the name exists. Directories are synced after each
 change. Uploads in progress live in ``.uploads/``, files aside in ``.aside/``; both are no legal key prefixes.
+
+What is large is written around the page cache: it is read back from the disk soon, and then hardly ever. The parts of an
+upload are written to their places in one file, which becomes the object as it is. Which of them came is known to the store that
+took them, and lost with it: an upload that an earlier process began can only be aborted.
 """
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import shutil
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Final, TypeVar
 
 from stratalog_core.errors import Conflict, Corrupt, Invalid, NoSuchObject, StorageFailed
+from stratalog_core.files import open_file
+from stratalog_core.kernel_io import PAGE_BYTES
 from stratalog_core.ports import Background, Buffer, Clock, Random
+from stratalog_core.receive_buffers import ReceiveBuffers
 from stratalog_core.system import sync_directory
+from stratalog_core.uncached_reads import memory_bytes, read_uncached
 from stratalog_tiering.store.base import ObjectInfo, Upload, UploadedPart, check_key, check_range
 
 _ASIDE: Final = ".aside"
 _UPLOADS: Final = ".uploads"
 _KEY_FILE: Final = "key"
+_DATA_FILE: Final = "data"
+_LARGE_BYTES_MIN: Final = 256 * 1024
+"""From here on objects are written, and ranges read uncached, around the page cache."""
+_LARGE_WRITES_AT_ONCE: Final = 2
+"""Each gathers in memory of its own; more of them would only wait for the disk."""
 _LEFTOVER_AGE_MS: Final = 24 * 3_600_000
 _LIST_CHUNK: Final = 500
 _MISSING: Final = (FileNotFoundError, NotADirectoryError)
@@ -37,6 +51,9 @@ class FilesystemStore:
         self._background = background
         self._clock = clock
         self._random = random
+        self._memory = ReceiveBuffers()
+        self._large_writes = asyncio.Semaphore(_LARGE_WRITES_AT_ONCE)
+        self._received: dict[str, dict[int, int]] = {}
         for directory in (root / _ASIDE, root / _UPLOADS):
             directory.mkdir(parents=True, exist_ok=True)
         self._remove_leftovers()
@@ -46,26 +63,38 @@ class FilesystemStore:
         return f"file://{self._root}"
 
     async def put(self, key: str, parts: Sequence[Buffer], *, if_absent: bool = True) -> ObjectInfo:
-        path, aside = self._path(key), self._aside()
+        path, aside, size = self._path(key), self._aside(), sum(map(len, parts))
 
         def write() -> ObjectInfo:
-            with open(aside, "wb") as stream:
-                stream.writelines(parts)
-                _sync(stream.fileno(), stream.flush)
-            return self._place(aside, key, path, if_absent)
+            try:
+                if size < _LARGE_BYTES_MIN:
+                    _write_small(aside, parts)
+                else:
+                    _write_at(aside, parts, 0, direct=True)
+                    _finish(aside, size)
+                return self._place(aside, key, path, if_absent)
+            finally:
+                aside.unlink(missing_ok=True)
 
-        return await self._run(write, key)
+        if size < _LARGE_BYTES_MIN:
+            return await self._run(write, key)
+        async with self._large_writes:
+            return await self._run(write, key)
 
     async def get(self, key: str) -> bytes:
         return await self._run(self._path(key).read_bytes, key)
 
-    async def get_range(self, key: str, start: int, length: int) -> memoryview:
+    async def get_range(self, key: str, start: int, length: int, *, uncached: bool = False) -> memoryview:
         check_range(start, length)
         path = self._path(key)
-        content = await self._run(lambda: _read_range(path, start, length), key)
+        if uncached and length >= _LARGE_BYTES_MIN:
+            memory = self._memory.take(memory_bytes(start, length))
+            content = await self._run(lambda: read_uncached(path, start, length, memory), key)
+        else:
+            content = memoryview(await self._run(lambda: _read_range(path, start, length), key))
         if len(content) != length:
             raise Corrupt(f"object {key} ends at byte {start + len(content)}, not {start + length}", key=key)
-        return memoryview(content)
+        return content
 
     async def head(self, key: str) -> ObjectInfo:
         path = self._path(key)
@@ -86,9 +115,10 @@ class FilesystemStore:
 
         await self._run(remove, keys[0] if keys else "")
 
-    async def create_upload(self, key: str) -> Upload:
+    async def create_upload(self, key: str, part_bytes: int) -> Upload:
         self._path(key)
-        upload = Upload(key=key, upload_id=f"{self._random.getrandbits(128):032x}", initiated_ms=self._clock.wall_ms())
+        upload_id = f"{self._random.getrandbits(128):032x}"
+        upload = Upload(key=key, upload_id=upload_id, initiated_ms=self._clock.wall_ms(), part_bytes=part_bytes)
 
         def create() -> Upload:
             directory = self._upload_directory(upload)
@@ -96,34 +126,41 @@ class FilesystemStore:
             (directory / _KEY_FILE).write_text(key)
             return upload
 
-        return await self._run(create, key)
+        await self._run(create, key)
+        self._received[upload_id] = {}
+        return upload
 
     async def put_part(self, upload: Upload, number: int, parts: Sequence[Buffer]) -> UploadedPart:
-        target = self._upload_directory(upload) / f"{number:05d}"
-
-        def write() -> UploadedPart:
-            with open(target, "wb") as stream:
-                stream.writelines(parts)
-            size = target.stat().st_size
-            return UploadedPart(number=number, etag=f"{number}-{size}", size_bytes=size)
-
-        return await self._run(write, upload.key)
+        size, received = sum(map(len, parts)), self._received_of(upload)
+        if number < 1 or size > upload.part_bytes:
+            raise Invalid(
+                f"part {number} of {upload.key} has {size} bytes; parts begin with 1 and have {upload.part_bytes} at most"
+            )
+        data = self._upload_directory(upload) / _DATA_FILE
+        # Parts that share a page would write over each other's share of it.
+        direct = not upload.part_bytes % PAGE_BYTES
+        received.pop(number, None)
+        async with self._large_writes:
+            await self._run(lambda: _write_at(data, parts, (number - 1) * upload.part_bytes, direct=direct), upload.key)
+        received[number] = size
+        return UploadedPart(number=number, etag=f"{number}-{size}", size_bytes=size)
 
     async def complete_upload(self, upload: Upload, parts: Sequence[UploadedPart], *, if_absent: bool = True) -> ObjectInfo:
-        path, aside, directory = self._path(upload.key), self._aside(), self._upload_directory(upload)
+        path, directory = self._path(upload.key), self._upload_directory(upload)
+        size = _whole_size(upload, parts, self._received_of(upload))
 
         def complete() -> ObjectInfo:
-            with open(aside, "wb") as stream:
-                for part in sorted(parts, key=lambda part: part.number):
-                    _append_file(directory / f"{part.number:05d}", stream.fileno(), part.size_bytes)
-                _sync(stream.fileno(), stream.flush)
-            info = self._place(aside, upload.key, path, if_absent)
+            _finish(directory / _DATA_FILE, size)
+            info = self._place(directory / _DATA_FILE, upload.key, path, if_absent)
             shutil.rmtree(directory)
             return info
 
-        return await self._run(complete, upload.key)
+        info = await self._run(complete, upload.key)
+        self._received.pop(upload.upload_id, None)
+        return info
 
     async def abort_upload(self, upload: Upload) -> None:
+        self._received.pop(upload.upload_id, None)
         directory = self._upload_directory(upload)
         await self._run(lambda: shutil.rmtree(directory, ignore_errors=True), upload.key)
 
@@ -175,17 +212,21 @@ class FilesystemStore:
     def _upload_directory(self, upload: Upload) -> Path:
         return self._root / _UPLOADS / check_key(upload.upload_id)
 
-    def _place(self, aside: Path, key: str, path: Path, if_absent: bool) -> ObjectInfo:
+    def _received_of(self, upload: Upload) -> dict[int, int]:
+        """Sizes of the parts that came, by number."""
         try:
-            self._make_directories(path.parent)
-            if if_absent:
-                os.link(aside, path)
-            else:
-                os.replace(aside, path)
-            sync_directory(path.parent)
-            return _info(key, path.stat())
-        finally:
-            aside.unlink(missing_ok=True)
+            return self._received[upload.upload_id]
+        except KeyError:
+            raise NoSuchObject(f"upload {upload.upload_id} of {upload.key} is not one that this process began") from None
+
+    def _place(self, written: Path, key: str, path: Path, if_absent: bool) -> ObjectInfo:
+        self._make_directories(path.parent)
+        if if_absent:
+            os.link(written, path)
+        else:
+            os.replace(written, path)
+        sync_directory(path.parent)
+        return _info(key, path.stat())
 
     def _make_directories(self, directory: Path) -> None:
         if not directory.is_dir():
@@ -242,16 +283,42 @@ def _read_range(path: Path, start: int, length: int) -> bytes:
         os.close(descriptor)
 
 
-def _append_file(source: Path, target: int, size: int) -> None:
-    """Copy inside the kernel, so that completing an upload costs no pass through this process."""
-    with open(source, "rb") as stream:
-        if os.fstat(stream.fileno()).st_size != size:
-            raise StorageFailed(f"part {source.name} has not the {size} bytes that were written")
-        position = 0
-        while position < size:
-            position += os.sendfile(target, stream.fileno(), position, size - position)
+def _write_small(path: Path, parts: Sequence[Buffer]) -> None:
+    with open(path, "wb") as stream:
+        stream.writelines(parts)
+        stream.flush()
+        os.fsync(stream.fileno())
 
 
-def _sync(descriptor: int, flush: Callable[[], None]) -> None:
-    flush()
-    os.fsync(descriptor)
+def _write_at(path: Path, parts: Sequence[Buffer], position: int, *, direct: bool) -> None:
+    """Not durable before ``_finish``; direct writes end with a whole page."""
+    file = open_file(path, create=True, direct=direct, synchronous=False)
+    try:
+        file.pwritev(parts, position)
+    finally:
+        file.close()
+
+
+def _finish(path: Path, size: int) -> None:
+    """Cut off what the last page has beyond ``size``, and make all of it durable."""
+    file = open_file(path, create=False, direct=False)
+    try:
+        if file.size() < size:
+            raise StorageFailed(f"{path.name} has {file.size()} bytes, not the {size} that were written")
+        file.truncate(size)
+        file.datasync()
+    finally:
+        file.close()
+
+
+def _whole_size(upload: Upload, parts: Sequence[UploadedPart], received: Mapping[int, int]) -> int:
+    """Raises ``Invalid`` unless the receipts are those of all parts, each of its size."""
+    sizes = {part.number: part.size_bytes for part in parts}
+    last = len(parts)
+    if sizes != {number: received.get(number) for number in range(1, last + 1)}:
+        raise Invalid(
+            f"upload {upload.upload_id} of {upload.key} got {len(received)} parts, other than the {last} it is made of"
+        )
+    if any(sizes[number] != upload.part_bytes for number in range(1, last)):
+        raise Invalid(f"a part of {upload.key} before the last one has not {upload.part_bytes} bytes")
+    return sum(sizes.values())

@@ -93,7 +93,7 @@ class S3Store:
     async def get(self, key: str) -> bytes:
         return await self._reads.get(key)
 
-    async def get_range(self, key: str, start: int, length: int) -> memoryview:
+    async def get_range(self, key: str, start: int, length: int, *, uncached: bool = False) -> memoryview:
         check_range(start, length)
         return check_length(await self._reads.get_range(key, start, length), key, start, length)
 
@@ -106,14 +106,14 @@ class S3Store:
     async def delete(self, keys: Sequence[str]) -> None:
         await self._catalogue.delete(keys)
 
-    async def create_upload(self, key: str) -> Upload:
+    async def create_upload(self, key: str, part_bytes: int) -> Upload:
         name = self._location.name(key)
 
         def create() -> str:
             answer = self._client.create_multipart_upload(Bucket=self._location.bucket, Key=name, ChecksumAlgorithm="CRC32C")
             return answer["UploadId"]
 
-        return Upload(key=key, upload_id=await self._repeated(create, key))
+        return Upload(key=key, upload_id=await self._repeated(create, key), part_bytes=part_bytes)
 
     async def put_part(self, upload: Upload, number: int, parts: Sequence[Buffer]) -> UploadedPart:
         name = self._location.name(upload.key)
