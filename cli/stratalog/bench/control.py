@@ -37,12 +37,12 @@ class Control:
         self.began = time.monotonic()
         threading.Thread(target=self._watch, daemon=True).start()
 
-    def running(self, records: int, assigned: int = 0, *, rebalanced: bool = False) -> bool:
+    def running(self, records: int, assigned: int = 0, *, rebalanced: bool = False, heard: int = 0) -> bool:
         """False once the other side said stop or is gone; reports progress now and then."""
         now = time.monotonic()
         if now - self._reported_at >= _PROGRESS_INTERVAL_S:
             self._reported_at = now
-            self.report(Progress(records=records, assigned=assigned, rebalanced=rebalanced))
+            self.report(Progress(records=records, assigned=assigned, rebalanced=rebalanced, heard=heard))
         return not self._stopped.is_set()
 
     def told(self, word: bytes) -> bool:

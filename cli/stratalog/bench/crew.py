@@ -37,6 +37,7 @@ class LoadProcess:
         self.records = 0
         self.assigned = 0
         self.rebalanced = False
+        self.heard = 0
         self.counted: Counted | None = None
         self.say(msgspec.json.encode(load) + b"\n")
 
@@ -74,7 +75,8 @@ class LoadProcess:
         if isinstance(report, Ready):
             self.ready = True
         elif isinstance(report, Progress):
-            self.records, self.assigned, self.rebalanced = report.records, report.assigned, report.rebalanced
+            self.records, self.assigned = report.records, report.assigned
+            self.rebalanced, self.heard = report.rebalanced, report.heard
         else:
             self.counted = report
 
@@ -125,6 +127,10 @@ class Crew:
     def assigned(self, kind: type[Load]) -> int:
         """Partitions that consumers hold now."""
         return sum(process.assigned for process in self._of(kind))
+
+    def heard(self, kind: type[Load]) -> int:
+        """Partitions that acknowledge in time."""
+        return sum(process.heard for process in self._of(kind))
 
     def rebalanced(self, kind: type[Load]) -> bool:
         """Whether any assignment changed after a consumer left."""

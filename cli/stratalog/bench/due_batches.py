@@ -25,13 +25,11 @@ from confluent_kafka import KafkaError, Message
 from stratalog.bench.control import Control
 from stratalog.bench.loads import Counted, ProducerLoad
 from stratalog.bench.payloads import STAMP, heads_of
+from stratalog.bench.producing import TICK_NS, due_in_all
 from stratalog.bench.whole_batches import Lane, Target, WholeBatches
 
-_TICK_NS = 250_000
 _BLOCKED_WAIT_S = 0.0002
 _TURN_MAX_S = 0.05
-# After the end, for what was due before it.
-_OVERDUE_S = 30.0
 
 
 class Arrival(NamedTuple):
@@ -52,8 +50,7 @@ class DueBatches(WholeBatches):
         super().__init__(load, control)
         self._interval_ns = 1e9 / load.records_per_s
         self._linger_ns = load.linger_ms * 1e6
-        # Without a warm-up or an end of the time all of a number of records counts.
-        self._due_max = load.records or max(1, round(load.records_per_s * (load.warmup_s + load.duration_s)))
+        self._due_max = due_in_all(load)
         self._arrivals: deque[Arrival] = deque()
         self._handed_ns = self._free_ns = 0
         self._blocked = False
@@ -64,11 +61,8 @@ class DueBatches(WholeBatches):
         return self.run_at_rate(self._send_all, self._take_arrivals)
 
     def _send_all(self) -> None:
-        give_up_s = self._intended_ns(self._due_max) / 1e9 + _OVERDUE_S
         while self.sent < self._due_max and self.control.running(self.sent):
-            if time.monotonic() > give_up_s:
-                self.failed += self._due_max - self.sent
-                self.failure = f"records that were due before the end could not be sent within {_OVERDUE_S:.0f} s of it"
+            if self.gives_up(self._intended_ns(self._due_max), self._due_max - self.sent):
                 return
             self.note_cpu()
             self._take_arrivals()
@@ -96,7 +90,7 @@ class DueBatches(WholeBatches):
 
     def _closes_ns(self) -> float:
         """When the next batch leaves even if it is not full; without a linger not before the next tick."""
-        return max(self._intended_ns(self.sent) + self._linger_ns, self._handed_ns + _TICK_NS if not self._linger_ns else 0)
+        return max(self._intended_ns(self.sent) + self._linger_ns, self._handed_ns + TICK_NS if not self._linger_ns else 0)
 
     def _intended_ns(self, record: int) -> float:
         return self.began_ns + record * self._interval_ns
@@ -107,7 +101,7 @@ class DueBatches(WholeBatches):
         chunk = self._stamped(first, records)
         chunk[-1] = {**chunk[-1], "callback": partial(self._heard, lane, target, first, records)}
         self._note_behind(first, records)
-        self._hand_over(producer, target, chunk)
+        self.hand_over(producer, target[0], chunk, target[1])
         return records
 
     def _stamped(self, first: int, records: int) -> list[dict[str, Any]]:

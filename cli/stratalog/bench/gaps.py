@@ -23,6 +23,10 @@ class Gaps:
         self._longest_ns[place] = max(self._longest_ns.get(place, 0), gap_ns)
         self._last_ns[place] = at_ns
 
+    def begin_anew(self) -> None:
+        """Gaps that ended so far are forgotten; one that goes on counts in full."""
+        self._longest_ns.clear()
+
     def longest(self) -> list[Gap]:
         """By topic and partition; a partition with a single acknowledgement has a gap of 0."""
         return [

@@ -24,8 +24,9 @@ class ProducerLoad(msgspec.Struct, frozen=True, kw_only=True, tag="producer"):
 
     As fast as it goes, and with ``whole_batches`` at a rate, too, batches of ``batch_records`` leave, ``in_flight`` at most to
     each broker; ``producers_in_all`` are those of all processes. Otherwise records leave at their moments, those within
-    ``linger_ms`` together; with ``keys`` one by one. ``each_partition`` sends one by one, round robin over every
-    ``partition_step``-th partition, and reports the longest gap between acknowledgements of each.
+    ``linger_ms`` together; with ``keys`` the client makes the batches. ``each_partition`` sends round robin to every
+    ``partition_step``-th partition, and reports the longest gap between acknowledgements of each; when told that the warm-up
+    is over, it counts anew.
     """
 
     client: Options
@@ -122,11 +123,15 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
-    """Records so far, warm-up included; partitions that consumers have been assigned; whether that changed since one left."""
+    """Records so far, warm-up included; partitions that consumers have been assigned; whether that changed since one left.
+
+    ``heard`` partitions acknowledged some record within a second of its moment.
+    """
 
     records: int
     assigned: int = 0
     rebalanced: bool = False
+    heard: int = 0
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):

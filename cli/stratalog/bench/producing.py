@@ -1,9 +1,9 @@
-"""What producers of a load have in common, and those that send at a fixed rate whatever the cluster does.
+"""What producers of a load have in common.
 
-Every record has a moment at which it should leave; its latency counts from that moment, even if the client could not take it
-then. A stall therefore shows in all the records that should have been sent during it, and not only in one (no coordinated
-omission). What is counted is what was acknowledged between the end of the warm-up and the end of the run, and the CPU time that
-the process used between the same two moments.
+At a rate every record has a moment at which it should leave; its latency counts from that moment, even if the client could not
+take it then. A stall therefore shows in all the records that should have been sent during it, and not only in one (no
+coordinated omission). What is counted is what was acknowledged between the end of the warm-up and the end of the run, and the
+CPU time that the process used between the same two moments.
 """
 
 from __future__ import annotations
@@ -13,20 +13,23 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
+from typing import Any
 
-from confluent_kafka import KafkaError, Message, Producer
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from stratalog.bench.control import Control, cpu_s, resident_bytes
 from stratalog.bench.gaps import Gaps
 from stratalog.bench.histogram import Histogram
 from stratalog.bench.loads import Counted, ProducerLoad
-from stratalog.bench.payloads import payloads, stamped
+from stratalog.bench.payloads import payloads
 
 _FLUSH_TIMEOUT_S = 120.0
-_FULL_WAIT_S = 0.005
-_CATCH_UP_RECORDS = 1000
+_FULL_WAIT_S = 0.05
+# After the end, for what was due before it.
+_OVERDUE_S = 30.0
 _SWITCH_INTERVAL_S = 0.0005
+TICK_NS = 250_000
+"""What is due within it leaves together."""
 
 
 class Work:
@@ -75,17 +78,32 @@ class Work:
         if time.monotonic_ns() < self.measures_from_ns or not self._cpu_before_s:
             self._cpu_before_s = cpu_s()
 
+    def gives_up(self, end_ns: float, left: int) -> bool:
+        """Long after the end, with ``left`` records that were due before it: they count as failed."""
+        if time.monotonic_ns() <= end_ns + _OVERDUE_S * 1e9:
+            return False
+        self.failed += left
+        self.failure = f"records that were due before the end could not be sent within {_OVERDUE_S:.0f} s of it"
+        return True
+
+    def hand_over(self, producer: Producer, topic: str, chunk: list[dict[str, Any]], partition: int) -> None:
+        """Raises ``KafkaException`` if the client refuses a record for another reason than a full queue."""
+        while (taken := int(producer.produce_batch(topic, chunk, partition=partition))) < len(chunk):
+            failure = chunk[-1]["_error"]
+            if failure.code() != KafkaError._QUEUE_FULL:
+                raise KafkaException(failure)
+            chunk = chunk[taken:]
+            # Moments stay as they were: the wait for room is part of the latency.
+            producer.poll(_FULL_WAIT_S)
+
     def delivered(self, intended_ns: int, failure: KafkaError | None, message: Message, records: int = 1) -> None:
         """Of ``records`` records this is the last; all count as failed if it has."""
         if failure is not None:
             self.failed += records
             self.failure = failure.str()
             return
-        now = time.monotonic_ns()
-        if self.load.each_partition:
-            self.gaps.acknowledged(message.topic() or "", message.partition() or 0, now)
         if intended_ns >= self.measures_from_ns:
-            self.latency.record((now - intended_ns) // 1000)
+            self.latency.record((time.monotonic_ns() - intended_ns) // 1000)
 
     def wait_until_delivered(self) -> None:
         for producer in self.producers:
@@ -119,47 +137,9 @@ class Work:
         return self.control.running(self.sent) and more and (within or bool(self.load.records))
 
 
-class Paced(Work):
-    """One record at each of its moments, for loads of which every partition, or every key, has its own: modest rates."""
-
-    def run(self) -> Counted:
-        return self.run_at_rate(self._send_all)
-
-    def _send_all(self) -> None:
-        interval_ns = 1e9 / self.load.records_per_s
-        targets, values, keys = self._targets(), itertools.cycle(self.pool), keys_of(self.load)
-        producers = itertools.cycle(self.producers)
-        while self.running():
-            self.note_cpu()
-            due = int((time.monotonic_ns() - self.began_ns) / interval_ns) + 1
-            for number in range(self.sent, min(due, self.sent + _CATCH_UP_RECORDS)):
-                intended_ns = self.began_ns + round(number * interval_ns)
-                self._send(next(producers), next(targets), next(values), next(keys), intended_ns)
-            _sleep_until(self.began_ns + round(self.sent * interval_ns))
-
-    def _send(self, producer: Producer, target: tuple[str, int], value: bytes, key: bytes | None, intended_ns: int) -> None:
-        payload = stamped(value, intended_ns) if self.load.stamps else value
-        if intended_ns >= self.measures_from_ns:
-            self.behind.record((time.monotonic_ns() - intended_ns) // 1000)
-        on_delivery = partial(self.delivered, intended_ns)
-        while True:
-            try:
-                producer.produce(target[0], payload, key, target[1], on_delivery=on_delivery)
-                break
-            except BufferError:
-                # The moment stays as it was: the wait for room is part of the latency.
-                time.sleep(_FULL_WAIT_S)
-        self.sent += 1
-
-    def _targets(self) -> Iterator[tuple[str, int]]:
-        if not self.load.each_partition:
-            return ((topic, -1) for topic in itertools.cycle(self.load.topics))
-        every = [
-            (topic, partition)
-            for partition in range(0, self.load.partitions, self.load.partition_step)
-            for topic in self.load.topics
-        ]
-        return itertools.cycle(every)
+def due_in_all(load: ProducerLoad) -> int:
+    """Records that should leave before the end. Without a warm-up or an end of the time, all of a number of records counts."""
+    return load.records or max(1, round(load.records_per_s * (load.warmup_s + load.duration_s)))
 
 
 def keys_of(load: ProducerLoad) -> Iterator[bytes | None]:
@@ -176,9 +156,3 @@ def _poll_until(producer: Producer, ended: threading.Event) -> None:
     """Waits for acknowledgements, in a thread of its own."""
     while not ended.is_set():
         producer.poll(0.1)
-
-
-def _sleep_until(moment_ns: int) -> None:
-    left_ns = moment_ns - time.monotonic_ns()
-    if left_ns > 0:
-        time.sleep(left_ns / 1e9)

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka import KafkaError, Message, Producer
 
 from stratalog.bench.control import Control, cpu_s
 from stratalog.bench.loads import Counted, ProducerLoad
@@ -100,7 +100,7 @@ class WholeBatches(Work):
             chunk = [dict(message) for message in chunk[:records]]
         target = lane.take()
         chunk[-1]["callback"] = partial(self._arrived, lane, target, len(chunk), time.monotonic_ns())
-        self._hand_over(producer, target, chunk)
+        self.hand_over(producer, target[0], chunk, target[1])
         return len(chunk)
 
     def _left(self) -> int:
@@ -115,16 +115,6 @@ class WholeBatches(Work):
             return without_rate
         due_in_s = self.sent / self.load.records_per_s - self.control.elapsed_s()
         return min(_POLL_S, due_in_s) if due_in_s > 0 else without_rate
-
-    def _hand_over(self, producer: Producer, target: Target, chunk: list[dict[str, Any]]) -> None:
-        """Raises ``KafkaException`` if the client refuses a record for another reason than a full queue."""
-        topic, number = target
-        while (taken := int(producer.produce_batch(topic, chunk, partition=number))) < len(chunk):
-            failure = chunk[-1]["_error"]
-            if failure.code() != KafkaError._QUEUE_FULL:
-                raise KafkaException(failure)
-            chunk = chunk[taken:]
-            producer.poll(_POLL_S)
 
     def _arrived(
         self, lane: Lane, target: Target, records: int, sent_ns: int, failure: KafkaError | None, message: Message

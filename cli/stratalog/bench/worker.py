@@ -13,9 +13,10 @@ from stratalog.bench.connecting import run_connections
 from stratalog.bench.consuming import run_consumers
 from stratalog.bench.control import Control, standard_control
 from stratalog.bench.due_batches import DueBatches
+from stratalog.bench.due_records import DueRecords
 from stratalog.bench.group_members import run_members
 from stratalog.bench.loads import ConnectionLoad, Counted, Failed, Load, ProducerLoad
-from stratalog.bench.producing import Paced, Work
+from stratalog.bench.producing import Work
 from stratalog.bench.whole_batches import WholeBatches
 from stratalog_core.errors import StratalogError
 
@@ -57,7 +58,7 @@ def _run_producers(load: ProducerLoad, control: Control) -> Counted:
 def _work(load: ProducerLoad) -> type[Work]:
     if load.whole_batches or not load.records_per_s:
         return WholeBatches
-    return Paced if load.each_partition or load.keys != "none" else DueBatches
+    return DueRecords if load.each_partition or load.keys != "none" else DueBatches
 
 
 def _text(failure: BaseException) -> str:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Callable
 from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,9 +19,10 @@ from hypothesis import strategies as st
 from stratalog.bench.connecting import source_of
 from stratalog.bench.control import Control
 from stratalog.bench.due_batches import DueBatches
+from stratalog.bench.due_records import DueRecords
 from stratalog.bench.gaps import Gaps
 from stratalog.bench.histogram import Histogram, bucket_of, highest_of
-from stratalog.bench.loads import Counted, Options, Payload
+from stratalog.bench.loads import Counted, Options, Payload, ProducerLoad
 from stratalog.bench.payloads import heads_of, payloads, stamped, stamps_of
 from stratalog.bench.report import flat
 from stratalog.bench.results import throughput
@@ -91,6 +96,16 @@ def test_gaps_are_those_between_neighbours_of_one_partition(steps: list[tuple[in
     assert found == {
         partition: max((later - earlier for earlier, later in pairwise(seen)), default=0) for partition, seen in moments.items()
     }
+
+
+def test_gaps_that_ended_before_counting_began_are_forgotten() -> None:
+    gaps = Gaps()
+    for moment in (1, 9, 10):
+        gaps.acknowledged("topic", 0, moment * 10**9)
+    gaps.begin_anew()
+    gaps.acknowledged("topic", 0, 12 * 10**9)
+    (gap,) = gaps.longest()
+    assert (gap.longest_s, gap.first_at) == (2.0, 1.0)
 
 
 def test_what_began_behind_the_kill_is_no_gap() -> None:
@@ -329,3 +344,71 @@ def test_every_record_that_was_due_after_the_warm_up_counts_however_slow_the_mac
     assert found.records == pytest.approx(records_per_s * 0.4, abs=1)
     assert sum(count for _, count in found.behind) == found.records
     assert 0 < Histogram(found.latency, found.latency_max_us).percentile_us(50) <= found.latency_max_us
+
+
+_MOCKED: Options = {"bootstrap.servers": "mock", "test.mock.num.brokers": 1, "log_level": 0, "linger.ms": 0}
+
+
+def _one_by_one(load: ProducerLoad) -> Counted:
+    control = Control(BytesIO(), BytesIO())
+    work = DueRecords(load, control)
+    control.began = time.monotonic()
+    return work.run()
+
+
+@pytest.mark.parametrize("keys", ["round-robin", "random"])
+def test_records_with_keys_are_all_sent_and_count_from_their_moments(keys: Any) -> None:
+    found = _one_by_one(
+        ProducerLoad(
+            client=_MOCKED, topics=["one", "two"], partitions=4, keys=keys, records_per_s=5000, warmup_s=0.1, duration_s=0.3
+        )
+    )
+    assert (found.failed, found.sent, found.gaps) == (0, 2000, [])
+    assert found.records == pytest.approx(1500, abs=1)
+    assert sum(count for _, count in found.behind) == found.records
+
+
+def test_partitions_take_turns_and_each_has_its_gap() -> None:
+    load = ProducerLoad(
+        client=_MOCKED,
+        topics=["one", "two"],
+        partitions=4,
+        partition_step=3,
+        records_per_s=400,
+        duration_s=0.5,
+        each_partition=True,
+    )
+    found = _one_by_one(load)
+    assert (found.failed, found.sent, found.records) == (0, 200, 200)
+    assert [(gap.topic, gap.partition) for gap in found.gaps] == [("one", 0), ("one", 3), ("two", 0), ("two", 3)]
+
+
+def test_when_told_that_all_is_steady_a_load_counts_anew() -> None:
+    incoming, outgoing = os.pipe()
+    with os.fdopen(incoming, "rb") as commands, os.fdopen(outgoing, "wb", buffering=0) as other_side:
+        reports = BytesIO()
+        control = Control(commands, reports)
+        other_side.write(b"go\n")
+        control.wait_for_go()
+        load = ProducerLoad(client=_MOCKED, topics=["one"], partitions=2, records_per_s=200, each_partition=True)
+        work = DueRecords(msgspec.structs.replace(load, duration_s=3600), control)
+        done = Thread(target=lambda: results.append(work.run()))
+        results: list[Counted] = []
+        done.start()
+        _wait_until(lambda: b'"heard":2' in reports.getvalue())
+        other_side.write(b"measure\n")
+        told = time.monotonic()
+        _wait_until(lambda: work.latency.count > 0 and work.measures_from_ns >= told * 1e9)
+        other_side.write(b"stop\n")
+        done.join()
+    (found,) = results
+    assert found.failed == 0
+    assert 0 < found.records < found.sent
+    assert all(gap.first_at < told for gap in found.gaps), "what was heard before is known"
+
+
+def _wait_until(done: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

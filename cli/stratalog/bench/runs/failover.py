@@ -8,13 +8,16 @@ from collections.abc import Callable, Sequence
 
 from stratalog.bench.crew import Crew, OnProgress
 from stratalog.bench.loads import Counted, Gap, ProducerLoad
-from stratalog.bench.results import Result, failures, latencies, result
+from stratalog.bench.results import Result, behind, failures, latencies, result
 from stratalog.bench.runs.produce import split
 from stratalog.bench.settings import Topics, Traffic, as_document, producer_options, validate
 from stratalog.bench.topics import Prepared, prepared
 from stratalog_core.errors import Unavailable
 
 _DELIVERY_TIMEOUT_MS = 150_000
+_STEADY_TIMEOUT_S = 180.0
+_STEADY = "see a record of every partition acknowledged within a second of its moment"
+_LONGEST_S = 7200.0
 _LATE_SHARE_MAX = 0.1
 """So many partitions may begin behind the kill: their gaps say too little."""
 
@@ -33,17 +36,26 @@ def measure_failover(
 ) -> Result:
     """Produce to every ``partition_step``-th partition, call ``kill``, go on; the longest gap of each that the dead broker led.
 
+    ``before_s`` begins when every partition has acknowledged a record within a second: what is measured is the kill, not how
+    thousands of new partitions come to life. What was before does not count. Raises ``Unavailable`` if that takes too long.
     ``kill`` ends a broker and returns its id, or ``None`` if it does not know: then partitions count whose leader changed.
     """
     with prepared(bootstrap, topics) as place:
-        loads = _loads(place, traffic, before_s + after_s, records_per_partition_per_s, partition_step)
+        loads = _loads(place, traffic, records_per_partition_per_s, partition_step)
+        wanted = sum(len(load.topics) * -(-load.partitions // partition_step) for load in loads)
         with Crew(loads, on_progress) as crew:
             crew.begin(ProducerLoad)
+            began = time.monotonic()
+            crew.follow_until(lambda: crew.heard(ProducerLoad) >= wanted, _STEADY_TIMEOUT_S, _STEADY)
+            steady_after_s = time.monotonic() - began
+            crew.measure(ProducerLoad)
             crew.follow_for(before_s)
             leaders = place.leaders()
             killed_at = time.monotonic()
             victim = kill()
-            counts = crew.finish(ProducerLoad, after_s)
+            crew.follow_for(after_s)
+            crew.stop(ProducerLoad)
+            counts = crew.finish(ProducerLoad, 0)
         lost = _lost(leaders, place.leaders(), victim)
     settings = as_document(
         topics,
@@ -53,10 +65,11 @@ def measure_failover(
         records_per_partition_per_s=records_per_partition_per_s,
         partition_step=partition_step,
     )
-    return result("failover", settings, gaps_of(counts, lost, killed_at) | latencies(counts, "latency") | failures(counts))
+    measured = gaps_of(counts, lost, killed_at) | {"steady_after_s": steady_after_s}
+    return result("failover", settings, measured | latencies(counts, "latency") | behind(counts, "behind") | failures(counts))
 
 
-def _loads(place: Prepared, traffic: Traffic, duration_s: float, rate: float, step: int) -> list[ProducerLoad]:
+def _loads(place: Prepared, traffic: Traffic, rate: float, step: int) -> list[ProducerLoad]:
     """Each process has topics of its own, so that it sees the gaps of their partitions whole."""
     validate(traffic)
     options = {"linger.ms": 0, "delivery.timeout.ms": _DELIVERY_TIMEOUT_MS}
@@ -72,7 +85,7 @@ def _loads(place: Prepared, traffic: Traffic, duration_s: float, rate: float, st
             payload=traffic.payload,
             records_per_s=rate * -(-place.partitions // step) * len(mine),
             partition_step=step,
-            duration_s=duration_s,
+            duration_s=_LONGEST_S,
             each_partition=True,
         )
         for mine in names
