@@ -8,6 +8,7 @@ small ones go through it, because what lies beside them will be wanted; the kern
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import mmap
@@ -25,6 +26,7 @@ from stratalog_core.ports import Buffer, Extent, OnRead, OnWritten
 
 _IOV_MAX: Final = 1024
 _GATHERED_BYTES: Final = 4 * 1024 * 1024
+_HUGE_PAGE_BYTES: Final = 2 * 1024 * 1024
 _DIRECT: Final = getattr(os, "O_DIRECT", 0)
 _SUBMIT_S_MAX: Final = 0.05
 """A file whose writes take longer to begin (its blocks are only reserved) is written from threads: the loop must not wait."""
@@ -234,9 +236,14 @@ class _Gathered:
     __slots__ = ("address", "view")
 
     def __init__(self) -> None:
-        memory = mmap.mmap(-1, _GATHERED_BYTES)  # Anonymous memory begins at a page; untouched, it is none.
-        self.address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-        self.view = memoryview(memory)
+        # Private: memory that is shared, which is what Python maps unless told otherwise, is given no huge pages.
+        memory = mmap.mmap(-1, _GATHERED_BYTES + _HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        with contextlib.suppress(OSError):  # The kernel may have been built without.
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        start = -address % _HUGE_PAGE_BYTES
+        self.address = address + start
+        self.view = memoryview(memory)[start : start + _GATHERED_BYTES]
 
 
 _gathered_kept: deque[_Gathered] = deque(maxlen=2)

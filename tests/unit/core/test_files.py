@@ -111,6 +111,19 @@ async def test_the_kernel_writes_what_goes_on_where_the_log_ended(log: DirectFil
     assert log.pread(position + 10, 0) == expected + b"y" * 10
 
 
+def test_writes_are_gathered_where_huge_pages_can_be(log: DirectFile) -> None:
+    log.pwritev((b"x" * 4096,), 4096)
+    address = files._gathered_kept[-1].address
+    assert address % (2 * 1024 * 1024) == 0
+    mapping = next(line.split() for line in Path("/proc/self/maps").read_text().splitlines() if holds(line, address))
+    assert mapping[1] == "rw-p", "shared memory gets none"
+
+
+def holds(line: str, address: int) -> bool:
+    first, end = line.split()[0].split("-")
+    return int(first, 16) <= address < int(end, 16)
+
+
 async def test_what_is_not_plain_is_left_to_a_thread(log: DirectFile) -> None:
     assert begun(log, [b"x" * 100], 4096) is None, "no whole page"
     assert begun(log, [b"x" * 100, bytes(3986)], 4106) is None, "a page that is not remembered"
