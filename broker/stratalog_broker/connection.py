@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from stratalog_broker.context import RequestContext
 from stratalog_broker.dispatch import dispatch_raw, find_handler, run_handler
-from stratalog_broker.handlers.info import HandlerInfo
+from stratalog_broker.handlers.info import HandlerInfo, Waiting
 from stratalog_broker.protocol.frame import LENGTH_BYTES, parse_head
 from stratalog_core.errors import Corrupt
 from stratalog_core.ports import Buffer
@@ -33,7 +33,6 @@ _log = logging.getLogger(__name__)
 SHARED_BUFFER_BYTES: Final = 64 * 1024
 _WRITE_HIGH_BYTES: Final = 4 * 1024 * 1024
 PRODUCE_KEY: Final = 0
-FETCH_KEY: Final = 1
 
 
 class ClientConnection(asyncio.BufferedProtocol):
@@ -49,7 +48,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._order: deque[RequestContext] = deque()
         self._queue: deque[tuple[HandlerInfo, RequestContext, memoryview]] = deque()
         self._running: asyncio.Task[None] | None = None
-        self._running_key = -1
+        self._waiting: Waiting | None = None
+        self._waiting_context: RequestContext | None = None
         self._outgoing: list[Buffer] = []
         self._flush_scheduled = False
         self._unsent = 0
@@ -170,17 +170,18 @@ class ClientConnection(asyncio.BufferedProtocol):
             dispatch_raw(info, context, body)
             return
         self._queue.append((info, context, body))
-        if self._running is None:
+        if self._running is None and self._waiting is None:
             self._run_queue()
 
     def _run_queue(self) -> None:
         """Handle queued requests until one has to wait, or the client does not take its answers."""
-        while self._queue and self._running is None and not self._is_writing_paused:
+        while self._queue and self._running is None and self._waiting is None and not self._is_writing_paused:
             info, context, body = self._queue.popleft()
-            work = run_handler(info, context, body)
-            if work is not None:
-                self._running_key = info.key
-                self._running = self._loop.create_task(work)
+            if info.handle_raw is not None:
+                self._waiting = dispatch_raw(info, context, body)
+                self._waiting_context = context
+            else:
+                self._running = self._loop.create_task(run_handler(info, context, body))
                 self._running.add_done_callback(self._finished)
 
     def _finished(self, task: asyncio.Task[None]) -> None:
@@ -205,6 +206,9 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._regulate()
             if self._registry.is_draining and not order:
                 self._registry.became_idle()
+        if context is self._waiting_context and self._waiting is not None:
+            self._waiting = self._waiting_context = None
+            self._run_queue()
 
     def _flush(self) -> None:
         self._flush_scheduled = False
@@ -265,9 +269,10 @@ class ClientConnection(asyncio.BufferedProtocol):
         if self._frame is not None:
             self._registry.discharge(len(self._frame))
             self._frame = None
-        # A fetch has no use any more; anything else that has begun is finished, its answer goes nowhere.
-        if self._running is not None and self._running_key == FETCH_KEY:
-            self._running.cancel()
+        # What waits has no use any more; anything else that has begun is finished, its answer goes nowhere.
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = self._waiting_context = None
         for _, context, _ in self._queue:
             context.release()
         self._queue.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from stratalog_broker.reads import LogReader
     from stratalog_broker.server import ConnectionRegistry
     from stratalog_tiering.reader import ColdReader
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -146,6 +149,12 @@ class RequestContext:
         self._holds -= 1
         if self._holds == 0:
             self._connection.released(self.request_bytes)
+
+    def fail(self) -> None:
+        """The request met a defect of ours; to be called while that is handled: logs it and drops the client."""
+        _log.exception("API %d version %d failed", self.api_key, self.api_version)
+        self.close_connection("a request could not be handled")
+        self.release()
 
     def close_connection(self, reason: str) -> None:
         """Drop the client."""

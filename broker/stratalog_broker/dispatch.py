@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Awaitable, Coroutine
-from typing import Any, Final
+from typing import Final
 
 from stratalog_broker.context import RequestContext
 from stratalog_broker.handlers import HANDLERS
 from stratalog_broker.handlers.api_versions import encode_fallback
-from stratalog_broker.handlers.info import HandlerInfo
+from stratalog_broker.handlers.info import HandlerInfo, Waiting
 from stratalog_broker.protocol.entities import decode_request, encode_response
 from stratalog_broker.protocol.frame import response_head
 from stratalog_core.errors import Corrupt
 
-_log = logging.getLogger(__name__)
 _API_VERSIONS_KEY: Final = 18
 
 
@@ -33,37 +30,21 @@ def find_handler(context: RequestContext) -> HandlerInfo | None:
     return None
 
 
-def dispatch_raw(info: HandlerInfo, context: RequestContext, body: memoryview) -> Awaitable[None] | None:
+def dispatch_raw(info: HandlerInfo, context: RequestContext, body: memoryview) -> Waiting | None:
     """Call a raw handler. A malformed request closes the connection; so does a defect of ours, which is logged."""
     assert info.handle_raw is not None
     try:
         return info.handle_raw(context, body)
     except Corrupt as malformed:
         context.close_connection(malformed.message)
+        context.release()
     except Exception:
-        _log.exception("API %d version %d failed", info.key, context.api_version)
-        context.close_connection("a request could not be handled")
-    context.release()
+        context.fail()
     return None
 
 
-def run_handler(info: HandlerInfo, context: RequestContext, body: memoryview) -> Coroutine[Any, Any, None] | None:
-    """Begin to handle a request; what is returned remains to be run."""
-    if info.handle_raw is not None:
-        rest = dispatch_raw(info, context, body)
-        return None if rest is None else _rest_of_raw(rest, context)
-    return _run(info, context, body)
-
-
-async def _rest_of_raw(rest: Awaitable[None], context: RequestContext) -> None:
-    try:
-        await rest
-    except BaseException:
-        context.release()
-        raise
-
-
-async def _run(info: HandlerInfo, context: RequestContext, body: memoryview) -> None:
+async def run_handler(info: HandlerInfo, context: RequestContext, body: memoryview) -> None:
+    """Handle a request from its entity to its answer."""
     assert info.handle is not None
     try:
         response = await info.handle(context, decode_request(info.key, context.api_version, body))

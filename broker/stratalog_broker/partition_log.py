@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from stratalog_bookies.client import LedgerWriter
 from stratalog_broker.internal_topics import InternalTopicApplication
@@ -39,6 +39,15 @@ _log = logging.getLogger(__name__)
 _ROOM_RETRY_S: Final = 0.02
 _SETTLING_S: Final = 3.0
 
+
+class Watcher(Protocol):
+    """Waits for partitions."""
+
+    def moved(self, log: PartitionLog) -> None:
+        """The high watermark has moved, or the end has come; nothing is to be done with the partition within this call."""
+        ...
+
+
 OnLost = Callable[["PartitionLog", StratalogError], None]
 
 
@@ -63,8 +72,8 @@ class PartitionLog:
         self.tail = PartitionTail(tails, core.next_offset)
         self.application = application
         self._settled_at_s = services.clock.monotonic() + _SETTLING_S
-        self.watchers: dict[Callable[[], None], None] = {}
-        """Called after the high watermark has moved, and when the partition is resigned; who came first is called first."""
+        self.watchers: dict[Watcher, None] = {}
+        """Told after the high watermark has moved, and when the partition is resigned; who came first is told first."""
         self.is_serving = True
         self.is_leaving = False
         """It is being handed to another owner: nothing is appended any more."""
@@ -237,7 +246,7 @@ class PartitionLog:
     def notify(self) -> None:
         """Wake those who wait for the high watermark to move, or for the end."""
         for watcher in list(self.watchers):
-            watcher()
+            watcher.moved(self)
 
     # -- ledgers -------------------------------------------------------------------------------------------------------
 

@@ -48,8 +48,6 @@ class LogReader:
         """From the tail cache, at once; None if the offset lies before what it holds."""
         if offset >= end_offset:
             return NOTHING
-        if offset < log.tail.start_offset:
-            return None
         return log.tail.read(offset, end_offset, bytes_max)
 
     async def read(self, log: PartitionLog, offset: int, end_offset: int, bytes_max: int, timeout_s: float) -> Batches:

@@ -78,11 +78,13 @@ class PartitionTail:
         self._evicted += len(held)
         self._base_offsets, self._batches, self._head = [], [], 0
 
-    def read(self, offset: int, end_offset: int, bytes_max: int) -> tuple[list[memoryview], int]:
-        """``(batches, bytes)`` from the one that contains ``offset`` (which is held) on, whole, below ``end_offset``; at least
-        one, then up to ``bytes_max``."""
+    def read(self, offset: int, end_offset: int, bytes_max: int) -> tuple[list[memoryview], int] | None:
+        """``(batches, bytes)`` from the one that contains ``offset`` on, whole, below ``end_offset``; at least one, then up to
+        ``bytes_max``. None if that one is not held."""
         offsets, batches = self._base_offsets, self._batches
         position = bisect_right(offsets, offset, self._head) - 1
+        if position < self._head:
+            return None
         found = [batches[position]]
         total = len(found[0])
         position += 1

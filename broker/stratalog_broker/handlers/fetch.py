@@ -4,68 +4,90 @@ What the tail cache has is answered at once and as it is; the rest is read from 
 the request in parallel. The first batch of a partition is always returned whole, so that every consumer gets on (KIP-74).
 A read that is not ready when the client's patience ends leaves its partition empty, without error, and goes on for the
 next fetch. Once there is something to answer, slower partitions get a short grace only, so that a replay does not hold up
-a tail. The last stable offset is the high watermark, because transactions are not served yet. Followers do not exist:
-replica fields are ignored, no preferred replica is ever named.
+a tail. A fetch that waits at the tail is a watcher of its partitions and one timer: no task and no future.
+
+The last stable offset is the high watermark, because transactions are not served yet. Followers do not exist: replica
+fields are ignored, no preferred replica is ever named.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
-from functools import partial
+from collections.abc import Iterable
 from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
 from stratalog_broker.context import RequestContext
 from stratalog_broker.fetch_sessions import FINAL_EPOCH, INITIAL_EPOCH, FetchSession, FetchWanted, SessionRefused
-from stratalog_broker.handlers.info import HandlerInfo
+from stratalog_broker.handlers.info import HandlerInfo, Waiting
 from stratalog_broker.partition_log import PartitionLog
-from stratalog_broker.protocol.entities import decode_request
 from stratalog_broker.protocol.errors import fetch_error_code_of
 from stratalog_broker.protocol.fetch import TOPIC_ID_VERSION, PartitionFetched, encode_response
+from stratalog_broker.protocol.fetch_request import SESSION_VERSION, FetchRequest, parse_request
 from stratalog_broker.protocol.frame import response_head
-from stratalog_broker.reads import Batches
+from stratalog_broker.reads import NOTHING, Batches
 from stratalog_core.errors import StratalogError, Unavailable
 from stratalog_core.ids import TopicPartition
 
 _KEY: Final = 1
-_SESSION_VERSION: Final = 7
 _GRACE_S: Final = 0.02
 _READ_COMMITTED: Final = 1
 
 _NOT_LOOKED_AT: Final = PartitionFetched(-1)
 
 
-def handle_raw(context: RequestContext, body: memoryview) -> Awaitable[None] | None:
+def handle_raw(context: RequestContext, body: memoryview) -> Waiting | None:
     """See the module's header."""
-    request = decode_request(_KEY, context.api_version, body)
+    request = parse_request(body, context.api_version)
     try:
         fetch = FetchCall(context, request)
     except SessionRefused as refused:
         parts, size = encode_response((), context.api_version, error_code=int(refused.code))
         context.respond([response_head(_KEY, context.api_version, context.correlation_id, size), *parts])
         return None
-    if fetch.collect():
-        fetch.respond()
-        return None
-    return fetch.wait()
+    return None if fetch.start() else fetch
 
 
 class FetchCall:
-    """One request: what it wants, what has been found so far."""
+    """One request: what it wants, what has been found so far; a ``Watcher`` of partitions while it waits for them."""
 
-    def __init__(self, context: RequestContext, request: Any) -> None:
+    __slots__ = (
+        "_aborted",
+        "_by_id",
+        "_bytes",
+        "_bytes_max",
+        "_bytes_min",
+        "_context",
+        "_deadline",
+        "_find",
+        "_has_error",
+        "_is_incremental",
+        "_is_watching",
+        "_logs",
+        "_moved",
+        "_reading",
+        "_results",
+        "_services",
+        "_session",
+        "_slow",
+        "_timer",
+        "_unread",
+        "_wait_s",
+        "_wanted",
+    )
+
+    def __init__(self, context: RequestContext, request: FetchRequest) -> None:
         self._context = context
         self._services = services = context.services
         self._by_id = context.api_version >= TOPIC_ID_VERSION
         self._find = services.partitions.find_by_id if self._by_id else services.partitions.find_by_name
         self._session: FetchSession | None = None
         self._is_incremental = False
-        self._wanted = self._open(request)
-        self._bytes_max = min(max(request.max_bytes, 1), services.settings.response_bytes_max, services.response_room())
-        self._bytes_min = min(request.min_bytes, self._bytes_max)
-        self._wait_s = max(request.max_wait.total_seconds(), 0.0)
+        self._wanted = request.wanted if context.api_version < SESSION_VERSION else self._in_session(request)
+        self._bytes_max = min(max(request.bytes_max, 1), services.settings.response_bytes_max, services.response_room())
+        self._bytes_min = min(request.bytes_min, self._bytes_max)
+        self._wait_s = max(request.max_wait_ms, 0) / 1000
         self._deadline = services.clock.monotonic() + self._wait_s
         self._aborted: tuple[()] | None = () if request.isolation_level == _READ_COMMITTED else None
         self._results = [_NOT_LOOKED_AT] * len(self._wanted)
@@ -73,66 +95,53 @@ class FetchCall:
         self._slow: list[tuple[int, FetchWanted, PartitionLog, int]] = []
         self._bytes = 0
         self._has_error = False
+        self._is_watching = False
+        self._moved: list[PartitionLog] = []
+        self._unread: list[int] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._reading: asyncio.Task[None] | None = None
 
-    def _open(self, request: Any) -> list[FetchWanted]:
+    def _in_session(self, request: FetchRequest) -> list[FetchWanted]:
         """Partitions to answer for, by the session if there is one. Raises ``SessionRefused``."""
-        wanted = list(self._wanted_of(request))
-        if self._context.api_version < _SESSION_VERSION:
-            return wanted
         sessions, now_s = self._services.fetch_sessions, self._services.clock.monotonic()
         if request.session_epoch in (INITIAL_EPOCH, FINAL_EPOCH):
             sessions.end(request.session_id)
             if request.session_epoch == INITIAL_EPOCH:
-                self._session = sessions.begin(wanted, now_s)
-            return wanted
-        forgotten = [(self._key_of(topic), index) for topic in request.forgotten_topics_data for index in topic.partitions]
-        self._session = sessions.resume(request.session_id, request.session_epoch, wanted, forgotten, now_s)
+                self._session = sessions.begin(request.wanted, now_s)
+            return request.wanted
+        self._session = sessions.resume(
+            request.session_id, request.session_epoch, request.wanted, request.forgotten, now_s
+        )  # fmt: skip
         self._is_incremental = True
         return list(self._session)
 
-    def _wanted_of(self, request: Any) -> Iterable[FetchWanted]:
-        for topic in request.topics:
-            key = self._key_of(topic)
-            for one in topic.partitions:
-                leader_epoch = getattr(one, "current_leader_epoch", -1)
-                yield FetchWanted(key, one.partition, one.fetch_offset, one.partition_max_bytes, leader_epoch)
-
-    def _key_of(self, topic: Any) -> bytes:
-        if not self._by_id:
-            return str(topic.topic).encode()
-        return topic.topic_id.bytes if topic.topic_id is not None else bytes(16)
-
     # -- looking --------------------------------------------------------------------------------------------------------
 
-    def collect(self) -> bool:
-        """Look at every partition as it is now; True if that is an answer already."""
+    def start(self) -> bool:
+        """Look at every partition as it is now, and answer or wait; True if it is answered."""
         for line in range(len(self._wanted)):
             self._look_at(line)
-        return self._is_answer()
+        return self._answer_or_wait()
 
     def _look_again(self, lines: Iterable[int]) -> bool:
-        """Look at the partitions that have moved since, or gave nothing; True if what there is now is an answer."""
+        """Look at the partitions that have moved since, or gave nothing; True if it is answered then."""
         for line in sorted(lines):
             self._bytes -= self._results[line].batches_bytes
             self._look_at(line)
-        return self._is_answer()
-
-    def _is_answer(self) -> bool:
-        if self._slow:
-            return False
-        return self._bytes >= self._bytes_min or self._has_error or self._wait_s == 0 or not self._wanted
+        return self._answer_or_wait()
 
     def _look_at(self, line: int) -> None:
         one = self._wanted[line]
         self._logs[line] = log = self._find(one.key, one.index)
         found = self._not_here(one) if log is None else self._look(line, one, log)
+        if found.error_code:
+            self._has_error = True
         self._bytes += found.batches_bytes
-        self._has_error = self._has_error or found.error_code != 0
         self._results[line] = found
 
     def _look(self, line: int, one: FetchWanted, log: PartitionLog) -> PartitionFetched:
         core = log.core
-        if one.leader_epoch not in (-1, core.leader_epoch):
+        if one.leader_epoch != core.leader_epoch and one.leader_epoch != -1:
             older = one.leader_epoch < core.leader_epoch
             code = ErrorCode.fenced_leader_epoch if older else ErrorCode.unknown_leader_epoch
             return PartitionFetched(one.index, int(code), leader=self._leader(log.topic_partition) if older else None)
@@ -141,24 +150,21 @@ class FetchCall:
             return PartitionFetched(
                 one.index, int(ErrorCode.offset_out_of_range), high_watermark, high_watermark, core.log_start_offset
             )
-        batches, size = (), 0
-        room = min(one.bytes_max, self._bytes_max - self._bytes)
-        if room > 0 and one.offset < high_watermark:
-            found = self._services.reader.read_tail(log, one.offset, high_watermark, room)
-            if found is None:
-                found = self._services.pending_reads.ready(log, one.offset, high_watermark, room)
-            if found is None:
-                self._slow.append((line, one, log, high_watermark))
-            else:
-                batches, size = found  # type: ignore[assignment]
-        return self._fetched(one, log, batches, size)
+        room = min(one.bytes_max, self._bytes_max - self._bytes) if one.offset < high_watermark else 0
+        if room <= 0:
+            return self._fetched(one, log, NOTHING)
+        found = log.tail.read(one.offset, high_watermark, room)
+        if found is None:
+            found = self._services.pending_reads.ready(log, one.offset, high_watermark, room)
+        if found is None:
+            self._slow.append((line, one, log, high_watermark))
+            found = NOTHING
+        return self._fetched(one, log, found)
 
-    def _fetched(self, one: FetchWanted, log: PartitionLog, batches: Any, size: int) -> PartitionFetched:
+    def _fetched(self, one: FetchWanted, log: PartitionLog, found: Batches) -> PartitionFetched:
         core = log.core
         high_watermark = core.high_watermark
-        return PartitionFetched(
-            one.index, 0, high_watermark, high_watermark, core.log_start_offset, batches, size, self._aborted
-        )
+        return PartitionFetched(one.index, 0, high_watermark, high_watermark, core.log_start_offset, *found, self._aborted)
 
     def _not_here(self, one: FetchWanted) -> PartitionFetched:
         partitions = self._services.partitions
@@ -175,55 +181,98 @@ class FetchCall:
 
     # -- waiting --------------------------------------------------------------------------------------------------------
 
-    async def wait(self) -> None:
-        """Until there is enough, something is wrong, or the client's patience ends; then answer."""
-        unread: list[int] = []
-        while True:
-            if self._slow:
-                lines = [line for line, *_ in self._slow]
-                await self._read_slow()
-                unread = [line for line in lines if not self._results[line].batches_bytes]
-            if self._bytes >= self._bytes_min or self._has_error:
-                break
-            left_s = self._deadline - self._services.clock.monotonic()
-            if left_s <= 0 or self._services.is_stopping:
-                break
-            moved = await self._progress(left_s)
-            if not moved or self._look_again({*moved, *unread}):
-                break
-        self.respond()
+    def _answer_or_wait(self) -> bool:
+        """After a look: answer, read what is slow, or wait until something moves. True if it is answered."""
+        if self._slow:
+            self._reading = asyncio.get_running_loop().create_task(self._read())
+            return False
+        if self._is_enough() or self._wait_s == 0 or not self._wanted or self._services.is_stopping:
+            self._respond()
+            return True
+        self._unread = []
+        self._watch()
+        return False
 
-    async def _progress(self, timeout_s: float) -> list[int]:
-        """Wait until some partitions' high watermarks move, and return their lines; none at the time-out."""
-        moved: list[int] = []
-        first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    def _is_enough(self) -> bool:
+        return self._bytes >= self._bytes_min or self._has_error
 
-        def wake(line: int) -> None:
-            moved.append(line)
-            if not first.done():
-                first.set_result(None)
+    def _watch(self) -> None:
+        """Until partitions' high watermarks move, or the client's patience ends."""
+        self._is_watching = True
+        for log in self._logs:
+            if log is not None:
+                log.watchers[self] = None
+        left_s = max(self._deadline - self._services.clock.monotonic(), 0.0)
+        self._timer = asyncio.get_running_loop().call_later(left_s, self._on_patience_ended)
 
-        watched: list[tuple[PartitionLog, Callable[[], None]]] = []
+    def moved(self, log: PartitionLog) -> None:
+        """See ``Watcher``. What else moves in this turn of the loop is looked at with it."""
+        if not self._moved:
+            asyncio.get_running_loop().call_soon(self._on_moved)
+        self._moved.append(log)
+
+    def _on_moved(self) -> None:
+        if not self._is_watching:
+            return
+        moved, self._moved = set(self._moved), []
+        self._end_waiting()
+        try:
+            self._look_again({*self._unread, *(line for line, log in enumerate(self._logs) if log in moved)})
+        except Exception:
+            self._fail()
+
+    def _on_patience_ended(self) -> None:
+        try:
+            self._respond()
+        except Exception:
+            self._fail()
+
+    async def _read(self) -> None:
+        """Read what is slow; then answer, or go on waiting."""
+        try:
+            lines = [line for line, *_ in self._slow]
+            await self._read_slow()
+            self._reading = None
+            self._unread = [line for line in lines if not self._results[line].batches_bytes]
+            is_late = self._deadline <= self._services.clock.monotonic()
+            if is_late or self._is_enough() or self._services.is_stopping:
+                self._respond()
+            elif moved := self._moved_meanwhile():
+                self._look_again({*moved, *self._unread})
+            else:
+                self._watch()
+        except Exception:
+            self._fail()
+
+    def _moved_meanwhile(self) -> list[int]:
+        """Lines of partitions that moved while nobody watched: nobody would tell of it again."""
+        moved = []
         for line, one in enumerate(self._wanted):
             log = self._find(one.key, one.index)
-            if log is None or log.core.high_watermark != self._results[line].high_watermark:
-                # It moved since it was looked at: nobody would tell it again.
+            if log is None or log is not self._logs[line] or log.core.high_watermark != self._results[line].high_watermark:
                 moved.append(line)
-            else:
-                watched.append((log, partial(wake, line)))
-        if moved:
-            return moved
-        for log, watcher in watched:
-            log.watchers[watcher] = None
-        try:
-            async with asyncio.timeout(timeout_s):
-                await first
-        except TimeoutError:
-            return []
-        finally:
-            for log, watcher in watched:
-                log.watchers.pop(watcher, None)
         return moved
+
+    def _end_waiting(self) -> None:
+        if self._is_watching:
+            self._is_watching = False
+            for log in self._logs:
+                if log is not None:
+                    log.watchers.pop(self, None)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def cancel(self) -> None:
+        """See ``Waiting``."""
+        self._end_waiting()
+        if self._reading is not None:
+            self._reading.cancel()
+        self._context.release()
+
+    def _fail(self) -> None:
+        self._end_waiting()
+        self._context.fail()
 
     async def _read_slow(self) -> None:
         """Read from bookies and object store what the tail cache does not have; put it into the results."""
@@ -259,9 +308,9 @@ class FetchCall:
         failure = task.exception()
         if failure is None:
             end_offset = log.core.high_watermark
-            batches, size = self._services.pending_reads.taken(log, one.offset, end_offset, share, task.result())
-            self._results[line] = self._fetched(one, log, batches, size)
-            self._bytes += size
+            found = self._services.pending_reads.taken(log, one.offset, end_offset, share, task.result())
+            self._results[line] = self._fetched(one, log, found)
+            self._bytes += found[1]
         elif isinstance(failure, StratalogError):
             if not isinstance(failure, Unavailable):
                 self._has_error = True
@@ -271,8 +320,9 @@ class FetchCall:
 
     # -- answering ------------------------------------------------------------------------------------------------------
 
-    def respond(self) -> None:
+    def _respond(self) -> None:
         """Send what has been found."""
+        self._end_waiting()
         context = self._context
         session_id = self._session.session_id if self._session is not None else 0
         parts, size = encode_response(self._by_topic(), context.api_version, session_id=session_id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from stratalog_broker.context import RequestContext
 
@@ -12,8 +12,17 @@ Handle = Callable[[RequestContext, Any], Awaitable[Any]]
 """Request entity in, response entity (or its bytes) out, both of the context's version. What it raises closes the connection
 and is logged: expected failures are answered with error codes."""
 
-HandleRaw = Callable[[RequestContext, memoryview], Awaitable[None] | None]
-"""Request body in; the handler calls ``context.respond`` itself, at once or later. What it returns is awaited, if anything,
+
+class Waiting(Protocol):
+    """A request that waits without a task of its own, until it calls ``context.respond`` or ``context.fail``."""
+
+    def cancel(self) -> None:
+        """Nobody is there to be answered any more: release what is held."""
+        ...
+
+
+HandleRaw = Callable[[RequestContext, memoryview], Waiting | None]
+"""Request body in; the handler calls ``context.respond`` itself, at once or later. If it returns something, that is waited for
 before the connection's next request is handled."""
 
 

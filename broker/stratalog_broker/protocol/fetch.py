@@ -26,6 +26,7 @@ _HEAD_7 = struct.Struct(">ihi")
 _PARTITION_4 = struct.Struct(">ihqq")
 _PARTITION_5 = struct.Struct(">ihqqq")
 _PARTITION_12 = struct.Struct(">ihqqqBi")
+_EMPTY_12 = struct.Struct(">ihqqqBiBB")
 _ABORTED = struct.Struct(">qq")
 
 
@@ -60,9 +61,7 @@ def encode_response(
             out += write_uvarint(len(key) + 1) if flexible else _I16.pack(len(key))
         out += key
         out += write_uvarint(len(partitions) + 1) if flexible else _I32.pack(len(partitions))
-        for partition in partitions:
-            encoder.partition(partition)
-            out = encoder.out
+        out = encoder.partitions(partitions)
         if flexible:
             out.append(0)
     encoder.finish()
@@ -82,21 +81,29 @@ class _Encoder:
         self.out = bytearray()
         self.leaders: dict[int, Leader] = {}
 
-    def partition(self, fetched: PartitionFetched) -> None:
-        if self.flexible:
-            self._partition_flexible(fetched)
-        else:
-            self._partition_plain(fetched)
+    def partitions(self, partitions: Sequence[PartitionFetched]) -> bytearray:
+        """All of one topic; returns the piece that what follows belongs to."""
+        for fetched in partitions:
+            if not self.flexible:
+                self._plain(fetched)
+            elif fetched.aborted or fetched.leader is not None:
+                self._flexible(fetched)
+            elif fetched.batches_bytes:
+                self.out += _PARTITION_12.pack(*fetched[:5], 0 if fetched.aborted is None else 1, -1)
+                self.out += write_uvarint(fetched.batches_bytes + 1)
+                self._batches(fetched)
+                self.out.append(0)
+            else:
+                self.out += _EMPTY_12.pack(*fetched[:5], 0 if fetched.aborted is None else 1, -1, 1, 0)
+        return self.out
 
-    def _partition_flexible(self, fetched: PartitionFetched) -> None:
-        aborted = fetched.aborted
-        if not aborted:
-            self.out += _PARTITION_12.pack(*fetched[:5], 0 if aborted is None else 1, -1)
-        else:
-            self.out += _PARTITION_5.pack(*fetched[:5]) + write_uvarint(len(aborted) + 1)
-            for pair in aborted:
-                self.out += _ABORTED.pack(*pair) + b"\x00"
-            self.out += b"\xff\xff\xff\xff"
+    def _flexible(self, fetched: PartitionFetched) -> None:
+        """With what is rare: aborted transactions, another leader."""
+        self.out += _PARTITION_5.pack(*fetched[:5])
+        self.out += b"\x00" if fetched.aborted is None else write_uvarint(len(fetched.aborted) + 1)
+        for pair in fetched.aborted or ():
+            self.out += _ABORTED.pack(*pair) + b"\x00"
+        self.out += b"\xff\xff\xff\xff"
         self.out += write_uvarint(fetched.batches_bytes + 1)
         self._batches(fetched)
         if fetched.leader is None:
@@ -105,7 +112,7 @@ class _Encoder:
             self.out += b"\x01" + encode_leader(_LEADER_TAG, fetched.leader)
             self.leaders[fetched.leader.broker_id] = fetched.leader
 
-    def _partition_plain(self, fetched: PartitionFetched) -> None:
+    def _plain(self, fetched: PartitionFetched) -> None:
         self.out += _PARTITION_5.pack(*fetched[:5]) if self.version >= 5 else _PARTITION_4.pack(*fetched[:4])
         self.out += _I32.pack(-1 if fetched.aborted is None else len(fetched.aborted))
         for pair in fetched.aborted or ():

@@ -17,7 +17,7 @@ import pytest_asyncio
 from unit.broker import mini_cluster as clusters
 from unit.broker.mini_cluster import in_thread, run_cluster
 from unit.broker.operation_tally import CountingFiles, CountingTransport, Tally
-from unit.broker.raw_client import RawClient, batch, fetch, produce, produce_request, request
+from unit.broker.raw_client import RawClient, batch, fetch, fetch_request, produce, produce_request, request
 from unit.broker.test_failover import PARTITIONS, create_topic
 
 from stratalog_broker.protocol.entities import encode_response as encode_entity
@@ -104,6 +104,15 @@ async def tail_fetch(client: RawClient) -> None:
     assert (await fetch(client, "topic", 0)).error_code == 0
 
 
+async def waiting_fetch(client: RawClient) -> None:
+    """Two produces, of which the second wakes a fetch."""
+    end_offset = (await produce(client, "topic", batch(SMALL))).base_offset + 1
+    client.send(1, 11, encode_entity(fetch_request("topic", end_offset, max_wait_ms=60_000)))
+    client.send(0, 9, encode_entity(produce_request("topic", 0, batch(SMALL))))
+    await client.receive()
+    await client.receive()
+
+
 @pytest.mark.parametrize(
     ("scenario", "bounds"),
     [
@@ -166,11 +175,23 @@ async def tail_fetch(client: RawClient) -> None:
                 "create_task": 0,
                 "request 0x0202": 0,
                 "pread (others)": 0,
-                "calls in stratalog_broker": 75,
+                "calls in stratalog_broker": 60,
                 "calls in stratalog_bookies": 0,
                 "calls in stratalog_core": 3,
             },
             id="a fetch from the tail cache",
+        ),
+        pytest.param(
+            waiting_fetch,
+            {
+                # Twice those of one batch; and of the fetch no task, no future, one timer.
+                "create_task": 0,
+                "create_future": 6,
+                "call_soon": 29,
+                "call_at": 4,
+                "calls in stratalog_broker": 215,
+            },
+            id="a fetch that waits",
         ),
     ],
 )

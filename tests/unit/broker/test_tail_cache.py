@@ -28,6 +28,7 @@ def test_a_read_gives_neighbouring_batches_from_the_offset_on(
     if data.draw(st.booleans()):
         tails[0].clear()
         assert tails[0].start_offset == tails[0].end_offset
+        assert tails[0].read(tails[0].end_offset - 1, tails[0].end_offset, 1) is None
     assert cache.bytes_held <= bytes_max
     for tail, known in zip(tails, model, strict=True):
         if tail.start_offset == tail.end_offset:
@@ -35,7 +36,10 @@ def test_a_read_gives_neighbouring_batches_from_the_offset_on(
         offset = data.draw(st.integers(tail.start_offset, tail.end_offset - 1))
         end = data.draw(st.integers(offset + 1, tail.end_offset))
         room = data.draw(st.integers(1, 100))
-        found, size = tail.read(offset, end, room)
+        read = tail.read(offset, end, room)
+        assert read is not None
+        found, size = read
+        assert tail.read(tail.start_offset - 1, end, room) is None
         expected = [entry for entry in known if entry[1] > offset and entry[0] < end]
         assert [bytes(view) for view in found] == [entry[2] for entry in expected[: len(found)]]
         assert found

@@ -1,0 +1,174 @@
+"""Fetch requests 4–18 walked by hand: consumers name all their partitions in most of them, and nothing but offsets changes.
+
+Layouts are those of Kafka's FetchRequest.json; a property test holds them against kio. Partitions are records of one size, as
+long as they carry no tagged fields, and are unpacked as an array of such records. From 5 on a partition has a log start
+offset, from 7 a request belongs to a session, from 9 there is a leader epoch, from 11 a rack, from 12 requests are flexible and
+a partition has the epoch of its last batch, from 13 topics are named by id, from 15 the replica is a tagged field. What only
+replicas send, and the rack, is passed over.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, NamedTuple
+
+from stratalog_broker.fetch_sessions import FetchWanted, PartitionKey
+from stratalog_broker.protocol.fetch import FLEXIBLE_VERSION, TOPIC_ID_VERSION
+from stratalog_broker.protocol.frame import ELEMENTS_MAX, read_uvarint, skip_tagged_fields
+from stratalog_core.errors import Corrupt
+
+SESSION_VERSION: Final = 7
+_EPOCH_VERSION: Final = 9
+_RACK_VERSION: Final = 11
+_NO_REPLICA_VERSION: Final = 15
+_UUID_BYTES: Final = 16
+
+_I16: Final = struct.Struct(">h")
+_I32: Final = struct.Struct(">i")
+_HEAD_4: Final = struct.Struct(">4xiiib")
+_HEAD_7: Final = struct.Struct(">4xiiibii")
+_HEAD_15: Final = struct.Struct(">iiibii")
+# Index, leader epoch (from 9), offset, bytes at most; in flexible versions the number of tagged fields.
+_PARTITION_4: Final = struct.Struct(">iqi")
+_PARTITION_5: Final = struct.Struct(">iq8xi")
+_PARTITION_9: Final = struct.Struct(">iiq8xi")
+_PARTITION_12: Final = struct.Struct(">iiq12xiB")
+
+
+class FetchRequest(NamedTuple):
+    """What a consumer asks for; versions without sessions have none (id 0, epoch -1)."""
+
+    max_wait_ms: int
+    bytes_min: int
+    bytes_max: int
+    isolation_level: int
+    session_id: int
+    session_epoch: int
+    wanted: list[FetchWanted]
+    forgotten: list[PartitionKey]
+
+
+def parse_request(body: memoryview, version: int) -> FetchRequest:
+    """Take a whole body apart. Raises ``Corrupt``."""
+    try:
+        return _Walk(body, version).request()
+    except (struct.error, IndexError, UnicodeDecodeError) as malformed:
+        raise Corrupt(f"malformed Fetch request v{version}: {malformed}") from None
+
+
+class _Walk:
+    """Where the walk over one body is, and how many array elements there may still be."""
+
+    __slots__ = ("body", "flexible", "position", "room", "version")
+
+    def __init__(self, body: memoryview, version: int) -> None:
+        self.body = body
+        self.version = version
+        self.flexible = version >= FLEXIBLE_VERSION
+        self.position = 0
+        self.room = ELEMENTS_MAX
+
+    def request(self) -> FetchRequest:
+        version = self.version
+        head = _HEAD_15 if version >= _NO_REPLICA_VERSION else _HEAD_7 if version >= SESSION_VERSION else _HEAD_4
+        fields = head.unpack_from(self.body)
+        if version < SESSION_VERSION:
+            fields += (0, -1)
+        self.position = head.size
+        wanted: list[FetchWanted] = []
+        for _ in range(self.count()):
+            self.topic(wanted)
+        forgotten: list[PartitionKey] = []
+        if version >= SESSION_VERSION:
+            for _ in range(self.count()):
+                self.forgotten_topic(forgotten)
+        if version >= _RACK_VERSION:
+            self.string(is_nullable=True)
+        self.tagged_fields()
+        if self.position > len(self.body):
+            raise Corrupt(f"Fetch request of {len(self.body)} bytes ends at byte {self.position}")
+        return FetchRequest._make((*fields, wanted, forgotten))
+
+    def count(self) -> int:
+        """Elements of the array that begins here; all arrays of a request share one bound."""
+        if self.flexible:
+            count, self.position = read_uvarint(self.body, self.position)
+            count -= 1
+        else:
+            (count,) = _I32.unpack_from(self.body, self.position)
+            self.position += 4
+        if count < 0:
+            raise Corrupt("a Fetch request has no array (null) where there must be one")
+        self.room -= count
+        if self.room < 0:
+            raise Corrupt(f"a Fetch request has more than {ELEMENTS_MAX} elements: send it in parts")
+        return count
+
+    def string(self, *, is_nullable: bool = False) -> bytes:
+        if self.flexible:
+            size, start = read_uvarint(self.body, self.position)
+            size -= 1
+        else:
+            (size,) = _I16.unpack_from(self.body, self.position)
+            start = self.position + 2
+        if size < 0 and not is_nullable:
+            raise Corrupt("a Fetch request has no string (null) where there must be one")
+        self.position = start + max(size, 0)
+        found = bytes(self.body[start : self.position])
+        found.decode()
+        return found
+
+    def key(self) -> bytes:
+        """The topic's id, or its name in UTF-8."""
+        if self.version < TOPIC_ID_VERSION:
+            return self.string()
+        start, self.position = self.position, self.position + _UUID_BYTES
+        return bytes(self.body[start : self.position])
+
+    def tagged_fields(self) -> None:
+        if self.flexible:
+            self.position = skip_tagged_fields(self.body, self.position)
+
+    def topic(self, wanted: list[FetchWanted]) -> None:
+        key, count = self.key(), self.count()
+        if self.flexible:
+            self.partitions_flexible(key, count, wanted)
+        else:
+            self.partitions_plain(key, count, wanted)
+        self.tagged_fields()
+
+    def records(self, layout: struct.Struct, count: int) -> memoryview:
+        """So many records of one size, which end within the body."""
+        end = self.position + count * layout.size
+        if end > len(self.body):
+            raise Corrupt(f"a Fetch request claims {count} elements in {len(self.body) - self.position} bytes")
+        return self.body[self.position : end]
+
+    def partitions_plain(self, key: bytes, count: int, wanted: list[FetchWanted]) -> None:
+        if self.version >= _EPOCH_VERSION:
+            for index, epoch, offset, bytes_max in _PARTITION_9.iter_unpack(self.records(_PARTITION_9, count)):
+                wanted.append(FetchWanted(key, index, offset, bytes_max, epoch))
+            self.position += count * _PARTITION_9.size
+            return
+        layout = _PARTITION_5 if self.version >= 5 else _PARTITION_4
+        for index, offset, bytes_max in layout.iter_unpack(self.records(layout, count)):
+            wanted.append(FetchWanted(key, index, offset, bytes_max, -1))
+        self.position += count * layout.size
+
+    def partitions_flexible(self, key: bytes, count: int, wanted: list[FetchWanted]) -> None:
+        """A partition with tagged fields moves all that follow it: from there on the walk begins again."""
+        size = _PARTITION_12.size
+        while count:
+            for index, epoch, offset, bytes_max, tagged_fields in _PARTITION_12.iter_unpack(self.records(_PARTITION_12, count)):
+                wanted.append(FetchWanted(key, index, offset, bytes_max, epoch))
+                self.position += size
+                count -= 1
+                if tagged_fields:
+                    self.position = skip_tagged_fields(self.body, self.position - 1)
+                    break
+
+    def forgotten_topic(self, forgotten: list[PartitionKey]) -> None:
+        key, count = self.key(), self.count()
+        forgotten.extend((key, index) for (index,) in _I32.iter_unpack(self.records(_I32, count)))
+        self.position += count * _I32.size
+        self.tagged_fields()
