@@ -8,9 +8,9 @@ length, i8 attributes, varlong timestamp delta, varint offset delta, then key, v
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 from crc32c import crc32c
 
 from stratalog_core.batch import (
@@ -35,8 +35,7 @@ RECORDS_PER_TURN: Final = 2_000
 """Records to read before an event loop gets its turn: some kilobytes of zeros, packed, are millions of records."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class Record(msgspec.Struct, frozen=True, kw_only=True):
     """One record. ``offset`` is absolute; ``timestamp_ms`` is -1 where there is none."""
 
     offset: int
@@ -59,8 +58,14 @@ def build_batch(
     """One batch of ``records`` (at least one), whose offsets must rise; gaps are kept."""
     first, last = records[0], records[-1]
     body = bytearray()
+    headers, encoded_headers = first.headers, _encode_headers(first.headers)
     for record in records:
-        _append_record(body, record, first.offset, first.timestamp_ms)
+        if record.headers is not headers:  # records of one writer often share them
+            headers, encoded_headers = record.headers, _encode_headers(record.headers)
+        deltas = encode_varint(record.timestamp_ms - first.timestamp_ms) + encode_varint(record.offset - first.offset)
+        content = b"".join((b"\x00", deltas, _encode_bytes(record.key), _encode_bytes(record.value), encoded_headers))
+        body += encode_varint(len(content))
+        body += content
     packed = compress(compression, body)
     batch = bytearray(HEADER_BYTES) + packed
     HEADER.pack_into(
@@ -75,10 +80,11 @@ def build_batch(
 def iterate_records(batch: Buffer, header: BatchHeader | None = None) -> Iterator[Record]:
     """Records of one batch in order. Raises ``Corrupt``. The CRC is not checked here."""
     header = header or read_header(batch)
-    body = memoryview(decompress(header.compression, memoryview(batch)[HEADER_BYTES : header.size_bytes]))
+    body = bytes(decompress(header.compression, memoryview(batch)[HEADER_BYTES : header.size_bytes]))
     position, earlier = 0, header.base_offset - 1
+    headers_seen: dict[bytes, tuple[Header, ...]] = {}
     for _ in range(header.record_count):
-        record, position = _read_record(body, position, header)
+        record, position = _read_record(body, position, header, headers_seen)
         if not earlier < record.offset <= header.last_offset:
             raise Corrupt(f"record offset {record.offset} does not rise from {earlier} to {header.last_offset} at the most")
         earlier = record.offset
@@ -92,6 +98,8 @@ def encode_varint(value: int) -> bytes:
     if -64 <= value < 64:  # most lengths and deltas: one byte, made beforehand
         return _ONE_BYTE[value]
     remaining = (value << 1) ^ (value >> 63)
+    if remaining < 1 << 14:
+        return bytes((0x80 | (remaining & 0x7F), remaining >> 7))
     out = bytearray()
     while remaining > 0x7F:
         out.append(0x80 | (remaining & 0x7F))
@@ -100,8 +108,10 @@ def encode_varint(value: int) -> bytes:
     return bytes(out)
 
 
-def decode_varint(buffer: memoryview, position: int) -> tuple[int, int]:
+def decode_varint(buffer: bytes | memoryview, position: int) -> tuple[int, int]:
     """``(value, next position)``. Raises ``Corrupt`` past the end, beyond ten bytes or beyond 64 bits."""
+    if position < len(buffer) and (first := buffer[position]) < 0x80:  # as nearly all
+        return (first >> 1) ^ -(first & 1), position + 1
     result = shift = 0
     for index in range(position, position + _VARINT_BYTES_MAX):
         if index >= len(buffer):
@@ -120,29 +130,19 @@ _ONE_BYTE: Final = tuple(bytes(((value << 1) ^ (value >> 63),)) for value in (*r
 """Indexed by the value itself: negative ones count from the end."""
 
 
-def _append_record(out: bytearray, record: Record, base_offset: int, base_timestamp_ms: int) -> None:
-    body = bytearray(b"\x00")
-    body += encode_varint(record.timestamp_ms - base_timestamp_ms)
-    body += encode_varint(record.offset - base_offset)
-    _append_bytes(body, record.key)
-    _append_bytes(body, record.value)
-    body += encode_varint(len(record.headers))
-    for name, value in record.headers:
-        _append_bytes(body, name.encode())
-        _append_bytes(body, value)
-    out += encode_varint(len(body))
-    out += body
+def _encode_headers(headers: Sequence[Header]) -> bytes:
+    fields = [field for name, value in headers for field in (_encode_bytes(name.encode()), _encode_bytes(value))]
+    return b"".join((encode_varint(len(headers)), *fields))
 
 
-def _append_bytes(out: bytearray, content: bytes | None) -> None:
-    if content is None:
-        out += encode_varint(-1)
-    else:
-        out += encode_varint(len(content))
-        out += content
+def _encode_bytes(content: bytes | None) -> bytes:
+    return encode_varint(-1) if content is None else encode_varint(len(content)) + content
 
 
-def _read_record(body: memoryview, position: int, header: BatchHeader) -> tuple[Record, int]:
+def _read_record(
+    body: bytes, position: int, header: BatchHeader, headers_seen: dict[bytes, tuple[Header, ...]]
+) -> tuple[Record, int]:
+    """``headers_seen`` are those of the record before, by their bytes: neighbours often have the same."""
     length, position = decode_varint(body, position)
     end = position + length
     if length < 1 or end > len(body):
@@ -151,6 +151,22 @@ def _read_record(body: memoryview, position: int, header: BatchHeader) -> tuple[
     offset_delta, position = decode_varint(body, position)
     key, position = _read_bytes(body, position)
     value, position = _read_bytes(body, position)
+    encoded_headers = body[position:end]
+    headers = headers_seen.get(encoded_headers) if position < end else None
+    if headers is None:
+        headers = _read_headers(body, position, end)
+        headers_seen.clear()
+        headers_seen[encoded_headers] = headers
+    if header.attributes & TIMESTAMP_TYPE_BIT:
+        timestamp_ms = header.max_timestamp_ms
+    else:
+        timestamp_ms = header.base_timestamp_ms + timestamp_delta
+    offset = header.base_offset + offset_delta
+    return Record(offset=offset, timestamp_ms=timestamp_ms, key=key, value=value, headers=headers), end
+
+
+def _read_headers(body: bytes, position: int, end: int) -> tuple[Header, ...]:
+    """All that is left of a record."""
     count, position = decode_varint(body, position)
     if not 0 <= count <= end - position:
         raise Corrupt(f"record claims {count} headers in {end - position} bytes")
@@ -161,20 +177,13 @@ def _read_record(body: memoryview, position: int, header: BatchHeader) -> tuple[
         headers.append(((name or b"").decode("utf-8", "surrogateescape"), content))
     if position != end:
         raise Corrupt(f"record ends at byte {position} instead of {end}")
-    if header.attributes & TIMESTAMP_TYPE_BIT:
-        timestamp_ms = header.max_timestamp_ms
-    else:
-        timestamp_ms = header.base_timestamp_ms + timestamp_delta
-    record = Record(
-        offset=header.base_offset + offset_delta, timestamp_ms=timestamp_ms, key=key, value=value, headers=tuple(headers)
-    )
-    return record, end
+    return tuple(headers)
 
 
-def _read_bytes(body: memoryview, position: int) -> tuple[bytes | None, int]:
+def _read_bytes(body: bytes, position: int) -> tuple[bytes | None, int]:
     length, position = decode_varint(body, position)
     if length < 0:
         return None, position
     if position + length > len(body):
         raise Corrupt(f"field of {length} bytes exceeds its record")
-    return bytes(body[position : position + length]), position + length
+    return body[position : position + length], position + length

@@ -13,7 +13,7 @@ from uuid import UUID
 
 from kio.schema.errors import ErrorCode
 
-from stratalog_broker.groups.coordinator import Commit, GroupCoordinator, Work
+from stratalog_broker.groups.coordinator import GroupCoordinator, Work
 from stratalog_broker.groups.group_table import CoordinatorLimits
 from stratalog_broker.groups.messages import (
     Answer,
@@ -24,6 +24,7 @@ from stratalog_broker.groups.messages import (
     SyncAnswer,
     SyncRequest,
 )
+from stratalog_broker.groups.offset_rows import Commit
 from stratalog_broker.groups.records import OffsetsRecord
 from stratalog_broker.groups.store import GroupStore, TopicPartitionName
 from stratalog_broker.groups.writer import Append, RecordWriter

@@ -9,9 +9,8 @@ see ``CoordinatorLimits``.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
-from uuid import UUID
 
 from kio.schema.errors import ErrorCode
 
@@ -27,18 +26,10 @@ from stratalog_broker.groups.messages import (
     SyncAnswer,
     SyncRequest,
 )
-from stratalog_broker.groups.records import (
-    CommittedOffset,
-    OffsetKey,
-    OffsetsRecord,
-    encode_group_key,
-    encode_group_value,
-    encode_offset_key,
-    encode_offset_value,
-    topic_id_headers,
-)
+from stratalog_broker.groups.offset_rows import Commit, OffsetEncoder
+from stratalog_broker.groups.records import OffsetsRecord, encode_group_key, encode_group_value
 from stratalog_broker.groups.removal import RemovingTable
-from stratalog_broker.groups.store import GroupStore
+from stratalog_broker.groups.store import GroupStore, TopicPartitionName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,18 +42,6 @@ class Write:
 
 
 Work = Answer | Write
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Commit:
-    """One offset to commit; ``metadata`` is the client's own."""
-
-    topic: str
-    partition: int
-    offset: int
-    leader_epoch: int = -1
-    metadata: str = ""
-    topic_id: UUID | None = None
 
 
 class GroupCoordinator(RemovingTable):
@@ -166,9 +145,10 @@ class GroupCoordinator(RemovingTable):
         error = self._check_commit(group_id, member_id, group_instance_id, generation, now)
         if error is not ErrorCode.none:
             return [error] * len(commits), []
-        errors = [self._check_offset(group_id, commit) for commit in commits]
-        fine = [commit for commit, code in zip(commits, errors, strict=True) if code is ErrorCode.none]
-        return errors, [self._offset_record(group_id, commit, now) for commit in fine]
+        known = self.store.offsets_of(group_id)
+        errors = [self._check_offset(known, commit) for commit in commits]
+        encoder = OffsetEncoder(group_id, now.wall_ms)
+        return errors, [encoder.record(each) for each, code in zip(commits, errors, strict=True) if code is ErrorCode.none]
 
     def _check_commit(
         self, group_id: str, member_id: str, group_instance_id: str | None, generation: int, now: Instant
@@ -182,20 +162,12 @@ class GroupCoordinator(RemovingTable):
             return ErrorCode.illegal_generation
         return ErrorCode.none if self._exists(group_id) or self._has_room() else ErrorCode.coordinator_not_available
 
-    def _check_offset(self, group_id: str, commit: Commit) -> ErrorCode:
-        if len(commit.metadata.encode()) > self.limits.offset_metadata_bytes_max:
+    def _check_offset(self, known: Container[TopicPartitionName], commit: Commit) -> ErrorCode:
+        if commit.metadata and len(commit.metadata.encode()) > self.limits.offset_metadata_bytes_max:
             return ErrorCode.offset_metadata_too_large
-        is_known = (commit.topic, commit.partition) in self.store.offsets_of(group_id)
-        if not is_known and self.store.offset_count >= self.limits.offsets_max:
+        if self.store.offset_count >= self.limits.offsets_max and (commit.topic, commit.partition) not in known:
             return ErrorCode.coordinator_not_available
         return ErrorCode.none
-
-    def _offset_record(self, group_id: str, commit: Commit, now: Instant) -> OffsetsRecord:
-        committed = CommittedOffset(
-            offset=commit.offset, leader_epoch=commit.leader_epoch, metadata=commit.metadata, committed_at_ms=now.wall_ms
-        )
-        key = encode_offset_key(OffsetKey(group_id, commit.topic, commit.partition))
-        return OffsetsRecord(key, encode_offset_value(committed), topic_id_headers(commit.topic_id))
 
     # -- work
 

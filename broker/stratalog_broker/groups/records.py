@@ -64,8 +64,7 @@ class OffsetsRecord(NamedTuple):
         return len(self.key) + len(self.value or b"")
 
 
-@dataclass(frozen=True, slots=True)
-class OffsetKey:
+class OffsetKey(NamedTuple):
     """Names the offset of a group in a partition of a topic."""
 
     group_id: str

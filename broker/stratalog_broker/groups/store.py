@@ -12,15 +12,8 @@ from typing import Final
 import msgspec
 
 from stratalog_broker.groups.messages import GroupImage
-from stratalog_broker.groups.records import (
-    CommittedOffset,
-    GroupKey,
-    OffsetKey,
-    decode_group_value,
-    decode_key,
-    decode_offset_value,
-    topic_id_in,
-)
+from stratalog_broker.groups.offset_rows import OffsetDecoder
+from stratalog_broker.groups.records import CommittedOffset, GroupKey, OffsetKey, decode_group_value
 from stratalog_core.batch import read_header
 from stratalog_core.errors import Corrupt
 from stratalog_core.malformed import MALFORMED
@@ -68,15 +61,22 @@ class GroupStore:
         header = read_header(batch)
         if header.is_control:
             return
+        decoder = OffsetDecoder()
         for record in iterate_records(batch, header):
             if record.key is not None:
-                self.apply(record.key, record.value, record.headers)
+                self._apply(decoder, record.key, record.value, record.headers)
 
     def apply(self, key: bytes, value: bytes | None, headers: Sequence[Header] = ()) -> None:
         """Apply one record. Raises ``Corrupt``."""
-        match decode_key(key):
+        self._apply(OffsetDecoder(), key, value, headers)
+
+    def _apply(self, decoder: OffsetDecoder, key: bytes, value: bytes | None, headers: Sequence[Header]) -> None:
+        match decoder.key(key):
             case OffsetKey() as name:
-                self._apply_offset(name, value, headers)
+                if value is None:
+                    self._drop(name)
+                else:
+                    self._put(name.group_id, (name.topic, name.partition), decoder.value(value, headers))
             case GroupKey(group_id=group_id):
                 if value is None:
                     self.images.pop(group_id, None)
@@ -85,10 +85,7 @@ class GroupStore:
             case None:
                 pass
 
-    def _apply_offset(self, key: OffsetKey, value: bytes | None, headers: Sequence[Header]) -> None:
-        if value is not None:
-            self._put(key.group_id, (key.topic, key.partition), decode_offset_value(value, topic_id_in(headers)))
-            return
+    def _drop(self, key: OffsetKey) -> None:
         committed = self.offsets.get(key.group_id)
         if committed is None or committed.pop((key.topic, key.partition), None) is None:
             return

@@ -11,15 +11,16 @@ from typing import Any, Final
 from kio.schema.errors import ErrorCode
 
 from stratalog_broker.context import RequestContext
-from stratalog_broker.groups.coordinator import Commit
+from stratalog_broker.groups.offset_rows import Commit
 from stratalog_broker.handlers.group_topics import TopicName, resolve_topic
 from stratalog_broker.handlers.info import HandlerInfo
 from stratalog_broker.protocol.errors import KafkaError
+from stratalog_broker.protocol.offset_commit import CommittedTopic, encode_offset_commit
 
 _TOPIC_IDS_SINCE: Final = 10
 
 
-async def handle(context: RequestContext, request: Any) -> Any:
+async def handle(context: RequestContext, request: Any) -> bytes:
     topics = [resolve_topic(context, topic, by_id=context.api_version >= _TOPIC_IDS_SINCE) for topic in request.topics]
     commits = list(_commits(request, topics))
     try:
@@ -41,28 +42,19 @@ def _commits(request: Any, topics: list[TopicName]) -> Iterator[Commit]:
         if resolved.error is not ErrorCode.none:
             continue
         for row in topic.partitions:
-            yield Commit(
-                topic=resolved.name, partition=row.partition_index, offset=row.committed_offset,
-                leader_epoch=getattr(row, "committed_leader_epoch", -1), metadata=row.committed_metadata or "",
-                topic_id=resolved.topic_id,
-            )  # fmt: skip
+            epoch = getattr(row, "committed_leader_epoch", -1)
+            metadata = row.committed_metadata or ""
+            yield Commit(resolved.name, row.partition_index, row.committed_offset, epoch, metadata, resolved.topic_id)
 
 
-def _response(context: RequestContext, request: Any, topics: list[TopicName], errors: Iterator[ErrorCode]) -> Any:
-    rows = []
+def _response(context: RequestContext, request: Any, topics: list[TopicName], errors: Iterator[ErrorCode]) -> bytes:
+    answers = []
     for topic, resolved in zip(request.topics, topics, strict=True):
-        partitions = tuple(
-            context.new(
-                "OffsetCommitResponsePartition",
-                partition_index=row.partition_index,
-                error_code=next(errors) if resolved.error is ErrorCode.none else resolved.error,
-            )
-            for row in topic.partitions
-        )
-        rows.append(
-            context.new("OffsetCommitResponseTopic", name=resolved.name, topic_id=resolved.topic_id, partitions=partitions)
-        )
-    return context.new("OffsetCommitResponse", topics=tuple(rows))
+        indexes = [row.partition_index for row in topic.partitions]
+        known = resolved.error is ErrorCode.none
+        codes = [(next(errors) if known else resolved.error).value for _ in indexes]
+        answers.append(CommittedTopic(resolved.name, resolved.topic_id, indexes, codes))
+    return encode_offset_commit(context.api_version, answers)
 
 
 API: Final = HandlerInfo(key=8, min_version=2, max_version=10, handle=handle)

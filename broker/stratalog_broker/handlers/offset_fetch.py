@@ -6,7 +6,7 @@ Kafka: member id and epoch of v9 are not checked (they belong to the newer group
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 from uuid import UUID
 
@@ -18,6 +18,7 @@ from stratalog_broker.groups.store import TopicPartitionName
 from stratalog_broker.handlers.group_topics import TopicName, topic_by_id
 from stratalog_broker.handlers.info import HandlerInfo
 from stratalog_broker.protocol.errors import KafkaError
+from stratalog_broker.protocol.offset_fetch import CommittedRow, FetchedGroup, FetchedTopic, encode_offset_fetch
 from stratalog_metadata.records import Topic, topic_key
 
 _GROUPS_SINCE: Final = 8
@@ -27,20 +28,20 @@ Offsets = Mapping[TopicPartitionName, CommittedOffset]
 Wanted = list[tuple[TopicName, Iterable[int]]]
 
 
-async def handle(context: RequestContext, request: Any) -> Any:
+async def handle(context: RequestContext, request: Any) -> bytes:
     if context.api_version >= _GROUPS_SINCE:
-        return context.new("OffsetFetchResponse", groups=tuple(_group(context, group) for group in request.groups))
+        return encode_offset_fetch(context.api_version, [_group(context, group) for group in request.groups])
     offsets, error = _offsets(context, request.group_id)
-    topics = _topics(context, request.topics, offsets, error, suffix="")
     # v1 has no place for the group's error, so that each partition carries it.
-    return context.new("OffsetFetchResponse", topics=topics, error_code=error)
+    topics = _topics(context, request.topics, offsets, error)
+    return encode_offset_fetch(context.api_version, [FetchedGroup(request.group_id, topics, error)])
 
 
-def _group(context: RequestContext, group: Any) -> Any:
+def _group(context: RequestContext, group: Any) -> FetchedGroup:
     offsets, error = _offsets(context, group.group_id)
     # Kafka's own answer to a group's error has no topics; clients look at the group's code first.
-    topics = _topics(context, group.topics, offsets, error, suffix="s") if error is ErrorCode.none else ()
-    return context.new("OffsetFetchResponseGroup", group_id=group.group_id, topics=topics, error_code=error)
+    topics = _topics(context, group.topics, offsets, error) if error is ErrorCode.none else []
+    return FetchedGroup(group.group_id, topics, error)
 
 
 def _offsets(context: RequestContext, group_id: str) -> tuple[Offsets, ErrorCode]:
@@ -51,27 +52,27 @@ def _offsets(context: RequestContext, group_id: str) -> tuple[Offsets, ErrorCode
     return store.offsets_of(group_id), ErrorCode.none
 
 
-def _topics(context: RequestContext, wanted: Any, offsets: Offsets, error: ErrorCode, suffix: str) -> tuple[Any, ...]:
-    """``suffix``: kio names the structs of multi-group versions in the plural."""
-    rows = _all_of(context, offsets) if wanted is None else [_wanted(context, topic) for topic in wanted]
-    return tuple(
-        context.new(
-            f"OffsetFetchResponseTopic{suffix}",
-            name=topic.name,
-            topic_id=topic.topic_id,
-            partitions=tuple(
-                _partition(context, index, _committed(offsets, topic, index), _first(topic.error, error), suffix)
-                for index in partitions
-            ),
-        )
-        for topic, partitions in rows
-    )
+def _topics(context: RequestContext, wanted: Any, offsets: Offsets, error: ErrorCode) -> list[FetchedTopic]:
+    found = _all_of(context, offsets) if wanted is None else [_wanted(context, topic) for topic in wanted]
+    return [
+        FetchedTopic(topic.name, topic.topic_id, list(_rows(offsets, topic, indexes, _first(topic.error, error))))
+        for topic, indexes in found
+    ]
+
+
+def _rows(offsets: Offsets, topic: TopicName, indexes: Iterable[int], error: ErrorCode) -> Iterator[CommittedRow]:
+    code = error.value
+    for index in indexes:
+        found = _committed(offsets, topic, index)
+        yield CommittedRow(index, found.offset, found.leader_epoch, found.metadata, code)
 
 
 def _committed(offsets: Offsets, topic: TopicName, index: int) -> CommittedOffset:
     """What was committed for this topic, and not for a deleted one of the same name."""
     found = offsets.get((topic.name, index), _NOTHING)
-    return _NOTHING if found.topic_id is not None and topic.topic_id not in (None, found.topic_id) else found
+    if found.topic_id is None or topic.topic_id is None or found.topic_id == topic.topic_id:
+        return found
+    return _NOTHING
 
 
 def _first(error: ErrorCode, otherwise: ErrorCode) -> ErrorCode:
@@ -103,14 +104,6 @@ def _all_of(context: RequestContext, offsets: Offsets) -> Wanted:
 def _id_of(context: RequestContext, name: str) -> UUID | None:
     topic = context.services.view.find(Topic, topic_key(name))
     return topic.topic_id if topic is not None else None
-
-
-def _partition(context: RequestContext, index: int, committed: CommittedOffset, error: ErrorCode, suffix: str) -> Any:
-    return context.new(
-        f"OffsetFetchResponsePartition{suffix}",
-        partition_index=index, committed_offset=committed.offset, committed_leader_epoch=committed.leader_epoch,
-        metadata=committed.metadata, error_code=error,
-    )  # fmt: skip
 
 
 API: Final = HandlerInfo(key=9, min_version=1, max_version=10, handle=handle)

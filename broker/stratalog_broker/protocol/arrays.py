@@ -6,6 +6,8 @@ import struct
 from collections.abc import Sequence
 from typing import Final
 
+from stratalog_broker.protocol.frame import write_uvarint
+
 _COUNT: Final = struct.Struct(">i")
 
 
@@ -13,14 +15,5 @@ def with_array(encoded: bytes, tail: int, count: int, elements: Sequence[bytes],
     """``encoded`` with its empty array, which ends ``tail`` bytes before the end, replaced by ``count`` elements."""
     end = len(encoded) - tail
     if is_flexible:
-        return b"".join((encoded[: end - 1], _uvarint(count + 1), *elements, encoded[end:]))
+        return b"".join((encoded[: end - 1], write_uvarint(count + 1), *elements, encoded[end:]))
     return b"".join((encoded[: end - _COUNT.size], _COUNT.pack(count), *elements, encoded[end:]))
-
-
-def _uvarint(value: int) -> bytes:
-    encoded = bytearray()
-    while value > 0x7F:
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    encoded.append(value)
-    return bytes(encoded)

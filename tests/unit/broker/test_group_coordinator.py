@@ -11,7 +11,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from stratalog_broker.groups.application import GroupApplication
-from stratalog_broker.groups.coordinator import Commit, GroupCoordinator, Work, Write
+from stratalog_broker.groups.coordinator import GroupCoordinator, Work, Write
 from stratalog_broker.groups.group_table import CoordinatorLimits
 from stratalog_broker.groups.messages import (
     Answer,
@@ -23,6 +23,7 @@ from stratalog_broker.groups.messages import (
     SyncAnswer,
     SyncRequest,
 )
+from stratalog_broker.groups.offset_rows import Commit
 from stratalog_broker.groups.rebalance import GroupState
 from stratalog_broker.groups.records import OffsetsRecord
 from stratalog_broker.groups.store import GroupStore
