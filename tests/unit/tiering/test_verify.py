@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 from stratalog_core.system import ThreadBackground
 from stratalog_tiering.archive import Archive
 from stratalog_tiering.archive_writer import ArchiveWriter
+from stratalog_tiering.manifest_source import ManifestSource
+from stratalog_tiering.segment_check import check_segment
 from stratalog_tiering.verify import PartitionReport, Progress, Verifier
 
 Store = Any
@@ -68,6 +71,48 @@ async def test_a_flipped_byte_is_named_by_segment_block_and_offsets(
     assert (finding.base_offset, finding.end_offset) == (block.base_offset, block.last_offset + 1)
     assert keys[4] in str(finding)
     assert "block 2" in str(finding)
+
+
+async def test_neighbouring_blocks_are_read_together(
+    writer: ArchiveWriter, store: Store, background: ThreadBackground, make_batches: Batches
+) -> None:
+    await fill(writer, make_batches, segments=1)
+    archive = Archive(store)
+    topic = await archive.topic("flights")
+    pointer = await archive.pointer(topic, 0)
+    assert pointer is not None
+    (entry,) = [entry async for entry in archive.segments(await archive.manifest(pointer))]
+    blocks = len((await archive.footer(entry)).blocks)
+    assert blocks > 4
+    store.calls.clear()
+    (report,) = await verify(Verifier(store, background, reads_at_once=4))
+    assert report.findings == ()
+    # One more for the footer.
+    assert store.count("get_range") == 1 + -(-blocks // 4)
+
+
+async def test_of_blocks_that_are_read_together_only_those_that_are_cut_off_are_named(
+    writer: ArchiveWriter, store: Store, background: ThreadBackground, store_directory: Path, make_batches: Batches
+) -> None:
+    (key,) = await fill(writer, make_batches, segments=1)
+    archive = Archive(store)
+    pointer = await archive.pointer(await archive.topic("flights"), 0)
+    assert pointer is not None
+    (entry,) = [entry async for entry in archive.segments(await archive.manifest(pointer))]
+    blocks = (await archive.footer(entry)).blocks
+    whole = (store_directory / key).read_bytes()
+    source = ManifestSource(store)
+    check = check_segment(store, source, entry, background, reads_at_once=4)
+    first = asyncio.ensure_future(anext(check))
+
+    def cut_behind_the_footer(name: str, called: str) -> None:
+        if name == "get_range" and store.count("get_range") == 2:
+            (store_directory / key).write_bytes(whole[: blocks[2].position + 1])
+
+    store.calls.clear()
+    store.before = cut_behind_the_footer
+    found = [await first, *[finding async for finding in check]]
+    assert [finding.block for finding in found] == list(range(2, len(blocks)))
 
 
 async def test_a_changed_footer_and_a_missing_or_cut_segment_are_named(

@@ -1,0 +1,123 @@
+"""The store in a directory: what is its own beside the contract of all stores."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from stratalog_core.errors import Invalid, NoSuchObject
+from stratalog_core.system import SystemClock, ThreadBackground
+from stratalog_tiering.store import ObjectStore, UploadedPart, open_store
+
+PART = 5 * 1024 * 1024
+PAGE = 4096
+
+Open = Callable[[], ObjectStore]
+
+
+@pytest.fixture
+def open_directory(tmp_path: Path, background: ThreadBackground) -> Open:
+    seeds = iter(range(100))
+
+    def opened() -> ObjectStore:
+        url = str(tmp_path / "bucket")
+        return open_store(url, background=background, clock=SystemClock(), random=random.Random(next(seeds)))
+
+    return opened
+
+
+@pytest_asyncio.fixture
+async def directory(open_directory: Open) -> ObjectStore:
+    return open_directory()
+
+
+class Written:
+    """Bytes that were written, by whichever call."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.bytes = 0
+        self.copies = 0
+        for name in ("pwrite", "pwritev"):
+            monkeypatch.setattr(os, name, self._counting(getattr(os, name)))
+        for name in ("sendfile", "copy_file_range"):
+            monkeypatch.setattr(os, name, self._refuse)
+
+    def _counting(self, call: Callable[..., int]) -> Callable[..., int]:
+        def counted(*arguments: object) -> int:
+            written = call(*arguments)
+            self.bytes += written
+            return written
+
+        return counted
+
+    def _refuse(self, *arguments: object) -> int:
+        raise AssertionError("parts are not copied once more")
+
+
+@pytest.mark.parametrize("last", [1, PAGE, 300_001])
+@pytest.mark.parametrize("part_bytes", [PART, PART + 1])
+async def test_each_byte_of_an_upload_is_written_once(
+    directory: ObjectStore, part_bytes: int, last: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = Written(monkeypatch)
+    content = random.Random(last).randbytes(2 * part_bytes + last)
+    upload = await directory.create_upload("a/b", part_bytes)
+    views = [memoryview(content)[first : first + part_bytes] for first in range(0, len(content), part_bytes)]
+    # The last one comes first: parts may come in any order.
+    parts = [await directory.put_part(upload, n, [views[n - 1][:99], views[n - 1][99:]]) for n in (3, 1, 2)]
+    info = await directory.complete_upload(upload, parts)
+    assert len(content) <= written.bytes <= len(content) + PAGE
+    assert info.size_bytes == len(content)
+    assert await directory.get("a/b") == content
+    for start, length in ((part_bytes - 10, 20), (1, len(content) - 1), (PAGE - 1, 400_000)):
+        assert await directory.get_range("a/b", start, length, uncached=True) == content[start : start + length]
+
+
+async def test_a_part_that_is_sent_again_shorter_ends_the_object_there(directory: ObjectStore) -> None:
+    upload = await directory.create_upload("a", PART)
+    first = await directory.put_part(upload, 1, [b"1" * PART])
+    await directory.put_part(upload, 2, [b"2" * 50_000])
+    second = await directory.put_part(upload, 2, [b"3" * 10])
+    await directory.complete_upload(upload, [first, second])
+    assert await directory.get("a") == b"1" * PART + b"3" * 10
+
+
+async def test_only_all_parts_of_full_size_make_an_object(directory: ObjectStore) -> None:
+    upload = await directory.create_upload("a", PART)
+    first = await directory.put_part(upload, 1, [b"1" * PART])
+    third = await directory.put_part(upload, 3, [b"3"])
+    short = UploadedPart(number=2, etag="2-1", size_bytes=1)
+    for parts in ([first, third], [first, short, third], [third], [first, first]):
+        with pytest.raises(Invalid):
+            await directory.complete_upload(upload, parts)
+    short = await directory.put_part(upload, 2, [b"2"])
+    with pytest.raises(Invalid, match="before the last"):
+        await directory.complete_upload(upload, [first, short, third])
+    with pytest.raises(Invalid, match="at most"):
+        await directory.put_part(upload, 2, [b"2" * (PART + 1)])
+    with pytest.raises(NoSuchObject):
+        await directory.head("a")
+
+
+async def test_an_upload_of_an_earlier_process_can_only_be_aborted(open_directory: Open) -> None:
+    begun = await open_directory().create_upload("a", PART)
+    later = open_directory()
+    (found,) = [upload async for upload in later.list_uploads()]
+    assert (found.upload_id, found.part_bytes) == (begun.upload_id, 0)
+    with pytest.raises(NoSuchObject):
+        await later.put_part(found, 1, [b"x"])
+    await later.abort_upload(found)
+    assert [upload async for upload in later.list_uploads()] == []
+
+
+@pytest.mark.parametrize("size", [0, 1, 256 * 1024 - 1, 256 * 1024, 1_000_001])
+async def test_objects_of_any_size_are_what_was_put(directory: ObjectStore, tmp_path: Path, size: int) -> None:
+    content = random.Random(size).randbytes(size)
+    await directory.put("a", [content[: size // 3], memoryview(content)[size // 3 :]])
+    assert await directory.get("a") == content
+    assert list((tmp_path / "bucket" / ".aside").iterdir()) == []
