@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -21,9 +22,14 @@ from stratalog.bench.runs.consume import measure_catch_up, measure_tail
 from stratalog.bench.runs.failover import measure_failover
 from stratalog.bench.runs.latency import measure_latency
 from stratalog.bench.runs.produce import measure_produce
+from stratalog.bench.runs.workload import measure_workload
 from stratalog.bench.settings import Readers, Topics, Traffic, Window
 from stratalog.bench.topics import prepared
+from stratalog.bench.workload_file import plan_of, read_driver, read_workload
 from stratalog_core.errors import Unavailable
+
+WORKLOADS = Path(__file__).with_name("workloads")
+"""Workload and driver files in OpenMessaging Benchmark's format."""
 
 # For many producers; more would only add interpreters on the machine's cores.
 _CLIENT_PROCESSES = 2
@@ -161,6 +167,14 @@ def _tail(bench: Bench) -> Result:
     )
 
 
+def _workload_file(bench: Bench) -> Result:
+    """The file says all but for how long; a profile with ``records_max`` lowers its rate."""
+    workload = read_workload(WORKLOADS / bench.settings["file"])
+    plan = plan_of(workload, read_driver(WORKLOADS / bench.settings["driver"]), payload_directory=WORKLOADS)
+    plan = msgspec.structs.replace(plan, window=bench.window, records_per_s=min(plan.records_per_s, bench.settings["records"]))
+    return measure_workload(bench.bootstrap, workload, plan)
+
+
 def _catch_up(bench: Bench) -> Result:
     history_bytes, rate = bench.settings["history_bytes"], bench.rate()
     return measure_catch_up(
@@ -277,6 +291,7 @@ KINDS: dict[str, Callable[[Bench], Result | None]] = {
     "produce_java": _produce_java,
     "latency": _latency,
     "tail": _tail,
+    "workload_file": _workload_file,
     "catch_up": _catch_up,
     "cold_replay": _cold_replay,
     "failover": _failover,

@@ -43,6 +43,7 @@ _WORK_S: dict[str, Callable[[Mapping[str, Any], float], float]] = {
     "produce_java": lambda settings, _: 5 + settings["records"] / _JAVA_RECORDS_PER_S,
     "latency": _windows(1.2),
     "tail": _windows(1.2),
+    "workload_file": _windows(1.2),
     "catch_up": lambda settings, window: window + 2 * settings["history_bytes"] / _BYTES_PER_S,
     "cold_replay": lambda settings, _: 2 * settings["history_bytes"] / _COLD_BYTES_PER_S,
     "failover": lambda settings, _: 5 + settings["before_s"] + settings["after_s"],
