@@ -89,13 +89,14 @@ class FrameProtocol(asyncio.BufferedProtocol):
         if self._start == self._end and not self._is_shared:
             self._start = self._end = 0
         room = len(self._view) - self._start
-        if self._buffer_bytes // 2 < whole <= self.read_buffer_bytes // 2:
-            # Frames of this size are to lie together: nothing is copied but the one at the end, and a read takes several.
+        if self._end == len(self._view) or self._buffer_bytes // 2 < whole <= self.read_buffer_bytes // 2:
+            # Frames of this size, or what comes at once, are to lie together: a read takes several, the last one is copied.
             self._buffer_bytes = self.read_buffer_bytes
         if whole > self._buffer_bytes // 2:
-            if whole != room:
-                self._go_on_in(whole)
-                self._read_bytes = whole
+            # With the head of the next one: one read brings the rest of this one and the size of that.
+            if room != whole + _GLANCE_BYTES:
+                self._go_on_in(whole + _GLANCE_BYTES)
+                self._read_bytes = whole + _GLANCE_BYTES
         elif whole > room or room < self._buffer_bytes // 4:
             was_large = len(self._view) not in (self.first_buffer_bytes, self._buffer_bytes)
             self._go_on_in(self._buffer_bytes)

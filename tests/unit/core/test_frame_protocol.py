@@ -95,8 +95,23 @@ def test_what_is_kept_is_bounded() -> None:
 
 async def test_frames_of_the_same_size_lie_together_once_one_has_come() -> None:
     """A read each would be a call into the interpreter each, and what is read before a size is known is copied."""
+    assert reads_of(40, 8000) <= 2 + 40 / 4, "four frames fit into a buffer"
+
+
+async def test_what_comes_at_once_is_read_at_once() -> None:
+    """Small frames that fill the first buffer come in a larger one from then on."""
+    assert reads_of(60, 2000) <= 2 + 60 / 18, "nineteen frames fit into a buffer"
+
+
+async def test_a_large_frame_takes_one_read() -> None:
+    """Which brings the head of the next one, and so its size."""
+    assert reads_of(10, 100_000) <= 1 + 10
+
+
+def reads_of(frames: int, size: int) -> int:
+    """How often a socket is read that always holds all that is to come."""
     receiver = Receiver(ReceiveBuffers(), frozenset())
-    stream = memoryview(b"".join(framing.pack_header(framing.REQUEST, 1, number, 8000) + bytes(8000) for number in range(40)))
+    stream = memoryview(b"".join(framing.pack_header(framing.REQUEST, 1, 0, size) + bytes(size) for _ in range(frames)))
     position = reads = 0
     while position < len(stream):
         room = receiver.get_buffer(-1)
@@ -105,5 +120,5 @@ async def test_frames_of_the_same_size_lie_together_once_one_has_come() -> None:
         room.release()
         receiver.buffer_updated(taken)
         position, reads = position + taken, reads + 1
-    assert len(receiver.copies) == 40
-    assert reads <= 2 + 40 / 4, "four frames fit into a buffer"
+    assert len(receiver.copies) == frames
+    return reads
