@@ -226,6 +226,7 @@ def _restart(bench: Bench) -> Result:
         kill=stop,
         before_s=5,
         after_s=15,
+        records_per_partition_per_s=bench.settings["rate_per_partition"],
         partition_step=partition_step(bench.settings),
     )
     began = time.monotonic()

@@ -16,7 +16,7 @@ from stratalog_core.errors import Unavailable
 
 _DELIVERY_TIMEOUT_MS = 150_000
 _STEADY_TIMEOUT_S = 180.0
-_STEADY = "see a record of every partition acknowledged within a second of its moment"
+_STEADY_POLL_S = 0.2
 _LONGEST_S = 7200.0
 _LATE_SHARE_MAX = 0.1
 """So many partitions may begin behind the kill: their gaps say too little."""
@@ -46,7 +46,7 @@ def measure_failover(
         with Crew(loads, on_progress) as crew:
             crew.begin(ProducerLoad)
             began = time.monotonic()
-            crew.follow_until(lambda: crew.heard(ProducerLoad) >= wanted, _STEADY_TIMEOUT_S, _STEADY)
+            _wait_until_steady(crew, wanted)
             steady_after_s = time.monotonic() - began
             crew.measure(ProducerLoad)
             crew.follow_for(before_s)
@@ -67,6 +67,18 @@ def measure_failover(
     )
     measured = gaps_of(counts, lost, killed_at) | {"steady_after_s": steady_after_s}
     return result("failover", settings, measured | latencies(counts, "latency") | behind(counts, "behind") | failures(counts))
+
+
+def _wait_until_steady(crew: Crew, partitions: int) -> None:
+    """Raises ``Unavailable`` that tells how far it came."""
+    deadline = time.monotonic() + _STEADY_TIMEOUT_S
+    while crew.heard(ProducerLoad) < partitions:
+        if time.monotonic() >= deadline:
+            raise Unavailable(
+                f"{crew.heard(ProducerLoad)} of {partitions} partitions acknowledged a record within a second of its moment, "
+                f"after {_STEADY_TIMEOUT_S:.0f} s: the cluster does not keep up with the load, lower its rate"
+            )
+        crew.follow_for(_STEADY_POLL_S)
 
 
 def _loads(place: Prepared, traffic: Traffic, rate: float, step: int) -> list[ProducerLoad]:
