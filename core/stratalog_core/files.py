@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from stratalog_core.gathered_reads import GatheredReads
-from stratalog_core.kernel_io import PAGE_BYTES, kernel_reads, kernel_writes
+from stratalog_core.kernel_io import BACKGROUND_BYTES_MAX, PAGE_BYTES, kernel_reads, kernel_writes
 from stratalog_core.ports import Buffer, Extent, OnRead, OnWritten
 
 _IOV_MAX: Final = 1024
@@ -200,9 +200,9 @@ class DirectFile(SystemFile):
         return self.pread(PAGE_BYTES, start).ljust(PAGE_BYTES, b"\0")
 
     def _write_pages(self, view: memoryview, start: int, size: int) -> None:
-        done = 0
+        done, piece = 0, size if self._writes_are_durable else BACKGROUND_BYTES_MAX
         while done < size:
-            written = os.pwrite(self._direct, view[done:size], start + done)
+            written = os.pwrite(self._direct, view[done : min(done + piece, size)], start + done)
             if written <= 0 or written % PAGE_BYTES:
                 raise OSError(errno.EIO, f"a direct write of {size - done} bytes ended after {written}")
             done += written

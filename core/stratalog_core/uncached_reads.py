@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from stratalog_core.gathered_reads import pages_of
-from stratalog_core.kernel_io import PAGE_BYTES
+from stratalog_core.kernel_io import BACKGROUND_BYTES_MAX, PAGE_BYTES
 from stratalog_core.ports import Extent
 
 _DIRECT: Final = getattr(os, "O_DIRECT", 0)
@@ -46,7 +46,7 @@ def _fill(descriptor: int, pages: memoryview, position: int) -> int:
     """How many bytes there were. A read that is no whole number of pages has met the end of the file."""
     filled = 0
     while filled < len(pages):
-        read = os.preadv(descriptor, [pages[filled:]], position + filled)
+        read = os.preadv(descriptor, [pages[filled : filled + BACKGROUND_BYTES_MAX]], position + filled)
         filled += read
         if not read or read % PAGE_BYTES:
             break

@@ -35,8 +35,6 @@ _KEY_FILE: Final = "key"
 _DATA_FILE: Final = "data"
 _LARGE_BYTES_MIN: Final = 256 * 1024
 """From here on objects are written, and ranges read uncached, around the page cache."""
-_LARGE_WRITES_AT_ONCE: Final = 2
-"""Each gathers in memory of its own; more of them would only wait for the disk."""
 _LEFTOVER_AGE_MS: Final = 24 * 3_600_000
 _LIST_CHUNK: Final = 500
 _MISSING: Final = (FileNotFoundError, NotADirectoryError)
@@ -52,7 +50,8 @@ class FilesystemStore:
         self._clock = clock
         self._random = random
         self._memory = ReceiveBuffers()
-        self._large_writes = asyncio.Semaphore(_LARGE_WRITES_AT_ONCE)
+        self._disk_turn = asyncio.Semaphore(1)
+        """What is large is read and written one after the other: on the disk there may be a log that somebody waits for."""
         self._received: dict[str, dict[int, int]] = {}
         for directory in (root / _ASIDE, root / _UPLOADS):
             directory.mkdir(parents=True, exist_ok=True)
@@ -78,7 +77,7 @@ class FilesystemStore:
 
         if size < _LARGE_BYTES_MIN:
             return await self._run(write, key)
-        async with self._large_writes:
+        async with self._disk_turn:
             return await self._run(write, key)
 
     async def get(self, key: str) -> bytes:
@@ -89,7 +88,8 @@ class FilesystemStore:
         path = self._path(key)
         if uncached and length >= _LARGE_BYTES_MIN:
             memory = self._memory.take(memory_bytes(start, length))
-            content = await self._run(lambda: read_uncached(path, start, length, memory), key)
+            async with self._disk_turn:
+                content = await self._run(lambda: read_uncached(path, start, length, memory), key)
         else:
             content = memoryview(await self._run(lambda: _read_range(path, start, length), key))
         if len(content) != length:
@@ -140,7 +140,7 @@ class FilesystemStore:
         # Parts that share a page would write over each other's share of it.
         direct = not upload.part_bytes % PAGE_BYTES
         received.pop(number, None)
-        async with self._large_writes:
+        async with self._disk_turn:
             await self._run(lambda: _write_at(data, parts, (number - 1) * upload.part_bytes, direct=direct), upload.key)
         received[number] = size
         return UploadedPart(number=number, etag=f"{number}-{size}", size_bytes=size)
