@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import random
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +14,7 @@ import pytest
 import pytest_asyncio
 
 from stratalog_core.errors import Invalid, NoSuchObject
+from stratalog_core.files import DirectFile, open_file
 from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_tiering.store import ObjectStore, UploadedPart, open_store
 
@@ -76,6 +80,47 @@ async def test_each_byte_of_an_upload_is_written_once(
     assert await directory.get("a/b") == content
     for start, length in ((part_bytes - 10, 20), (1, len(content) - 1), (PAGE - 1, 400_000)):
         assert await directory.get_range("a/b", start, length, uncached=True) == content[start : start + length]
+
+
+class Transfers:
+    """Direct transfers of a disk: how many at a time, how large."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.at_once = self.at_once_max = self.bytes_max = self.bytes = 0
+        self._lock = threading.Lock()
+        for name in ("pwrite", "preadv"):
+            monkeypatch.setattr(os, name, self._watching(getattr(os, name)))
+
+    def _watching(self, call: Callable[..., int]) -> Callable[..., int]:
+        def watched(*arguments: object) -> int:
+            with self._lock:
+                self.at_once += 1
+                self.at_once_max = max(self.at_once_max, self.at_once)
+            done = call(*arguments)
+            with self._lock:
+                self.at_once -= 1
+                self.bytes, self.bytes_max = self.bytes + done, max(self.bytes_max, done)
+            return done
+
+        return watched
+
+
+async def test_large_transfers_come_one_by_one_in_small_pieces(
+    directory: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the same disk there may be a log that acknowledgements wait for."""
+    with contextlib.closing(open_file(tmp_path / "file", create=True, direct=True)) as file:
+        if not isinstance(file, DirectFile):
+            pytest.skip("the file system of the temporary directory knows no direct writes")
+    content = random.Random(5).randbytes(PART)
+    await directory.put("there", [content])
+    upload = await directory.create_upload("a/b", PART)
+    transfers = Transfers(monkeypatch)
+    reads = (directory.get_range("there", 0, PART, uncached=True) for _ in range(4))
+    parts = (directory.put_part(upload, number, [content]) for number in range(1, 5))
+    await asyncio.gather(*reads, *parts)
+    assert transfers.bytes >= 8 * PART
+    assert (transfers.at_once_max, transfers.bytes_max) == (1, 1024 * 1024)
 
 
 async def test_a_part_that_is_sent_again_shorter_ends_the_object_there(directory: ObjectStore) -> None:
