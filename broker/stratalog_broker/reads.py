@@ -44,12 +44,6 @@ class LogReader:
         self._services = services
         self._indexes = indexes
 
-    def read_tail(self, log: PartitionLog, offset: int, end_offset: int, bytes_max: int) -> Batches | None:
-        """From the tail cache, at once; None if the offset lies before what it holds."""
-        if offset >= end_offset:
-            return NOTHING
-        return log.tail.read(offset, end_offset, bytes_max)
-
     async def read(self, log: PartitionLog, offset: int, end_offset: int, bytes_max: int, timeout_s: float) -> Batches:
         """From wherever it is. Raises ``Unavailable`` if that takes longer than ``timeout_s``, ``Corrupt``, ``NotFound``."""
         try:
@@ -60,7 +54,7 @@ class LogReader:
 
     async def _read(self, log: PartitionLog, offset: int, end_offset: int, bytes_max: int, timeout_s: float) -> Batches:
         while True:
-            tail = self.read_tail(log, offset, end_offset, bytes_max)
+            tail = log.tail.read(offset, end_offset, bytes_max) if offset < end_offset else NOTHING
             if tail is not None:
                 return tail
             ref = self.hot_ledger_at(log, offset)

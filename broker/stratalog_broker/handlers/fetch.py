@@ -109,9 +109,8 @@ class FetchCall:
             if request.session_epoch == INITIAL_EPOCH:
                 self._session = sessions.begin(request.wanted, now_s)
             return request.wanted
-        self._session = sessions.resume(
-            request.session_id, request.session_epoch, request.wanted, request.forgotten, now_s
-        )  # fmt: skip
+        identity = request.session_id, request.session_epoch
+        self._session = sessions.resume(*identity, request.wanted, request.forgotten, now_s)
         self._is_incremental = True
         return list(self._session)
 

@@ -53,7 +53,7 @@ class Work:
     def run(self) -> Counted:
         raise NotImplementedError
 
-    def run_at_rate(self, send_all: Callable[[], None], take_heard: Callable[[], None] = lambda: None) -> Counted:
+    def run_at_rate(self, send_all: Callable[[], None], take_heard: Callable[[], None]) -> Counted:
         """``send_all`` while a thread for each producer waits for acknowledgements; ``take_heard`` when those are all in."""
         # The thread that learns of an acknowledgement must not wait for the sending thread's slice of the interpreter.
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
@@ -96,7 +96,7 @@ class Work:
             # Moments stay as they were: the wait for room is part of the latency.
             producer.poll(_FULL_WAIT_S)
 
-    def delivered(self, intended_ns: int, failure: KafkaError | None, message: Message, records: int = 1) -> None:
+    def delivered(self, intended_ns: int, failure: KafkaError | None, message: Message, records: int) -> None:
         """Of ``records`` records this is the last; all count as failed if it has."""
         if failure is not None:
             self.failed += records
