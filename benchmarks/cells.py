@@ -93,7 +93,7 @@ class Bench(msgspec.Struct, frozen=True, kw_only=True):
 
 def carry_out(cell: Cell, system: System, profile: Profile) -> Result | None:
     """Measure; ``None`` if the system has no such thing. Memory and CPU of its processes, by role, come with the result."""
-    window = Window(warmup_s=warmup_s(cell.settings, profile), duration_s=profile.duration_s)
+    window = Window(warmup_s=warmup_s(cell.settings, profile), duration_s=cell.duration_s(profile))
     bench = Bench(system=system, settings=cell.settings, window=window)
     with Usage(Roles(system).cpu_s) as usage:
         found = KINDS[cell.kind](bench)

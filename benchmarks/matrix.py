@@ -94,6 +94,10 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     settings: dict[str, Any]
     fresh: bool = False
 
+    def duration_s(self, profile: Profile) -> float:
+        """How long it counts: as its profile says, or ``seconds`` of its own."""
+        return float(self.settings.get("seconds", profile.duration_s))
+
 
 def read_matrix(path: Path = FILE) -> Matrix:
     """Raises ``msgspec.ValidationError`` that names what is wrong."""

@@ -152,7 +152,7 @@ def _limits(run: Run, matrix: Matrix, against: str) -> list[str]:
     for verdict in missed:
         if all(verdict is not other for other, _ in limits):
             lines += [f"**{verdict.goal.title}, {verdict.cell}** ({_bound(verdict.goal)}, measured {verdict.ratio:.2f})", ""]
-            lines += [*_shares_lines(run, verdict.cell, against), ""]
+            lines += [*_shares_lines(run, verdict.cell, against), *_floor_lines(run, verdict, against), ""]
     return lines
 
 
@@ -198,6 +198,17 @@ def _shares_lines(run: Run, cell: str, against: str) -> list[str]:
             parts = ", ".join(f"{role} {share:.0%}" for role, share in shares.items())
             lines.append(f"- Share of all cores, {system}: {parts}.")
     return lines or ["- Its CPU time was not measured."]
+
+
+def _floor_lines(run: Run, verdict: summary.Verdict, against: str) -> list[str]:
+    """What no server could go below, where the client holds records back."""
+    held_ms, theirs = summary.held_ms(run, verdict.cell), summary.median(run, verdict.cell, against, "latency_p99_ms")
+    if verdict.goal.quantity != "latency_p99_ms" or not held_ms or not theirs:
+        return []
+    return [
+        f"- The client holds a record back for up to {figure(held_ms)} ms, until its batch is full or its linger over: a "
+        f"server that took no time at all would have {held_ms / theirs:.2f} of {against}'s p99."
+    ]
 
 
 def _bound(goal: Goal) -> str:

@@ -20,7 +20,7 @@ _PATIENCE, _PATIENCE_MIN_S = 6, 240.0
 
 def window_s(cell: Cell, profile: Profile) -> float:
     """One window of a cell, its warm-up included: the first write to a partition opens its log, which is no steady state."""
-    return warmup_s(cell.settings, profile) + profile.duration_s
+    return warmup_s(cell.settings, profile) + cell.duration_s(profile)
 
 
 def warmup_s(settings: Mapping[str, Any], profile: Profile) -> float:

@@ -110,6 +110,15 @@ def limit(run: Run, verdict: Verdict, against: str) -> Limit | None:
     )
 
 
+def held_ms(run: Run, cell: str) -> float:
+    """For how long a client that sends at a fixed rate holds the first record of a batch back."""
+    settings = next((row.settings for row in run.rows if row.cell == cell and not row.failure), {})
+    linger_ms, rate = settings.get("linger_ms", 0.0), settings.get("wanted_records_per_s", 0.0)
+    if not linger_ms or not rate:
+        return 0.0
+    return float(min(linger_ms, settings["batch_bytes"] / settings["payload"]["record_bytes"] / rate * 1000))
+
+
 def by_role(run: Run, cell: str, system: str, prefix: str) -> dict[str, float]:
     """Medians of the quantities that begin with ``prefix``, by the rest of their names."""
     found = {name: median(run, cell, system, name) for name in quantities(run, cell) if name.startswith(prefix)}

@@ -24,6 +24,12 @@ class TieringSettings:
     read_bytes_per_s: int = setting(
         200 * _MIB, help="most bytes a second read from bookies, all partitions together", minimum=_MIB, maximum=100_000 * _MIB
     )
+    niceness: int = setting(
+        10,
+        help="how far the worker gives way to other processes of its machine, as of nice(2); 0: not at all",
+        minimum=0,
+        maximum=19,
+    )
     read_chunk_bytes: int = setting(2 * _MIB, help="bytes asked of a bookie at once", minimum=64 * 1024, maximum=32 * _MIB)
     upload_part_bytes: int = setting(8 * _MIB, help="size of a part of an upload", minimum=5 * _MIB, maximum=64 * _MIB)
     upload_parts_at_once: int = setting(4, help="parts of one segment on their way at once", minimum=1, maximum=16)

@@ -25,7 +25,8 @@ from confluent_kafka import KafkaError, Message
 from stratalog.bench.control import Control
 from stratalog.bench.loads import Counted, ProducerLoad
 from stratalog.bench.payloads import STAMP, heads_of
-from stratalog.bench.producing import TICK_NS, due_in_all
+from stratalog.bench.producing import TICK_NS
+from stratalog.bench.schedule import Schedule
 from stratalog.bench.whole_batches import Lane, Target, WholeBatches
 
 _BLOCKED_WAIT_S = 0.0002
@@ -48,9 +49,8 @@ class DueBatches(WholeBatches):
 
     def __init__(self, load: ProducerLoad, control: Control) -> None:
         super().__init__(load, control)
-        self._interval_ns = 1e9 / load.records_per_s
+        self._schedule = Schedule(load)
         self._linger_ns = load.linger_ms * 1e6
-        self._due_max = due_in_all(load)
         self._arrivals: deque[Arrival] = deque()
         self._handed_ns = self._free_ns = 0
         self._blocked = False
@@ -58,11 +58,11 @@ class DueBatches(WholeBatches):
         self._values = itertools.cycle(value[STAMP.size :] if load.stamps else value for value in self.pool)
 
     def run(self) -> Counted:
-        return self.run_at_rate(self._send_all, self._take_arrivals)
+        return self.run_at_rate(self._schedule, self._send_all, self._take_arrivals)
 
     def _send_all(self) -> None:
-        while self.sent < self._due_max and self.control.running(self.sent):
-            if self.gives_up(self._intended_ns(self._due_max), self._due_max - self.sent):
+        while self.sent < self._schedule.records and self.control.running(self.sent):
+            if self.gives_up(self._schedule):
                 return
             self.note_cpu()
             self._take_arrivals()
@@ -79,21 +79,19 @@ class DueBatches(WholeBatches):
     def _left(self) -> int:
         """Records that may leave now: a full batch, or fewer once the first of them has waited long enough."""
         now_ns = time.monotonic_ns()
-        due = min(self._due_max, int((now_ns - self.began_ns) / self._interval_ns) + 1) - self.sent
-        full = min(self.load.batch_records, self._due_max - self.sent)
+        due = self._schedule.due(now_ns) - self.sent
+        full = min(self.load.batch_records, self._schedule.records - self.sent)
         return min(due, full) if due >= full or (due > 0 and now_ns >= self._closes_ns()) else 0
 
     def _until_due_s(self, without_rate: float = 0.0) -> float:
-        full_ns = self._intended_ns(min(self._due_max, self.sent + self.load.batch_records) - 1)
+        full_ns = self._schedule.moment_ns(min(self._schedule.records, self.sent + self.load.batch_records) - 1)
         wait_s = (min(full_ns, self._closes_ns()) - time.monotonic_ns()) / 1e9
         return min(_TURN_MAX_S, max(0.0, wait_s))
 
     def _closes_ns(self) -> float:
         """When the next batch leaves even if it is not full; without a linger not before the next tick."""
-        return max(self._intended_ns(self.sent) + self._linger_ns, self._handed_ns + TICK_NS if not self._linger_ns else 0)
-
-    def _intended_ns(self, record: int) -> float:
-        return self.began_ns + record * self._interval_ns
+        tick_ns = self._handed_ns + TICK_NS if not self._linger_ns else 0
+        return max(self._schedule.moment_ns(self.sent) + self._linger_ns, tick_ns)
 
     def _hand_over_next(self, producer: Any, lane: Lane, records: int) -> int:
         records = min(records, self.load.batch_records)
@@ -111,7 +109,7 @@ class DueBatches(WholeBatches):
             for message in chunk:
                 message["value"] = next(self._values)
             return chunk
-        heads = heads_of([int(self._intended_ns(number)) for number in range(first, first + records)])
+        heads = heads_of([int(self._schedule.moment_ns(number)) for number in range(first, first + records)])
         for message, head in zip(chunk, heads, strict=True):
             message["value"] = head + next(self._values)
         return chunk
@@ -119,15 +117,15 @@ class DueBatches(WholeBatches):
     def _note_behind(self, first: int, records: int) -> None:
         """How late the load itself is: after a record was due and its batch closed, and there was a free partition."""
         self._handed_ns = time.monotonic_ns()
-        early, oldest_ns = self._before_measuring(first, records), self._intended_ns(first)
-        closed_ns = min(oldest_ns + self._linger_ns, self._intended_ns(first + self.load.batch_records - 1))
+        early, oldest_ns = self._before_measuring(first, records), self._schedule.moment_ns(first)
+        closed_ns = min(oldest_ns + self._linger_ns, self._schedule.moment_ns(first + self.load.batch_records - 1))
         since_ns = max(closed_ns, self._free_ns if self._blocked else 0)
         # Those that came due after the batch had closed are late from their own moment on.
-        waited = max(0, min(records, int((since_ns - oldest_ns) / self._interval_ns) + 1))
+        waited = max(0, min(records, int((since_ns - oldest_ns) / self._schedule.interval_ns) + 1))
         if waited > early:
             self.behind.record((self._handed_ns - since_ns) / 1000, waited - early)
-        youngest_us = (self._handed_ns - self._intended_ns(first + records - 1)) / 1000
-        self.behind.record_evenly(youngest_us, self._interval_ns / 1000, records - max(waited, early))
+        youngest_us = (self._handed_ns - self._schedule.moment_ns(first + records - 1)) / 1000
+        self.behind.record_evenly(youngest_us, self._schedule.interval_ns / 1000, records - max(waited, early))
 
     def _heard(
         self, lane: Lane, target: Target, first: int, records: int, failure: KafkaError | None, message: Message
@@ -150,10 +148,11 @@ class DueBatches(WholeBatches):
 
     def _count(self, arrival: Arrival) -> None:
         """The records of the batch that were to leave after the warm-up."""
-        youngest_us = (arrival.at_ns - self._intended_ns(arrival.first + arrival.records - 1)) / 1000
+        youngest_us = (arrival.at_ns - self._schedule.moment_ns(arrival.first + arrival.records - 1)) / 1000
         counted = arrival.records - self._before_measuring(arrival.first, arrival.records)
-        self.latency.record_evenly(youngest_us, self._interval_ns / 1000, counted)
+        self.latency.record_evenly(youngest_us, self._schedule.interval_ns / 1000, counted)
 
     def _before_measuring(self, first: int, records: int) -> int:
         """How many of these were to leave during the warm-up."""
-        return min(records, max(0, math.ceil((self.measures_from_ns - self._intended_ns(first)) / self._interval_ns)))
+        early_ns = self.measures_from_ns - self._schedule.moment_ns(first)
+        return min(records, max(0, math.ceil(early_ns / self._schedule.interval_ns)))

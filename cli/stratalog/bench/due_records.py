@@ -22,7 +22,8 @@ from stratalog.bench.control import MEASURE, Control
 from stratalog.bench.histogram import Histogram
 from stratalog.bench.loads import Counted, ProducerLoad
 from stratalog.bench.payloads import stamped
-from stratalog.bench.producing import TICK_NS, Work, due_in_all, keys_of
+from stratalog.bench.producing import TICK_NS, Work, keys_of
+from stratalog.bench.schedule import Schedule
 
 _TURN_RECORDS_MAX = 1000
 _TURN_MAX_S = 0.05
@@ -43,8 +44,7 @@ class DueRecords(Work):
 
     def __init__(self, load: ProducerLoad, control: Control) -> None:
         super().__init__(load, control)
-        self._interval_ns = 1e9 / load.records_per_s
-        self._due_max = due_in_all(load)
+        self._schedule = Schedule(load)
         self._partitions = range(0, load.partitions, load.partition_step)
         self._values, self._keys = itertools.cycle(self.pool), keys_of(load)
         self._in_turn = itertools.cycle(self.producers)
@@ -53,19 +53,19 @@ class DueRecords(Work):
         self._steady: set[tuple[str, int]] = set()
 
     def run(self) -> Counted:
-        return self.run_at_rate(self._send_all, self._take_arrivals)
+        return self.run_at_rate(self._schedule, self._send_all, self._take_arrivals)
 
     def _send_all(self) -> None:
-        while self.sent < self._due_max and self.control.running(self.sent, heard=len(self._steady)):
-            if self.gives_up(self._intended_ns(self._due_max), self._due_max - self.sent):
+        while self.sent < self._schedule.records and self.control.running(self.sent, heard=len(self._steady)):
+            if self.gives_up(self._schedule):
                 return
             self.note_cpu()
             self._take_arrivals()
             if self.control.told(MEASURE):
                 self._count_anew()
             handed_ns = time.monotonic_ns()
-            self._send_due(min(self._due_max, int((handed_ns - self.began_ns) / self._interval_ns) + 1))
-            wait_ns = max(self._intended_ns(self.sent), handed_ns + TICK_NS) - time.monotonic_ns()
+            self._send_due(self._schedule.due(handed_ns))
+            wait_ns = max(self._schedule.moment_ns(self.sent), handed_ns + TICK_NS) - time.monotonic_ns()
             time.sleep(min(_TURN_MAX_S, max(0.0, wait_ns / 1e9)))
 
     def _send_due(self, due: int) -> None:
@@ -83,7 +83,7 @@ class DueRecords(Work):
     def _message(self, place: int, record: int) -> dict[str, Any]:
         """Used again: the client copies what it is given at once."""
         message, value, key = self._messages[place], next(self._values), next(self._keys)
-        message["value"] = stamped(value, int(self._intended_ns(record))) if self.load.stamps else value
+        message["value"] = stamped(value, int(self._schedule.moment_ns(record))) if self.load.stamps else value
         message["callback"] = partial(self._heard, record)
         if self.load.each_partition:
             message["partition"] = self._place_of(record)[1]
@@ -95,12 +95,9 @@ class DueRecords(Work):
         topics = self.load.topics
         return topics[record % len(topics)], self._partitions[record // len(topics) % len(self._partitions)]
 
-    def _intended_ns(self, record: int) -> float:
-        return self.began_ns + record * self._interval_ns
-
     def _note_behind(self, numbers: range) -> None:
         now_ns = time.monotonic_ns()
-        intended = [self._intended_ns(number) for number in numbers]
+        intended = [self._schedule.moment_ns(number) for number in numbers]
         self.behind.record_all([int(now_ns - moment) // 1000 for moment in intended if moment >= self.measures_from_ns])
 
     def _heard(self, record: int, failure: KafkaError | None, message: Message) -> None:
@@ -115,7 +112,7 @@ class DueRecords(Work):
                 self.failed += 1
                 self.failure = failure
                 continue
-            intended_ns = self._intended_ns(record)
+            intended_ns = self._schedule.moment_ns(record)
             if self.load.each_partition:
                 self._note_partition(self._place_of(record), at_ns, at_ns - intended_ns)
             if intended_ns >= self.measures_from_ns:

@@ -22,6 +22,7 @@ from stratalog.bench.gaps import Gaps
 from stratalog.bench.histogram import Histogram
 from stratalog.bench.loads import Counted, ProducerLoad
 from stratalog.bench.payloads import payloads
+from stratalog.bench.schedule import Schedule
 
 _FLUSH_TIMEOUT_S = 120.0
 _FULL_WAIT_S = 0.05
@@ -46,14 +47,13 @@ class Work:
         self.sent = 0
         self.failed = 0
         self.failure = ""
-        self.began_ns = 0
         self.measures_from_ns = 0
         self._cpu_before_s = 0.0
 
     def run(self) -> Counted:
         raise NotImplementedError
 
-    def run_at_rate(self, send_all: Callable[[], None], take_heard: Callable[[], None]) -> Counted:
+    def run_at_rate(self, schedule: Schedule, send_all: Callable[[], None], take_heard: Callable[[], None]) -> Counted:
         """``send_all`` while a thread for each producer waits for acknowledgements; ``take_heard`` when those are all in."""
         # The thread that learns of an acknowledgement must not wait for the sending thread's slice of the interpreter.
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
@@ -61,8 +61,8 @@ class Work:
         pollers = [threading.Thread(target=_poll_until, args=(producer, ended), daemon=True) for producer in self.producers]
         for poller in pollers:
             poller.start()
-        self.began_ns = round(self.control.began * 1e9)
-        self.measures_from_ns = self.began_ns + round(self.load.warmup_s * 1e9)
+        schedule.began_ns = round(self.control.began * 1e9)
+        self.measures_from_ns = schedule.began_ns + round(self.load.warmup_s * 1e9)
         send_all()
         ended_at, cpu = time.monotonic(), cpu_s() - self._cpu_before_s
         self.wait_until_delivered()
@@ -78,11 +78,11 @@ class Work:
         if time.monotonic_ns() < self.measures_from_ns or not self._cpu_before_s:
             self._cpu_before_s = cpu_s()
 
-    def gives_up(self, end_ns: float, left: int) -> bool:
-        """Long after the end, with ``left`` records that were due before it: they count as failed."""
-        if time.monotonic_ns() <= end_ns + _OVERDUE_S * 1e9:
+    def gives_up(self, schedule: Schedule) -> bool:
+        """Long after the end; what was due before it and has not been sent counts as failed."""
+        if time.monotonic_ns() <= schedule.end_ns() + _OVERDUE_S * 1e9:
             return False
-        self.failed += left
+        self.failed += schedule.records - self.sent
         self.failure = f"records that were due before the end could not be sent within {_OVERDUE_S:.0f} s of it"
         return True
 
@@ -135,11 +135,6 @@ class Work:
         within = self.control.elapsed_s() < self.load.warmup_s + self.load.duration_s
         more = not self.load.records or self.sent < self.load.records
         return self.control.running(self.sent) and more and (within or bool(self.load.records))
-
-
-def due_in_all(load: ProducerLoad) -> int:
-    """Records that should leave before the end. Without a warm-up or an end of the time, all of a number of records counts."""
-    return load.records or max(1, round(load.records_per_s * (load.warmup_s + load.duration_s)))
 
 
 def keys_of(load: ProducerLoad) -> Iterator[bytes | None]:

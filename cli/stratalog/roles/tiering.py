@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stratalog.roles.priority import give_way
 from stratalog.roles.runtime import Node
 from stratalog_bookies.client import LedgerClient, LedgerClientSettings
 from stratalog_tiering.config import TieringSettings
@@ -13,6 +14,7 @@ _CHECKSUM_THREADS = 2
 async def start(node: Node) -> str:
     """Start the worker; its name, since it has no address."""
     settings = node.configuration.section(TieringSettings, "tiering")
+    give_way(settings.niceness)
     metadata = await node.metadata()
     ledgers = LedgerClient(
         metadata, node.transport, node.clock, node.random, node.configuration.section(LedgerClientSettings, "ledgers")

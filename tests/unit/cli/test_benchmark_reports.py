@@ -131,7 +131,7 @@ def test_costs_are_told_for_each_role_and_rows_of_another_commit_tell_theirs(tmp
 def test_cells_come_in_the_order_of_the_patterns() -> None:
     names = [cell.name for cell in cells_of(read_matrix(), "size", "connections", "latency*", "catch-up", "latency rate=*")]
     assert (names[0], names[-1]) == ("connections", "catch-up")
-    assert len(names) == len(set(names)) == 5
+    assert len(names) == len(set(names)) == 6
 
 
 def test_a_missed_goal_says_where_the_time_went_and_what_is_the_most_to_gain(tmp_path: Path) -> None:
@@ -157,6 +157,20 @@ def test_a_missed_goal_says_where_the_time_went_and_what_is_the_most_to_gain(tmp
     assert "clients 5 s; bookie 4, broker 2; servers together 6 s" in text
     assert "Share of all cores, stratalog: clients 40%, idle 10%." in text
     assert "400 MB/s, 4.00 times kafka's measured rate" in text
+
+
+def test_a_missed_latency_names_what_the_client_itself_holds_back(tmp_path: Path) -> None:
+    cell = "latency rate=50000 linger_ms=5 seconds=30"
+    settings = {"wanted_records_per_s": 50_000.0, "linger_ms": 5, "batch_bytes": 131_072, "payload": {"record_bytes": 1000}}
+    run = _run(**{cell: {"stratalog": {"latency_p99_ms": 20.0}, "kafka": {"latency_p99_ms": 10.0}}})
+    run.rows = [msgspec.structs.replace(row, settings=settings) for row in run.rows]
+    # 131 records are there after 2.6 ms, before the linger is over.
+    assert summary.held_ms(run, cell) == pytest.approx(2.62144)
+    write_page("a-run", run, read_matrix(), page=tmp_path / "page.md", pictures=tmp_path / "pictures")
+    assert "a server that took no time at all would have 0.26 of kafka's p99" in (tmp_path / "page.md").read_text()
+    slow = {"wanted_records_per_s": 1000.0}
+    run.rows = [msgspec.structs.replace(row, settings=settings | slow) for row in run.rows]
+    assert summary.held_ms(run, cell) == 5
 
 
 def test_a_goal_beyond_the_clients_says_so() -> None:
@@ -214,6 +228,12 @@ def test_the_time_of_every_cell_is_estimated_and_bounded(profile: str) -> None:
     shape = read_matrix().profiles[profile]
     for cell in cells_of(read_matrix(), profile):
         assert 0 < expected_s(cell, shape) < limit_s(cell, shape) < 3600, cell.name
+
+
+def test_a_cell_with_a_time_of_its_own_counts_for_so_long() -> None:
+    profile = read_matrix().profiles["size"]
+    steady = {cell.settings.get("seconds"): cell.duration_s(profile) for cell in cells_of(read_matrix(), "size", "latency*")}
+    assert steady == {None: profile.duration_s, 30: 30.0}
 
 
 def test_the_bar_is_full_at_the_end() -> None:
