@@ -1,32 +1,48 @@
 """Which partitions move to which broker although their owners live: pure.
 
-In this order, and never more than asked for: everything that a leaving broker owns; what is not in its preferred rack
-although a broker there could take it; and, while loads are too far apart, from the most loaded to the least loaded.
+In this order, and never more than asked for: everything that a leaving broker owns; what is not in its preferred rack although
+a broker there could take it; while what brokers carry is too far apart, from the most loaded to the least loaded; and while the
+numbers of their partitions are.
 
-Always: a move that levels makes the two brokers' loads more alike by a margin, so a sequence of plans over the same loads ends.
-Levelling begins at a wide spread and goes on to a narrow one, so that loads that waver about a limit move nothing.
+Traffic and numbers are levelled apart, over rates in several windows of time. For traffic moves only what carries some in
+every window, and only if it makes two brokers more alike in every one. For numbers moves what carries nothing, or what carries
+some in every window and loads a broker with no more than the other was ahead. So an idle partition never moves for traffic, and
+one whose traffic has just begun or ended moves for neither.
+
+Always: a move for traffic makes the squares of brokers' loads less, in every window; a move for numbers does not make them
+more, and makes the squares of numbers less. So a sequence of plans over the same rates ends. Levelling begins at a wide spread
+and goes on to a narrow one, so that what wavers about a limit moves nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from functools import cached_property
+from itertools import permutations
 from typing import Final
 
 SPREAD_BEGIN: Final = 0.5
-"""Levelling begins when the most and the least loaded broker are further apart than so much of the mean load."""
+"""Levelling begins when two brokers are further apart than so much of the mean broker's traffic or number of partitions."""
 SPREAD_END: Final = 0.2
 SHARE_MAX: Final = 0.75
-"""What moves is at most so much of the difference: otherwise it would only change places with it."""
+"""What moves for traffic is at most so much of the difference: otherwise it would only change places with it."""
+SHARE_MIN: Final = 0.002
+"""And at least so much: it would take hundreds of moves to be felt."""
+WINDOWS: Final = 3
+
+Rates = tuple[float, ...]
+IDLE: Final[Rates] = (0.0,) * WINDOWS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """One partition. Loads are relative to each other: 1 is what the mean partition has."""
+    """One partition. ``rates``: what it carries, in each of ``WINDOWS`` windows of time; next to nothing is 0."""
 
     owner: int
-    load: float = 1.0
+    rates: Rates = IDLE
     rack: str = ""
     may_level: bool = True
 
@@ -47,92 +63,203 @@ class Move:
     target: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What moves, and whether something does to level: then the next plan goes on until the spread is narrow."""
+
+    moves: Sequence[Move] = ()
+    levels_traffic: bool = False
+    levels_numbers: bool = False
+
+
+NOTHING_MOVED: Final = Plan()
+
+
 class Balance:
-    """Loads of brokers while a plan is made."""
+    """What brokers own and carry while a plan is made; moves that are not about levelling."""
 
     def __init__(self, partitions: Sequence[Placed], brokers: Mapping[int, Place]) -> None:
-        self._partitions = partitions
-        self._brokers = brokers
-        self._takers = sorted(broker_id for broker_id, place in brokers.items() if not place.is_leaving)
-        self._owners = [partition.owner for partition in partitions]
-        self._loads = dict.fromkeys(brokers, 0.0)
-        for partition in partitions:
-            if partition.owner in self._loads:
-                self._loads[partition.owner] += partition.load
+        self.partitions = partitions
+        self.owners = [partition.owner for partition in partitions]
+        self.takers = sorted(broker_id for broker_id, place in brokers.items() if not place.is_leaving)
+        self.counts = dict.fromkeys(brokers, 0)
+        self.loads = dict.fromkeys(brokers, IDLE)
         self.moves: list[Move] = []
+        self._brokers = brokers
+        # Most partitions are idle, or share what their owner's others carry: thousands are a few dozen sums.
+        for (owner, rates), number in Counter((partition.owner, partition.rates) for partition in partitions).items():
+            if owner in brokers:
+                self._add(owner, rates, number)
 
-    def candidates(self, rack: str) -> list[int]:
-        """Who may take a partition that prefers ``rack``: those there, or all if nobody is there."""
-        return [broker_id for broker_id in self._takers if self._brokers[broker_id].rack == rack] if rack else []
+    def may_take(self, target: int, position: int) -> bool:
+        """Whether the partition may be led from there, for all that its preferred rack says."""
+        rack = self.partitions[position].rack
+        return not rack or target in (self._candidates(rack) or [target])
+
+    def gaps(self, source: int, target: int) -> Rates:
+        """How much more ``source`` carries, by window."""
+        return tuple(more - less for more, less in zip(self.loads[source], self.loads[target], strict=True))
 
     def empty_leaving(self, moves_max: int) -> None:
         leaving = (
-            position
-            for position, owner in enumerate(self._owners)
-            if owner in self._brokers and self._brokers[owner].is_leaving
+            position for position, owner in enumerate(self.owners) if owner in self._brokers and self._brokers[owner].is_leaving
         )
         self._move_to_least_loaded(leaving, moves_max)
 
     def prefer_racks(self, moves_max: int) -> None:
         misplaced = (
             position
-            for position, (partition, owner) in enumerate(zip(self._partitions, self._owners, strict=True))
-            if partition.rack and owner in self._brokers and owner not in (self.candidates(partition.rack) or [owner])
+            for position, (partition, owner) in enumerate(zip(self.partitions, self.owners, strict=True))
+            if partition.rack and owner in self._brokers and not self.may_take(owner, position)
         )
         self._move_to_least_loaded(misplaced, moves_max)
 
+    def move(self, position: int, target: int) -> None:
+        rates = self.partitions[position].rates
+        self._add(self.owners[position], rates, -1)
+        self._add(target, rates, 1)
+        self.owners[position] = target
+        self.moves.append(Move(position, target))
+
+    def _candidates(self, rack: str) -> list[int]:
+        """Takers in that rack."""
+        return [broker_id for broker_id in self.takers if self._brokers[broker_id].rack == rack] if rack else []
+
     def _move_to_least_loaded(self, positions: Iterable[int], moves_max: int) -> None:
-        if not self._takers:
+        """What is idle goes where fewest are, what carries something where least is carried."""
+        if not self.takers:
             return
         for position in positions:
             if len(self.moves) >= moves_max:
                 return
-            candidates = self.candidates(self._partitions[position].rack) or self._takers
-            self._move(position, min(candidates, key=lambda broker_id: (self._loads[broker_id], broker_id)))
+            carries = any(self.partitions[position].rates)
+            self.move(
+                position,
+                min(
+                    self._candidates(self.partitions[position].rack) or self.takers,
+                    key=lambda broker_id: (sum(self.loads[broker_id]) if carries else 0.0, self.counts[broker_id], broker_id),
+                ),
+            )
 
-    def level(self, moves_max: int, *, is_levelling: bool) -> None:
-        """``is_levelling``: it had begun already, so it goes on until the spread is narrow."""
-        if not self._takers:
-            return
-        loads = [self._loads[broker_id] for broker_id in self._takers]
-        mean = sum(loads) / len(loads)
-        if max(loads) - min(loads) <= (SPREAD_END if is_levelling else SPREAD_BEGIN) * mean:
-            return
-        while len(self.moves) < moves_max and self._level_once(SPREAD_END * mean):
-            pass
+    def _add(self, broker_id: int, rates: Rates, number: int) -> None:
+        self.counts[broker_id] += number
+        if rates != IDLE:
+            self.loads[broker_id] = tuple(load + number * rate for load, rate in zip(self.loads[broker_id], rates, strict=True))
 
-    def _level_once(self, gap_min: float) -> bool:
-        by_load = sorted(self._takers, key=lambda broker_id: (self._loads[broker_id], broker_id))
-        pairs = sorted(
-            ((self._loads[target] - self._loads[source], source, target) for source, target in product(by_load, by_load))
-        )
-        for negative_gap, source, target in pairs:
-            if -negative_gap <= gap_min:
-                return False
-            position = self._best(source, target, -negative_gap)
-            if position is not None:
-                self._move(position, target)
+
+class Levelling:
+    """Moves between takers. What has moved already stays."""
+
+    def __init__(self, balance: Balance) -> None:
+        self._balance = balance
+
+    @cached_property
+    def _idle(self) -> dict[int, list[int]]:
+        """Positions by owner."""
+        found: dict[int, list[int]] = {broker_id: [] for broker_id in self._balance.takers}
+        for position, owner, rates in self._movable():
+            if rates == IDLE:
+                found[owner].append(position)
+        return found
+
+    @cached_property
+    def _carrying(self) -> dict[int, list[tuple[float, int]]]:
+        """What carries some in every window: rates and positions by owner, the lightest first."""
+        found: dict[int, list[tuple[float, int]]] = {broker_id: [] for broker_id in self._balance.takers}
+        for position, owner, rates in self._movable():
+            if rates != IDLE and all(rates):
+                found[owner].append((sum(rates), position))
+        return {owner: sorted(ranked) for owner, ranked in found.items()}
+
+    def _movable(self) -> Iterator[tuple[int, int, Rates]]:
+        balance = self._balance
+        settled = {move.position for move in balance.moves}
+        takers = frozenset(balance.takers)
+        for position, (partition, owner) in enumerate(zip(balance.partitions, balance.owners, strict=True)):
+            if partition.may_level and owner in takers and position not in settled:
+                yield position, owner, partition.rates
+
+    # --- traffic -----------------------------------------------------------------------------------------------------
+
+    def level_traffic(self, moves_max: int, *, goes_on: bool) -> bool:
+        """Says whether something moved."""
+        balance = self._balance
+        by_window = zip(*(balance.loads[broker_id] for broker_id in balance.takers), strict=True)
+        mean = max(sum(window) for window in by_window) / len(balance.takers)
+        widest = max((min(balance.gaps(*pair)) for pair in permutations(balance.takers, 2)), default=0.0)
+        if widest <= (SPREAD_END if goes_on else SPREAD_BEGIN) * mean:
+            return False
+        return self._repeat(lambda: self._relieve(SPREAD_END * mean), moves_max)
+
+    def _relieve(self, gap_min: float) -> bool:
+        for source, target in self._pairs(lambda broker_id: sum(self._balance.loads[broker_id])):
+            gaps = self._balance.gaps(source, target)
+            if min(gaps) > gap_min:
+                for entry in _nearest(self._carrying[source], sum(gaps) / 2):
+                    if self._levels(entry, gaps) and self._balance.may_take(target, entry[1]):
+                        self._carrying[source].remove(entry)
+                        self._balance.move(entry[1], target)
+                        return True
+        return False
+
+    def _levels(self, entry: tuple[float, int], gaps: Rates) -> bool:
+        total, position = entry
+        rates = self._balance.partitions[position].rates
+        return total >= SHARE_MIN * sum(gaps) and all(rate <= SHARE_MAX * gap for rate, gap in zip(rates, gaps, strict=True))
+
+    # --- numbers -----------------------------------------------------------------------------------------------------
+
+    def level_numbers(self, moves_max: int, *, goes_on: bool) -> bool:
+        """Says whether something moved."""
+        counts = [self._balance.counts[broker_id] for broker_id in self._balance.takers]
+        mean = sum(counts) / len(counts)
+        if max(counts) - min(counts) <= (SPREAD_END if goes_on else SPREAD_BEGIN) * mean:
+            return False
+        return self._repeat(lambda: self._even_out(max(SPREAD_END * mean, 1.0)), moves_max)
+
+    def _even_out(self, gap_min: float) -> bool:
+        counts = self._balance.counts
+        for source, target in self._pairs(lambda broker_id: counts[broker_id]):
+            if counts[source] - counts[target] > gap_min and (
+                self._give_idle(source, target) or self._give_light(source, target)
+            ):
                 return True
         return False
 
-    def _best(self, source: int, target: int, gap: float) -> int | None:
-        """The partition whose move makes the two most alike."""
-        found = [
-            (abs(partition.load - gap / 2), position)
-            for position, (partition, owner) in enumerate(zip(self._partitions, self._owners, strict=True))
-            if owner == source
-            and partition.may_level
-            and 0 < partition.load <= SHARE_MAX * gap
-            and target in (self.candidates(partition.rack) or [target])
-        ]
-        return min(found)[1] if found else None
+    def _give_idle(self, source: int, target: int) -> bool:
+        for position in self._idle[source]:
+            if self._balance.may_take(target, position):
+                self._idle[source].remove(position)
+                self._balance.move(position, target)
+                return True
+        return False
 
-    def _move(self, position: int, target: int) -> None:
-        load, owner = self._partitions[position].load, self._owners[position]
-        self._loads[owner] -= load
-        self._loads[target] += load
-        self._owners[position] = target
-        self.moves.append(Move(position, target))
+    def _give_light(self, source: int, target: int) -> bool:
+        """The lightest that carries something, if what it loads ``target`` with is less than ``source`` is ahead."""
+        gaps = self._balance.gaps(source, target)
+        for entry in self._carrying[source]:
+            total, position = entry
+            if total > sum(gaps):
+                return False
+            rates = self._balance.partitions[position].rates
+            if all(rate <= gap for rate, gap in zip(rates, gaps, strict=True)) and self._balance.may_take(target, position):
+                self._carrying[source].remove(entry)
+                self._balance.move(position, target)
+                return True
+        return False
+
+    # --- both --------------------------------------------------------------------------------------------------------
+
+    def _pairs(self, load: Callable[[int], float]) -> Iterator[tuple[int, int]]:
+        """Of whom to take and whom to give, from the most and the least loaded on."""
+        by_load = sorted(self._balance.takers, key=lambda broker_id: (load(broker_id), broker_id))
+        return ((source, target) for source in reversed(by_load) for target in by_load if source != target)
+
+    def _repeat(self, move_one: Callable[[], bool], moves_max: int) -> bool:
+        before = len(self._balance.moves)
+        while len(self._balance.moves) < moves_max and move_one():
+            pass
+        return len(self._balance.moves) > before
 
 
 def plan_moves(
@@ -141,15 +268,31 @@ def plan_moves(
     *,
     leaving_max: int,
     others_max: int = 0,
-    is_levelling: bool = False,
-) -> list[Move]:
-    """At most ``leaving_max`` moves away from leaving brokers, or else ``others_max`` for racks and loads.
+    before: Plan = NOTHING_MOVED,
+) -> Plan:
+    """At most ``leaving_max`` moves away from leaving brokers, or else ``others_max`` for racks, traffic and numbers.
 
-    Partitions whose owner is not in ``brokers`` are somebody else's concern.
+    ``before`` is the last plan for these. Partitions whose owner is not in ``brokers`` are somebody else's concern.
     """
     balance = Balance(partitions, brokers)
     balance.empty_leaving(leaving_max)
-    if not balance.moves:
-        balance.prefer_racks(others_max)
-        balance.level(others_max, is_levelling=is_levelling)
-    return balance.moves
+    if balance.moves or not balance.takers or not others_max:
+        return Plan(moves=balance.moves)
+    balance.prefer_racks(others_max)
+    levelling = Levelling(balance)
+    levels_traffic = levelling.level_traffic(others_max, goes_on=before.levels_traffic)
+    levels_numbers = levelling.level_numbers(others_max, goes_on=before.levels_numbers)
+    return Plan(moves=balance.moves, levels_traffic=levels_traffic, levels_numbers=levels_numbers)
+
+
+def _nearest(ranked: Sequence[tuple[float, int]], wanted: float) -> Iterator[tuple[float, int]]:
+    """All of them, those first whose rate is closest."""
+    above = bisect_left(ranked, (wanted, -1))
+    below = above - 1
+    while below >= 0 or above < len(ranked):
+        if above == len(ranked) or (below >= 0 and wanted - ranked[below][0] <= ranked[above][0] - wanted):
+            yield ranked[below]
+            below -= 1
+        else:
+            yield ranked[above]
+            above += 1

@@ -18,7 +18,7 @@ from uuid import UUID
 import msgspec
 
 from stratalog_core.ids import NO_OWNER
-from stratalog_metadata.balance import Place, Placed, plan_moves
+from stratalog_metadata.balance import NOTHING_MOVED, Place, Placed, plan_moves
 from stratalog_metadata.commands import Command, Put, Requirement, SessionAlive, Update, VersionIs
 from stratalog_metadata.loads import LoadBook
 from stratalog_metadata.record_map import RecordMap
@@ -51,7 +51,7 @@ class Handovers:
         self._loads = loads
         self._ordered: dict[str, float] = {}
         self._balanced: dict[str, float] = {}
-        self._is_levelling = False
+        self._last_round = NOTHING_MOVED
         self._is_due = True
         self._round_at = now + rules.interval_s
         for stored in records.of_kind("partition"):
@@ -138,17 +138,17 @@ class Handovers:
             return None
         movable = self._movable(brokers)
         self._balanced = {key: at for key, at in self._balanced.items() if now - at < SETTLED_S}
-        moves = plan_moves(
+        plan = plan_moves(
             self._placed(movable, now),
             {b.broker_id: Place(rack=b.rack, is_leaving=b.broker_id in leaving) for b in brokers.values()},
             leaving_max=free,
             others_max=min(free, self._rules.moves_max) if is_round else 0,
-            is_levelling=self._is_levelling,
+            before=self._last_round,
         )
         if is_round:
-            self._is_levelling = bool(moves)
-            self._balanced |= {movable[move.position].record.key(): now for move in moves}
-        return _command([(movable[move.position], brokers[move.target]) for move in moves])
+            self._last_round = plan
+            self._balanced |= {movable[move.position].record.key(): now for move in plan.moves}
+        return _command([(movable[move.position], brokers[move.target]) for move in plan.moves])
 
     def _movable(self, brokers: Mapping[int, Broker]) -> list[Versioned]:
         """Partitions with a live owner that is not asked to hand them over already."""
@@ -164,15 +164,15 @@ class Handovers:
     def _placed(self, partitions: Iterable[Versioned], now: float) -> list[Placed]:
         records = [stored.record for stored in partitions if isinstance(stored.record, Partition)]
         racks = self.preferred_racks()
-        weights = self._loads.weights(records, now)
+        carried = self._loads.rates(records, now)
         return [
             Placed(
                 owner=partition.owner,
-                load=weight,
+                rates=rates,
                 rack=racks.get(partition.topic_id, ""),
-                may_level=partition.key() not in self._balanced,
+                may_level=not self._balanced or partition.key() not in self._balanced,
             )
-            for partition, weight in zip(records, weights, strict=True)
+            for partition, rates in zip(records, carried, strict=True)
         ]
 
 

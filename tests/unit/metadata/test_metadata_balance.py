@@ -4,25 +4,34 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from itertools import permutations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stratalog_metadata.balance import SPREAD_BEGIN, Move, Place, Placed, plan_moves
+from stratalog_metadata.balance import IDLE, NOTHING_MOVED, SPREAD_BEGIN, WINDOWS, Move, Place, Placed, Rates, plan_moves
 
 PLACES = st.dictionaries(
     st.integers(0, 6), st.builds(Place, rack=st.sampled_from(["", "a", "b"]), is_leaving=st.booleans()), min_size=1, max_size=6
 )
+BROKERS = st.integers(2, 5).map(lambda count: {number: Place() for number in range(count)})
+RATE = st.sampled_from([0.0, 0.01, 1.0, 1.0, 1.0, 3.0]) | st.floats(0.01, 20.0)
+RATES = st.just(IDLE) | RATE.map(lambda rate: (rate,) * WINDOWS) | st.tuples(*[RATE] * WINDOWS)
 PARTITIONS = st.lists(
     st.builds(
         Placed,
         owner=st.integers(0, 7),
-        load=st.sampled_from([0.5, 1.0, 1.0, 1.0, 3.0]) | st.floats(0.01, 20.0),
+        rates=RATES,
         rack=st.sampled_from(["", "", "a", "b", "nowhere"]),
         may_level=st.booleans() | st.just(True),
     ),
     max_size=40,
 )
+WITHOUT_RACKS = st.lists(st.builds(Placed, owner=st.integers(0, 5), rates=RATES), max_size=40)
+
+
+def steady(rate: float) -> Rates:
+    return (rate,) * WINDOWS
 
 
 def moved(partitions: list[Placed], moves: list[Move]) -> list[Placed]:
@@ -32,25 +41,40 @@ def moved(partitions: list[Placed], moves: list[Move]) -> list[Placed]:
     return after
 
 
-def loads(partitions: list[Placed], brokers: dict[int, Place]) -> dict[int, float]:
-    found = dict.fromkeys((number for number, place in brokers.items() if not place.is_leaving), 0.0)
-    for partition in partitions:
-        if partition.owner in found:
-            found[partition.owner] += partition.load
+def counted(partitions: list[Placed], brokers: dict[int, Place]) -> Counter[int]:
+    found = Counter(dict.fromkeys(brokers, 0))
+    found.update(partition.owner for partition in partitions if partition.owner in brokers)
     return found
+
+
+def loads(partitions: list[Placed], brokers: dict[int, Place]) -> dict[int, Rates]:
+    return {
+        broker_id: tuple(
+            sum(partition.rates[window] for partition in partitions if partition.owner == broker_id)
+            for window in range(WINDOWS)
+        )
+        for broker_id in brokers
+    }
+
+
+def widest_traffic(partitions: list[Placed], brokers: dict[int, Place]) -> tuple[float, float]:
+    """How far two brokers are apart in every window, and the mean load of the busiest window."""
+    found = loads(partitions, brokers)
+    apart = [min(a - b for a, b in zip(found[one], found[other], strict=True)) for one, other in permutations(brokers, 2)]
+    return max(apart, default=0.0), max(sum(window) for window in zip(*found.values(), strict=True)) / len(brokers)
 
 
 def settle(partitions: list[Placed], brokers: dict[int, Place], moves_max: int) -> tuple[list[Placed], list[Move]]:
     """Round after round, until nothing moves."""
     made: list[Move] = []
-    is_levelling = False
+    plan = NOTHING_MOVED
     for _ in range(500):
-        moves = plan_moves(partitions, brokers, leaving_max=moves_max, others_max=moves_max, is_levelling=is_levelling)
-        assert len(moves) <= moves_max
-        if not moves:
+        plan = plan_moves(partitions, brokers, leaving_max=moves_max, others_max=moves_max, before=plan)
+        assert len(plan.moves) <= moves_max
+        if not plan.moves:
             return partitions, made
-        partitions, is_levelling = moved(partitions, moves), True
-        made += moves
+        partitions = moved(partitions, list(plan.moves))
+        made += plan.moves
     raise AssertionError("it goes on for ever")
 
 
@@ -67,22 +91,20 @@ def test_rounds_end_and_leave_nothing_to_do(partitions: list[Placed], brokers: d
 
 
 @given(PARTITIONS, PLACES)
-def test_no_partition_comes_back_within_one_plan(partitions: list[Placed], brokers: dict[int, Place]) -> None:
-    moves = plan_moves(partitions, brokers, leaving_max=1000, others_max=1000)
-    for move in moves:
+def test_no_partition_moves_twice_within_one_plan(partitions: list[Placed], brokers: dict[int, Place]) -> None:
+    plan = plan_moves(partitions, brokers, leaving_max=1000, others_max=1000)
+    for move in plan.moves:
         assert move.target in brokers
         assert not brokers[move.target].is_leaving
-    by_levelling = [move for move in moves if partitions[move.position].rack == ""]
-    assert all(count <= len(brokers) for count in Counter(move.position for move in by_levelling).values())
+    assert all(count == 1 for count in Counter(move.position for move in plan.moves).values())
 
 
 @given(st.lists(st.integers(1, 4), max_size=60), st.integers(2, 5))
-def test_equal_loads_end_within_two_of_each_other(owners: list[int], count: int) -> None:
+def test_numbers_end_within_two_of_each_other(owners: list[int], count: int) -> None:
     brokers = {number: Place() for number in range(1, count + 1)}
     partitions = [Placed(owner=min(owner, count)) for owner in owners]
     after, made = settle(partitions, brokers, 3)
-    counts = Counter(dict.fromkeys(brokers, 0) | Counter(partition.owner for partition in after))
-    before = Counter(dict.fromkeys(brokers, 0) | Counter(partition.owner for partition in partitions))
+    counts, before = counted(after, brokers), counted(partitions, brokers)
     mean = len(partitions) / count
     if made:
         assert max(counts.values()) - min(counts.values()) <= max(1, 0.2 * mean)
@@ -91,35 +113,82 @@ def test_equal_loads_end_within_two_of_each_other(owners: list[int], count: int)
         assert max(counts.values()) - min(counts.values()) <= max(1, SPREAD_BEGIN * mean)
 
 
-@given(PARTITIONS, PLACES)
+@given(WITHOUT_RACKS, BROKERS)
 def test_what_is_even_enough_stays(partitions: list[Placed], brokers: dict[int, Place]) -> None:
-    brokers = {number: replace(place, is_leaving=False) for number, place in brokers.items()}
-    partitions = [replace(partition, rack="") for partition in partitions]
-    spread = loads(partitions, brokers)
-    mean = sum(spread.values()) / len(spread)
-    moves = plan_moves(partitions, brokers, leaving_max=9, others_max=9)
-    if max(spread.values()) - min(spread.values()) <= SPREAD_BEGIN * mean:
-        assert moves == []
+    plan = plan_moves(partitions, brokers, leaving_max=9, others_max=9)
+    counts = counted(partitions, brokers)
+    apart, mean_load = widest_traffic(partitions, brokers)
+    are_even = max(counts.values()) - min(counts.values()) <= SPREAD_BEGIN * counts.total() / len(brokers)
+    if are_even and apart <= SPREAD_BEGIN * mean_load:
+        assert not plan.moves
 
 
-@given(PARTITIONS, PLACES)
-def test_levelling_never_widens_the_spread(partitions: list[Placed], brokers: dict[int, Place]) -> None:
-    brokers = {number: replace(place, is_leaving=False) for number, place in brokers.items()}
-    partitions = [replace(partition, rack="") for partition in partitions]
-    after, _ = settle(partitions, brokers, 4)
-    assert sum(load**2 for load in loads(after, brokers).values()) <= (
-        sum(load**2 for load in loads(partitions, brokers).values()) + 1e-6
-    )
+@given(WITHOUT_RACKS, BROKERS)
+def test_a_move_is_good_for_traffic_in_every_window_or_carries_nothing_and_levels_numbers(
+    partitions: list[Placed], brokers: dict[int, Place]
+) -> None:
+    """So an idle partition does not move for traffic, and nothing moves that carries in some windows only."""
+    for move in settle(partitions, brokers, 4)[1]:
+        rates, source = partitions[move.position].rates, partitions[move.position].owner
+        if rates == IDLE:
+            counts = counted(partitions, brokers)
+            assert counts[source] - counts[move.target] >= 2
+        else:
+            now = loads(partitions, brokers)
+            for rate, more, less in zip(rates, now[source], now[move.target], strict=True):
+                assert 0 < rate <= (more - less) * (1 + 1e-9)
+        partitions = moved(partitions, [move])
 
 
 def test_a_broker_that_joins_gets_a_share_and_others_give_no_more() -> None:
-    partitions = [Placed(owner=1 + number % 2) for number in range(30)]
-    after, made = settle(partitions, {1: Place(), 2: Place(), 3: Place()}, 4)
-    counts = Counter(partition.owner for partition in after)
-    assert all(9 <= count <= 11 for count in counts.values())
-    assert len(made) == counts[3], "what others give, and nothing else"
+    for rates in (IDLE, steady(1.0)):
+        partitions = [Placed(owner=1 + number % 2, rates=rates) for number in range(30)]
+        after, made = settle(partitions, {1: Place(), 2: Place(), 3: Place()}, 4)
+        counts = Counter(partition.owner for partition in after)
+        assert all(9 <= count <= 11 for count in counts.values())
+        assert len(made) == counts[3], "what others give, and nothing else"
+
+
+def test_a_broker_that_joins_gets_traffic_and_numbers() -> None:
+    """Few partitions carry most, and hundreds carry little: neither is levelled by the other."""
+    partitions = [Placed(owner=1 + number % 2, rates=steady(100.0 if number < 40 else 0.1)) for number in range(600)]
+    brokers = {1: Place(), 2: Place(), 3: Place()}
+    after, made = settle(partitions, brokers, 20)
+    counts = counted(after, brokers)
+    assert max(counts.values()) - min(counts.values()) <= 0.2 * 200
+    apart, mean = widest_traffic(after, brokers)
+    assert apart <= 0.2 * mean
+    assert len(made) < 220
 
 
 def test_one_partition_that_is_the_whole_load_is_not_passed_around() -> None:
-    partitions = [Placed(owner=1, load=100.0), Placed(owner=2, load=0.1)]
-    assert plan_moves(partitions, {1: Place(), 2: Place()}, leaving_max=9, others_max=9) == []
+    partitions = [Placed(owner=1, rates=steady(100.0)), Placed(owner=2, rates=steady(0.1))]
+    assert not plan_moves(partitions, {1: Place(), 2: Place()}, leaving_max=9, others_max=9).moves
+
+
+def test_beside_one_hot_partition_nothing_moves_that_would_relieve_nothing() -> None:
+    for others in (0.0, 0.05):
+        partitions = [Placed(owner=number % 2, rates=steady(100.0 if number == 0 else others)) for number in range(376)]
+        assert not plan_moves(partitions, {0: Place(), 1: Place()}, leaving_max=9, others_max=9).moves
+
+
+def test_a_difference_that_is_not_in_every_window_moves_nothing() -> None:
+    for rates in ((0.0, 10.0, 10.0), (10.0, 0.0, 10.0), (10.0, 10.0, 0.0), (1.0, 10.0, 10.0)):
+        partitions = [Placed(owner=number // 4, rates=rates if number < 4 else IDLE) for number in range(8)]
+        assert not plan_moves(partitions, {0: Place(), 1: Place()}, leaving_max=9, others_max=9).moves
+    partitions = [Placed(owner=number // 4, rates=(8.0, 10.0, 10.0) if number < 4 else IDLE) for number in range(8)]
+    plan = plan_moves(partitions, {0: Place(), 1: Place()}, leaving_max=9, others_max=9)
+    assert Counter(move.target for move in plan.moves if partitions[move.position].rates != IDLE) == {1: 2}
+
+
+def test_what_leaves_goes_to_those_that_carry_least_or_own_fewest() -> None:
+    busy, idle = steady(5.0), IDLE
+    partitions = [
+        Placed(owner=1, rates=busy), *[Placed(owner=2, rates=idle)] * 3,
+        *[Placed(owner=3, rates=busy)] * 2, *[Placed(owner=3, rates=idle)] * 2,
+    ]  # fmt: skip
+    plan = plan_moves(partitions, {1: Place(), 2: Place(), 3: Place(is_leaving=True)}, leaving_max=9)
+    after = moved(partitions, list(plan.moves))
+    brokers = {1: Place(), 2: Place()}
+    assert counted(after, brokers) == {1: 4, 2: 4}
+    assert sorted(load[0] for load in loads(after, brokers).values()) == [5.0, 10.0]

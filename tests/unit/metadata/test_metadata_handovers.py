@@ -200,7 +200,7 @@ def test_load_counts_by_what_brokers_report() -> None:
                               heaviest=heavy)  # fmt: skip
             quorum.controller.loads.reported(load, quorum.now)
 
-    for _ in range(6):
+    for _ in range(12):
         report()
         quorum.pass_time_for_all(6.0)
         quorum.obey()
