@@ -1,26 +1,32 @@
 """Handing partitions to other owners in good order: what the controller asks for, and what a broker that stops asks for itself.
 
-The owner of a partition whose record names a next owner takes no more appends (clients are told to look for the leader and try
-again), waits until every batch is confirmed, seals the ledger, and writes the next owner into the record. So the next owner
-finds nothing to recover, and no batch's fate is ever unknown. Reads are served to the last.
+The owner of a partition whose record names a next owner holds what producers send from now on, waits until every batch before
+it is confirmed, and seals the ledger and writes the next owner into the record, with one command. So the next owner finds
+nothing to recover, and no batch's fate is ever unknown: what was held was never written, and its producers are told who leads
+now. Reads are served to the last.
 
-What fails changes nothing: the partition stays here, at the same epoch, until the controller asks again or takes it away.
+Only some partitions are held at a time, and those that begin together share commands: however many are to be handed over, each
+stands still for about as long as one command takes.
+
+What fails changes nothing: the partition stays here, at the same epoch, until the controller asks again or takes it away. What
+was held is written then.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
-from stratalog_broker.partition import State
+from stratalog_broker.waves import Waves
 from stratalog_core.errors import StratalogError
 from stratalog_core.ids import NO_OWNER
-from stratalog_metadata.api import Change, MetadataView
-from stratalog_metadata.commands import Command, Put, SessionAlive, VersionIs
+from stratalog_metadata.api import Change, MetadataClient, MetadataView
+from stratalog_metadata.commands import Command, Put, Requirement, SessionAlive, Update, VersionIs
 from stratalog_metadata.records import Broker, DrainedBroker, Partition, broker_key, drained_broker_key, partition_key
 
 if TYPE_CHECKING:
@@ -29,44 +35,109 @@ if TYPE_CHECKING:
     from stratalog_broker.registration import Registration
 
 _log = logging.getLogger(__name__)
+Spawn = Callable[[Coroutine[Any, Any, None]], None]
+HELD_AT_ONCE: Final = 64
+"""Partitions that are being handed over; the others are served until their turn comes."""
 
 
-async def hand_over(services: BrokerServices, log: PartitionLog) -> None:
-    """Give ``log``'s partition to the next owner that its record names."""
-    log.is_leaving = True
-    try:
-        await _seal(log)
-        await _release(services, log)
-    except StratalogError as failure:
-        _log.info("handing over %s: %s", log.topic_partition, failure)
-    finally:
-        log.is_leaving = False
+class Release(NamedTuple):
+    """What hands a partition over, and what must hold for it."""
+
+    updates: tuple[Update, ...]
+    requirements: tuple[Requirement, ...]
 
 
-async def _seal(log: PartitionLog) -> None:
-    """Until everything that was appended is confirmed and sealed. Raises what sealing raises."""
-    await log.seal_all()
-    while log.is_serving and log.core.state is not State.IDLE:
-        await log.seal_all()
+class Departures:
+    """Partitions of one broker that go to their next owners, some at a time."""
+
+    def __init__(self, services: BrokerServices, spawn: Spawn) -> None:
+        self._services = services
+        self._places = Waves(HELD_AT_ONCE)
+        self._releases = _Releases(services.metadata, spawn)
+
+    async def hand_over(self, log: PartitionLog) -> None:
+        """Give ``log``'s partition to the next owner that its record names, when its turn comes."""
+        log.is_leaving = True
+        try:
+            async with self._places:
+                await self._hand_over(log)
+        except StratalogError as failure:
+            if log.is_serving:
+                _log.info("handing over %s: %s", log.topic_partition, failure)
+        finally:
+            log.is_leaving = False
+            log.go_on()
+
+    async def _hand_over(self, log: PartitionLog) -> None:
+        """Raises what sealing raises; ``Conflict`` or ``Fenced`` if the controller has changed its mind meanwhile."""
+        release_of = partial(self._release_of, log)
+        if release_of() is None:
+            return
+        log.hold(release_of)
+        while log.is_serving and log.is_unsealed:
+            await log.seal_all()
+        # Still ours: nothing was open that it could have been sealed with.
+        release = release_of()
+        if release is not None:
+            await self._releases.put(release)
+
+    def _release_of(self, log: PartitionLog) -> Release | None:
+        """As the view has it now; None if nothing is to be handed over."""
+        identity = log.topic_partition
+        found = self._services.view.get(partition_key(identity.topic_id, identity.partition))
+        if found is None or not isinstance(found.record, Partition) or not log.is_serving:
+            return None
+        partition = found.record
+        successor = self._services.view.find(Broker, broker_key(partition.next_owner))
+        if successor is None or partition.leader_epoch != log.core.leader_epoch:
+            return None
+        handed = msgspec.structs.replace(
+            partition,
+            owner=successor.broker_id, owner_session=successor.session_id,
+            leader_epoch=partition.leader_epoch + 1, next_owner=NO_OWNER,
+        )  # fmt: skip
+        alive = SessionAlive(session_id=successor.session_id)
+        return Release((Put(record=handed),), (VersionIs(key=partition.key(), version=found.version), alive))
 
 
-async def _release(services: BrokerServices, log: PartitionLog) -> None:
-    """Write the next owner. Raises ``Conflict`` or ``SessionExpired`` if the controller has changed its mind meanwhile."""
-    identity = log.topic_partition
-    found = services.view.get(partition_key(identity.topic_id, identity.partition))
-    if found is None or not isinstance(found.record, Partition) or not log.is_serving:
-        return
-    partition = found.record
-    successor = services.view.find(Broker, broker_key(partition.next_owner))
-    if successor is None or partition.leader_epoch != log.core.leader_epoch:
-        return
-    handed = msgspec.structs.replace(
-        partition,
-        owner=successor.broker_id, owner_session=successor.session_id,
-        leader_epoch=partition.leader_epoch + 1, next_owner=NO_OWNER,
-    )  # fmt: skip
-    requirements = (VersionIs(key=partition.key(), version=found.version), SessionAlive(session_id=successor.session_id))
-    await services.metadata.propose(Command(updates=(Put(record=handed),), requirements=requirements))
+class _Releases:
+    """Partitions that have no ledger to seal: those of one turn of the event loop share a command."""
+
+    def __init__(self, metadata: MetadataClient, spawn: Spawn) -> None:
+        self._metadata = metadata
+        self._spawn = spawn
+        self._gathered: list[tuple[Release, asyncio.Future[bool]]] = []
+
+    async def put(self, release: Release) -> None:
+        """Done when the view has it. Raises what the quorum answers to this one."""
+        loop = asyncio.get_running_loop()
+        if not self._gathered:
+            loop.call_soon(self._flush)
+        done: asyncio.Future[bool] = loop.create_future()
+        self._gathered.append((release, done))
+        if not await done:
+            await self._metadata.propose(Command(updates=release.updates, requirements=release.requirements))
+
+    def _flush(self) -> None:
+        gathered, self._gathered = self._gathered, []
+        self._spawn(self._put_together(gathered))
+
+    async def _put_together(self, gathered: Sequence[tuple[Release, asyncio.Future[bool]]]) -> None:
+        """What is refused as a whole, or of unknown outcome, is proposed one by one: each has its own requirements."""
+        releases = [release for release, _ in gathered]
+        updates = tuple(update for release in releases for update in release.updates)
+        requirements = dict.fromkeys(requirement for release in releases for requirement in release.requirements)
+        is_done = False
+        try:
+            if len(releases) > 1:
+                await self._metadata.propose(Command(updates=updates, requirements=tuple(requirements)))
+                is_done = True
+        except StratalogError as failure:
+            _log.info("handing over %d partitions with one command: %s", len(releases), failure)
+        finally:
+            for _, done in gathered:
+                if not done.done():
+                    done.set_result(is_done)
 
 
 async def leave(services: BrokerServices, registration: Registration, timeout_s: float) -> None:

@@ -6,7 +6,8 @@
                                            └──idle, asked to seal──► DRAINING
 
 It gives offsets to batches, decides into which ledger they go and when the next ledger begins, and moves the high watermark
-as the quorum confirms. A batch that finds no open ledger waits in a queue with its offset already given.
+as the quorum confirms. A batch that finds no open ledger waits in a queue with its offset already given; while the partition is
+held, because it is being handed over, no ledger is opened for it.
 
 What always holds: the next ledger is opened only when every batch of the one before is confirmed, so its base offset is
 true whatever happens; batches are written in offset order; the high watermark is the end of the last confirmed batch; what
@@ -96,6 +97,17 @@ class PendingBatch:
         self.on_confirmed: Callable[[], None] | None = None
         self.others: list[OnDone] | None = None
 
+    def settle(self, base_offset: int | None) -> None:
+        """Tell all who wait for it; ``None``: it was given up."""
+        if self.on_done is not None:
+            on_done, self.on_done = self.on_done, None
+            on_done(base_offset)
+        if self.others is not None:
+            for other in self.others:
+                other(base_offset)
+        if self.on_confirmed is not None:
+            self.on_confirmed()
+
 
 @dataclass(slots=True, kw_only=True)
 class OpenLedger:
@@ -144,6 +156,9 @@ class PartitionCore:
         self.producers = producers
         self.limits = limits
         self.state = State.IDLE
+        self._is_awaited = False
+        self.is_held = False
+        """The partition is being handed over: what comes behind the open ledger waits in the queue, and no other is opened."""
         self.open: OpenLedger | None = None
         self.queue: deque[PendingBatch] = deque()
         self.queue_bytes = 0
@@ -274,21 +289,25 @@ class PartitionCore:
             instructions.append(Seal(ledger_id=self.open.ledger_id, end_offset=self.high_watermark, index=self.open.index))
             self.open = None
             self.state = State.IDLE
-        if self.state is State.IDLE and self.queue:
-            self.state = State.OPENING
-            instructions.append(self._open_next(application_state()))
+        if self.state is State.IDLE and (self.queue or self._is_awaited) and not self.is_held:
+            self.state, self._is_awaited = State.OPENING, False
+            assert not self.queue or self.queue[0].base_offset == self.high_watermark, "all before the queue is confirmed"
+            checkpoint = self.checkpoint(application_state())
+            instructions.append(OpenNext(base_offset=checkpoint.offset, checkpoint=checkpoint))
         return instructions
 
-    def _open_next(self, application_state: bytes | None) -> OpenNext:
-        base_offset = self.high_watermark
-        assert self.queue[0].base_offset == base_offset, "all before the queue is confirmed"
-        checkpoint = Checkpoint(
-            offset=base_offset,
+    def open_ahead(self) -> None:
+        """The next batch is expected soon: its ledger is opened before it comes. Ask ``next_instructions``."""
+        self._is_awaited = True
+
+    def checkpoint(self, application_state: bytes | None) -> Checkpoint:
+        """What the next owner must know if the log ends with what is confirmed."""
+        return Checkpoint(
+            offset=self.high_watermark,
             leader_epochs=tuple(self.leader_epochs),
-            producers=self.producers.snapshot(base_offset),
+            producers=self.producers.snapshot(self.high_watermark),
             application_state=application_state,
         )
-        return OpenNext(base_offset=base_offset, checkpoint=checkpoint)
 
     def resign(self) -> list[PendingBatch]:
         """Stop for ever; returns the batches whose fate this broker no longer knows or that were never written."""

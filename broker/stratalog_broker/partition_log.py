@@ -11,6 +11,7 @@ is made by takeover, here or on another broker.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol
@@ -19,10 +20,11 @@ from stratalog_bookies.client import LedgerWriter
 from stratalog_broker.internal_topics import InternalTopicApplication
 from stratalog_broker.ledger_index import LedgerIndex
 from stratalog_broker.ledger_opening import LedgerOpening
-from stratalog_broker.partition import Acks, OnDone, OpenNext, PartitionCore, PendingBatch, RollLimits, Seal, State
+from stratalog_broker.partition import Acks, OnDone, OpenNext, PartitionCore, Seal, State
 from stratalog_broker.roll_schedule import RollSchedule
 from stratalog_broker.tail_cache import PartitionTail
 from stratalog_broker.topic_configs import TopicConfigs
+from stratalog_broker.writer_reports import WriterReports
 from stratalog_core.batch import BatchHeader, assign_offset, read_header
 from stratalog_core.checkpoint import encode_checkpoint
 from stratalog_core.errors import Fenced, NotLeader, Overloaded, StratalogError, Unavailable
@@ -32,6 +34,7 @@ from stratalog_metadata.records import Ledger, Topic, partition_key
 
 if TYPE_CHECKING:
     from stratalog_broker.context import BrokerServices
+    from stratalog_broker.handover import Release
     from stratalog_broker.index_cache import IndexCache
     from stratalog_broker.tail_cache import TailCache
 
@@ -76,7 +79,7 @@ class PartitionLog:
         """Told after the high watermark has moved, and when the partition is resigned; who came first is told first."""
         self.is_serving = True
         self.is_leaving = False
-        """It is being handed to another owner: nothing is appended any more."""
+        """A handover is under way, or waits for its turn."""
         self.bytes_in = 0
         self.bytes_out = 0
         self.bytes_in_reported = 0
@@ -92,6 +95,7 @@ class PartitionLog:
         self._opening: asyncio.Task[None] | None = None
         self._sealing: asyncio.Task[None] | None = None
         self._seal_waiters: list[asyncio.Future[int]] = []
+        self._release: Callable[[], Release | None] | None = None
         self._retry: asyncio.TimerHandle | None = None
         self._first_copies_wanted = False
         self.update_topic(topic)
@@ -109,7 +113,7 @@ class PartitionLog:
         """Take over changed topic configs."""
         self.topic = topic
         self.configs = TopicConfigs.of(topic)
-        self.core.limits = roll_limits(self.configs, self._services.settings.ledger_idle_ms)
+        self.core.limits = self.configs.roll_limits(self._services.settings.ledger_idle_ms)
         self._watch_age()
 
     def move_start(self, log_start_offset: int) -> None:
@@ -127,6 +131,11 @@ class PartitionLog:
     def open_ledger(self) -> Ledger | None:
         """Record of the ledger that takes appends."""
         return self._writer.ledger if self._writer is not None else None
+
+    @property
+    def is_unsealed(self) -> bool:
+        """Whether a ledger is open, will be, or is being sealed."""
+        return self.core.state is not State.IDLE or bool(self._being_sealed)
 
     def unsealed(self, ledger_id: int) -> tuple[Ledger, LedgerIndex] | None:
         """Record and index of a ledger that is open or being sealed."""
@@ -150,9 +159,9 @@ class PartitionLog:
         bytes are no longer held for the write. Raises ``NotLeader``, ``Overloaded`` or what the writer raises; nothing has
         happened then.
         """
-        if self.is_leaving:
-            raise NotLeader(f"{self.topic_partition} is being handed to another broker")
         core = self.core
+        if core.is_held and acks == Acks.NONE:
+            raise NotLeader(f"{self.topic_partition} goes to another broker, and nobody would hear of a refusal")
         base_offset = core.next_offset
         assign_offset(batch, base_offset, core.leader_epoch)
         if acks == Acks.FIRST and not self._first_copies_wanted:
@@ -217,7 +226,7 @@ class PartitionLog:
         pending.others = [*(pending.others or ()), on_done]
         return True
 
-    # -- reports of the ledger writer (LedgerListener, through _WriterReports) -------------------------------------------
+    # -- reports of the ledger writer (LedgerListener, through WriterReports) -------------------------------------------
 
     def first_copy(self, entry_id: int) -> None:
         for pending in self.core.first_copy(entry_id):
@@ -232,7 +241,7 @@ class PartitionLog:
                 for pending in done:
                     self.application.apply(pending.batch)
             for pending in done:
-                _settle(pending, pending.base_offset)
+                pending.settle(pending.base_offset)
             if self.watchers:
                 self.notify()
         if self.core.queue or self.core.state is not State.OPEN:
@@ -290,7 +299,7 @@ class PartitionLog:
             self.core.written(pending, entry_id, self._now_ms())
 
     async def _open(self, instruction: OpenNext) -> None:
-        reports = _WriterReports(self)
+        reports = WriterReports(self)
         try:
             async with asyncio.timeout(self._services.settings.append_timeout_ms / 1000):
                 if self._sealing is not None:
@@ -318,8 +327,11 @@ class PartitionLog:
     async def _seal(self, writer: LedgerWriter, instruction: Seal, before: asyncio.Task[None] | None) -> None:
         if before is not None:
             await before
+        release = self._release() if self._release is not None and self.is_serving else None
         try:
-            ledger = await writer.seal(instruction.end_offset)
+            if release is not None:
+                self._append_state(writer)
+            ledger = await writer.seal(instruction.end_offset, *(release or ()))
         except StratalogError as failure:
             self._lose(failure)
             return
@@ -329,6 +341,13 @@ class PartitionLog:
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(instruction.end_offset)
+
+    def _append_state(self, writer: LedgerWriter) -> None:
+        """The next owner reads this entry instead of all headers; what is larger than one entry it has to gather itself."""
+        parts = encode_checkpoint(self.core.checkpoint(self._application_state()))
+        if len(parts) == 1:
+            with contextlib.suppress(Overloaded):
+                writer.append(parts[0])
 
     async def seal_all(self) -> int:
         """Seal what is open; returns the offset below which everything is sealed now. Raises ``NotLeader``."""
@@ -344,6 +363,21 @@ class PartitionLog:
         waiter: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._seal_waiters.append(waiter)
         return await waiter
+
+    def open_ahead(self) -> None:
+        """The next batch is expected soon: open its ledger now."""
+        self.core.open_ahead()
+        self._act()
+
+    def hold(self, release: Callable[[], Release | None]) -> None:
+        """What comes waits from now on; the last ledger is sealed together with what ``release`` answers then."""
+        self._release, self.core.is_held = release, True
+
+    def go_on(self) -> None:
+        """What was held is written here, if the partition is still served."""
+        self._release, self.core.is_held = None, False
+        if self.is_serving:
+            self._act()
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -365,7 +399,7 @@ class PartitionLog:
         if self._retry is not None:
             self._retry.cancel()
         for pending in self.core.resign():
-            _settle(pending, None)
+            pending.settle(None)
         for waiter in self._seal_waiters:
             if not waiter.done():
                 waiter.set_exception(NotLeader(f"{self.topic_partition} was lost before its ledger was sealed"))
@@ -384,35 +418,3 @@ class PartitionLog:
 
     def _now_ms(self) -> int:
         return int(self._services.clock.monotonic() * 1000)
-
-
-class _WriterReports:
-    """The listener of one writer: what comes from a writer that is no longer the current one is dropped."""
-
-    __slots__ = ("_log", "ledger_id", "on_confirmed", "on_first_copy")
-
-    def __init__(self, log: PartitionLog) -> None:
-        self._log = log
-        self.ledger_id = -1
-        # The log's own methods, which saves a call for each entry.
-        self.on_first_copy = log.first_copy
-        self.on_confirmed = log.confirmed
-
-    def on_failed(self, error: StratalogError) -> None:
-        self._log.writer_failed(self.ledger_id, error)
-
-
-def _settle(pending: PendingBatch, base_offset: int | None) -> None:
-    if pending.on_done is not None:
-        on_done, pending.on_done = pending.on_done, None
-        on_done(base_offset)
-    if pending.others is not None:
-        for other in pending.others:
-            other(base_offset)
-    if pending.on_confirmed is not None:
-        pending.on_confirmed()
-
-
-def roll_limits(configs: TopicConfigs, idle_ms: int) -> RollLimits:
-    """When the partition core ends a ledger."""
-    return RollLimits(segment_bytes=configs.segment_bytes, segment_ms=configs.segment_ms, idle_ms=idle_ms)

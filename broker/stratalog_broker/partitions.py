@@ -11,11 +11,11 @@ import logging
 from collections.abc import Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from stratalog_broker.handover import hand_over
+from stratalog_broker.handover import Departures
 from stratalog_broker.index_cache import IndexCache
 from stratalog_broker.internal_topics import ApplicationFactory, InternalTopicApplication
 from stratalog_broker.partition import PartitionCore
-from stratalog_broker.partition_log import PartitionLog, roll_limits
+from stratalog_broker.partition_log import PartitionLog
 from stratalog_broker.protocol.produce import Leader
 from stratalog_broker.roll_schedule import RollSchedule
 from stratalog_broker.tail_cache import TailCache
@@ -73,6 +73,7 @@ class Partitions:
         self._rolls = RollSchedule()
         self.indexes = IndexCache(services.ledgers, settings.index_bytes)
         self._takeover = Takeover(services, self.indexes)
+        self._departures = Departures(services, self._spawn)
         self._slots = Waves(TAKEOVERS_AT_ONCE)
         self._internal_slots = Waves(INTERNAL_TAKEOVERS_AT_ONCE)
         self._is_suspended = True
@@ -297,7 +298,7 @@ class Partitions:
                 next_offset=taken.next_offset,
                 leader_epochs=taken.leader_epochs,
                 producers=taken.producers,
-                limits=roll_limits(TopicConfigs.of(topic), self._services.settings.ledger_idle_ms),
+                limits=TopicConfigs.of(topic).roll_limits(self._services.settings.ledger_idle_ms),
             ),
             tails=self._tails,
             indexes=self.indexes,
@@ -313,6 +314,8 @@ class Partitions:
             self._tier_requested(request.record, request)
         now = self._services.view.find(Partition, partition_key(identity.topic_id, identity.partition))
         self._follow_next_owner(log, now or taken.partition)
+        if taken.was_written and not log.is_leaving:
+            log.open_ahead()
 
     def _load_application(self, topic: Topic, taken: TakenOver) -> InternalTopicApplication | None:
         factory = self._applications.get(topic.name)
@@ -335,7 +338,7 @@ class Partitions:
     def _follow_next_owner(self, log: PartitionLog, partition: Partition) -> None:
         """Begin what the controller asks for; what is under way looks at the record again before it ends."""
         if partition.next_owner != NO_OWNER and not log.is_leaving:
-            self._spawn(hand_over(self._services, log))
+            self._spawn(self._departures.hand_over(log))
 
     # -- tiering asks for what is open -------------------------------------------------------------------------------
 

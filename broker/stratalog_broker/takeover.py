@@ -2,13 +2,15 @@
 
 For each partition: every ledger that is not CLOSED is fenced, recovered and sealed (an owner has at most two such: the one it
 was sealing and the next); requests of all partitions leave together. Then the newest ledger that holds a whole checkpoint
-is found; its checkpoint and the headers of all batches after it give leader epochs, producers, next offset and the index.
-Only for internal topics are the batches themselves read. A partition without hot ledgers takes all that from its cold
-history.
+is found; its checkpoint and the headers of all batches after it give leader epochs, producers, next offset and the index. Only
+for internal topics are the batches themselves read. A partition without hot ledgers takes all that from its cold history.
+
+A ledger that was closed when its partition was handed over ends with a checkpoint: only that is read, and the index is built
+when a reader needs it.
 
 Recovery hands on what it read of a ledger, so that nothing is asked for twice.
 
-Nothing is written here but seals; the first append opens a ledger. A partition whose epoch is no longer ours is left out, one
+Nothing is written here but seals. A partition whose epoch is no longer ours is left out, one
 that cannot be read yet is tried again by the caller.
 """
 
@@ -63,6 +65,8 @@ class TakenOver:
     producers: ProducerStates
     application_state: bytes | None
     batches: Sequence[memoryview]
+    was_written: bool
+    """Until it was handed over a ledger was open."""
 
 
 class Takeover:
@@ -94,7 +98,12 @@ class Takeover:
         log_start_offset = log.log_start_offset if log is not None else 0
         replay = _Replay(ProducerStates(self._services.settings.producers_max))
         ledgers: list[tuple[Ledger, LedgerRef, list[EntryHead]]] = []
-        for ref in reversed(log.ledgers if log is not None else ()):
+        refs = log.ledgers if log is not None else ()
+        ending = await self._ending(self._closed(refs[-1])) if refs and not recovered else None
+        if ending is not None:
+            replay.load(ending)
+            refs = ()
+        for ref in reversed(refs):
             ledger = self._closed(ref)
             read = recovered.get(ref.ledger_id)
             heads = read.heads if read is not None and read.heads else await self._heads(ledger, 0)
@@ -105,7 +114,8 @@ class Takeover:
                 replay.load(checkpoint)
                 break
         else:
-            await self._load_cold(partition, replay)
+            if ending is None:
+                await self._load_cold(partition, replay)
         batches: list[memoryview] = []
         for ledger, ref, heads in reversed(ledgers):
             index = await self._replay(replay, ledger, ref, heads)
@@ -120,6 +130,7 @@ class Takeover:
             producers=replay.producers,
             application_state=replay.application_state,
             batches=batches,
+            was_written=ending is not None,
         )
 
     async def _heads(self, ledger: Ledger, first: int) -> list[EntryHead]:
@@ -159,6 +170,22 @@ class Takeover:
             entries = await self._services.ledgers.read_together(ledger, len(found), parts - 1)
             found += [entry.payload for entry in entries]
         return decode_checkpoint(found)
+
+    async def _ending(self, ledger: Ledger) -> Checkpoint | None:
+        """What its owner wrote behind the last batch when it handed the partition over; None: nothing."""
+        last = ledger.last_entry
+        if last < 1:
+            return None
+        (head,) = await self._services.ledgers.read_headers(ledger, last, last)
+        if not is_checkpoint(head.head) or part_position(head.head) != (0, 1):
+            return None
+        (entry,) = await self._services.ledgers.read_together(ledger, last, last)
+        checkpoint = decode_checkpoint([entry.payload])
+        if checkpoint.offset != ledger.end_offset:
+            raise Corrupt(
+                f"ledger {ledger.ledger_id} ends at {ledger.end_offset}, its last checkpoint is of {checkpoint.offset}"
+            )
+        return checkpoint
 
     async def _load_cold(self, partition: Partition, replay: _Replay) -> None:
         key = manifest_pointer_key(partition.topic_id, partition.index)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from stratalog_broker.config_keys import LONG_MAX, ConfigKey, ConfigKind, find_key, key_table
+from stratalog_broker.partition import RollLimits
 from stratalog_core.errors import Invalid
 from stratalog_core.quorum import majority
 from stratalog_metadata.records import Topic
@@ -146,6 +147,10 @@ class TopicConfigs:
     def of(cls, topic: Topic) -> TopicConfigs:
         """Effective configs of a stored topic (cheap: topics with equal configs share one)."""
         return _parse(tuple(sorted(topic.configs.items())), topic.replication_factor)
+
+    def roll_limits(self, idle_ms: int) -> RollLimits:
+        """When the partition core ends a ledger."""
+        return RollLimits(segment_bytes=self.segment_bytes, segment_ms=self.segment_ms, idle_ms=idle_ms)
 
 
 _NUMBERS: Final = tuple(

@@ -1,7 +1,8 @@
 """Checkpoint entries: what a partition's owner must know at a ledger's base offset, written before its first batch.
 
 Each ledger begins with one checkpoint in one or more parts (entries 0, 1, …), so that taking over never looks further
-back than one ledger, and tiering learns of producers and transactions without an owner. A part is::
+back than one ledger, and tiering learns of producers and transactions without an owner. An owner that hands its
+partition over writes one more of a single part behind the last batch, for whoever is next. A part is::
 
     0  4s  magic b"SLCK"      no record batch begins so: its base offset would exceed 2**62
     4  u8  format version (1)

@@ -24,8 +24,8 @@ from stratalog_metadata.loads import LoadBook
 from stratalog_metadata.record_map import RecordMap
 from stratalog_metadata.records import Broker, DrainedBroker, Partition, Topic, Versioned
 
-AT_ONCE_MAX: Final = 200
-"""Orders that are not carried out yet."""
+AT_ONCE_MAX: Final = 1000
+"""Orders that are not carried out yet: their owners take some at a time, and whoever looks for more looks at all partitions."""
 OVERDUE_S: Final = 10.0
 SETTLED_S: Final = 120.0
 """What was moved to balance is not moved to balance again for so long."""

@@ -192,6 +192,18 @@ def lost_writer_is_answered_as_done() -> None:
     _swap(PartitionCore, "resign", resigning)
 
 
+def what_was_held_is_answered_as_done() -> None:
+    """An owner that has handed its partition over answers what it held, and never wrote, as if it were confirmed."""
+    resign: Callable[..., Any] = PartitionCore.resign
+
+    def resigning(self: PartitionCore) -> Any:
+        for pending in self.queue if self.is_held else ():
+            pending.settle(pending.base_offset)
+        return resign(self)
+
+    _swap(PartitionCore, "resign", resigning)
+
+
 # -- tiering
 
 
@@ -335,6 +347,7 @@ IN_OWNERS: Final = (
     checkpoints_without_producers,
     commits_do_not_look_at_the_manifest,
     takeover_and_opening_recover_only_the_last_ledger,
+    what_was_held_is_answered_as_done,
 )
 
 IN_DUELS: Final = (collector_lists_after_the_scan,)

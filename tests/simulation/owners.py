@@ -2,7 +2,8 @@
 
 The cluster of ``log`` with ledgers that are full after less than half a second, and with the faults that owners and workers
 fear: commands to the quorum that arrive seconds late, when their sender is dead and somebody else's epoch has begun, or whose
-answer their sender never hears; a broker that dies in the middle of a recovery; a broker
+answer their sender never hears; a broker that dies in the middle of a recovery; partitions that are
+ordered to another owner at any moment; a broker
 that is cut off from the quorum and the producers for about as long as its lease, with its wall clock set back; answers that
 producers do not hear, retries that come when the owner has changed and its ledger with it. Disks, store and bookies are well.
 """
@@ -25,9 +26,10 @@ from simulation.network import BROKEN, Message
 from stratalog_bookies import messages as bookie_messages
 from stratalog_bookies.client import LedgerClient, LedgerSpec
 from stratalog_core.errors import StratalogError
+from stratalog_core.ids import NO_OWNER
 from stratalog_metadata import messages
 from stratalog_metadata.commands import Command, EpochIs, Put, Update, VersionIs
-from stratalog_metadata.records import Ledger, LedgerRef, LedgerState, Log, Partition, Topic, ledger_key, log_key
+from stratalog_metadata.records import Broker, Ledger, LedgerRef, LedgerState, Log, Partition, Topic, ledger_key, log_key
 
 FAULTS_S: Final = 14
 READERS: Final = 4
@@ -44,6 +46,7 @@ DEATH_IN_RECOVERY_S: Final = 0.004
 CLOCK_JUMPS_MS: Final = (0, 0, -3_600_000, -2_000)
 TWIN_LOOK_S: Final = 0.05
 TWIN_CHANCE: Final = 0.3
+ORDER_MEAN_S: Final = 0.4
 
 
 class _NobodyListens:
@@ -83,7 +86,11 @@ class Scenario(log.Scenario):
         plan = NemesisPlan(
             crash=0.5, partition=0.1, one_way=0, lossy=0, clock_jump=0, pause_mean_s=1.5, down_mean_s=0.6, down_at_once_max=2
         )
-        outsiders = [Machine(self.world, "straggler-0", self._straggle), Machine(self.world, "twin-0", self._open_again)]
+        outsiders = [
+            Machine(self.world, "straggler-0", self._straggle),
+            Machine(self.world, "twin-0", self._open_again),
+            Machine(self.world, "mover-0", self._order_moves),
+        ]
         for outsider in outsiders:
             outsider.boot()
         nemesis = Nemesis(self.world, self.brokers, plan, name="owners", everyone=self.servers)
@@ -121,6 +128,24 @@ class Scenario(log.Scenario):
             current = VersionIs(key=log_now.record.key(), version=log_now.version)
             with contextlib.suppress(StratalogError):
                 await client.propose(Command(updates=(Put(record=log_now.record),), requirements=(late, current)))
+
+    async def _order_moves(self, machine: Machine, ports: Ports) -> None:
+        """Have owners hand over in order, in the middle of all that: to whoever lives, and now and then take the order back."""
+        client = await roles.connect_metadata(ports)
+        while True:
+            await asyncio.sleep(ports.random.expovariate(1 / ORDER_MEAN_S))
+            live = [each.broker_id for each in client.view.all(Broker)]
+            owned = [each for each in client.view.all(Partition) if each.owner in live]
+            if not owned:
+                continue
+            chosen = ports.random.choice(owned)
+            target = ports.random.choice([NO_OWNER, *(each for each in live if each != chosen.owner)])
+            stored = client.view.get(chosen.key())
+            assert stored is not None
+            order = Put(record=msgspec.structs.replace(chosen, next_owner=target))
+            as_it_is = VersionIs(key=chosen.key(), version=stored.version)
+            with contextlib.suppress(StratalogError):
+                await client.propose(Command(updates=(order,), requirements=(as_it_is,)))
 
     async def _open_again(self, machine: Machine, ports: Ports) -> None:
         """Now and then an owner's attempt to open its next ledger, which it has given up on, takes effect after all.

@@ -51,6 +51,7 @@ class LedgerClient:
         self._services = Services(
             metadata=metadata, clock=clock, random=random, settings=settings, directory=directory,
             requests=BookieRequests(directory, settings.request_timeout_ms / 1000),
+            puts=RecordPuts(metadata, clock),
             sender=AddSender(directory, settings, self._on_bookie_failed),
             busy=self._busy, held=HeldBytes(settings.held_bytes_max, self._busy),
         )  # fmt: skip
@@ -58,8 +59,7 @@ class LedgerClient:
             self._services.requests, directory, random,
             hedge_s=settings.hedge_delay_ms / 1000, deadline_s=settings.read_deadline_ms / 1000,
         )  # fmt: skip
-        self._puts = RecordPuts(metadata, clock)
-        self._recoveries = LedgerRecoveries(self._services, self._reads, self._puts)
+        self._recoveries = LedgerRecoveries(self._services, self._reads)
         self._ids = LedgerIds(metadata, settings.ledger_id_block)
         self._loop = asyncio.get_running_loop()
         self._tick = self._loop.call_later(settings.tick_ms / 1000, self._on_tick)
@@ -90,7 +90,7 @@ class LedgerClient:
         )  # fmt: skip
         services = self._services
         try:
-            version = await self._puts.put(
+            version = await services.puts.put(
                 ledger, ABSENT, requirements=requirements, updates=updates(ledger),
                 timeout_s=self._settings.confirm_deadline_ms / 1000,
             )  # fmt: skip
@@ -188,7 +188,7 @@ class LedgerClient:
                 holder.abandon()
         self._busy.clear()
         self._services.directory.close()
-        await self._puts.close()
+        await self._services.puts.close()
         await self._recoveries.close()
         await self._ids.close()
 

@@ -21,7 +21,6 @@ from stratalog_bookies.client.entry import Entry, EntryHead
 from stratalog_bookies.client.entry_pump import EntryPump
 from stratalog_bookies.client.ledger_reads import HEAD_BYTES, LedgerReads
 from stratalog_bookies.client.ledger_records import Superseded
-from stratalog_bookies.client.record_puts import RecordPuts
 from stratalog_bookies.client.record_reads import RecordReads
 from stratalog_bookies.client.recovery import Fence, Instruction, LedgerRecovery, ReadRange, Rewrite
 from stratalog_bookies.client.services import Services
@@ -168,11 +167,10 @@ class _Run:
 class LedgerRecoveries:
     """Recovers ledgers; may be repeated, and run by several at once, at any point."""
 
-    def __init__(self, services: Services, reads: LedgerReads, puts: RecordPuts) -> None:
+    def __init__(self, services: Services, reads: LedgerReads) -> None:
         self._services = services
         self._reads = reads
         self._records = RecordReads(services.metadata)
-        self._puts = puts
 
     async def close(self) -> None:
         await self._records.close()
@@ -240,14 +238,14 @@ class LedgerRecoveries:
         if ledger.state is LedgerState.OPEN:
             ledger = msgspec.structs.replace(ledger, state=LedgerState.IN_RECOVERY)
             if not self._is_shut_out(found, requirements):
-                version = await self._puts.put(ledger, version, requirements=requirements, timeout_s=timeout_s)
+                version = await self._services.puts.put(ledger, version, requirements=requirements, timeout_s=timeout_s)
         run = _Run(self._services, ledger)
         try:
             await run.finished
             recovered = await self._closed(run.result())
         finally:
             run.stop()
-        await self._puts.put(recovered.ledger, version, requirements=requirements, timeout_s=timeout_s)
+        await self._services.puts.put(recovered.ledger, version, requirements=requirements, timeout_s=timeout_s)
         return recovered
 
     async def _closed(self, ledger: Ledger) -> Recovered:

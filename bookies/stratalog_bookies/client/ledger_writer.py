@@ -14,9 +14,9 @@ from stratalog_bookies.client.ledger import LedgerListener
 from stratalog_bookies.client.ledger_records import Superseded, put_ledger
 from stratalog_bookies.client.services import Services
 from stratalog_bookies.client.writer import LedgerWriterCore
-from stratalog_core.errors import Invalid, LedgerFenced, StratalogError
+from stratalog_core.errors import Conflict, Fenced, Invalid, LedgerFenced, StratalogError
 from stratalog_core.ports import Buffer
-from stratalog_metadata.commands import EpochIs, Requirement, SessionAlive
+from stratalog_metadata.commands import EpochIs, Requirement, SessionAlive, Update
 from stratalog_metadata.records import Ledger, LedgerState
 
 ENTRY_BYTES_MAX: Final = 32 * 1024 * 1024
@@ -180,11 +180,14 @@ class LedgerWriter(EntryPump):
         services.directory.count_ledger(before, -1)
         services.directory.count_ledger(proposed.fragments[-1].bookies, 1)
 
-    async def seal(self, end_offset: int) -> Ledger:
+    async def seal(
+        self, end_offset: int, updates: tuple[Update, ...] = (), requirements: tuple[Requirement, ...] = ()
+    ) -> Ledger:
         """Wait until everything appended is confirmed, then close the ledger for ever; returns the CLOSED record.
 
-        ``end_offset`` is the offset after its last record. Raises what ends the writer: ``LedgerFenced`` if somebody else is
-        recovering or has closed it, ``StaleEpoch``, ``OutcomeUnknown``. Then only recovery knows where it ends.
+        ``end_offset`` is the offset after its last record. ``updates`` take effect in the same command; if their
+        ``requirements`` do not hold, the ledger is closed without them. Raises what ends the writer: ``LedgerFenced`` if
+        somebody else is recovering or has closed it, ``StaleEpoch``, ``OutcomeUnknown``. Then only recovery knows its end.
         """
         if self._sealing:
             raise Invalid(f"ledger {self.ledger.ledger_id} is being sealed already")
@@ -203,16 +206,25 @@ class LedgerWriter(EntryPump):
             end_offset=end_offset, closed_at_ms=services.clock.wall_ms(),
         )  # fmt: skip
         try:
-            self._version = await put_ledger(
-                services.metadata, services.clock, closed, self._version, requirements=self._requirements,
-                timeout_s=services.settings.confirm_deadline_ms / 1000,
-            )  # fmt: skip
+            try:
+                await self._close(closed, updates, requirements)
+            except (Conflict, Fenced):
+                if not updates:
+                    raise
+                await self._close(closed, (), ())
         except Superseded:
             raise self._fail(LedgerFenced(f"ledger {closed.ledger_id} was taken over before it was sealed")) from None
         except StratalogError as error:
             raise self._fail(error) from None
         core.ledger = closed
         return closed
+
+    async def _close(self, closed: Ledger, updates: tuple[Update, ...], requirements: tuple[Requirement, ...]) -> None:
+        services = self._services
+        self._version = await services.puts.put(
+            closed, self._version, requirements=(*self._requirements, *requirements), updates=updates,
+            timeout_s=services.settings.confirm_deadline_ms / 1000,
+        )  # fmt: skip
 
     async def _confirm_all(self) -> None:
         if self._core.unconfirmed:

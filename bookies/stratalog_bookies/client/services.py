@@ -7,6 +7,7 @@ from typing import Protocol
 
 from stratalog_bookies.client.config import LedgerClientSettings
 from stratalog_bookies.client.directory import BookieDirectory
+from stratalog_bookies.client.record_puts import RecordPuts
 from stratalog_bookies.client.requests import BookieRequests
 from stratalog_bookies.client.sender import AddSender
 from stratalog_core.errors import Overloaded
@@ -63,6 +64,7 @@ class Services:
     settings: LedgerClientSettings
     directory: BookieDirectory
     requests: BookieRequests
+    puts: RecordPuts
     sender: AddSender
     busy: dict[EntryHolder, None]
     held: HeldBytes

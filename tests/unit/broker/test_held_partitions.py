@@ -1,0 +1,150 @@
+"""A partition that is being handed over holds what producers send, and tells them in one answer who leads now."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from kio.schema.errors import ErrorCode
+from unit.broker.mini_cluster import WAIT_S, MiniCluster, in_thread, run_cluster, until_served
+from unit.broker.raw_client import RawClient, batch, produce, produce_request
+from unit.broker.test_many_partitions import Counted, create, produce_one_each, until_taken
+from unit.metadata.watching import until
+
+from stratalog_bookies import messages as bookie_messages
+from stratalog_bookies.client import LedgerWriter
+from stratalog_broker.partition_log import PartitionLog
+from stratalog_broker.protocol.entities import encode_response as encode_entity
+from stratalog_core.ids import NO_OWNER
+from stratalog_metadata.commands import Command, Put
+from stratalog_metadata.records import Ledger, Partition
+
+PRODUCE, LEADER_VERSION = 0, 10
+
+
+@dataclass(slots=True, kw_only=True)
+class Leaving:
+    """A partition with one record, whose handover from broker 1 to broker 2 has been begun, and stands until ``go_on``."""
+
+    cluster: MiniCluster
+    client: RawClient
+    log: PartitionLog
+    go_on: asyncio.Event
+
+    async def put(self, next_owner: int) -> None:
+        """Give an order, or take it back."""
+        partition = self.cluster.metadata.view.find(Partition, self.log.requirement.key)
+        assert partition is not None
+        await self.cluster.metadata.propose(
+            Command(updates=(Put(record=msgspec.structs.replace(partition, next_owner=next_owner)),))
+        )
+
+    async def send(self, value: bytes, acks: int = -1) -> None:
+        """Send a record and wait until the broker holds it."""
+        held = len(self.log.core.queue)
+        wanted = produce_request("flights", 0, batch(value), version=LEADER_VERSION, acks=acks)
+        self.client.send(PRODUCE, LEADER_VERSION, encode_entity(wanted))
+        async with asyncio.timeout(WAIT_S):
+            while acks and len(self.log.core.queue) == held:  # noqa: ASYNC110 - no event tells
+                await asyncio.sleep(0.005)
+
+    async def answer(self) -> tuple[Any, Any]:
+        """The partition's line of the next answer, and the nodes that the answer names."""
+        found = await self.client.receive()
+        return found.responses[0].partition_responses[0], found.node_endpoints
+
+
+@asynccontextmanager
+async def leaving(path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Leaving]:
+    seal, go_on = LedgerWriter.seal, asyncio.Event()
+
+    async def seal_later(writer: LedgerWriter, *arguments: Any) -> Ledger:
+        await go_on.wait()
+        return await seal(writer, *arguments)
+
+    async with run_cluster(path, bookies=1, brokers=2) as cluster:
+        await in_thread(lambda: create(cluster.brokers[1].server.kafka_address, 1))
+        (partition,) = (each for each in cluster.metadata.view.all(Partition))
+        owner = cluster.brokers[partition.owner].server
+        await until_served(owner, partition.topic_id)
+        log = owner.services.partitions.find_by_id(partition.topic_id.bytes, 0)
+        assert log is not None
+        client = await RawClient.connect(owner.kafka_address)
+        assert (await produce(client, "flights", batch(b"first"))).error_code == 0
+        monkeypatch.setattr(LedgerWriter, "seal", seal_later)
+        found = Leaving(cluster=cluster, client=client, log=log, go_on=go_on)
+        await found.put(3 - partition.owner)
+        async with asyncio.timeout(WAIT_S):
+            while not log.core.is_held:  # noqa: ASYNC110 - no event tells
+                await asyncio.sleep(0.005)
+        try:
+            yield found
+        finally:
+            go_on.set()
+            await client.close()
+
+
+async def test_what_is_held_is_refused_with_the_name_of_the_next_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with leaving(tmp_path, monkeypatch) as found:
+        before = found.log.core.leader_epoch
+        await found.send(b"second")
+        found.go_on.set()
+        line, nodes = await found.answer()
+        assert line.error_code is ErrorCode.not_leader_or_follower
+        successor = 3 - found.log.requirement.owner
+        assert (line.current_leader.leader_id, line.current_leader.leader_epoch) == (successor, before + 1)
+        assert [node.node_id for node in nodes] == [successor]
+        (ledger,) = found.cluster.metadata.view.all(Ledger)
+        assert ledger.end_offset == 1, "what was held was never written"
+
+
+async def test_what_is_held_is_written_here_if_the_order_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with leaving(tmp_path, monkeypatch) as found:
+        await found.send(b"second")
+        await found.send(b"third")
+        await found.put(NO_OWNER)
+        found.go_on.set()
+        assert [((await found.answer())[0]).base_offset for _ in range(2)] == [1, 2]
+        assert found.log.is_serving
+
+
+async def test_what_asks_for_no_answer_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with leaving(tmp_path, monkeypatch) as found:
+        await found.send(b"second", acks=0)
+        assert await found.client.closed()
+        assert not found.log.core.queue
+
+
+async def orderly_stop(path: Path, partitions: int, open_ledgers: int, monkeypatch: pytest.MonkeyPatch) -> Counted:
+    """What is sent until a broker's partitions are another's, ``open_ledgers`` of them with a ledger to seal."""
+    async with run_cluster(path, bookies=1, brokers=1, lease_ms=60_000, shutdown_ms=60_000) as cluster:
+        bootstrap = cluster.bootstrap
+        await in_thread(lambda: create(bootstrap, partitions))
+        await in_thread(lambda: produce_one_each(bootstrap, range(open_ledgers)))
+        await cluster.start_broker(2, lease_ms=60_000)
+        with monkeypatch.context() as patched:
+            counted = Counted(patched)
+            await cluster.brokers.pop(1).stop()
+            await until_taken(cluster, 2, partitions)
+        await until(cluster.metadata, lambda: all(one.owner == 2 for one in cluster.metadata.view.all(Partition)), WAIT_S)
+        return counted
+
+
+@pytest.mark.parametrize("open_ledgers", [0, 400])
+async def test_a_broker_that_stops_shares_commands_among_its_partitions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, open_ledgers: int
+) -> None:
+    """It took two for each: one to seal, one to name the next owner."""
+    partitions = 400
+    counted = await orderly_stop(tmp_path, partitions, open_ledgers, monkeypatch)
+    assert len(counted.commands) <= partitions / 4
+    bytes_of_each = sum(map(len, counted.commands)) / partitions
+    assert bytes_of_each <= (1400 if open_ledgers else 300), "a ledger is closed, and the next one opened"
+    reads = [counted.sent[bookie_messages.READ_HEADERS], counted.sent[bookie_messages.READ]]
+    assert max(reads) <= partitions / 4
