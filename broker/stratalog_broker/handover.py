@@ -37,7 +37,11 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 Spawn = Callable[[Coroutine[Any, Any, None]], None]
 HELD_AT_ONCE: Final = 64
-"""Partitions that are being handed over; the others are served until their turn comes."""
+"""Partitions with producers that are being handed over; the others are served until their turn comes."""
+QUIET_AT_ONCE: Final = 256
+"""The same, of partitions in which nothing was appended lately."""
+HANDED_BYTES_MAX: Final = 512
+"""Of an owner's state, in its partition's record: some five producers at work, or twenty that sent one batch."""
 
 
 class Release(NamedTuple):
@@ -45,6 +49,8 @@ class Release(NamedTuple):
 
     updates: tuple[Update, ...]
     requirements: tuple[Requirement, ...]
+    last_entry: bytes
+    """Goes behind the ledger's last batch; empty if nothing does."""
 
 
 class Departures:
@@ -52,14 +58,14 @@ class Departures:
 
     def __init__(self, services: BrokerServices, spawn: Spawn) -> None:
         self._services = services
-        self._places = Waves(HELD_AT_ONCE)
+        self._places, self._quiet_places = Waves(HELD_AT_ONCE), Waves(QUIET_AT_ONCE)
         self._releases = _Releases(services.metadata, spawn)
 
     async def hand_over(self, log: PartitionLog) -> None:
         """Give ``log``'s partition to the next owner that its record names, when its turn comes."""
         log.is_leaving = True
         try:
-            async with self._places:
+            async with self._places if log.is_busy else self._quiet_places:
                 await self._hand_over(log)
         except StratalogError as failure:
             if log.is_serving:
@@ -70,34 +76,41 @@ class Departures:
 
     async def _hand_over(self, log: PartitionLog) -> None:
         """Raises what sealing raises; ``Conflict`` or ``Fenced`` if the controller has changed its mind meanwhile."""
-        release_of = partial(self._release_of, log)
-        if release_of() is None:
+        if self._order_of(log) is None:
             return
-        log.hold(release_of)
+        log.hold(partial(self._release_of, log))
         while log.is_serving and log.is_unsealed:
             await log.seal_all()
         # Still ours: nothing was open that it could have been sealed with.
-        release = release_of()
+        release = self._release_of(log)
         if release is not None:
             await self._releases.put(release)
 
-    def _release_of(self, log: PartitionLog) -> Release | None:
-        """As the view has it now; None if nothing is to be handed over."""
+    def _order_of(self, log: PartitionLog) -> tuple[Partition, int, Broker] | None:
+        """The record as the view has it now, its version and the next owner; None if nothing is to be handed over."""
         identity = log.topic_partition
         found = self._services.view.get(partition_key(identity.topic_id, identity.partition))
         if found is None or not isinstance(found.record, Partition) or not log.is_serving:
             return None
-        partition = found.record
-        successor = self._services.view.find(Broker, broker_key(partition.next_owner))
-        if successor is None or partition.leader_epoch != log.core.leader_epoch:
+        successor = self._services.view.find(Broker, broker_key(found.record.next_owner))
+        if successor is None or found.record.leader_epoch != log.core.leader_epoch:
             return None
+        return found.record, found.version, successor
+
+    def _release_of(self, log: PartitionLog) -> Release | None:
+        order = self._order_of(log)
+        if order is None:
+            return None
+        partition, version, successor = order
+        last_word = log.last_word()
+        is_small = len(last_word) <= HANDED_BYTES_MAX
         handed = msgspec.structs.replace(
             partition,
             owner=successor.broker_id, owner_session=successor.session_id,
-            leader_epoch=partition.leader_epoch + 1, next_owner=NO_OWNER,
+            leader_epoch=partition.leader_epoch + 1, next_owner=NO_OWNER, handed=last_word if is_small else b"",
         )  # fmt: skip
-        alive = SessionAlive(session_id=successor.session_id)
-        return Release((Put(record=handed),), (VersionIs(key=partition.key(), version=found.version), alive))
+        requirements = (VersionIs(key=partition.key(), version=version), SessionAlive(session_id=successor.session_id))
+        return Release((Put(record=handed),), requirements, b"" if is_small else last_word)
 
 
 class _Releases:

@@ -9,10 +9,17 @@ ledgers of internal topics are dropped. Thus a group's failover is its partition
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
+from stratalog_broker.partition import Acks
+from stratalog_core.batch import read_header
+from stratalog_core.errors import NotLeader
 from stratalog_core.ports import Buffer
+
+if TYPE_CHECKING:
+    from stratalog_broker.partition_log import PartitionLog
 
 CONSUMER_OFFSETS: Final = "__consumer_offsets"
 INTERNAL_TOPICS: Final = frozenset({CONSUMER_OFFSETS, "__transaction_state"})
@@ -40,3 +47,19 @@ class InternalTopicApplication(Protocol):
 
 ApplicationFactory = Callable[[int], InternalTopicApplication]
 """Makes the application of one partition, given the partition's index."""
+
+
+async def append_and_wait(log: PartitionLog, batch: bytearray) -> int:
+    """Append one batch and wait for the quorum; see ``Partitions.append_internal``."""
+    done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    def settle(base_offset: int | None) -> None:
+        if done.done():
+            return
+        if base_offset is None:
+            done.set_exception(NotLeader(f"{log.topic_partition} was lost while the batch was being written"))
+        else:
+            done.set_result(base_offset)
+
+    log.append(memoryview(batch), read_header(batch), Acks.ALL, settle)
+    return await done

@@ -16,6 +16,8 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol
 
+import msgspec
+
 from stratalog_bookies.client import LedgerWriter
 from stratalog_broker.internal_topics import InternalTopicApplication
 from stratalog_broker.ledger_index import LedgerIndex
@@ -25,7 +27,7 @@ from stratalog_broker.roll_schedule import RollSchedule
 from stratalog_broker.tail_cache import PartitionTail
 from stratalog_broker.topic_configs import TopicConfigs
 from stratalog_broker.writer_reports import WriterReports
-from stratalog_core.batch import BatchHeader, assign_offset, read_header
+from stratalog_core.batch import BatchHeader, assign_offset
 from stratalog_core.checkpoint import encode_checkpoint
 from stratalog_core.errors import Fenced, NotLeader, Overloaded, StratalogError, Unavailable
 from stratalog_core.ids import TopicPartition
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _ROOM_RETRY_S: Final = 0.02
 _SETTLING_S: Final = 3.0
+_BUSY_MS: Final = 1000
 
 
 class Watcher(Protocol):
@@ -96,6 +99,7 @@ class PartitionLog:
         self._sealing: asyncio.Task[None] | None = None
         self._seal_waiters: list[asyncio.Future[int]] = []
         self._release: Callable[[], Release | None] | None = None
+        self._held_busy = False
         self._retry: asyncio.TimerHandle | None = None
         self._first_copies_wanted = False
         self.update_topic(topic)
@@ -136,6 +140,12 @@ class PartitionLog:
     def is_unsealed(self) -> bool:
         """Whether a ledger is open, will be, or is being sealed."""
         return self.core.state is not State.IDLE or bool(self._being_sealed)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something was appended within the last second, or waits."""
+        ledger = self.core.open
+        return bool(self.core.queue) or (ledger is not None and ledger.appended_at_ms + _BUSY_MS > self._now_ms())
 
     def unsealed(self, ledger_id: int) -> tuple[Ledger, LedgerIndex] | None:
         """Record and index of a ledger that is open or being sealed."""
@@ -202,21 +212,6 @@ class PartitionLog:
         self._write_queued()
         self._watch_age()
         self._act()
-
-    async def append_internal(self, batch: bytearray) -> int:
-        """Append one batch of an internal topic and wait for the quorum; see ``Partitions.append_internal``."""
-        done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-
-        def settle(base_offset: int | None) -> None:
-            if done.done():
-                return
-            if base_offset is None:
-                done.set_exception(NotLeader(f"{self.topic_partition} was lost while the batch was being written"))
-            else:
-                done.set_result(base_offset)
-
-        self.append(memoryview(batch), read_header(batch), Acks.ALL, settle)
-        return await done
 
     def await_unconfirmed(self, end_offset: int, on_done: OnDone) -> bool:
         """Call ``on_done`` with the fate of the unconfirmed batch that ends there; False if there is none."""
@@ -329,9 +324,10 @@ class PartitionLog:
             await before
         release = self._release() if self._release is not None and self.is_serving else None
         try:
-            if release is not None:
-                self._append_state(writer)
-            ledger = await writer.seal(instruction.end_offset, *(release or ()))
+            if release is not None and release.last_entry:
+                with contextlib.suppress(Overloaded):
+                    writer.append(release.last_entry)
+            ledger = await writer.seal(instruction.end_offset, *(release[:2] if release is not None else ()))
         except StratalogError as failure:
             self._lose(failure)
             return
@@ -342,12 +338,11 @@ class PartitionLog:
             if not waiter.done():
                 waiter.set_result(instruction.end_offset)
 
-    def _append_state(self, writer: LedgerWriter) -> None:
-        """The next owner reads this entry instead of all headers; what is larger than one entry it has to gather itself."""
-        parts = encode_checkpoint(self.core.checkpoint(self._application_state()))
-        if len(parts) == 1:
-            with contextlib.suppress(Overloaded):
-                writer.append(parts[0])
+    def last_word(self) -> bytes:
+        """State at the end of what is confirmed, for the next owner; empty if it is larger than one entry."""
+        checkpoint = self.core.checkpoint(self._application_state())
+        parts = encode_checkpoint(msgspec.structs.replace(checkpoint, more_is_coming=self._held_busy))
+        return parts[0] if len(parts) == 1 else b""
 
     async def seal_all(self) -> int:
         """Seal what is open; returns the offset below which everything is sealed now. Raises ``NotLeader``."""
@@ -371,7 +366,7 @@ class PartitionLog:
 
     def hold(self, release: Callable[[], Release | None]) -> None:
         """What comes waits from now on; the last ledger is sealed together with what ``release`` answers then."""
-        self._release, self.core.is_held = release, True
+        self._release, self._held_busy, self.core.is_held = release, self.is_busy, True
 
     def go_on(self) -> None:
         """What was held is written here, if the partition is still served."""

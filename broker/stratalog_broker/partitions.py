@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from stratalog_broker.handover import Departures
 from stratalog_broker.index_cache import IndexCache
-from stratalog_broker.internal_topics import ApplicationFactory, InternalTopicApplication
+from stratalog_broker.internal_topics import ApplicationFactory, InternalTopicApplication, append_and_wait
 from stratalog_broker.partition import PartitionCore
 from stratalog_broker.partition_log import PartitionLog
 from stratalog_broker.protocol.produce import Leader
@@ -145,7 +145,7 @@ class Partitions:
         log = self._logs.get(topic_partition)
         if log is None:
             raise NotLeader(f"{topic_partition} is not served by broker {self._services.settings.broker_id}")
-        return await log.append_internal(batch)
+        return await append_and_wait(log, batch)
 
     # -- following the view ------------------------------------------------------------------------------------------
 
@@ -314,7 +314,7 @@ class Partitions:
             self._tier_requested(request.record, request)
         now = self._services.view.find(Partition, partition_key(identity.topic_id, identity.partition))
         self._follow_next_owner(log, now or taken.partition)
-        if taken.was_written and not log.is_leaving:
+        if taken.more_is_coming and not log.is_leaving:
             log.open_ahead()
 
     def _load_application(self, topic: Topic, taken: TakenOver) -> InternalTopicApplication | None:

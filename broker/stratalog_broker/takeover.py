@@ -5,8 +5,8 @@ was sealing and the next); requests of all partitions leave together. Then the n
 is found; its checkpoint and the headers of all batches after it give leader epochs, producers, next offset and the index. Only
 for internal topics are the batches themselves read. A partition without hot ledgers takes all that from its cold history.
 
-A ledger that was closed when its partition was handed over ends with a checkpoint: only that is read, and the index is built
-when a reader needs it.
+An owner that has handed the partition over left its state in the partition's record or, if it is large, behind the last batch:
+then no headers are read, and the index is built when a reader needs it.
 
 Recovery hands on what it read of a ledger, so that nothing is asked for twice.
 
@@ -65,8 +65,8 @@ class TakenOver:
     producers: ProducerStates
     application_state: bytes | None
     batches: Sequence[memoryview]
-    was_written: bool
-    """Until it was handed over a ledger was open."""
+    more_is_coming: bool
+    """Producers were at work when it was handed over."""
 
 
 class Takeover:
@@ -99,7 +99,7 @@ class Takeover:
         replay = _Replay(ProducerStates(self._services.settings.producers_max))
         ledgers: list[tuple[Ledger, LedgerRef, list[EntryHead]]] = []
         refs = log.ledgers if log is not None else ()
-        ending = await self._ending(self._closed(refs[-1])) if refs and not recovered else None
+        ending = await self._ending(partition, self._closed(refs[-1])) if refs and not recovered else None
         if ending is not None:
             replay.load(ending)
             refs = ()
@@ -130,7 +130,7 @@ class Takeover:
             producers=replay.producers,
             application_state=replay.application_state,
             batches=batches,
-            was_written=ending is not None,
+            more_is_coming=ending is not None and ending.more_is_coming,
         )
 
     async def _heads(self, ledger: Ledger, first: int) -> list[EntryHead]:
@@ -171,8 +171,12 @@ class Takeover:
             found += [entry.payload for entry in entries]
         return decode_checkpoint(found)
 
-    async def _ending(self, ledger: Ledger) -> Checkpoint | None:
-        """What its owner wrote behind the last batch when it handed the partition over; None: nothing."""
+    async def _ending(self, partition: Partition, ledger: Ledger) -> Checkpoint | None:
+        """What the last owner left when it handed the partition over, in its record or behind the last batch; None: nothing."""
+        if partition.handed:
+            checkpoint = decode_checkpoint([partition.handed])
+            if checkpoint.offset == ledger.end_offset:
+                return checkpoint
         last = ledger.last_entry
         if last < 1:
             return None

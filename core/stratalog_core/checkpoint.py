@@ -77,6 +77,8 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     producers: tuple[ProducerEntry, ...] = ()
     transactions: tuple[OngoingTransaction, ...] = ()
     application_state: bytes | None = None
+    more_is_coming: bool = False
+    """Of a checkpoint at a ledger's end: producers were at work when the partition was handed over."""
 
 
 _encoder = msgspec.msgpack.Encoder()

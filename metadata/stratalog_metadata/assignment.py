@@ -78,5 +78,10 @@ def _is_orphaned(partition: Partition) -> bool:
 
 def _owned(partition: Partition, owner: int, session_id: int) -> Partition:
     return msgspec.structs.replace(
-        partition, owner=owner, leader_epoch=partition.leader_epoch + 1, owner_session=session_id, next_owner=NO_OWNER
+        partition,
+        owner=owner,
+        leader_epoch=partition.leader_epoch + 1,
+        owner_session=session_id,
+        next_owner=NO_OWNER,
+        handed=b"",
     )

@@ -148,6 +148,8 @@ async def _serve(configuration: Configuration, name: str, start: Start, borders:
             gc.collect()
             gc.freeze()
             await _until_stopped(node, stopped)
+            # A broker that gives thousands of partitions away makes much garbage; a look at all it has is a second of its time.
+            gc.freeze()
     except StratalogError as failure:
         _log.error("%s ends: %s", name, failure.message)
         raise

@@ -21,6 +21,9 @@ class Partition(RecordBase, frozen=True, kw_only=True, tag="partition"):
 
     ``next_owner``: the broker that the controller wants the partition handed to, or -1. The owner then takes no more appends,
     seals what is open, and writes the next owner itself: so nobody has anything to recover.
+
+    ``handed``: the last owner's state at the log's end (a checkpoint part of ``stratalog_core.checkpoint``) if it is small. It
+    holds as long as the log ends there. Empty: the next owner gathers it.
     """
 
     topic_id: UUID
@@ -29,6 +32,7 @@ class Partition(RecordBase, frozen=True, kw_only=True, tag="partition"):
     leader_epoch: int = 0
     owner_session: int = 0
     next_owner: int = -1
+    handed: bytes = b""
 
     def key(self) -> str:
         return partition_key(self.topic_id, self.index)
