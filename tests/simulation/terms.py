@@ -48,17 +48,29 @@ class ShortReigns(Audit):
         self.fall: Callable[[str], None] = lambda name: None
         self.silent: set[str] = set()
         self.over = False
+        self._unheard: dict[str, tuple[ServingNode, set[int]]] = {}
         self._random = randomness
         self._left: dict[tuple[str, int], int] = {}
 
     def watch_votes(self, serving: ServingNode, disk: Disk) -> None:
         super().watch_votes(serving, disk)
-        send = serving.send
+        send, unheard = serving.send, set[int]()
+        self._unheard[disk.name] = serving, unheard
 
         def sending(messages: Sequence[Message]) -> None:
-            send([message for message in messages if self._passes(disk.name, message)])
+            passing = [message for message in messages if self._passes(disk.name, message)]
+            unheard.update(message.receiver for message in messages if message not in passing)
+            send(passing)
 
         serving.send = sending  # type: ignore[method-assign, assignment]
+
+    def end(self, running: Sequence[str]) -> None:
+        """Nothing is held back any more, and who was not heard learns of it, as of every envelope that is not answered."""
+        self.over = True
+        self.silent.clear()
+        for serving, receivers in (self._unheard[name] for name in running if name in self._unheard):
+            for receiver in sorted(receivers):
+                serving.peer_lost(receiver)
 
     def _passes(self, name: str, message: Message) -> bool:
         if self.over:
@@ -127,7 +139,6 @@ def _nodes(world: World) -> list[Machine]:
 async def _short_reigns(world: World, reigns: ShortReigns, nodes: list[Machine]) -> None:
     _Fates(nodes, reigns, world.random("fates"))
     await quorum.watch(nodes, reigns, FAULTS_S)
-    reigns.over = True
-    reigns.silent.clear()
+    reigns.end([node.name for node in nodes if node.is_up])
     for node in nodes:
         node.boot()

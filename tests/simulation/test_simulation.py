@@ -19,6 +19,7 @@ SEEDS = 200
 ONCE_BROKEN = [
     ("quorum", 110),  # removals of old log files became durable out of order and left a gap
     ("terms", 4),  # a log in which an entry of an earlier term overruled one of a later was refused at the restart
+    ("terms", 529),  # a leader whose messages were held back was never told that nobody had answered them, as peers tell it
     ("lost-disks", 116),  # a writer waited half a minute for one lost answer of the metadata, while its bookies were back
     ("ledgers", 179),  # a failed bookie was taken back between the decision to replace it and the change that did
 ]
