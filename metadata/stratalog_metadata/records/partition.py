@@ -19,8 +19,8 @@ class Partition(RecordBase, frozen=True, kw_only=True, tag="partition"):
     ``owner_session`` is the session that the owner had when the controller chose it: a broker that comes back under a
     new session gets a new epoch too. 0: somebody else than the controller wrote the record.
 
-    ``next_owner``: the broker that the controller wants the partition handed to, or -1. The owner then takes no more appends,
-    seals what is open, and writes the next owner itself: so nobody has anything to recover.
+    ``next_owner``: the broker that the controller wants the partition handed to, or -1. The owner then holds what
+    producers send, seals what is open, and writes the next owner itself: so nobody has anything to recover.
 
     ``handed``: the last owner's state at the log's end (a checkpoint part of ``stratalog_core.checkpoint``) if it is small. It
     holds as long as the log ends there. Empty: the next owner gathers it.
