@@ -16,18 +16,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
 from stratalog_broker.waves import Waves
 from stratalog_core.errors import StratalogError
 from stratalog_core.ids import NO_OWNER
-from stratalog_metadata.api import Change, MetadataClient, MetadataView
+from stratalog_metadata.api import Change, MetadataView
 from stratalog_metadata.commands import Command, Put, Requirement, SessionAlive, Update, VersionIs
 from stratalog_metadata.records import Broker, DrainedBroker, Partition, broker_key, drained_broker_key, partition_key
+from stratalog_metadata.shared_commands import SharedCommands
 
 if TYPE_CHECKING:
     from stratalog_broker.context import BrokerServices
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from stratalog_broker.registration import Registration
 
 _log = logging.getLogger(__name__)
-Spawn = Callable[[Coroutine[Any, Any, None]], None]
 HELD_AT_ONCE: Final = 64
 """Partitions with producers that are being handed over; the others are served until their turn comes."""
 QUIET_AT_ONCE: Final = 256
@@ -56,10 +56,10 @@ class Release(NamedTuple):
 class Departures:
     """Partitions of one broker that go to their next owners, some at a time."""
 
-    def __init__(self, services: BrokerServices, spawn: Spawn) -> None:
+    def __init__(self, services: BrokerServices) -> None:
         self._services = services
         self._places, self._quiet_places = Waves(HELD_AT_ONCE), Waves(QUIET_AT_ONCE)
-        self._releases = _Releases(services.metadata, spawn)
+        self._shared = SharedCommands(services.metadata)
 
     async def hand_over(self, log: PartitionLog) -> None:
         """Give ``log``'s partition to the next owner that its record names, when its turn comes."""
@@ -74,6 +74,10 @@ class Departures:
             log.is_leaving = False
             log.go_on()
 
+    async def close(self) -> None:
+        """Propose no more together; who waits is cancelled."""
+        await self._shared.close()
+
     async def _hand_over(self, log: PartitionLog) -> None:
         """Raises what sealing raises; ``Conflict`` or ``Fenced`` if the controller has changed its mind meanwhile."""
         if self._order_of(log) is None:
@@ -84,7 +88,12 @@ class Departures:
         # Still ours: nothing was open that it could have been sealed with.
         release = self._release_of(log)
         if release is not None:
-            await self._releases.put(release)
+            await self._propose(Command(updates=release.updates, requirements=release.requirements))
+
+    async def _propose(self, command: Command) -> None:
+        """Together with others that have nothing to seal, or alone: then what the quorum answers to this one is raised."""
+        if await self._shared.propose(command) is None:
+            await self._services.metadata.propose(command)
 
     def _order_of(self, log: PartitionLog) -> tuple[Partition, int, Broker] | None:
         """The record as the view has it now, its version and the next owner; None if nothing is to be handed over."""
@@ -111,46 +120,6 @@ class Departures:
         )  # fmt: skip
         requirements = (VersionIs(key=partition.key(), version=version), SessionAlive(session_id=successor.session_id))
         return Release((Put(record=handed),), requirements, b"" if is_small else last_word)
-
-
-class _Releases:
-    """Partitions that have no ledger to seal: those of one turn of the event loop share a command."""
-
-    def __init__(self, metadata: MetadataClient, spawn: Spawn) -> None:
-        self._metadata = metadata
-        self._spawn = spawn
-        self._gathered: list[tuple[Release, asyncio.Future[bool]]] = []
-
-    async def put(self, release: Release) -> None:
-        """Done when the view has it. Raises what the quorum answers to this one."""
-        loop = asyncio.get_running_loop()
-        if not self._gathered:
-            loop.call_soon(self._flush)
-        done: asyncio.Future[bool] = loop.create_future()
-        self._gathered.append((release, done))
-        if not await done:
-            await self._metadata.propose(Command(updates=release.updates, requirements=release.requirements))
-
-    def _flush(self) -> None:
-        gathered, self._gathered = self._gathered, []
-        self._spawn(self._put_together(gathered))
-
-    async def _put_together(self, gathered: Sequence[tuple[Release, asyncio.Future[bool]]]) -> None:
-        """What is refused as a whole, or of unknown outcome, is proposed one by one: each has its own requirements."""
-        releases = [release for release, _ in gathered]
-        updates = tuple(update for release in releases for update in release.updates)
-        requirements = dict.fromkeys(requirement for release in releases for requirement in release.requirements)
-        is_done = False
-        try:
-            if len(releases) > 1:
-                await self._metadata.propose(Command(updates=updates, requirements=tuple(requirements)))
-                is_done = True
-        except StratalogError as failure:
-            _log.info("handing over %d partitions with one command: %s", len(releases), failure)
-        finally:
-            for _, done in gathered:
-                if not done.done():
-                    done.set_result(is_done)
 
 
 async def leave(services: BrokerServices, registration: Registration, timeout_s: float) -> None:

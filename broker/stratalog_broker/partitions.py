@@ -73,7 +73,7 @@ class Partitions:
         self._rolls = RollSchedule()
         self.indexes = IndexCache(services.ledgers, settings.index_bytes)
         self._takeover = Takeover(services, self.indexes)
-        self._departures = Departures(services, self._spawn)
+        self._departures = Departures(services)
         self._slots = Waves(TAKEOVERS_AT_ONCE)
         self._internal_slots = Waves(INTERNAL_TAKEOVERS_AT_ONCE)
         self._is_suspended = True
@@ -372,5 +372,6 @@ class Partitions:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._departures.close()
         await asyncio.gather(*(log.close() for log in logs))
         await self.indexes.close()

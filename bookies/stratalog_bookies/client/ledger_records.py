@@ -26,6 +26,12 @@ class Superseded(StratalogError):
         self.found = found
 
 
+def change_of(record: Ledger, version: int, requirements: tuple[Requirement, ...], updates: tuple[Update, ...]) -> Command:
+    """Compare-and-set of a ledger's record, with further updates under further requirements; it takes effect once at most."""
+    requirement = VersionIs(key=record.key(), version=version)
+    return Command(updates=(Put(record=record), *updates), requirements=(requirement, *requirements))
+
+
 async def put_ledger(
     metadata: MetadataClient,
     clock: Clock,
@@ -36,7 +42,7 @@ async def put_ledger(
     updates: tuple[Update, ...] = (),
     timeout_s: float,
 ) -> int:
-    """Compare-and-set of a ledger's record, with further updates under further requirements; returns the new version.
+    """Propose ``change_of`` the same; returns the new version.
 
     After ``OutcomeUnknown`` the record is re-read: ours there means that the command took effect, the old version that it did
     not yet, and then the very same command is proposed again, which the requirement on the version lets take effect once.
@@ -45,8 +51,7 @@ async def put_ledger(
     Raises :class:`Superseded` if the record is another one, what the quorum answers if another requirement does not hold,
     ``Unavailable`` if surely nothing happened, and ``OutcomeUnknown`` only if it stayed unknown until the time was over.
     """
-    requirement = VersionIs(key=record.key(), version=version)
-    command = Command(updates=(Put(record=record), *updates), requirements=(requirement, *requirements))
+    command = change_of(record, version, requirements, updates)
     deadline = clock.monotonic() + timeout_s
     unsure: OutcomeUnknown | None = None
     while True:
