@@ -38,8 +38,7 @@ def encode_list_offsets(version: int, topics: Sequence[tuple[str, Sequence[Offse
     encoded = []
     for name, rows in topics:
         topic = encode_response(new("ListOffsetsTopicResponse", name=name, partitions=()))
-        elements = (b"".join(_encode_rows(version, rows)),)
-        encoded.append(with_array(topic, tail, len(rows), elements, is_flexible=is_flexible))
+        encoded.append(with_array(topic, tail, len(rows), _encode_rows(version, rows), is_flexible=is_flexible))
     response = encode_response(new("ListOffsetsResponse", topics=()))
     return with_array(response, tail, len(encoded), encoded, is_flexible=is_flexible)
 
