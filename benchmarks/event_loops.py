@@ -1,12 +1,15 @@
 """Which event loop carries our requests at the least cost: `python -m benchmarks.event_loops`.
 
 A client and a server of :class:`stratalog_core.rpc.TcpTransport` in two processes over loopback, some requests under way at a
-time. Prints requests per second, and the CPU of both sides for each request, for asyncio's own loop and for uvloop, in turns.
+time. Prints requests per second, and the CPU of both sides for each request, for asyncio's own loop, for uvloop, and for rloop
+where it is installed, in turns.
 """
 
 from __future__ import annotations
 
 import asyncio
+import importlib
+import importlib.util
 import multiprocessing
 import resource
 import statistics
@@ -24,13 +27,18 @@ _METHOD = 0x0F01
 _TURNS = 3
 _LOADS = ((1_000, 1, 4_000), (1_000, 64, 20_000), (131_072, 8, 4_000), (1_000_000, 4, 800))
 """Bytes of a request, requests under way, requests in all."""
-_RUNNERS: dict[str, Callable[[Coroutine[Any, Any, None]], None]] = {"asyncio": asyncio.run, "uvloop": uvloop.run}
+_LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
+    "asyncio": asyncio.new_event_loop,
+    "uvloop": uvloop.new_event_loop,
+}
+if importlib.util.find_spec("rloop") is not None:
+    _LOOPS["rloop"] = importlib.import_module("rloop").new_event_loop
 
 
 def main() -> None:
     print(f"{'request':>9} {'under way':>9} {'loop':>8} {'requests/s':>11} {'CPU µs each':>12}")
     for size, under_way, count in _LOADS:
-        figures: dict[str, list[tuple[float, float]]] = {name: [] for name in _RUNNERS}
+        figures: dict[str, list[tuple[float, float]]] = {name: [] for name in _LOOPS}
         for _ in range(_TURNS):
             for name, taken in figures.items():
                 taken.append(_measure(name, size, under_way, count))
@@ -57,6 +65,11 @@ def _measure(loop: str, size: int, under_way: int, count: int) -> tuple[float, f
     return count / elapsed_s, (client_cpu_s + server_cpu_s) / count
 
 
+def _run(loop: str, main: Coroutine[Any, Any, None]) -> None:
+    with asyncio.Runner(loop_factory=_LOOPS[loop]) as runner:
+        runner.run(main)
+
+
 def _cpu_s() -> float:
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
@@ -72,7 +85,7 @@ def _serve(loop: str, pipe: Connection) -> None:
         pipe.send(_cpu_s() - begun)
         await listener.close()
 
-    _RUNNERS[loop](serve())
+    _run(loop, serve())
 
 
 def _answer(request: Request) -> None:
@@ -111,7 +124,7 @@ def _load(loop: str, address: str, size: int, under_way: int, count: int, pipe: 
         pipe.send((running.time() - begun, _cpu_s() - cpu))
         await transport.close()
 
-    _RUNNERS[loop](load())
+    _run(loop, load())
 
 
 if __name__ == "__main__":
