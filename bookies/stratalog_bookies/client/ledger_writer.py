@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Sequence
 from typing import Final
@@ -195,41 +196,47 @@ class LedgerWriter(EntryPump):
             raise self._refusal()
         self._sealing = True
         await self._confirm_all()
-        while self._changing is not None:
-            await asyncio.wait((self._changing,))
-        core, services = self._core, self._services
-        if core.error is not None:
-            raise self._refusal()
         self._end_writing()
-        closed = msgspec.structs.replace(
-            core.ledger, state=LedgerState.CLOSED, last_entry=core.lac, payload_bytes=core.appended_bytes,
-            end_offset=end_offset, closed_at_ms=services.clock.wall_ms(),
-        )  # fmt: skip
+        closed = self._closed_at(end_offset)
         try:
-            try:
-                await self._close(closed, updates, requirements)
-            except (Conflict, Fenced):
-                if not updates:
-                    raise
-                await self._close(closed, (), ())
+            await self._close(closed, updates, requirements)
         except Superseded:
             raise self._fail(LedgerFenced(f"ledger {closed.ledger_id} was taken over before it was sealed")) from None
         except StratalogError as error:
             raise self._fail(error) from None
-        core.ledger = closed
+        self._core.ledger = closed
         return closed
 
+    async def _confirm_all(self) -> None:
+        """Wait until all entries are confirmed and no change of the ensemble is under way. Raises what ends the writer."""
+        if self._core.unconfirmed:
+            self._all_confirmed = asyncio.get_running_loop().create_future()
+            await self._all_confirmed
+        while self._changing is not None:
+            await asyncio.wait((self._changing,))
+        if self._core.error is not None:
+            raise self._refusal()
+
+    def _closed_at(self, end_offset: int) -> Ledger:
+        return msgspec.structs.replace(
+            self.ledger, state=LedgerState.CLOSED, last_entry=self.lac, payload_bytes=self._core.appended_bytes,
+            end_offset=end_offset, closed_at_ms=self._services.clock.wall_ms(),
+        )  # fmt: skip
+
     async def _close(self, closed: Ledger, updates: tuple[Update, ...], requirements: tuple[Requirement, ...]) -> None:
+        """Put the record together with ``updates``, or alone if that is refused."""
+        if updates:
+            with contextlib.suppress(Conflict, Fenced):
+                await self._put(closed, updates, requirements)
+                return
+        await self._put(closed)
+
+    async def _put(self, closed: Ledger, updates: tuple[Update, ...] = (), requirements: tuple[Requirement, ...] = ()) -> None:
         services = self._services
         self._version = await services.puts.put(
             closed, self._version, requirements=(*self._requirements, *requirements), updates=updates,
             timeout_s=services.settings.confirm_deadline_ms / 1000,
         )  # fmt: skip
-
-    async def _confirm_all(self) -> None:
-        if self._core.unconfirmed:
-            self._all_confirmed = asyncio.get_running_loop().create_future()
-            await self._all_confirmed
 
     def _fail(self, error: StratalogError) -> StratalogError:
         self._core.fail(error)
