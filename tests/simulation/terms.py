@@ -58,8 +58,12 @@ class ShortReigns(Audit):
         self._unheard[disk.name] = serving, unheard
 
         def sending(messages: Sequence[Message]) -> None:
-            passing = [message for message in messages if self._passes(disk.name, message)]
-            unheard.update(message.receiver for message in messages if message not in passing)
+            passing = []
+            for message in messages:
+                if self._passes(disk.name, message):
+                    passing.append(message)
+                else:
+                    unheard.add(message.receiver)
             send(passing)
 
         serving.send = sending  # type: ignore[method-assign, assignment]
