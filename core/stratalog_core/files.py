@@ -48,11 +48,10 @@ class SystemFile:
         if len(content) == length or not content:
             return content
         # A signal or a page boundary may cut a read short: only an empty read means the end of the file.
-        pieces = [content]
-        while len(content) and sum(map(len, pieces)) < length:
-            done = sum(map(len, pieces))
-            content = os.pread(self._descriptor, length - done, position + done)
+        pieces, done = [content], len(content)
+        while done < length and (content := os.pread(self._descriptor, length - done, position + done)):
             pieces.append(content)
+            done += len(content)
         return b"".join(pieces)
 
     def pwritev(self, buffers: Sequence[Buffer], position: int) -> None:

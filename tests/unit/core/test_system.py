@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from pathlib import Path
 from random import Random
@@ -31,6 +32,16 @@ def test_positional_reads_and_writes(files: SystemFiles) -> None:
     file.truncate(5)
     assert file.size() == 5
     file.close()
+    file.close()
+
+
+def test_a_read_that_comes_in_pieces_is_whole(files: SystemFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, pread = files.open("log", create=True), os.pread
+    file.pwritev([b"abcdefgh"], 0)
+    monkeypatch.setattr(os, "pread", lambda descriptor, length, position: pread(descriptor, min(length, 3), position))
+    assert file.pread(7, 1) == b"bcdefgh"
+    assert file.pread(100, 1) == b"bcdefgh"
+    assert file.pread(4, 2) == b"cdef"
     file.close()
 
 
