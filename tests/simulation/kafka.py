@@ -20,6 +20,7 @@ from kio.serial import entity_reader, entity_writer
 
 from simulation.machine import Ports, World
 from simulation.streams import End
+from stratalog.bench.group_wire import taken_frames
 from stratalog_core.batch import iterate_headers
 from stratalog_core.records import Record, build_batch, iterate_records
 
@@ -62,12 +63,7 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._received += data
-        while len(self._received) >= 4:
-            (size,) = struct.unpack_from(">i", self._received)
-            if len(self._received) < 4 + size:
-                return
-            frame = bytes(self._received[4 : 4 + size])
-            del self._received[: 4 + size]
+        for frame in taken_frames(self._received):
             if self._answer is not None and not self._answer.done():
                 self._answer.set_result(frame)
 

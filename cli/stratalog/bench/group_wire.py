@@ -55,6 +55,17 @@ def request_part(api: int, name: str) -> type[Any]:
     return cast(type[Any], getattr(sys.modules[request_schema(api).__module__], name))
 
 
+def taken_frames(received: bytearray) -> Iterator[bytes]:
+    """Answers that have come as a whole, without their sizes; they are taken out of ``received``."""
+    while len(received) >= 4:
+        (size,) = struct.unpack_from(">i", received)
+        if len(received) < 4 + size:
+            return
+        frame = bytes(received[4 : 4 + size])
+        del received[: 4 + size]
+        yield frame
+
+
 class Connection(asyncio.Protocol):
     """One broker. Answers come in the order of the requests."""
 
@@ -70,12 +81,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._received += data
-        while len(self._received) >= 4:
-            (size,) = struct.unpack_from(">i", self._received)
-            if len(self._received) < 4 + size:
-                return
-            frame = bytes(self._received[4 : 4 + size])
-            del self._received[: 4 + size]
+        for frame in taken_frames(self._received):
             waiting = self._waiting.popleft()
             if not waiting.done():
                 waiting.set_result(frame)

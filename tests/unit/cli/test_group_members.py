@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import struct
 from datetime import timedelta
 from typing import Any
 
@@ -17,7 +18,16 @@ from kio.serial import entity_reader, entity_writer
 from kio.static.primitive import Records, i32, i32Timedelta, i64
 
 from stratalog.bench.group_members import deal, dealt_to
-from stratalog.bench.group_wire import FETCH, Fetched, NotAnswered, fetch_request, fetched, records_of, request_part
+from stratalog.bench.group_wire import (
+    FETCH,
+    Fetched,
+    NotAnswered,
+    fetch_request,
+    fetched,
+    records_of,
+    request_part,
+    taken_frames,
+)
 from stratalog_core.records import Record, build_batch
 
 _SCHEMA: Any = load_request_schema(FETCH, 11)
@@ -64,6 +74,17 @@ def _answer(error: ErrorCode, *partitions: tuple[int, ErrorCode, bytes | None]) 
 
 def _batch(*offsets: int) -> bytes:
     return bytes(build_batch([Record(offset=offset, timestamp_ms=1, key=None, value=b"v") for offset in offsets]))
+
+
+@given(st.lists(st.binary(max_size=9), max_size=6), st.lists(st.integers(1, 12)))
+def test_answers_are_cut_out_of_whatever_pieces_come(answers: list[bytes], sizes: list[int]) -> None:
+    stream, received, found = b"".join(struct.pack(">i", len(each)) + each for each in answers), bytearray(), list[bytes]()
+    for size in [*sizes, len(stream)]:
+        received += stream[:size]
+        stream = stream[size:]
+        found += taken_frames(received)
+    assert found == answers
+    assert not received
 
 
 def test_an_answer_is_read_partition_by_partition() -> None:
