@@ -10,6 +10,7 @@ from uuid import UUID
 
 import pytest
 from unit.bookies.bookie_cluster import SETTINGS, Cluster, batch, eventually, run_cluster
+from unit.bookies.wrapped_channel import WrappedChannel
 
 from stratalog_bookies import messages
 from stratalog_bookies.client import LedgerClient, LedgerClientSettings, LedgerWriter
@@ -59,16 +60,12 @@ class Cut:
         return True
 
 
-class CutChannel:
+class CutChannel(WrappedChannel):
     """A channel to a bookie, until the cut."""
 
     def __init__(self, channel: Channel, cut: Cut) -> None:
-        self._channel = channel
+        super().__init__(channel)
         self._cut = cut
-
-    @property
-    def address(self) -> str:
-        return self._channel.address
 
     def send(self, method: int, parts: Sequence[Buffer], on_reply: OnReply, timeout_s: float) -> None:
         def hand_over(answer: memoryview | StratalogError) -> None:
@@ -76,16 +73,7 @@ class CutChannel:
                 on_reply(answer)
 
         if self._cut.leaves():
-            self._channel.send(method, parts, hand_over, timeout_s)
-
-    async def call(self, method: int, parts: Sequence[Buffer], timeout_s: float) -> memoryview:
-        raise NotImplementedError
-
-    def on_lost(self, callback: Callable[[], None]) -> Callable[[], None]:
-        return self._channel.on_lost(callback)
-
-    async def close(self) -> None:
-        await self._channel.close()
+            super().send(method, parts, hand_over, timeout_s)
 
 
 class CutTransport:

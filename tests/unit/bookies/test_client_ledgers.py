@@ -15,6 +15,7 @@ from uuid import UUID
 import msgspec
 import pytest
 from unit.bookies.bookie_cluster import started_bookie
+from unit.bookies.wrapped_channel import WrappedChannel
 
 from stratalog_bookies import messages
 from stratalog_bookies.client import LedgerClient, LedgerClientSettings, LedgerSpec, LedgerWriter
@@ -34,9 +35,9 @@ from stratalog_core.errors import (
     StratalogError,
     Unavailable,
 )
-from stratalog_core.ports import Buffer, Channel, Handler, Listener, OnReply
+from stratalog_core.ports import Buffer, Channel, OnReply
 from stratalog_core.records import Record, build_batch
-from stratalog_core.rpc import TcpTransport
+from stratalog_core.rpc import TcpChannel, TcpTransport
 from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_metadata.api import MetadataClient, MetadataView
 from stratalog_metadata.commands import ABSENT, Applied, Command, Delete, EpochIs, Put, Update, VersionIs
@@ -105,53 +106,31 @@ class Recorder:
         return self.error
 
 
-class CountingTransport:
+class CountingTransport(TcpTransport):
     """The real transport, counting requests by method and remembering the buffers of adds."""
 
     def __init__(self) -> None:
-        self._transport = TcpTransport()
-        self._channels: dict[str, CountingChannel] = {}
+        super().__init__()
         self.sent: Counter[tuple[int, str]] = Counter()
         self.parts: list[Buffer] = []
 
-    def channel(self, address: str) -> Channel:
-        if address not in self._channels:
-            self._channels[address] = CountingChannel(self, self._transport.channel(address))
-        return self._channels[address]
-
-    async def serve(self, address: str, handler: Handler) -> Listener:
-        return await self._transport.serve(address, handler)
-
-    async def close(self) -> None:
-        await self._transport.close()
+    def channel(self, address: str) -> TcpChannel:
+        return CountingChannel(self, super().channel(address))  # type: ignore[return-value]
 
     def count(self, method: int) -> int:
         return sum(count for (sent, _), count in self.sent.items() if sent == method)
 
 
-class CountingChannel:
+class CountingChannel(WrappedChannel):
     def __init__(self, transport: CountingTransport, channel: Channel) -> None:
+        super().__init__(channel)
         self._transport = transport
-        self._channel = channel
-
-    @property
-    def address(self) -> str:
-        return self._channel.address
 
     def send(self, method: int, parts: Sequence[Buffer], on_reply: OnReply, timeout_s: float) -> None:
         self._transport.sent[method, self.address] += 1
         if method == messages.ADD:
             self._transport.parts.extend(parts)
-        self._channel.send(method, parts, on_reply, timeout_s)
-
-    async def call(self, method: int, parts: Sequence[Buffer], timeout_s: float) -> memoryview:
-        return await self._channel.call(method, parts, timeout_s)
-
-    def on_lost(self, callback: Callable[[], None]) -> Callable[[], None]:
-        return self._channel.on_lost(callback)
-
-    async def close(self) -> None:
-        await self._channel.close()
+        super().send(method, parts, on_reply, timeout_s)
 
 
 @dataclass
@@ -190,7 +169,7 @@ class Cluster:
 
     def client_over(
         self,
-        transport: TcpTransport | CountingTransport,
+        transport: TcpTransport,
         settings: LedgerClientSettings = SETTINGS,
         *,
         metadata: MetadataClient | None = None,
