@@ -19,6 +19,7 @@ from stratalog_core.errors import Conflict, Invalid, NotFound, StratalogError, U
 Result = TypeVar("Result")
 TIMEOUT_S = 15.0
 _RETRY_S = 0.2
+_LOOK = "`stratalog cluster status`, `stratalog doctor`"
 
 _NOT_FOUND = {
     KafkaError.UNKNOWN_TOPIC_OR_PART,
@@ -35,6 +36,16 @@ _MOVING = {
     KafkaError.FENCED_LEADER_EPOCH,
     KafkaError.UNKNOWN_LEADER_EPOCH,
 }
+# Nobody is wrong and nothing is lost: the same again, later.
+_LATER = {
+    KafkaError.REQUEST_TIMED_OUT,
+    KafkaError.NETWORK_EXCEPTION,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.NOT_CONTROLLER,
+    KafkaError.NOT_ENOUGH_REPLICAS,
+}
 _UNAVAILABLE = {KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._TIMED_OUT, KafkaError._MSG_TIMED_OUT}
 
 
@@ -46,8 +57,8 @@ def as_ours(failure: KafkaError) -> StratalogError:
     if failure.code() in _CONFLICT:
         return Conflict(text)
     if failure.code() in _UNAVAILABLE:
-        return Unavailable(f"{text}; is the cluster up? (`stratalog cluster status`, `stratalog doctor`)")
-    return Unavailable(text) if failure.retriable() or failure.code() in _MOVING else Invalid(text)
+        return Unavailable(f"{text}; is the cluster up? ({_LOOK})")
+    return Unavailable(text) if failure.retriable() or failure.code() in _MOVING | _LATER else Invalid(text)
 
 
 @contextmanager
@@ -75,10 +86,13 @@ def consumer(bootstrap: str, options: Mapping[str, str | int | bool]) -> Consume
 
 
 def only(futures: Mapping[Any, Future[Result]]) -> Result:
-    """The result of an admin call about one thing."""
+    """The result of an admin call about one thing. Raises ``Unavailable`` if there is none in time."""
     (future,) = futures.values()
-    with translated():
-        return future.result(TIMEOUT_S)
+    try:
+        with translated():
+            return future.result(TIMEOUT_S)
+    except TimeoutError as late:
+        raise Unavailable(f"no answer within {TIMEOUT_S:.0f} s; is the cluster up? ({_LOOK})") from late
 
 
 def partitions_of(list_topics: Callable[..., Any], topic: str) -> list[int]:

@@ -16,7 +16,7 @@ import msgspec
 
 from stratalog.bench.control import GO, LEAVE, LEFT, MEASURE, STOP
 from stratalog.bench.loads import Counted, Failed, Load, Progress, Ready, Report
-from stratalog_core.errors import Unavailable
+from stratalog_core.errors import Invalid, Unavailable
 
 _READY_TIMEOUT_S = 300.0
 _END_GRACE_S = 180.0
@@ -30,7 +30,8 @@ class LoadProcess:
 
     def __init__(self, load: Load) -> None:
         command = [sys.executable, "-m", "stratalog.bench.worker"]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        # In a group of its own: a terminal's Ctrl-C is for the command, which ends its processes itself.
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0)
         self._partial = b""
         self.load = load
         self.ready = False
@@ -53,7 +54,7 @@ class LoadProcess:
             pipe.flush()
 
     def receive(self) -> None:
-        """Take in what it wrote. Raises ``Unavailable`` if it failed or ended without a result."""
+        """Take in what it wrote. Raises ``Invalid`` if its settings are wrong, ``Unavailable`` if it failed or just ended."""
         content = os.read(self.output.fileno(), 1 << 20)
         if not content:
             raise Unavailable(f"a load process ended without a result, code {self._process.wait()}")
@@ -71,7 +72,7 @@ class LoadProcess:
 
     def _note(self, report: Report) -> None:
         if isinstance(report, Failed):
-            raise Unavailable(f"a load process failed: {report.message}")
+            raise Invalid(report.message) if report.wrong else Unavailable(f"a load process failed: {report.message}")
         if isinstance(report, Ready):
             self.ready = True
         elif isinstance(report, Progress):

@@ -135,9 +135,10 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
-    """The process could not go on."""
+    """The process could not go on; ``wrong`` is what it was told, so that nothing comes of trying again."""
 
     message: str
+    wrong: bool = False
 
 
 Report = Ready | Progress | Counted | Failed

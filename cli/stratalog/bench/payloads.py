@@ -22,7 +22,7 @@ _POOL_BYTES_MAX = 32 * 1024 * 1024
 def payloads(wanted: Payload, seed: int) -> Sequence[bytes]:
     """The pool; equal for equal seeds. Raises ``Invalid`` if the file of payloads is empty or missing."""
     if wanted.file is not None:
-        return [_from_file(Path(wanted.file), wanted.record_bytes)]
+        return [file_payload(Path(wanted.file), wanted.record_bytes)]
     random = Random(seed)
     count = max(1, min(wanted.pool, _POOL_BYTES_MAX // max(1, wanted.record_bytes)))
     random_bytes = round(wanted.record_bytes * wanted.random_ratio)
@@ -46,7 +46,8 @@ def stamps_of(values: Iterable[bytes]) -> tuple[int, ...]:
     return struct.unpack(f">{len(heads)}Q", b"".join(heads))
 
 
-def _from_file(path: Path, record_bytes: int) -> bytes:
+def file_payload(path: Path, record_bytes: int) -> bytes:
+    """What the file holds. Raises ``Invalid`` if it is not there, or not of ``record_bytes``."""
     if not path.is_file():
         raise Invalid(f"payloadFile {path} does not exist: name a file of {record_bytes} bytes")
     content = path.read_bytes()

@@ -30,7 +30,7 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]
     for name, value in settings.items():
         if isinstance(value, Mapping):
             pairs.extend(flat(value, f"{prefix}{name}."))
-        elif value not in (None, "", False):
+        elif value is not None and value is not False and value != "":
             pairs.append((f"{prefix}{name}", value))
     return pairs
 

@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from confluent_kafka import TopicPartition
-from confluent_kafka.admin import NewTopic, OffsetSpec
+from confluent_kafka.admin import ConfigResource, NewTopic, OffsetSpec
 
 from stratalog import kafka
-from stratalog.bench.settings import Topics
-from stratalog_core.errors import NotFound, Unavailable
+from stratalog.bench.settings import Topics, Traffic, batch_records
+from stratalog_core.errors import Invalid, NotFound, StratalogError, Unavailable
 
 _Answer = TypeVar("_Answer")
 _TIMEOUT_S = 180.0
@@ -24,6 +24,8 @@ _POLL_S = 0.1
 _ANSWER_S = 20.0
 # Apache Kafka's controller takes at most 10,000 records per request, and each partition is one.
 _PARTITIONS_PER_REQUEST = 5000
+PARTITIONS_MAX = 100_000
+"""Of all new topics: some ten times what one cluster here is made for."""
 
 
 class Prepared:
@@ -47,6 +49,16 @@ class Prepared:
                 if time.monotonic() >= deadline:
                     raise
                 time.sleep(_POLL_S)
+
+    def batch_bytes_max(self) -> int | None:
+        """That its topics take; ``None`` where the cluster does not tell."""
+        client = kafka.admin(self.bootstrap)
+        asked = client.describe_configs([ConfigResource(ConfigResource.Type.TOPIC, self.names[0])])
+        try:
+            told = kafka.only(asked).get("max.message.bytes")
+        except StratalogError:
+            return None
+        return int(told.value) if told is not None and str(told.value).isdigit() else None
 
     def leaders(self) -> dict[tuple[str, int], int]:
         """Broker id by topic and partition; -1 where there is none."""
@@ -88,21 +100,62 @@ class Prepared:
 
 
 @contextmanager
-def prepared(bootstrap: str, topics: Topics) -> Iterator[Prepared]:
-    """The topics, every partition led."""
+def prepared(bootstrap: str, topics: Topics, traffic: Traffic | None = None) -> Iterator[Prepared]:
+    """The topics, every partition led, and ready for the batches of ``traffic``.
+
+    Raises ``Invalid`` if they are too many or take no batch so large, ``Unavailable`` if no broker answers.
+    """
+    validate(topics)
+    _reach(bootstrap)
     if topics.name is not None:
         client = kafka.admin(bootstrap)
-        yield Prepared(bootstrap, [topics.name], len(kafka.partitions_of(client.list_topics, topics.name)))
+        found = Prepared(bootstrap, [topics.name], len(kafka.partitions_of(client.list_topics, topics.name)))
+        _fits(found, traffic)
+        yield found
         return
     names = [f"bench-{secrets.token_hex(4)}" for _ in range(topics.count)]
     _create(bootstrap, names, topics)
     try:
         found = Prepared(bootstrap, names, topics.partitions)
         found.wait_until_led()
+        _fits(found, traffic)
         yield found
     finally:
         if not topics.keep:
             _delete(bootstrap, names)
+
+
+def validate(topics: Topics) -> None:
+    """Raises ``Invalid``, naming the bound: what a cluster has to be told at length is not told by mistake."""
+    partitions = topics.count * topics.partitions
+    if partitions > PARTITIONS_MAX:
+        raise Invalid(
+            f"{topics.count:,} topics of {topics.partitions:,} partitions are {partitions:,} partitions: "
+            f"{PARTITIONS_MAX:,} in all at most"
+        )
+
+
+def _reach(bootstrap: str) -> None:
+    """Ask for something small first: what comes then is given minutes, and an address that is wrong must not take them."""
+    client = kafka.admin(bootstrap)
+    try:
+        with kafka.translated():
+            client.list_topics(timeout=kafka.TIMEOUT_S)
+    except Unavailable as failure:
+        raise Unavailable(f"{bootstrap}: {failure.message}") from failure
+
+
+def _fits(place: Prepared, traffic: Traffic | None) -> None:
+    """Compressed batches may: nobody knows before."""
+    if traffic is None or traffic.compression != "none":
+        return
+    records = batch_records(traffic) if traffic.keys == "none" else 1
+    size, most = records * traffic.payload.record_bytes, place.batch_bytes_max()
+    if most is not None and size > most:
+        raise Invalid(
+            f"batches of {size:,} bytes: topic {place.names[0]} takes {most:,} at most (max.message.bytes). Send smaller "
+            f"records and batches, or raise it, of a new topic by --topic-config max.message.bytes={2 * size}"
+        )
 
 
 def _create(bootstrap: str, names: Sequence[str], topics: Topics) -> None:

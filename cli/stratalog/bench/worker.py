@@ -7,7 +7,7 @@ import sys
 import traceback
 
 import msgspec
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaError, KafkaException
 
 from stratalog.bench.connecting import run_connections
 from stratalog.bench.consuming import run_consumers
@@ -18,7 +18,7 @@ from stratalog.bench.group_members import run_members
 from stratalog.bench.loads import ConnectionLoad, Counted, Failed, Load, ProducerLoad
 from stratalog.bench.producing import Work
 from stratalog.bench.whole_batches import WholeBatches
-from stratalog_core.errors import StratalogError
+from stratalog_core.errors import Invalid, StratalogError
 
 _METADATA_TIMEOUT_S = 60
 
@@ -30,7 +30,7 @@ def main() -> None:
     try:
         control.report(_run(load, control))
     except (StratalogError, KafkaException, OSError) as failure:
-        control.report(Failed(message=_text(failure)))
+        control.report(Failed(message=_text(failure), wrong=_is_wrong(failure)))
     except Exception:  # outermost: whoever waits for the result must learn why there is none
         control.report(Failed(message=traceback.format_exc()))
     # librdkafka's threads of a thousand clients take minutes to be joined, and nothing is left to say.
@@ -59,6 +59,13 @@ def _work(load: ProducerLoad) -> type[Work]:
     if load.whole_batches or not load.records_per_s:
         return WholeBatches
     return DueRecords if load.each_partition or load.keys != "none" else DueBatches
+
+
+def _is_wrong(failure: BaseException) -> bool:
+    """Whether a setting is: of ours, or of the client's."""
+    if isinstance(failure, KafkaException):
+        return bool(failure.args[0].code() == KafkaError._INVALID_ARG)
+    return isinstance(failure, Invalid)
 
 
 def _text(failure: BaseException) -> str:

@@ -6,16 +6,22 @@ Source: openmessaging/benchmark, ``Workload.java`` and the YAML files in ``workl
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 import yaml
+from msgspec import Meta
 
 from stratalog.bench.loads import Options, Payload
+from stratalog.bench.payloads import file_payload
 from stratalog.bench.settings import Readers, Topics, Traffic, Window
 from stratalog_core.errors import Invalid, NotFound
 
 _Type = TypeVar("_Type")
+_Count = Annotated[int, Meta(ge=1)]
+_None = Annotated[int, Meta(ge=0)]
+_Amount = Annotated[float, Meta(ge=0)]
+_Share = Annotated[float, Meta(ge=0, le=1)]
 _KEYS: dict[str, Literal["none", "round-robin", "random"]] = {
     "NO_KEY": "none",
     "KEY_ROUND_ROBIN": "round-robin",
@@ -25,6 +31,9 @@ _KEYS: dict[str, Literal["none", "round-robin", "random"]] = {
 _JAVA_NAMES: dict[str, str | None] = {
     "auto.offset.reset": "auto.offset.reset",
     "buffer.memory": None,
+    "default.api.timeout.ms": None,
+    "fetch.max.wait.ms": "fetch.wait.max.ms",
+    "max.block.ms": None,
     "max.partition.fetch.bytes": "fetch.message.max.bytes",
     "max.poll.records": None,
     "max.request.size": "message.max.bytes",
@@ -41,22 +50,22 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid
     """The keys of a workload file under their own names; a rate of 0 means as fast as the cluster takes it."""
 
     name: str
-    topics: int
-    partitions_per_topic: int
-    message_size: int
-    subscriptions_per_topic: int
-    producers_per_topic: int
-    consumer_per_subscription: int
-    producer_rate: int
-    test_duration_minutes: float
+    topics: _Count
+    partitions_per_topic: _Count
+    message_size: Annotated[int, Meta(ge=8)]
+    subscriptions_per_topic: _Count
+    producers_per_topic: _Count
+    consumer_per_subscription: _Count
+    producer_rate: _None
+    test_duration_minutes: Annotated[float, Meta(gt=0)]
     payload_file: str | None = None
     key_distributor: Literal["NO_KEY", "KEY_ROUND_ROBIN", "RANDOM_NANO"] = "NO_KEY"
     use_randomized_payloads: bool = False
-    random_bytes_ratio: float = 0.0
-    randomized_payload_pool_size: int = 0
-    consumer_backlog_size_gb: float = msgspec.field(default=0.0, name="consumerBacklogSizeGB")
+    random_bytes_ratio: _Share = 0.0
+    randomized_payload_pool_size: _None = 0
+    consumer_backlog_size_gb: _Amount = msgspec.field(default=0.0, name="consumerBacklogSizeGB")
     backlog_drain_ratio: float = 1.0
-    warmup_duration_minutes: float = 1.0
+    warmup_duration_minutes: _Amount = 1.0
 
 
 class Driver(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
@@ -105,7 +114,8 @@ def plan_of(workload: Workload, driver: Driver | None, *, payload_directory: Pat
         processes=min(producers, 2),
         keys=_KEYS[workload.key_distributor],
         acks=_acks(producer),
-        client={name: value for name, value in producer.items() if name != "acks"},
+        client={name: value for name, value in producer.items() if name not in _OURS},
+        **_batches(producer),
     )
     return Plan(
         topics=Topics(
@@ -155,8 +165,29 @@ def _payload(workload: Workload, directory: Path) -> Payload:
     if workload.payload_file:
         named = Path(workload.payload_file)
         beside = directory / named.name
-        return Payload(record_bytes=workload.message_size, file=str(beside if beside.is_file() else named))
+        found = beside if beside.is_file() else named
+        file_payload(found, workload.message_size)
+        return Payload(record_bytes=workload.message_size, file=str(found))
     return Payload(record_bytes=workload.message_size, random_ratio=0.0, pool=1)
+
+
+_OURS = ("acks", "batch.size", "linger.ms", "compression.type")
+"""Settings of a producer that our loads carry out themselves: what makes a batch is not left to the client."""
+
+
+def _batches(producer: Options) -> dict[str, Any]:
+    """How the driver's producer makes batches, in our own terms; what it leaves open is as it is without a driver."""
+    found: dict[str, Any] = {}
+    try:
+        if "batch.size" in producer:
+            found["batch_bytes"] = max(1, int(producer["batch.size"]))
+        if "linger.ms" in producer:
+            found["linger_ms"] = float(producer["linger.ms"])
+    except ValueError as wrong:
+        raise Invalid(f"producerConfig: batch.size and linger.ms are numbers: {wrong}") from wrong
+    if "compression.type" in producer:
+        found["compression"] = str(producer["compression.type"])
+    return found
 
 
 def _acks(producer: Options) -> Literal["0", "1", "all"]:
@@ -174,7 +205,7 @@ def _read(path: Path, kind: type[_Type]) -> _Type:
     if not path.is_file():
         raise NotFound(f"no file {path}")
     try:
-        document: Any = yaml.safe_load(path.read_text())
+        document: Any = yaml.safe_load(path.read_text("utf-8"))
         return msgspec.convert(document, kind, strict=False)
-    except (yaml.YAMLError, msgspec.ValidationError) as wrong:
+    except (yaml.YAMLError, msgspec.ValidationError, UnicodeDecodeError) as wrong:
         raise Invalid(f"{path}: {wrong}") from wrong

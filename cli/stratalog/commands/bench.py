@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,11 +40,13 @@ _TRAFFIC = (
         "--batch-records", default=0, type=click.IntRange(0, 1_000_000), help="1: single records (default: by bytes)."
     ),
     click.option("--linger-ms", default=5.0, show_default=True, type=click.FloatRange(0, 900_000)),
-    click.option("--compression", default="none", type=click.Choice(["none", "gzip", "snappy", "lz4", "zstd"])),
+    click.option(
+        "--compression", default="none", show_default=True, type=click.Choice(["none", "gzip", "snappy", "lz4", "zstd"])
+    ),
     click.option("--acks", default="all", show_default=True, type=click.Choice(["0", "1", "all"])),
     click.option("--producers", default=1, show_default=True, type=click.IntRange(1, 10_000), help="Clients in all."),
     click.option("--processes", default=1, show_default=True, type=click.IntRange(1, 256), help="That share the producers."),
-    click.option("--keys", default="none", type=click.Choice(["none", "round-robin", "random"])),
+    click.option("--keys", default="none", show_default=True, type=click.Choice(["none", "round-robin", "random"])),
     click.option("--set", "client", multiple=True, metavar="NAME=VALUE", help="Setting of librdkafka's producer; repeatable."),
 )
 _WINDOW = (
@@ -124,10 +127,24 @@ def latency(
 @click.option("--mode", default="tail", show_default=True, type=click.Choice(["tail", "catch-up"]))
 @click.option("--groups", default=1, show_default=True, type=click.IntRange(1, 1000), help="Each reads everything: fan-out.")
 @click.option("--consumers", default=1, show_default=True, type=click.IntRange(1, 10_000), help="Members of each group.")
-@click.option("--consumer-processes", default=0, help="That share the consumers (default: one per group).")
+@click.option(
+    "--consumer-processes", default=0, type=click.IntRange(0, 256), help="That share the consumers (default: one per group)."
+)
 @click.option("--light", is_flag=True, help="Consumers without librdkafka's threads, for groups of hundreds.")
-@click.option("--rate", "records_per_s", default=0.0, help="Of the producers (default: tail at full speed, catch-up none).")
-@click.option("--history-bytes", default=1_000_000_000, show_default=True, help="Catch-up: written first, if no --topic.")
+@click.option(
+    "--rate",
+    "records_per_s",
+    default=0.0,
+    type=click.FloatRange(0),
+    help="Records per second, of all producers (default: tail at full speed, catch-up none).",
+)
+@click.option(
+    "--history-bytes",
+    default=1_000_000_000,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Catch-up: written first, if no --topic.",
+)
 @click.option("--leave", is_flag=True, help="Tail: one consumer leaves half way; time the rebalance.")
 @click.option("--set-consumer", multiple=True, metavar="NAME=VALUE", help="Setting of librdkafka's consumer; repeatable.")
 @click.option("--client", "tool", default="librdkafka", show_default=True, type=click.Choice(["librdkafka", "java"]))
@@ -296,7 +313,17 @@ def _kill(pid: int | None) -> None:
 
 
 @contextmanager
+def ended_in_order() -> Iterator[None]:
+    """An end from outside unwinds as Ctrl-C does: topics are deleted, load processes ended."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
 def _progress(what: str) -> Iterator[OnProgress]:
-    with progress_bar() as bar:
+    with ended_in_order(), progress_bar() as bar:
         task = bar.add_task(what, total=None)
         yield lambda records: bar.update(task, completed=records)

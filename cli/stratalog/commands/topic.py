@@ -106,8 +106,7 @@ def delete(names: tuple[str, ...], yes: bool, data: Path | None, bootstrap: str 
         click.confirm(f"Delete {', '.join(names)} and all their records?", abort=True, err=True)
     client = kafka.admin(bootstrap_of(data, bootstrap))
     for name, future in client.delete_topics(list(names), request_timeout=kafka.TIMEOUT_S).items():
-        with kafka.translated():
-            future.result(kafka.TIMEOUT_S)
+        kafka.only({name: future})
         click.echo(f"deleted {name}", err=True)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from stratalog.roles.priority import take_short_turns
 from stratalog.roles.runtime import Node
 from stratalog_metadata.config import SECTION, MetadataSettings
 from stratalog_metadata.server import MetadataServer
@@ -11,6 +12,7 @@ from stratalog_metadata.server import MetadataServer
 
 async def start(node: Node) -> str:
     """Start the node; the address it listens on."""
+    take_short_turns()
     settings = node.configuration.section(MetadataSettings, SECTION)
     server = MetadataServer(
         settings,

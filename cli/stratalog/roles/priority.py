@@ -1,14 +1,41 @@
-"""How a process gives way to others on the same machine."""
+"""How a process shares the CPU with others on the same machine: who waits for it decides."""
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
+import platform
+import struct
 from pathlib import Path
 from typing import Final
 
+TURN_NS: Final = 100_000
+"""The least that Linux takes; a turn is 1.4 to 3 ms unless it is told otherwise."""
 _AUTOGROUP: Final = Path("/proc/self/autogroup")
+_SET_ATTRIBUTES: Final = {"x86_64": 314, "aarch64": 274}
+"""Of ``sched_setattr(2)``: the C library has no name for it."""
+_ATTRIBUTES: Final = struct.Struct("=IIQiIQQQII")
+"""``struct sched_attr``: size, policy, flags, niceness, priority, runtime, deadline, period and two bounds of utilization."""
 _log = logging.getLogger(__name__)
+
+
+def take_short_turns() -> None:
+    """Have the thread that calls, and those that it starts, run soon when they are woken, for ``TURN_NS`` at a time.
+
+    No more of the CPU than before: the scheduler lets go first whose turn would be over first (EEVDF; Linux 6.12 takes the length
+    of a turn from each thread, without privileges). Earlier ones heed nothing of this, other systems have no such call, and a
+    thread of another policy than the usual one is somebody's choice: there nothing changes.
+    """
+    number = _SET_ATTRIBUTES.get(platform.machine())
+    if platform.system() != "Linux" or number is None or os.sched_getscheduler(0) != os.SCHED_OTHER:
+        return
+    niceness = os.getpriority(os.PRIO_PROCESS, 0)
+    wanted = _ATTRIBUTES.pack(_ATTRIBUTES.size, os.SCHED_OTHER, 0, niceness, 0, TURN_NS, 0, 0, 0, 0)
+    call = ctypes.CDLL(None, use_errno=True).syscall
+    if call(ctypes.c_long(number), ctypes.c_long(0), ctypes.c_char_p(wanted), ctypes.c_long(0)):
+        # A container may forbid it: then it waits as long as all others.
+        _log.info("turns of the CPU stay as long as they are: %s", os.strerror(ctypes.get_errno()))
 
 
 def give_way(niceness: int) -> None:

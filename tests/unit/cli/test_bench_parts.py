@@ -33,8 +33,7 @@ from stratalog.bench.runs.readers import consumer_loads
 from stratalog.bench.settings import Readers, Traffic, Window, batch_records, in_flight, producer_options, whole_batch_options
 from stratalog.bench.topics import Prepared
 from stratalog.bench.whole_batches import Lane
-from stratalog.bench.workload_file import client_options, plan_of, read_driver, read_workload
-from stratalog_core.errors import Invalid, NotFound, Unavailable
+from stratalog_core.errors import Invalid, Unavailable
 
 _PLACE = Prepared("127.0.0.1:1", ["topic"], 6)
 
@@ -239,89 +238,8 @@ def test_settings_are_shown_flat_without_what_is_unset() -> None:
     assert flat({"a": 1, "b": {"c": 2, "d": None}, "e": "", "f": False}) == [("a", 1), ("b.c", 2)]
 
 
-WORKLOAD = """
-name: 1 topic / 16 partitions / 1kb
-topics: 1
-partitionsPerTopic: 16
-keyDistributor: "NO_KEY"
-messageSize: 1024
-payloadFile: "payload/payload-1Kb.data"
-subscriptionsPerTopic: 2
-consumerPerSubscription: 3
-producersPerTopic: 4
-producerRate: 50000
-consumerBacklogSizeGB: 0
-testDurationMinutes: 15
-"""
-DRIVER = """
-name: Kafka
-driverClass: io.openmessaging.benchmark.driver.kafka.KafkaBenchmarkDriver
-replicationFactor: 3
-reset: false
-topicConfig: |
-  min.insync.replicas=2
-commonConfig: |
-  bootstrap.servers=localhost:9092
-producerConfig: |
-  acks=all
-  linger.ms=1
-  batch.size=1048576
-consumerConfig: |
-  auto.offset.reset=earliest
-  enable.auto.commit=false
-  max.partition.fetch.bytes=10485760
-"""
-
-
-def test_a_workload_file_is_read_as_it_is(tmp_path: Path) -> None:
-    (tmp_path / "workload.yaml").write_text(WORKLOAD)
-    (tmp_path / "driver.yaml").write_text(DRIVER)
-    (tmp_path / "payload-1Kb.data").write_bytes(bytes(1024))
-    workload, driver = read_workload(tmp_path / "workload.yaml"), read_driver(tmp_path / "driver.yaml")
-    plan = plan_of(workload, driver, payload_directory=tmp_path)
-    assert (plan.topics.partitions, plan.topics.replication_factor) == (16, 3)
-    assert plan.topics.configs == {"min.insync.replicas": "2"}
-    assert (plan.traffic.producers, plan.readers.groups, plan.readers.consumers) == (4, 2, 3)
-    assert plan.traffic.payload.file == str(tmp_path / "payload-1Kb.data")
-    assert plan.traffic.client == {"linger.ms": "1", "batch.size": "1048576"}
-    assert plan.readers.client["fetch.message.max.bytes"] == "10485760"
-    assert (plan.window.warmup_s, plan.window.duration_s, plan.records_per_s) == (60, 900, 50_000)
-
-
-def test_a_backlog_and_random_payloads_are_understood(tmp_path: Path) -> None:
-    more = "useRandomizedPayloads: true\nrandomBytesRatio: 0.5\nrandomizedPayloadPoolSize: 100\nwarmupDurationMinutes: 5\n"
-    (tmp_path / "w.yaml").write_text(WORKLOAD.replace("BacklogSizeGB: 0", "BacklogSizeGB: 2") + more)
-    plan = plan_of(read_workload(tmp_path / "w.yaml"), None, payload_directory=tmp_path)
-    assert plan.backlog_bytes == 2_000_000_000
-    assert plan.traffic.payload == Payload(record_bytes=1024, random_ratio=0.5, pool=100)
-
-
-@pytest.mark.parametrize(
-    ("change", "complaint"),
-    [
-        ("fooBar: 1\n", "fooBar"),
-        ("keyDistributor: SOME\n", "SOME"),
-        ("topics: many\n", "topics"),
-        ("- x\n", "yaml"),
-    ],
-)
-def test_what_a_workload_file_may_not_say_is_named(tmp_path: Path, change: str, complaint: str) -> None:
-    (tmp_path / "wrong.yaml").write_text(WORKLOAD + change)
-    with pytest.raises(Invalid, match=complaint):
-        read_workload(tmp_path / "wrong.yaml")
-
-
-def test_a_missing_key_or_file_is_named(tmp_path: Path) -> None:
-    (tmp_path / "short.yaml").write_text("name: x\n")
-    with pytest.raises(Invalid, match="topics"):
-        read_workload(tmp_path / "short.yaml")
-    with pytest.raises(NotFound, match="gone"):
-        read_workload(tmp_path / "gone.yaml")
-
-
-def test_properties_without_a_value_are_refused() -> None:
-    with pytest.raises(Invalid, match="NAME=VALUE"):
-        client_options("acks")
+def test_a_setting_of_zero_is_no_unset_one() -> None:
+    assert flat({"linger_ms": 0.0, "warmup_s": 0}) == [("linger_ms", 0.0), ("warmup_s", 0)]
 
 
 def _paced(records_per_s: float, linger_ms: float = 0.0) -> Counted:

@@ -32,7 +32,7 @@ def measure_tail(
     if leave and readers.consumers < 2:
         raise Invalid("one consumer is to leave its group: a group needs two at least, give --consumers 2 or more")
     stamps = records_per_s > 0
-    with prepared(bootstrap, topics) as place:
+    with prepared(bootstrap, topics, traffic) as place:
         loads = producer_loads(place, traffic, window, records_per_s=records_per_s, stamps=stamps)
         with Crew([*loads, *consumer_loads(place, readers, earliest=topics.name is None, stamps=stamps)], on_progress) as crew:
             crew.begin(ConsumerLoad)
@@ -58,7 +58,7 @@ def measure_catch_up(
 
     With ``records_per_s`` producers go on meanwhile: both rates are told.
     """
-    with prepared(bootstrap, topics) as place:
+    with prepared(bootstrap, topics, traffic) as place:
         if topics.name is None:
             _write_history(place, traffic, history_bytes, on_progress)
         wanted = place.records() * readers.groups

@@ -40,7 +40,7 @@ def measure_failover(
     thousands of new partitions come to life. What was before does not count. Raises ``Unavailable`` if that takes too long.
     ``kill`` ends a broker and returns its id, or ``None`` if it does not know: then partitions count whose leader changed.
     """
-    with prepared(bootstrap, topics) as place:
+    with prepared(bootstrap, topics, traffic) as place:
         loads = _loads(place, traffic, records_per_partition_per_s, partition_step)
         wanted = sum(len(load.topics) * -(-load.partitions // partition_step) for load in loads)
         with Crew(loads, on_progress) as crew:

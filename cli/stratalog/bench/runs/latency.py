@@ -23,7 +23,7 @@ def measure_latency(
 ) -> Result:
     """Percentiles at ``records_per_s``, from the moment at which each record should have left, whatever the cluster does."""
     readers = Readers()
-    with prepared(bootstrap, topics) as place:
+    with prepared(bootstrap, topics, traffic) as place:
         loads = producer_loads(place, traffic, window, records_per_s=records_per_s, stamps=end_to_end)
         listening = consumer_loads(place, readers, earliest=topics.name is None, stamps=True) if end_to_end else []
         with Crew([*loads, *listening], on_progress) as crew:

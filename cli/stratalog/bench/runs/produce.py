@@ -37,7 +37,7 @@ def measure_produce(
 
     Afterwards the topics must have grown by exactly what was sent. Raises ``Corrupt`` if an idempotent producer's did not.
     """
-    with prepared(bootstrap, topics) as place:
+    with prepared(bootstrap, topics, traffic) as place:
         before = place.records()
         loads = producer_loads(place, traffic, window, records=records)
         with Crew(loads, on_progress) as crew:
@@ -50,7 +50,7 @@ def measure_produce(
             raise Corrupt(
                 f"{sent} records were acknowledged, the topics grew by {grown}: something is lost, or others write, too"
             )
-        settings = as_document(topics, traffic, window, records=records)
+        settings = as_document(topics, traffic, window, records=records or None)
         return result("produce", settings, measured, window=window_of(counts))
 
 
