@@ -196,6 +196,10 @@ class LedgerWriter(EntryPump):
             raise self._refusal()
         self._sealing = True
         await self._confirm_all()
+        while self._changing is not None:
+            await asyncio.wait((self._changing,))
+        if self._core.error is not None:
+            raise self._refusal()
         self._end_writing()
         closed = self._closed_at(end_offset)
         try:
@@ -208,14 +212,9 @@ class LedgerWriter(EntryPump):
         return closed
 
     async def _confirm_all(self) -> None:
-        """Wait until all entries are confirmed and no change of the ensemble is under way. Raises what ends the writer."""
         if self._core.unconfirmed:
             self._all_confirmed = asyncio.get_running_loop().create_future()
             await self._all_confirmed
-        while self._changing is not None:
-            await asyncio.wait((self._changing,))
-        if self._core.error is not None:
-            raise self._refusal()
 
     def _closed_at(self, end_offset: int) -> Ledger:
         return msgspec.structs.replace(
