@@ -23,9 +23,9 @@ _log = logging.getLogger(__name__)
 def take_short_turns() -> None:
     """Have the thread that calls, and those that it starts, run soon when they are woken, for ``TURN_NS`` at a time.
 
-    No more of the CPU than before: the scheduler lets go first whose turn would be over first (EEVDF; Linux 6.12 takes the length
-    of a turn from each thread, without privileges). Earlier ones heed nothing of this, other systems have no such call, and a
-    thread of another policy than the usual one is somebody's choice: there nothing changes.
+    No more of the CPU than before: the scheduler lets go first whose turn would be over first (EEVDF; Linux takes the length of
+    a turn from each thread since 6.12, without privileges). Earlier ones heed nothing of this, other systems have no such call,
+    and a thread of another policy than the usual one is somebody's choice: there nothing changes.
     """
     number = _SET_ATTRIBUTES.get(platform.machine())
     if platform.system() != "Linux" or number is None or os.sched_getscheduler(0) != os.SCHED_OTHER:

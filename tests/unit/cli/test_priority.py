@@ -1,12 +1,16 @@
-"""A process that gives way does so as a session where that is what counts, and takes nobody else's session with it."""
+"""A process that gives way does so as a session where that is what counts; short turns change nothing but turns."""
 
 from __future__ import annotations
 
+import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from stratalog.roles.priority import TURN_NS
 
 _AUTOGROUP = Path("/proc/self/autogroup")
 _GIVE_WAY = """
@@ -39,4 +43,47 @@ def test_a_process_in_a_session_of_others_gives_way_alone() -> None:
 
 def test_without_niceness_nothing_changes() -> None:
     text = "import os; from stratalog.roles.priority import give_way; was = os.nice(0); give_way(0); assert os.nice(0) == was"
+    subprocess.run([sys.executable, "-c", text], check=True, timeout=60)
+
+
+_TAKE_SHORT_TURNS = """
+import os, threading
+from pathlib import Path
+from stratalog.roles.priority import take_short_turns
+os.nice(3)
+def turn(thread="self"):
+    lines = Path(f"/proc/{thread}/sched").read_text().splitlines()
+    return next((line.split()[-1] for line in lines if line.startswith("se.slice")), "")
+before = turn()
+take_short_turns()
+inherited = []
+thread = threading.Thread(target=lambda: inherited.append(turn("thread-self")))
+thread.start(); thread.join()
+print(before or "-", turn() or "-", inherited[0] or "-", os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0))
+"""
+
+
+def _lets_threads_choose() -> bool:
+    """Whether the kernel takes the length of turns from threads, and tells of it."""
+    major, minor = (int(part) for part in platform.release().split(".")[:2])
+    told = Path("/proc/self/sched")
+    return platform.system() == "Linux" and (major, minor) >= (6, 12) and told.exists() and "se.slice" in told.read_text()
+
+
+@pytest.mark.skipif(platform.system() != "Linux", reason="other systems know no such turns")
+def test_short_turns_change_neither_niceness_nor_policy_and_threads_inherit_them() -> None:
+    done = subprocess.run([sys.executable, "-c", _TAKE_SHORT_TURNS], check=True, timeout=60, capture_output=True, text=True)
+    before, turn_ns, inherited_ns, niceness, policy = done.stdout.split()
+    assert (niceness, policy) == ("3", str(os.SCHED_OTHER))
+    if _lets_threads_choose():
+        assert turn_ns == inherited_ns == str(TURN_NS) != before
+
+
+@pytest.mark.skipif(platform.system() != "Linux", reason="other systems know no policies")
+def test_a_policy_that_somebody_chose_stays() -> None:
+    text = (
+        "import os; from stratalog.roles.priority import take_short_turns;"
+        "os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0)); take_short_turns();"
+        "assert os.sched_getscheduler(0) == os.SCHED_BATCH"
+    )
     subprocess.run([sys.executable, "-c", text], check=True, timeout=60)
