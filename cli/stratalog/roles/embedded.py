@@ -20,7 +20,8 @@ def embedded_overrides(data: Path, *, kafka: str, store: str | None) -> dict[str
         "metadata": {"data_dir": str(data / "metadata"), "listen": "127.0.0.1:0"},
         "bookie": {"bookie_id": "bookie-1", "data_dirs": str(data / "bookie"), "listen": "127.0.0.1:0"},
         "broker": {"broker_id": 1, "listen": kafka},
-        "tiering": {"worker_id": "tiering-1"},
+        # It shares the process with the broker, for whom somebody waits.
+        "tiering": {"worker_id": "tiering-1", "niceness": 0},
     }
 
 

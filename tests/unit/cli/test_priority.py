@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from stratalog.roles.embedded import embedded_overrides
 from stratalog.roles.priority import TURN_NS
+from stratalog.roles.runtime import Configuration
+from stratalog_tiering.config import TieringSettings
 
 _AUTOGROUP = Path("/proc/self/autogroup")
 _GIVE_WAY = """
@@ -87,3 +90,10 @@ def test_a_policy_that_somebody_chose_stays() -> None:
         "assert os.sched_getscheduler(0) == os.SCHED_BATCH"
     )
     subprocess.run([sys.executable, "-c", text], check=True, timeout=60)
+
+
+def test_the_embedded_node_gives_way_to_nobody(tmp_path: Path) -> None:
+    file = tmp_path / "stratalog.toml"
+    file.write_text("[tiering]\nniceness = 12\n")
+    configuration = Configuration(file=file, overrides=embedded_overrides(tmp_path, kafka="127.0.0.1:0", store=None))
+    assert configuration.section(TieringSettings, "tiering").niceness == 0
