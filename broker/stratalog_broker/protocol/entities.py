@@ -86,3 +86,9 @@ class ResponseFactory:
 @functools.cache
 def response_factory(api_key: int, api_version: int) -> ResponseFactory:
     return ResponseFactory(load_payload_module(api_key, api_version, EntityType.response))
+
+
+def load_message(api_key: int, api_version: int) -> None:
+    """Import and keep what ``decode_request`` and ``response_factory`` need for this version: some 6 ms the first time."""
+    _request_reader(api_key, api_version)
+    response_factory(api_key, api_version)

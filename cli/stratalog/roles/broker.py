@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from stratalog.roles.priority import take_short_turns
 from stratalog.roles.runtime import Node
 from stratalog_bookies.client import LedgerClient, LedgerClientSettings
 from stratalog_broker.config import BrokerSettings
+from stratalog_broker.message_loading import load_messages
 from stratalog_broker.server import BrokerServer
 from stratalog_tiering.block_source import ColdReaderSettings
 from stratalog_tiering.reader import ColdReader
@@ -32,7 +35,26 @@ async def start(node: Node) -> str:
     server = BrokerServer(settings, metadata, ledgers, cold, node.clock, node.random)
     await server.start()
     node.closing(server.close)
+    _load_messages(node)
     return server.kafka_address
+
+
+def _load_messages(node: Node) -> None:
+    """Beside the first requests; what was not loaded when the node stops is not needed any more."""
+    background = node.background(1, "messages")
+
+    async def load() -> None:
+        await load_messages(background)
+        # They stay for good, as what the start left: no collection needs to walk them.
+        gc.freeze()
+
+    loading = asyncio.get_running_loop().create_task(load())
+
+    async def stop() -> None:
+        loading.cancel()
+        await asyncio.wait((loading,))
+
+    node.closing(stop)
 
 
 def _cold_reader(node: Node) -> ColdReader:
