@@ -259,11 +259,11 @@ async def test_who_waits_is_cancelled_when_it_is_closed() -> None:
     sharing = shared(machine)
     under_way = started_asking(sharing.propose(put("a")), sharing.propose(put("b")))
     await machine.asked.wait()
-    unsent = started_asking(sharing.propose(put("c")))
+    unsent = started_asking(sharing.propose(put("c")), sharing.propose(put("d")))
     await asyncio.sleep(0)
     await sharing.close()
     told = await asyncio.gather(*under_way, *unsent, return_exceptions=True)
-    assert [type(each) for each in told] == [asyncio.CancelledError] * 3
+    assert [type(each) for each in told] == [asyncio.CancelledError] * 4
     assert len(machine.proposed) == 1
 
 
@@ -276,6 +276,15 @@ async def test_who_went_away_keeps_nobody_from_his_answer() -> None:
     leaves.cancel()
     go_on.set()
     assert await stays == 1
+    await sharing.close()
+
+
+async def test_who_went_away_before_the_turn_was_over_keeps_nobody_either() -> None:
+    sharing = shared(Machine())
+    first, leaves, stays = started_asking(*(sharing.propose(put(name)) for name in "aab"))
+    await asyncio.sleep(0)
+    leaves.cancel()
+    assert await first == await stays == 1
     await sharing.close()
 
 
