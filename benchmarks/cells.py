@@ -81,13 +81,16 @@ class Bench(msgspec.Struct, frozen=True, kw_only=True):
             light=settings.get("light", False),
         )
 
-    def rate(self) -> float:
-        """As set, or the share of what this system takes at full speed, which is measured now."""
+    def rate(self, *, beside_a_consumer: bool = False) -> float:
+        """As set, or the share of what this system takes at full speed, which is measured now: in the company that the cell has."""
         share = self.settings.get("rate_share")
         if share is None:
             return float(self.settings.get("rate", 0))
         full = msgspec.structs.replace(self.traffic, linger_ms=5.0)
-        most = measure_produce(self.bootstrap, self.topics, full, self.window).measured["records_per_s"]
+        if beside_a_consumer:
+            most = measure_tail(self.bootstrap, self.topics, full, self.readers, self.window).measured["produced_records_per_s"]
+        else:
+            most = measure_produce(self.bootstrap, self.topics, full, self.window).measured["records_per_s"]
         return float(share) * float(most)
 
 
@@ -152,7 +155,8 @@ def _produce_java(bench: Bench) -> Result:
 
 
 def _latency(bench: Bench) -> Result:
-    return measure_latency(bench.bootstrap, bench.topics, bench.traffic, bench.window, records_per_s=bench.rate())
+    rate = bench.rate(beside_a_consumer=True)
+    return measure_latency(bench.bootstrap, bench.topics, bench.traffic, bench.window, records_per_s=rate)
 
 
 def _tail(bench: Bench) -> Result:

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+OURS = "stratalog"
 DIRECTORY = Path(__file__).with_name("results")
 
 

@@ -7,58 +7,28 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks import coverage, journal, summary
+from benchmarks.carried import is_about_delay, overload_lines, overloads
 from benchmarks.charts import Bar, ratio_chart
 from benchmarks.coverage import goals_without_verdict
 from benchmarks.grid import Grid, changes_of, grid_lines, grid_of, grid_picture
 from benchmarks.journal import Run
 from benchmarks.matrix import Goal, Matrix, Workload, read_matrix
+from benchmarks.tables import SHOWN, all_tables, main_table, times
 from stratalog.bench.report import figure, flat
 
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 PICTURES = PAGE.with_name("benchmarks")
 
-# Quantities of the page, with how to read their ratio; the files in benchmarks/results have all the others.
-_SHOWN: dict[str, tuple[str, bool | None]] = {
-    "records_per_s": ("records/s", True),
-    "megabytes_per_s": ("MB/s", True),
-    "produced_records_per_s": ("produced meanwhile, records/s", True),
-    "latency_p50_ms": ("p50 to the acknowledgement, ms", False),
-    "latency_p99_ms": ("p99, ms", False),
-    "latency_p999_ms": ("p99.9, ms", False),
-    "end_to_end_p50_ms": ("p50 to a consumer, ms", False),
-    "end_to_end_p99_ms": ("p99 to a consumer, ms", False),
-    "end_to_end_p999_ms": ("p99.9 to a consumer, ms", False),
-    "behind_p99_ms": ("p99 of the load's own delay, ms", False),
-    "settled_s": ("all partitions assigned, s", False),
-    "rebalance_s": ("rebalance after one left, s", False),
-    "gap_median_s": ("median gap of a partition, s", False),
-    "gap_max_s": ("worst partition, s", False),
-    "serves_again_s": ("serves again after, s", False),
-    "connections": ("connections held", True),
-    "opened_in_s": ("opened in, s", False),
-    "request_p99_ms": ("p99 of a request meanwhile, ms", False),
-    "memory_bytes_per_connection": ("memory per connection, bytes", False),
-    "share_of_before": ("share of the throughput before", True),
-    "memory_bytes": ("memory of all processes, bytes (PSS)", False),
-    "server_cpu_s_per_gb": ("CPU of all servers, s/GB", False),
-    "clients_cpu_s_per_gb": ("CPU of the clients, s/GB", False),
-    "machine_share_idle": ("share of the cores that was idle", True),
-    "elapsed_s": ("time that counted, s", None),
-}
-# In full load latency is the client's own queue; costs are folded away below each table.
-_COSTS = ("memory_bytes", "server_cpu_s_per_gb", "clients_cpu_s_per_gb", "machine_share_idle", "elapsed_s")
-_MEMORY = "memory_bytes_"
 _CELLS_MAX = 8
-_FULL_LOAD = ("produce", "produce with Java")
 _PICTURES: dict[str, tuple[str, str | tuple[str, ...], str]] = {
     "throughput": ("Throughput, ours to Kafka's (right is better)", "produce", "records_per_s"),
     "latency": ("p99 at a fixed rate, ours to Kafka's (left is better)", "latency", "latency_p99_ms"),
-    "reading": ("Reading, ours to Kafka's (right is better)", ("tail", "groups", "catch-up"), "records_per_s"),
+    "reading": ("Reading, ours to Kafka's (right is better)", ("tail", "catch-up"), "records_per_s"),
     "memory": ("Memory of the whole cluster, ours to Kafka's (left is better)", "produce", "memory_bytes"),
     "failover": ("Median gap at a failover, ours to Kafka's (left is better)", "failover", "gap_median_s"),
 }
@@ -72,8 +42,20 @@ def write_page(name: str, run: Run, matrix: Matrix, *, page: Path = PAGE, pictur
     _, after = rest.split(END, 1)
     drawn = _draw(run, matrix, against, pictures)
     goals = [*_goals(run, matrix, against), *_limits(run, matrix, against)]
-    lines = [*_what_ran(name, run, matrix), *goals, *drawn, *_tables(run, matrix, against, pictures)]
+    body = [*_what_ran(name, run, matrix), *goals, *drawn, *_tables(run, matrix, against, pictures)]
+    lines = [*contents_of(body), *body]
     page.write_text(f"{before}{BEGIN}\n" + "\n".join(lines) + f"\n{END}{after}")
+
+
+def contents_of(lines: Sequence[str]) -> list[str]:
+    """Links to the headings among ``lines``, in their order."""
+    titles = [line.removeprefix("### ") for line in lines if line.startswith("### ")]
+    return [*(f"- [{title}](#{_anchor(title)})" for title in titles), ""] if titles else []
+
+
+def _anchor(title: str) -> str:
+    """As GitHub makes them: small letters, digits, spaces as hyphens; all else goes."""
+    return "".join(letter for letter in title.lower().replace(" ", "-") if letter.isalnum() or letter in "-_")
 
 
 def against_of(run: Run) -> str:
@@ -131,14 +113,17 @@ def _goal_rows(verdicts: Sequence[summary.Verdict]) -> list[str]:
         goal, reached = verdicts[0].goal, len(verdicts) - len(shown)
         ratios = sorted(verdict.ratio for verdict in verdicts)
         rows = [
-            f"| {goal.title} | {len(verdicts)} cells | {_bound(goal)} | {ratios[0]:.2f} … {ratios[-1]:.2f}, "
+            f"| {goal.title} | {len(verdicts)} cells | {_bound(goal)} | {times(ratios[0])} … {times(ratios[-1])}, "
             f"median {statistics.median(ratios):.2f} | reached in {reached} |"
         ]
-    return rows + [
-        f"| {verdict.goal.title} | {verdict.cell} | {_bound(verdict.goal)} | {verdict.ratio:.2f} | "
-        f"{'reached' if verdict.reached else '**not reached**'} |"
-        for verdict in shown
-    ]
+    return rows + [f"| {each.goal.title} | {each.cell} | {_bound(each.goal)} | {_judged(each)} |" for each in shown]
+
+
+def _judged(verdict: summary.Verdict) -> str:
+    """Ratio and verdict."""
+    if not verdict.carried:
+        return "† | **not reached**: the load was not carried"
+    return f"{times(verdict.ratio)} | {'reached' if verdict.reached else '**not reached**'}"
 
 
 def _limits(run: Run, matrix: Matrix, against: str) -> list[str]:
@@ -146,14 +131,22 @@ def _limits(run: Run, matrix: Matrix, against: str) -> list[str]:
     missed = [verdict for verdict in summary.verdicts(run, matrix.goals, against) if not verdict.reached]
     limits = [(verdict, found) for verdict in missed if (found := summary.limit(run, verdict, against))]
     lines = ["### Limits of what was not reached", "", *_LIMITS_READ, ""] if missed else []
-    for verdict, found in limits:
-        lines += [f"**{verdict.goal.title}, {verdict.cell}** ({_bound(verdict.goal)}, measured {verdict.ratio:.2f})", ""]
-        lines += [*_limit_lines(run, found, against), ""]
-    for verdict in missed:
-        if all(verdict is not other for other, _ in limits):
-            lines += [f"**{verdict.goal.title}, {verdict.cell}** ({_bound(verdict.goal)}, measured {verdict.ratio:.2f})", ""]
-            lines += [*_shares_lines(run, verdict.cell, against), *_floor_lines(run, verdict, against), ""]
+    without = [(verdict, None) for verdict in missed if all(verdict is not other for other, _ in limits)]
+    for verdict, found in [*limits, *without]:
+        title = f"{verdict.goal.title}, {verdict.cell} ({_bound(verdict.goal)}, {_measured(verdict)})"
+        told = _limit_lines(run, found, against) if found else _without_limit_lines(run, verdict, against)
+        lines += ["<details>", f"<summary>{title}</summary>", "", *told, "", "</details>", ""]
     return lines
+
+
+def _without_limit_lines(run: Run, verdict: summary.Verdict, against: str) -> list[str]:
+    """Of a goal that is not about a rate, or where CPU was not measured."""
+    shares = _shares_lines(run, verdict.cell, against)
+    return [*shares, *_overload_lines(run, verdict, against), *_floor_lines(run, verdict, against)]
+
+
+def _measured(verdict: summary.Verdict) -> str:
+    return f"measured {times(verdict.ratio)}" if verdict.carried else "the load was not carried"
 
 
 _LIMITS_READ = (
@@ -200,10 +193,18 @@ def _shares_lines(run: Run, cell: str, against: str) -> list[str]:
     return lines or ["- Its CPU time was not measured."]
 
 
+def _overload_lines(run: Run, verdict: summary.Verdict, against: str) -> list[str]:
+    """What of the rate was carried."""
+    if verdict.carried:
+        return []
+    found = overloads(run, verdict.cell, against)
+    return [f"- {each.system} carried {figure(each.carried)} of {figure(each.wanted)} records/s: {each.why}." for each in found]
+
+
 def _floor_lines(run: Run, verdict: summary.Verdict, against: str) -> list[str]:
     """What no server could go below, where the client holds records back."""
     held_ms, theirs = summary.held_ms(run, verdict.cell), summary.median(run, verdict.cell, against, "latency_p99_ms")
-    if verdict.goal.quantity != "latency_p99_ms" or not held_ms or not theirs:
+    if verdict.goal.quantity != "latency_p99_ms" or not verdict.carried or not held_ms or not theirs:
         return []
     return [
         f"- The client holds a record back for up to {figure(held_ms)} ms, until its batch is full or its linger over: a "
@@ -233,10 +234,10 @@ def _bars(run: Run, matrix: Matrix, against: str, prefix: str | tuple[str, ...],
         cells = _outside(grid, cells, workload)
     for cell in cells:
         found = summary.ratio(run, cell, quantity, against) if cell.startswith(prefix) else None
-        if found:
+        if found and not (is_about_delay(quantity) and overloads(run, cell, against)):
             goals = [goal for goal in matrix.goals if goal.covers(cell) and goal.quantity == quantity and not goal.over]
             goal = next(((each.at_least or each.at_most) for each in goals), None)
-            yield Bar(label=cell, ratio=found, more_is_better=bool(_SHOWN[quantity][1]), goal=goal)
+            yield Bar(label=cell, ratio=found, more_is_better=bool(SHOWN[quantity][1]), goal=goal)
 
 
 def _tables(run: Run, matrix: Matrix, against: str, pictures: Path) -> Iterator[str]:
@@ -253,60 +254,15 @@ def _tables(run: Run, matrix: Matrix, against: str, pictures: Path) -> Iterator[
             (pictures / picture).write_text(grid_picture(run, grid, against))
             yield from grid_lines(run, grid, against, f"{pictures.name}/{picture}")
         near = _outside(grid, cells, workload)
-        yield from (*_table(run, near, workload, against, costs=False), "")
-        if costs := list(_table(run, near, workload, against, costs=True)):
-            by_role = _role_table(run, near, against)
-            yield from ("<details>", "<summary>Memory and CPU</summary>", "", *costs, "", *by_role, "", "</details>", "")
+        yield from (*main_table(run, near, workload.name, against), "")
+        yield from overload_lines(run, near, against)
+        yield from all_tables(run, near, workload.name, against)
 
 
 def _outside(grid: Grid | None, cells: Sequence[str], workload: Workload) -> list[str]:
     """Without a grid's cells that differ from the base in more than one axis: those stand in the grid alone."""
     inside = set(grid.cells.values()) if grid else set()
     return [cell for cell in cells if cell not in inside or len(changes_of(cell, workload) or {}) < 2]
-
-
-def _table(run: Run, cells: Sequence[str], workload: Workload, against: str, *, costs: bool) -> list[str]:
-    """Empty without a row."""
-    rows = [row for cell in cells for row in _rows(run, cell, workload.name, against, costs=costs)]
-    head = [f"| cell | quantity | {summary.OURS} | {against} | ratio | rounds |", "| --- | --- | --- | --- | --- | --- |"]
-    return [*head, *rows] if rows else []
-
-
-def _role_table(run: Run, cells: Sequence[str], against: str) -> Iterator[str]:
-    """What each role took, per GB written or read, and held at the end."""
-    yield from ("| cell | system | CPU by role, s/GB | memory by role, MB |", "| --- | --- | --- | --- |")
-    for cell in cells:
-        for system in (summary.OURS, against):
-            cpu = summary.by_role(run, cell, system, summary.SERVER)
-            memory = {role: held / 1e6 for role, held in summary.by_role(run, cell, system, _MEMORY).items()}
-            memory.pop("per_connection", None)
-            if cpu or memory:
-                yield f"| {cell} | {system} | {_by_role(cpu)} | {_by_role(memory)} |"
-
-
-def _by_role(figures: Mapping[str, float]) -> str:
-    return ", ".join(f"{role} {figure(value)}" for role, value in figures.items()) or "–"
-
-
-def _rows(run: Run, cell: str, workload: str, against: str, *, costs: bool) -> Iterator[str]:
-    measured = summary.quantities(run, cell)
-    for quantity, (title, more_is_better) in _SHOWN.items():
-        full_load = workload in _FULL_LOAD and quantity.startswith("latency")
-        if quantity not in measured or full_load or (quantity in _COSTS) != costs:
-            continue
-        ours, theirs = (summary.median(run, cell, system, quantity) for system in (summary.OURS, against))
-        rounds = f"{summary.rounds(run, cell, summary.OURS)}, {summary.rounds(run, cell, against)}"
-        yield f"| {cell} | {title} | {_text(ours)} | {_text(theirs)} | {_ratio(ours, theirs, more_is_better)} | {rounds} |"
-
-
-def _ratio(ours: float | None, theirs: float | None, more_is_better: bool | None) -> str:
-    if ours is None or not theirs or more_is_better is None:
-        return "–"
-    return f"{ours / theirs:.2f} ({'better' if (ours > theirs) == more_is_better else 'worse'})"
-
-
-def _text(value: float | None) -> str:
-    return "–" if value is None else figure(value)
 
 
 def main() -> None:

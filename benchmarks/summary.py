@@ -7,22 +7,23 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from benchmarks.carried import is_about_delay, overloads
+from benchmarks.journal import OURS as OURS
 from benchmarks.journal import Run
 from benchmarks.matrix import Goal
 
-OURS = "stratalog"
-
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """How one goal stands in one cell."""
+    """How one goal stands in one cell. A ratio of latencies says nothing if the load was not ``carried``."""
 
     goal: Goal
     cell: str
     ratio: float
+    carried: bool = True
 
     @property
     def reached(self) -> bool:
-        return self.goal.reached(self.ratio)
+        return self.carried and self.goal.reached(self.ratio)
 
 
 def cell_names(run: Run) -> list[str]:
@@ -66,7 +67,8 @@ def verdicts(run: Run, goals: Sequence[Goal], against: str) -> Iterator[Verdict]
                 here, there = (median(run, name, OURS, goal.quantity) for name in (cell, goal.over))
                 found = here / there if here is not None and there else None
             if found is not None:
-                yield Verdict(goal=goal, cell=cell, ratio=found)
+                late = is_about_delay(goal.quantity) and overloads(run, cell, against)
+                yield Verdict(goal=goal, cell=cell, ratio=found, carried=not late)
 
 
 class Limit(msgspec.Struct, frozen=True, kw_only=True):

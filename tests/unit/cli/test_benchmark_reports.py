@@ -153,7 +153,7 @@ def test_a_missed_goal_says_where_the_time_went_and_what_is_the_most_to_gain(tmp
     assert (found.ceiling_mb_per_s, found.ceiling_ratio, found.servers_s_per_gb_allowed) == (400, 4, 5)
     write_page("a-run", run, read_matrix(), page=tmp_path / "page.md", pictures=tmp_path / "pictures")
     text = (tmp_path / "page.md").read_text()
-    assert "**throughput with 128 KB batches, produce** (≥ 2, measured 1.50)" in text
+    assert "<summary>throughput with 128 KB batches, produce (≥ 2, measured 1.50)</summary>" in text
     assert "clients 5 s; bookie 4, broker 2; servers together 6 s" in text
     assert "Share of all cores, stratalog: clients 40%, idle 10%." in text
     assert "400 MB/s, 4.00 times kafka's measured rate" in text

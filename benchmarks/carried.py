@@ -1,0 +1,101 @@
+"""Whether a load of a given rate was carried: if not, what counts as latency is the length of a queue that only grows. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from benchmarks.journal import OURS, Row, Run
+
+SHARE_MIN = 0.99
+"""Of the rate that was asked for. That is more than the odd record at a window's end: whoever is slower is falling behind."""
+_IDLE_MAX = 0.15
+_WANTED = "wanted_records_per_s"
+
+
+class Overload(msgspec.Struct, frozen=True, kw_only=True):
+    """Rounds of one system in which a load was not carried; medians of those rounds, rates in records/s."""
+
+    system: str
+    rounds: int
+    rounds_in_all: int
+    wanted: float
+    carried: float
+    idle_share: float | None
+
+    @property
+    def why(self) -> str:
+        """As far as the figures tell."""
+        if self.idle_share is None:
+            return "CPU time was not measured"
+        if self.idle_share <= _IDLE_MAX:
+            used = f"{1 - self.idle_share:.0%} of the cores' time was used"
+            return f"{used}: servers, clients and neighbours together were at their limit"
+        return f"{self.idle_share:.0%} of the cores' time was idle: not CPU, but a stall that was not made up for by the end"
+
+
+def is_about_delay(quantity: str) -> bool:
+    """Whether it means nothing under a load that is not carried."""
+    return quantity.startswith(("latency_", "end_to_end_"))
+
+
+def wanted(run: Run, cell: str, system: str) -> float | None:
+    """Records per second that producers were to send; ``None`` of loads at full speed."""
+    rates = [float(row.settings[_WANTED]) for row in _rows(run, cell, system)]
+    return statistics.median(rates) if rates else None
+
+
+def overload(run: Run, cell: str, system: str) -> Overload | None:
+    """``None`` if every round carried what was asked."""
+    rows = _rows(run, cell, system)
+    late = [row for row in rows if _produced(row) < SHARE_MIN * row.settings[_WANTED]]
+    if not late:
+        return None
+    idle = [float(row.measured["machine_share_idle"]) for row in late if "machine_share_idle" in row.measured]
+    return Overload(
+        system=system,
+        rounds=len(late),
+        rounds_in_all=len(rows),
+        wanted=statistics.median(float(row.settings[_WANTED]) for row in late),
+        carried=statistics.median(_produced(row) for row in late),
+        idle_share=statistics.median(idle) if idle else None,
+    )
+
+
+def overloads(run: Run, cell: str, against: str) -> list[Overload]:
+    """Ours, then the other system's."""
+    return [found for system in (OURS, against) if (found := overload(run, cell, system))]
+
+
+def overload_lines(run: Run, cells: Sequence[str], against: str) -> Iterator[str]:
+    """Markdown: which loads were not carried, by how much, and why. Nothing if all were."""
+    told = [(cell, found) for cell in cells for found in overloads(run, cell, against)]
+    if not told:
+        return
+    delays = any(is_about_delay(name) for row in run.rows if row.cell in cells for name in row.measured)
+    yield from (_QUEUE if delays else _SLOWED, "")
+    for cell, found in told:
+        rounds = f"{found.rounds} of {found.rounds_in_all} rounds"
+        rates = f"{found.carried:,.0f} of {found.wanted:,.0f} records/s"
+        yield f"- {cell}, {found.system}, {rounds}: {rates}; {found.why}."
+    yield ""
+
+
+_QUEUE = (
+    f"† This load was not carried: less than {SHARE_MIN:.0%} of its rate. Records then wait for those before them, longer and "
+    "longer until the end: that tells how long the run was, and is no latency. So there is no ratio, no verdict and no bar."
+)
+_SLOWED = f"Producers did not keep to their rate (less than {SHARE_MIN:.0%} of it) while others read:"
+
+
+def _rows(run: Run, cell: str, system: str) -> list[Row]:
+    """Those with both rates."""
+    rows = [row for row in run.rows if row.cell == cell and row.system == system]
+    return [row for row in rows if row.settings.get(_WANTED) and row.measured.get("records_per_s") is not None]
+
+
+def _produced(row: Row) -> float:
+    """By producers; where consumers are what is measured, theirs has a name of its own."""
+    return float(row.measured.get("produced_records_per_s", row.measured["records_per_s"]))
