@@ -82,7 +82,7 @@ class Bench(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def rate(self, *, beside_a_consumer: bool = False) -> float:
-        """As set, or the share of what this system takes at full speed, which is measured now: in the company that the cell has."""
+        """As set, or the share of what this system takes at full speed, which is measured now, in the cell's company."""
         share = self.settings.get("rate_share")
         if share is None:
             return float(self.settings.get("rate", 0))

@@ -66,6 +66,7 @@ def main() -> None:
     arguments = _arguments()
     matrix = read_matrix()
     name = arguments.run or f"{time.strftime('%Y-%m-%d')}-{arguments.profile}"
+    goes_on = (journal.DIRECTORY / f"{name}.json").exists()
     systems = ["stratalog", *arguments.against]
     notes = {system: DESCRIPTIONS[system] for system in systems}
     fresh = Run(profile=arguments.profile, machine=_machine(), commit=_commit(), systems=notes)
@@ -88,8 +89,16 @@ def main() -> None:
     print(f"run {name}: {len(task.cells)} cells, {task.rounds} rounds of {', '.join(systems)}\n{_progress(task)}", flush=True)
     _carry_out(task)
     _print_ratios(task.journal.run)
-    if not arguments.no_page:
+    if writes_page(arguments.profile, arguments.cells, goes_on=goes_on, wanted=not arguments.no_page):
         page.write_page(name, task.journal.run, matrix)
+        print(f"written: {page.PAGE}")
+    else:
+        print(f"{page.PAGE.name} is left as it is; `python -m benchmarks.page {name}` writes it from this run")
+
+
+def writes_page(profile: str, cells: Sequence[str], *, goes_on: bool, wanted: bool) -> bool:
+    """A few cells replace nothing, unless they go into the file of a run that has more; figures of a smoke run never do."""
+    return wanted and profile != "smoke" and (goes_on or not set(cells) - {"*"})
 
 
 def _arguments() -> argparse.Namespace:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from benchmarks import summary
 from benchmarks.carried import overload, overloads
+from benchmarks.compare import writes_page
 from benchmarks.journal import Row, Run
 from benchmarks.matrix import read_matrix
 from benchmarks.page import contents_of, write_page
@@ -125,3 +126,18 @@ def test_equal_is_neither_better_nor_worse(tmp_path: Path) -> None:
 def test_memory_is_told_in_megabytes(tmp_path: Path) -> None:
     rows = [_row(system, 1.0, cell="produce", wanted=0.0, memory_bytes=5e8) for system in ("stratalog", "kafka")]
     assert "| produce | memory of all processes, MB (PSS) | 500 | 500 | 1.00 (equal) | 1, 1 |" in _page(_run(*rows), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("profile", "cells", "goes_on", "written"),
+    [
+        ("quick", ["*"], False, True),
+        ("quick", [], False, True),
+        ("quick", ["tail"], False, False),
+        ("quick", ["tail"], True, True),
+        ("smoke", ["*"], True, False),
+    ],
+)
+def test_a_few_cells_do_not_replace_the_page(profile: str, cells: list[str], *, goes_on: bool, written: bool) -> None:
+    assert writes_page(profile, cells, goes_on=goes_on, wanted=True) is written
+    assert not writes_page(profile, cells, goes_on=goes_on, wanted=False)
