@@ -10,13 +10,15 @@ from typing import Any
 from uuid import UUID
 
 import confluent_kafka
+import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
-from unit.broker.mini_cluster import WAIT_S, MiniCluster, in_thread, run_cluster
+from unit.broker.mini_cluster import WAIT_S, MiniCluster, in_thread, run_cluster, until_served
 from unit.broker.test_round_trip import consume
 from unit.metadata.watching import until
 
 from stratalog_broker.handover import Owned
-from stratalog_metadata.commands import Command, Delete, Put
+from stratalog_core.errors import OutcomeUnknown
+from stratalog_metadata.commands import Applied, Command, Delete, Put
 from stratalog_metadata.messages import KeyChange
 from stratalog_metadata.records import (
     DrainedBroker,
@@ -111,6 +113,42 @@ async def test_a_broker_is_drained_and_put_back_under_a_running_producer(tmp_pat
         await producing.some_more()
         await producing.stop()
         await check(cluster, producing, cluster.bootstrap)
+
+
+@pytest.mark.parametrize("takes_effect", [True, False])
+async def test_quiet_partitions_share_a_command_and_go_one_by_one_if_it_is_not_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, takes_effect: bool
+) -> None:
+    async with run_cluster(tmp_path, bookies=1, brokers=2) as cluster:
+        await in_thread(lambda: create_topic(cluster, "flights", 1))
+        leaving, metadata = cluster.brokers[1].server, cluster.brokers[1].server.services.metadata
+        before = list(cluster.metadata.view.all(Partition))
+        mine = [partition for partition in before if partition.owner == 1]
+        for partition in mine:
+            await until_served(leaving, partition.topic_id, partition.index)
+        handed: list[int] = []
+        propose, all_were_proposed = metadata.propose, asyncio.Event()
+
+        async def first_is_not_answered(command: Command, timeout_s: float = 10.0) -> Applied:
+            partitions = [each for each in command.updates if isinstance(each, Put) and isinstance(each.record, Partition)]
+            if partitions:
+                handed.append(len(partitions))
+            if len(handed) == 1 + len(mine):
+                all_were_proposed.set()
+            if len(handed) == 1 and partitions:
+                if takes_effect:
+                    await propose(command, timeout_s)
+                raise OutcomeUnknown
+            return await propose(command, timeout_s)
+
+        monkeypatch.setattr(metadata, "propose", first_is_not_answered)
+        await cluster.metadata.propose(Command(updates=(Put(record=DrainedBroker(broker_id=1)),)))
+        async with asyncio.timeout(WAIT_S):
+            await all_were_proposed.wait()
+        await until(cluster.metadata, lambda: owners(cluster)() == {2}, WAIT_S)
+        assert handed == [len(mine)] + [1] * len(mine)
+        for was, now in zip(before, cluster.metadata.view.all(Partition), strict=True):
+            assert now.leader_epoch == was.leader_epoch + (was.owner == 1), "handed over once"
 
 
 async def test_a_broker_that_stops_hands_over_first(tmp_path: Path) -> None:
