@@ -270,4 +270,8 @@ def _commit() -> str:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        # All clusters have ended by now, and what was measured is written down.
+        sys.exit("interrupted: the same call with the same RUN goes on")

@@ -161,8 +161,9 @@ def validate(traffic: Traffic) -> None:
 
 
 def as_document(*settings: msgspec.Struct, **more: object) -> dict[str, Any]:
-    """All settings in one flat mapping; nested ones under their own names."""
+    """All settings in one flat mapping; those of topics and nested ones under their own names."""
     document: dict[str, Any] = {}
     for struct in settings:
-        document |= msgspec.to_builtins(struct)
+        told = msgspec.to_builtins(struct)
+        document |= {"topics": told} if isinstance(struct, Topics) else told
     return document | {name: msgspec.to_builtins(value) for name, value in more.items()}

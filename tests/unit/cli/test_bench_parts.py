@@ -30,7 +30,17 @@ from stratalog.bench.runs.failover import gaps_of
 from stratalog.bench.runs.java import java_properties
 from stratalog.bench.runs.produce import producer_loads, split
 from stratalog.bench.runs.readers import consumer_loads
-from stratalog.bench.settings import Readers, Traffic, Window, batch_records, in_flight, producer_options, whole_batch_options
+from stratalog.bench.settings import (
+    Readers,
+    Topics,
+    Traffic,
+    Window,
+    as_document,
+    batch_records,
+    in_flight,
+    producer_options,
+    whole_batch_options,
+)
 from stratalog.bench.topics import Prepared
 from stratalog.bench.whole_batches import Lane
 from stratalog_core.errors import Invalid, Unavailable
@@ -236,6 +246,11 @@ def test_java_gets_batches_of_one_record_by_their_size() -> None:
 
 def test_settings_are_shown_flat_without_what_is_unset() -> None:
     assert flat({"a": 1, "b": {"c": 2, "d": None}, "e": "", "f": False}) == [("a", 1), ("b.c", 2)]
+
+
+def test_topics_are_told_apart_from_the_load() -> None:
+    document = as_document(Topics(count=2, partitions=3), Traffic(producers=4))
+    assert (document["topics"]["count"], document["topics"]["partitions"], document["producers"]) == (2, 3, 4)
 
 
 def test_a_setting_of_zero_is_no_unset_one() -> None:
