@@ -8,9 +8,8 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from benchmarks.journal import OURS, Row, Run
+from stratalog.bench.results import CARRIED_MIN, carried_share
 
-SHARE_MIN = 0.99
-"""Of the rate that was asked for. That is more than the odd record at a window's end: whoever is slower is falling behind."""
 _IDLE_MAX = 0.15
 _WANTED = "wanted_records_per_s"
 
@@ -50,7 +49,7 @@ def wanted(run: Run, cell: str, system: str) -> float | None:
 def overload(run: Run, cell: str, system: str) -> Overload | None:
     """``None`` if every round carried what was asked."""
     rows = _rows(run, cell, system)
-    late = [row for row in rows if _produced(row) < SHARE_MIN * row.settings[_WANTED]]
+    late = [row for row in rows if (carried_share(row.settings, row.measured) or 0.0) < CARRIED_MIN]
     if not late:
         return None
     idle = [float(row.measured["machine_share_idle"]) for row in late if "machine_share_idle" in row.measured]
@@ -84,10 +83,10 @@ def overload_lines(run: Run, cells: Sequence[str], against: str) -> Iterator[str
 
 
 _QUEUE = (
-    f"† This load was not carried: less than {SHARE_MIN:.0%} of its rate. Records then wait for those before them, longer and "
-    "longer until the end: that tells how long the run was, and is no latency. So there is no ratio, no verdict and no bar."
+    f"† This load was not carried: less than {CARRIED_MIN:.0%} of its rate. Records then wait for those before them, longer "
+    "and longer until the end: that tells how long the run was, and is no latency. So there is no ratio, no verdict and no bar."
 )
-_SLOWED = f"Producers did not keep to their rate (less than {SHARE_MIN:.0%} of it) while others read:"
+_SLOWED = f"Producers did not keep to their rate (less than {CARRIED_MIN:.0%} of it) while others read:"
 
 
 def _rows(run: Run, cell: str, system: str) -> list[Row]:

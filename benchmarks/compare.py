@@ -25,7 +25,7 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks import journal, page, summary
+from benchmarks import carried, journal, page, summary
 from benchmarks.cells import carry_out, warm_up
 from benchmarks.journal import Journal, Row, Run
 from benchmarks.matrix import Cell, Matrix, Profile, cells_of, read_matrix
@@ -253,7 +253,9 @@ def _print_ratios(run: Run) -> None:
             found = summary.ratio(run, cell, quantity, against)
             if found is not None:
                 ours, theirs = (summary.median(run, cell, system, quantity) for system in (summary.OURS, against))
-                print(f"{cell}: {quantity} {figure(ours)} / {figure(theirs)} = {found:.2f}")
+                late = carried.is_about_delay(quantity) and carried.overloads(run, cell, against)
+                told = "the load was not carried" if late else f"{found:.2f}"
+                print(f"{cell}: {quantity} {figure(ours)} / {figure(theirs)} = {told}")
     for verdict in summary.verdicts(run, read_matrix().goals, against):
         print(
             f"goal {'reached' if verdict.reached else 'NOT reached'}: {verdict.goal.title} [{verdict.cell}] {verdict.ratio:.2f}"

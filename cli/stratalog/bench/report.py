@@ -8,12 +8,20 @@ from typing import Any
 import click
 import msgspec
 
-from stratalog.bench.results import Result
+from stratalog.bench.results import CARRIED_MIN, Result, carried_share
 from stratalog.output import print_json, print_rows
 
 
 def print_result(result: Result, *, as_json: bool) -> None:
-    """On standard output."""
+    """On standard output; on standard error, that the load was too much for its figures to mean what they are called."""
+    share = carried_share(result.settings, result.measured)
+    if share is not None and share < CARRIED_MIN:
+        wanted = result.settings["wanted_records_per_s"]
+        click.echo(
+            f"stratalog: the load was not carried, {share:.0%} of {wanted:,.0f} records/s: latencies are the length of a queue "
+            "that grew until the end. Lower --rate, or see by `bench produce` what the cluster takes.",
+            err=True,
+        )
     if as_json:
         print_json(msgspec.to_builtins(result))
         return

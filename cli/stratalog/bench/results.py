@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import confluent_kafka
@@ -45,6 +45,17 @@ def result(
     return Result(
         what=what, settings=settings, measured=measured, client=client or library, machine=machine, at=at, window=window
     )
+
+
+CARRIED_MIN = 0.99
+"""The share of its rate below which a load falls behind: its records wait for those before them, longer and longer."""
+
+
+def carried_share(settings: Mapping[str, Any], measured: Mapping[str, Any]) -> float | None:
+    """What producers sent of the rate that they were to keep; ``None`` of loads without one."""
+    wanted = settings.get("wanted_records_per_s")
+    rate = measured.get("produced_records_per_s", measured.get("records_per_s"))
+    return rate / wanted if wanted and rate is not None else None
 
 
 def window_of(counts: Sequence[Counted]) -> tuple[float, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable
@@ -24,8 +25,8 @@ from stratalog.bench.gaps import Gaps
 from stratalog.bench.histogram import Histogram, bucket_of, highest_of
 from stratalog.bench.loads import Counted, Options, Payload, ProducerLoad
 from stratalog.bench.payloads import heads_of, payloads, stamped, stamps_of
-from stratalog.bench.report import flat
-from stratalog.bench.results import throughput
+from stratalog.bench.report import flat, print_result
+from stratalog.bench.results import result, throughput
 from stratalog.bench.runs.failover import gaps_of
 from stratalog.bench.runs.java import java_properties
 from stratalog.bench.runs.produce import producer_loads, split
@@ -251,6 +252,19 @@ def test_settings_are_shown_flat_without_what_is_unset() -> None:
 def test_topics_are_told_apart_from_the_load() -> None:
     document = as_document(Topics(count=2, partitions=3), Traffic(producers=4))
     assert (document["topics"]["count"], document["topics"]["partitions"], document["producers"]) == (2, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("rate", "produced", "note"), [(1000.0, None, False), (900.0, None, True), (5000.0, 990.0, False), (5000.0, 500.0, True)]
+)
+def test_a_load_that_was_not_carried_is_told_beside_the_result(
+    capsys: pytest.CaptureFixture[str], rate: float, produced: float | None, *, note: bool
+) -> None:
+    measured = {"records_per_s": rate} | ({"produced_records_per_s": produced} if produced else {})
+    print_result(result("latency", {"wanted_records_per_s": 1000.0}, measured), as_json=True)
+    told = capsys.readouterr()
+    assert json.loads(told.out)["measured"] == measured
+    assert ("of 1,000 records/s" in told.err) is note
 
 
 def test_a_setting_of_zero_is_no_unset_one() -> None:
