@@ -343,8 +343,8 @@ def test_when_told_that_all_is_steady_a_load_counts_anew() -> None:
         results: list[Counted] = []
         done.start()
         _wait_until(lambda: b'"heard":2' in reports.getvalue())
-        other_side.write(b"measure\n")
         told = time.monotonic()
+        other_side.write(b"measure\n")
         _wait_until(lambda: work.latency.count > 0 and work.measures_from_ns >= told * 1e9)
         other_side.write(b"stop\n")
         done.join()
