@@ -32,12 +32,16 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Run(msgspec.Struct, kw_only=True):
-    """``systems`` are told as they were started; ``commit`` is ours."""
+    """``systems`` are told as they were started; ``commit`` is ours.
+
+    ``remarks``, written into the file by hand, say by the name of a workload what its figures do not say themselves.
+    """
 
     profile: str
     machine: dict[str, Any]
     commit: str
     systems: dict[str, str]
+    remarks: dict[str, str] = {}
     rows: list[Row] = []
 
 

@@ -248,6 +248,8 @@ def _tables(run: Run, matrix: Matrix, against: str, pictures: Path) -> Iterator[
             continue
         base = ", ".join(f"{name} {value}" for name, value in flat(workload.base))
         yield from (f"### {workload.title}", "", f"Unless a cell says otherwise: {base}.", "")
+        if workload.name in run.remarks:
+            yield from (f"**{run.remarks[workload.name]}**", "")
         if grid:
             picture = f"{workload.name}-grid.svg".replace(" ", "-")
             pictures.mkdir(parents=True, exist_ok=True)

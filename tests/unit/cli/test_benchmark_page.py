@@ -104,6 +104,14 @@ def test_the_page_begins_with_its_contents(tmp_path: Path) -> None:
     assert text.index("- [Goals](#goals)") < text.index("Run `a-run`") < text.index("### Goals")
 
 
+def test_what_a_run_remarks_about_a_workload_stands_above_its_figures(tmp_path: Path) -> None:
+    run = _run(_row("stratalog", 50_000.0), _row("kafka", 50_000.0))
+    run.remarks = {"latency": "Beside a backup.", "tail": "Not here."}
+    text = _page(run, tmp_path)
+    assert text.index("### Latency") < text.index("**Beside a backup.**") < text.index("| cell |", text.index("### Latency"))
+    assert "Not here." not in text
+
+
 def test_links_are_as_they_are_made_of_headings() -> None:
     assert contents_of(["text", "### kill -9 of a broker, 5:1"]) == [
         "- [kill -9 of a broker, 5:1](#kill--9-of-a-broker-51)",
