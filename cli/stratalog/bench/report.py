@@ -11,6 +11,8 @@ import msgspec
 from stratalog.bench.results import CARRIED_MIN, Result, carried_share
 from stratalog.output import print_json, print_rows
 
+_PACE_S = 1.0
+
 
 def print_result(result: Result, *, as_json: bool) -> None:
     """On standard output; on standard error, that the load was too much for its figures to mean what they are called."""
@@ -30,6 +32,22 @@ def print_result(result: Result, *, as_json: bool) -> None:
     click.echo(f"settings: {', '.join(f'{name}={value}' for name, value in flat(result.settings))}")
     rows = [{"quantity": name, "value": figure(value)} for name, value in result.measured.items() if value is not None]
     print_rows(rows, ("quantity", "value"))
+
+
+class Pace:
+    """How fast a count grows: ``per_s`` is of the last second or so, ``now`` in seconds of one clock."""
+
+    def __init__(self) -> None:
+        self._count, self._at = 0, 0.0
+        self.per_s = 0.0
+
+    def note(self, count: int, now: float) -> None:
+        """A count that fell is that of something new, as the load behind a history is."""
+        if not self._at or count < self._count:
+            self._count, self._at = count, now
+        elif now - self._at >= _PACE_S:
+            self.per_s = (count - self._count) / (now - self._at)
+            self._count, self._at = count, now
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

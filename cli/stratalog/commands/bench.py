@@ -6,6 +6,7 @@ import functools
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +17,7 @@ import psutil
 
 from stratalog.bench.crew import OnProgress
 from stratalog.bench.loads import Options, Payload
-from stratalog.bench.report import print_result
+from stratalog.bench.report import Pace, print_result
 from stratalog.bench.settings import Readers, Topics, Traffic, Window
 from stratalog.output import json_option, progress_bar
 from stratalog.target import bootstrap_of, kafka_options
@@ -325,5 +326,10 @@ def ended_in_order() -> Iterator[None]:
 @contextmanager
 def _progress(what: str) -> Iterator[OnProgress]:
     with ended_in_order(), progress_bar() as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda records: bar.update(task, completed=records)
+        task, pace = bar.add_task(what, total=None), Pace()
+
+        def show(records: int) -> None:
+            pace.note(records, time.monotonic())
+            bar.update(task, completed=records, description=f"{what}, {pace.per_s:,.0f}/s")
+
+        yield show

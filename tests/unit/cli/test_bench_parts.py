@@ -25,7 +25,7 @@ from stratalog.bench.gaps import Gaps
 from stratalog.bench.histogram import Histogram, bucket_of, highest_of
 from stratalog.bench.loads import Counted, Options, Payload, ProducerLoad
 from stratalog.bench.payloads import heads_of, payloads, stamped, stamps_of
-from stratalog.bench.report import flat, print_result
+from stratalog.bench.report import Pace, flat, print_result
 from stratalog.bench.results import result, throughput
 from stratalog.bench.runs.failover import gaps_of
 from stratalog.bench.runs.java import java_properties
@@ -265,6 +265,14 @@ def test_a_load_that_was_not_carried_is_told_beside_the_result(
     told = capsys.readouterr()
     assert json.loads(told.out)["measured"] == measured
     assert ("of 1,000 records/s" in told.err) is note
+
+
+def test_the_pace_is_that_of_the_last_second() -> None:
+    pace, told = Pace(), []
+    for count, now in ((0, 10.0), (50, 10.5), (200, 11.0), (1200, 12.0), (10, 12.5), (30, 13.5)):
+        pace.note(count, now)
+        told.append(pace.per_s)
+    assert told == [0, 0, 200, 1000, 1000, 20]
 
 
 def test_a_setting_of_zero_is_no_unset_one() -> None:
