@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stratalog.roles.priority import take_short_turns
+from stratalog.roles.priority import take_turns
 from stratalog.roles.runtime import Node
 from stratalog_bookies.config import BookieSettings
 from stratalog_bookies.missing_disk import MissingFiles
@@ -14,7 +14,7 @@ from stratalog_core.ports import Files
 
 async def start(node: Node) -> str:
     """Start the bookie and register it; the address it listens on."""
-    take_short_turns()
+    take_turns(node.settings.turn_us)
     settings = node.configuration.section(BookieSettings, "bookie")
     server = BookieServer(
         settings,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from stratalog.roles.open_files import connections_within, open_files_max
-from stratalog.roles.priority import take_short_turns
+from stratalog.roles.priority import take_turns
 from stratalog.roles.runtime import Node
 from stratalog_bookies.client import LedgerClient, LedgerClientSettings
 from stratalog_broker.config import BrokerSettings
@@ -22,7 +22,7 @@ _CACHE_THREADS = 2
 
 async def start(node: Node) -> str:
     """Start the broker and register it; the address of its Kafka listener."""
-    take_short_turns()
+    take_turns(node.settings.turn_us)
     settings = node.configuration.section(BrokerSettings, "broker")
     settings = replace(settings, connections_max=connections_within(settings.connections_max, open_files_max()))
     metadata = await node.metadata()

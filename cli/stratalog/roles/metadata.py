@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stratalog.roles.priority import take_short_turns
+from stratalog.roles.priority import take_turns
 from stratalog.roles.runtime import Node
 from stratalog_metadata.config import SECTION, MetadataSettings
 from stratalog_metadata.server import MetadataServer
@@ -12,7 +12,7 @@ from stratalog_metadata.server import MetadataServer
 
 async def start(node: Node) -> str:
     """Start the node; the address it listens on."""
-    take_short_turns()
+    take_turns(node.settings.turn_us)
     settings = node.configuration.section(MetadataSettings, SECTION)
     server = MetadataServer(
         settings,

@@ -17,3 +17,9 @@ class NodeSettings:
     log_level: str = setting("info", help="least severity that is logged", choices=("debug", "info", "warning", "error"))
     log_file: str = setting("", help="file to log to; standard error if empty")
     stop_timeout_s: float = setting(15.0, help="time for an orderly stop after SIGTERM", minimum=0.1, maximum=600)
+    turn_us: int = setting(
+        0,
+        help="turns of a broker, bookie or metadata node at the CPU; 100 on machines that others compute on; 0: the system's",
+        minimum=0,
+        maximum=100_000,
+    )

@@ -10,8 +10,6 @@ import struct
 from pathlib import Path
 from typing import Final
 
-TURN_NS: Final = 100_000
-"""The least that Linux takes; a turn is 1.4 to 3 ms unless it is told otherwise."""
 _AUTOGROUP: Final = Path("/proc/self/autogroup")
 _SET_ATTRIBUTES: Final = {"x86_64": 314, "aarch64": 274}
 """Of ``sched_setattr(2)``: the C library has no name for it."""
@@ -20,22 +18,23 @@ _ATTRIBUTES: Final = struct.Struct("=IIQiIQQQII")
 _log = logging.getLogger(__name__)
 
 
-def take_short_turns() -> None:
-    """Have the thread that calls, and those that it starts, run soon when they are woken, for ``TURN_NS`` at a time.
+def take_turns(turn_us: int) -> None:
+    """Have the thread that calls, and those that it starts, take turns of ``turn_us`` at the CPU: the shorter, the sooner they
+    run when they are woken. 0 changes nothing.
 
     No more of the CPU than before: the scheduler lets go first whose turn would be over first (EEVDF; Linux takes the length of
     a turn from each thread since 6.12, without privileges). Earlier ones heed nothing of this, other systems have no such call,
     and a thread of another policy than the usual one is somebody's choice: there nothing changes.
     """
     number = _SET_ATTRIBUTES.get(platform.machine())
-    if platform.system() != "Linux" or number is None or os.sched_getscheduler(0) != os.SCHED_OTHER:
+    if not turn_us or platform.system() != "Linux" or number is None or os.sched_getscheduler(0) != os.SCHED_OTHER:
         return
     niceness = os.getpriority(os.PRIO_PROCESS, 0)
-    wanted = _ATTRIBUTES.pack(_ATTRIBUTES.size, os.SCHED_OTHER, 0, niceness, 0, TURN_NS, 0, 0, 0, 0)
+    wanted = _ATTRIBUTES.pack(_ATTRIBUTES.size, os.SCHED_OTHER, 0, niceness, 0, turn_us * 1000, 0, 0, 0, 0)
     call = ctypes.CDLL(None, use_errno=True).syscall
     if call(ctypes.c_long(number), ctypes.c_long(0), ctypes.c_char_p(wanted), ctypes.c_long(0)):
         # A container may forbid it: then it waits as long as all others.
-        _log.info("turns of the CPU stay as long as they are: %s", os.strerror(ctypes.get_errno()))
+        _log.warning("turns at the CPU stay as long as they are: %s", os.strerror(ctypes.get_errno()))
 
 
 def give_way(niceness: int) -> None:

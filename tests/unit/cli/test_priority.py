@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from stratalog.roles.embedded import embedded_overrides
-from stratalog.roles.priority import TURN_NS
 from stratalog.roles.runtime import Configuration
 from stratalog_tiering.config import TieringSettings
 
@@ -49,16 +48,16 @@ def test_without_niceness_nothing_changes() -> None:
     subprocess.run([sys.executable, "-c", text], check=True, timeout=60)
 
 
-_TAKE_SHORT_TURNS = """
+_TAKE_TURNS = """
 import os, threading
 from pathlib import Path
-from stratalog.roles.priority import take_short_turns
+from stratalog.roles.priority import take_turns
 os.nice(3)
 def turn(thread="self"):
     lines = Path(f"/proc/{thread}/sched").read_text().splitlines()
     return next((line.split()[-1] for line in lines if line.startswith("se.slice")), "")
 before = turn()
-take_short_turns()
+take_turns(100)
 inherited = []
 thread = threading.Thread(target=lambda: inherited.append(turn("thread-self")))
 thread.start(); thread.join()
@@ -75,18 +74,18 @@ def _lets_threads_choose() -> bool:
 
 @pytest.mark.skipif(platform.system() != "Linux", reason="other systems know no such turns")
 def test_short_turns_change_neither_niceness_nor_policy_and_threads_inherit_them() -> None:
-    done = subprocess.run([sys.executable, "-c", _TAKE_SHORT_TURNS], check=True, timeout=60, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", _TAKE_TURNS], check=True, timeout=60, capture_output=True, text=True)
     before, turn_ns, inherited_ns, niceness, policy = done.stdout.split()
     assert (niceness, policy) == ("3", str(os.SCHED_OTHER))
     if _lets_threads_choose():
-        assert turn_ns == inherited_ns == str(TURN_NS) != before
+        assert turn_ns == inherited_ns == "100000" != before
 
 
 @pytest.mark.skipif(platform.system() != "Linux", reason="other systems know no policies")
 def test_a_policy_that_somebody_chose_stays() -> None:
     text = (
-        "import os; from stratalog.roles.priority import take_short_turns;"
-        "os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0)); take_short_turns();"
+        "import os; from stratalog.roles.priority import take_turns;"
+        "os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0)); take_turns(100);"
         "assert os.sched_getscheduler(0) == os.SCHED_BATCH"
     )
     subprocess.run([sys.executable, "-c", text], check=True, timeout=60)
