@@ -25,6 +25,11 @@ print(os.getpriority(os.PRIO_PROCESS, 0), *group.read_text().split()[-1:])
 """
 
 
+def _lower_by(steps: int) -> str:
+    """The niceness of who gives way so far here, where these tests may give way already."""
+    return str(min(os.getpriority(os.PRIO_PROCESS, 0) + steps, 19))
+
+
 def _given_way(*, own_session: bool) -> list[str]:
     done = subprocess.run(
         [sys.executable, "-c", _GIVE_WAY], check=True, timeout=60, capture_output=True, text=True, start_new_session=own_session
@@ -34,13 +39,13 @@ def _given_way(*, own_session: bool) -> list[str]:
 
 @pytest.mark.skipif(not _AUTOGROUP.exists(), reason="this system does not share the CPU among sessions")
 def test_a_process_with_a_session_of_its_own_gives_way_as_a_session() -> None:
-    assert _given_way(own_session=True) == ["7", "7"]
+    assert _given_way(own_session=True) == [_lower_by(7), "7"]
 
 
 @pytest.mark.skipif(not _AUTOGROUP.exists(), reason="this system does not share the CPU among sessions")
 def test_a_process_in_a_session_of_others_gives_way_alone() -> None:
     ours = _AUTOGROUP.read_text().split()[-1:]  # Nothing where no session was begun since the system was started.
-    assert _given_way(own_session=False) == ["7", *ours]
+    assert _given_way(own_session=False) == [_lower_by(7), *ours]
 
 
 def test_without_niceness_nothing_changes() -> None:
@@ -76,7 +81,7 @@ def _lets_threads_choose() -> bool:
 def test_short_turns_change_neither_niceness_nor_policy_and_threads_inherit_them() -> None:
     done = subprocess.run([sys.executable, "-c", _TAKE_TURNS], check=True, timeout=60, capture_output=True, text=True)
     before, turn_ns, inherited_ns, niceness, policy = done.stdout.split()
-    assert (niceness, policy) == ("3", str(os.SCHED_OTHER))
+    assert (niceness, policy) == (_lower_by(3), str(os.SCHED_OTHER))
     if _lets_threads_choose():
         assert turn_ns == inherited_ns == "100000" != before
 
