@@ -1,8 +1,8 @@
 """Records at a fixed rate of which every partition, or every key, has its own: what is due leaves together.
 
 Record ``i`` should leave ``i / rate`` seconds after the start, and its latency counts from then, whenever the client could take
-it (no coordinated omission). Every quarter of a millisecond at most, all that is due is handed over in one call, each record
-with its partition or its key; how they become batches is the client's business. Unlike :mod:`.due_batches` nothing waits here
+it (no coordinated omission). Every quarter of a millisecond at most, all that is due is handed over, in one call for each
+partition, or for all of a topic with their keys; how they become batches is the client's business. Unlike :mod:`.due_batches` nothing waits here
 for the batch before it: in an outage records queue up in the client, and each partition goes on by itself.
 
 A thread for each producer takes the moments of acknowledgements, the one that sends does the rest, for many at once.
@@ -32,9 +32,10 @@ _STEADY_NS = 1_000_000_000
 
 
 class Heard(NamedTuple):
-    """Of one record, by number."""
+    """Of one record, by number; its partition is where it went, not where it was meant to go."""
 
     record: int
+    partition: int
     at_ns: int
     failure: str
 
@@ -46,6 +47,7 @@ class DueRecords(Work):
         super().__init__(load, control)
         self._schedule = Schedule(load)
         self._partitions = range(0, load.partitions, load.partition_step)
+        self._places = len(load.topics) * (len(self._partitions) if load.each_partition else 1)
         self._values, self._keys = itertools.cycle(self.pool), keys_of(load)
         self._in_turn = itertools.cycle(self.producers)
         self._messages: list[dict[str, Any]] = [{"value": b""} for _ in range(_TURN_RECORDS_MAX)]
@@ -69,15 +71,16 @@ class DueRecords(Work):
             time.sleep(min(_TURN_MAX_S, max(0.0, wait_ns / 1e9)))
 
     def _send_due(self, due: int) -> None:
-        """Of each topic one chunk: topics take turns record by record."""
+        """Topics take turns record by record, and in each its partitions: one chunk for all that go to the same place.
+
+        confluent-kafka 2.16 takes a batch's records with a partition each, and sends them anywhere.
+        """
         first, until = self.sent, min(due, self.sent + _TURN_RECORDS_MAX)
-        topics = len(self.load.topics)
-        for topic, name in enumerate(self.load.topics):
-            numbers = range(first + (topic - first) % topics, until, topics)
-            if numbers:
-                self._note_behind(numbers)
-                chunk = [self._message(place, number) for place, number in enumerate(numbers)]
-                self.hand_over(next(self._in_turn), name, chunk, -1)
+        for start in range(first, min(until, first + self._places)):
+            numbers = range(start, until, self._places)
+            self._note_behind(numbers)
+            chunk = [self._message(place, number) for place, number in enumerate(numbers)]
+            self.hand_over(next(self._in_turn), self._topic_of(start), chunk, self._partition_of(start))
         self.sent = max(first, until)
 
     def _message(self, place: int, record: int) -> dict[str, Any]:
@@ -85,15 +88,18 @@ class DueRecords(Work):
         message, value, key = self._messages[place], next(self._values), next(self._keys)
         message["value"] = stamped(value, int(self._schedule.moment_ns(record))) if self.load.stamps else value
         message["callback"] = partial(self._heard, record)
-        if self.load.each_partition:
-            message["partition"] = self._place_of(record)[1]
         if key is not None:
             message["key"] = key
         return message
 
-    def _place_of(self, record: int) -> tuple[str, int]:
-        topics = self.load.topics
-        return topics[record % len(topics)], self._partitions[record // len(topics) % len(self._partitions)]
+    def _topic_of(self, record: int) -> str:
+        return self.load.topics[record % len(self.load.topics)]
+
+    def _partition_of(self, record: int) -> int:
+        """Where it is sent to; -1: the client chooses."""
+        if not self.load.each_partition:
+            return -1
+        return self._partitions[record // len(self.load.topics) % len(self._partitions)]
 
     def _note_behind(self, numbers: range) -> None:
         now_ns = time.monotonic_ns()
@@ -102,19 +108,20 @@ class DueRecords(Work):
 
     def _heard(self, record: int, failure: KafkaError | None, message: Message) -> None:
         """In a thread that waits for acknowledgements: the moment counts."""
-        self._arrivals.append(Heard(record, time.monotonic_ns(), failure.str() if failure is not None else ""))
+        at_ns = time.monotonic_ns()
+        self._arrivals.append(Heard(record, message.partition() or 0, at_ns, failure.str() if failure is not None else ""))
 
     def _take_arrivals(self) -> None:
         late_us = []
         while self._arrivals:
-            record, at_ns, failure = self._arrivals.popleft()
+            record, partition, at_ns, failure = self._arrivals.popleft()
             if failure:
                 self.failed += 1
                 self.failure = failure
                 continue
             intended_ns = self._schedule.moment_ns(record)
             if self.load.each_partition:
-                self._note_partition(self._place_of(record), at_ns, at_ns - intended_ns)
+                self._note_partition((self._topic_of(record), partition), at_ns, at_ns - intended_ns)
             if intended_ns >= self.measures_from_ns:
                 late_us.append(int(at_ns - intended_ns) // 1000)
         self.latency.record_all(late_us)
