@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from stratalog_broker.deadlines import Deadlines
     from stratalog_broker.fetch_sessions import FetchSessions
     from stratalog_broker.groups.service import GroupService
+    from stratalog_broker.named_brokers import NamedBrokers
     from stratalog_broker.partition_rows import PartitionRows
     from stratalog_broker.partitions import Partitions
     from stratalog_broker.pending_reads import PendingReads
@@ -44,6 +45,7 @@ class BrokerServices:
     deadlines: Deadlines = field(init=False)
     partitions: Partitions = field(init=False)
     partition_rows: PartitionRows = field(init=False)
+    named_brokers: NamedBrokers = field(init=False)
     reader: LogReader = field(init=False)
     pending_reads: PendingReads = field(init=False)
     fetch_sessions: FetchSessions = field(init=False)

@@ -20,6 +20,7 @@ from stratalog_broker.fetch_sessions import FetchSessions
 from stratalog_broker.groups.service import GroupService
 from stratalog_broker.handover import leave
 from stratalog_broker.load_meter import LoadMeter
+from stratalog_broker.named_brokers import NamedBrokers
 from stratalog_broker.partition_rows import PartitionRows
 from stratalog_broker.partitions import Partitions
 from stratalog_broker.pending_reads import PendingReads
@@ -157,6 +158,7 @@ class BrokerServer:
         services.deadlines = Deadlines(clock)
         services.partitions = Partitions(services)
         services.partition_rows = PartitionRows(metadata.view)
+        services.named_brokers = NamedBrokers(metadata.view, clock)
         services.reader = LogReader(services, services.partitions.indexes)
         services.pending_reads = PendingReads(
             services.reader, clock, settings.pending_reads_max, settings.read_ahead_bytes
@@ -246,6 +248,7 @@ class BrokerServer:
     async def _release(self) -> None:
         self.connections.close_all()
         self._services.partition_rows.close()
+        self._services.named_brokers.close()
         await self._services.partitions.close()
         await self._services.pending_reads.close()
         self._services.groups.close()

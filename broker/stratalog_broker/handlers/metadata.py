@@ -20,7 +20,7 @@ from stratalog_broker.protocol.errors import KafkaError, error_code_of
 from stratalog_broker.protocol.metadata import encode_metadata, encode_topic
 from stratalog_broker.topics import NewTopic, TopicCommands, check_topic_name
 from stratalog_core.errors import StratalogError
-from stratalog_metadata.records import CLUSTER_KEY, Broker, Cluster, Topic, topic_key
+from stratalog_metadata.records import CLUSTER_KEY, Cluster, Topic, topic_key
 
 _KEY: Final = 3
 _CREATE_TIMEOUT_S: Final = 5.0
@@ -29,7 +29,7 @@ _CREATES_MAX: Final = 100
 
 async def handle(context: RequestContext, request: Any) -> bytes:
     """Answer from the view, after creating what is missing."""
-    brokers = sorted(context.services.view.all(Broker), key=lambda broker: broker.broker_id)
+    named, living = context.services.named_brokers.all(), context.services.named_brokers.living()
     topics = _all_topics(context) if _wants_all(context, request) else await _named(context, request)
     cluster = context.services.view.find(Cluster, CLUSTER_KEY)
     response = context.new(
@@ -42,10 +42,10 @@ async def handle(context: RequestContext, request: Any) -> bytes:
                 port=broker.port,
                 rack=broker.rack or None,
             )
-            for broker in brokers
+            for broker in named
         ),
         cluster_id=cluster.cluster_id if cluster is not None else None,
-        controller_id=brokers[0].broker_id if brokers else -1,
+        controller_id=living[0].broker_id if living else -1,
         topics=(),
         error_code=ErrorCode.none,
     )
