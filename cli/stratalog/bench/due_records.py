@@ -2,8 +2,8 @@
 
 Record ``i`` should leave ``i / rate`` seconds after the start, and its latency counts from then, whenever the client could take
 it (no coordinated omission). Every quarter of a millisecond at most, all that is due is handed over, in one call for each
-partition, or for all of a topic with their keys; how they become batches is the client's business. Unlike :mod:`.due_batches` nothing waits here
-for the batch before it: in an outage records queue up in the client, and each partition goes on by itself.
+partition, or for all of a topic with their keys; how they become batches is the client's business. Unlike :mod:`.due_batches`
+nothing waits here for the batch before it: in an outage records queue up in the client, and each partition goes on by itself.
 
 A thread for each producer takes the moments of acknowledgements, the one that sends does the rest, for many at once.
 """
