@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from benchmarks.journal import OURS, Row, Run
-from stratalog.bench.results import CARRIED_MIN, carried_share
+from stratalog.bench.results import CARRIED_MIN, carried_share, produced_rate
 
 _IDLE_MAX = 0.15
 _WANTED = "wanted_records_per_s"
@@ -58,7 +58,7 @@ def overload(run: Run, cell: str, system: str) -> Overload | None:
         rounds=len(late),
         rounds_in_all=len(rows),
         wanted=statistics.median(float(row.settings[_WANTED]) for row in late),
-        carried=statistics.median(_produced(row) for row in late),
+        carried=statistics.median(produced_rate(row.measured) or 0.0 for row in late),
         idle_share=statistics.median(idle) if idle else None,
     )
 
@@ -66,6 +66,11 @@ def overload(run: Run, cell: str, system: str) -> Overload | None:
 def overloads(run: Run, cell: str, against: str) -> list[Overload]:
     """Ours, then the other system's."""
     return [found for system in (OURS, against) if (found := overload(run, cell, system))]
+
+
+def is_queue(run: Run, cell: str, quantity: str, against: str) -> bool:
+    """Whether it is a delay under a load that one of the two did not carry: then their ratio says nothing."""
+    return is_about_delay(quantity) and bool(overloads(run, cell, against))
 
 
 def overload_lines(run: Run, cells: Sequence[str], against: str) -> Iterator[str]:
@@ -93,8 +98,3 @@ def _rows(run: Run, cell: str, system: str) -> list[Row]:
     """Those with both rates."""
     rows = [row for row in run.rows if row.cell == cell and row.system == system]
     return [row for row in rows if row.settings.get(_WANTED) and row.measured.get("records_per_s") is not None]
-
-
-def _produced(row: Row) -> float:
-    """By producers; where consumers are what is measured, theirs has a name of its own."""
-    return float(row.measured.get("produced_records_per_s", row.measured["records_per_s"]))

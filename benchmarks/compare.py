@@ -253,7 +253,7 @@ def _print_ratios(run: Run) -> None:
             found = summary.ratio(run, cell, quantity, against)
             if found is not None:
                 ours, theirs = (summary.median(run, cell, system, quantity) for system in (summary.OURS, against))
-                late = carried.is_about_delay(quantity) and carried.overloads(run, cell, against)
+                late = carried.is_queue(run, cell, quantity, against)
                 told = "the load was not carried" if late else f"{found:.2f}"
                 print(f"{cell}: {quantity} {figure(ours)} / {figure(theirs)} = {told}")
     for verdict in summary.verdicts(run, read_matrix().goals, against):

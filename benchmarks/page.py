@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks import coverage, journal, summary
-from benchmarks.carried import is_about_delay, overload_lines, overloads
+from benchmarks.carried import is_queue, overload_lines, overloads
 from benchmarks.charts import Bar, ratio_chart
 from benchmarks.coverage import goals_without_verdict
 from benchmarks.grid import Grid, changes_of, grid_lines, grid_of, grid_picture
@@ -234,7 +234,7 @@ def _bars(run: Run, matrix: Matrix, against: str, prefix: str | tuple[str, ...],
         cells = _outside(grid, cells, workload)
     for cell in cells:
         found = summary.ratio(run, cell, quantity, against) if cell.startswith(prefix) else None
-        if found and not (is_about_delay(quantity) and overloads(run, cell, against)):
+        if found and not is_queue(run, cell, quantity, against):
             goals = [goal for goal in matrix.goals if goal.covers(cell) and goal.quantity == quantity and not goal.over]
             goal = next(((each.at_least or each.at_most) for each in goals), None)
             yield Bar(label=cell, ratio=found, more_is_better=bool(SHOWN[quantity][1]), goal=goal)

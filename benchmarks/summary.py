@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from benchmarks.carried import is_about_delay, overloads
+from benchmarks.carried import is_queue
 from benchmarks.journal import OURS as OURS
 from benchmarks.journal import Run
 from benchmarks.matrix import Goal
@@ -67,7 +67,7 @@ def verdicts(run: Run, goals: Sequence[Goal], against: str) -> Iterator[Verdict]
                 here, there = (median(run, name, OURS, goal.quantity) for name in (cell, goal.over))
                 found = here / there if here is not None and there else None
             if found is not None:
-                late = is_about_delay(goal.quantity) and overloads(run, cell, against)
+                late = is_queue(run, cell, goal.quantity, against)
                 yield Verdict(goal=goal, cell=cell, ratio=found, carried=not late)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from benchmarks import carried, summary
 from benchmarks.journal import Run
@@ -59,6 +60,7 @@ _MAIN: dict[str, tuple[str, ...]] = {
     "growth of partitions": ("records_per_s", "share_of_before"),
 }
 _MAIN_OF_OTHERS = ("records_per_s",)
+_NONE = "–"
 
 
 def main_table(run: Run, cells: Sequence[str], workload: str, against: str) -> Iterator[str]:
@@ -79,24 +81,40 @@ def main_table(run: Run, cells: Sequence[str], workload: str, against: str) -> I
 
 def _asked(run: Run, cell: str, against: str) -> str:
     rates = [carried.wanted(run, cell, system) for system in (summary.OURS, against)]
-    texts = list(dict.fromkeys("–" if rate is None else f"{rate:,.0f}" for rate in rates))
+    texts = list(dict.fromkeys(_NONE if rate is None else f"{rate:,.0f}" for rate in rates))
     return " / ".join(texts)
 
 
-def _beside(run: Run, cell: str, workload: str, quantity: str, against: str) -> str:
+class _Pair(NamedTuple):
+    """What both systems measured, as it is shown; no ratio where there is none or it says nothing."""
+
+    ours: str
+    theirs: str
+    ratio: float | None
+
+
+def _pair(run: Run, cell: str, workload: str, quantity: str, against: str) -> _Pair:
     ours, theirs = (summary.median(run, cell, system, quantity) for system in (summary.OURS, against))
-    if ours is None and theirs is None:
-        return "–"
-    texts = [_text(run, cell, system, quantity) for system in (summary.OURS, against)]
-    comparable = is_comparable(run, cell, workload, quantity, against)
-    return " / ".join(texts) + (f" ({times(ours / theirs)})" if ours is not None and theirs and comparable else "")
+    ratio = ours / theirs if ours is not None and theirs else None
+    return _Pair(
+        ours=_text(run, cell, summary.OURS, quantity, ours),
+        theirs=_text(run, cell, against, quantity, theirs),
+        ratio=ratio if is_comparable(run, cell, workload, quantity, against) else None,
+    )
+
+
+def _beside(run: Run, cell: str, workload: str, quantity: str, against: str) -> str:
+    pair = _pair(run, cell, workload, quantity, against)
+    if pair.ours == pair.theirs == _NONE:
+        return _NONE
+    return f"{pair.ours} / {pair.theirs}" + (f" ({times(pair.ratio)})" if pair.ratio is not None else "")
 
 
 def is_comparable(run: Run, cell: str, workload: str, quantity: str, against: str) -> bool:
     """Whether the ratio of the two systems says something."""
     if quantity in _RATES and workload in _PACED:
         return False
-    return not (carried.is_about_delay(quantity) and carried.overloads(run, cell, against))
+    return not carried.is_queue(run, cell, quantity, against)
 
 
 def all_tables(run: Run, cells: Sequence[str], workload: str, against: str) -> Iterator[str]:
@@ -122,17 +140,14 @@ def _rows(run: Run, cell: str, workload: str, against: str, *, costs: bool) -> I
     rounds = f"{summary.rounds(run, cell, summary.OURS)}, {summary.rounds(run, cell, against)}"
     asked = [carried.wanted(run, cell, system) for system in (summary.OURS, against)]
     if not costs and any(asked):
-        texts = ["–" if rate is None else figure(rate) for rate in asked]
+        texts = [_NONE if rate is None else figure(rate) for rate in asked]
         yield f"| {cell} | asked for, records/s | {' | '.join(texts)} | – | {rounds} |"
     for quantity, (title, more_is_better) in SHOWN.items():
         full_load = workload in _FULL_LOAD and quantity.startswith("latency")
         if quantity not in measured or full_load or (quantity in _COSTS) != costs:
             continue
-        ours, theirs = (summary.median(run, cell, system, quantity) for system in (summary.OURS, against))
-        comparable = is_comparable(run, cell, workload, quantity, against)
-        judged = _ratio(ours, theirs, more_is_better) if comparable else "–"
-        texts = [_text(run, cell, system, quantity) for system in (summary.OURS, against)]
-        yield f"| {cell} | {title} | {texts[0]} | {texts[1]} | {judged} | {rounds} |"
+        pair = _pair(run, cell, workload, quantity, against)
+        yield f"| {cell} | {title} | {pair.ours} | {pair.theirs} | {_judged(pair.ratio, more_is_better)} | {rounds} |"
 
 
 def _role_table(run: Run, cells: Sequence[str], against: str) -> Iterator[str]:
@@ -148,14 +163,14 @@ def _role_table(run: Run, cells: Sequence[str], against: str) -> Iterator[str]:
 
 
 def _by_role(figures: Mapping[str, float]) -> str:
-    return ", ".join(f"{role} {figure(value)}" for role, value in figures.items()) or "–"
+    return ", ".join(f"{role} {figure(value)}" for role, value in figures.items()) or _NONE
 
 
-def _ratio(ours: float | None, theirs: float | None, more_is_better: bool | None) -> str:
-    if ours is None or not theirs or more_is_better is None:
-        return "–"
-    told = times(ours / theirs)
-    word = "equal" if told == "1.00" else "better" if (ours > theirs) == more_is_better else "worse"
+def _judged(ratio: float | None, more_is_better: bool | None) -> str:
+    if ratio is None or more_is_better is None:
+        return _NONE
+    told = times(ratio)
+    word = "equal" if told == "1.00" else "better" if (ratio > 1) == more_is_better else "worse"
     return f"{told} ({word})"
 
 
@@ -166,10 +181,9 @@ def times(ratio: float) -> str:
     return f"{ratio:.2f}" if ratio >= 0.095 or not ratio else f"{ratio:.2g}"
 
 
-def _text(run: Run, cell: str, system: str, quantity: str) -> str:
+def _text(run: Run, cell: str, system: str, quantity: str, value: float | None) -> str:
     """With a dagger where the load was not carried."""
-    value = summary.median(run, cell, system, quantity)
     if value is None:
-        return "–"
+        return _NONE
     dagger = " †" if carried.is_about_delay(quantity) and carried.overload(run, cell, system) else ""
     return figure(value / 1e6 if quantity in _MEGABYTES else value) + dagger

@@ -33,9 +33,8 @@ class NamedBrokers:
         """By id."""
         return sorted(self._view.all(Broker), key=lambda broker: broker.broker_id)
 
-    def all(self) -> list[Broker]:
-        """By id; no id and no address twice."""
-        living = self.living()
+    def and_departed(self, living: list[Broker]) -> list[Broker]:
+        """Those, and who departed lately, by id; no id twice, and nobody at the address of who lives or departed later."""
         if not self._departed:
             return living
         now = self._clock.monotonic()
@@ -52,7 +51,6 @@ class NamedBrokers:
                 self._departs(change.before.record)
 
     def _departs(self, broker: Broker) -> None:
-        self._departed.pop(broker.broker_id, None)
         if len(self._departed) == DEPARTED_MAX:
             del self._departed[next(iter(self._departed))]
         self._departed[broker.broker_id] = self._clock.monotonic() + AFTERLIFE_S, broker

@@ -20,9 +20,8 @@ _BROKERS: Final = 1
 
 async def handle(context: RequestContext, request: Any) -> Any:
     endpoint_type = getattr(request, "endpoint_type", _BROKERS)
-    view = context.services.view
-    cluster = view.find(Cluster, CLUSTER_KEY)
-    brokers = sorted(view.all(Broker), key=lambda broker: broker.broker_id)
+    cluster = context.services.view.find(Cluster, CLUSTER_KEY)
+    brokers = context.services.named_brokers.living()
     error, message = ErrorCode.none, None
     if endpoint_type != _BROKERS:
         error, message, brokers = ErrorCode.unsupported_endpoint_type, "only brokers (type 1) are endpoints here", []

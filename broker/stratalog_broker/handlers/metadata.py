@@ -29,7 +29,8 @@ _CREATES_MAX: Final = 100
 
 async def handle(context: RequestContext, request: Any) -> bytes:
     """Answer from the view, after creating what is missing."""
-    named, living = context.services.named_brokers.all(), context.services.named_brokers.living()
+    living = context.services.named_brokers.living()
+    named = context.services.named_brokers.and_departed(living)
     topics = _all_topics(context) if _wants_all(context, request) else await _named(context, request)
     cluster = context.services.view.find(Cluster, CLUSTER_KEY)
     response = context.new(

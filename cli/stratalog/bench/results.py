@@ -51,10 +51,16 @@ CARRIED_MIN = 0.99
 """The share of its rate below which a load falls behind: its records wait for those before them, longer and longer."""
 
 
+def produced_rate(measured: Mapping[str, Any]) -> float | None:
+    """Records per second of producers; where consumers are what is measured, theirs has a name of its own."""
+    rate = measured.get("produced_records_per_s", measured.get("records_per_s"))
+    return None if rate is None else float(rate)
+
+
 def carried_share(settings: Mapping[str, Any], measured: Mapping[str, Any]) -> float | None:
     """What producers sent of the rate that they were to keep; ``None`` of loads without one."""
     wanted = settings.get("wanted_records_per_s")
-    rate = measured.get("produced_records_per_s", measured.get("records_per_s"))
+    rate = produced_rate(measured)
     return rate / wanted if wanted and rate is not None else None
 
 

@@ -36,7 +36,7 @@ class Cluster:
         self.view.follow(self.view.index + 1, [[KeyChange(broker_key(broker_id), None)]])
 
     def names(self) -> list[tuple[int, int]]:
-        return [(broker.broker_id, broker.port) for broker in self.named.all()]
+        return [(broker.broker_id, broker.port) for broker in self.named.and_departed(self.named.living())]
 
 
 def test_a_dead_broker_is_named_for_a_while_and_lives_no_more() -> None:
