@@ -12,6 +12,7 @@ from uuid import UUID
 import confluent_kafka
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
+from unit.broker.hand_fed_view import HandFedView
 from unit.broker.mini_cluster import WAIT_S, MiniCluster, in_thread, run_cluster, until_served
 from unit.broker.test_round_trip import consume
 from unit.metadata.watching import until
@@ -19,17 +20,14 @@ from unit.metadata.watching import until
 from stratalog_broker.handover import Owned
 from stratalog_core.errors import OutcomeUnknown
 from stratalog_metadata.commands import Applied, Command, Delete, Put
-from stratalog_metadata.messages import KeyChange
 from stratalog_metadata.records import (
     DrainedBroker,
     Ledger,
     LedgerState,
     Partition,
-    Versioned,
     drained_broker_key,
     partition_key,
 )
-from stratalog_metadata.view import LocalView
 
 PARTITIONS = 6
 
@@ -182,17 +180,12 @@ async def test_the_last_broker_stops_without_waiting_and_leaves_sealed_ledgers(t
 def test_what_a_broker_owns_is_followed_change_by_change() -> None:
     """It was looked for among all partitions at each change: one that stopped with 5,000 looked for five seconds."""
     topic_id = UUID(int=1)
-    view = LocalView()
-
-    def put(*partitions: Partition) -> None:
-        index = view.index + 1
-        view.follow(index, [[KeyChange(one.key(), Versioned(version=index, record=one)) for one in partitions]])
-
-    put(*(Partition(topic_id=topic_id, index=index, owner=index % 2) for index in range(100)))
+    view = HandFedView()
+    view.put(*(Partition(topic_id=topic_id, index=index, owner=index % 2) for index in range(100)))
     owned = Owned(view, 1)
     view.subscribe(owned.follow)
     assert len(owned.keys) == 50
-    put(Partition(topic_id=topic_id, index=1, owner=0), Partition(topic_id=topic_id, index=2, owner=1))
-    view.follow(view.index + 1, [[KeyChange(partition_key(topic_id, 3), None)]])
+    view.put(Partition(topic_id=topic_id, index=1, owner=0), Partition(topic_id=topic_id, index=2, owner=1))
+    view.remove(partition_key(topic_id, 3))
     assert owned.keys == {one.key() for one in view.all(Partition) if one.owner == 1}
     assert owned.changed.is_set()

@@ -9,14 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kio.schema.errors import ErrorCode
+from unit.broker.hand_fed_view import HandFedView
 
 from stratalog_broker.partition_rows import ROWS_MAX, PartitionRows
 from stratalog_broker.protocol.entities import encode_response as kio_encode
 from stratalog_broker.protocol.entities import response_factory
 from stratalog_broker.protocol.metadata import encode_metadata, encode_partition, encode_topic, layout_of
-from stratalog_metadata.messages import KeyChange
-from stratalog_metadata.records import Broker, Partition, Record, Topic, Versioned
-from stratalog_metadata.view import LocalView
+from stratalog_metadata.records import Broker, Partition, Record, Topic
 
 VERSIONS = range(14)
 names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=40)
@@ -67,16 +66,14 @@ class Cluster:
     """A view, fed by hand."""
 
     def __init__(self) -> None:
-        self.view = LocalView()
+        self.view = HandFedView()
         self.rows = PartitionRows(self.view)
 
     def put(self, *records: Record) -> None:
-        index = self.view.index + 1
-        changes = [KeyChange(record.key(), Versioned(version=index, record=record)) for record in records]
-        self.view.follow(index, [changes])
+        self.view.put(*records)
 
     def remove(self, *records: Record) -> None:
-        self.view.follow(self.view.index + 1, [[KeyChange(record.key(), None) for record in records]])
+        self.view.remove(*(record.key() for record in records))
 
 
 def broker(number: int) -> Broker:

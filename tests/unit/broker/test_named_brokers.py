@@ -6,19 +6,18 @@ from collections.abc import Sequence
 
 from hypothesis import given
 from hypothesis import strategies as st
+from unit.broker.hand_fed_view import HandFedView
 
 from stratalog_broker.named_brokers import AFTERLIFE_S, DEPARTED_MAX, NamedBrokers
-from stratalog_metadata.messages import KeyChange
-from stratalog_metadata.records import Broker, Versioned, broker_key
-from stratalog_metadata.view import LocalView
+from stratalog_metadata.records import Broker, broker_key
 
 
 class Cluster:
-    """A view, fed by hand, and its clock."""
+    """A view and its clock, both moved by hand."""
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.view = LocalView()
+        self.view = HandFedView()
         self.named = NamedBrokers(self.view, self)
 
     def monotonic(self) -> float:
@@ -28,12 +27,10 @@ class Cluster:
         return int(self.now * 1000)
 
     def come(self, broker_id: int, port: int, session_id: int = 1) -> None:
-        broker = Broker(broker_id=broker_id, host="h", port=port, session_id=session_id)
-        index = self.view.index + 1
-        self.view.follow(index, [[KeyChange(broker.key(), Versioned(version=index, record=broker))]])
+        self.view.put(Broker(broker_id=broker_id, host="h", port=port, session_id=session_id))
 
     def go(self, broker_id: int) -> None:
-        self.view.follow(self.view.index + 1, [[KeyChange(broker_key(broker_id), None)]])
+        self.view.remove(broker_key(broker_id))
 
     def names(self) -> list[tuple[int, int]]:
         return [(broker.broker_id, broker.port) for broker in self.named.and_departed(self.named.living())]
