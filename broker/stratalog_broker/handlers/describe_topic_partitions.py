@@ -1,7 +1,7 @@
 """DescribeTopicPartitions, version 0 (KIP-966): topics with their partitions, page by page.
 
-Where it differs from Apache Kafka: a partition's replicas are its owner alone, because copies are on bookies; eligible
-leader replicas do not exist.
+Where it differs from Apache Kafka: a partition's replicas are its owner alone, because copies are on bookies; the lists of
+eligible and last known leader replicas are always empty. The protocol allows null for them, but Java's admin client does not.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _partition(context: RequestContext, topic: Topic, index: int) -> Any:
         "DescribeTopicPartitionsResponsePartition",
         error_code=ErrorCode.none if live else ErrorCode.leader_not_available,
         partition_index=index, leader_id=owner if live else -1, leader_epoch=partition.leader_epoch if partition else -1,
-        replica_nodes=replicas, isr_nodes=replicas if live else (), eligible_leader_replicas=None, last_known_elr=None,
+        replica_nodes=replicas, isr_nodes=replicas if live else (), eligible_leader_replicas=(), last_known_elr=(),
         offline_replicas=() if live else replicas,
     )  # fmt: skip
 

@@ -242,6 +242,8 @@ async def test_cluster_and_partitions(mini_cluster: MiniCluster) -> None:
                 part(75, 0, "Cursor", topic_name=cursor.topic_name, partition_index=cursor.partition_index) if cursor else None
             )
             answer = await client.send(75, 0, topics=wanted, response_partition_limit=3, cursor=start)
+            partitions = [one for row in answer.topics for one in row.partitions]
+            assert {(one.eligible_leader_replicas, one.last_known_elr) for one in partitions} <= {((), ())}
             pages.append([(row.name, [one.partition_index for one in row.partitions]) for row in answer.topics])
             cursor = answer.next_cursor
         assert pages == [[("a", [0, 1]), ("b", [0])], [("b", [1]), ("c", [0, 1])], [("unknown", [])]]
