@@ -1,10 +1,10 @@
 """An event loop without a machine: time stands still while callbacks run and jumps to the next timer when none is ready.
 
 Every callback belongs to the process (see :class:`Process`) in whose context it was scheduled. When a process has crashed,
-its callbacks are dropped: its tasks just never go on, as after ``kill -9``, and no ``finally`` of theirs runs.
+its callbacks are dropped: its tasks never resume, as after ``kill -9``, and none of their ``finally`` blocks runs.
 
-Nothing fails in the background: an exception that leaves a callback, or a task whose exception nobody has taken within
-``PATIENCE_S``, ends the run (``failure``).
+Nothing fails in the background: an exception that leaves a callback ends the run (``failure``), and so does whatever
+``unhandled.py`` finds.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from contextvars import Context, copy_context
 from heapq import heappop, heappush
 from typing import Any, Final, TypeVar, TypeVarTuple, Unpack, cast
 
+from simulation.unhandled import OwnedFuture, Unhandled
+
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
 SHORTEST_WAIT_S: Final = 1e-6
 MAXIMUM_TURNS_WITHOUT_TIME: Final = 200_000
-PATIENCE_S: Final = 1.0
+LOOK_S: Final = 1.0
 
 
 class SimulationStuck(Exception):
@@ -101,9 +103,8 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._handles: deque[_Handle] = deque()
         self._timers: list[tuple[float, int, _Handle]] = []
         self._numbers = itertools.count()
-        self._tasks: list[tuple[asyncio.Task[Any], Process | None]] = []
-        self._suspects: list[tuple[asyncio.Task[Any], Process | None]] = []
-        self._next_look = PATIENCE_S
+        self.unhandled = Unhandled()
+        self._next_look = LOOK_S
         self.turns = 0
         self.is_over = False
         self.streams: Any = None
@@ -233,8 +234,8 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         while timers and timers[0][0] <= now:
             self._handles.append(heappop(timers)[2])
         if now >= self._next_look:
-            self._next_look = now + PATIENCE_S
-            self.look_after_tasks()
+            self._next_look = now + LOOK_S
+            self.check_unhandled()
 
     def stop_process(self, process: Process) -> None:
         """Nothing of it runs until ``continue_process``; time goes on."""
@@ -256,41 +257,40 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             self.stop()
 
     def _complain(self, context: dict[str, Any]) -> None:
-        """What asyncio would log and forget."""
+        """What asyncio would log and forget. Failures of a crashed process do not count: its memory is gone."""
+        owner = self.unhandled.owner(context.get("future") or context.get("task"))
+        if owner is not None and not owner.alive:
+            return
         failure = context.get("exception")
-        self.fail(FailedInBackground(f"{context.get('message')}: {failure!r}"), failure)
+        what = f"{context.get('message')}: {failure!r}" if failure is not None else f"{context.get('message')}"
+        self.fail(FailedInBackground(what), failure)
 
-    def look_after_tasks(self) -> None:
-        """Fail if a task's exception was not taken by anybody since the last look. Tasks of crashed processes may."""
-        for task, process in self._suspects:
-            if _is_forgotten(task) and (process is None or process.alive):
-                self._complain(
-                    {"message": f"nobody looks after {task.get_name()} of {_name(process)}", "exception": task.exception()}
-                )
-        self._suspects = [(task, process) for task, process in self._tasks if task.done() and _is_forgotten(task)]
-        self._tasks = [(task, process) for task, process in self._tasks if not task.done()]
+    def check_unhandled(self) -> None:
+        """Fail if a live process has had an unhandled exception since the last look."""
+        for what, failure in self.unhandled.look():
+            self.fail(FailedInBackground(what), failure)
 
-    def take_leave(self) -> None:
-        """A last look, at the end of a run: now nobody will come for an exception any more."""
-        self.look_after_tasks()
-        self.look_after_tasks()
+    def check_at_end(self) -> None:
+        """The last look: nobody takes an exception or wakes a task any more."""
+        self.check_unhandled()
+        self.check_unhandled()
+        for what in self.unhandled.collect_lost_tasks(self):
+            self.fail(FailedInBackground(what))
+
+    def create_future(self) -> OwnedFuture:
+        return OwnedFuture(self, CURRENT.get(), self.unhandled)
 
     def _make_task(
         self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Result], **kwargs: Any
     ) -> asyncio.Task[Result]:
         task = asyncio.Task(coroutine, loop=loop, **kwargs)
-        # Tasks of crashed processes are kept: collected early, their `finally` blocks would run at a moment no seed decides.
-        self._tasks.append((task, CURRENT.get()))
+        self.unhandled.add_task(task, CURRENT.get())
         return task
 
     def finish(self) -> None:
-        """The simulation is over: what is left is forgotten, and what its tasks do while they are collected has no effect."""
+        """The simulation is over: what its tasks do while they are collected has no effect."""
         self.is_over = True
-        for task, _ in [*self._tasks, *self._suspects]:
-            task._log_destroy_pending = False  # type: ignore[attr-defined]
-            task._log_traceback = False
-        self._tasks.clear()
-        self._suspects.clear()
+        self.unhandled.clear()
         self._handles.clear()
         self._timers.clear()
 
@@ -307,11 +307,6 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
 def _nothing() -> None:
     pass
-
-
-def _is_forgotten(task: asyncio.Task[Any]) -> bool:
-    """asyncio marks an exception that nobody has asked for."""
-    return bool(task._log_traceback)
 
 
 def _name(process: Process | None) -> str:

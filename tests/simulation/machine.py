@@ -31,6 +31,7 @@ class World:
         self.trace: list[str] = []
         self.failure = ""
         self.audit: Audit | None = None
+        self.machines: list[Machine] = []
 
     def random(self, name: str) -> random.Random:
         return random.Random(f"{self.seed}/{name}")
@@ -80,6 +81,8 @@ class Machine:
         """Bits have flipped on its disk, and nobody repairs that."""
         self._main = main
         self._process: Process | None = None
+        self._task: asyncio.Task[None] | None = None
+        world.machines.append(self)
 
     @property
     def is_up(self) -> bool:
@@ -95,8 +98,8 @@ class Machine:
         self.starts += 1
         self.world.note(f"{self.name} boots, incarnation {self.starts}")
         self._process = Process(f"{self.name}#{self.starts}")
-        task = self.world.loop.run_as(self._process, self.world.loop.create_task, self._main(self, Ports(self)))
-        task.add_done_callback(self._ended)
+        self._task = self.world.loop.run_as(self._process, self.world.loop.create_task, self._main(self, Ports(self)))
+        self._task.add_done_callback(self._ended)
 
     def crash(self) -> None:
         if self._process is None:

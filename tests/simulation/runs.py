@@ -99,7 +99,7 @@ def _run(world: World, simulate: Callable[[World], None]) -> None:
     gc.disable()
     try:
         simulate(world)
-        world.loop.take_leave()
+        world.loop.check_at_end()
     except (AssertionError, TimeoutError, StratalogError) as broken:
         _break(world, broken)
     except RuntimeError:
