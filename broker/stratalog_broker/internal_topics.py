@@ -3,8 +3,8 @@
 An application keeps its state in memory and changes it only by batches of its partition: it appends a batch
 (``Partitions.append_internal``), and every batch that the quorum has is handed to :meth:`apply` in offset order, on the
 broker that appended it just as on one that replays it. ``append_internal`` returns after ``apply``. Each ledger begins with
-a checkpoint that carries :meth:`snapshot`, so replay never begins further back than the last ledger, and older
-ledgers of internal topics are dropped. Thus a group's failover is its partition's.
+a checkpoint that carries :meth:`snapshot`. Replay begins at the newest complete one; older ledgers are dropped once it is
+durable (``ledger_trimming.py``). Thus a group's failover is its partition's.
 """
 
 from __future__ import annotations

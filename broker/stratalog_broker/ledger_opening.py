@@ -2,22 +2,23 @@
 
 The command requires that the partition is still this owner's and that the log is as it was read, so that two owners, or two
 attempts of one, never both extend it. An attempt of unknown outcome may leave an empty ledger in the log: it is
-sealed before the next one is opened. Internal topics drop their older ledgers in the same command, because
-each ledger's checkpoint holds the whole state.
+sealed before the next one is opened. Opening a ledger removes none: ``ledger_trimming.py`` does that for internal topics.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 from stratalog_bookies.client import LedgerListener, LedgerSpec, LedgerWriter
 from stratalog_broker.topic_configs import TopicConfigs
-from stratalog_core.errors import Conflict, NotLeader, Retriable, StratalogError
+from stratalog_core.errors import Conflict, NotLeader, Overloaded, Retriable
 from stratalog_core.ids import TopicPartition
-from stratalog_metadata.commands import Delete, EpochIs, Put, Update, VersionIs
+from stratalog_metadata.commands import EpochIs, Put, Update, VersionIs
 from stratalog_metadata.records import Ledger, LedgerRef, LedgerState, Log, Topic, ledger_key, log_key
 
 if TYPE_CHECKING:
@@ -25,8 +26,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _RETRY_S: Final = 0.1
-KEPT_OF_INTERNAL_TOPIC: Final = 1
-"""Sealed ledgers that an internal topic keeps beside the new one, whose checkpoint is not durable yet when it is opened."""
+_ROOM_RETRY_S: Final = 0.02
 
 
 class LedgerOpening:
@@ -36,45 +36,48 @@ class LedgerOpening:
         self._services = services
         self._identity = topic_partition
         self._requirement = requirement
-        self._dropping: asyncio.Task[None] | None = None
-        self.log_start_offset = 0
-        """First offset of the log after the last ledger was opened; moves when ledgers of an internal topic are dropped."""
 
-    async def open(self, topic: Topic, base_offset: int, listener: LedgerListener, *, keep_all: bool) -> LedgerWriter:
-        """A writer for a new ledger at ``base_offset``; tries again while nothing has happened.
+    async def open(self, topic: Topic, base_offset: int, listener: LedgerListener, checkpoint: Sequence[bytes]) -> LedgerWriter:
+        """A writer for a new ledger at ``base_offset``, to which the parts of its checkpoint have been appended.
 
-        Raises ``StaleEpoch`` or ``NotLeader`` (no longer ours), ``OutcomeUnknown``, ``Corrupt``.
+        Tries again while nothing has happened. Raises ``StaleEpoch`` or ``NotLeader`` (no longer ours), ``OutcomeUnknown``,
+        ``Corrupt``.
         """
+        writer = await self._open(topic, base_offset, listener)
+        try:
+            for part in checkpoint:
+                await _append(writer, part)
+        except BaseException:
+            writer.abandon()
+            raise
+        return writer
+
+    async def _open(self, topic: Topic, base_offset: int, listener: LedgerListener) -> LedgerWriter:
         while True:
             try:
-                return await self._open_once(topic, base_offset, listener, keep_all)
+                return await self._open_once(topic, base_offset, listener)
             except NotLeader:
                 raise
             except (Retriable, Conflict) as again:
                 _log.info("opening a ledger of %s: %s", self._identity, again)
             await asyncio.sleep(_RETRY_S)
 
-    async def _open_once(self, topic: Topic, base_offset: int, listener: LedgerListener, keep_all: bool) -> LedgerWriter:
+    async def _open_once(self, topic: Topic, base_offset: int, listener: LedgerListener) -> LedgerWriter:
         key = log_key(self._identity.topic_id, self._identity.partition)
         versioned = self._services.view.get(key)
         if versioned is None or not isinstance(versioned.record, Log):
             raise NotLeader(f"{self._identity} has no log: its topic was deleted")
-        await self._seal_leftovers(versioned.record)
-        log, dropped = (versioned.record, ()) if keep_all else _without_old_ledgers(versioned.record)
+        log = versioned.record
+        await self._seal_leftovers(log)
 
         def updates(ledger: Ledger) -> tuple[Update, ...]:
             ref = LedgerRef(ledger_id=ledger.ledger_id, base_offset=base_offset, leader_epoch=self._requirement.leader_epoch)
-            put = Put(record=_with_ledgers(log, (*log.ledgers, ref), log.log_start_offset))
-            return (put, *(Delete(key=ledger_key(old.ledger_id)) for old in dropped))
+            return (Put(record=msgspec.structs.replace(log, ledgers=(*log.ledgers, ref))),)
 
         requirements = (self._requirement, VersionIs(key=key, version=versioned.version))
-        writer = await self._services.ledgers.create(
+        return await self._services.ledgers.create(
             self._spec(topic, base_offset), requirements=requirements, updates=updates, listener=listener
         )
-        self.log_start_offset = log.log_start_offset
-        if dropped:
-            self._dropping = asyncio.get_running_loop().create_task(self._delete([old.ledger_id for old in dropped]))
-        return writer
 
     def _spec(self, topic: Topic, base_offset: int) -> LedgerSpec:
         copies = topic.replication_factor
@@ -95,25 +98,12 @@ class LedgerOpening:
         if leftovers:
             await self._services.ledgers.recover(leftovers, requirements=(self._requirement,))
 
-    async def _delete(self, ledger_ids: list[int]) -> None:
-        """Tell the bookies; if that fails, their own collection finds out."""
-        with contextlib.suppress(StratalogError):
-            await self._services.ledgers.delete(ledger_ids)
 
-    async def close(self) -> None:
-        """Stop telling bookies."""
-        if self._dropping is not None:
-            self._dropping.cancel()
-            await asyncio.gather(self._dropping, return_exceptions=True)
-
-
-def _without_old_ledgers(log: Log) -> tuple[Log, tuple[LedgerRef, ...]]:
-    """The log with only the newest ledgers, and those that it loses."""
-    dropped, kept = log.ledgers[:-KEPT_OF_INTERNAL_TOPIC], log.ledgers[-KEPT_OF_INTERNAL_TOPIC:]
-    if not dropped:
-        return log, ()
-    return _with_ledgers(log, kept, max(log.log_start_offset, kept[0].base_offset)), dropped
-
-
-def _with_ledgers(log: Log, ledgers: tuple[LedgerRef, ...], log_start_offset: int) -> Log:
-    return Log(topic_id=log.topic_id, index=log.index, ledgers=ledgers, log_start_offset=log_start_offset)
+async def _append(writer: LedgerWriter, entry: bytes) -> None:
+    """Append as soon as the ledger client has room: a large checkpoint can exceed what it holds at once."""
+    while True:
+        try:
+            writer.append(entry)
+            return
+        except Overloaded:
+            await asyncio.sleep(_ROOM_RETRY_S)

@@ -22,6 +22,7 @@ from stratalog_bookies.client import LedgerWriter
 from stratalog_broker.internal_topics import InternalTopicApplication
 from stratalog_broker.ledger_index import LedgerIndex
 from stratalog_broker.ledger_opening import LedgerOpening
+from stratalog_broker.ledger_trimming import LedgerTrimming
 from stratalog_broker.partition import Acks, OnDone, OpenNext, PartitionCore, Seal, State
 from stratalog_broker.roll_schedule import RollSchedule
 from stratalog_broker.tail_cache import PartitionTail
@@ -93,6 +94,7 @@ class PartitionLog:
         self._on_lost = on_lost
         self._rolls = rolls
         self._ledger_opening = LedgerOpening(services, topic_partition, self.requirement)
+        self._trimming = None if application is None else LedgerTrimming(services, topic_partition, self.requirement)
         self._writer: LedgerWriter | None = None
         self._being_sealed: dict[int, tuple[Ledger, LedgerIndex]] = {}
         self._opening: asyncio.Task[None] | None = None
@@ -230,6 +232,8 @@ class PartitionLog:
                 on_done(pending.base_offset)
 
     def confirmed(self, lac: int) -> None:
+        if self._trimming is not None:
+            self._trimming.confirmed(lac)
         done = self.core.confirmed(lac)
         if done:
             if self.application is not None:
@@ -295,13 +299,12 @@ class PartitionLog:
 
     async def _open(self, instruction: OpenNext) -> None:
         reports = WriterReports(self)
+        parts = encode_checkpoint(instruction.checkpoint, self._services.settings.checkpoint_part_bytes)
         try:
             async with asyncio.timeout(self._services.settings.append_timeout_ms / 1000):
                 if self._sealing is not None:
                     await asyncio.shield(self._sealing)
-                writer = await self._ledger_opening.open(
-                    self.topic, instruction.base_offset, reports, keep_all=self.application is None
-                )
+                writer = await self._ledger_opening.open(self.topic, instruction.base_offset, reports, parts)
         except (StratalogError, TimeoutError) as failure:
             self._lose(failure if isinstance(failure, StratalogError) else Unavailable("the next ledger did not open in time"))
             return
@@ -309,11 +312,10 @@ class PartitionLog:
             writer.abandon()
             return
         reports.ledger_id = writer.ledger.ledger_id
-        self.core.log_start_offset = max(self.core.log_start_offset, self._ledger_opening.log_start_offset)
         writer.tell_first_copies(self._first_copies_wanted)
         self._writer = writer
-        for part in encode_checkpoint(instruction.checkpoint):
-            writer.append(part)
+        if self._trimming is not None:
+            self._trimming.opened(writer, len(parts))
         self.core.opened(writer.ledger.ledger_id, instruction.base_offset, self._now_ms())
         self._write_queued()
         self._watch_age()
@@ -341,7 +343,8 @@ class PartitionLog:
     def last_word(self) -> bytes:
         """State at the end of what is confirmed, for the next owner; empty if it is larger than one entry."""
         checkpoint = self.core.checkpoint(self._application_state())
-        parts = encode_checkpoint(msgspec.structs.replace(checkpoint, more_is_coming=self._held_busy))
+        checkpoint = msgspec.structs.replace(checkpoint, more_is_coming=self._held_busy)
+        parts = encode_checkpoint(checkpoint, self._services.settings.checkpoint_part_bytes)
         return parts[0] if len(parts) == 1 else b""
 
     async def seal_all(self) -> int:
@@ -393,6 +396,8 @@ class PartitionLog:
             self._writer.abandon()
         if self._retry is not None:
             self._retry.cancel()
+        if self._trimming is not None:
+            self._trimming.stop()
         for pending in self.core.resign():
             pending.settle(None)
         for waiter in self._seal_waiters:
@@ -409,7 +414,6 @@ class PartitionLog:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._ledger_opening.close()
 
     def _now_ms(self) -> int:
         return int(self._services.clock.monotonic() * 1000)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from stratalog_broker.index_cache import HEADS_AT_ONCE, IndexCache, check_end, index_entry
 from stratalog_broker.ledger_index import LedgerIndex
@@ -69,6 +69,14 @@ class TakenOver:
     """Producers were at work when it was handed over."""
 
 
+class _ReadLedger(NamedTuple):
+    """A sealed ledger of the log with its first headers."""
+
+    ledger: Ledger
+    ref: LedgerRef
+    heads: list[EntryHead]
+
+
 class Takeover:
     """The two steps of taking over one partition; many are run side by side."""
 
@@ -97,25 +105,17 @@ class Takeover:
         log = self._services.view.find(Log, log_key(partition.topic_id, partition.index))
         log_start_offset = log.log_start_offset if log is not None else 0
         replay = _Replay(ProducerStates(self._services.settings.producers_max))
-        ledgers: list[tuple[Ledger, LedgerRef, list[EntryHead]]] = []
         refs = log.ledgers if log is not None else ()
         ending = await self._ending(partition, self._closed(refs[-1])) if refs and not recovered else None
+        ledgers: list[_ReadLedger] = []
         if ending is not None:
             replay.load(ending)
-            refs = ()
-        for ref in reversed(refs):
-            ledger = self._closed(ref)
-            read = recovered.get(ref.ledger_id)
-            heads = read.heads if read is not None and read.heads else await self._heads(ledger, 0)
-            ledgers.append((ledger, ref, heads))
-            payloads = [entry.payload for entry in read.entries] if read is not None else []
-            checkpoint = await self._checkpoint(ledger, heads, payloads)
-            if checkpoint is not None:
-                replay.load(checkpoint)
-                break
         else:
-            if ending is None:
+            ledgers = await self._back_to_checkpoint(refs, recovered, replay)
+            if not replay.is_loaded:
                 await self._load_cold(partition, replay)
+            if wants_batches:
+                _require_whole(partition, replay, ledgers[-1].ref.base_offset if ledgers else log_start_offset)
         batches: list[memoryview] = []
         for ledger, ref, heads in reversed(ledgers):
             index = await self._replay(replay, ledger, ref, heads)
@@ -132,6 +132,23 @@ class Takeover:
             batches=batches,
             more_is_coming=ending is not None and ending.more_is_coming,
         )
+
+    async def _back_to_checkpoint(
+        self, refs: Sequence[LedgerRef], recovered: Mapping[int, Recovered], replay: _Replay
+    ) -> list[_ReadLedger]:
+        """The ledgers from the newest back to the one whose checkpoint is complete, which is loaded; all if there is none."""
+        ledgers: list[_ReadLedger] = []
+        for ref in reversed(refs):
+            ledger = self._closed(ref)
+            read = recovered.get(ref.ledger_id)
+            heads = read.heads if read is not None and read.heads else await self._heads(ledger, 0)
+            ledgers.append(_ReadLedger(ledger, ref, heads))
+            payloads = [entry.payload for entry in read.entries] if read is not None else []
+            checkpoint = await self._checkpoint(ledger, heads, payloads)
+            if checkpoint is not None:
+                replay.load(checkpoint)
+                break
+        return ledgers
 
     async def _heads(self, ledger: Ledger, first: int) -> list[EntryHead]:
         """The next headers from entry ``first`` on; none at the ledger's end."""
@@ -163,7 +180,7 @@ class Takeover:
         if not heads or not is_checkpoint(heads[0].head):
             return None
         _, parts = part_position(heads[0].head)
-        if parts > len(heads):
+        if parts > ledger.last_entry + 1:
             return None
         found = list(payloads[:parts])
         while len(found) < parts:
@@ -224,8 +241,10 @@ class _Replay:
         self.next_offset = 0
         self.leader_epochs: list[EpochStart] = []
         self.application_state: bytes | None = None
+        self.is_loaded = False
 
     def load(self, checkpoint: Checkpoint) -> None:
+        self.is_loaded = True
         self.producers.load(checkpoint.producers)
         self.next_offset = checkpoint.offset
         self.leader_epochs = list(checkpoint.leader_epochs)
@@ -246,6 +265,13 @@ class _Replay:
         if len(index) and ref.leader_epoch > last_epoch:
             self.leader_epochs.append(EpochStart(ref.leader_epoch, ref.base_offset))
         self.next_offset = max(self.next_offset, index.end_offset)
+
+
+def _require_whole(partition: Partition, replay: _Replay, begin: int) -> None:
+    """Raise ``Corrupt`` unless an internal topic's state is known up to offset ``begin``, where its replay begins."""
+    if replay.next_offset != begin:
+        known = f"a checkpoint of offset {replay.next_offset}" if replay.is_loaded else "no complete checkpoint"
+        raise Corrupt(f"the log of {identity_of(partition)} begins at offset {begin} and has {known}: its state is lost")
 
 
 def identity_of(partition: Partition) -> TopicPartition:

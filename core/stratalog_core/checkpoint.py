@@ -1,7 +1,7 @@
 """Checkpoint entries: what a partition's owner must know at a ledger's base offset, written before its first batch.
 
-Each ledger begins with one checkpoint in one or more parts (entries 0, 1, …), so that taking over never looks further
-back than one ledger, and tiering learns of producers and transactions without an owner. An owner that hands its
+Each ledger begins with one checkpoint in one or more parts (entries 0, 1, …), so that taking over looks no further back
+than the newest complete one, and tiering learns of producers and transactions without an owner. An owner that hands its
 partition over writes one more of a single part behind the last batch, for whoever is next. A part is::
 
     0  4s  magic b"SLCK"      no record batch begins so: its base offset would exceed 2**62
@@ -103,10 +103,10 @@ def part_position(payload: Buffer) -> tuple[int, int]:
 
 
 def encode_checkpoint(checkpoint: Checkpoint, part_bytes_max: int = PART_BYTES_MAX) -> list[bytes]:
-    """The parts of a checkpoint, in the order in which they become entries."""
+    """The parts of a checkpoint, in the order in which they become entries; larger than asked for if they were too many."""
     body = _encoder.encode(checkpoint)
-    chunks = [body[start : start + part_bytes_max] for start in range(0, len(body), part_bytes_max)]
-    assert len(chunks) <= PARTS_MAX, "a checkpoint is bounded by the broker's limits on producers and group state"
+    part_bytes = max(part_bytes_max, -(-len(body) // PARTS_MAX))
+    chunks = [body[start : start + part_bytes] for start in range(0, len(body), part_bytes)]
     return [_PART.pack(MAGIC, FORMAT_VERSION, 0, part, len(chunks)) + chunk for part, chunk in enumerate(chunks)]
 
 
