@@ -21,6 +21,10 @@ class BookieSettings:
     listen: str = setting("127.0.0.1:0", help="HOST:PORT to serve; port 0 takes any free one")
     advertised: str = setting("", help="HOST:PORT that clients are told; empty: the one that is served")
     rack: str = setting("", help="rack, zone or other failure domain; copies go to different ones where possible")
+    host: str = setting(
+        "",
+        help="machine that the bookie runs on; copies go to different ones where possible; empty: the advertised host",
+    )
     lease_ms: int = setting(
         10_000, minimum=500, maximum=300_000, help="silence after which the bookie counts as dead (milliseconds)"
     )

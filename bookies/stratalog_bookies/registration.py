@@ -62,6 +62,7 @@ class Registration:
             address=address,
             cookie=cookie,
             rack=self._settings.rack,
+            host=self._settings.host,
             read_only=read_only,
             disks=len(self._settings.data_dirs),
             failed_disks=failed_disks,

@@ -2,23 +2,25 @@
 
 A writer seals ledger after ledger. Now and then a bookie loses its disk. It may try to come back with an empty one, and must
 not get in; a new bookie takes its place. When the auditor has made every lost copy anew, the next is lost, until none of the
-disks that the first ledgers were written to is left. Checked: no record names a bookie that lacks entries; in the end all
-ledgers have all their copies, and what was confirmed can be read.
+disks that the first ledgers were written to is left. Bookies share hosts. Checked: no record names a bookie that lacks entries;
+after each loss all closed ledgers get all their copies back, on as many hosts as there are; at the end all that was confirmed
+is readable, and new ledgers span all hosts.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from functools import partial
 from typing import Final
 
 from simulation import roles
 from simulation.audit import Audit
 from simulation.disk import Disk
-from simulation.ledgers import Recoverer, Truth, Writer
+from simulation.ledgers import TOPIC_ID, Recoverer, Truth, Writer
 from simulation.machine import Machine, Ports, World
 from simulation.nemesis import Nemesis, NemesisPlan
-from stratalog_bookies.client import LedgerClient, LedgerClientSettings
+from stratalog_bookies.client import LedgerClient, LedgerClientSettings, LedgerSpec
 from stratalog_core.errors import Invalid, StratalogError
 from stratalog_metadata.records import Bookie, Ledger, LedgerState
 
@@ -28,9 +30,22 @@ BETWEEN_S: Final = 1.5
 ENTRIES_MAX: Final = 100
 ENTRY_PAUSE_S: Final = 0.06
 """As many ledgers as with many more entries, and it is ledgers that are copied and recovered."""
+HOSTS: Final = roles.BOOKIE_HOSTS
+PLACED: Final = 5
+"""Ledgers that are placed at the end."""
 REPLICATED_S: Final = 40
 LOOK_S: Final = 0.25
 READ_S: Final = 60.0
+
+
+class _Silent:
+    def on_first_copy(self, entry_id: int) -> None: ...
+    def on_confirmed(self, lac: int) -> None: ...
+    def on_failed(self, error: StratalogError) -> None: ...
+
+
+def _hosts(bookies: Iterable[str]) -> int:
+    return len({roles.host_of(name) for name in bookies})
 
 
 class Scenario:
@@ -76,7 +91,8 @@ class Scenario:
             await self._until_replicated()
         await self._stop_writing()
         await self._until_replicated()
-        await self._read_everything()
+        await self._in_machine("checker-0", self._read)
+        await self._in_machine("placer-0", self._place)
         self.world.note(f"{len(self._closed())} ledgers, {self.truth.entries_confirmed} entries confirmed, {LOSSES} disks lost")
 
     async def _lose(self, bookie: Machine) -> None:
@@ -113,10 +129,16 @@ class Scenario:
         wanted = [ledger.ledger_id for ledger in self._closed()]
         for _ in range(int(REPLICATED_S / LOOK_S)):
             await self._pass(LOOK_S)
-            wanted = [ledger_id for ledger_id in wanted if self.audit.copies.under_replicated(self._ledger(ledger_id))]
+            wanted = [ledger_id for ledger_id in wanted if not self._is_whole(self._ledger(ledger_id))]
             if not wanted:
                 return
-        raise AssertionError(f"ledgers {wanted[:5]} still lack copies {REPLICATED_S} s after a disk was lost")
+        raise AssertionError(f"ledgers {wanted[:5]} still lack copies or hosts {REPLICATED_S} s after a disk was lost")
+
+    def _is_whole(self, ledger: Ledger) -> bool:
+        """Whether it has all its copies, no two of them on one host while another host could take one."""
+        if self.audit.copies.under_replicated(ledger):
+            return False
+        return all(_hosts(fragment.bookies) == min(ledger.ensemble_size, HOSTS) for fragment in ledger.fragments)
 
     def _ledger(self, ledger_id: int) -> Ledger:
         ledger = self.truth.committed(ledger_id)
@@ -154,9 +176,6 @@ class Scenario:
         metadata = await roles.connect_metadata(ports)
         return LedgerClient(metadata, ports.transport, ports.clock, ports.random, LedgerClientSettings())
 
-    async def _read_everything(self) -> None:
-        await self._in_machine("checker-0", self._read)
-
     async def _read(self, machine: Machine, ports: Ports) -> None:
         client = await self._client(ports)
         for ledger in self._closed():
@@ -169,6 +188,19 @@ class Scenario:
                 found += [bytes(entry.payload) for entry in entries]
             known = self.truth.ledgers[ledger.ledger_id]
             assert found == known.appended[: len(found)], f"ledger {ledger.ledger_id} is another"
+
+    async def _place(self, machine: Machine, ports: Ports) -> None:
+        """All bookies live and this client has seen none fail: nothing excuses two copies on one host."""
+        client = await self._client(ports)
+        for _ in range(PLACED):
+            spec = LedgerSpec(
+                topic_id=TOPIC_ID, partition=1, base_offset=0, leader_epoch=0,
+                ensemble_size=HOSTS, write_quorum=HOSTS, ack_quorum=2,
+            )  # fmt: skip
+            writer = await client.create(spec, updates=lambda ledger: (), listener=_Silent())
+            bookies = writer.ledger.fragments[0].bookies
+            assert _hosts(bookies) == HOSTS, f"a new ledger has two copies on one host: {bookies}"
+            await writer.seal(0)
 
     async def _in_machine(self, name: str, work: roles.Main) -> None:
         machine = Machine(self.world, name, work)

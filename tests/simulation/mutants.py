@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
-from simulation import mutants_of_bookies, mutants_of_clusters, mutants_of_metadata
+from simulation import mutants_of_bookies, mutants_of_clusters, mutants_of_copies, mutants_of_metadata
 from simulation.runs import run_one
 
 SEEDS = 30
@@ -48,7 +48,7 @@ def all_mutants() -> list[Mutant]:
     families = (
         ("ledgers", mutants_of_bookies.MUTANTS),
         ("duels", (*mutants_of_bookies.IN_DUELS, *mutants_of_clusters.IN_DUELS)),
-        ("lost-disks", mutants_of_bookies.IN_LOST_DISKS),
+        ("lost-disks", (*mutants_of_bookies.IN_LOST_DISKS, *mutants_of_copies.IN_LOST_DISKS)),
         ("quorum", mutants_of_metadata.MUTANTS),
         ("members", mutants_of_metadata.IN_MEMBERS),
         ("owners", mutants_of_clusters.IN_OWNERS),

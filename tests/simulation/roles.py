@@ -26,6 +26,8 @@ from stratalog_tiering.worker import TieringWorker
 METADATA_NODES: Final = 3
 METADATA_PORT: Final = 9300
 BOOKIE_PORT: Final = 9400
+BOOKIE_HOSTS: Final = 3
+BOOKIE_RACKS: Final = 2
 KAFKA_PORT: Final = 9092
 CLUSTER_ID: Final = "simulated-cluster-0001"
 START_TIMEOUT_S: Final = 120.0
@@ -84,11 +86,18 @@ async def connect_metadata(ports: Ports) -> QuorumClient:
     return client
 
 
+def host_of(bookie: str) -> str:
+    """The host of a simulated bookie: bookies with numbers that differ by ``BOOKIE_HOSTS`` share one."""
+    return f"host-{int(bookie.rpartition('-')[2]) % BOOKIE_HOSTS}"
+
+
 async def run_bookie(machine: Machine, ports: Ports, **others: Any) -> None:
     settings = BookieSettings(
         bookie_id=machine.name,
         data_dirs=("disk",),
         listen=f"{machine.name}:{BOOKIE_PORT}",
+        host=host_of(machine.name),
+        rack=f"rack-{number_of(machine) % BOOKIE_HOSTS % BOOKIE_RACKS}",
         lease_ms=2_000,
         log_file_bytes=256 * 1024,
         spare_files=1,

@@ -144,13 +144,11 @@ class Auditor:
             return
         ledger, version = found.record, found.version
         candidates = weigh(self._directory.candidates(ledger_id), self._stands)
-        all_moved = True
-        for move in plan_moves(ledger, self._lost_now().of(ledger_id), self._draining(), candidates, self._random):
+        moves = plan_moves(ledger, self._lost_now().of(ledger_id), self._draining(), candidates, self._random)
+        for move in moves:
             if await self._fill(ledger, move.fragment, move.position, move.target):
                 ledger, version = await self._commit(ledger, version, move, guards)
-            else:
-                all_moved = False
-        if all_moved:
+        if not moves:
             self._progress.placed(ledger)
         await self._fill_gaps(ledger)
 

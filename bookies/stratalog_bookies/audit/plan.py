@@ -1,9 +1,9 @@
 """Which copies of which closed ledgers have to be moved, and where to: sans-IO.
 
-A copy moves if its bookie is lost or draining, or if two of a fragment's bookies share a rack although a bookie of a rack that
-the fragment does not use could take one. What always holds: only closed ledgers are touched (an open one belongs to its writer,
-one in recovery to whoever recovers it); a target is live, takes ledgers and is not in the ensemble; a move for the sake of
-racks makes one more rack hold the fragment. Nothing here copies or commits.
+A copy moves if its bookie is lost or draining, or if another bookie would let the fragment span more hosts, or more racks on as
+many hosts. What always holds: only closed ledgers are touched (an open one belongs to its writer, one in recovery to whoever
+recovers it); a target is live, takes ledgers and is not in the ensemble; a move of a misplaced copy raises the fragment's
+``Spread``, so that such moves end. Nothing here copies or commits.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from stratalog_bookies.audit.lost_bookies import Gone
-from stratalog_bookies.client.placement import Candidate, choose_replacements
+from stratalog_bookies.client.placement import Candidate, best_spread, choose_replacements, spread_of
 from stratalog_core.ports import Random
 from stratalog_metadata.records import Fragment, Ledger, LedgerState
 
@@ -105,25 +105,22 @@ def _replace(
 
 
 def _spread(number: int, fragment: Fragment, candidates: Sequence[Candidate], random: Random) -> list[Move]:
-    """Move one copy to a rack that has none, if two share a rack."""
-    position = _sharing_a_rack(fragment, candidates)
-    if position is None:
+    """The one move that raises the fragment's spread most; nothing if a member is not live, because it may come back."""
+    known = {each.bookie_id: each for each in candidates if each.live}
+    if any(name not in known for name in fragment.bookies):
         return []
-    racks = {each.rack for each in candidates if each.bookie_id in fragment.bookies}
-    elsewhere = [each for each in candidates if each.rack not in racks]
-    chosen = choose_replacements(elsewhere, fragment.bookies, (position,), random)
-    return [Move(fragment=number, position=place, target=target, cause=Cause.MISPLACED) for place, target in chosen.items()]
-
-
-def _sharing_a_rack(fragment: Fragment, candidates: Sequence[Candidate]) -> int | None:
-    """The first position whose rack an earlier one has; None if a bookie is not live, for then its place is not settled."""
-    racks = {each.bookie_id: each.rack for each in candidates if each.live}
-    used: set[str] = set()
-    found: int | None = None
-    for position, name in enumerate(fragment.bookies):
-        if name not in racks:
-            return None
-        if racks[name] in used and found is None:
-            found = position
-        used.add(racks[name])
-    return found
+    members = [known[name] for name in fragment.bookies]
+    spread = spread_of(members)
+    takers = [each for each in known.values() if each.takes_ledgers and each.bookie_id not in fragment.bookies]
+    if spread == best_spread([*members, *takers], len(members)):
+        return []
+    random.shuffle(takers)
+    options = [
+        (spread_of([*members[:position], taker, *members[position + 1 :]]), -taker.load, position, taker)
+        for taker in takers
+        for position in range(len(members))
+    ]
+    found, _, position, taker = max(options, key=lambda option: option[:3])
+    if found <= spread:
+        return []
+    return [Move(fragment=number, position=position, target=taker.bookie_id, cause=Cause.MISPLACED)]

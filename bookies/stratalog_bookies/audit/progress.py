@@ -1,7 +1,7 @@
 """What the auditor has found in order and need not look at again. Pure; bounded by the closed ledgers that there are.
 
-A copy that was complete stays so: bookies lose entries only with their disks, and then they are lost as a whole. Where the
-racks allow a ledger's copies to be is looked at again when a bookie comes, goes or changes.
+A copy that was complete stays so: bookies lose entries only with their disks, and then they are lost as a whole. Placements are
+checked again when a bookie comes, goes or changes.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ class Progress:
     def __init__(self) -> None:
         self._complete: dict[int, set[_Copy]] = {}
         self._placed: set[int] = set()
-        self._places: tuple[tuple[str, str, bool], ...] = ()
+        self._places: tuple[tuple[str, str, str, bool], ...] = ()
 
     def begin(self, ledgers: Iterable[Ledger], candidates: Sequence[Candidate]) -> None:
         """A new look: forget ledgers that are gone, and all placements if there are other bookies to choose from."""
         known = {ledger.ledger_id for ledger in ledgers if ledger.state is LedgerState.CLOSED}
         self._complete = {ledger_id: copies for ledger_id, copies in self._complete.items() if ledger_id in known}
-        places = tuple((each.bookie_id, each.rack, each.live and each.takes_ledgers) for each in candidates)
+        places = tuple((each.bookie_id, each.host, each.rack, each.live and each.takes_ledgers) for each in candidates)
         self._placed = self._placed & known if places == self._places else set()
         self._places = places
 

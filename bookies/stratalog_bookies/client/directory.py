@@ -55,6 +55,7 @@ class BookieDirectory:
             Candidate(
                 bookie_id=each.bookie_id,
                 rack=each.rack,
+                host=each.failure_host,
                 live=each.session_id != 0 and not self.health.is_avoided(each.bookie_id, now),
                 read_only=each.read_only or (ledger_id is not None and each.has_failed_for(ledger_id)),
                 draining=each.draining,

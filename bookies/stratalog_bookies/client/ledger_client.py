@@ -16,11 +16,12 @@ from stratalog_bookies.client.ledger_reads import LacNews, LedgerReads
 from stratalog_bookies.client.ledger_records import Superseded
 from stratalog_bookies.client.ledger_recovery import LedgerRecoveries, Recovered
 from stratalog_bookies.client.ledger_writer import LedgerWriter
-from stratalog_bookies.client.placement import choose_ensemble
+from stratalog_bookies.client.placement import choose_ensemble, require_bookies
 from stratalog_bookies.client.record_puts import RecordPuts
 from stratalog_bookies.client.requests import BookieRequests
 from stratalog_bookies.client.sender import AddSender
 from stratalog_bookies.client.services import EntryHolder, HeldBytes, Services
+from stratalog_bookies.client.spread_watch import SpreadWatch
 from stratalog_core.errors import LedgerFenced
 from stratalog_core.ports import Clock, Random, Transport
 from stratalog_metadata.api import MetadataClient
@@ -61,8 +62,13 @@ class LedgerClient:
         )  # fmt: skip
         self._recoveries = LedgerRecoveries(self._services, self._reads)
         self._ids = LedgerIds(metadata, settings.ledger_id_block)
+        self._spread = SpreadWatch()
         self._loop = asyncio.get_running_loop()
         self._tick = self._loop.call_later(settings.tick_ms / 1000, self._on_tick)
+
+    def require_bookies(self, write_quorum: int, ack_quorum: int) -> None:
+        """Raises ``NotEnoughBookies`` if no ledger with these quorums could be opened now, as far as this process knows."""
+        require_bookies(self._services.directory.candidates(), write_quorum, write_quorum, ack_quorum)
 
     async def create(
         self,
@@ -83,6 +89,7 @@ class LedgerClient:
         ensemble = choose_ensemble(
             candidates, spec.ensemble_size, spec.write_quorum, spec.ack_quorum, self._services.random
         )  # fmt: skip
+        self._spread.chosen(ensemble, candidates)
         ledger = Ledger(
             ledger_id=ledger_id, topic_id=spec.topic_id, partition=spec.partition, base_offset=spec.base_offset,
             leader_epoch=spec.leader_epoch, write_quorum=spec.write_quorum, ack_quorum=spec.ack_quorum,

@@ -1,12 +1,16 @@
-"""Which bookies a ledger gets, pure: live ones in different racks first, the less loaded before the more, ties by chance.
+"""Chooses the bookies of a ledger. Pure.
 
-A bookie that is down but registered may fill a place that nobody else can, as long as every entry still reaches Qa live ones:
-the ledger is then born degraded and heals when the bookie returns, instead of not being born. Read-only and draining ones are
-never chosen.
+Hosts and racks are failure domains. An ensemble spans as many hosts as it can, then as many racks, then prefers bookies with
+less load; chance decides among equals. If each host is in one rack, it spans as many racks as it can, too.
+
+Live bookies come first. A registered bookie that is down may fill a place that no live one can, as long as every entry still
+reaches Qa live bookies: the ledger then starts degraded and is completed when the bookie returns (ADR 28). Read-only and
+draining bookies are never chosen.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -21,6 +25,7 @@ class Candidate:
 
     bookie_id: str
     rack: str
+    host: str = ""
     live: bool
     read_only: bool = False
     draining: bool = False
@@ -32,22 +37,49 @@ class Candidate:
         return not self.read_only and not self.draining
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Spread:
+    """How many hosts and racks hold copies; a greater value is a better placement."""
+
+    hosts: int
+    racks: int
+
+
+def spread_of(members: Iterable[Candidate]) -> Spread:
+    """The spread of an ensemble."""
+    known = list(members)
+    return Spread(len({each.host for each in known}), len({each.rack for each in known}))
+
+
+def best_spread(candidates: Iterable[Candidate], ensemble_size: int) -> Spread:
+    """The spread that ``ensemble_size`` places could have over the hosts and racks of ``candidates``."""
+    spread = spread_of(candidates)
+    return Spread(min(spread.hosts, ensemble_size), min(spread.racks, ensemble_size))
+
+
+def require_bookies(candidates: Iterable[Candidate], ensemble_size: int, write_quorum: int, ack_quorum: int) -> None:
+    """Raises ``NotEnoughBookies`` if no ensemble can be chosen."""
+    writable = [candidate for candidate in candidates if candidate.takes_ledgers]
+    live = sum(candidate.live for candidate in writable)
+    live_wanted = ensemble_size - (write_quorum - ack_quorum)
+    if live < live_wanted or len(writable) < ensemble_size:
+        raise NotEnoughBookies(
+            f"an ensemble of {ensemble_size} (write quorum {write_quorum}, ack quorum {ack_quorum}) needs {ensemble_size}"
+            f" bookies, {live_wanted} of them live; {len(writable)} are writable and {live} live: start more bookies"
+        )
+
+
 def choose_ensemble(
     candidates: Iterable[Candidate], ensemble_size: int, write_quorum: int, ack_quorum: int, random: Random
 ) -> tuple[str, ...]:
     """Bookies for a new ledger, in random order. Raises ``NotEnoughBookies``, ``Invalid``."""
     check_quorums(ensemble_size, write_quorum, ack_quorum)
-    writable = [candidate for candidate in candidates if candidate.takes_ledgers]
-    live = [candidate for candidate in writable if candidate.live]
-    live_wanted = ensemble_size - (write_quorum - ack_quorum)
-    if len(live) < live_wanted or len(writable) < ensemble_size:
-        raise NotEnoughBookies(
-            f"an ensemble of {ensemble_size} (write quorum {write_quorum}, ack quorum {ack_quorum}) needs {ensemble_size}"
-            f" bookies, {live_wanted} of them live; {len(writable)} are writable and {len(live)} live: start more bookies"
-        )
+    known = list(candidates)
+    require_bookies(known, ensemble_size, write_quorum, ack_quorum)
+    live = [candidate for candidate in known if candidate.takes_ledgers and candidate.live]
+    down = [candidate for candidate in known if candidate.takes_ledgers and not candidate.live]
     chosen = _spread(_ranked(live, random), (), ensemble_size)
-    down = [candidate for candidate in writable if not candidate.live]
-    chosen += _spread(_ranked(down, random), [candidate.rack for candidate in chosen], ensemble_size - len(chosen))
+    chosen += _spread(_ranked(down, random), chosen, ensemble_size - len(chosen))
     random.shuffle(chosen)
     return tuple(candidate.bookie_id for candidate in chosen)
 
@@ -58,8 +90,8 @@ def choose_replacements(
     """A live bookie for as many of the failed ``positions`` as there are; a bookie never takes a second place."""
     known = {candidate.bookie_id: candidate for candidate in candidates}
     spare = [each for each in known.values() if each.live and each.takes_ledgers and each.bookie_id not in ensemble]
-    racks = [known[name].rack for place, name in enumerate(ensemble) if place not in positions and name in known]
-    chosen = _spread(_ranked(spare, random), racks, len(positions))
+    staying = [known[name] for place, name in enumerate(ensemble) if place not in positions and name in known]
+    chosen = _spread(_ranked(spare, random), staying, len(positions))
     return {position: candidate.bookie_id for position, candidate in zip(sorted(positions), chosen, strict=False)}
 
 
@@ -69,16 +101,16 @@ def _ranked(candidates: list[Candidate], random: Random) -> list[Candidate]:
     return sorted(shuffled, key=lambda candidate: candidate.load)
 
 
-def _spread(ranked: list[Candidate], racks_taken: Collection[str], count: int) -> list[Candidate]:
-    """The first ``count``, each from the rack least used so far; the ranking decides among equals."""
-    uses: dict[str, int] = {}
-    for rack in racks_taken:
-        uses[rack] = uses.get(rack, 0) + 1
+def _spread(ranked: list[Candidate], members: Collection[Candidate], count: int) -> list[Candidate]:
+    """``count`` more members, each from the host, then the rack, that has the fewest; the ranking decides among equals."""
+    hosts = Counter(member.host for member in members)
+    racks = Counter(member.rack for member in members)
     left = list(ranked)
     chosen: list[Candidate] = []
     while left and len(chosen) < count:
-        best = min(left, key=lambda candidate: uses.get(candidate.rack, 0))
+        best = min(left, key=lambda candidate: (hosts[candidate.host], racks[candidate.rack]))
         left.remove(best)
         chosen.append(best)
-        uses[best.rack] = uses.get(best.rack, 0) + 1
+        hosts[best.host] += 1
+        racks[best.rack] += 1
     return chosen

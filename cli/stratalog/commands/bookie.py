@@ -22,7 +22,7 @@ from stratalog_metadata.records import Ledger
 _SCRUB_COLUMNS = (
     "bookie", "disk", "state", "checked_bytes", "total_bytes", "entries", "damaged", "healed", "unhealable", "broken_files"
 )  # fmt: skip
-_COLUMNS = ("bookie", "state", "rack", "address", "fragments", "remark")
+_COLUMNS = ("bookie", "state", "host", "rack", "address", "fragments", "remark")
 
 
 @click.group(invoke_without_command=True)
@@ -38,7 +38,7 @@ def bookie(context: click.Context, config: Path | None) -> None:
 @quorum_options
 @json_option
 def list_bookies(data: Path | None, metadata: str | None, as_json: bool) -> None:
-    """List bookies: their state, rack, in how many fragments of ledgers each stands, and what they say is wrong."""
+    """List bookies: their state, host and rack, in how many fragments of ledgers each stands, and what they say is wrong."""
     rows = asyncio.run(_rows(metadata_of(data, metadata)))
     print_listing("bookies", rows, _COLUMNS, as_json=as_json)
 

@@ -11,7 +11,7 @@ from stratalog.local.state import ClusterState
 from stratalog.tier.session import metadata_session, store_session
 from stratalog_core.errors import NotFound, StratalogError
 from stratalog_metadata.api import MetadataView
-from stratalog_metadata.records import Bookie, Broker, Ledger, LedgerState, Partition, TieringWorker, TierStatus
+from stratalog_metadata.records import Bookie, Broker, Ledger, LedgerState, Partition, TieringWorker, TierStatus, Topic
 
 _PROBE_KEY = "cluster.json"
 
@@ -47,6 +47,7 @@ def _check_view(view: MetadataView) -> Iterator[Finding]:
     else:
         yield ok("partitions", f"{sum(1 for _ in view.all(Partition))}, all owned")
     yield _check_ledgers(view)
+    yield check_placement(view)
     yield _check_tiering(view)
 
 
@@ -76,6 +77,23 @@ def _check_ledgers(view: MetadataView) -> Finding:
             "start the bookies that are down, or let the auditor copy anew",
         )
     return ok("ledgers", f"{len(ledgers)} hot, {opened} of them open")
+
+
+def check_placement(view: MetadataView) -> Finding:
+    """Whether copies share a host although they need not, or must because there are too few hosts."""
+    bookies = list(view.all(Bookie))
+    host_of = {bookie.bookie_id: bookie.failure_host for bookie in bookies}
+    hosts = {bookie.failure_host for bookie in bookies if bookie.session_id and not bookie.draining}
+    ensembles = [fragment.bookies for ledger in view.all(Ledger) for fragment in ledger.fragments]
+    sharing = sum(len({host_of.get(name, name) for name in names}) < min(len(names), len(hosts)) for names in ensembles)
+    copies = max((topic.replication_factor for topic in view.all(Topic)), default=1)
+    if sharing:
+        detail = f"{sharing} of {len(ensembles)} fragments of ledgers have two copies on one host"
+        return warn("placement", detail, "the auditor moves closed ones apart: see the bookies' logs if this stays")
+    if 1 < len(hosts) < copies:
+        detail = f"{len(hosts)} hosts for up to {copies} copies: some share a host"
+        return warn("placement", detail, "start bookies on more hosts, or set [bookie] host where the address misleads")
+    return ok("placement", f"copies span up to {min(copies, len(hosts))} of {len(hosts)} hosts")
 
 
 def _check_tiering(view: MetadataView) -> Finding:

@@ -23,6 +23,7 @@ def bookie_rows(view: MetadataView) -> list[Row]:
             "live": each.session_id != 0,
             "read_only": each.read_only,
             "draining": each.draining,
+            "host": each.failure_host,
             "rack": each.rack,
             "address": each.address,
             "fragments": stands[each.bookie_id],

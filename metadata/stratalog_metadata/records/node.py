@@ -36,7 +36,7 @@ class Bookie(RecordBase, frozen=True, kw_only=True, tag="bookie"):
 
     ``draining``: an operator decommissions it. It gets no new ledgers, and the auditor moves its closed ones to others.
     Of its ``disks`` those in ``failed_disks`` (positions) cannot be used: ledgers whose id modulo ``disks`` is among them are
-    lost there, and no others.
+    lost there, and no others. ``host`` names the machine that it shares with other bookies; empty: the address tells it.
     """
 
     bookie_id: str
@@ -48,9 +48,15 @@ class Bookie(RecordBase, frozen=True, kw_only=True, tag="bookie"):
     draining: bool = False
     disks: int = 1
     failed_disks: tuple[int, ...] = ()
+    host: str = ""
 
     def key(self) -> str:
         return bookie_key(self.bookie_id)
+
+    @property
+    def failure_host(self) -> str:
+        """The machine that takes this bookie down with it."""
+        return self.host or self.address.rpartition(":")[0]
 
     def has_failed_for(self, ledger_id: int) -> bool:
         """Whether the disk that a ledger belongs on has failed."""

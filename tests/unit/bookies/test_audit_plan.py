@@ -15,7 +15,7 @@ from stratalog_bookies.audit.plan import Cause, in_need, loads, plan_moves, weig
 from stratalog_bookies.audit.progress import Progress
 from stratalog_bookies.audit.shares import WINDOW_ENTRIES, runs, share_of
 from stratalog_bookies.client.fragments import with_moved, write_bookies
-from stratalog_bookies.client.placement import Candidate
+from stratalog_bookies.client.placement import Candidate, best_spread, spread_of
 from stratalog_metadata.records import Bookie, Fragment, Ledger, LedgerState
 
 NAMES = [f"b{number}" for number in range(8)]
@@ -31,12 +31,12 @@ def closed(
     )  # fmt: skip
 
 
-def live(name: str, rack: str = "", load: float = 0.0) -> Candidate:
-    return Candidate(bookie_id=name, rack=rack, live=True, load=load)
+def live(name: str, rack: str = "", load: float = 0.0, host: str = "") -> Candidate:
+    return Candidate(bookie_id=name, rack=rack, host=host or f"host of {name}", live=True, load=load)
 
 
 def down(name: str, rack: str = "") -> Candidate:
-    return Candidate(bookie_id=name, rack=rack, live=False)
+    return Candidate(bookie_id=name, rack=rack, host=f"host of {name}", live=False)
 
 
 def bookie(name: str, *, session_id: int) -> Bookie:
@@ -165,6 +165,35 @@ def test_two_copies_in_one_rack_are_spread_when_another_rack_has_room() -> None:
     assert plan_moves(ledger, frozenset(), frozenset(), candidates[:-1], Random(1)) == []
 
 
+def test_two_copies_on_one_host_are_spread_when_another_host_has_room() -> None:
+    ledger = closed((0, ("b0", "b1", "b2")))
+    candidates = [live("b0", host="h0"), live("b1", host="h1"), live("b2", host="h1"), live("b3", host="h0")]
+    assert plan_moves(ledger, frozenset(), frozenset(), candidates, Random(1)) == []
+    candidates.append(live("b4", host="h2"))
+    (move,) = plan_moves(ledger, frozenset(), frozenset(), candidates, Random(1))
+    assert (move.position, move.target, move.cause) == (2, "b4", Cause.MISPLACED)
+
+
+@given(
+    places=st.lists(st.sampled_from(["r0/0", "r0/1", "r1/0", "r1/1", "r2/0"]), min_size=5, max_size=8),
+    size=st.integers(1, 5),
+    seed=st.integers(0, 99),
+)
+def test_copies_move_until_no_host_or_rack_could_hold_one_more(places: list[str], size: int, seed: int) -> None:
+    """Each host is in one rack; whatever the ensemble was, look after look ends at the best spread, in few moves."""
+    candidates = [live(f"b{number}", place[:2], host=place) for number, place in enumerate(places)]
+    known = {each.bookie_id: each for each in candidates}
+    ledger = closed((0, tuple(known)[:size]))
+    moves_made = 0
+    while moves := plan_moves(ledger, frozenset(), frozenset(), candidates, Random(seed)):
+        for move in moves:
+            ledger = with_moved(ledger, move.fragment, move.position, move.target)
+            moves_made += 1
+    members = [known[name] for name in ledger.fragments[0].bookies]
+    assert spread_of(members) == best_spread(candidates, size)
+    assert moves_made <= 2 * size
+
+
 def test_racks_are_not_repaired_while_a_bookie_is_away() -> None:
     ledger = closed((0, ("b0", "b1", "b2")))
     candidates = [down("b0", "r0"), live("b1", "r1"), live("b2", "r1"), live("b4", "r2")]
@@ -200,7 +229,8 @@ def situations(draw: st.DrawFn) -> tuple[Ledger, list[Candidate], frozenset[str]
     draining = draw(st.frozensets(st.sampled_from(NAMES), max_size=3))
     candidates = [
         Candidate(
-            bookie_id=name, rack=draw(st.sampled_from(["r0", "r1", "r2"])), live=name not in lost and draw(st.booleans()),
+            bookie_id=name, rack=draw(st.sampled_from(["r0", "r1", "r2"])), host=draw(st.sampled_from(["h0", "h1", "h2"])),
+            live=name not in lost and draw(st.booleans()),
             read_only=draw(st.booleans()), draining=name in draining, load=draw(st.integers(0, 3)),
         )
         for name in draw(st.sets(st.sampled_from(NAMES)).map(sorted))
@@ -215,7 +245,7 @@ def test_every_plan_keeps_the_rules(
     """Targets are live and fit, ensembles stay sets, and what could be replaced is; nothing but bookies changes."""
     ledger, candidates, lost, draining = situation
     fit = {each.bookie_id for each in candidates if each.live and each.takes_ledgers}
-    racks = {each.bookie_id: each.rack for each in candidates}
+    known = {each.bookie_id: each for each in candidates}
     moves = plan_moves(ledger, lost, draining, candidates, Random(seed))
     assert len({(move.fragment, move.position) for move in moves}) == len(moves)
     moved = ledger
@@ -227,7 +257,7 @@ def test_every_plan_keeps_the_rules(
         assert len(set(after)) == len(before)
         if move.cause is Cause.MISPLACED:
             assert not {*before} & (lost | draining)
-            assert len({racks[name] for name in after}) == len({racks[name] for name in before}) + 1
+            assert spread_of([known[name] for name in after]) > spread_of([known[name] for name in before])
         else:
             assert before[move.position] in (lost if move.cause is Cause.LOST else draining)
     for before_fragment, after_fragment in zip(ledger.fragments, moved.fragments, strict=True):

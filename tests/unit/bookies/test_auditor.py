@@ -146,6 +146,20 @@ async def test_copies_in_one_rack_are_spread_when_another_rack_comes(cluster: Cl
     assert await cluster.missing(moved) == 0
 
 
+async def test_copies_on_one_host_are_spread_as_other_hosts_come(cluster: Cluster) -> None:
+    """All three copies are on one host; each host that comes takes one, and what was moved is whole."""
+    for number in range(3):
+        await cluster.start_bookie(f"b{number}", host="h0")
+    ledger_id = (await cluster.sealed()).ledger_id
+    for number in (8, 9):
+        await cluster.start_bookie(f"b{number}", host=f"h{number}")
+    await eventually(lambda: {"b8", "b9"} < cluster.named(ledger_id))
+    assert await cluster.missing(cluster.stored(ledger_id)) == 0
+    assert await cluster.read_back(ledger_id) == PAYLOADS
+    fresh = await cluster.sealed()
+    assert {"b8", "b9"} < set(fresh.fragments[0].bookies), "the next ledger spans the hosts from the start"
+
+
 async def test_another_auditor_takes_over_from_one_that_is_gone(cluster: Cluster) -> None:
     for number in range(4):
         await cluster.start_bookie(f"b{number}")

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stratalog_bookies.client.bookie_health import BookieHealth
-from stratalog_bookies.client.placement import Candidate, choose_ensemble, choose_replacements
+from stratalog_bookies.client.placement import Candidate, best_spread, choose_ensemble, choose_replacements, spread_of
 from stratalog_core.errors import NotEnoughBookies
 
 candidates = st.lists(
@@ -17,6 +17,7 @@ candidates = st.lists(
         Candidate,
         bookie_id=st.integers(0, 20).map(lambda number: f"b{number}"),
         rack=st.sampled_from("xyz"),
+        host=st.sampled_from(["", "h1", "h2", "h3"]),
         live=st.booleans(),
         read_only=st.booleans(),
         load=st.integers(0, 3).map(float),
@@ -25,8 +26,10 @@ candidates = st.lists(
 )
 
 
-def bookie(name: str, rack: str = "", *, live: bool = True, read_only: bool = False, load: float = 0.0) -> Candidate:
-    return Candidate(bookie_id=name, rack=rack, live=live, read_only=read_only, load=load)
+def bookie(
+    name: str, rack: str = "", *, host: str = "", live: bool = True, read_only: bool = False, load: float = 0.0
+) -> Candidate:
+    return Candidate(bookie_id=name, rack=rack, host=host, live=live, read_only=read_only, load=load)
 
 
 @given(candidates=candidates, quorums=st.sampled_from([(1, 1, 1), (3, 3, 2), (3, 2, 2), (5, 3, 2)]), seed=st.integers())
@@ -45,9 +48,38 @@ def test_an_ensemble_is_writable_distinct_live_enough_and_spread(
     assert len(set(chosen)) == len(chosen) == ensemble_size
     assert set(chosen) <= set(writable)
     assert len(live & set(chosen)) == min(len(live), ensemble_size)
-    racks_possible = {writable[name].rack for name in live}
-    racks = {writable[name].rack for name in chosen if name in live}
-    assert len(racks) == min(len(racks_possible), len(live & set(chosen)))
+    hosts_possible = {writable[name].host for name in live}
+    hosts = {writable[name].host for name in chosen if name in live}
+    assert len(hosts) == min(len(hosts_possible), len(live & set(chosen)))
+
+
+@given(
+    places=st.lists(st.sampled_from(["x/1", "x/2", "y/1", "y/2", "z/1"]), min_size=1, max_size=12),
+    ensemble_size=st.integers(1, 5),
+    seed=st.integers(),
+)
+def test_hosts_and_racks_are_both_spanned_as_far_as_they_go(places: list[str], ensemble_size: int, seed: int) -> None:
+    """Each host is in one rack. No two copies share a host or a rack while one that holds none is left."""
+    known = [bookie(f"b{number}", place[0], host=place) for number, place in enumerate(places)]
+    if len(known) < ensemble_size:
+        return
+    chosen = set(choose_ensemble(known, ensemble_size, ensemble_size, ensemble_size, Random(seed)))
+    members = [each for each in known if each.bookie_id in chosen]
+    assert spread_of(members) == best_spread(known, ensemble_size)
+    ensemble = [each.bookie_id for each in members]
+    spare = [each for each in known if each.bookie_id not in chosen]
+    replacements = choose_replacements(known, ensemble, (0,), Random(seed))
+    assert len(replacements) == min(len(spare), 1)
+    for position, name in replacements.items():
+        others = [each for each in members if each is not members[position]]
+        options = [spread_of([*others, each]) for each in spare]
+        assert spread_of([*others, next(each for each in known if each.bookie_id == name)]) == max(options)
+
+
+def test_a_rack_of_one_host_does_not_take_two_copies_while_another_host_is_free() -> None:
+    known = [bookie("a", "x", host="h1"), bookie("b", "x", host="h1"), bookie("c", "y", host="h2"), bookie("d", "y", host="h3")]
+    for seed in range(20):
+        assert {"c", "d"} < set(choose_ensemble(known, 3, 3, 2, Random(seed)))
 
 
 def test_the_less_loaded_first() -> None:
