@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import OrderedDict
 from typing import Final
 
@@ -11,6 +10,7 @@ from stratalog_broker.ledger_index import LedgerIndex
 from stratalog_core.batch import HEADER_BYTES, read_header
 from stratalog_core.checkpoint import is_checkpoint
 from stratalog_core.errors import Corrupt
+from stratalog_core.loads import Loads
 from stratalog_metadata.records import Ledger
 
 HEADS_AT_ONCE: Final = 8192
@@ -25,7 +25,7 @@ class IndexCache:
         self._bytes_max = bytes_max
         self._bytes = 0
         self._indexes: OrderedDict[int, LedgerIndex] = OrderedDict()
-        self._building: dict[int, asyncio.Task[LedgerIndex]] = {}
+        self._building: Loads[int, LedgerIndex] = Loads()
 
     def put(self, ledger_id: int, index: LedgerIndex) -> None:
         """Keep the index of a ledger that has been sealed."""
@@ -48,17 +48,8 @@ class IndexCache:
         if index is not None:
             self._indexes.move_to_end(ledger.ledger_id)
             return index
-        building = self._building.get(ledger.ledger_id)
-        if building is None:
-            building = asyncio.get_running_loop().create_task(self._build(ledger))
-            self._building[ledger.ledger_id] = building
-            building.add_done_callback(lambda task: self._built(ledger.ledger_id, task))
-        return await asyncio.shield(building)
-
-    def _built(self, ledger_id: int, task: asyncio.Task[LedgerIndex]) -> None:
-        del self._building[ledger_id]
-        if not task.cancelled() and task.exception() is None:
-            self.put(ledger_id, task.result())
+        # Kept although its readers give up: the index of a large ledger can take longer than one read may.
+        return await self._building.get(ledger.ledger_id, lambda: self._build(ledger), keep=True)
 
     async def _build(self, ledger: Ledger) -> LedgerIndex:
         index = LedgerIndex(ledger.base_offset)
@@ -67,13 +58,12 @@ class IndexCache:
             for entry in await self._ledgers.read_headers(ledger, first, last):
                 index_entry(index, entry.entry_id, entry.head)
         check_end(index, ledger)
+        self.put(ledger.ledger_id, index)
         return index
 
     async def close(self) -> None:
         """Stop what is being built."""
-        for task in list(self._building.values()):
-            task.cancel()
-        await asyncio.gather(*self._building.values(), return_exceptions=True)
+        await self._building.close()
 
 
 def index_entry(index: LedgerIndex, entry_id: int, head: bytes | memoryview) -> None:

@@ -14,10 +14,10 @@ from typing import Final
 
 from stratalog_core.config import setting
 from stratalog_core.errors import Corrupt, NoSuchObject
+from stratalog_core.loads import Loads
 from stratalog_core.ports import Background, Clock, Files
 from stratalog_tiering.block_cache import BlockKey, CachedBlock, DiskCache, LruCache
 from stratalog_tiering.footer import BlockEntry, SegmentFooter
-from stratalog_tiering.loads import Loads
 from stratalog_tiering.manifest import SegmentEntry
 from stratalog_tiering.segment import check_block
 from stratalog_tiering.store import ObjectStore
@@ -50,13 +50,14 @@ class BlockSource:
         background: Background | None = None,
     ) -> None:
         self._store = store
+        self._clock = clock
         self._disk: DiskCache | None = None
         if files is not None and background is not None and settings.disk_bytes:
             self._disk = DiskCache(files, background, settings.disk_bytes)
         self._blocks: LruCache[BlockKey, CachedBlock] = LruCache(
             settings.memory_bytes, lambda block: len(block.content), self._evicted
         )
-        self._loads: Loads[BlockKey, CachedBlock] = Loads(clock)
+        self._loads: Loads[BlockKey, CachedBlock] = Loads()
         self._fetch_limit = asyncio.Semaphore(settings.fetch_reads)
         self._read_ahead_limit = asyncio.Semaphore(settings.read_ahead_reads)
         self._disk_writes: set[asyncio.Task[None]] = set()
@@ -71,7 +72,8 @@ class BlockSource:
         cached = self._blocks.get(key)
         if cached is not None:
             return cached
-        return await self._loads.get(key, self._loader(entry, index, footer.blocks[index], self._fetch_limit), deadline)
+        load = self._loader(entry, index, footer.blocks[index], self._fetch_limit)
+        return await self._loads.get(key, load, deadline - self._clock.monotonic())
 
     def start(self, entry: SegmentEntry, footer: SegmentFooter, index: int, *, read_ahead: bool) -> BlockKey | None:
         """Begin to load a block that is not at hand; its key if something was begun."""

@@ -1,4 +1,5 @@
 """Manifests, pages and footers as they are read from the store: checked against their digests, and cached (they never change).
+Equal loads that run at the same time are joined.
 
 A missing object that a committed manifest refers to is corruption here, never "not found": the caller must not take it
 for the end of the log.
@@ -10,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final, TypeVar
 
 from stratalog_core.errors import Corrupt, NoSuchObject
+from stratalog_core.loads import Loads
 from stratalog_metadata.records import ManifestPointer
 from stratalog_tiering.block_cache import LruCache
 from stratalog_tiering.footer import SegmentFooter, parse_footer
@@ -45,6 +47,9 @@ class ManifestSource:
         self._manifests: LruCache[str, Manifest] = LruCache(
             MANIFEST_ENTRIES_MAX, lambda manifest: 1 + len(manifest.pages) + len(manifest.segments)
         )
+        self._manifest_loads: Loads[str, Manifest] = Loads()
+        self._page_loads: Loads[str, ManifestPage] = Loads()
+        self._footer_loads: Loads[str, SegmentFooter] = Loads()
         self._pages: LruCache[str, ManifestPage] = LruCache(PAGE_SEGMENTS_MAX, lambda page: len(page.segments))
         self._footers: LruCache[str, SegmentFooter] = LruCache(
             FOOTER_BLOCKS_MAX, lambda footer: len(footer.blocks) + len(footer.producers) + len(footer.leader_epochs)
@@ -56,19 +61,23 @@ class ManifestSource:
 
     async def manifest_at(self, key: str, sha256: bytes) -> Manifest:
         cached = self._manifests.get(key)
-        if cached is None:
-            content = await self._required(key, "manifest")
-            cached = _named(key, lambda: decode_manifest(content, sha256))
-            self._manifests.put(key, cached)
-        return cached
+        return cached if cached is not None else await self._manifest_loads.get(key, lambda: self._load_manifest(key, sha256))
+
+    async def _load_manifest(self, key: str, sha256: bytes) -> Manifest:
+        content = await self._required(key, "manifest")
+        manifest = _named(key, lambda: decode_manifest(content, sha256))
+        self._manifests.put(key, manifest)
+        return manifest
 
     async def page(self, ref: PageRef) -> ManifestPage:
         cached = self._pages.get(ref.key)
-        if cached is None:
-            content = await self._required(ref.key, "manifest page")
-            cached = _named(ref.key, lambda: decode_page(content, ref.sha256))
-            self._pages.put(ref.key, cached)
-        return cached
+        return cached if cached is not None else await self._page_loads.get(ref.key, lambda: self._load_page(ref))
+
+    async def _load_page(self, ref: PageRef) -> ManifestPage:
+        content = await self._required(ref.key, "manifest page")
+        page = _named(ref.key, lambda: decode_page(content, ref.sha256))
+        self._pages.put(ref.key, page)
+        return page
 
     async def pages(self, refs: Sequence[PageRef]) -> dict[str, ManifestPage]:
         return {ref.key: await self.page(ref) for ref in refs}
@@ -116,10 +125,12 @@ class ManifestSource:
     async def footer(self, entry: SegmentEntry) -> SegmentFooter:
         """The segment's footer, proved to be the one that was committed."""
         cached = self._footers.get(entry.key)
-        if cached is None:
-            cached = await self.read_footer(entry)
-            self._footers.put(entry.key, cached)
-        return cached
+        return cached if cached is not None else await self._footer_loads.get(entry.key, lambda: self._load_footer(entry))
+
+    async def _load_footer(self, entry: SegmentEntry) -> SegmentFooter:
+        footer = await self.read_footer(entry)
+        self._footers.put(entry.key, footer)
+        return footer
 
     async def read_footer(self, entry: SegmentEntry) -> SegmentFooter:
         """The same, past the cache."""

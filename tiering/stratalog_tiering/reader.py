@@ -18,13 +18,13 @@ from uuid import UUID
 from stratalog_core.batch import BatchHeader
 from stratalog_core.checkpoint import ProducerEntry
 from stratalog_core.errors import NotFound, StratalogError, Unavailable
+from stratalog_core.loads import Loads
 from stratalog_core.ports import Background, Clock, Files
 from stratalog_core.records import RECORDS_PER_TURN, iterate_records
 from stratalog_metadata.records import ManifestPointer
 from stratalog_tiering.block_cache import BlockKey, LruCache
 from stratalog_tiering.block_source import BlockSource, ColdReaderSettings
 from stratalog_tiering.footer import SegmentFooter
-from stratalog_tiering.loads import Loads
 from stratalog_tiering.manifest import PageRef, SegmentEntry
 from stratalog_tiering.manifest_source import Found, ManifestSource
 from stratalog_tiering.segment import find_block, iterate_block_batches
@@ -82,7 +82,7 @@ class ColdReader:
         self._clock = clock
         self._source = ManifestSource(store)
         self._blocks = BlockSource(store, settings, clock, files, background)
-        self._lookups: Loads[tuple[str, int], Found] = Loads(clock)
+        self._lookups: Loads[tuple[str, int], Found] = Loads()
         self._streams: LruCache[tuple[UUID, int, int], _Stream] = LruCache(_STREAMS_MAX)
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -206,7 +206,8 @@ class ColdReader:
         cached = self._source.cached(pointer, offset)
         if cached is not None:
             return cached
-        return await self._lookups.get((pointer.object_key, offset), lambda: self._source.find(pointer, offset), deadline)
+        remaining_s = deadline - self._clock.monotonic()
+        return await self._lookups.get((pointer.object_key, offset), lambda: self._source.find(pointer, offset), remaining_s)
 
     def _stream_at(self, pointer: ManifestPointer, offset: int) -> _Stream:
         return self._streams.pop((pointer.topic_id, pointer.index, offset)) or _Stream()

@@ -101,6 +101,20 @@ async def test_equal_requests_share_one_read(
     assert store.count("get_range") == 1
 
 
+async def test_reads_of_different_offsets_share_the_loads_of_what_leads_there(
+    writer: ArchiveWriter, reader: ColdReader, store: Store, make_batches: Batches
+) -> None:
+    pointer, _ = await write_history(writer, make_batches, 20)
+    store.calls.clear()
+    store.gate = asyncio.Event()
+    reading = [asyncio.ensure_future(reader.fetch(pointer, offset, 1, 5)) for offset in range(5, 15)]
+    await store.entered.wait()
+    store.gate.set()
+    await asyncio.gather(*reading)
+    loaded = [key for name, key in store.calls if name == "get"]
+    assert len(loaded) == len(set(loaded)) == 2, "manifest and page are loaded once"
+
+
 async def test_what_was_waited_for_in_vain_is_there_for_the_retry(
     writer: ArchiveWriter, reader: ColdReader, store: Store, make_batches: Batches
 ) -> None:

@@ -1,7 +1,7 @@
-"""Loads that are shared, waited for with a deadline, and given up when nobody wants them any more.
+"""Single flight: equal loads that are asked for at the same time run once.
 
-Equal requests share one load. Whoever waits too long gets ``Unavailable``, and the load goes on, for the retry will
-want it; whoever is cancelled takes the load along, unless somebody else waits for it or waited for it in vain.
+A load can be waited for with a time limit. A caller that reaches it gets ``Unavailable``, and the load goes on for the
+retry. A caller that is cancelled cancels the load, unless another caller waits for it or has waited for it in vain.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable, Hashable
 from typing import Generic, TypeVar
 
 from stratalog_core.errors import Unavailable
-from stratalog_core.ports import Clock
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
@@ -29,8 +28,7 @@ class _Load(Generic[Value]):
 class Loads(Generic[Key, Value]):
     """What is being loaded, by key. Results are not kept here: the load itself puts them where they belong."""
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._running: dict[Key, _Load[Value]] = {}
 
     def __contains__(self, key: Key) -> bool:
@@ -49,12 +47,14 @@ class Loads(Generic[Key, Value]):
         running.keep = running.keep or keep
         return running
 
-    async def get(self, key: Key, load: Callable[[], Awaitable[Value]], deadline: float) -> Value:
-        """The loaded value. ``deadline`` is on the monotonic clock. Raises what the load raises, or ``Unavailable``."""
-        running = self.start(key, load, keep=False)
+    async def get(
+        self, key: Key, load: Callable[[], Awaitable[Value]], timeout_s: float | None = None, *, keep: bool = False
+    ) -> Value:
+        """The loaded value. Raises what the load raises, or ``Unavailable`` after ``timeout_s`` (None: no limit)."""
+        running = self.start(key, load, keep=keep)
         running.waiters += 1
         try:
-            await asyncio.wait({running.task}, timeout=max(0.0, deadline - self._clock.monotonic()))
+            await asyncio.wait({running.task}, timeout=None if timeout_s is None else max(0.0, timeout_s))
         except asyncio.CancelledError:
             if running.waiters == 1 and not running.keep:
                 self._give_up(key, running)
@@ -75,7 +75,7 @@ class Loads(Generic[Key, Value]):
             self._give_up(key, running)
 
     def _give_up(self, key: Key, running: _Load[Value]) -> None:
-        # Out of the table at once: whoever asks now must not join a load that is about to end.
+        # Out of the table at once: a caller that asks now must not join a load that is being cancelled.
         if self._running.get(key) is running:
             del self._running[key]
         running.task.cancel()
@@ -84,7 +84,7 @@ class Loads(Generic[Key, Value]):
         if self._running.get(key) is not None and self._running[key].task is task:
             del self._running[key]
         if not task.cancelled():
-            task.exception()  # Read-ahead that fails is nobody's error; a real reader will meet the failure itself.
+            task.exception()  # A load that nobody waits for may fail unseen: a caller meets the failure itself.
 
     async def close(self) -> None:
         """Cancel everything and wait until it has ended."""
