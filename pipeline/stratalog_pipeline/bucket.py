@@ -1,7 +1,9 @@
 """Blocking reads of one object store, for code that has no event loop of its own: Spark's planner and tasks.
 
-The store itself is tiering's, with its retries and its errors; here stands only the loop that it runs on. Reads of many
-ranges go ahead of the caller by a bounded number of bytes, so that decoding and fetching overlap.
+The store is tiering's, with its retries and its errors. Its event loop runs in a thread of its own, because the caller may
+pause between two rows for minutes (Spark takes none while it spills or shuffles): fetches that are under way must go on, and
+their time limits must see the answers. Reads of many ranges go ahead of the caller by a bounded number of bytes, so that
+decoding and fetching overlap.
 """
 
 from __future__ import annotations
@@ -9,8 +11,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import threading
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable
+from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, TypeVar
@@ -32,11 +36,10 @@ Result = TypeVar("Result")
 
 
 class Bucket:
-    """One store, until ``close``. Not for use within a running event loop, nor by several threads."""
+    """One store, until ``close``. Not for use by several threads."""
 
     def __init__(self, url: str) -> None:
         _check_exists(url)
-        # A bare loop: a Runner sets signal handlers at each call, and Python then prints tasks, megabytes of results included.
         self._loop = asyncio.new_event_loop()
         self._background = ThreadBackground(THREADS, "stratalog-bucket")
         self._clock = SystemClock()
@@ -44,6 +47,8 @@ class Bucket:
             url, background=self._background, clock=self._clock, random=random.SystemRandom(), threads=THREADS
         )
         self._source = ManifestSource(self._store)
+        self._thread = threading.Thread(target=self._loop.run_forever, name="stratalog-bucket-loop", daemon=True)
+        self._thread.start()
 
     def __enter__(self) -> Bucket:
         return self
@@ -57,12 +62,20 @@ class Bucket:
         return self._source
 
     def run(self, awaited: Coroutine[Any, Any, Result]) -> Result:
-        """The result of something awaitable of this store. Raises what it raises."""
-        return self._loop.run_until_complete(awaited)
+        """The result of a coroutine that uses this store. Raises what it raises."""
+        future = self._begin(awaited)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def _begin(self, awaited: Coroutine[Any, Any, Result]) -> Future[Result]:
+        return asyncio.run_coroutine_threadsafe(awaited, self._loop)
 
     def get(self, key: str) -> bytes:
         """A whole small object. Raises ``NoSuchObject``, ``Unavailable``, ``Invalid``."""
-        return self._loop.run_until_complete(self._store.get(key))
+        return self.run(self._store.get(key))
 
     def offset_at(self, pointer: ManifestPointer, timestamp_ms: int) -> int | None:
         """Offset of the first record at ``timestamp_ms`` or later, as ListOffsets finds it; None if there is none."""
@@ -75,7 +88,7 @@ class Bucket:
                 await reader.close()
             return None if found is None else found.offset
 
-        return self._loop.run_until_complete(find())
+        return self.run(find())
 
     def list_objects(self, prefix: str) -> list[ObjectInfo]:
         """All objects below a prefix, in the order of their keys."""
@@ -83,7 +96,7 @@ class Bucket:
         async def collect() -> list[ObjectInfo]:
             return [info async for info in self._store.list(prefix)]
 
-        return self._loop.run_until_complete(collect())
+        return self.run(collect())
 
     def first_key(self, prefix: str, is_wanted: Callable[[str], bool]) -> str | None:
         """The first key below a prefix that is wanted; the listing goes no further."""
@@ -95,60 +108,45 @@ class Bucket:
                         return info.key
             return None
 
-        return self._loop.run_until_complete(find())
+        return self.run(find())
 
     def get_ranges(self, ranges: Iterable[Range]) -> Generator[memoryview, None, None]:
         """The ranges in order; while the caller works on one, the next are being fetched."""
-        waiting: deque[tuple[asyncio.Task[memoryview], int]] = deque()
+        waiting: deque[tuple[Future[memoryview], int]] = deque()
         ahead_bytes = 0
         coming = iter(ranges)
         wanted = next(coming, None)
         try:
             while waiting or wanted is not None:
                 while wanted is not None and (not waiting or ahead_bytes + wanted[2] <= AHEAD_BYTES_MAX):
-                    waiting.append((self._start(wanted), wanted[2]))
+                    waiting.append((self._begin(self._fetch(wanted)), wanted[2]))
                     ahead_bytes += wanted[2]
                     wanted = next(coming, None)
-                task, length = waiting.popleft()
+                fetched, length = waiting.popleft()
                 ahead_bytes -= length
-                yield self._loop.run_until_complete(_finished(task))
+                yield fetched.result()
         finally:
-            self._abandon([task for task, _ in waiting])
-
-    def _start(self, wanted: Range) -> asyncio.Task[memoryview]:
-        async def start() -> asyncio.Task[memoryview]:
-            task = asyncio.create_task(self._fetch(wanted))
-            # One turn of the loop, so that the request leaves now and not when somebody waits for it.
-            await asyncio.sleep(0)
-            return task
-
-        return self._loop.run_until_complete(start())
+            for fetched, _ in waiting:
+                fetched.cancel()
 
     async def _fetch(self, wanted: Range) -> memoryview:
         return await self._store.get_range(*wanted)
 
-    def _abandon(self, tasks: Sequence[asyncio.Task[memoryview]]) -> None:
-        # After ``close`` nothing is left to abandon: a caller's error may keep an unfinished read alive for longer.
-        if tasks and not self._loop.is_closed():
-            self._loop.run_until_complete(_cancelled(tasks))
-
     def close(self) -> None:
         """Give up what is being fetched, and close the store."""
-        self._loop.run_until_complete(_cancelled(list(asyncio.all_tasks(self._loop))))
-        self._loop.run_until_complete(self._store.close())
-        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        self.run(self._close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
         self._loop.close()
         self._background.close()
 
-
-async def _cancelled(tasks: Sequence[asyncio.Task[memoryview]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _finished(task: asyncio.Task[memoryview]) -> memoryview:
-    return await task
+    async def _close(self) -> None:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._store.close()
+        await self._loop.shutdown_asyncgens()
 
 
 def _check_exists(url: str) -> None:

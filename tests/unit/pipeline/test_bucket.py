@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stratalog_core.errors import Corrupt, NoSuchObject
+from stratalog_core.ports import Background
 from stratalog_core.records import Record, build_batch
 from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_pipeline import bucket as bucket_module
@@ -18,7 +20,10 @@ from stratalog_pipeline.bucket import Bucket
 from stratalog_pipeline.options import parse_options
 from stratalog_pipeline.scan import scan_split
 from stratalog_pipeline.scan_plan import plan_scan
-from stratalog_tiering.store import open_store
+from stratalog_tiering.store import READ_ENGINES, ObjectStore, open_store
+from stratalog_tiering.store.s3 import S3Store
+from stratalog_tiering.store.s3_location import S3Location
+from stratalog_tiering.store.s3_reads import ReadLimits
 
 if TYPE_CHECKING:
     from conftest import S3Server
@@ -81,6 +86,31 @@ def test_listings_stop_where_the_wanted_key_is(bucket: Bucket) -> None:
     assert [info.key for info in bucket.list_objects("object-")] == [f"object-{number}" for number in range(4)]
     assert bucket.first_key("object-", lambda key: key > "object-1") == "object-2"
     assert bucket.first_key("object-", lambda key: key > "z") is None
+
+
+@pytest.mark.s3
+@pytest.mark.parametrize("engine", READ_ENGINES)
+def test_a_consumer_that_pauses_longer_than_a_read_may_take_loses_nothing(
+    minio_server: S3Server, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = minio_server.make_bucket(f"paused-{engine}")
+    content = random.Random(1).randbytes(4 << 20)
+    asyncio.run(put_all(url, {"object": content}))
+    limits = ReadLimits(total_s=1.0, silence_s=0.5)
+
+    def impatient_store(url: str, *, background: Background, threads: int, **_: object) -> ObjectStore:
+        location = S3Location(bucket=f"paused-{engine}", prefix="", endpoint=minio_server.endpoint, region="us-east-1")
+        return S3Store(location, read_engine=engine, background=background, threads=threads, read_limits=limits)
+
+    monkeypatch.setattr(bucket_module, "open_store", impatient_store)
+    monkeypatch.setattr(bucket_module, "AHEAD_BYTES_MAX", 2 << 20)
+    with Bucket(url) as opened:
+        found = []
+        for number, piece in enumerate(opened.get_ranges([("object", start, 1 << 18) for start in range(0, 4 << 20, 1 << 18)])):
+            found.append(bytes(piece))
+            if number in (0, 3):
+                time.sleep(3 * limits.total_s)
+    assert b"".join(found) == content
 
 
 @pytest.mark.s3

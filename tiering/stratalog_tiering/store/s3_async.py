@@ -25,6 +25,7 @@ from botocore.parsers import ResponseParserError
 from stratalog_core.errors import Unavailable
 from stratalog_tiering.store.s3_errors import from_botocore, no_answer
 from stratalog_tiering.store.s3_location import S3Location
+from stratalog_tiering.store.s3_time_limit import time_limit
 
 CONNECT_TIMEOUT_S: Final = 2.0
 REQUEST_TIMEOUT_S: Final = 30.0
@@ -45,7 +46,7 @@ class AsyncClient:
 
     async def request(self, operation: str, key: str, **arguments: Any) -> Any:
         """One request that is answered without a body to stream, within 30 s. ``key`` is for messages."""
-        async with self.answering(key) as client, asyncio.timeout(REQUEST_TIMEOUT_S):
+        async with self.answering(key) as client, time_limit(REQUEST_TIMEOUT_S):
             return await getattr(client, operation)(Bucket=self._location.bucket, **arguments)
 
     @asynccontextmanager

@@ -4,12 +4,12 @@ obstore reads in Rust, off the event loop, for a third of the CPU; it retries a 
 budget. aioboto3 reads on the event loop and leaves three things to the caller, which are done here: it does not retry a body
 that was cut, its time-out between two pieces never ends a trickle, and neither tells a short object from a short answer.
 
-A read that is cancelled stops at once. One that is not done after ``total_s`` is ``Unavailable``.
+A read that is cancelled stops at once. One that is not done after ``total_s`` is ``Unavailable``. Limits count only time in
+which the event loop runs, so that an answer which arrived while it stood still is not lost (``s3_time_limit.py``).
 """
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -27,6 +27,7 @@ from stratalog_tiering.store.s3_async import CONNECT_TIMEOUT_S, AsyncClient
 from stratalog_tiering.store.s3_attempts import repeated
 from stratalog_tiering.store.s3_errors import from_obstore
 from stratalog_tiering.store.s3_location import S3Location
+from stratalog_tiering.store.s3_time_limit import time_limit
 
 _PIECE_BYTES: Final = 256 * 1024
 _Result = TypeVar("_Result")
@@ -107,21 +108,21 @@ class Aioboto3Reads:
         return await _in_time(read, key, self._location, self._limits)
 
     async def _attempt(self, key: str, wanted: tuple[int, int] | None, arguments: dict[str, Any]) -> bytes:
-        async with self._client.answering(key) as client, asyncio.timeout(self._limits.silence_s) as silence:
+        async with self._client.answering(key) as client, time_limit(self._limits.silence_s) as heard:
             answer = await client.get_object(**arguments)
             async with answer["Body"]:
                 if wanted and not _covers(answer.get("ContentRange", ""), *wanted):
                     raise Unavailable(f"{self._location.url} answered another range of {key} than was asked for")
-                content = await self._pieces(answer["Body"], silence)
+                content = await self._pieces(answer["Body"], heard)
         # What the head of the answer promised: fewer bytes are an answer that was cut, never an object that ends.
         if len(content) != answer["ContentLength"]:
             raise OutcomeUnknown(f"{self._location.url} sent {len(content)} of {answer['ContentLength']} bytes of {key}")
         return content
 
-    async def _pieces(self, body: Any, silence: asyncio.Timeout) -> bytes:
-        now, pieces = asyncio.get_running_loop().time, []
+    async def _pieces(self, body: Any, heard: Callable[[], None]) -> bytes:
+        pieces = []
         while piece := await body.read(_PIECE_BYTES):
-            silence.reschedule(now() + self._limits.silence_s)
+            heard()
             pieces.append(piece)
         return b"".join(pieces)
 
@@ -144,7 +145,7 @@ def _covers(content_range: str, start: int, length: int) -> bool:
 
 async def _in_time(read: Callable[[], Awaitable[_Result]], key: str, location: S3Location, limits: ReadLimits) -> _Result:
     try:
-        async with asyncio.timeout(limits.total_s):
+        async with time_limit(limits.total_s):
             return await read()
     except TimeoutError as late:
         raise Unavailable(f"{location.url} did not answer about {key} in {limits.total_s} s") from late
