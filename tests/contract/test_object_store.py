@@ -65,8 +65,8 @@ async def keys(store: ObjectStore, prefix: str) -> list[str]:
 
 
 async def test_what_is_put_is_read_back(store: ObjectStore) -> None:
-    info = await store.put("a/b", [b"hello ", memoryview(b"wor"), bytearray(b"ld")])
-    assert info == await store.head("a/b")
+    await store.put("a/b", [b"hello ", memoryview(b"wor"), bytearray(b"ld")])
+    info = await store.head("a/b")
     assert (info.key, info.size_bytes) == ("a/b", 11)
     assert await store.get("a/b") == b"hello world"
     assert bytes(await store.get_range("a/b", 6, 5)) == b"world"
@@ -79,7 +79,8 @@ async def test_an_empty_object_is_an_object(store: ObjectStore) -> None:
 
 
 async def test_the_store_says_when_an_object_was_written(store: ObjectStore) -> None:
-    info = await store.put("a", [b"x"])
+    await store.put("a", [b"x"])
+    info = await store.head("a")
     assert abs(info.last_modified_ms - SystemClock().wall_ms()) < 60_000
 
 
@@ -161,8 +162,8 @@ async def test_a_multipart_upload_appears_whole_or_not_at_all(store: ObjectStore
     parts = [await store.put_part(upload, 2, [b"the ", b"end"]), await store.put_part(upload, 1, [PART[:100], PART[100:]])]
     assert await keys(store, "") == []
     assert [open_.upload_id async for open_ in store.list_uploads()] == [upload.upload_id]
-    info = await store.complete_upload(upload, parts)
-    assert info.size_bytes == len(PART) + 7
+    await store.complete_upload(upload, parts)
+    assert (await store.head("big/object")).size_bytes == len(PART) + 7
     assert bytes(await store.get_range("big/object", len(PART) - 1, 8)) == b"pthe end"
     assert [open_ async for open_ in store.list_uploads()] == []
 

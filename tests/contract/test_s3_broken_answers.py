@@ -1,10 +1,12 @@
-"""Answers to reads that break off, stall, trickle or refuse: by either engine, from a server that does as it is told."""
+"""Answers that break off, stall, trickle or refuse: to reads by either engine and to writes, from a scripted server."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import random
+import re
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -78,12 +80,22 @@ def refused(status: str, code: str) -> Answer:
     return answer
 
 
+async def stored(answer: asyncio.StreamWriter) -> None:
+    answer.write(_head("200 OK", 0))
+
+
+def _body_bytes(head: bytes) -> int:
+    found = re.search(rb"\r\ncontent-length: *(\d+)", head)
+    return int(found[1]) if found else 0
+
+
 class ScriptedServer:
     """Answers each request with the next of ``script``, the last one for ever."""
 
     def __init__(self) -> None:
         self.script: deque[Answer] = deque([whole])
         self.answered = 0
+        self.asked = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
 
@@ -96,8 +108,12 @@ class ScriptedServer:
         assert task is not None
         self._tasks.add(task)
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            await request.readuntil(b"\r\n\r\n")
+            head = (await request.readuntil(b"\r\n\r\n")).lower()
+            if b"expect: 100-continue" in head:
+                answer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            await request.readexactly(_body_bytes(head))
             self.answered += 1
+            self.asked.set()
             await (self.script.popleft() if len(self.script) > 1 else self.script[0])(answer)
             await answer.drain()
         answer.close()
@@ -199,6 +215,56 @@ async def test_a_server_that_is_gone_is_unavailable(impatient_store: ObjectStore
         await read(impatient_store)
     with pytest.raises(Unavailable):
         await impatient_store.head("object")
+
+
+async def test_a_key_with_the_digits_of_a_status_is_no_status(impatient_store: ObjectStore, server: ScriptedServer) -> None:
+    await server.close()
+    with pytest.raises(Unavailable):
+        await impatient_store.get_range("segment-416-NoSuchBucket", 0, 10)
+
+
+async def test_a_loop_that_stood_still_loses_no_answer(impatient_store: ObjectStore, server: ScriptedServer) -> None:
+    server.script = deque([whole])
+    reading = asyncio.ensure_future(read(impatient_store))
+    await server.asked.wait()  # It answers in the same turn of this loop.
+    time.sleep(3 * IMPATIENT.total_s)  # noqa: ASYNC251 - what is tested is a loop that does not run
+    assert await reading == CONTENT
+    assert server.answered == 1
+
+
+NOT_DONE = [
+    ("400 Bad Request", "RequestTimeout"),
+    ("400 Bad Request", "BadDigest"),
+    ("400 Bad Request", "IncompleteBody"),
+    ("429 Too Many Requests", "SlowDown"),
+    ("429 Too Many Requests", "TooManyRequests"),
+    ("503 Slow Down", "SlowDown"),
+]
+
+
+@pytest.mark.parametrize(("status", "code"), NOT_DONE)
+async def test_a_write_that_was_not_done_is_sent_again(
+    impatient_store: ObjectStore, server: ScriptedServer, status: str, code: str
+) -> None:
+    server.script = deque([refused(status, code), stored])
+    await impatient_store.put("object", [b"content"])
+    assert server.answered == 2
+
+
+@pytest.mark.parametrize(("status", "code"), NOT_DONE)
+async def test_a_write_that_is_never_done_is_unavailable(
+    impatient_store: ObjectStore, server: ScriptedServer, status: str, code: str
+) -> None:
+    server.script = deque([refused(status, code)])
+    with pytest.raises(Unavailable):
+        await impatient_store.put("object", [b"content"])
+
+
+async def test_a_write_that_is_wrong_is_sent_once(impatient_store: ObjectStore, server: ScriptedServer) -> None:
+    server.script = deque([refused("400 Bad Request", "InvalidArgument")])
+    with pytest.raises(Invalid):
+        await impatient_store.put("object", [b"content"])
+    assert server.answered == 1
 
 
 async def test_a_cut_listing_is_not_a_short_one(impatient_store: ObjectStore, server: ScriptedServer) -> None:

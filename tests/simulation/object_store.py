@@ -116,23 +116,20 @@ class SimulatedStore:
         content, written, when = self._bucket.objects[key]
         return ObjectInfo(key=key, size_bytes=len(content), etag=str(written), last_modified_ms=when)
 
-    def _store(self, key: str, content: bytes, *, if_absent: bool) -> ObjectInfo:
+    def _store(self, key: str, content: bytes, *, if_absent: bool) -> None:
         if if_absent and key in self._bucket.objects:
             raise Conflict(f"object {key} exists", key=key)
         self._bucket.written += 1
         if parse_segment_key(key) is not None and self._random.random() < self._bucket.faults.damaged:
             content = content[: self._random.randrange(len(content))]
         self._bucket.objects[key] = (content, self._bucket.written, EPOCH_MS + int(self._loop.time() * 1000))
-        info = self._info(key)
-        self._bucket.changed(key, info, self._loop.time(), self._random)
-        return info
+        self._bucket.changed(key, self._info(key), self._loop.time(), self._random)
 
-    async def put(self, key: str, parts: Sequence[Buffer], *, if_absent: bool = True) -> ObjectInfo:
+    async def put(self, key: str, parts: Sequence[Buffer], *, if_absent: bool = True) -> None:
         content = b"".join(parts)
         await self._reach_to_write(lambda: self._store(check_key(key), content, if_absent=if_absent))
-        info = self._store(check_key(key), content, if_absent=if_absent)
+        self._store(check_key(key), content, if_absent=if_absent)
         await self._answer_write()
-        return info
 
     def _existing(self, key: str) -> bytes:
         if key not in self._bucket.objects:
@@ -200,17 +197,15 @@ class SimulatedStore:
         await self._answer_write()
         return UploadedPart(number=number, etag=str(number), size_bytes=len(content))
 
-    async def complete_upload(self, upload: Upload, parts: Sequence[UploadedPart], *, if_absent: bool = True) -> ObjectInfo:
+    async def complete_upload(self, upload: Upload, parts: Sequence[UploadedPart], *, if_absent: bool = True) -> None:
         await self._reach_to_write(lambda: self._complete(upload, parts, if_absent))
-        info = self._complete(upload, parts, if_absent)
+        self._complete(upload, parts, if_absent)
         await self._answer_write()
-        return info
 
-    def _complete(self, upload: Upload, parts: Sequence[UploadedPart], if_absent: bool) -> ObjectInfo:
+    def _complete(self, upload: Upload, parts: Sequence[UploadedPart], if_absent: bool) -> None:
         stored = self._parts(upload)
-        info = self._store(upload.key, b"".join(stored[part.number] for part in parts), if_absent=if_absent)
+        self._store(upload.key, b"".join(stored[part.number] for part in parts), if_absent=if_absent)
         del self._bucket.uploads[upload.upload_id]
-        return info
 
     async def abort_upload(self, upload: Upload) -> None:
         await self._reach()

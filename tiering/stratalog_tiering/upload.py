@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from stratalog_core.errors import StratalogError
 from stratalog_core.ports import Buffer
-from stratalog_tiering.store import ObjectInfo, ObjectStore, Upload, UploadedPart
+from stratalog_tiering.store import ObjectStore, Upload, UploadedPart
 
 _log = logging.getLogger(__name__)
 
@@ -38,16 +38,16 @@ class StreamedUpload:
         while self._waiting_bytes >= self._part_bytes:
             await self._send(self._cut(self._part_bytes))
 
-    async def finish(self) -> ObjectInfo:
+    async def finish(self) -> None:
         """Make the object. Raises ``Conflict`` if its key exists, ``OutcomeUnknown``, ``Unavailable``."""
         if self._upload is None:
-            return await self._store.put(self._key, self._waiting)
+            await self._store.put(self._key, self._waiting)
+            return
         if self._waiting_bytes:
             await self._send(self._cut(self._waiting_bytes))
         await self._wait_for(0)
-        info = await self._store.complete_upload(self._upload, self._sent)
+        await self._store.complete_upload(self._upload, self._sent)
         self._upload = None
-        return info
 
     async def abort(self) -> None:
         """Give up what was not finished."""

@@ -78,11 +78,10 @@ class FaultyStore:
         if failure is not None:
             raise failure
 
-    async def put(self, key: str, parts: Sequence[Buffer], *, if_absent: bool = True) -> ObjectInfo:
+    async def put(self, key: str, parts: Sequence[Buffer], *, if_absent: bool = True) -> None:
         await self._enter("put", key)
-        info = await self._inner.put(key, parts, if_absent=if_absent)
+        await self._inner.put(key, parts, if_absent=if_absent)
         self._leave("put", key)
-        return info
 
     async def get(self, key: str) -> bytes:
         await self._enter("get", key)
@@ -115,11 +114,10 @@ class FaultyStore:
         await self._enter("put_part", upload.key)
         return await self._inner.put_part(upload, number, parts)
 
-    async def complete_upload(self, upload: Upload, parts: Sequence[UploadedPart], *, if_absent: bool = True) -> ObjectInfo:
+    async def complete_upload(self, upload: Upload, parts: Sequence[UploadedPart], *, if_absent: bool = True) -> None:
         await self._enter("complete_upload", upload.key)
-        info = await self._inner.complete_upload(upload, parts, if_absent=if_absent)
+        await self._inner.complete_upload(upload, parts, if_absent=if_absent)
         self._leave("complete_upload", upload.key)
-        return info
 
     async def abort_upload(self, upload: Upload) -> None:
         await self._enter("abort_upload", upload.key)

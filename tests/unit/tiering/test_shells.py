@@ -46,8 +46,7 @@ async def test_a_large_object_goes_in_parts_cut_anywhere(store: Store) -> None:
     upload = StreamedUpload(store, "a/b", part_bytes=PART, parts_at_once=2)
     for first in range(0, len(content), 1_234_567):
         await upload.write([content[first : first + 1_234_567]])
-    info = await upload.finish()
-    assert info.size_bytes == len(content)
+    await upload.finish()
     assert await store.get("a/b") == content
     assert store.count("put_part") == 4
 

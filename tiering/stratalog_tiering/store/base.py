@@ -68,7 +68,7 @@ class ObjectStore(Protocol):
         """Where this is, for people; without credentials."""
         ...
 
-    async def put(self, key: str, parts: Sequence[Buffer], *, if_absent: bool = True) -> ObjectInfo:
+    async def put(self, key: str, parts: Sequence[Buffer], *, if_absent: bool = True) -> None:
         """Write a whole object, durably and at once. With ``if_absent`` one of many concurrent writers wins."""
         ...
 
@@ -101,7 +101,7 @@ class ObjectStore(Protocol):
         """Upload part ``number``, given in several buffers. Sending the same number again replaces it."""
         ...
 
-    async def complete_upload(self, upload: Upload, parts: Sequence[UploadedPart], *, if_absent: bool = True) -> ObjectInfo:
+    async def complete_upload(self, upload: Upload, parts: Sequence[UploadedPart], *, if_absent: bool = True) -> None:
         """Make the object of its parts. After ``Conflict`` or an error the upload may still be open: abort it."""
         ...
 

@@ -61,24 +61,25 @@ class FilesystemStore:
     def url(self) -> str:
         return f"file://{self._root}"
 
-    async def put(self, key: str, parts: Sequence[Buffer], *, if_absent: bool = True) -> ObjectInfo:
+    async def put(self, key: str, parts: Sequence[Buffer], *, if_absent: bool = True) -> None:
         path, aside, size = self._path(key), self._aside(), sum(map(len, parts))
 
-        def write() -> ObjectInfo:
+        def write() -> None:
             try:
                 if size < _LARGE_BYTES_MIN:
                     _write_small(aside, parts)
                 else:
                     _write_at(aside, parts, 0, direct=True)
                     _finish(aside, size)
-                return self._place(aside, key, path, if_absent)
+                self._place(aside, path, if_absent)
             finally:
                 aside.unlink(missing_ok=True)
 
         if size < _LARGE_BYTES_MIN:
-            return await self._run(write, key)
+            await self._run(write, key)
+            return
         async with self._disk_turn:
-            return await self._run(write, key)
+            await self._run(write, key)
 
     async def get(self, key: str) -> bytes:
         return await self._run(self._path(key).read_bytes, key)
@@ -145,19 +146,17 @@ class FilesystemStore:
         received[number] = size
         return UploadedPart(number=number, etag=f"{number}-{size}", size_bytes=size)
 
-    async def complete_upload(self, upload: Upload, parts: Sequence[UploadedPart], *, if_absent: bool = True) -> ObjectInfo:
+    async def complete_upload(self, upload: Upload, parts: Sequence[UploadedPart], *, if_absent: bool = True) -> None:
         path, directory = self._path(upload.key), self._upload_directory(upload)
         size = _whole_size(upload, parts, self._received_of(upload))
 
-        def complete() -> ObjectInfo:
+        def complete() -> None:
             _finish(directory / _DATA_FILE, size)
-            info = self._place(directory / _DATA_FILE, upload.key, path, if_absent)
+            self._place(directory / _DATA_FILE, path, if_absent)
             shutil.rmtree(directory)
-            return info
 
-        info = await self._run(complete, upload.key)
+        await self._run(complete, upload.key)
         self._received.pop(upload.upload_id, None)
-        return info
 
     async def abort_upload(self, upload: Upload) -> None:
         self._received.pop(upload.upload_id, None)
@@ -219,14 +218,13 @@ class FilesystemStore:
         except KeyError:
             raise NoSuchObject(f"upload {upload.upload_id} of {upload.key} is not one that this process began") from None
 
-    def _place(self, written: Path, key: str, path: Path, if_absent: bool) -> ObjectInfo:
+    def _place(self, written: Path, path: Path, if_absent: bool) -> None:
         self._make_directories(path.parent)
         if if_absent:
             os.link(written, path)
         else:
             os.replace(written, path)
         sync_directory(path.parent)
-        return _info(key, path.stat())
 
     def _make_directories(self, directory: Path) -> None:
         if not directory.is_dir():

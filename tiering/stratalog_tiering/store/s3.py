@@ -5,14 +5,15 @@ CRC32C of parts without stalling the event loop. What a bucket holds is asked th
 are read by the engine that the store's URL names (``s3_reads.py``). What is repeated, and how often, is said in
 ``s3_attempts.py``: no client but obstore repeats anything by itself, and that within a small budget.
 
-An answer that got lost is settled by looking before anything is concluded: a conditional write that fails on its second
-attempt may have been won by its own first one.
+A write whose answer was lost is sent again. If it is then refused because the object exists, its own first attempt may have
+won: the object is compared before anything is concluded. A write that was answered asks for nothing more.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -26,7 +27,7 @@ from stratalog_core.errors import Conflict, Invalid, NoSuchObject, OutcomeUnknow
 from stratalog_core.ports import Background, Buffer
 from stratalog_tiering.store.base import ObjectInfo, Upload, UploadedPart, check_range
 from stratalog_tiering.store.s3_async import CONNECT_TIMEOUT_S, AsyncClient
-from stratalog_tiering.store.s3_attempts import ATTEMPTS_MAX, pause_or_raise, repeated
+from stratalog_tiering.store.s3_attempts import repeated, written_once
 from stratalog_tiering.store.s3_catalogue import S3Catalogue
 from stratalog_tiering.store.s3_errors import UploadGone, from_botocore
 from stratalog_tiering.store.s3_location import S3Location
@@ -66,7 +67,7 @@ class S3Store:
     def url(self) -> str:
         return self._location.url
 
-    async def put(self, key: str, parts: Sequence[Buffer], *, if_absent: bool = True) -> ObjectInfo:
+    async def put(self, key: str, parts: Sequence[Buffer], *, if_absent: bool = True) -> None:
         name = self._location.name(key)
         condition: dict[str, Any] = {"IfNoneMatch": "*"} if if_absent else {}
 
@@ -76,19 +77,10 @@ class S3Store:
                 Bucket=self._location.bucket, Key=name, Body=body, ChecksumCRC32C=_crc_text((body,)), **condition
             )  # fmt: skip
 
-        doubtful = False
-        for attempt in range(ATTEMPTS_MAX):
-            try:
-                await self._call(write, key)
-                return await self.head(key)
-            except Conflict:
-                if doubtful and await self.get(key) == b"".join(parts):
-                    return await self.head(key)
-                raise
-            except (OutcomeUnknown, Unavailable) as failure:
-                doubtful = doubtful or isinstance(failure, OutcomeUnknown)
-                await pause_or_raise(attempt, failure, doubtful=doubtful)
-        raise AssertionError("unreachable")
+        async def is_ours() -> bool:
+            return await self.get(key) == b"".join(parts)
+
+        await written_once(lambda: self._call(write, key), is_ours, lost_to=(Conflict,))
 
     async def get(self, key: str) -> bytes:
         return await self._reads.get(key)
@@ -129,23 +121,16 @@ class S3Store:
 
         return await self._repeated(write, upload.key)
 
-    async def complete_upload(self, upload: Upload, parts: Sequence[UploadedPart], *, if_absent: bool = True) -> ObjectInfo:
+    async def complete_upload(self, upload: Upload, parts: Sequence[UploadedPart], *, if_absent: bool = True) -> None:
         ordered = sorted(parts, key=lambda part: part.number)
-        doubtful = False
-        for attempt in range(ATTEMPTS_MAX):
-            try:
-                await self._call(lambda: self._complete(upload, ordered, if_absent), upload.key)
-                return await self.head(upload.key)
-            except (Conflict, UploadGone) as failure:
-                if doubtful and (made := await self._made_of(upload.key, ordered)) is not None:
-                    return made
-                if isinstance(failure, UploadGone):
-                    raise Unavailable(f"the upload of {upload.key} is gone: begin again") from failure
-                raise
-            except (OutcomeUnknown, Unavailable) as failure:
-                doubtful = doubtful or isinstance(failure, OutcomeUnknown)
-                await pause_or_raise(attempt, failure, doubtful=doubtful)
-        raise AssertionError("unreachable")
+        try:
+            await written_once(
+                lambda: self._call(lambda: self._complete(upload, ordered, if_absent), upload.key),
+                lambda: self._is_made_of(upload.key, ordered),
+                lost_to=(Conflict, UploadGone),
+            )
+        except UploadGone as gone:
+            raise Unavailable(f"the upload of {upload.key} is gone: begin again") from gone
 
     def _complete(self, upload: Upload, parts: Sequence[UploadedPart], if_absent: bool) -> None:
         listed: Any = [{"PartNumber": part.number, "ETag": part.etag, "ChecksumCRC32C": part.crc32c} for part in parts]
@@ -155,15 +140,17 @@ class S3Store:
             MultipartUpload={"Parts": listed}, **condition,
         )  # fmt: skip
 
-    async def _made_of(self, key: str, parts: Sequence[UploadedPart]) -> ObjectInfo | None:
-        """The object, if it is what these parts make: by size and by the tag that S3 computes over part tags."""
-        try:
-            info = await self.head(key)
-        except NoSuchObject:
-            return None
-        digest = hashlib.md5(b"".join(bytes.fromhex(part.etag.strip('"')) for part in parts), usedforsecurity=False)
-        same = info.etag == f"{digest.hexdigest()}-{len(parts)}" and info.size_bytes == sum(p.size_bytes for p in parts)
-        return info if same else None
+    async def _is_made_of(self, key: str, parts: Sequence[UploadedPart]) -> bool:
+        """Whether the object is what these parts make, by size and by the tag that S3 computes over part tags.
+
+        Raises ``OutcomeUnknown`` for an object of the right size whose tag differs: under encryption tags are no digests.
+        """
+        info = await self.head(key)
+        if info.size_bytes != sum(part.size_bytes for part in parts):
+            return False
+        if info.etag != _tag_of(parts):
+            raise OutcomeUnknown(f"{self.url}: whether this upload made {key} cannot be told by its tag {info.etag}")
+        return True
 
     async def abort_upload(self, upload: Upload) -> None:
         def abort() -> None:
@@ -205,6 +192,15 @@ def _boto3_client(session: boto3.Session, location: S3Location, threads: int) ->
         s3={"addressing_style": location.addressing, "payload_signing_enabled": False},
     )
     return session.client("s3", endpoint_url=location.endpoint, config=config)
+
+
+def _tag_of(parts: Sequence[UploadedPart]) -> str:
+    """The tag of an object that was made of ``parts``; of no object if a part's tag is not an MD5."""
+    tags = [part.etag.strip('"') for part in parts]
+    if not all(re.fullmatch(r"[0-9a-f]{32}", tag) for tag in tags):
+        return ""
+    digest = hashlib.md5(bytes.fromhex("".join(tags)), usedforsecurity=False)
+    return f"{digest.hexdigest()}-{len(parts)}"
 
 
 def _crc_text(parts: Iterable[Buffer]) -> str:

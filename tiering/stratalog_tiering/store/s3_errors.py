@@ -7,6 +7,7 @@ A missing bucket is a matter of configuration and never counts as a missing obje
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from botocore.exceptions import (
@@ -22,10 +23,17 @@ from obstore.exceptions import BaseError, NotFoundError, PermissionDeniedError, 
 from stratalog_core.errors import Conflict, Corrupt, Invalid, NoSuchObject, OutcomeUnknown, StratalogError, Unavailable
 
 _ABSENT: Final = frozenset({"NoSuchKey", "404", "NotFound"})
+_RANGE_REFUSED: Final = re.compile(r"<Code>InvalidRange</Code>|status code: 416\b")
+"""In obstore's text, which also holds the object's name, the server's port and durations: bare digits prove nothing."""
 _BEYOND_END: Final = frozenset({"InvalidRange", "416", "RequestedRangeNotSatisfiable"})
 _EXISTS: Final = frozenset({"PreconditionFailed", "412"})
 _REFUSED: Final = frozenset({"AccessDenied", "403", "Forbidden", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken"})
-_NOT_DONE: Final = frozenset({"SlowDown", "503", "ServiceUnavailable", "409", "ConditionalRequestConflict", "OperationAborted"})
+_NOT_DONE: Final = frozenset(
+    {"SlowDown", "503", "ServiceUnavailable", "409", "ConditionalRequestConflict", "OperationAborted"}
+    | {"RequestTimeout", "IncompleteBody", "BadDigest", "XAmzContentSHA256Mismatch", "XAmzContentChecksumMismatch"}
+)
+"""The request had no effect, and the same request may succeed: the server is busy, or the body did not arrive as it left."""
+_TOO_MANY_REQUESTS: Final = 429
 _UPLOAD_GONE: Final = frozenset({"NoSuchUpload"})
 _NEVER_LEFT: Final = (ConnectTimeoutError, EndpointConnectionError)
 _NO_CREDENTIALS: Final = (NoCredentialsError, PartialCredentialsError)
@@ -67,9 +75,9 @@ def _from_answer(failure: ClientError, key: str, place: str) -> StratalogError:
         return Conflict(f"object {key} exists already in {place}", key=key)
     if code in _REFUSED:
         return Invalid(f"{place}: access to {key} was refused ({code}); check credentials and policy")
-    if code in _NOT_DONE:
-        return Unavailable(f"{place} refused for now ({code})")
     status = int(failure.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+    if code in _NOT_DONE or status == _TOO_MANY_REQUESTS:
+        return Unavailable(f"{place} refused for now ({code})")
     if 400 <= status < 500:
         return Invalid(f"{place}: request about {key} was refused: {failure}")
     return OutcomeUnknown(f"{place} failed at {key}: {failure}")
@@ -78,13 +86,13 @@ def _from_answer(failure: ClientError, key: str, place: str) -> StratalogError:
 def from_obstore(failure: BaseError | FileNotFoundError | PermissionError, key: str, place: str) -> StratalogError:
     """The error for a failed read of ``key``."""
     text = str(failure)
-    if "NoSuchBucket" in text:
+    if "<Code>NoSuchBucket</Code>" in text:
         return Invalid(f"{place}: the bucket does not exist; create it first")
     if isinstance(failure, NotFoundError | FileNotFoundError):
         return NoSuchObject(f"object {key} does not exist in {place}", key=key)
     if isinstance(failure, PermissionDeniedError | UnauthenticatedError | PermissionError):
         return Invalid(f"{place}: access to {key} was refused; check credentials and policy")
-    if "InvalidRange" in text or "416" in text:
+    if _RANGE_REFUSED.search(text):
         return _ends_before(key, place)
     return Unavailable(f"{place} could not be read ({key}): {text[:300]}")
 
