@@ -258,8 +258,8 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
     def _complain(self, context: dict[str, Any]) -> None:
         """What asyncio would log and forget. Failures of a crashed process do not count: its memory is gone."""
-        owner = self.unhandled.owner(context.get("future") or context.get("task"))
-        if owner is not None and not owner.alive:
+        future = context.get("future")
+        if isinstance(future, OwnedFuture) and future.process is not None and not future.process.alive:
             return
         failure = context.get("exception")
         what = f"{context.get('message')}: {failure!r}" if failure is not None else f"{context.get('message')}"
@@ -274,11 +274,11 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         """The last look: nobody takes an exception or wakes a task any more."""
         self.check_unhandled()
         self.check_unhandled()
-        for what in self.unhandled.collect_lost_tasks(self):
+        for what in self.unhandled.collect(self):
             self.fail(FailedInBackground(what))
 
     def create_future(self) -> OwnedFuture:
-        return OwnedFuture(self, CURRENT.get(), self.unhandled)
+        return OwnedFuture(self, CURRENT.get())
 
     def _make_task(
         self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Result], **kwargs: Any

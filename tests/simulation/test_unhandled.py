@@ -25,8 +25,7 @@ def loop() -> Iterator[SimulatedLoop]:
 
 
 async def fails_a_future_that_nobody_awaits() -> None:
-    kept.append(asyncio.get_running_loop().create_future())
-    kept[0].set_exception(OSError("lost"))  # type: ignore[attr-defined]
+    asyncio.get_running_loop().create_future().set_exception(OSError("lost"))
     await asyncio.sleep(60)
 
 
@@ -78,20 +77,20 @@ def run(loop: SimulatedLoop, main: Main, crash_after_s: float = 0.0) -> Exceptio
     return loop.failure
 
 
-LOST = [
-    fails_a_future_that_nobody_awaits,
+LOST_AT_ONCE = fails_a_future_that_nobody_awaits
+LOST_LATER = [
     fails_a_future_in_a_reference_cycle,
     starts_a_task_that_fails,
     awaits_a_future_that_nobody_holds,
 ]
 
 
-@pytest.mark.parametrize("main", LOST)
+@pytest.mark.parametrize("main", [LOST_AT_ONCE, *LOST_LATER])
 def test_a_failure_that_nobody_handles_ends_the_run(loop: SimulatedLoop, main: Main) -> None:
     assert isinstance(run(loop, main), FailedInBackground)
 
 
-@pytest.mark.parametrize("main", LOST)
+@pytest.mark.parametrize("main", LOST_LATER)
 def test_a_crashed_process_handles_nothing(loop: SimulatedLoop, main: Main) -> None:
     assert run(loop, main, crash_after_s=0.5) is None
 
