@@ -23,7 +23,9 @@ from urllib.parse import urlsplit
 from stratalog_core.errors import Invalid
 from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_metadata.records import ManifestPointer
+from stratalog_tiering.archive import live_topics
 from stratalog_tiering.block_source import ColdReaderSettings
+from stratalog_tiering.descriptor import TopicDescriptor
 from stratalog_tiering.manifest_source import ManifestSource
 from stratalog_tiering.reader import ColdReader
 from stratalog_tiering.store import ObjectInfo, ObjectStore, open_store
@@ -72,6 +74,10 @@ class Bucket:
 
     def _begin(self, awaited: Coroutine[Any, Any, Result]) -> Future[Result]:
         return asyncio.run_coroutine_threadsafe(awaited, self._loop)
+
+    def topics(self) -> list[TopicDescriptor]:
+        """Topics that are not deleted, by name; a name may be there twice."""
+        return self.run(live_topics(self._store))
 
     def get(self, key: str) -> bytes:
         """A whole small object. Raises ``NoSuchObject``, ``Unavailable``, ``Invalid``."""

@@ -1,4 +1,4 @@
-"""What a bucket says of itself: its topics, and each partition's committed history. No broker, no metadata quorum.
+"""What a bucket says of a partition: its committed history. No broker, no metadata quorum.
 
 A history is pinned by its manifest: objects are immutable, and those that a manifest stops naming are deleted only after a
 grace period. The commit marker names the manifest by its digest, the manifest its pages and footers by theirs.
@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stratalog_core.errors import Corrupt, Invalid
+from stratalog_core.errors import Corrupt
 from stratalog_metadata.records import ManifestPointer
 from stratalog_pipeline.bucket import Bucket
 from stratalog_pipeline.planning import OffsetRange, PartitionName
-from stratalog_tiering.descriptor import CommitMarker, TopicDescriptor, decode_descriptor
+from stratalog_tiering.descriptor import CommitMarker, decode_descriptor
 from stratalog_tiering.manifest import SegmentEntry, live_segments
 from stratalog_tiering.manifest_source import ManifestSource
-from stratalog_tiering.object_keys import TOPICS_PREFIX, is_marker, manifests_prefix, marked_manifest, parse_topic_key
+from stratalog_tiering.object_keys import is_marker, manifests_prefix, marked_manifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,24 +25,6 @@ class History:
     name: PartitionName
     offsets: OffsetRange
     pointer: ManifestPointer | None = None
-
-
-def list_topics(bucket: Bucket) -> dict[str, TopicDescriptor]:
-    """Topics that are not deleted, by name. Raises ``Invalid`` if two share a name."""
-    topics: dict[str, TopicDescriptor] = {}
-    for info in bucket.list_objects(TOPICS_PREFIX):
-        if parse_topic_key(info.key) is None:
-            continue
-        topic = decode_descriptor(bucket.get(info.key), TopicDescriptor, info.key)
-        if topic.deleted_at_ms:
-            continue
-        if topic.name in topics:
-            raise Invalid(
-                f"topic {topic.name!r} stands in the bucket twice ({topics[topic.name].topic_id} and {topic.topic_id}): "
-                "it was created again, and its deletion has not reached the bucket yet; try again in a minute"
-            )
-        topics[topic.name] = topic
-    return topics
 
 
 def load_history(bucket: Bucket, name: PartitionName) -> History:

@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, cast
+from uuid import UUID
 
 import msgspec
 
@@ -89,12 +90,14 @@ Wanted: TypeAlias = Assigned | Subscribed | Matching
 class ReadOptions:
     """What to read and how. ``split_bytes`` counts stored bytes; ``records_per_split_max`` 0 means no bound.
 
+    ``topic_ids`` say which topic is meant where several in the bucket share a name.
     ``missing_timestamp_is_latest``: a partition without a record at the wanted start time begins at its end, instead of
     failing the query. ``fail_on_data_loss``: wanted offsets that are not there fail the query, instead of being left out.
     """
 
     store: str
     wanted: Wanted
+    topic_ids: frozenset[UUID] = frozenset()
     start: Bound = AllAt(position=EARLIEST)
     end: Bound = AllAt(position=LATEST)
     missing_timestamp_is_latest: bool = False
@@ -107,7 +110,7 @@ class ReadOptions:
 
 
 KNOWN: Final = (
-    "path", "store", "assign", "subscribe", "subscribePattern", "startingOffsets", "endingOffsets",
+    "path", "store", "assign", "subscribe", "subscribePattern", "topicIds", "startingOffsets", "endingOffsets",
     "startingOffsetsByTimestamp", "endingOffsetsByTimestamp", "startingTimestamp", "endingTimestamp",
     "startingOffsetsByTimestampStrategy", "minPartitions", "maxRecordsPerPartition", "splitBytes", "failOnDataLoss",
     "includeHeaders", "isolationLevel",
@@ -125,6 +128,7 @@ def parse_options(given: Mapping[str, str]) -> ReadOptions:
     return ReadOptions(
         store=_store(options),
         wanted=_wanted(options),
+        topic_ids=_topic_ids(options.get("topicids", "")),
         start=_bound(options, "starting", EARLIEST),
         end=_bound(options, "ending", LATEST),
         missing_timestamp_is_latest=_choice(options, "startingOffsetsByTimestampStrategy", ("error", "latest")) == "latest",
@@ -169,6 +173,13 @@ def _wanted(options: Mapping[str, str]) -> Wanted:
     except re.error as malformed:
         raise Invalid(f"option 'subscribePattern' is no regular expression: {malformed}") from malformed
     return Matching(pattern=text)
+
+
+def _topic_ids(text: str) -> frozenset[UUID]:
+    try:
+        return frozenset(UUID(one.strip()) for one in text.split(",") if one.strip())
+    except ValueError:
+        raise Invalid(f"option 'topicIds' must be topic ids with commas between them, not {text!r}") from None
 
 
 def _topics(text: str) -> tuple[str, ...]:

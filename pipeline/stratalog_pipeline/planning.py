@@ -10,12 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Final
 from uuid import UUID
 
 from stratalog_core.errors import Invalid
 from stratalog_pipeline.options import EARLIEST, LATEST, Assigned, Matching, PerPartition, Subscribed, Wanted
+from stratalog_tiering.archive import ambiguous_name
+from stratalog_tiering.descriptor import TopicDescriptor
 from stratalog_tiering.manifest import SegmentEntry
 
 INTERNAL_TOPICS: Final = frozenset({"__consumer_offsets", "__transaction_state"})
@@ -69,10 +71,35 @@ class Cut:
     splits_min: int = 1
 
 
+def chosen_topics(topics: Sequence[TopicDescriptor], wanted: Wanted, topic_ids: frozenset[UUID]) -> dict[str, TopicDescriptor]:
+    """Topics by name. ``topic_ids`` choose among those that share a name.
+
+    Raises ``Invalid`` if a name that is wanted has several topics and no id chooses one of them, or for an id that is no
+    topic's. Names that are not wanted may be ambiguous.
+    """
+    unknown = topic_ids - {topic.topic_id for topic in topics}
+    if unknown:
+        raise Invalid(f"option 'topicIds' names {min(unknown)}, and the bucket has no such topic; it may have been deleted")
+    chosen: dict[str, TopicDescriptor] = {}
+    for name, group in groupby(topics, key=lambda topic: topic.name):
+        namesakes = list(group)
+        left = [topic for topic in namesakes if topic.topic_id in topic_ids] or namesakes
+        if len(left) > 1 and _is_wanted(wanted, name):
+            raise Invalid(f"{ambiguous_name(name, left)}; set option 'topicIds' to the one that is meant", topic=name)
+        chosen[name] = left[0]
+    return chosen
+
+
+def _is_wanted(wanted: Wanted, topic: str) -> bool:
+    if isinstance(wanted, Matching):
+        return topic not in INTERNAL_TOPICS and wanted.matches(topic)
+    return topic in (wanted.topics if isinstance(wanted, Subscribed) else wanted.partitions)
+
+
 def resolve_topics(wanted: Wanted, partition_counts: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
     """Partitions to read, by topic, out of the topics that the bucket knows. Raises ``Invalid`` for what is not there."""
     if isinstance(wanted, Matching):
-        matching = (topic for topic in partition_counts if topic not in INTERNAL_TOPICS and wanted.matches(topic))
+        matching = (topic for topic in partition_counts if _is_wanted(wanted, topic))
         return {topic: tuple(range(partition_counts[topic])) for topic in matching}
     names = wanted.topics if isinstance(wanted, Subscribed) else tuple(wanted.partitions)
     for name in names:

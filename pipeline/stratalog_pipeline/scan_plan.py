@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from stratalog_core.errors import Invalid
 from stratalog_pipeline.bucket import Bucket
-from stratalog_pipeline.catalog import History, list_topics, load_history, load_segments
+from stratalog_pipeline.catalog import History, load_history, load_segments
 from stratalog_pipeline.options import AllAt, AtOffsets, AtTimestamp, AtTimestamps, Bound, PerPartition, ReadOptions
 from stratalog_pipeline.planning import (
     Cut,
@@ -18,6 +18,7 @@ from stratalog_pipeline.planning import (
     PartitionName,
     Split,
     check_all_named,
+    chosen_topics,
     plan_splits,
     position,
     resolve_topics,
@@ -28,7 +29,7 @@ from stratalog_pipeline.pruning import EVERYTHING, Pruning
 
 def plan_scan(bucket: Bucket, options: ReadOptions, pruning: Pruning = EVERYTHING) -> list[Split]:
     """Splits of a read, with the manifest of each partition pinned. Raises ``Invalid`` or ``Corrupt``."""
-    topics = list_topics(bucket)
+    topics = chosen_topics(bucket.topics(), options.wanted, options.topic_ids)
     wanted = resolve_topics(options.wanted, {name: topic.partition_count for name, topic in topics.items()})
     _check_bounds(options, wanted)
     planned = []

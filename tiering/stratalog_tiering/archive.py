@@ -7,17 +7,46 @@ are deleted only after the marker of a version that holds their offsets was writ
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
-from stratalog_core.errors import NotFound
+from stratalog_core.errors import Invalid, NotFound
 from stratalog_metadata.records import ManifestPointer
 from stratalog_tiering.descriptor import TopicDescriptor, decode_descriptor
 from stratalog_tiering.manifest import Manifest, SegmentEntry
 from stratalog_tiering.manifest_source import ManifestSource
-from stratalog_tiering.object_keys import TOPICS_PREFIX, is_marker, manifests_prefix, parse_topic_key
+from stratalog_tiering.object_keys import (
+    TOPICS_PREFIX,
+    deletion_marker_key,
+    is_marker,
+    manifests_prefix,
+    parse_topic_key,
+    topic_key,
+)
 from stratalog_tiering.publish import pointer_to, read_marker
 from stratalog_tiering.segment import SegmentFooter
 from stratalog_tiering.store import ObjectStore
+
+
+async def live_topics(store: ObjectStore) -> list[TopicDescriptor]:
+    """Topics of a bucket that are not deleted, by name.
+
+    A name can be there twice for a while: a topic that was created again, whose predecessor's deletion marker is not written
+    yet.
+    """
+    keys = {info.key async for info in store.list(TOPICS_PREFIX)}
+    topic_ids = [topic_id for key in keys if (topic_id := parse_topic_key(key)) is not None]
+    live = [topic_key(topic_id) for topic_id in topic_ids if deletion_marker_key(topic_id) not in keys]
+    found = [decode_descriptor(await store.get(key), TopicDescriptor, key) for key in live]
+    return sorted(found, key=lambda topic: (topic.name, topic.topic_id))
+
+
+def ambiguous_name(name: str, topics: Sequence[TopicDescriptor]) -> str:
+    """What to say of a name that several live topics have."""
+    ids = " and ".join(str(topic.topic_id) for topic in topics)
+    return (
+        f"topic {name!r} is in the bucket {len(topics)} times, with the ids {ids}: "
+        "it was created again, and the deletion of the earlier one has not reached the bucket yet"
+    )
 
 
 class Archive:
@@ -27,19 +56,20 @@ class Archive:
         self._store = store
         self._source = ManifestSource(store)
 
-    async def topics(self, *, deleted: bool = False) -> list[TopicDescriptor]:
-        """Topics by name; with ``deleted`` also those that wait for their objects to be collected."""
-        keys = [info.key async for info in self._store.list(TOPICS_PREFIX) if parse_topic_key(info.key) is not None]
-        found = [decode_descriptor(await self._store.get(key), TopicDescriptor, key) for key in keys]
-        return sorted((t for t in found if deleted or not t.deleted_at_ms), key=lambda t: (t.name, t.topic_id))
+    async def topics(self) -> list[TopicDescriptor]:
+        """Topics that are not deleted, by name."""
+        return await live_topics(self._store)
 
     async def topic(self, name: str) -> TopicDescriptor:
-        """Raises ``NotFound`` with the names there are."""
+        """The topic of that name or id. Raises ``NotFound`` with the names there are, ``Invalid`` if two have the name."""
         topics = await self.topics()
-        for topic in topics:
-            if topic.name == name:
-                return topic
-        raise NotFound(f"{self._store.url} holds no topic {name!r}; it holds {', '.join(t.name for t in topics) or 'none'}")
+        found = [topic for topic in topics if name in (topic.name, str(topic.topic_id))]
+        if not found:
+            names = ", ".join(topic.name for topic in topics) or "none"
+            raise NotFound(f"{self._store.url} holds no topic {name!r}; it holds {names}")
+        if len(found) > 1:
+            raise Invalid(f"{ambiguous_name(name, found)}; give one of the ids instead of the name")
+        return found[0]
 
     async def pointer(self, topic: TopicDescriptor, partition: int) -> ManifestPointer | None:
         """The newest committed manifest of a partition, or None if nothing of it was ever offloaded."""

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-import msgspec
-
-from stratalog_core.errors import NoSuchObject
 from stratalog_metadata.commands import Command, Delete
 from stratalog_metadata.records import DeletedTopic
 from stratalog_tiering.commands import Guards
-from stratalog_tiering.descriptor import TopicDescriptor, decode_descriptor, encode_descriptor
-from stratalog_tiering.object_keys import parse_segment_key, topic_key, topic_prefixes
+from stratalog_tiering.object_keys import deletion_marker_key, parse_segment_key, topic_key, topic_prefixes
 from stratalog_tiering.ports import WorkerPorts
+from stratalog_tiering.publish import mark_deleted
 
 UPLOAD_AGE_MIN_MS: Final = 3_600_000
 """No upload younger than this is given up, however short the grace period: it may be under way."""
@@ -25,26 +22,17 @@ async def collect_deleted_topic(ports: WorkerPorts, deleted: DeletedTopic, guard
 
     None when all is gone and its record with it; else when to come again (wall time, ms).
     """
-    await _hide(ports, deleted)
+    await mark_deleted(ports.store, deleted)
     due_ms = deleted.deleted_at_ms + ports.settings.grace_ms
     if ports.clock.wall_ms() < due_ms:
         return due_ms
     for prefix in topic_prefixes(deleted.topic_id):
         await _delete_below(ports, prefix)
+    # The marker last: without it the descriptor would name a live topic.
     await ports.store.delete([topic_key(deleted.topic_id)])
+    await ports.store.delete([deletion_marker_key(deleted.topic_id)])
     await ports.metadata.propose(Command(updates=(Delete(key=deleted.key()),), requirements=guards))
     return None
-
-
-async def _hide(ports: WorkerPorts, deleted: DeletedTopic) -> None:
-    key = topic_key(deleted.topic_id)
-    try:
-        descriptor = decode_descriptor(await ports.store.get(key), TopicDescriptor, key)
-    except NoSuchObject:
-        return
-    if not descriptor.deleted_at_ms:
-        hidden = msgspec.structs.replace(descriptor, deleted_at_ms=deleted.deleted_at_ms)
-        await ports.store.put(key, [encode_descriptor(hidden)], if_absent=False)
 
 
 async def _delete_below(ports: WorkerPorts, prefix: str) -> None:

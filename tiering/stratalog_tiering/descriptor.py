@@ -6,7 +6,7 @@ an old reader would go wrong. Formats: ``docs/formats/object-keys.md``.
 
 from __future__ import annotations
 
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Final, TypeAlias, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -28,14 +28,21 @@ class ClusterDescriptor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TopicDescriptor(msgspec.Struct, frozen=True, kw_only=True):
-    """A topic as it was when last written. ``deleted_at_ms`` is not 0 once it was deleted: then readers pass it over."""
+    """A topic as it was when last written. It is rewritten by each offload, so it cannot say that the topic is deleted."""
 
     topic_id: UUID
     name: str
     partition_count: Annotated[int, msgspec.Meta(ge=0, le=PARTITIONS_MAX)]
     replication_factor: int
     configs: dict[str, str] = {}
-    deleted_at_ms: int = 0
+    format_version: int = FORMAT_VERSION
+
+
+class DeletionMarker(msgspec.Struct, frozen=True, kw_only=True):
+    """A topic is deleted. Written once; readers go by its key, so an offload that describes the topic late changes nothing."""
+
+    topic_id: UUID
+    deleted_at_ms: int
     format_version: int = FORMAT_VERSION
 
 
@@ -51,10 +58,11 @@ class CommitMarker(msgspec.Struct, frozen=True, kw_only=True):
     format_version: int = FORMAT_VERSION
 
 
-_Kind = TypeVar("_Kind", bound=ClusterDescriptor | TopicDescriptor | CommitMarker)
+Descriptor: TypeAlias = ClusterDescriptor | TopicDescriptor | DeletionMarker | CommitMarker
+_Kind = TypeVar("_Kind", bound=Descriptor)
 
 
-def encode_descriptor(descriptor: ClusterDescriptor | TopicDescriptor | CommitMarker) -> bytes:
+def encode_descriptor(descriptor: Descriptor) -> bytes:
     return msgspec.json.format(msgspec.json.encode(descriptor), indent=2) + b"\n"
 
 

@@ -4,6 +4,7 @@
 
     cluster.json                                                            whose bucket it is
     topics/<topic id>.json                                                  topic descriptor
+    topics/<topic id>.deleted                                               deletion marker
     segments/<topic id>/<partition>/<base offset>-<epoch>-<random>.segment
     pages/<topic id>/<partition>/<base offset>-<level>-<random>.page        sealed manifest index page
     manifests/<topic id>/<partition>/<inverted version>-<version>-<random>.manifest
@@ -27,6 +28,7 @@ TOPICS_PREFIX: Final = "topics/"
 _VERSION_MAX: Final = 2**64 - 1
 _MANIFEST: Final = ".manifest"
 _COMMITTED: Final = ".committed"
+_DELETED: Final = ".deleted"
 _SEGMENT_PATTERN: Final = re.compile(r"segments/([0-9a-f]{32})/(\d+)/(\d{20})-(\d{10})-[0-9a-f]{16}\.segment")
 _MANIFEST_PATTERN: Final = re.compile(r"manifests/([0-9a-f]{32})/(\d+)/[0-9a-f]{16}-(\d+)-[0-9a-f]{16}\.(manifest|committed)")
 _TOPIC_PATTERN: Final = re.compile(r"topics/([0-9a-f]{32})\.json")
@@ -54,6 +56,11 @@ class ManifestKey:
 
 def topic_key(topic_id: UUID) -> str:
     return f"{TOPICS_PREFIX}{topic_id.hex}.json"
+
+
+def deletion_marker_key(topic_id: UUID) -> str:
+    """Key of the marker that says that a topic was deleted, whatever its descriptor says."""
+    return f"{TOPICS_PREFIX}{topic_id.hex}{_DELETED}"
 
 
 def segments_prefix(topic_id: UUID, partition: int) -> str:

@@ -10,11 +10,18 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from stratalog_core.errors import Conflict, Invalid, NoSuchObject
-from stratalog_metadata.records import ManifestPointer, Topic
-from stratalog_tiering.descriptor import ClusterDescriptor, CommitMarker, TopicDescriptor, decode_descriptor, encode_descriptor
+from stratalog_metadata.records import DeletedTopic, ManifestPointer, Topic
+from stratalog_tiering.descriptor import (
+    ClusterDescriptor,
+    CommitMarker,
+    DeletionMarker,
+    TopicDescriptor,
+    decode_descriptor,
+    encode_descriptor,
+)
 from stratalog_tiering.manifest import Manifest, decode_manifest
 from stratalog_tiering.manifest_edit import NewManifest
-from stratalog_tiering.object_keys import CLUSTER_KEY, marker_key, topic_key
+from stratalog_tiering.object_keys import CLUSTER_KEY, deletion_marker_key, marker_key, topic_key
 from stratalog_tiering.store import ObjectStore
 
 
@@ -49,7 +56,7 @@ async def mark_committed(store: ObjectStore, pointer: ManifestPointer) -> None:
     await _once(lambda: store.put(marker_key(pointer.object_key), [encode_descriptor(marker)]))
 
 
-async def describe_topic(store: ObjectStore, topic: Topic, deleted_at_ms: int = 0) -> None:
+async def describe_topic(store: ObjectStore, topic: Topic) -> None:
     """Write (or renew) a topic's descriptor."""
     descriptor = TopicDescriptor(
         topic_id=topic.topic_id,
@@ -57,9 +64,14 @@ async def describe_topic(store: ObjectStore, topic: Topic, deleted_at_ms: int = 
         partition_count=topic.partition_count,
         replication_factor=topic.replication_factor,
         configs=topic.configs,
-        deleted_at_ms=deleted_at_ms,
     )
     await store.put(topic_key(topic.topic_id), [encode_descriptor(descriptor)], if_absent=False)
+
+
+async def mark_deleted(store: ObjectStore, deleted: DeletedTopic) -> None:
+    """Hide a deleted topic from readers of the bucket; writing the marker twice does nothing."""
+    marker = DeletionMarker(topic_id=deleted.topic_id, deleted_at_ms=deleted.deleted_at_ms)
+    await _once(lambda: store.put(deletion_marker_key(deleted.topic_id), [encode_descriptor(marker)]))
 
 
 async def claim_bucket(store: ObjectStore, cluster_id: str) -> None:

@@ -24,9 +24,10 @@ def main(arguments: Sequence[str]) -> int:
     audits = jobs.add_parser("audit", help="check that every offset is there and unaltered")
     audits.add_argument("--store", required=True, help="file:///dir or s3://bucket/prefix?endpoint=…&region=…")
     audits.add_argument("--topics", required=True, help="names with commas between them")
+    audits.add_argument("--topic-ids", default="", help="which topic is meant where two in the bucket share a name")
     given = parser.parse_args(arguments)
     try:
-        options = parse_options({"store": given.store, "subscribe": given.topics})
+        options = parse_options({"store": given.store, "subscribe": given.topics, "topicIds": given.topic_ids})
         return _audit(options)
     except Invalid as wrong:
         sys.stderr.write(f"{wrong.message}\n")

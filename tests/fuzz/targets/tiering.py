@@ -19,6 +19,8 @@ from stratalog_tiering.descriptor import (
     PARTITIONS_MAX,
     ClusterDescriptor,
     CommitMarker,
+    DeletionMarker,
+    Descriptor,
     TopicDescriptor,
     decode_descriptor,
     encode_descriptor,
@@ -109,9 +111,10 @@ def read_page(content: bytes) -> None:
 
 # -- descriptors and keys
 
-_DESCRIPTORS: tuple[ClusterDescriptor | TopicDescriptor | CommitMarker, ...] = (
+_DESCRIPTORS: tuple[Descriptor, ...] = (
     ClusterDescriptor(cluster_id="c"),
     TopicDescriptor(topic_id=TOPIC, name="t", partition_count=1, replication_factor=1, configs={"a": "b"}),
+    DeletionMarker(topic_id=TOPIC, deleted_at_ms=1),
     CommitMarker(manifest_key="manifests/k", manifest_version=3, sha256="ab" * 32),
 )
 

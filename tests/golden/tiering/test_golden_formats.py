@@ -15,7 +15,15 @@ import pytest
 
 from stratalog_core.checkpoint import EpochStart, ProducerEntry, SequencedBatch
 from stratalog_core.records import Record, build_batch
-from stratalog_tiering.descriptor import ClusterDescriptor, CommitMarker, TopicDescriptor, decode_descriptor, encode_descriptor
+from stratalog_tiering.descriptor import (
+    ClusterDescriptor,
+    CommitMarker,
+    DeletionMarker,
+    Descriptor,
+    TopicDescriptor,
+    decode_descriptor,
+    encode_descriptor,
+)
 from stratalog_tiering.footer import AbortedTransaction
 from stratalog_tiering.manifest import (
     Manifest,
@@ -29,7 +37,7 @@ from stratalog_tiering.manifest import (
     encode_page,
     object_sha256,
 )
-from stratalog_tiering.object_keys import manifest_key, marker_key, page_key, segment_key, topic_key
+from stratalog_tiering.object_keys import deletion_marker_key, manifest_key, marker_key, page_key, segment_key, topic_key
 from stratalog_tiering.segment import SegmentFooter, SegmentIdentity, SegmentWriter, parse_footer
 
 HERE = Path(__file__).parent
@@ -115,10 +123,11 @@ def test_page() -> None:
                 topic_id=TOPIC, name="flights", partition_count=12, replication_factor=3, configs={"retention.ms": "-1"}
             ),
         ),
+        ("deleted.json", DeletionMarker(topic_id=TOPIC, deleted_at_ms=1_700_000_000_000)),
         ("marker.json", CommitMarker(manifest_key=manifest_key(TOPIC, 3, 12, 0x66), manifest_version=12, sha256="ab" * 32)),
     ],
 )
-def test_descriptors(name: str, descriptor: ClusterDescriptor | TopicDescriptor | CommitMarker) -> None:
+def test_descriptors(name: str, descriptor: Descriptor) -> None:
     stored = golden(name, encode_descriptor(descriptor))
     assert stored == encode_descriptor(descriptor)
     assert decode_descriptor(stored, type(descriptor), name) == descriptor
@@ -127,6 +136,7 @@ def test_descriptors(name: str, descriptor: ClusterDescriptor | TopicDescriptor 
 def test_keys() -> None:
     topic = "11112222333344448555666677778888"
     assert topic_key(TOPIC) == f"topics/{topic}.json"
+    assert deletion_marker_key(TOPIC) == f"topics/{topic}.deleted"
     assert (
         segment_key(TOPIC, 3, 100, 2, 0xABCD) == f"segments/{topic}/3/00000000000000000100-0000000002-000000000000abcd.segment"
     )

@@ -11,12 +11,12 @@ from uuid import UUID
 import pytest
 
 from stratalog_core.batch import read_header
-from stratalog_tiering.descriptor import CommitMarker, TopicDescriptor, encode_descriptor
+from stratalog_tiering.descriptor import CommitMarker, DeletionMarker, TopicDescriptor, encode_descriptor
 from stratalog_tiering.entry import segment_entry
 from stratalog_tiering.footer import AbortedTransaction
 from stratalog_tiering.manifest import SegmentEntry, empty_manifest
 from stratalog_tiering.manifest_edit import ManifestEdit, ManifestLimits, NewManifest, Previous
-from stratalog_tiering.object_keys import marker_key, segment_key, topic_key
+from stratalog_tiering.object_keys import deletion_marker_key, marker_key, segment_key, topic_key
 from stratalog_tiering.segment import SegmentIdentity, SegmentWriter
 
 Segment = Sequence[bytes | bytearray]
@@ -46,10 +46,11 @@ class ColdBucket:
         deleted_at_ms: int = 0,
     ) -> UUID:
         topic_id = UUID(int=next(self._ids))
-        descriptor = TopicDescriptor(
-            topic_id=topic_id, name=name, partition_count=len(partitions), replication_factor=1, deleted_at_ms=deleted_at_ms
-        )
+        descriptor = TopicDescriptor(topic_id=topic_id, name=name, partition_count=len(partitions), replication_factor=1)
         self.put(topic_key(topic_id), encode_descriptor(descriptor))
+        if deleted_at_ms:
+            marker = DeletionMarker(topic_id=topic_id, deleted_at_ms=deleted_at_ms)
+            self.put(deletion_marker_key(topic_id), encode_descriptor(marker))
         for number, segments in enumerate(partitions):
             if segments:
                 entries = [self._segment(topic_id, name, number, segment, block_bytes, aborted) for segment in segments]

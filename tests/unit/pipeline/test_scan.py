@@ -181,9 +181,22 @@ def test_deleted_topics_are_gone_and_namesakes_are_told_apart(cold_bucket: ColdB
     cold_bucket.add_topic("again", [[batches(0, 5)]], deleted_at_ms=99)
     cold_bucket.add_topic("again", [[batches(0, 7)]])
     assert len(read(cold_bucket, subscribe="again")) == 7
-    cold_bucket.add_topic("again", [[batches(0, 9)]])
-    with pytest.raises(Invalid, match="stands in the bucket twice"):
-        read(cold_bucket, subscribe="again")
+
+
+def test_an_ambiguous_name_fails_only_reads_of_that_name(cold_bucket: ColdBucket) -> None:
+    older = cold_bucket.add_topic("again", [[batches(0, 7)]])
+    newer = cold_bucket.add_topic("again", [[batches(0, 9)]])
+    cold_bucket.add_topic("flights", [[batches(0, 5)]])
+    assert len(read(cold_bucket, subscribe="flights")) == len(read(cold_bucket, subscribePattern="f.*")) == 5
+    for wanted in ({"subscribe": "again"}, {"subscribePattern": ".*"}, {"assign": '{"again": [0]}'}):
+        with pytest.raises(Invalid, match=f"{older} and {newer}.*option 'topicIds'"):
+            read(cold_bucket, **wanted)
+    assert len(read(cold_bucket, subscribe="again", topicIds=str(older))) == 7
+    assert len(read(cold_bucket, subscribePattern=".*", topicIds=newer.hex)) == 14
+    with pytest.raises(Invalid, match="no such topic"):
+        read(cold_bucket, subscribe="again", topicIds=str(UUID(int=99)))
+    with pytest.raises(Invalid, match="must be topic ids"):
+        read(cold_bucket, subscribe="again", topicIds="again")
 
 
 def test_a_directory_that_is_not_there_is_refused_and_not_created(cold_bucket: ColdBucket) -> None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from uuid import UUID
 
+import msgspec
 import pytest
 
 from stratalog_core.errors import Invalid, NotFound
-from stratalog_metadata.records import Topic
+from stratalog_metadata.records import DeletedTopic, Topic
 from stratalog_tiering.archive import Archive
 from stratalog_tiering.archive_writer import ArchiveWriter
 from stratalog_tiering.object_keys import manifest_key, marker_key
-from stratalog_tiering.publish import claim_bucket, describe_topic, is_marked
+from stratalog_tiering.publish import claim_bucket, describe_topic, is_marked, mark_deleted
 
 Store = Any
 Batches = Callable[..., list[bytes]]
@@ -59,11 +61,24 @@ async def test_without_its_marker_a_version_does_not_count_yet(
 
 async def test_deleted_topics_are_passed_over(writer: ArchiveWriter, store: Store, topic: Topic, make_batches: Batches) -> None:
     await writer.append(0, make_batches(0, [4]))
-    await describe_topic(store, topic, deleted_at_ms=9)
+    await mark_deleted(store, DeletedTopic(topic_id=topic.topic_id, name=topic.name, deleted_at_ms=9))
     archive = Archive(store)
     with pytest.raises(NotFound, match="holds none"):
         await archive.topic("flights")
-    assert [found.deleted_at_ms for found in await archive.topics(deleted=True)] == [9]
+    await describe_topic(store, topic)  # by an offload that had begun before
+    assert await archive.topics() == []
+
+
+async def test_namesakes_are_told_apart_by_their_ids(writer: ArchiveWriter, store: Store, topic: Topic) -> None:
+    again = msgspec.structs.replace(topic, topic_id=UUID(int=99))
+    await describe_topic(store, topic)
+    await describe_topic(store, again)
+    archive = Archive(store)
+    with pytest.raises(Invalid, match="give one of the ids") as ambiguous:
+        await archive.topic("flights")
+    for one in (topic, again):
+        assert str(one.topic_id) in ambiguous.value.message
+        assert (await archive.topic(str(one.topic_id))).topic_id == one.topic_id
 
 
 async def test_a_bucket_belongs_to_one_cluster(store: Store) -> None:
