@@ -24,7 +24,7 @@ from enum import Enum, IntEnum
 from typing import Final
 
 from stratalog_broker.ledger_index import LedgerIndex
-from stratalog_broker.producer_state import ProducerStates
+from stratalog_broker.producer_state import Displaced, ProducerStates
 from stratalog_core.batch import BatchHeader
 from stratalog_core.checkpoint import Checkpoint, EpochStart
 
@@ -78,12 +78,14 @@ class PendingBatch:
         "acks",
         "base_offset",
         "batch",
+        "displaced",
         "end_offset",
         "entry_id",
         "max_timestamp_ms",
         "on_confirmed",
         "on_done",
         "others",
+        "producer_id",
     )
 
     def __init__(self, batch: memoryview, base_offset: int, end_offset: int, max_timestamp_ms: int, acks: int) -> None:
@@ -96,6 +98,8 @@ class PendingBatch:
         self.on_done: OnDone | None = None
         self.on_confirmed: Callable[[], None] | None = None
         self.others: list[OnDone] | None = None
+        self.producer_id = -1
+        self.displaced: Displaced = None
 
     def settle(self, base_offset: int | None) -> None:
         """Tell all who wait for it; ``None``: it was given up."""
@@ -176,9 +180,11 @@ class PartitionCore:
         assert base_offset == self.next_offset
         end_offset = base_offset + header.last_offset_delta + 1
         self.next_offset = end_offset
+        pending = PendingBatch(batch, base_offset, end_offset, header.max_timestamp_ms, acks)
         if header.producer_id >= 0:
-            self.producers.appended(header, base_offset)
-        return PendingBatch(batch, base_offset, end_offset, header.max_timestamp_ms, acks)
+            pending.producer_id = header.producer_id
+            pending.displaced = self.producers.appended(header, base_offset)
+        return pending
 
     @property
     def writable(self) -> bool:
@@ -305,7 +311,9 @@ class PartitionCore:
         return Checkpoint(
             offset=self.high_watermark,
             leader_epochs=tuple(self.leader_epochs),
-            producers=self.producers.snapshot(self.high_watermark),
+            producers=self.producers.snapshot(
+                (batch.producer_id, batch.displaced) for batch in reversed(list(self._unconfirmed())) if batch.producer_id >= 0
+            ),
             application_state=application_state,
         )
 

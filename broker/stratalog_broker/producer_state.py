@@ -5,8 +5,10 @@ each producer id. A batch equal to one of them is a retry and is answered with t
 continue the sequence; a higher epoch begins at sequence 0; a lower one is refused. Of a producer that is not known any
 first sequence is taken, as Kafka does, because its state may have left with retention.
 
-The state holds batches from the moment they get their offsets. ``snapshot`` takes a bound, so that a checkpoint holds no
-batch that is not in the log before it. The number of producers is bounded: the longest silent one is forgotten.
+The state holds batches from the moment they get their offsets, but a checkpoint must hold the state at its own offset: no later
+batch, and every producer that has an earlier one, even if its whole pipeline is unconfirmed or a new epoch has begun. So
+``appended`` returns what the batch displaced, the unconfirmed batch keeps it, and ``snapshot`` puts it back. The number of
+producers is bounded: the longest silent one is forgotten.
 """
 
 from __future__ import annotations
@@ -31,12 +33,18 @@ class Verdict(IntEnum):
     """Nothing of the producer is known: any sequence may be its next."""
 
 
-class _Producer:
+class Producer:
+    """One producer's epoch and last batches, oldest first."""
+
     __slots__ = ("batches", "epoch")
 
     def __init__(self, epoch: int, batches: list[SequencedBatch]) -> None:
         self.epoch = epoch
         self.batches = batches
+
+
+Displaced = SequencedBatch | Producer | None
+"""What an appended batch has pushed out: the oldest batch remembered, or the whole state of an earlier epoch."""
 
 
 class ProducerStates:
@@ -45,7 +53,7 @@ class ProducerStates:
     __slots__ = ("_producers", "_producers_max")
 
     def __init__(self, producers_max: int) -> None:
-        self._producers: dict[int, _Producer] = {}
+        self._producers: dict[int, Producer] = {}
         self._producers_max = producers_max
 
     def __len__(self) -> int:
@@ -68,34 +76,41 @@ class ProducerStates:
                 return Verdict.DUPLICATE, batch
         return Verdict.OUT_OF_ORDER, None
 
-    def appended(self, header: BatchHeader, base_offset: int) -> None:
-        """Remember a batch with a producer id that got ``base_offset``; called in offset order, by append and by replay."""
+    def appended(self, header: BatchHeader, base_offset: int) -> Displaced:
+        """Remember a batch with a producer id that got ``base_offset``; called in offset order, by append and by replay.
+
+        Returns what ``snapshot`` needs if the batch is still unconfirmed then.
+        """
+        displaced: Displaced = None
         producer = self._producers.pop(header.producer_id, None)
         if producer is None or producer.epoch != header.producer_epoch:
-            producer = _Producer(header.producer_epoch, [])
+            displaced, producer = producer, Producer(header.producer_epoch, [])
         self._producers[header.producer_id] = producer
         last_offset = base_offset + header.last_offset_delta
         batch = SequencedBatch(header.base_sequence, header.last_sequence, last_offset, header.max_timestamp_ms)
         producer.batches.append(batch)
         if len(producer.batches) > BATCHES_REMEMBERED:
-            del producer.batches[0]
+            displaced = producer.batches.pop(0)
         if len(self._producers) > self._producers_max:
             del self._producers[next(iter(self._producers))]
+        return displaced
 
     def load(self, entries: Iterable[ProducerEntry]) -> None:
         """Replace everything by a checkpoint's content."""
         self._producers = {
-            entry.producer_id: _Producer(entry.producer_epoch, list(entry.batches[-BATCHES_REMEMBERED:])) for entry in entries
+            entry.producer_id: Producer(entry.producer_epoch, list(entry.batches[-BATCHES_REMEMBERED:])) for entry in entries
         }
 
-    def snapshot(self, end_offset: int) -> tuple[ProducerEntry, ...]:
-        """State without the batches at and after ``end_offset``, in order of last use."""
-        entries = []
-        for producer_id, producer in self._producers.items():
-            batches = tuple(batch for batch in producer.batches if batch.last_offset < end_offset)
-            if batches or not producer.batches:
-                entries.append(ProducerEntry(producer_id, producer.epoch, batches))
-        return tuple(entries)
+    def snapshot(self, unconfirmed: Iterable[tuple[int, Displaced]] = ()) -> tuple[ProducerEntry, ...]:
+        """State before the ``unconfirmed`` batches, of which it gets producer id and what was displaced, latest first."""
+        before: dict[int, Producer | None] = {}
+        for producer_id, displaced in unconfirmed:
+            producer = before[producer_id] if producer_id in before else self._producers.get(producer_id)
+            before[producer_id] = None if producer is None else _without_last(producer, displaced)
+        states = ((producer_id, before.get(producer_id, latest)) for producer_id, latest in self._producers.items())
+        return tuple(
+            ProducerEntry(producer_id, one.epoch, tuple(one.batches)) for producer_id, one in states if one is not None
+        )
 
     def validate_state(self) -> None:
         """Assert what always holds."""
@@ -104,3 +119,13 @@ class ProducerStates:
             assert len(producer.batches) <= BATCHES_REMEMBERED
             offsets = [batch.last_offset for batch in producer.batches]
             assert offsets == sorted(offsets), "batches are remembered in offset order"
+
+
+def _without_last(producer: Producer, displaced: Displaced) -> Producer | None:
+    """The producer before its last batch; None if that was its first."""
+    if isinstance(displaced, Producer):
+        return displaced
+    batches = producer.batches[:-1]
+    if displaced is not None:
+        batches.insert(0, displaced)
+    return Producer(producer.epoch, batches) if batches else None

@@ -18,7 +18,6 @@ from unit.broker.test_many_partitions import Counted, create, produce_one_each, 
 from unit.metadata.watching import until
 
 from stratalog_bookies import messages as bookie_messages
-from stratalog_bookies.client import LedgerWriter
 from stratalog_broker.partition_log import PartitionLog
 from stratalog_broker.protocol.entities import encode_response as encode_entity
 from stratalog_core.ids import NO_OWNER
@@ -45,10 +44,10 @@ class Leaving:
             Command(updates=(Put(record=msgspec.structs.replace(partition, next_owner=next_owner)),))
         )
 
-    async def send(self, value: bytes, acks: int = -1) -> None:
+    async def send(self, value: bytes, acks: int = -1, **producer: int) -> None:
         """Send a record and wait until the broker holds it."""
         held = len(self.log.core.queue)
-        wanted = produce_request("flights", 0, batch(value), version=LEADER_VERSION, acks=acks)
+        wanted = produce_request("flights", 0, batch(value, **producer), version=LEADER_VERSION, acks=acks)
         self.client.send(PRODUCE, LEADER_VERSION, encode_entity(wanted))
         async with asyncio.timeout(WAIT_S):
             while acks and len(self.log.core.queue) == held:  # noqa: ASYNC110 - no event tells
@@ -61,12 +60,12 @@ class Leaving:
 
 
 @asynccontextmanager
-async def leaving(path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Leaving]:
-    seal, go_on = LedgerWriter.seal, asyncio.Event()
+async def leaving(path: Path, monkeypatch: pytest.MonkeyPatch, **producer: int) -> AsyncIterator[Leaving]:
+    seal, go_on = PartitionLog._seal, asyncio.Event()
 
-    async def seal_later(writer: LedgerWriter, *arguments: Any) -> Ledger:
+    async def seal_later(log: PartitionLog, *arguments: Any) -> None:
         await go_on.wait()
-        return await seal(writer, *arguments)
+        await seal(log, *arguments)
 
     async with run_cluster(path, bookies=1, brokers=2) as cluster:
         await in_thread(lambda: create(cluster.brokers[1].server.kafka_address, 1))
@@ -76,8 +75,8 @@ async def leaving(path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
         log = owner.services.partitions.find_by_id(partition.topic_id.bytes, 0)
         assert log is not None
         client = await RawClient.connect(owner.kafka_address)
-        assert (await produce(client, "flights", batch(b"first"))).error_code == 0
-        monkeypatch.setattr(LedgerWriter, "seal", seal_later)
+        assert (await produce(client, "flights", batch(b"first", **producer))).error_code == 0
+        monkeypatch.setattr(PartitionLog, "_seal", seal_later)
         found = Leaving(cluster=cluster, client=client, log=log, go_on=go_on)
         await found.put(3 - partition.owner)
         async with asyncio.timeout(WAIT_S):
@@ -119,6 +118,26 @@ async def test_what_asks_for_no_answer_is_refused_at_once(tmp_path: Path, monkey
         await found.send(b"second", acks=0)
         assert await found.client.closed()
         assert not found.log.core.queue
+
+
+@pytest.mark.parametrize("in_flight", [1, 5])
+async def test_a_producer_whose_whole_pipeline_was_held_goes_on_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_flight: int
+) -> None:
+    producer = {"producer_id": 7, "producer_epoch": 0}
+    async with leaving(tmp_path, monkeypatch, **producer, base_sequence=0) as found:
+        for sequence in range(1, in_flight + 1):
+            await found.send(b"held", **producer, base_sequence=sequence)
+        found.go_on.set()
+        for _ in range(in_flight):
+            assert (await found.answer())[0].error_code is ErrorCode.not_leader_or_follower
+        successor = found.cluster.brokers[3 - found.log.requirement.owner].server
+        await until_served(successor, found.log.topic_partition.topic_id)
+        client = await RawClient.connect(successor.kafka_address)
+        for sequence in range(in_flight + 1):
+            answer = await produce(client, "flights", batch(b"again", **producer, base_sequence=sequence))
+            assert (answer.error_code, answer.base_offset) == (ErrorCode.none, sequence)
+        await client.close()
 
 
 async def orderly_stop(path: Path, partitions: int, open_ledgers: int, monkeypatch: pytest.MonkeyPatch) -> Counted:

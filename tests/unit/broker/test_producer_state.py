@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stratalog_broker.producer_state import BATCHES_REMEMBERED, ProducerStates, Verdict
+from stratalog_broker.producer_state import BATCHES_REMEMBERED, Displaced, ProducerStates, Verdict
 from stratalog_core.batch import BatchHeader
+from stratalog_core.checkpoint import ProducerEntry
 
 _MAX = 2**31 - 1
 
@@ -72,13 +74,83 @@ def test_the_longest_silent_producer_is_forgotten() -> None:
     assert producers.judge(header(1, 0, 99, 1))[0] is Verdict.OUT_OF_ORDER
 
 
-def test_a_snapshot_leaves_out_what_lies_beyond_its_bound() -> None:
-    producers = states()
-    producers.appended(header(1, 0, 0, 10), 0)
-    producers.appended(header(1, 0, 10, 10), 10)
-    producers.appended(header(2, 0, 0, 5), 20)
-    (entry,) = producers.snapshot(10)
-    assert (entry.producer_id, [batch.last_offset for batch in entry.batches]) == (1, [9])
+class Sender:
+    """Producers that send in order into one log, of which the first ``confirmed`` batches are confirmed."""
+
+    def __init__(self) -> None:
+        self.states = states()
+        self.log: list[tuple[BatchHeader, int]] = []
+        self.displaced: list[Displaced] = []
+        self.confirmed = 0
+        self.sequences: dict[tuple[int, int], int] = {}
+        self.epochs: dict[int, int] = {}
+
+    def send(self, producer_id: int, records: int, *, new_epoch: bool = False) -> None:
+        epoch = self.epochs[producer_id] = self.epochs.get(producer_id, 0) + new_epoch
+        sequence = self.sequences.get((producer_id, epoch), 0)
+        batch = header(producer_id, epoch, sequence, records)
+        base_offset = self.log[-1][1] + self.log[-1][0].record_count if self.log else 0
+        assert self.states.judge(batch)[0] in (Verdict.APPEND, Verdict.UNKNOWN)
+        self.sequences[producer_id, epoch] = sequence + records
+        self.log.append((batch, base_offset))
+        self.displaced.append(self.states.appended(batch, base_offset))
+
+    def snapshot(self) -> tuple[ProducerEntry, ...]:
+        unconfirmed = range(len(self.log) - 1, self.confirmed - 1, -1)
+        return self.states.snapshot((self.log[at][0].producer_id, self.displaced[at]) for at in unconfirmed)
+
+    def replayed(self) -> tuple[ProducerEntry, ...]:
+        """What a takeover finds if the log ends with what is confirmed."""
+        replayed = states()
+        for batch, base_offset in self.log[: self.confirmed]:
+            replayed.appended(batch, base_offset)
+        return replayed.snapshot()
+
+
+@pytest.mark.parametrize("in_flight", range(1, 9))
+def test_a_snapshot_knows_a_producer_whose_whole_pipeline_is_unconfirmed(in_flight: int) -> None:
+    sender = Sender()
+    sender.send(1, 10)
+    sender.confirmed = 1
+    for _ in range(in_flight):
+        sender.send(1, 10)
+    successor = states()
+    successor.load(sender.snapshot())
+    assert successor.judge(header(1, 0, 10, 10)) == (Verdict.APPEND, None)
+    assert successor.judge(header(1, 0, 20, 10))[0] is Verdict.OUT_OF_ORDER
+    assert successor.judge(header(1, 0, 0, 10))[0] is Verdict.DUPLICATE
+
+
+def test_a_snapshot_keeps_the_epoch_before_one_that_is_unconfirmed() -> None:
+    sender = Sender()
+    sender.send(1, 10)
+    sender.confirmed = 1
+    sender.send(1, 10, new_epoch=True)
+    sender.send(1, 10, new_epoch=True)
+    successor = states()
+    successor.load(sender.snapshot())
+    assert successor.judge(header(1, 0, 10, 10)) == (Verdict.APPEND, None)
+    assert successor.judge(header(1, 1, 0, 10)) == (Verdict.APPEND, None)
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("send"), st.integers(0, 2), st.integers(1, 3), st.booleans()),
+            st.tuples(st.just("confirm"), st.integers(1, 7), st.just(0), st.just(False)),
+        ),
+        max_size=60,
+    )
+)
+def test_a_snapshot_is_what_a_replay_of_all_confirmed_batches_gives(steps: list[tuple[str, int, int, bool]]) -> None:
+    """With any number of unconfirmed batches of any producers and epochs."""
+    sender = Sender()
+    for step, first, records, new_epoch in steps:
+        if step == "send":
+            sender.send(first, records, new_epoch=new_epoch)
+        else:
+            sender.confirmed = min(sender.confirmed + first, len(sender.log))
+        assert {one.producer_id: one for one in sender.snapshot()} == {one.producer_id: one for one in sender.replayed()}
 
 
 sends = st.tuples(st.integers(0, 2), st.integers(0, 1), st.integers(0, 3), st.integers(1, 3))
@@ -99,7 +171,7 @@ def test_no_batch_is_ever_appended_twice(steps: list[tuple[object, ...]]) -> Non
     for step in steps:
         if step[0] == "reload":
             reloaded = states()
-            reloaded.load(producers.snapshot(next_offset))
+            reloaded.load(producers.snapshot())
             producers = reloaded
             continue
         if step[0] == "retry":
