@@ -7,7 +7,7 @@ Everything that decides is in ``coordinator.py``. Requests that come while the p
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Final, TypeVar
 from uuid import UUID
 
@@ -117,8 +117,10 @@ class GroupApplication:
         self, group_id: str, member_id: str, group_instance_id: str | None, generation: int, commits: Sequence[Commit]
     ) -> list[ErrorCode]:
         """OffsetCommit: a code for each commit, when those that are fine are in the log."""
-        errors, records = self.coordinator.plan_commit(group_id, member_id, group_instance_id, generation, commits, self.now())
-        return await self._write_for(errors, records)
+        coordinator = self.coordinator
+        errors, records = coordinator.plan_commit(group_id, member_id, group_instance_id, generation, commits, self.now())
+        with coordinator.pending(group_id, commits):
+            return await self._write_for(errors, records)
 
     async def delete_group(self, group_id: str) -> ErrorCode:
         error, records = self.coordinator.plan_delete(group_id, self.now())
@@ -132,14 +134,15 @@ class GroupApplication:
         error, errors, records = self.coordinator.plan_delete_offsets(group_id, partitions)
         return error, await self._write_for(errors, records)
 
-    def topics(self) -> set[str]:
-        """Names of all topics of which a group has committed offsets here."""
-        return {topic for table in self._store.offsets.values() for topic, _ in table} if self.is_loaded else set()
+    def topics(self) -> set[tuple[str, UUID | None]]:
+        """Names and ids of all topics of which a group has committed offsets here."""
+        tables = self._store.offsets.values() if self.is_loaded else ()
+        return {(topic, committed.topic_id) for table in tables for (topic, _), committed in table.items()}
 
-    def forget_topic(self, topic: str, topic_id: UUID | None = None) -> None:
-        """The topic was deleted: its offsets go, but those of the topic of that name with ``topic_id``."""
+    def forget_topic(self, topic: str, gone: Container[UUID | None]) -> None:
+        """Remove the offsets of deleted topics of this name; see ``plan_topic_deletion``."""
         if self._coordinator is not None:
-            for _, records in self._coordinator.plan_topic_deletion(topic, topic_id):
+            for _, records in self._coordinator.plan_topic_deletion(topic, gone):
                 self._writer.write(records, lambda _: None)
 
     async def _write_for(self, errors: list[ErrorCode], records: Sequence[OffsetsRecord]) -> list[ErrorCode]:

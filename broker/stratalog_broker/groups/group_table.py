@@ -1,16 +1,20 @@
 """Which groups a coordinator has: live state machines and what the store knows, under the coordinator's bounds. No I/O.
 
-A group exists while it has members, pending members, stored metadata or offsets.
+A group exists while it has members, pending members, stored metadata or offsets. Commits that are on their way to the log are
+pending: the store does not show them yet, so expiry and the deletion of topics, which go by the store, leave theirs alone.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from stratalog_broker.groups.group import Group
 from stratalog_broker.groups.messages import GroupLimits, Instant
+from stratalog_broker.groups.offset_rows import Commit
 from stratalog_broker.groups.rebalance import GroupState
-from stratalog_broker.groups.store import GroupStore
+from stratalog_broker.groups.store import GroupStore, TopicPartitionName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +36,24 @@ class GroupTable:
         self.limits = limits
         self.store = store
         self.groups = {group_id: Group.from_image(image, limits.group, now) for group_id, image in store.images.items()}
+        self._pending: dict[str, dict[int, Sequence[Commit]]] = {}
+
+    @contextmanager
+    def pending(self, group_id: str, commits: Sequence[Commit]) -> Iterator[None]:
+        """To be held from planning a commit until its outcome is known: its group and partitions are not removed meanwhile."""
+        self._pending.setdefault(group_id, {})[id(commits)] = commits
+        try:
+            yield
+        finally:
+            of_group = self._pending[group_id]
+            del of_group[id(commits)]
+            if not of_group:
+                del self._pending[group_id]
+
+    def pending_of(self, group_id: str) -> set[TopicPartitionName]:
+        """Partitions for which the group has commits on their way to the log."""
+        in_flight = self._pending.get(group_id, {})
+        return {(commit.topic, commit.partition) for commits in in_flight.values() for commit in commits}
 
     def group_ids(self) -> list[str]:
         """All groups, live or only stored, that somebody would list."""

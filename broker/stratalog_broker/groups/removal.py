@@ -1,11 +1,13 @@
 """What makes groups and offsets go: administrators, deleted topics and time (KIP-211, KIP-496). No I/O.
 
-Each method plans: it returns the records that have to be written; nothing is gone before they are in the log.
+Each method plans: it returns the records that have to be written; nothing is gone before they are in the log. A record that
+removes an offset comes after all commits that are pending now, and removes these, too. That is what an administrator means who
+deletes a group or its offsets. Expiry and deleted topics leave partitions with pending commits alone until the next time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from uuid import UUID
 
 from kio.schema.errors import ErrorCode
@@ -14,7 +16,7 @@ from stratalog_broker.groups.expiry import CONSUMER_PROTOCOL, expired_offsets, t
 from stratalog_broker.groups.group_table import GroupTable
 from stratalog_broker.groups.messages import Instant
 from stratalog_broker.groups.rebalance import GroupState
-from stratalog_broker.groups.records import OffsetKey, OffsetsRecord, encode_group_key, encode_offset_key, is_of
+from stratalog_broker.groups.records import OffsetKey, OffsetsRecord, encode_group_key, encode_offset_key
 from stratalog_broker.groups.store import TopicPartitionName
 
 
@@ -30,7 +32,9 @@ class RemovingTable(GroupTable):
         if error is not ErrorCode.none:
             return error, []
         self.groups.pop(group_id, None)
-        return ErrorCode.none, self._tombstones(group_id, self.store.offsets_of(group_id))
+        return ErrorCode.none, self._tombstones(
+            group_id, sorted({*self.store.offsets_of(group_id), *self.pending_of(group_id)})
+        )
 
     def plan_delete_offsets(
         self, group_id: str, partitions: Sequence[TopicPartitionName]
@@ -45,7 +49,7 @@ class RemovingTable(GroupTable):
                 return ErrorCode.non_empty_group, [], []
             subscribed = topics_wanted_by(group) or frozenset(topic for topic, _ in partitions)
         errors = [ErrorCode.group_subscribed_to_topic if topic in subscribed else ErrorCode.none for topic, _ in partitions]
-        known = self.store.offsets_of(group_id)
+        known = {*self.store.offsets_of(group_id), *self.pending_of(group_id)}
         gone = [name for name, code in zip(partitions, errors, strict=True) if code is ErrorCode.none and name in known]
         return ErrorCode.none, errors, self._offset_tombstones(group_id, gone)
 
@@ -54,9 +58,10 @@ class RemovingTable(GroupTable):
         horizon_ms = now.wall_ms - self.limits.offsets_retention_ms
         planned = []
         for group_id in sorted({*self.groups, *self.store.offsets, *self.store.images}):
-            expired = expired_offsets(self.groups.get(group_id), self.store.offsets_of(group_id), horizon_ms)
-            everything = len(expired) == len(self.store.offsets_of(group_id))
-            if everything and self._is_empty(group_id):
+            stored, pending = self.store.offsets_of(group_id), self.pending_of(group_id)
+            expired = expired_offsets(self.groups.get(group_id), stored, horizon_ms)
+            expired = [name for name in expired if name not in pending]
+            if len(expired) == len(stored) and not pending and self._is_empty(group_id):
                 records = self._tombstones(group_id, expired)
                 self.groups.pop(group_id, None)
             else:
@@ -65,16 +70,17 @@ class RemovingTable(GroupTable):
                 planned.append((group_id, records))
         return planned
 
-    def plan_topic_deletion(self, topic: str, topic_id: UUID | None = None) -> list[tuple[str, list[OffsetsRecord]]]:
-        """Per group the records that forget the offsets of a deleted topic.
+    def plan_topic_deletion(self, topic: str, gone: Container[UUID | None]) -> list[tuple[str, list[OffsetsRecord]]]:
+        """Per group the records that forget the offsets of deleted topics of this name, whose ids are ``gone``.
 
-        ``topic_id``: the topic of this name that exists all the same; its own offsets stay.
+        None stands for offsets that were committed without an id. Those of a topic that has taken the name since then stay.
         """
         planned = []
         for group_id, table in self.store.offsets.items():
-            names = [name for name, committed in table.items() if name[0] == topic and not is_of(committed, topic_id)]
+            names = [name for name, committed in table.items() if name[0] == topic and committed.topic_id in gone]
             if names:
-                planned.append((group_id, self._offset_tombstones(group_id, names)))
+                pending = self.pending_of(group_id)
+                planned.append((group_id, self._offset_tombstones(group_id, [name for name in names if name not in pending])))
         return planned
 
     def _tombstones(self, group_id: str, names: Iterable[TopicPartitionName]) -> list[OffsetsRecord]:

@@ -145,16 +145,24 @@ class GroupService:
                 _log.info("offsets of deleted topics were not looked for: %s", failure)
 
     async def sweep(self) -> None:
-        """Forget offsets of topics that do not exist, by a linearizable read: the view alone might be behind."""
-        names = sorted({name for application in self.coordinators() for name in application.topics()})
+        """Forget offsets of topics that do not exist, by a linearizable read: the view alone might be behind.
+
+        Only offsets with an id that was committed before the read are judged by it: a topic may be created, and its offsets
+        committed, after it.
+        """
+        committed = {application: application.topics() for application in self.coordinators()}
+        names = sorted({name for topics in committed.values() for name, _ in topics})
         stored = await self._services.metadata.read([topic_key(name) for name in names]) if names else []
-        for name, found in zip(names, stored, strict=True):
-            topic = found.record if found is not None else None
-            for application in self.coordinators():
-                application.forget_topic(name, topic.topic_id if isinstance(topic, Topic) else None)
+        topics = {name: found.record for name, found in zip(names, stored, strict=True) if found is not None}
+        for application, found_here in committed.items():
+            for name, topic_id in found_here:
+                topic = topics.get(name)
+                if not isinstance(topic, Topic) or topic_id not in (None, topic.topic_id):
+                    application.forget_topic(name, (topic_id,))
 
     def _on_changes(self, changes: Sequence[Change]) -> None:
         for change in changes:
             if change.after is None and change.before is not None and isinstance(change.before.record, Topic):
+                topic = change.before.record
                 for application in self.coordinators():
-                    application.forget_topic(change.before.record.name)
+                    application.forget_topic(topic.name, (topic.topic_id, None))

@@ -184,7 +184,7 @@ def test_offsets_of_a_deleted_topic_go() -> None:
     log = Log()
     for topic in ("gone", "kept"):
         log.commit("g", Commit(topic=topic, partition=0, offset=1))
-    for _, records in log.core.plan_topic_deletion("gone"):
+    for _, records in log.core.plan_topic_deletion("gone", (None,)):
         log.write(records)
     assert list(log.store.offsets_of("g")) == [("kept", 0)]
 
@@ -195,7 +195,7 @@ def test_offsets_of_an_earlier_topic_of_the_name_go() -> None:
     for partition, topic_id in enumerate((old, new, None)):
         log.commit("g", Commit(topic="t", partition=partition, offset=1, topic_id=topic_id))
     log.reload()
-    for _, records in log.core.plan_topic_deletion("t", new):
+    for _, records in log.core.plan_topic_deletion("t", (old,)):
         log.write(records)
     assert list(log.store.offsets_of("g")) == [("t", 1), ("t", 2)]
 
