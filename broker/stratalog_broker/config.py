@@ -54,10 +54,11 @@ class BrokerSettings:
         help="Bytes of responses that clients have not taken; beyond it fetches get one batch",
         minimum=_MIB,
     )
-    pending_reads_max: int = setting(
-        64,
-        help="Reads from bookies and object store under way, of up to 4 MiB each; as much again may wait for its fetch",
-        minimum=1,
+    hot_reads_max: int = setting(
+        32, help="Reads from bookies under way, of up to 4 MiB each; as much again may wait for its fetch", minimum=1
+    )
+    cold_reads_max: int = setting(
+        32, help="Reads from the object store under way, of up to 4 MiB each; as much again may wait for its fetch", minimum=1
     )
     read_ahead_bytes: int = setting(
         32 * _MIB,

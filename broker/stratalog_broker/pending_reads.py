@@ -4,6 +4,9 @@ A fetch waits only as long as its client allows, and less if it has something to
 goes on and is there for the client's next fetch (``read_runs.py``). Equal reads share the work. Who reads on from where it was
 served gets larger reads than its fetch asks for, and the next one begins while half of the last is still there: most fetches
 of a reader that catches up are answered at once, from memory. Bounded in number and bytes; what nobody comes for is dropped.
+
+Reads from bookies and reads from the object store have pools of their own, so that a store that does not answer takes no place
+from readers of hot data. A read that turns to the store because its bookies fail changes pools.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from typing import Final
 from stratalog_broker.partition_log import PartitionLog
 from stratalog_broker.read_runs import ReadRuns
 from stratalog_broker.reads import NOTHING, Batches, LogReader
-from stratalog_core.errors import Overloaded
+from stratalog_core.errors import Overloaded, Unavailable
 from stratalog_core.ports import Clock
 
 READ_BYTES_MAX: Final = 4 * 1024 * 1024
@@ -27,14 +30,18 @@ _Key = tuple[PartitionLog, int]
 class PendingReads:
     """One for the broker."""
 
-    def __init__(self, reader: LogReader, clock: Clock, reads_max: int, ahead_bytes_max: int) -> None:
-        self._reads_max = reads_max
+    def __init__(
+        self, reader: LogReader, clock: Clock, *, hot_reads_max: int, cold_reads_max: int, ahead_bytes_max: int
+    ) -> None:
+        self._hot_reads_max = hot_reads_max
+        self._cold_reads_max = cold_reads_max
         self._ahead_bytes_max = ahead_bytes_max
         self._reader = reader
         self._clock = clock
         self._reads: dict[_Key, asyncio.Task[Batches]] = {}
-        self._ahead_bytes = 0
-        self.runs = ReadRuns(reads_max * READ_BYTES_MAX)
+        self._cold: set[_Key] = set()
+        """Those of ``_reads`` that wait for the object store."""
+        self.runs = ReadRuns((hot_reads_max + cold_reads_max) * READ_BYTES_MAX)
 
     def ready(self, log: PartitionLog, offset: int, end_offset: int, bytes_max: int) -> Batches | None:
         """What has been read already: whole batches, the one that contains ``offset`` first. None if nothing has."""
@@ -46,14 +53,24 @@ class PendingReads:
         return served.batches, served.size
 
     def _read_ahead(self, log: PartitionLog, offset: int, end_offset: int) -> None:
-        if (log, offset) not in self._reads and not self.runs.holds(log, offset) and self._may_read_ahead():
-            self._begin(log, offset, end_offset, AHEAD_BYTES)
+        if (log, offset) in self._reads or self.runs.holds(log, offset):
+            return
+        is_cold = self._reader.is_cold(log, offset)
+        if self._may_read_ahead(is_cold):
+            self._begin(log, offset, end_offset, AHEAD_BYTES, is_cold)
 
-    def _may_read_ahead(self) -> bool:
-        """Half of what may be under way is left to reads that fetches wait for."""
-        if len(self._reads) * 2 >= self._reads_max:
+    def _under_way(self, is_cold: bool) -> int:
+        return len(self._cold) if is_cold else len(self._reads) - len(self._cold)
+
+    def _has_room(self, is_cold: bool, share: int = 1) -> bool:
+        """Whether one more read fits into a pool, or into its first ``share``-th part."""
+        return self._under_way(is_cold) * share < (self._cold_reads_max if is_cold else self._hot_reads_max)
+
+    def _may_read_ahead(self, is_cold: bool) -> bool:
+        """Half of a pool is left to reads that fetches wait for. Stalled reads of the other pool take none of the bytes."""
+        if not self._has_room(is_cold, share=2):
             return False
-        wanted = AHEAD_BYTES * (1 + len(self._reads))
+        wanted = AHEAD_BYTES * (1 + self._under_way(is_cold))
         return self.runs.make_room(wanted, self._ahead_bytes_max, self._clock.monotonic())
 
     def start(self, log: PartitionLog, offset: int, end_offset: int, bytes_max: int) -> asyncio.Task[Batches]:
@@ -61,27 +78,39 @@ class PendingReads:
         known = self._reads.get((log, offset))
         if known is not None:
             return known
-        if len(self._reads) >= self._reads_max:
-            raise Overloaded(f"{self._reads_max} reads from bookies and object store are under way")
+        is_cold = self._reader.is_cold(log, offset)
+        if not self._has_room(is_cold):
+            raise Overloaded(f"{self._under_way(is_cold)} reads from {'object store' if is_cold else 'bookies'} are under way")
         size = min(bytes_max, READ_BYTES_MAX)
-        if self.runs.is_followed(log, offset) and self._may_read_ahead():
+        if self.runs.is_followed(log, offset) and self._may_read_ahead(is_cold):
             size = max(size, AHEAD_BYTES)
-        return self._begin(log, offset, end_offset, size)
+        return self._begin(log, offset, end_offset, size, is_cold)
 
-    def _begin(self, log: PartitionLog, offset: int, end_offset: int, size: int) -> asyncio.Task[Batches]:
+    def _begin(self, log: PartitionLog, offset: int, end_offset: int, size: int, is_cold: bool) -> asyncio.Task[Batches]:
         task = asyncio.get_running_loop().create_task(self._read(log, offset, end_offset, size))
         task.add_done_callback(_retrieve)
         self._reads[(log, offset)] = task
+        if is_cold:
+            self._cold.add((log, offset))
         return task
 
     async def _read(self, log: PartitionLog, offset: int, end_offset: int, size: int) -> Batches:
+        key = (log, offset)
         try:
-            found = await self._reader.read(log, offset, end_offset, size, READ_TIMEOUT_S)
+            found = await self._reader.read(log, offset, end_offset, size, READ_TIMEOUT_S, lambda: self._turn_cold(key))
         finally:
-            self._reads.pop((log, offset), None)
+            self._reads.pop(key, None)
+            self._cold.discard(key)
         if found[0]:
             self.runs.put(log, *found, self._clock.monotonic())
         return found
+
+    def _turn_cold(self, key: _Key) -> None:
+        """Move a read to the pool of cold ones, if it is not there. Raises ``Unavailable`` if that is full."""
+        if key not in self._cold:
+            if not self._has_room(is_cold=True):
+                raise Unavailable(f"{len(self._cold)} reads from object store are under way; ask again")
+            self._cold.add(key)
 
     def taken(self, log: PartitionLog, offset: int, end_offset: int, bytes_max: int, read: Batches) -> Batches:
         """A fetch's share of what has just been read for it."""

@@ -3,19 +3,24 @@
 Every read returns whole batches in order as views, the first one containing the offset asked for, all below a given end.
 The hot part is what the partition's ``Log`` record still references; below it the manifest's range is cold. While
 tiering drops a hot copy, a reader may find a ledger gone that its view still shows: it looks again.
+
+A sealed ledger that the committed manifest covers is in both places, with the same batches at the same offsets. If its
+bookies cannot give it, its cold copy is read, and for a while the bookies are not asked again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from bisect import bisect_right
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from stratalog_broker.ledger_index import LedgerIndex
 from stratalog_core.batch import LENGTH_PREFIX_BYTES
 from stratalog_core.checkpoint import is_checkpoint
-from stratalog_core.errors import NotFound, Unavailable
+from stratalog_core.errors import Corrupt, NotFound, StratalogError, Unavailable
 from stratalog_metadata.records import (
     Ledger,
     LedgerRef,
@@ -26,6 +31,7 @@ from stratalog_metadata.records import (
     log_key,
     manifest_pointer_key,
 )
+from stratalog_tiering.block_cache import LruCache
 
 if TYPE_CHECKING:
     from stratalog_broker.context import BrokerServices
@@ -33,6 +39,13 @@ if TYPE_CHECKING:
     from stratalog_broker.partition_log import PartitionLog
 
 _LOOK_AGAIN_S: Final = 0.05
+_HOT_WAIT_S: Final = 2.0
+"""What bookies get to answer where there is a cold copy; each replica has been asked long before."""
+_COLD_INSTEAD_S: Final = 30.0
+"""How long the cold copy of a ledger is read once its bookies could not give it."""
+_UNREADABLE_MAX: Final = 10_000
+_log = logging.getLogger(__name__)
+_Read = TypeVar("_Read")
 Batches = tuple[list[memoryview], int]
 NOTHING: Final[Batches] = ([], 0)
 
@@ -43,31 +56,89 @@ class LogReader:
     def __init__(self, services: BrokerServices, indexes: IndexCache) -> None:
         self._services = services
         self._indexes = indexes
+        self._unreadable_until: LruCache[int, float] = LruCache(_UNREADABLE_MAX)
+        """By ledger id, on the monotonic clock."""
 
-    async def read(self, log: PartitionLog, offset: int, end_offset: int, bytes_max: int, timeout_s: float) -> Batches:
-        """From wherever it is. Raises ``Unavailable`` if that takes longer than ``timeout_s``, ``Corrupt``, ``NotFound``."""
+    async def read(
+        self,
+        log: PartitionLog,
+        offset: int,
+        end_offset: int,
+        bytes_max: int,
+        timeout_s: float,
+        before_cold: Callable[[], None] = lambda: None,
+    ) -> Batches:
+        """From wherever it is. Raises ``Unavailable`` if that takes longer than ``timeout_s``, ``Corrupt``, ``NotFound``.
+
+        ``before_cold`` is called before the object store is read; what it raises ends the read.
+        """
+
+        async def cold() -> Batches:
+            before_cold()
+            return await self._read_cold(log, offset, end_offset, bytes_max, timeout_s)
+
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._read(log, offset, end_offset, bytes_max, timeout_s)
+                return await self._read(log, offset, end_offset, bytes_max, cold)
         except TimeoutError:
             raise Unavailable(f"offset {offset} of {log.topic_partition} was not read in {timeout_s} s") from None
 
-    async def _read(self, log: PartitionLog, offset: int, end_offset: int, bytes_max: int, timeout_s: float) -> Batches:
+    async def _read(
+        self, log: PartitionLog, offset: int, end_offset: int, bytes_max: int, cold: Callable[[], Awaitable[Batches]]
+    ) -> Batches:
         while True:
             tail = log.tail.read(offset, end_offset, bytes_max) if offset < end_offset else NOTHING
             if tail is not None:
                 return tail
             ref = self.hot_ledger_at(log, offset)
             if ref is None:
-                return await self._read_cold(log, offset, end_offset, bytes_max, timeout_s)
+                return await cold()
+            hot = partial(self._read_hot, log, ref, offset, end_offset, bytes_max)
             try:
-                found = await self._read_hot(log, ref, offset, end_offset, bytes_max)
+                found = await self.from_either(log, ref, offset, hot, cold)
                 if found[0]:
                     return found
             except NotFound:
                 if self.hot_ledger_at(log, offset) == ref and self._ledger(ref.ledger_id) is not None:
                     raise
             await asyncio.sleep(_LOOK_AGAIN_S)
+
+    async def from_either(
+        self,
+        log: PartitionLog,
+        ref: LedgerRef,
+        offset: int,
+        hot: Callable[[], Awaitable[_Read]],
+        cold: Callable[[], Awaitable[_Read]],
+    ) -> _Read:
+        """What ``hot`` reads of a ledger from ``offset`` on, or ``cold`` if the bookies cannot give it and there is a copy."""
+        if not self._has_cold_copy(log, ref, offset):
+            return await hot()
+        if not self._is_unreadable(ref):
+            try:
+                async with asyncio.timeout(_HOT_WAIT_S):
+                    return await hot()
+            except (TimeoutError, Unavailable, Corrupt, NotFound) as failure:
+                self._unreadable_until.put(ref.ledger_id, self._services.clock.monotonic() + _COLD_INSTEAD_S)
+                _log.warning("ledger %d is read from the object store: %s", ref.ledger_id, failure or "no answer in time")
+        try:
+            return await cold()
+        except StratalogError:
+            # The bookies may be back: the next read tries them first.
+            self._unreadable_until.pop(ref.ledger_id)
+            raise
+
+    def _is_unreadable(self, ref: LedgerRef) -> bool:
+        until = self._unreadable_until.get(ref.ledger_id)
+        return until is not None and self._services.clock.monotonic() < until
+
+    def _has_cold_copy(self, log: PartitionLog, ref: LedgerRef, offset: int) -> bool:
+        """Whether the committed manifest holds all of a sealed ledger from ``offset`` on."""
+        pointer = self.manifest_pointer(log)
+        if pointer is None or not pointer.start_offset <= offset < pointer.end_offset:
+            return False
+        ledger = self._ledger(ref.ledger_id)
+        return ledger is None or (ledger.state is LedgerState.CLOSED and ledger.end_offset <= pointer.end_offset)
 
     async def _read_hot(self, log: PartitionLog, ref: LedgerRef, offset: int, end_offset: int, bytes_max: int) -> Batches:
         ledger, index = await self.index_of(log, ref)
@@ -87,6 +158,11 @@ class LogReader:
         return batches, sum(map(len, batches))
 
     # -- where things are ------------------------------------------------------------------------------------------------
+
+    def is_cold(self, log: PartitionLog, offset: int) -> bool:
+        """Whether a read of ``offset`` begins with the object store."""
+        ref = self.hot_ledger_at(log, offset)
+        return ref is None or (self._is_unreadable(ref) and self._has_cold_copy(log, ref, offset))
 
     async def index_of(self, log: PartitionLog, ref: LedgerRef) -> tuple[Ledger, LedgerIndex]:
         """Record and index of a hot ledger, open or sealed. Raises ``NotFound`` if it has just been deleted."""

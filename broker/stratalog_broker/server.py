@@ -161,8 +161,12 @@ class BrokerServer:
         services.named_brokers = NamedBrokers(metadata.view, clock)
         services.reader = LogReader(services, services.partitions.indexes)
         services.pending_reads = PendingReads(
-            services.reader, clock, settings.pending_reads_max, settings.read_ahead_bytes
-        )  # fmt: skip
+            services.reader,
+            clock,
+            hot_reads_max=settings.hot_reads_max,
+            cold_reads_max=settings.cold_reads_max,
+            ahead_bytes_max=settings.read_ahead_bytes,
+        )
         services.fetch_sessions = FetchSessions(settings.fetch_sessions_max, random)
         services.producer_ids = ProducerIds(metadata)
         services.groups = GroupService(services)

@@ -7,12 +7,14 @@ the time asked for. Only here does the broker decode records, one batch at a tim
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from stratalog_broker.partition_log import PartitionLog
 from stratalog_core.batch import read_header
+from stratalog_core.errors import NotFound
 from stratalog_core.records import RECORDS_PER_TURN, iterate_records
-from stratalog_metadata.records import LedgerRef
+from stratalog_metadata.records import LedgerRef, ManifestPointer
 
 if TYPE_CHECKING:
     from stratalog_broker.context import BrokerServices
@@ -54,13 +56,30 @@ async def _find_cold(services: BrokerServices, log: PartitionLog, timestamp_ms: 
 async def _find_in_ledger(
     services: BrokerServices, log: PartitionLog, ref: LedgerRef, timestamp_ms: int, start: int
 ) -> Found | None:
-    ledger, index = await services.reader.index_of(log, ref)
-    for entry_id in index.reaching(timestamp_ms, max(start, ref.base_offset)):
-        (entry, *_) = await services.ledgers.read(ledger, entry_id, entry_id, 1)
-        found = await _find_in_batch(entry.payload, timestamp_ms, start)
-        if found is not None:
-            return found if found.offset < log.core.high_watermark else None
-    return None
+    first = max(start, ref.base_offset)
+
+    async def hot() -> Found | None:
+        ledger, index = await services.reader.index_of(log, ref)
+        for entry_id in index.reaching(timestamp_ms, first):
+            (entry, *_) = await services.ledgers.read(ledger, entry_id, entry_id, 1)
+            found = await _find_in_batch(entry.payload, timestamp_ms, start)
+            if found is not None:
+                return found if found.offset < log.core.high_watermark else None
+        return None
+
+    async def cold() -> Found | None:
+        """The first record from here on, in this ledger or in a later one that is cold, too."""
+        found = await services.cold.offset_for_timestamp(_pointer(services, log), timestamp_ms, first)
+        return None if found is None else Found(found.offset, found.timestamp_ms, found.leader_epoch)
+
+    return await services.reader.from_either(log, ref, first, hot, cold)
+
+
+def _pointer(services: BrokerServices, log: PartitionLog) -> ManifestPointer:
+    pointer = services.reader.manifest_pointer(log)
+    if pointer is None:
+        raise NotFound(f"{log.topic_partition} has no cold history any more")
+    return pointer
 
 
 async def _find_in_batch(batch: memoryview, timestamp_ms: int, start: int) -> Found | None:
@@ -100,6 +119,17 @@ async def _latest_known(services: BrokerServices, log: PartitionLog) -> int:
     if pointer is not None and pointer.end_offset > log.core.log_start_offset:
         latest = await services.cold.timestamp_bound(pointer)
     for ref in services.reader.hot_ledgers(log):
-        _, index = await services.reader.index_of(log, ref)
-        latest = max(latest, index.greatest_timestamp_ms)
+        first = max(log.core.log_start_offset, ref.base_offset)
+        hot = partial(_greatest_in_ledger, services, log, ref)
+        cold = partial(_greatest_in_history, services, log)
+        latest = max(latest, await services.reader.from_either(log, ref, first, hot, cold))
     return latest
+
+
+async def _greatest_in_ledger(services: BrokerServices, log: PartitionLog, ref: LedgerRef) -> int:
+    _, index = await services.reader.index_of(log, ref)
+    return index.greatest_timestamp_ms
+
+
+async def _greatest_in_history(services: BrokerServices, log: PartitionLog) -> int:
+    return await services.cold.timestamp_bound(_pointer(services, log))

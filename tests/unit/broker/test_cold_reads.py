@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import pytest
 from kio.schema.errors import ErrorCode
 from unit.broker.mini_cluster import WAIT_S, MiniCluster, run_cluster, until_served
 from unit.broker.raw_client import RawClient, batch, fetch, list_offset, produce, request
@@ -15,18 +16,35 @@ from unit.metadata.watching import until
 
 from stratalog_broker.topics import NewTopic, TopicCommands
 from stratalog_core.batch import iterate_headers
+from stratalog_core.errors import Corrupt
 from stratalog_core.records import iterate_records
 from stratalog_metadata.commands import Command, Put
-from stratalog_metadata.records import Ledger, Log, TierRequest, log_key, tier_request_key
+from stratalog_metadata.records import (
+    Ledger,
+    Log,
+    ManifestPointer,
+    TierRequest,
+    log_key,
+    manifest_pointer_key,
+    tier_request_key,
+)
 
 
-async def create(cluster: MiniCluster, name: str, partitions: int = 1, segment_bytes: int = 1_000_000) -> UUID:
+async def create(
+    cluster: MiniCluster,
+    name: str,
+    partitions: int = 1,
+    segment_bytes: int = 1_000_000,
+    replication_factor: int = 1,
+    keeps_hot: bool = False,
+) -> UUID:
+    hot_ms = {"local.retention.ms": "-1"} if keeps_hot else {}
     topic = await TopicCommands(cluster.broker.services).create(
         NewTopic(
             name=name,
             partition_count=partitions,
-            replication_factor=1,
-            configs={"segment.bytes": str(segment_bytes), "retention.ms": "-1"},
+            replication_factor=replication_factor,
+            configs={"segment.bytes": str(segment_bytes), "retention.ms": "-1", **hot_ms},
         ),
         10,
     )
@@ -115,6 +133,72 @@ async def test_an_owner_starts_from_cold_history_alone(tmp_path: Path) -> None:
         log = cluster.broker.services.partitions.find_by_name(b"flights", 0)
         assert log is not None
         assert log.core.end_of_epoch(log.core.leader_epoch - 1)[1] == 2
+
+
+async def have_offloaded(cluster: MiniCluster, topic_id: UUID, end_offset: int) -> None:
+    """Have everything sealed and offloaded, hot copies kept, and nothing in the tail cache."""
+    await cluster.metadata.propose(Command(updates=(Put(record=TierRequest(topic_id=topic_id, index=0, delete_hot=False)),)))
+
+    def is_offloaded() -> bool:
+        pointer = cluster.metadata.view.find(ManifestPointer, manifest_pointer_key(topic_id, 0))
+        return pointer is not None and pointer.end_offset == end_offset
+
+    await until(cluster.metadata, is_offloaded, WAIT_S)
+    assert list(cluster.metadata.view.all(Ledger)), "hot copies are kept"
+    forget_what_is_read(cluster)
+
+
+def forget_what_is_read(cluster: MiniCluster) -> None:
+    cluster.broker.services.pending_reads.runs.clear()
+    for log in cluster.broker.services.partitions.all():
+        log.tail.clear()
+
+
+async def test_an_offloaded_ledger_whose_bookies_are_lost_is_read_from_the_store(tmp_path: Path) -> None:
+    async with run_cluster(tmp_path, bookies=2) as cluster:
+        await cluster.start_tiering()
+        topic_id = await create(cluster, "flights", replication_factor=2, keeps_hot=True)
+        client = await cluster.connect()
+        values = [str(number).encode() * 300 for number in range(50)]
+        for number, value in enumerate(values):
+            await produce(client, "flights", batch(value, timestamp_ms=1_000 + (number * 37) % 1000))
+        await have_offloaded(cluster, topic_id, 50)
+        log = cluster.broker.services.partitions.find_by_name(b"flights", 0)
+        reader = cluster.broker.services.reader
+        assert log is not None
+        assert not reader.is_cold(log, 0)
+        assert await read_all(client, "flights", 50) == values
+        for bookie in cluster.bookies.values():
+            await bookie.close()
+        forget_what_is_read(cluster)
+        assert await read_all(client, "flights", 50) == values
+        assert reader.is_cold(log, 0), "the bookies are not asked again for a while"
+        times = [1_000 + (number * 37) % 1000 for number in range(50)]
+        for timestamp in (0, 1_500, 1_998):
+            first = next(number for number, time in enumerate(times) if time >= timestamp)
+            assert await offset_at(client, "flights", timestamp) == (first, times[first])
+        assert (await offset_at(client, "flights", -3))[1] == max(times)
+
+
+async def test_where_both_copies_are_unreadable_the_bookies_are_asked_again(tmp_path: Path) -> None:
+    async with run_cluster(tmp_path, bookies=1) as cluster:
+        await cluster.start_tiering()
+        topic_id = await create(cluster, "flights", keeps_hot=True)
+        client = await cluster.connect()
+        await produce(client, "flights", batch(b"value"))
+        await have_offloaded(cluster, topic_id, 1)
+        services = cluster.broker.services
+        log = services.partitions.find_by_name(b"flights", 0)
+        assert log is not None
+        await cluster.bookies["bookie-1"].close()
+        for segment in (tmp_path / "store").rglob("*.segment"):
+            segment.rename(segment.with_suffix(".away"))
+        with pytest.raises(Corrupt):
+            await services.reader.read(log, 0, 1, 1000, 20)
+        assert not services.reader.is_cold(log, 0)
+        await cluster.start_bookie("bookie-1")
+        forget_what_is_read(cluster)
+        assert await read_all(client, "flights", 1) == [b"value"]
 
 
 async def test_many_cold_partitions_come_in_one_fetch(tmp_path: Path) -> None:

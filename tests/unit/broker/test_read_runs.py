@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
@@ -119,10 +120,23 @@ class Reader:
         self.is_open = asyncio.Event()
         self.is_open.set()
         self.failure: Exception | None = None
+        self.cold_below = 0
+        """Offsets below are in the object store, which answers when ``store_is_open``."""
+        self.lost_below = 0
+        """Offsets below are on bookies that cannot give them, and in the object store."""
+        self.store_is_open = asyncio.Event()
 
-    async def read(self, log: object, offset: int, end_offset: int, bytes_max: int, timeout_s: float) -> Batches:
+    def is_cold(self, log: object, offset: int) -> bool:
+        return offset < self.cold_below
+
+    async def read(
+        self, log: object, offset: int, end_offset: int, bytes_max: int, timeout_s: float, before_cold: Callable[[], None]
+    ) -> Batches:
         self.asked.append((offset, bytes_max))
         await self.is_open.wait()
+        if offset < max(self.cold_below, self.lost_below):
+            before_cold()
+            await self.store_is_open.wait()
         if self.failure is not None:
             raise self.failure
         found: list[memoryview] = []
@@ -145,7 +159,13 @@ SHARE = 4 * SIZE + 1000
 
 
 def pending(reader: Reader, reads_max: int = 8, ahead_bytes_max: int = 8 * AHEAD_BYTES) -> PendingReads:
-    return PendingReads(cast(LogReader, reader), cast(Clock, Time()), reads_max, ahead_bytes_max)
+    return PendingReads(
+        cast(LogReader, reader),
+        cast(Clock, Time()),
+        hot_reads_max=reads_max,
+        cold_reads_max=reads_max,
+        ahead_bytes_max=ahead_bytes_max,
+    )
 
 
 async def fetched(reads: PendingReads, offset: int) -> list[int]:
@@ -225,4 +245,37 @@ async def test_reads_are_bounded_in_number_and_failures_are_not_kept() -> None:
     assert [type(result) for result in results] == [Unavailable, Unavailable]
     reader.failure = None
     assert await fetched(reads, 0) == [0, 3, 6, 9]
+    await reads.close()
+
+
+COLD_LOGS = [cast(PartitionLog, f"cold-{number}") for number in range(4)]
+
+
+async def test_a_store_that_does_not_answer_takes_nothing_from_hot_readers() -> None:
+    reader = Reader()
+    reads = pending(reader, reads_max=len(COLD_LOGS), ahead_bytes_max=2 * AHEAD_BYTES)
+    reader.cold_below = RECORDS
+    stalled = [reads.start(log, 0, END, SHARE) for log in COLD_LOGS]
+    with pytest.raises(Overloaded, match="object store"):
+        reads.start(LOG, 0, END, SHARE)
+    await asyncio.sleep(0)
+    reader.cold_below = 0
+    assert await read_all(reads) == list(range(0, len(BATCHES) * RECORDS, RECORDS))
+    assert {size for offset, size in reader.asked[len(COLD_LOGS) + 1 :]} == {AHEAD_BYTES}, "and is read ahead of"
+    assert not any(task.done() for task in stalled)
+    await reads.close()
+
+
+async def test_a_read_whose_bookies_fail_leaves_its_place_to_hot_reads() -> None:
+    reader = Reader()
+    reads = pending(reader, reads_max=2)
+    reader.lost_below = RECORDS
+    stalled = [reads.start(log, 0, END, SHARE) for log in COLD_LOGS[:2]]
+    await asyncio.sleep(0)
+    assert reads.start(LOG, RECORDS, END, SHARE) is not None, "both places of hot reads are free again"
+    third = reads.start(COLD_LOGS[2], 0, END, SHARE)
+    with pytest.raises(Unavailable, match="object store"):
+        await third
+    reader.store_is_open.set()
+    assert [offsets((await task)[0])[0] for task in stalled] == [0, 0]
     await reads.close()
