@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final, Protocol
 
-from stratalog_broker.partition import Acks
+from stratalog_broker.partition import Acks, Outcome
 from stratalog_core.batch import read_header
 from stratalog_core.errors import NotLeader
 from stratalog_core.ports import Buffer
@@ -53,13 +53,13 @@ async def append_and_wait(log: PartitionLog, batch: bytearray) -> int:
     """Append one batch and wait for the quorum; see ``Partitions.append_internal``."""
     done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
-    def settle(base_offset: int | None) -> None:
+    def settle(outcome: Outcome) -> None:
         if done.done():
             return
-        if base_offset is None:
-            done.set_exception(NotLeader(f"{log.topic_partition} was lost while the batch was being written"))
+        if isinstance(outcome, int):
+            done.set_result(outcome)
         else:
-            done.set_result(base_offset)
+            done.set_exception(NotLeader(f"{log.topic_partition} was lost while the batch was being written"))
 
     log.append(memoryview(batch), read_header(batch), Acks.ALL, settle)
     return await done

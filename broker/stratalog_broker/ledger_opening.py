@@ -88,7 +88,7 @@ class LedgerOpening:
             leader_epoch=self._requirement.leader_epoch,
             ensemble_size=copies,
             write_quorum=copies,
-            ack_quorum=min(TopicConfigs.of(topic).min_insync_replicas, copies),
+            ack_quorum=TopicConfigs.of(topic).ack_quorum,
         )
 
     async def _seal_leftovers(self, log: Log) -> None:

@@ -27,12 +27,15 @@ from stratalog_broker.ledger_index import LedgerIndex
 from stratalog_broker.producer_state import Displaced, ProducerStates
 from stratalog_core.batch import BatchHeader
 from stratalog_core.checkpoint import Checkpoint, EpochStart
+from stratalog_core.errors import NotEnoughBookies, NotLeader, OutcomeUnknown, StratalogError, Unavailable
 
 LEDGER_BATCHES_MAX: Final = 100_000
 """Batches in one ledger, so that its index and the headers that a takeover reads stay bounded."""
 
-OnDone = Callable[[int | None], None]
-"""Called once per batch with its base offset when it has what its producer asked for, or None when it was given up."""
+Outcome = int | StratalogError
+"""A batch's base offset, or why it was given up: ``OutcomeUnknown`` if it was sent, else an error that says it was not."""
+OnDone = Callable[[Outcome], None]
+"""Called once per batch, when it has what its producer asked for or is given up."""
 
 
 class Acks(IntEnum):
@@ -101,16 +104,22 @@ class PendingBatch:
         self.producer_id = -1
         self.displaced: Displaced = None
 
-    def settle(self, base_offset: int | None) -> None:
-        """Tell all who wait for it; ``None``: it was given up."""
+    def settle(self, outcome: Outcome) -> None:
+        """Tell all who wait for it."""
         if self.on_done is not None:
             on_done, self.on_done = self.on_done, None
-            on_done(base_offset)
+            on_done(outcome)
         if self.others is not None:
             for other in self.others:
-                other(base_offset)
+                other(outcome)
         if self.on_confirmed is not None:
             self.on_confirmed()
+
+    def give_up(self, reason: StratalogError | None) -> None:
+        """Settle it without an offset because of ``reason``; None, and all else that is no answer: the owner has changed."""
+        answers = OutcomeUnknown if self.entry_id >= 0 else (NotEnoughBookies, Unavailable)
+        is_answer = reason is not None and isinstance(reason, answers)
+        self.settle(reason if reason is not None and is_answer else NotLeader("the partition was lost or moved"))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -225,9 +234,13 @@ class PartitionCore:
         self.queue.appendleft(pending)
         self.queue_bytes += len(pending.batch)
 
-    def find_unconfirmed(self, end_offset: int) -> PendingBatch | None:
-        """The batch that ends there, if it is not confirmed yet (a retry waits for the first try's fate)."""
-        return next((batch for batch in self._unconfirmed() if batch.end_offset == end_offset), None)
+    def await_unconfirmed(self, end_offset: int, on_done: OnDone) -> bool:
+        """Call ``on_done`` with the fate of the unconfirmed batch that ends there, for a retry; False if there is none."""
+        pending = next((batch for batch in self._unconfirmed() if batch.end_offset == end_offset), None)
+        if pending is None:
+            return False
+        pending.others = [*(pending.others or ()), on_done]
+        return True
 
     def _unconfirmed(self) -> Iterator[PendingBatch]:
         yield from self.pending

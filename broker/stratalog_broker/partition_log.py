@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import msgspec
 
 from stratalog_bookies.client import LedgerWriter
+from stratalog_broker.admission import Admission
 from stratalog_broker.internal_topics import InternalTopicApplication
 from stratalog_broker.ledger_index import LedgerIndex
 from stratalog_broker.ledger_opening import LedgerOpening
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _ROOM_RETRY_S: Final = 0.02
-_SETTLING_S: Final = 3.0
 _BUSY_MS: Final = 1000
 
 
@@ -78,7 +78,7 @@ class PartitionLog:
         self.core = core
         self.tail = PartitionTail(tails, core.next_offset)
         self.application = application
-        self._settled_at_s = services.clock.monotonic() + _SETTLING_S
+        self.admission = Admission(services.ledgers, services.clock)
         self.watchers: dict[Watcher, None] = {}
         """Told after the high watermark has moved, and when the partition is resigned; who came first is told first."""
         self.is_serving = True
@@ -106,15 +106,6 @@ class PartitionLog:
         self._first_copies_wanted = False
         self.update_topic(topic)
 
-    @property
-    def is_settling(self) -> bool:
-        """Whether the partition was taken over so lately that producers are still coming again with what was refused.
-
-        A batch that follows one that was refused is on its way already. To call it out of order would make its producer begin
-        a new epoch, and send again what it cannot know to be there.
-        """
-        return self._services.clock.monotonic() < self._settled_at_s
-
     def update_topic(self, topic: Topic) -> None:
         """Take over changed topic configs."""
         self.topic = topic
@@ -134,9 +125,9 @@ class PartitionLog:
         return EpochIs(key=key, owner=self._services.settings.broker_id, leader_epoch=self.core.leader_epoch)
 
     @property
-    def open_ledger(self) -> Ledger | None:
-        """Record of the ledger that takes appends."""
-        return self._writer.ledger if self._writer is not None else None
+    def lacks_quorum(self) -> bool:
+        """Whether too few bookies of the open ledger answer."""
+        return self._writer is not None and self._writer.lacks_quorum
 
     @property
     def is_unsealed(self) -> bool:
@@ -167,13 +158,16 @@ class PartitionLog:
     ) -> int:
         """Append one validated batch, whose bytes this log owns from now on; returns its base offset.
 
-        ``on_done`` is called when it has what ``acks`` asks for (with None if its fate is unknown), ``on_confirmed`` when its
-        bytes are no longer held for the write. Raises ``NotLeader``, ``Overloaded`` or what the writer raises; nothing has
-        happened then.
+        ``on_done`` is called when it has what ``acks`` asks for or is given up, ``on_confirmed`` when its
+        bytes are no longer held for the write. Raises ``NotLeader``, ``Overloaded``, ``NotEnoughBookies`` or what the writer
+        raises; nothing has happened then.
         """
         core = self.core
         if core.is_held and acks == Acks.NONE:
             raise NotLeader(f"{self.topic_partition} goes to another broker, and nobody would hear of a refusal")
+        writer = self._writer
+        if acks != Acks.NONE and (writer is None or writer.lacks_quorum or not self.configs.takes_acks_all):
+            self.admission.check(writer, core.is_held, self.topic.replication_factor, self.configs, acks)
         base_offset = core.next_offset
         assign_offset(batch, base_offset, core.leader_epoch)
         if acks == Acks.FIRST and not self._first_copies_wanted:
@@ -214,14 +208,6 @@ class PartitionLog:
         self._write_queued()
         self._watch_age()
         self._act()
-
-    def await_unconfirmed(self, end_offset: int, on_done: OnDone) -> bool:
-        """Call ``on_done`` with the fate of the unconfirmed batch that ends there; False if there is none."""
-        pending = self.core.find_unconfirmed(end_offset)
-        if pending is None:
-            return False
-        pending.others = [*(pending.others or ()), on_done]
-        return True
 
     # -- reports of the ledger writer (LedgerListener, through WriterReports) -------------------------------------------
 
@@ -383,11 +369,11 @@ class PartitionLog:
         if self.is_serving:
             if not isinstance(error, Fenced):
                 _log.warning("lost %s: %s", self.topic_partition, error)
-            self.resign()
+            self.resign(error)
             self._on_lost(self, error)
 
-    def resign(self) -> None:
-        """Stop at once and for good: nothing is answered as done any more, all that wait are told to look elsewhere."""
+    def resign(self, reason: StratalogError | None = None) -> None:
+        """Stop at once and for good: nothing is answered as done any more; all that wait are told why, or to look elsewhere."""
         if not self.is_serving:
             return
         self.is_serving = False
@@ -399,7 +385,7 @@ class PartitionLog:
         if self._trimming is not None:
             self._trimming.stop()
         for pending in self.core.resign():
-            pending.settle(None)
+            pending.give_up(reason)
         for waiter in self._seal_waiters:
             if not waiter.done():
                 waiter.set_exception(NotLeader(f"{self.topic_partition} was lost before its ledger was sealed"))

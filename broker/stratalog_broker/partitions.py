@@ -355,7 +355,7 @@ class Partitions:
 
     async def seal_all(self, timeout_s: float) -> None:
         """Seal all open ledgers, so that successors have nothing to recover; as far as that goes in time."""
-        seals = [asyncio.ensure_future(log.seal_all()) for log in self._logs.values() if log.open_ledger is not None]
+        seals = [asyncio.ensure_future(log.seal_all()) for log in self._logs.values() if log.core.open is not None]
         if seals:
             _, late = await asyncio.wait(seals, timeout=timeout_s)
             for seal in late:

@@ -1,8 +1,8 @@
 """Topic configuration: Kafka's names and types, our bounds and defaults, and the parsed form that the hot path reads.
 
 Stored in ``Topic.configs`` is only what somebody set. Where defaults differ from Kafka's: ``segment.bytes`` and ``segment.ms``
-are lower, because a segment is sealed before it goes to the object store; ``min.insync.replicas`` is a majority of
-the copies, because it is the quorum of every acknowledgement. Names whose Kafka meaning does not exist here (flushing,
+are lower, because a segment is sealed before it goes to the object store; ``min.insync.replicas`` is the ack quorum, by
+default a majority of the copies. Names whose Kafka meaning does not exist here (flushing,
 index sizes, replication throttles …) are accepted and have no effect; unknown ones are refused by name.
 """
 
@@ -22,6 +22,8 @@ from stratalog_metadata.records import Topic
 _HOUR_MS: Final = 3_600_000
 _DAY_MS: Final = 24 * _HOUR_MS
 _MIB: Final = 1024 * 1024
+ACK_QUORUM: Final = "stratalog.ack.quorum"
+MIN_INSYNC: Final = "min.insync.replicas"
 NO_EFFECT: Final = "Accepted for Kafka's tools; has no effect here."
 
 
@@ -72,7 +74,11 @@ _SERVED: Final = (
     _int("max.message.bytes", 1_048_588, "Largest record batch, as compressed.", 0, 64 * _MIB),
     _long("message.timestamp.after.max.ms", _HOUR_MS, "How far ahead of arrival a record's time may be."),
     _long("message.timestamp.before.max.ms", LONG_MAX, "How far behind arrival a record's time may be."),
-    _int("min.insync.replicas", 1, "Copies on disk before acks=all is answered; default: a majority.", 1, 15),
+    _int(
+        MIN_INSYNC, 1,
+        "Copies on disk before acks=all is answered; never fewer than stratalog.ack.quorum, which is also the default. Above"
+        " the replication factor acks=all is refused.", 1,
+    ),
     ConfigKey(
         name="preferred.leader.rack", kind=ConfigKind.STRING, default="",
         documentation="Brokers in this rack (broker.rack) lead the topic's partitions while there are any; empty: any broker.",
@@ -85,6 +91,11 @@ _SERVED: Final = (
     _long("retention.ms", 7 * _DAY_MS, "Age beyond which segments go; -1: none.", -1),
     _int("segment.bytes", 256 * _MIB, "Size at which a ledger is sealed.", 64 * 1024),
     _long("segment.ms", _HOUR_MS, "Age at which a ledger is sealed.", 100),
+    _int(
+        ACK_QUORUM, 1,
+        "Copies on disk before acks=all is answered; default: a majority of the replication factor. Fewer than that keep writes"
+        " going with more bookies away, and risk acknowledged records: the loss of so few disks loses them.", 1, 15,
+    ),
 )  # fmt: skip
 
 _WITHOUT_EFFECT: Final = (
@@ -118,14 +129,16 @@ def check_topic_configs(configs: Mapping[str, str], replication_factor: int, *, 
         if internal and name == "cleanup.policy" and value in _INTERNAL_POLICIES:
             continue  # internal topics say "compact" to Kafka's tools; their checkpoints do the compaction
         find_key(TOPIC_CONFIG_KEYS, name, "topic").check(value)
-    quorum = int(configs.get("min.insync.replicas", "1"))
+    quorum = int(configs.get(ACK_QUORUM, "1"))
     if quorum > replication_factor:
-        raise Invalid(f"min.insync.replicas={quorum} exceeds the replication factor {replication_factor}")
+        raise Invalid(f"{ACK_QUORUM} is {quorum}; maximum is the replication factor, {replication_factor}")
 
 
-def default_value(key: ConfigKey, replication_factor: int) -> str:
-    """What holds for a topic that does not set ``key``."""
-    return str(majority(replication_factor)) if key.name == "min.insync.replicas" else key.default
+def default_value(key: ConfigKey, configs: Mapping[str, str], replication_factor: int) -> str:
+    """What holds for a topic with ``configs`` that does not set ``key``."""
+    if key.name == MIN_INSYNC and ACK_QUORUM in configs:
+        return configs[ACK_QUORUM]
+    return str(majority(replication_factor)) if key.name in (MIN_INSYNC, ACK_QUORUM) else key.default
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +155,10 @@ class TopicConfigs:
     segment_bytes: int
     segment_ms: int
     is_log_append_time: bool
+    ack_quorum: int
+    """Bookies that have a batch before acks=all is answered; never more than there are copies."""
+    takes_acks_all: bool
+    """False if ``min.insync.replicas`` asks for more copies than there are."""
 
     @classmethod
     def of(cls, topic: Topic) -> TopicConfigs:
@@ -153,8 +170,9 @@ class TopicConfigs:
         return RollLimits(segment_bytes=self.segment_bytes, segment_ms=self.segment_ms, idle_ms=idle_ms)
 
 
+_DERIVED: Final = frozenset({"is_log_append_time", "ack_quorum", "takes_acks_all"})
 _NUMBERS: Final = tuple(
-    field for field in TopicConfigs.__dataclass_fields__ if field != "is_log_append_time"
+    field for field in TopicConfigs.__dataclass_fields__ if field not in _DERIVED
 )  # field names are Kafka's with "_" for "."
 
 
@@ -163,7 +181,11 @@ def _parse(configs: tuple[tuple[str, str], ...], replication_factor: int) -> Top
     given = dict(configs)
 
     def value(name: str) -> str:
-        return given.get(name) or default_value(TOPIC_CONFIG_KEYS[name], replication_factor)
+        return given.get(name) or default_value(TOPIC_CONFIG_KEYS[name], given, replication_factor)
 
     numbers = {field: int(value(field.replace("_", "."))) for field in _NUMBERS}
-    return TopicConfigs(**numbers, is_log_append_time=value("message.timestamp.type") == "LogAppendTime")
+    wanted = max(numbers["min_insync_replicas"], int(value(ACK_QUORUM)))
+    return TopicConfigs(
+        **numbers, is_log_append_time=value("message.timestamp.type") == "LogAppendTime",
+        ack_quorum=min(wanted, replication_factor), takes_acks_all=wanted <= replication_factor,
+    )  # fmt: skip

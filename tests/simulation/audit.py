@@ -123,6 +123,8 @@ class Audit:
         match before, after:
             case Partition(), Partition():
                 self._partition_changed(before, after)
+            case None, Ledger():
+                self.copies.opened(after)
             case Ledger(), Ledger():
                 self._ledger_changed(before, after)
             case Ledger(), None:

@@ -81,6 +81,12 @@ class Copies:
         self._lost |= {key: (now, entries) for key, entries in self._held.items() if key[0] == bookie}
         self._held = {key: entries for key, entries in self._held.items() if key[0] != bookie}
 
+    def opened(self, ledger: Ledger) -> None:
+        """The record was made: no topic asks for acknowledgements below a majority, whatever ``min.insync.replicas`` is."""
+        enough = ledger.ack_quorum >= quorum.majority(ledger.write_quorum)
+        what = f"ledger {ledger.ledger_id} is acknowledged at {ledger.ack_quorum} of {ledger.write_quorum} copies"
+        self._require(enough, what)
+
     def confirmed(self, ledger_id: int, first: int, last: int) -> None:
         """A writer was told that entries ``first`` to ``last`` are confirmed. Once the record is closed it may hear of copies
         that recovery has replaced by others; those were counted then.

@@ -347,7 +347,7 @@ class Scenario:
         configs = {
             "segment.ms": str(self.segment_ms),
             "retention.ms": "-1",
-            "min.insync.replicas": "2",
+            "min.insync.replicas": "1",
             "message.timestamp.after.max.ms": "86400000",
         }
         while True:

@@ -52,7 +52,7 @@ def all_mutants() -> list[Mutant]:
         ("quorum", mutants_of_metadata.MUTANTS),
         ("members", mutants_of_metadata.IN_MEMBERS),
         ("owners", mutants_of_clusters.IN_OWNERS),
-        ("log", mutants_of_clusters.MUTANTS),
+        ("log", (*mutants_of_clusters.MUTANTS, *mutants_of_copies.IN_LOG)),
     )
     return [Mutant(name=plant.__name__, scenario=scenario, plant=plant) for scenario, plants in families for plant in plants]
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 from stratalog_bookies.audit import plan
 from stratalog_bookies.client import placement
 from stratalog_bookies.client.placement import Candidate, Spread
+from stratalog_broker import topic_configs
 
 
 def _swap(owner: object, name: str, new: object) -> Any:
@@ -42,4 +43,10 @@ def auditor_ignores_hosts() -> None:
     _swap(plan, "spread_of", lambda members: dataclasses.replace(spread_of(members), hosts=0))
 
 
+def acks_all_is_min_insync_replicas() -> None:
+    """acks=all waits for ``min.insync.replicas`` copies, of which Kafka's default is one."""
+    _swap(topic_configs, "majority", lambda nodes: 1)
+
+
+IN_LOG: Final = (acks_all_is_min_insync_replicas,)
 IN_LOST_DISKS: Final = (placement_ignores_hosts, auditor_ignores_hosts)

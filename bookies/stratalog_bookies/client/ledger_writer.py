@@ -70,6 +70,12 @@ class LedgerWriter(EntryPump):
         return self._core.held_bytes
 
     @property
+    def lacks_quorum(self) -> bool:
+        """Whether so many bookies have failed that some entries cannot be confirmed now."""
+        core = self._core
+        return core.failed_mask != 0 and core.lacks_quorum
+
+    @property
     def error(self) -> StratalogError | None:
         """Why the writer is dead, if it is."""
         return self._core.error

@@ -193,6 +193,11 @@ class LedgerWriterCore:
         return tuple(position for position in range(len(self._bits)) if self.failed_mask >> position & 1)
 
     @property
+    def lacks_quorum(self) -> bool:
+        """Whether fewer than Qa bookies of some write set answer."""
+        return any((mask & ~self.failed_mask).bit_count() < self._ack_quorum for mask in self._masks)
+
+    @property
     def is_changing(self) -> bool:
         return self._proposed is not None
 

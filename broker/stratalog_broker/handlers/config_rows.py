@@ -28,7 +28,7 @@ def topic_config_rows(topic: Topic) -> list[ConfigRow]:
     """All configs of a topic, sorted by name."""
     rows = []
     for name, key in TOPIC_CONFIG_KEYS.items():
-        default = default_value(key, topic.replication_factor)
+        default = default_value(key, topic.configs, topic.replication_factor)
         given = topic.configs.get(name)
         source = ConfigSource.DEFAULT if given is None else ConfigSource.TOPIC
         rows.append(

@@ -5,8 +5,10 @@ goes to the partition's ledger as a view; the answer is sent from the callback t
 future, no copy per batch.
 
 acks=0 is answered with nothing (an error closes the connection, as Kafka does), 1 when one bookie has the batch on disk, all
-when the ack quorum has. A batch that does not get there in time is answered REQUEST_TIMED_OUT and may still arrive: an
-idempotent producer's retry is recognised. A retry of a batch that is still on its way waits for that batch's fate.
+when the ack quorum has. Too few bookies are answered NOT_ENOUGH_REPLICAS before the batch is sent, and
+NOT_ENOUGH_REPLICAS_AFTER_APPEND when a batch that was sent does not reach its quorum because of them; any other that is late
+is answered REQUEST_TIMED_OUT. The last two may still arrive: an idempotent producer's retry is recognised. A retry of a batch
+that is still on its way waits for that batch's fate.
 Transactions are not served yet: transactional batches are refused.
 """
 
@@ -18,7 +20,7 @@ from kio.schema.errors import ErrorCode
 
 from stratalog_broker.context import RequestContext
 from stratalog_broker.handlers.info import HandlerInfo
-from stratalog_broker.partition import Acks, OnDone
+from stratalog_broker.partition import Acks, OnDone, Outcome
 from stratalog_broker.partition_log import PartitionLog
 from stratalog_broker.produce_checks import Refused, check_produced
 from stratalog_broker.producer_state import Verdict
@@ -37,6 +39,7 @@ from stratalog_core.ids import TopicPartition
 
 _KEY: Final = 0
 _TIMED_OUT: Final = int(ErrorCode.request_timed_out)
+_AFTER_APPEND: Final = int(ErrorCode.not_enough_replicas_after_append)
 _LOST: Final = int(ErrorCode.not_leader_or_follower)
 _VALID_ACKS: Final = frozenset({-1, 0, 1})
 
@@ -68,8 +71,19 @@ class PendingProduce:
     def walked(self, timeout_ms: int) -> None:
         """All batches are on their way."""
         if self._waiting > 1:
-            self._deadline = self._context.services.deadlines.add(timeout_ms / 1000, self.answer)
+            self._deadline = self._context.services.deadlines.add(timeout_ms / 1000, self._expire)
         self.done()
+
+    def _expire(self) -> None:
+        """The time is over: say of what is not done whether bookies are missing."""
+        partitions = self._context.services.partitions
+        find = partitions.find_by_id if self._context.api_version >= TOPIC_ID_VERSION else partitions.find_by_name
+        for key, results in self.results:
+            for position, result in enumerate(results):
+                log = find(key, result.partition) if result.error_code == _TIMED_OUT else None
+                if log is not None and log.lacks_quorum:
+                    results[position] = PartitionResult(result.partition, _AFTER_APPEND)
+        self.answer()
 
     def answer(self) -> None:
         """Send what is known; later results change nothing."""
@@ -126,7 +140,7 @@ class _Append:
         if verdict is Verdict.APPEND:
             return False
         begins_late = verdict is Verdict.UNKNOWN and header.base_sequence != 0
-        if (verdict is Verdict.OUT_OF_ORDER or begins_late) and self._log.is_settling:
+        if (verdict is Verdict.OUT_OF_ORDER or begins_late) and self._log.admission.is_settling:
             # It overtook a batch that was refused, or lost, before the takeover: both come again, in their order.
             raise NotLeader(f"sequence {header.base_sequence} of producer {header.producer_id} came before its predecessor")
         if verdict is Verdict.UNKNOWN:
@@ -139,21 +153,22 @@ class _Append:
                 ErrorCode.out_of_order_sequence_number, f"{producer} sent sequence {header.base_sequence} out of order"
             )
         assert earlier is not None
-        if self._log.await_unconfirmed(earlier.last_offset + 1, self._settle_retry(earlier.base_offset)):
+        if self._log.core.await_unconfirmed(earlier.last_offset + 1, self._settle_retry(earlier.base_offset)):
             self._produce.wait()
         else:
             self._results[self._position] = self._result(earlier.base_offset)
         return True
 
     def _settle_retry(self, base_offset: int) -> OnDone:
-        return lambda found: self._settle(None if found is None else base_offset)
+        return lambda outcome: self._settle(base_offset if isinstance(outcome, int) else outcome)
 
-    def _settle(self, base_offset: int | None) -> None:
-        if base_offset is None:
-            leader = self._context.services.partitions.leader_of(self._log.topic_partition)
-            self._results[self._position] = PartitionResult(self._index, _LOST, leader=leader)
+    def _settle(self, outcome: Outcome) -> None:
+        if isinstance(outcome, int):
+            self._results[self._position] = self._result(outcome)
         else:
-            self._results[self._position] = self._result(base_offset)
+            code = int(produce_error_code_of(outcome))
+            leader = self._context.services.partitions.leader_of(self._log.topic_partition) if code == _LOST else None
+            self._results[self._position] = PartitionResult(self._index, code, leader=leader)
         self._produce.done()
 
     def _result(self, base_offset: int) -> PartitionResult:

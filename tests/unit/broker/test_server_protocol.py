@@ -24,7 +24,7 @@ from unit.broker.raw_client import (
     request,
 )
 
-from stratalog_broker import partition_log
+from stratalog_broker import admission
 from stratalog_broker.protocol.entities import encode_response as encode_entity
 from stratalog_broker.topics import NewTopic, TopicCommands
 from stratalog_core.batch import read_header
@@ -213,7 +213,7 @@ async def test_a_batch_that_overtook_a_refused_one_is_told_to_come_again(
 async def test_a_retry_gets_the_offset_of_the_first_try(
     mini_cluster: MiniCluster, client: RawClient, flights: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(partition_log, "_SETTLING_S", 0.0)
+    monkeypatch.setattr(admission, "SETTLING_S", 0.0)
     await create(mini_cluster, flights)
     first = batch(b"a", b"b", producer_id=9, producer_epoch=0, base_sequence=0)
     entity = encode_entity(produce_request(flights, 0, first))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from uuid import UUID
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stratalog_broker.broker_configs import BROKER_CONFIGS
 from stratalog_broker.config import BrokerSettings
@@ -14,6 +16,7 @@ from stratalog_broker.protocol.errors import KafkaError
 from stratalog_broker.topic_configs import TOPIC_CONFIG_KEYS, TopicConfigs, check_topic_configs
 from stratalog_broker.topics import check_topic_name
 from stratalog_core.errors import Invalid
+from stratalog_core.quorum import majority
 from stratalog_metadata.records import Topic
 
 
@@ -34,7 +37,8 @@ def topic(replication_factor: int = 3, **configs: str) -> Topic:
         ("remote.storage.enable", "false", "every topic is tiered"),
         ("compression.type", "brotli", "choose producer or"),
         ("preallocate", "maybe", "choose true or false"),
-        ("min.insync.replicas", "4", "exceeds the replication factor 3"),
+        ("min.insync.replicas", "0", "the least is 1"),
+        ("stratalog.ack.quorum", "4", "maximum is the replication factor, 3"),
         ("min.cleanable.dirty.ratio", "nan", "the least is 0"),
         ("min.cleanable.dirty.ratio", "1.5", "the most is 1"),
     ],
@@ -66,12 +70,33 @@ def test_the_parsed_form_has_defaults_and_overrides() -> None:
     assert TopicConfigs.of(topic(1)).min_insync_replicas == 1
 
 
+@given(
+    copies=st.integers(1, 15),
+    min_insync=st.none() | st.integers(1, 20),
+    ack_quorum=st.none() | st.integers(1, 15),
+)
+def test_only_the_setting_of_our_own_name_takes_the_ack_quorum_below_a_majority(
+    copies: int, min_insync: int | None, ack_quorum: int | None
+) -> None:
+    given = {"min_insync_replicas": min_insync, "stratalog_ack_quorum": ack_quorum}
+    configs = TopicConfigs.of(topic(copies, **{name: str(value) for name, value in given.items() if value is not None}))
+    assert 1 <= configs.ack_quorum <= copies
+    if ack_quorum is None:
+        assert configs.ack_quorum >= majority(copies)
+    elif min_insync is None:
+        assert configs.ack_quorum == min(ack_quorum, copies)
+    assert configs.ack_quorum >= min(min_insync or 1, copies)
+    assert configs.takes_acks_all == (max(min_insync or 1, ack_quorum or 1) <= copies)
+
+
 def test_rows_say_where_a_value_comes_from() -> None:
     rows = {row.name: row for row in topic_config_rows(topic(retention_ms="5"))}
     assert rows.keys() == TOPIC_CONFIG_KEYS.keys()
     assert (rows["retention.ms"].value, rows["retention.ms"].source) == ("5", ConfigSource.TOPIC)
     assert rows["retention.ms"].default == "604800000"
     assert (rows["min.insync.replicas"].value, rows["min.insync.replicas"].source) == ("2", ConfigSource.DEFAULT)
+    lower = {row.name: row for row in topic_config_rows(topic(stratalog_ack_quorum="1"))}
+    assert (lower["min.insync.replicas"].value, lower["stratalog.ack.quorum"].value) == ("1", "1")
     assert rows["cleanup.policy"].kind is ConfigKind.LIST
 
 
