@@ -15,10 +15,11 @@ from stratalog_metadata.records import ManifestPointer, Topic
 from stratalog_tiering.entry import segment_entry
 from stratalog_tiering.footer import AbortedTransaction
 from stratalog_tiering.manifest import SegmentEntry, empty_manifest
-from stratalog_tiering.manifest_edit import ManifestEdit, ManifestLimits, Previous
+from stratalog_tiering.manifest_edit import ManifestEdit, Previous
 from stratalog_tiering.manifest_source import ManifestSource
 from stratalog_tiering.object_keys import segment_key
 from stratalog_tiering.publish import describe_topic, mark_committed, store_manifest
+from stratalog_tiering.removed_objects import ManifestLimits
 from stratalog_tiering.segment import BLOCK_BYTES_TARGET, SegmentIdentity, SegmentWriter
 from stratalog_tiering.store import ObjectStore
 
@@ -65,8 +66,9 @@ class ArchiveWriter:
         entry = await self._write_segment(previous, batches, producers, aborted_transactions)
         edit = ManifestEdit(previous, random_id=self._random_id, limits=self._limits)
         edit.append(entry)
-        edit.seal(await self._source.pages(edit.pages_for_sealing()))
-        new = edit.finish(created_at_ms=self._clock.wall_ms(), writer="archive-writer")
+        edit.seal(self._clock.wall_ms(), await self._source.pages(edit.pages_for_sealing()))
+        lists = await self._source.removed_lists(edit.lists_to_merge())
+        new = edit.finish(created_at_ms=self._clock.wall_ms(), writer="archive-writer", lists=lists)
         pointer = await store_manifest(self._store, new)
         await mark_committed(self._store, pointer)
         self._previous[partition] = Previous(manifest=new.manifest, key=new.key, sha256=new.sha256)

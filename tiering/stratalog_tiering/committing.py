@@ -1,18 +1,22 @@
-"""Stores a manifest version and commits it; cleans up exactly what a definite loser left."""
+"""Stores a manifest version and commits it, unless history has forked; deletes exactly what a definite loser left."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Sequence
 
-from stratalog_core.errors import Fenced, OutcomeUnknown, StratalogError
-from stratalog_metadata.commands import Command
-from stratalog_metadata.records import ManifestPointer
+from stratalog_core.errors import Conflict, Fenced, OutcomeUnknown, StratalogError
+from stratalog_metadata.commands import ABSENT, Command
+from stratalog_metadata.records import ManifestPointer, manifest_pointer_key
 from stratalog_tiering.commit import ManifestCommit, Next
+from stratalog_tiering.forks import find_fork, fork_error
 from stratalog_tiering.manifest import empty_manifest
-from stratalog_tiering.manifest_edit import NewManifest, Previous
+from stratalog_tiering.manifest_edit import ManifestEdit, Previous
+from stratalog_tiering.object_keys import manifests_prefix, parse_manifest_key
 from stratalog_tiering.planning import PartitionState
 from stratalog_tiering.ports import WorkerPorts
-from stratalog_tiering.publish import mark_committed
+from stratalog_tiering.publish import mark_committed, store_manifest
+from stratalog_tiering.store import ObjectInfo
 
 _log = logging.getLogger(__name__)
 
@@ -25,6 +29,48 @@ async def previous_version(ports: WorkerPorts, state: PartitionState) -> Previou
         return Previous(manifest=empty_manifest(topic.topic_id, topic.name, state.log.index, state.cold_end))
     manifest = await ports.source.manifest(pointer)
     return Previous(manifest=manifest, key=pointer.object_key, sha256=bytes.fromhex(pointer.sha256))
+
+
+async def refuse_fork(ports: WorkerPorts, state: PartitionState) -> None:
+    """Raise ``Forked`` if the newest markers in the store are not metadata's; ``Conflict`` if ``state`` is outdated.
+
+    One listing, which begins with the newest version and is not read further than to metadata's.
+    """
+    pointer = state.pointer
+    version, key = (pointer.manifest_version, pointer.object_key) if pointer is not None else (0, "")
+    newest: list[ObjectInfo] = []
+    async for info in ports.store.list(manifests_prefix(state.log.topic_id, state.log.index)):
+        parsed = parse_manifest_key(info.key)
+        if parsed is not None and parsed.version < version:
+            break
+        newest.append(info)
+    fork = find_fork(newest, {version: key})
+    if fork is None:
+        return
+    (found,) = await ports.metadata.read([manifest_pointer_key(state.log.topic_id, state.log.index)])
+    if (found.version if found is not None else ABSENT) != state.pointer_version:
+        raise Conflict(f"the manifest of {state.topic.name}-{state.log.index} has changed since the work was planned")
+    raise fork_error(fork, state.topic.name, state.log.index)
+
+
+async def commit_edit(
+    ports: WorkerPorts,
+    state: PartitionState,
+    edit: ManifestEdit,
+    command: Callable[[ManifestPointer], Command],
+    own_keys: Sequence[str] = (),
+) -> bool:
+    """Store the version that ``edit`` ends in and commit it by ``command``; see :func:`commit_manifest`.
+
+    ``own_keys`` were written for this commit alone. Raises ``Forked``, having stored nothing, if history has forked.
+    """
+    await refuse_fork(ports, state)
+    edit.seal(ports.clock.wall_ms(), await ports.source.pages(edit.pages_for_sealing()))
+    lists = await ports.source.removed_lists(edit.lists_to_merge())
+    new = edit.finish(created_at_ms=ports.clock.wall_ms(), writer=ports.settings.worker_id, lists=lists)
+    pointer = await store_manifest(ports.store, new)
+    written = [*own_keys, new.key, *(key for key, _ in new.parts)]
+    return await commit_manifest(ports, state, pointer, command(pointer), written)
 
 
 async def commit_manifest(
@@ -52,11 +98,6 @@ async def commit_manifest(
     if isinstance(failure, Fenced):
         raise failure
     raise OutcomeUnknown(f"whether manifest version {pointer.manifest_version} of {pointer.key()} was committed is not known")
-
-
-def own_objects(new: NewManifest) -> list[str]:
-    """What storing ``new`` wrote."""
-    return [new.key, *(key for key, _ in new.pages)]
 
 
 async def _mark(ports: WorkerPorts, pointer: ManifestPointer) -> None:

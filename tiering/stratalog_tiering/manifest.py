@@ -8,6 +8,9 @@ named by its SHA-256, and the root's own digest stands in the metadata quorum's 
 What always holds of a valid manifest: its live segments tile ``start_offset`` to ``end_offset`` without gap or overlap.
 A sealed page may still list segments below ``start_offset``; they are dead, and its reference counts only live ones.
 
+Objects that no longer count are remembered, in the order of their removal, until they are deleted: the newest few in the
+root, the others in lists, which are immutable objects of their own. So there is no bound on how many wait.
+
 Pure: this module packs, checks and looks up. Changes are made by ``manifest_edit.py``. Format: ``docs/formats/manifest.md``.
 """
 
@@ -29,14 +32,16 @@ from stratalog_core.errors import Corrupt, Invalid
 from stratalog_core.malformed import MALFORMED
 from stratalog_core.ports import Buffer
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 MANIFEST_MAGIC: Final = b"SLMANIFS"
 PAGE_MAGIC: Final = b"SLMFPAGE"
+REMOVED_MAGIC: Final = b"SLMFRMVD"
 INLINE_SEGMENTS_MAX: Final = 128
 PAGE_SEGMENTS: Final = 64
 PAGE_FAN_IN: Final = 16
-REMOVED_MAX: Final = 1000
-"""Bound on removed objects that a manifest remembers; more are dropped only when these are deleted."""
+INLINE_REMOVED_MAX: Final = 64
+REMOVED_LIST_OBJECTS_MAX: Final = 16_384
+"""Lists of removed objects are merged up to this length (about 2 MB)."""
 
 _HEADER: Final = struct.Struct(">8sHHI")
 _Body = TypeVar("_Body")
@@ -46,7 +51,8 @@ class SegmentEntry(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """One segment. Offsets: base inclusive, end exclusive. The order of fields is permanent, new ones go to the end.
 
     The footer lies from ``data_bytes`` to ``object_bytes``; ``footer_sha256`` binds all of it to the chain.
-    ``leader_epochs`` are those in effect in the segment, each with the offset where it begins there.
+    ``leader_epochs`` are those in effect in the segment, each with the offset where it begins there. ``created_at_ms`` is when
+    the newest of its records came to the store, and ``merge_count`` how often any of them was rewritten since.
     """
 
     key: str
@@ -61,6 +67,7 @@ class SegmentEntry(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     footer_sha256: bytes
     leader_epochs: tuple[EpochStart, ...]
     created_at_ms: int
+    merge_count: int = 0
 
 
 class PageRef(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -77,10 +84,53 @@ class PageRef(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class RemovedObject(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """An object that no longer counts and is deleted when the grace period has passed since ``removed_at_ms``."""
+    """An object that no longer counts and is deleted when the grace period has passed since ``removed_at_ms``.
+
+    ``reason`` is one of ``Reason``, or of a later release.
+    """
 
     key: str
+    object_bytes: int
+    reason: str
     removed_at_ms: int
+
+
+class Reason:
+    """Why an object was removed."""
+
+    RETENTION_MS: Final = "retention.ms"
+    RETENTION_BYTES: Final = "retention.bytes"
+    LOG_START: Final = "log-start"
+    """Its records are below the first offset that can be read: DeleteRecords, or retention of what was hot."""
+    MERGED: Final = "merged"
+    SUPERSEDED: Final = "superseded"
+    """A page or a list of removed objects whose content is in another one now."""
+    FORK: Final = "fork"
+    """It belongs to the line that somebody decided against."""
+
+
+class RemovedListRef(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """A list of removed objects. The first ``deleted_count`` are deleted; ``object_count`` are left.
+
+    ``removed_at_ms`` is that of the first that is left. ``number`` counts a partition's lists, from 0.
+    """
+
+    key: str
+    sha256: bytes
+    list_bytes: int
+    number: int
+    deleted_count: int
+    object_count: int
+    removed_at_ms: int
+
+
+class RemovedList(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of a list: removed objects in the order of their removal."""
+
+    topic_id: UUID
+    partition: int
+    number: int
+    objects: tuple[RemovedObject, ...]
 
 
 class ManifestPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,7 +144,8 @@ class ManifestPage(msgspec.Struct, frozen=True, kw_only=True):
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """Body of a root. ``previous_key`` and ``previous_sha256`` are empty in version 1.
 
-    ``record_count`` and ``cold_bytes`` (sum of object sizes) count live segments. ``writer`` is for people.
+    ``record_count`` and ``cold_bytes`` (sum of object sizes) count live segments. ``writer`` is for people. Objects in
+    ``removed`` were removed after those in ``removed_lists``; ``removed_lists_made`` is the number of the next list.
     """
 
     topic_id: UUID
@@ -112,6 +163,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     pages: tuple[PageRef, ...] = ()
     segments: tuple[SegmentEntry, ...] = ()
     removed: tuple[RemovedObject, ...] = ()
+    removed_lists: tuple[RemovedListRef, ...] = ()
+    removed_lists_made: int = 0
 
 
 def empty_manifest(topic_id: UUID, topic_name: str, partition: int, base_offset: int) -> Manifest:
@@ -152,6 +205,15 @@ def decode_page(content: Buffer, sha256: bytes) -> ManifestPage:
     return _consistent(page, lambda: _check_contiguous(page.segments))
 
 
+def encode_removed_list(removed: RemovedList) -> bytes:
+    return _frame(REMOVED_MAGIC, msgspec.msgpack.encode(removed))
+
+
+def decode_removed_list(content: Buffer, sha256: bytes) -> RemovedList:
+    """Raises ``Corrupt`` or, for an unknown format version, ``Invalid``."""
+    return _decode(content, REMOVED_MAGIC, RemovedList, "list of removed objects", sha256)
+
+
 def object_sha256(content: Buffer) -> bytes:
     """The digest by which pointers, chains and page references name an object."""
     return hashlib.sha256(content).digest()
@@ -165,6 +227,8 @@ def check_manifest(manifest: Manifest) -> None:
         raise Invalid(f"manifest claims offsets {manifest.start_offset}..{manifest.end_offset}, its segments {first}..{last}")
     if len(manifest.segments) > INLINE_SEGMENTS_MAX:
         raise Invalid(f"manifest holds {len(manifest.segments)} segments inline; the most is {INLINE_SEGMENTS_MAX}")
+    if len(manifest.removed) > INLINE_REMOVED_MAX:
+        raise Invalid(f"manifest holds {len(manifest.removed)} removed objects inline; the most is {INLINE_REMOVED_MAX}")
 
 
 def _ends(manifest: Manifest) -> tuple[int, int]:

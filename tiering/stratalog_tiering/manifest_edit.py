@@ -1,25 +1,28 @@
 """Changes to a manifest: append segments, drop a prefix, replace a run by its merged segment, forget deleted objects.
 
 A :class:`ManifestEdit` starts from the committed version, refuses whatever would leave a gap or an overlap, and ends in
-the next version's bytes and the pages that must be stored before them. Pages that an edit must look into are asked for
-with ``pages_for…`` and passed in, so that nothing here does I/O. An object that stops counting moves to ``removed`` and
-stays in the store until the grace period has passed, for readers of older versions.
+the next version's bytes and the pages and lists that must be stored before them. Pages and lists that an edit must look into
+are asked for with ``pages_for…`` and ``lists_…`` and passed in, so that nothing here does I/O. An object that stops counting
+becomes a removed object (``removed_objects.py``) and stays in the store until the grace period has passed, for readers of
+older versions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Final
 
 import msgspec
 
 from stratalog_core.errors import Invalid
-from stratalog_tiering import manifest as format_limits
 from stratalog_tiering.manifest import (
     Manifest,
     ManifestPage,
     PageRef,
+    Reason,
+    RemovedListRef,
     RemovedObject,
     SegmentEntry,
     encode_manifest,
@@ -27,21 +30,15 @@ from stratalog_tiering.manifest import (
     object_sha256,
 )
 from stratalog_tiering.object_keys import manifest_key, page_key
+from stratalog_tiering.removed_objects import NO_LISTS, ManifestLimits, RemovedLists, RemovedObjects
 
 Pages = Mapping[str, ManifestPage]
 """Pages that were loaded for an edit, by object key."""
 
 NO_PAGES: Final[Pages] = {}
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ManifestLimits:
-    """Sizes that decide when pages are sealed and merged; tests use small ones."""
-
-    inline_segments_max: int = format_limits.INLINE_SEGMENTS_MAX
-    page_segments: int = format_limits.PAGE_SEGMENTS
-    page_fan_in: int = format_limits.PAGE_FAN_IN
-    removed_max: int = format_limits.REMOVED_MAX
+ReasonOf = Callable[[SegmentEntry], str]
+"""Why a segment is dropped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,17 +52,17 @@ class Previous:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewManifest:
-    """What an edit ends in: store ``pages``, then ``content`` at ``key``, then commit."""
+    """What an edit ends in: store ``parts`` (pages and lists, by key), then ``content`` at ``key``, then commit."""
 
     manifest: Manifest
     key: str
     content: bytes
     sha256: bytes
-    pages: tuple[tuple[str, bytes], ...]
+    parts: tuple[tuple[str, bytes], ...]
 
 
 class ManifestEdit:
-    """One edit. ``random_id`` gives 64 random bits for each new key."""
+    """One edit. ``random_id`` gives 64 random bits for each new key; ``now_ms`` (wall time) dates what is removed."""
 
     def __init__(self, previous: Previous, *, random_id: Callable[[], int], limits: ManifestLimits | None = None) -> None:
         base = previous.manifest
@@ -75,7 +72,7 @@ class ManifestEdit:
         self._start_offset = base.start_offset
         self._refs = list(base.pages)
         self._inline = list(base.segments)
-        self._removed = list(base.removed)
+        self._removed = RemovedObjects(base, random_id, self._limits)
         self._record_count = base.record_count
         self._cold_bytes = base.cold_bytes
         self._new_pages: dict[str, ManifestPage] = {}
@@ -118,62 +115,53 @@ class ManifestEdit:
     def _stored(self, refs: Sequence[PageRef]) -> tuple[PageRef, ...]:
         return tuple(ref for ref in refs if ref.key not in self._new_pages)
 
-    def seal(self, pages: Pages = NO_PAGES) -> None:
+    def seal(self, now_ms: int, pages: Pages = NO_PAGES) -> None:
         """Move the oldest inline segments into pages while there are too many, and merge full levels."""
         while len(self._inline) > self._limits.inline_segments_max:
             oldest = self._inline[: self._limits.page_segments]
             del self._inline[: len(oldest)]
             self._refs.append(self._new_page(oldest, 0))
-            self._merge_levels(pages)
+            self._merge_levels(now_ms, pages)
 
-    def _merge_levels(self, pages: Pages) -> None:
+    def _merge_levels(self, now_ms: int, pages: Pages) -> None:
         fan_in = self._limits.page_fan_in
         while self._mergeable([ref.level for ref in self._refs]):
             merging = self._refs[-fan_in:]
-            if self._removed_room() < fan_in:
-                return
             entries = [entry for ref in merging for entry in self._live(self._loaded(ref, pages))]
             del self._refs[-fan_in:]
             self._refs.append(self._new_page(entries, merging[0].level + 1))
             for ref in merging:
-                self._retire_page(ref)
+                self._retire_page(ref, now_ms)
 
     def pages_for_drop(self, below_offset: int) -> tuple[PageRef, ...]:
         """Stored pages that :meth:`drop_below` must look into."""
         return self._stored([ref for ref in self._refs if ref.base_offset < below_offset])
 
-    def drop_below(self, below_offset: int, now_ms: int, pages: Pages = NO_PAGES) -> tuple[SegmentEntry, ...]:
-        """Drop whole segments that end at or before ``below_offset``, oldest first; returns them.
-
-        Stops early where ``removed`` is full: the rest goes with a later edit.
-        """
+    def drop_below(
+        self, below_offset: int, now_ms: int, reason_of: ReasonOf, pages: Pages = NO_PAGES
+    ) -> tuple[SegmentEntry, ...]:
+        """Drop whole segments that end at or before ``below_offset``, oldest first; returns them."""
         dropped: list[SegmentEntry] = []
-        while self._refs and self._refs[0].base_offset < below_offset and self._removed_room() > 0:
-            if not self._drop_from_page(below_offset, now_ms, pages, dropped):
+        while self._refs and self._refs[0].base_offset < below_offset:
+            ref = self._refs[0]
+            live = self._live(self._loaded(ref, pages))
+            expired = list(takewhile(lambda entry: entry.end_offset <= below_offset, live))
+            dropped += expired
+            if len(expired) < len(live):
+                self._refs[0] = _narrowed(ref, live[len(expired) :])
                 break
-        while not self._refs and self._inline and self._inline[0].end_offset <= below_offset and self._removed_room() > 0:
-            self._drop_entry(self._inline.pop(0), now_ms, dropped)
+            del self._refs[0]
+            self._retire_page(ref, now_ms)
+        if not self._refs:
+            expired = list(takewhile(lambda entry: entry.end_offset <= below_offset, self._inline))
+            del self._inline[: len(expired)]
+            dropped += expired
+        for entry in dropped:
+            self._start_offset = entry.end_offset
+            self._record_count -= entry.record_count
+            self._cold_bytes -= entry.object_bytes
+        self._removed.add(_removed(entry, reason_of(entry), now_ms) for entry in dropped)
         return tuple(dropped)
-
-    def _drop_from_page(self, below: int, now_ms: int, pages: Pages, dropped: list[SegmentEntry]) -> bool:
-        """Drop from the first page; whether the page is used up."""
-        ref = self._refs[0]
-        live = list(self._live(self._loaded(ref, pages)))
-        while live and live[0].end_offset <= below and self._removed_room() > 1:
-            self._drop_entry(live.pop(0), now_ms, dropped)
-        if live:
-            self._refs[0] = _narrowed(ref, live)
-            return False
-        del self._refs[0]
-        self._retire_page(ref, now_ms)
-        return True
-
-    def _drop_entry(self, entry: SegmentEntry, now_ms: int, dropped: list[SegmentEntry]) -> None:
-        self._start_offset = entry.end_offset
-        self._record_count -= entry.record_count
-        self._cold_bytes -= entry.object_bytes
-        self._removed.append(RemovedObject(key=entry.key, removed_at_ms=now_ms))
-        dropped.append(entry)
 
     def pages_for_replace(self, base_offset: int) -> tuple[PageRef, ...]:
         """The stored page that :meth:`replace` must rewrite, if the run is not inline."""
@@ -193,21 +181,32 @@ class ManifestEdit:
         else:
             self._inline, run = _spliced(self._inline, merged)
         self._cold_bytes += merged.object_bytes - sum(entry.object_bytes for entry in run)
-        self._removed.extend(RemovedObject(key=entry.key, removed_at_ms=now_ms) for entry in run)
+        self._removed.add(_removed(entry, Reason.MERGED, now_ms) for entry in run)
         return run
 
-    def removable(self, before_ms: int) -> tuple[str, ...]:
-        """Removed objects whose grace period has passed: removed at ``before_ms`` or earlier."""
-        return tuple(removed.key for removed in self._removed if removed.removed_at_ms <= before_ms)
+    def lists_due(self, before_ms: int, limit: int) -> tuple[RemovedListRef, ...]:
+        """Lists that :meth:`forget_due` must look into."""
+        return self._removed.lists_due(before_ms, limit)
 
-    def forget(self, deleted: Sequence[str]) -> None:
-        """Drop objects from ``removed`` that are now gone from the store."""
-        gone = set(deleted)
-        self._removed = [removed for removed in self._removed if removed.key not in gone]
+    def forget_due(self, before_ms: int, limit: int, now_ms: int, lists: RemovedLists = NO_LISTS) -> tuple[str, ...]:
+        """Forget at most ``limit`` objects that were removed at ``before_ms`` or earlier: their keys, to be deleted first."""
+        return self._removed.forget_due(before_ms, limit, now_ms, lists)
 
-    def finish(self, *, created_at_ms: int, writer: str) -> NewManifest:
+    def lists_to_merge(self) -> tuple[RemovedListRef, ...]:
+        """Lists that :meth:`finish` merges; load them and pass them to it."""
+        return self._removed.lists_to_merge()
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether there is anything to commit."""
+        base, removed = self._previous.manifest, self._removed
+        is_same = (self._start_offset, self._refs, self._inline) == (base.start_offset, [*base.pages], [*base.segments])
+        return not is_same or (removed.refs, removed.inline) != ([*base.removed_lists], [*base.removed])
+
+    def finish(self, *, created_at_ms: int, writer: str, lists: RemovedLists = NO_LISTS) -> NewManifest:
         """The next version. Raises ``Invalid`` if it does not hold together."""
         base = self._previous.manifest
+        self._removed.seal(created_at_ms, lists)
         pages = tuple((key, encode_page(page)) for key, page in self._new_pages.items() if self._is_referenced(key))
         successor = Manifest(
             topic_id=base.topic_id,
@@ -224,17 +223,17 @@ class ManifestEdit:
             cold_bytes=self._cold_bytes,
             pages=tuple(self._refs),
             segments=tuple(self._inline),
-            removed=tuple(_dated(removed, created_at_ms) for removed in self._removed),
+            removed=tuple(self._removed.inline),
+            removed_lists=tuple(self._removed.refs),
+            removed_lists_made=self._removed.lists_made,
         )
         content = encode_manifest(successor)
+        parts = (*pages, *self._removed.new_lists())
         key = manifest_key(base.topic_id, base.partition, successor.version, self._random_id())
-        return NewManifest(manifest=successor, key=key, content=content, sha256=object_sha256(content), pages=pages)
+        return NewManifest(manifest=successor, key=key, content=content, sha256=object_sha256(content), parts=parts)
 
     def _is_referenced(self, key: str) -> bool:
         return any(ref.key == key for ref in self._refs)
-
-    def _removed_room(self) -> int:
-        return self._limits.removed_max - len(self._removed)
 
     def _live(self, page: ManifestPage) -> tuple[SegmentEntry, ...]:
         return tuple(entry for entry in page.segments if entry.end_offset > self._start_offset)
@@ -244,10 +243,10 @@ class ManifestEdit:
         assert page is not None, f"page {ref.key} was not loaded for the edit"
         return page
 
-    def _retire_page(self, ref: PageRef, now_ms: int = -1) -> None:
-        # A page that was made by this very edit has not been stored, so nothing is left behind. -1: dated by ``finish``.
+    def _retire_page(self, ref: PageRef, now_ms: int) -> None:
+        # A page that was made by this very edit has not been stored, so nothing is left behind.
         if self._new_pages.pop(ref.key, None) is None:
-            self._removed.append(RemovedObject(key=ref.key, removed_at_ms=now_ms))
+            self._removed.add([_removed(ref, Reason.SUPERSEDED, now_ms)])
 
     def _new_page(self, entries: Sequence[SegmentEntry], level: int) -> PageRef:
         base = self._previous.manifest
@@ -262,8 +261,8 @@ class ManifestEdit:
         return _narrowed(ref, entries)
 
 
-def _dated(removed: RemovedObject, now_ms: int) -> RemovedObject:
-    return removed if removed.removed_at_ms >= 0 else RemovedObject(key=removed.key, removed_at_ms=now_ms)
+def _removed(what: SegmentEntry | PageRef, reason: str, now_ms: int) -> RemovedObject:
+    return RemovedObject(key=what.key, object_bytes=what.object_bytes, reason=reason, removed_at_ms=now_ms)
 
 
 def _narrowed(ref: PageRef, live: Sequence[SegmentEntry]) -> PageRef:

@@ -19,9 +19,13 @@ from stratalog_tiering.manifest import (
     Manifest,
     ManifestPage,
     PageRef,
+    RemovedList,
+    RemovedListRef,
+    RemovedObject,
     SegmentEntry,
     decode_manifest,
     decode_page,
+    decode_removed_list,
     live_segments,
     locate,
     locate_in_page,
@@ -81,6 +85,22 @@ class ManifestSource:
 
     async def pages(self, refs: Sequence[PageRef]) -> dict[str, ManifestPage]:
         return {ref.key: await self.page(ref) for ref in refs}
+
+    async def removed_list(self, ref: RemovedListRef) -> RemovedList:
+        """Past the cache: only workers read lists, and each of them seldom."""
+        content = await self._required(ref.key, "list of removed objects")
+        return _named(ref.key, lambda: decode_removed_list(content, ref.sha256))
+
+    async def removed_lists(self, refs: Sequence[RemovedListRef]) -> dict[str, RemovedList]:
+        return {ref.key: await self.removed_list(ref) for ref in refs}
+
+    async def removed(self, manifest: Manifest) -> AsyncIterator[RemovedObject]:
+        """All removed objects that are not deleted yet, in the order of their removal."""
+        for ref in manifest.removed_lists:
+            for removed in (await self.removed_list(ref)).objects[ref.deleted_count :]:
+                yield removed
+        for removed in manifest.removed:
+            yield removed
 
     async def segments(self, manifest: Manifest) -> AsyncIterator[SegmentEntry]:
         """All live segments in offset order."""

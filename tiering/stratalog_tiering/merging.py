@@ -1,67 +1,99 @@
 """Merges small neighbouring segments into one: fewer objects, larger reads, a smaller manifest.
 
-Ledgers that were sealed early (a change of owner, an idle partition, a request) make small segments. When enough of them stand
-side by side at the new end of the manifest, their blocks are read, checked, and written as one segment, which is verified like
-any other before the manifest's next version puts it in their place. The old objects stay for the grace period.
+Ledgers that were sealed early (a change of owner, an idle partition, a request) make small segments. Merging is tiered: of
+``FAN_IN`` segments that were never merged one is made, and of ``FAN_IN`` of those another, which is left as it is. So no record
+is written more than three times, the offload included. Blocks are read, checked, and written as one segment, which is
+verified like any other before the manifest's next version puts it in their place. The old objects stay for the grace period.
+
+Retention lets whole segments go, by their newest record. So the records of a merged segment span no more time, and it is no
+larger, than :func:`merge_limits` allows, and a merge renews no time that retention looks at.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from stratalog_core.checkpoint import EpochStart
 from stratalog_tiering.commands import Guards, commit_segment
-from stratalog_tiering.committing import commit_manifest, own_objects, previous_version
+from stratalog_tiering.committing import commit_edit, previous_version, refuse_fork
 from stratalog_tiering.entry import segment_entry
 from stratalog_tiering.footer import AbortedTransaction
-from stratalog_tiering.manifest import REMOVED_MAX, Manifest, SegmentEntry
+from stratalog_tiering.manifest import SegmentEntry
 from stratalog_tiering.manifest_edit import ManifestEdit
 from stratalog_tiering.object_keys import segment_key
 from stratalog_tiering.offload_job import EPOCHS_MAX
 from stratalog_tiering.planning import PartitionState
+from stratalog_tiering.policy import TierPolicy
 from stratalog_tiering.ports import WorkerPorts
-from stratalog_tiering.publish import store_manifest
+from stratalog_tiering.retention import newest_ms, oldest_ms
 from stratalog_tiering.segment import SegmentFooter, SegmentIdentity, SegmentWriter, audit_block, iterate_block_batches
 from stratalog_tiering.segment_check import require_sound
 from stratalog_tiering.upload import StreamedUpload, abort_quietly
 
-RUN_MIN: Final = 8
-SMALL_FRACTION: Final = 8
-"""A segment is small below this fraction of the wanted size, and a merged one may still be merged again."""
+FAN_IN: Final = 16
+"""So many neighbours become one. A segment of this fraction of the wanted size is left as it is."""
+MERGES_MAX: Final = 2
 
 
-def mergeable_run(manifest: Manifest, segment_bytes: int) -> tuple[SegmentEntry, ...]:
-    """The first run of at least ``RUN_MIN`` small inline segments, as long as one segment may be; empty if there is none."""
-    if len(manifest.removed) + len(manifest.segments) > REMOVED_MAX:
-        return ()
-    run: list[SegmentEntry] = []
-    for entry in manifest.segments:
-        small = entry.object_bytes * SMALL_FRACTION <= segment_bytes
-        fits = sum(kept.object_bytes for kept in run) + entry.object_bytes <= segment_bytes
-        if small and fits:
-            run.append(entry)
-        elif len(run) >= RUN_MIN:
-            break
-        else:
-            run = [entry] if small else []
-    return tuple(run) if len(run) >= RUN_MIN else ()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergeLimits:
+    """Of a merged segment: object size, and time between its oldest and its newest record (None: any)."""
+
+    segment_bytes: int
+    span_ms: int | None = None
 
 
-async def merge_small(ports: WorkerPorts, state: PartitionState, guards: Guards) -> bool:
+def merge_limits(policy: TierPolicy, segment_bytes: int) -> MergeLimits:
+    """What retention allows: no more than an eighth of what it keeps may wait for its youngest part to expire."""
+    return MergeLimits(segment_bytes=policy.segment_bytes_max(segment_bytes), span_ms=policy.segment_span_ms)
+
+
+def mergeable_run(segments: Sequence[SegmentEntry], limits: MergeLimits) -> tuple[SegmentEntry, ...]:
+    """The first run to merge; empty if there is none.
+
+    It holds ``FAN_IN`` segments that were merged equally often, and those between them that were merged less.
+    """
+    for merges in range(MERGES_MAX):
+        for first in range(len(segments)):
+            run = _run_from(segments[first:], merges, limits)
+            if run:
+                return run
+    return ()
+
+
+def _run_from(segments: Sequence[SegmentEntry], merges: int, limits: MergeLimits) -> tuple[SegmentEntry, ...]:
+    """The shortest run from the first segment on; empty if something ends it before."""
+    total_bytes = equals = 0
+    oldest, newest = oldest_ms(segments[0]), newest_ms(segments[0])
+    for position, entry in enumerate(segments):
+        total_bytes += entry.object_bytes
+        oldest, newest = min(oldest, oldest_ms(entry)), max(newest, newest_ms(entry))
+        is_small = entry.object_bytes * FAN_IN <= limits.segment_bytes and entry.merge_count <= merges
+        is_in_span = limits.span_ms is None or newest - oldest <= limits.span_ms
+        if not (is_small and is_in_span and total_bytes <= limits.segment_bytes):
+            return ()
+        equals += entry.merge_count == merges
+        if equals == FAN_IN:
+            return tuple(segments[: position + 1])
+    return ()
+
+
+async def merge_small(ports: WorkerPorts, state: PartitionState, policy: TierPolicy, guards: Guards) -> bool:
     """Merge one run, if there is one. Whether a merged segment was committed. Raises ``Corrupt``, ``OutcomeUnknown`` …"""
     previous = await previous_version(ports, state)
-    run = mergeable_run(previous.manifest, ports.settings.segment_bytes)
+    run = mergeable_run(previous.manifest.segments, merge_limits(policy, ports.settings.segment_bytes))
     if not run:
         return False
+    await refuse_fork(ports, state)  # before the upload, which would be for nothing
     entry = await _write_merged(ports, state, run)
     await require_sound(ports.store, ports.source, entry, ports.background, reads_at_once=ports.settings.verify_reads_at_once)
     edit = ManifestEdit(previous, random_id=ports.random_id)
     edit.replace(entry, ports.clock.wall_ms())
-    new = edit.finish(created_at_ms=ports.clock.wall_ms(), writer=ports.settings.worker_id)
-    pointer = await store_manifest(ports.store, new)
-    command = commit_segment(state, pointer, (), guards)
-    return await commit_manifest(ports, state, pointer, command, [entry.key, *own_objects(new)])
+    return await commit_edit(ports, state, edit, lambda pointer: commit_segment(state, pointer, (), guards), [entry.key])
 
 
 async def _write_merged(ports: WorkerPorts, state: PartitionState, run: Sequence[SegmentEntry]) -> SegmentEntry:
@@ -83,7 +115,7 @@ async def _write_merged(ports: WorkerPorts, state: PartitionState, run: Sequence
                     writer.append(batch, header)
                 await upload.write(writer.take_parts())
         footer = writer.finish(
-            created_at_ms=ports.clock.wall_ms(), leader_epochs=_epochs(footers),
+            created_at_ms=max(footer.created_at_ms for footer in footers), leader_epochs=_epochs(footers),
             aborted_transactions=_aborted(footers), producers=footers[-1].producers,
         )  # fmt: skip
         parts = writer.take_parts()
@@ -92,7 +124,8 @@ async def _write_merged(ports: WorkerPorts, state: PartitionState, run: Sequence
     except BaseException:
         await abort_quietly(upload)
         raise
-    return segment_entry(key, footer, parts[-1], writer.leader_epochs)
+    merged = segment_entry(key, footer, parts[-1], writer.leader_epochs)
+    return msgspec.structs.replace(merged, merge_count=1 + max(entry.merge_count for entry in run))
 
 
 def _identity(footers: Sequence[SegmentFooter]) -> SegmentIdentity:

@@ -7,6 +7,7 @@
     topics/<topic id>.deleted                                               deletion marker
     segments/<topic id>/<partition>/<base offset>-<epoch>-<random>.segment
     pages/<topic id>/<partition>/<base offset>-<level>-<random>.page        sealed manifest index page
+    removed/<topic id>/<partition>/<number>-<random>.removed                list of removed objects
     manifests/<topic id>/<partition>/<inverted version>-<version>-<random>.manifest
     manifests/<topic id>/<partition>/<inverted version>-<version>-<random>.committed
 
@@ -71,13 +72,17 @@ def pages_prefix(topic_id: UUID, partition: int) -> str:
     return f"pages/{topic_id.hex}/{partition}/"
 
 
+def removed_prefix(topic_id: UUID, partition: int) -> str:
+    return f"removed/{topic_id.hex}/{partition}/"
+
+
 def manifests_prefix(topic_id: UUID, partition: int) -> str:
     return f"manifests/{topic_id.hex}/{partition}/"
 
 
 def topic_prefixes(topic_id: UUID) -> tuple[str, ...]:
     """Prefixes that together hold every object of a topic but its descriptor; manifests last, for they lead to the rest."""
-    return tuple(f"{kind}/{topic_id.hex}/" for kind in ("segments", "pages", "manifests"))
+    return tuple(f"{kind}/{topic_id.hex}/" for kind in ("segments", "pages", "removed", "manifests"))
 
 
 def segment_key(topic_id: UUID, partition: int, base_offset: int, leader_epoch: int, random_id: int) -> str:
@@ -86,6 +91,10 @@ def segment_key(topic_id: UUID, partition: int, base_offset: int, leader_epoch: 
 
 def page_key(topic_id: UUID, partition: int, base_offset: int, level: int, random_id: int) -> str:
     return f"{pages_prefix(topic_id, partition)}{base_offset:020d}-{level}-{random_id:016x}.page"
+
+
+def removed_list_key(topic_id: UUID, partition: int, number: int, random_id: int) -> str:
+    return f"{removed_prefix(topic_id, partition)}{number:020d}-{random_id:016x}.removed"
 
 
 def manifest_key(topic_id: UUID, partition: int, version: int, random_id: int) -> str:

@@ -11,13 +11,12 @@ from collections.abc import Mapping, Sequence
 from stratalog_core.errors import Corrupt, StratalogError
 from stratalog_metadata.records import ManifestPointer
 from stratalog_tiering.commands import Guards, commit_segment, drop_ledgers
-from stratalog_tiering.committing import commit_manifest, own_objects, previous_version
-from stratalog_tiering.manifest import SegmentEntry
-from stratalog_tiering.manifest_edit import ManifestEdit, NewManifest
+from stratalog_tiering.committing import commit_edit, previous_version, refuse_fork
+from stratalog_tiering.manifest_edit import ManifestEdit
 from stratalog_tiering.offload_job import OffloadJob
 from stratalog_tiering.planning import PartitionState, StoredLedger, is_cold
 from stratalog_tiering.ports import WorkerPorts
-from stratalog_tiering.publish import describe_topic, is_marked, mark_committed, store_manifest
+from stratalog_tiering.publish import describe_topic, is_marked, mark_committed
 from stratalog_tiering.segment_check import check_presence, require_sound
 from stratalog_tiering.upload import StreamedUpload, abort_quietly
 
@@ -29,6 +28,7 @@ async def offload(ports: WorkerPorts, state: PartitionState, ledgers: Sequence[S
 
     Raises ``Corrupt`` (a ledger or the copy is wrong; nothing was committed), ``OutcomeUnknown``, ``Unavailable``.
     """
+    await refuse_fork(ports, state)  # before the upload, which would be for nothing
     await describe_topic(ports.store, state.topic)
     job = OffloadJob(
         state.topic,
@@ -39,10 +39,9 @@ async def offload(ports: WorkerPorts, state: PartitionState, ledgers: Sequence[S
     await _upload(ports, job)
     entry = job.entry()
     await require_sound(ports.store, ports.source, entry, ports.background, reads_at_once=ports.settings.verify_reads_at_once)
-    new = await _next_manifest(ports, state, entry)
-    pointer = await store_manifest(ports.store, new)
-    command = commit_segment(state, pointer, ledgers, guards)
-    return await commit_manifest(ports, state, pointer, command, [entry.key, *own_objects(new)])
+    edit = ManifestEdit(await previous_version(ports, state), random_id=ports.random_id)
+    edit.append(entry)
+    return await commit_edit(ports, state, edit, lambda pointer: commit_segment(state, pointer, ledgers, guards), [entry.key])
 
 
 async def _upload(ports: WorkerPorts, job: OffloadJob) -> None:
@@ -63,18 +62,13 @@ async def _upload(ports: WorkerPorts, job: OffloadJob) -> None:
         raise
 
 
-async def _next_manifest(ports: WorkerPorts, state: PartitionState, entry: SegmentEntry) -> NewManifest:
-    edit = ManifestEdit(await previous_version(ports, state), random_id=ports.random_id)
-    edit.append(entry)
-    edit.seal(await ports.source.pages(edit.pages_for_sealing()))
-    return edit.finish(created_at_ms=ports.clock.wall_ms(), writer=ports.settings.worker_id)
-
-
 async def drop_hot(ports: WorkerPorts, state: PartitionState, ledgers: Sequence[StoredLedger], guards: Guards) -> None:
     """Delete hot copies whose cold copies are there, by size and footer, under a manifest that readers can find.
 
-    Raises ``Corrupt`` if a cold copy is not (then the hot one stays), ``Conflict`` (plan again), ``OutcomeUnknown``.
+    Raises ``Corrupt`` if a cold copy is not, or history has forked (then the hot one stays), ``Conflict`` (plan again),
+    ``OutcomeUnknown``.
     """
+    await refuse_fork(ports, state)
     pointer = state.pointer
     assert pointer is not None, "only cold ledgers are dropped as hot copies"
     for stored in ledgers:

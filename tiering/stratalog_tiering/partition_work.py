@@ -15,7 +15,7 @@ from stratalog_tiering.merging import merge_small
 from stratalog_tiering.offloading import cold_since, drop, drop_hot, offload
 from stratalog_tiering.partition_state import partition_state
 from stratalog_tiering.planning import DropEmpty, DropHot, Fulfil, Idle, Offload, PartitionState, PlanLimits, Step, next_step
-from stratalog_tiering.policy import tier_policy
+from stratalog_tiering.policy import TierPolicy, tier_policy
 from stratalog_tiering.ports import WorkerPorts
 from stratalog_tiering.publish import mark_committed
 from stratalog_tiering.upkeep import apply_retention, sweep_orphans
@@ -120,13 +120,12 @@ class PartitionWork:
             await sweep_orphans(self._ports, state)
         elif now >= self._timers.retention:
             self._timers.retention = now + settings.retention_interval_ms / 1000
-            if not await apply_retention(self._ports, state, tier_policy(state.topic.configs), guards):
-                await self._merge(state, guards)
+            policy = tier_policy(state.topic.configs)
+            if await apply_retention(self._ports, state, policy, guards) or await self._merge(state, policy, guards):
+                self._timers.retention = 0.0  # until there is nothing left to do
 
-    async def _merge(self, state: PartitionState, guards: Guards) -> None:
-        """Merge runs of small segments, one after the other, at once."""
-        if state.pointer is not None and await merge_small(self._ports, state, guards):
-            self._timers.retention = 0.0
+    async def _merge(self, state: PartitionState, policy: TierPolicy, guards: Guards) -> bool:
+        return state.pointer is not None and await merge_small(self._ports, state, policy, guards)
 
     def _until(self, idle: Idle, state: PartitionState) -> float:
         upkeep_at = self._timers.sweep if state.pointer is None else min(self._timers.retention, self._timers.sweep)

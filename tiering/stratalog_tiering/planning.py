@@ -104,7 +104,7 @@ def next_step(
     empty = tuple(_droppable_empty(state))
     if empty:
         return DropEmpty(ledgers=empty[:DROPS_AT_ONCE_MAX])
-    run = _sealed_run(state, limits.segment_bytes)
+    run = _sealed_run(state, policy, limits.segment_bytes)
     if run:
         return Offload(ledgers=run)
     hot, until_ms = _expired_hot(state, policy, limits, cold_since_ms, now_ms)
@@ -142,8 +142,10 @@ def _droppable_empty(state: PartitionState) -> Iterator[StoredLedger]:
                 yield stored
 
 
-def _sealed_run(state: PartitionState, segment_bytes: int) -> tuple[StoredLedger, ...]:
+def _sealed_run(state: PartitionState, policy: TierPolicy, segment_bytes: int) -> tuple[StoredLedger, ...]:
+    """Sealed ledgers from the manifest's end on that become one segment: as many as size and retention allow."""
     run: list[StoredLedger] = []
+    bytes_max, span_ms = policy.segment_bytes_max(segment_bytes), policy.segment_span_ms
     total_bytes, expected = 0, state.cold_end
     for stored in state.ledgers:
         ledger = stored.ledger
@@ -157,11 +159,17 @@ def _sealed_run(state: PartitionState, segment_bytes: int) -> tuple[StoredLedger
         if not is_sealed(ledger) or decided_end(ledger) < ledger.end_offset or ledger.end_offset == ledger.base_offset:
             break
         total_bytes += ledger.payload_bytes
-        if run and (total_bytes > segment_bytes or len(run) == LEDGERS_PER_SEGMENT_MAX):
+        # The first ledger was open for ``segment.ms`` at most before it was closed.
+        too_long = run and span_ms is not None and _closed_apart_ms(run[0].ledger, ledger) > span_ms - policy.segment_ms
+        if run and (total_bytes > bytes_max or len(run) == LEDGERS_PER_SEGMENT_MAX or too_long):
             break
         run.append(stored)
         expected = ledger.end_offset
     return tuple(run)
+
+
+def _closed_apart_ms(first: Ledger, later: Ledger) -> int:
+    return later.closed_at_ms - first.closed_at_ms
 
 
 def _expired_hot(

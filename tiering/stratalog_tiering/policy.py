@@ -9,6 +9,9 @@ from typing import Final
 SEVEN_DAYS_MS: Final = 7 * 24 * 3_600_000
 UNLIMITED: Final = -1
 LIKE_TIERING: Final = -2
+HOUR_MS: Final = 3_600_000
+OVERSHOOT: Final = 8
+"""Retention lets whole segments go, and keeps at most this fraction more than was asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +21,16 @@ class TierPolicy:
     retention_ms: int = SEVEN_DAYS_MS
     retention_bytes: int = UNLIMITED
     local_retention_ms: int = LIKE_TIERING
+    segment_ms: int = HOUR_MS
+
+    @property
+    def segment_span_ms(self) -> int | None:
+        """Most time between the records of a segment that is made of several ledgers or segments; None: any."""
+        return None if self.retention_ms == UNLIMITED else max(self.segment_ms, self.retention_ms // OVERSHOOT)
+
+    def segment_bytes_max(self, wanted_bytes: int) -> int:
+        """Largest such segment, where ``wanted_bytes`` is what the worker aims at."""
+        return wanted_bytes if self.retention_bytes == UNLIMITED else min(wanted_bytes, self.retention_bytes // OVERSHOOT)
 
     def hot_copy_kept_until_ms(self, closed_at_ms: int, cold_since_ms: int, deletion_lag_ms: int) -> int | None:
         """When a hot copy may go (wall time); None: never."""
@@ -33,4 +46,5 @@ def tier_policy(configs: Mapping[str, str]) -> TierPolicy:
         retention_ms=int(configs.get("retention.ms", SEVEN_DAYS_MS)),
         retention_bytes=int(configs.get("retention.bytes", UNLIMITED)),
         local_retention_ms=int(configs.get("local.retention.ms", LIKE_TIERING)),
+        segment_ms=int(configs.get("segment.ms", HOUR_MS)),
     )

@@ -1,8 +1,8 @@
 """What is written to the store around a manifest's commit, and in which order.
 
-Pages, then the manifest object, then the commit (a compare-and-set in the metadata quorum, made by the caller), then the marker
-that tells readers without metadata that this version was committed. A marker is never written before the commit is
-certain, so a marked version is committed; a version without a marker may have lost its race.
+Pages and lists of removed objects, then the manifest object, then the commit (a compare-and-set in the metadata quorum, made by
+the caller), then the marker that tells readers without metadata that this version was committed. A marker is never written
+before the commit is certain, so a marked version is committed; a version without a marker may have lost its race.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def pointer_to(manifest: Manifest, key: str, sha256: bytes) -> ManifestPointer:
 
 
 async def store_manifest(store: ObjectStore, new: NewManifest) -> ManifestPointer:
-    """Write pages and manifest; returns what is to be committed. Keys are fresh, so a ``Conflict`` is a fault."""
-    for key, content in new.pages:
+    """Write pages, lists and manifest; returns what is to be committed. Keys are fresh, so a ``Conflict`` is a fault."""
+    for key, content in new.parts:
         await store.put(key, [content])
     await store.put(new.key, [new.content])
     decode_manifest(await store.get(new.key), new.sha256)

@@ -1,39 +1,37 @@
-"""Which cold segments retention lets go. Pure.
+"""Which cold segments retention lets go, and why. Pure.
 
 Only whole segments go, oldest first, and the first that must stay ends it: offsets stay contiguous. Rules are Kafka's:
-``retention.ms`` counts from a segment's greatest timestamp (from its creation, where it has none), ``retention.bytes`` is
-what may remain of the partition, and whatever lies below the log's start (DeleteRecords) goes.
+``retention.ms`` counts from the greatest timestamp of a segment's records (from when they came to the store, where they have
+none), ``retention.bytes`` is what may remain of the partition, and whatever lies below the log's start (DeleteRecords) goes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from stratalog_tiering.manifest import SegmentEntry
+from stratalog_tiering.manifest import Reason, SegmentEntry
 from stratalog_tiering.policy import UNLIMITED, TierPolicy
 
 
-def drop_below_offset(
-    segments: Iterable[SegmentEntry], policy: TierPolicy, *, total_bytes: int, log_start_offset: int, now_ms: int
-) -> int | None:
-    """End of the last segment that may go, or None if all stay.
+def expiry_reason(
+    entry: SegmentEntry, policy: TierPolicy, *, total_bytes: int, log_start_offset: int, now_ms: int
+) -> str | None:
+    """Why the oldest segment may go, or None if it stays.
 
-    ``total_bytes`` is all there is of the partition, once: cold, and hot beyond the manifest's end.
+    ``total_bytes`` is all there is of the partition from this segment on, once: cold, and hot beyond the manifest's end.
     """
-    end: int | None = None
-    for entry in segments:
-        below_start = entry.end_offset <= log_start_offset
-        if not (below_start or _too_old(entry, policy, now_ms) or _too_much(entry, policy, total_bytes)):
-            break
-        total_bytes -= entry.object_bytes
-        end = entry.end_offset
-    return end
+    if entry.end_offset <= log_start_offset:
+        return Reason.LOG_START
+    if policy.retention_ms != UNLIMITED and newest_ms(entry) < now_ms - policy.retention_ms:
+        return Reason.RETENTION_MS
+    if policy.retention_bytes != UNLIMITED and total_bytes - entry.object_bytes >= policy.retention_bytes:
+        return Reason.RETENTION_BYTES
+    return None
 
 
-def _too_old(entry: SegmentEntry, policy: TierPolicy, now_ms: int) -> bool:
-    last_ms = entry.max_timestamp_ms if entry.max_timestamp_ms >= 0 else entry.created_at_ms
-    return policy.retention_ms != UNLIMITED and last_ms < now_ms - policy.retention_ms
+def newest_ms(entry: SegmentEntry) -> int:
+    """Time of a segment's newest record."""
+    return entry.max_timestamp_ms if entry.max_timestamp_ms >= 0 else entry.created_at_ms
 
 
-def _too_much(entry: SegmentEntry, policy: TierPolicy, total_bytes: int) -> bool:
-    return policy.retention_bytes != UNLIMITED and total_bytes - entry.object_bytes >= policy.retention_bytes
+def oldest_ms(entry: SegmentEntry) -> int:
+    """Time of a segment's oldest record, as far as the first of each batch tells."""
+    return entry.first_timestamp_min_ms if entry.first_timestamp_min_ms >= 0 else newest_ms(entry)

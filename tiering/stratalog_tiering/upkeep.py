@@ -5,79 +5,96 @@ All of it runs under the partition's lease, so that nobody else commits meanwhil
 
 from __future__ import annotations
 
-from stratalog_core.errors import Corrupt
+from typing import Final
+
 from stratalog_metadata.records import ManifestPointer, manifest_pointer_key
 from stratalog_tiering.commands import Guards, move_start
-from stratalog_tiering.committing import commit_manifest, own_objects, previous_version
-from stratalog_tiering.gc import manifest_garbage, orphans, referenced_keys, unknown_to_metadata
-from stratalog_tiering.manifest import Manifest, empty_manifest
+from stratalog_tiering.committing import commit_edit, previous_version, refuse_fork
+from stratalog_tiering.forks import find_fork, fork_error
+from stratalog_tiering.gc import manifest_garbage, orphans, referenced_keys
+from stratalog_tiering.manifest import Manifest, SegmentEntry, empty_manifest
 from stratalog_tiering.manifest_edit import ManifestEdit, Previous
-from stratalog_tiering.object_keys import manifests_prefix, pages_prefix, segments_prefix
+from stratalog_tiering.object_keys import manifests_prefix, pages_prefix, removed_prefix, segments_prefix
 from stratalog_tiering.planning import PartitionState
 from stratalog_tiering.policy import TierPolicy
 from stratalog_tiering.ports import WorkerPorts
-from stratalog_tiering.publish import store_manifest
-from stratalog_tiering.retention import drop_below_offset
+from stratalog_tiering.retention import expiry_reason
+from stratalog_tiering.store import ObjectInfo
+
+DROPS_AT_ONCE_MAX: Final = 10_000
+"""Segments that one edit drops; all their pages are in memory at once."""
+DELETIONS_AT_ONCE_MAX: Final = 2_000
+"""Objects that are deleted before an edit says that they are gone."""
 
 
 async def apply_retention(ports: WorkerPorts, state: PartitionState, policy: TierPolicy, guards: Guards) -> bool:
-    """Let expired segments go, and delete what was let go a grace period ago. Whether anything was committed."""
+    """Let expired segments go, and delete what was let go a grace period ago. Whether anything was committed.
+
+    Bounded for each call: what is left goes with the next. Raises ``Forked``, having deleted nothing.
+    """
     if state.pointer is None:
         return False
     previous = await previous_version(ports, state)
-    edit = ManifestEdit(previous, random_id=ports.random_id)
-    gone = list(edit.removable(ports.clock.wall_ms() - ports.settings.grace_ms))
-    await ports.delete_objects(gone)
-    edit.forget(gone)
-    below = await _expired_below(ports, state, previous.manifest, policy)
-    if below is not None:
-        edit.drop_below(below, ports.clock.wall_ms(), await ports.source.pages(edit.pages_for_drop(below)))
-    if not gone and below is None:
+    edit, now_ms = ManifestEdit(previous, random_id=ports.random_id), ports.clock.wall_ms()
+    expired = await _expired(ports, state, previous.manifest, policy)
+    if expired:
+        below = expired[-1][0].end_offset
+        reasons = {entry.key: reason for entry, reason in expired}
+        pages = await ports.source.pages(edit.pages_for_drop(below))
+        edit.drop_below(below, now_ms, lambda entry: reasons[entry.key], pages)
+    before_ms = now_ms - ports.settings.grace_ms
+    lists = await ports.source.removed_lists(edit.lists_due(before_ms, DELETIONS_AT_ONCE_MAX))
+    gone = [*edit.forget_due(before_ms, DELETIONS_AT_ONCE_MAX, now_ms, lists)]
+    if not edit.is_changed:
         return False
-    new = edit.finish(created_at_ms=ports.clock.wall_ms(), writer=ports.settings.worker_id)
-    pointer = await store_manifest(ports.store, new)
-    return await commit_manifest(ports, state, pointer, move_start(state, pointer, guards), own_objects(new))
+    if gone:
+        await refuse_fork(ports, state)
+        await ports.delete_objects(gone)
+    return await commit_edit(ports, state, edit, lambda pointer: move_start(state, pointer, guards))
 
 
-async def _expired_below(ports: WorkerPorts, state: PartitionState, manifest: Manifest, policy: TierPolicy) -> int | None:
+async def _expired(
+    ports: WorkerPorts, state: PartitionState, manifest: Manifest, policy: TierPolicy
+) -> list[tuple[SegmentEntry, str]]:
+    """The oldest segments that may go, each with the reason."""
     hot = (stored.ledger for stored in state.ledgers if stored.ledger.base_offset >= manifest.end_offset)
     total_bytes = manifest.cold_bytes + sum(ledger.payload_bytes for ledger in hot)
-    below: int | None = None
+    expired: list[tuple[SegmentEntry, str]] = []
     async for entry in ports.source.segments(manifest):
-        end = drop_below_offset(
-            (entry,), policy, total_bytes=total_bytes, log_start_offset=state.log.log_start_offset,
-            now_ms=ports.clock.wall_ms(),
-        )  # fmt: skip
-        if end is None:
+        reason = expiry_reason(
+            entry, policy, total_bytes=total_bytes, log_start_offset=state.log.log_start_offset, now_ms=ports.clock.wall_ms()
+        )
+        if reason is None or len(expired) == DROPS_AT_ONCE_MAX:
             break
-        below, total_bytes = end, total_bytes - entry.object_bytes
-    return below
+        expired.append((entry, reason))
+        total_bytes -= entry.object_bytes
+    return expired
 
 
 async def sweep_orphans(ports: WorkerPorts, state: PartitionState) -> int:
     """Delete objects that nothing refers to and that are older than the grace period; how many.
 
     The listing comes first and the pointer after it, linearizably, so what is referred to is never taken for garbage. An
-    object that is being written is younger than the grace period. Raises ``Corrupt``, having deleted nothing, if the bucket
+    object that is being written is younger than the grace period. Raises ``Forked``, having deleted nothing, if the bucket
     holds committed history that metadata does not know of.
     """
     topic_id, index = state.log.topic_id, state.log.index
     before_ms = ports.clock.wall_ms() - ports.settings.grace_ms
-    data = [info async for info in ports.store.list(segments_prefix(topic_id, index))]
-    data += [info async for info in ports.store.list(pages_prefix(topic_id, index))]
+    data: list[ObjectInfo] = []
+    for prefix in (segments_prefix(topic_id, index), pages_prefix(topic_id, index), removed_prefix(topic_id, index)):
+        data += [info async for info in ports.store.list(prefix)]
     manifests = [info async for info in ports.store.list(manifests_prefix(topic_id, index))]
     if not data and not manifests:
         return 0
     current = await _current(ports, state)
-    unknown = unknown_to_metadata(manifests, current.manifest.version, current.key)
-    if unknown is not None:
-        raise Corrupt(
-            f"manifest {unknown} was committed, and metadata knows only of version {current.manifest.version}"
-            f" ({current.key or 'none'}): metadata has lost history that is in the bucket, so nothing is deleted there"
-        )
-    paged = [entry.key async for entry in ports.source.segments(current.manifest)]
-    garbage = orphans(data, referenced_keys(current.manifest, paged), before_ms)
-    garbage += manifest_garbage(manifests, current.manifest.version, current.key, before_ms)
+    manifest = current.manifest
+    fork = find_fork(manifests, {max(0, manifest.version - 1): manifest.previous_key, manifest.version: current.key})
+    if fork is not None:
+        raise fork_error(fork, state.topic.name, index)
+    live = [entry.key async for entry in ports.source.segments(manifest)]
+    referenced = referenced_keys(manifest, live, [removed.key async for removed in ports.source.removed(manifest)])
+    garbage = orphans(data, referenced, before_ms)
+    garbage += manifest_garbage(manifests, manifest.version, current.key, before_ms)
     await ports.delete_objects(garbage)
     return len(garbage)
 

@@ -1,7 +1,7 @@
 """Stored formats, byte by byte: what was once written must be read for ever, and written alike until the version rises.
 
-``segment.bin``, ``manifest.bin`` and ``page.bin`` were written by format version 1. If a test here fails, the format changed:
-give it a new version and a new golden file beside the old one.
+``segment.bin`` was written by format version 1, ``manifest.bin``, ``page.bin`` and ``removed.bin`` by version 2. If a test here
+fails, the format changed: give it a new version and a new golden file beside the old one.
 """
 
 from __future__ import annotations
@@ -29,15 +29,28 @@ from stratalog_tiering.manifest import (
     Manifest,
     ManifestPage,
     PageRef,
+    Reason,
+    RemovedList,
+    RemovedListRef,
     RemovedObject,
     SegmentEntry,
     decode_manifest,
     decode_page,
+    decode_removed_list,
     encode_manifest,
     encode_page,
+    encode_removed_list,
     object_sha256,
 )
-from stratalog_tiering.object_keys import deletion_marker_key, manifest_key, marker_key, page_key, segment_key, topic_key
+from stratalog_tiering.object_keys import (
+    deletion_marker_key,
+    manifest_key,
+    marker_key,
+    page_key,
+    removed_list_key,
+    segment_key,
+    topic_key,
+)
 from stratalog_tiering.segment import SegmentFooter, SegmentIdentity, SegmentWriter, parse_footer
 
 HERE = Path(__file__).parent
@@ -72,7 +85,7 @@ def entry(base: int, end: int) -> SegmentEntry:
         key=segment_key(TOPIC, 3, base, 2, 0xABCD), base_offset=base, end_offset=end, object_bytes=1000, data_bytes=900,
         record_count=end - base, max_timestamp_ms=1_700_000_000_000, first_timestamp_min_ms=1_600_000_000_000,
         merkle_root=hashlib.sha256(b"root").digest(), footer_sha256=hashlib.sha256(b"footer").digest(),
-        leader_epochs=(EpochStart(2, base),), created_at_ms=1_700_000_001_000,
+        leader_epochs=(EpochStart(2, base),), created_at_ms=1_700_000_001_000, merge_count=1,
     )  # fmt: skip
 
 
@@ -80,7 +93,23 @@ def make_page() -> ManifestPage:
     return ManifestPage(topic_id=TOPIC, partition=3, segments=(entry(100, 110), entry(110, 125)))
 
 
+def removed(base: int, reason: str) -> RemovedObject:
+    return RemovedObject(
+        key=segment_key(TOPIC, 3, base, 2, 0xABCD), object_bytes=1000, reason=reason, removed_at_ms=1_700_000_001_500 + base
+    )  # fmt: skip
+
+
+def make_removed_list() -> RemovedList:
+    objects = (removed(100, Reason.RETENTION_MS), removed(110, Reason.RETENTION_BYTES), removed(120, Reason.LOG_START))
+    return RemovedList(topic_id=TOPIC, partition=3, number=4, objects=objects)
+
+
 def make_manifest() -> Manifest:
+    content = encode_removed_list(make_removed_list())
+    list_ref = RemovedListRef(
+        key=removed_list_key(TOPIC, 3, 4, 0x77), sha256=object_sha256(content), list_bytes=len(content), number=4,
+        deleted_count=1, object_count=2, removed_at_ms=1_700_000_001_610,
+    )  # fmt: skip
     page = encode_page(make_page())
     ref = PageRef(
         key=page_key(TOPIC, 3, 100, 0, 0x1234), sha256=object_sha256(page), object_bytes=len(page), level=0, base_offset=110,
@@ -90,7 +119,7 @@ def make_manifest() -> Manifest:
         topic_id=TOPIC, topic_name="flights", partition=3, version=12, previous_key=manifest_key(TOPIC, 3, 11, 0x55),
         previous_sha256=hashlib.sha256(b"previous").digest(), created_at_ms=1_700_000_002_000, writer="tiering-1",
         start_offset=110, end_offset=140, record_count=30, cold_bytes=2000, pages=(ref,), segments=(entry(125, 140),),
-        removed=(RemovedObject(key=segment_key(TOPIC, 3, 100, 2, 0xABCD), removed_at_ms=1_700_000_001_500),),
+        removed=(removed(140, Reason.MERGED),), removed_lists=(list_ref,), removed_lists_made=5,
     )  # fmt: skip
 
 
@@ -105,6 +134,12 @@ def test_manifest() -> None:
     stored = golden("manifest.bin", encode_manifest(make_manifest()))
     assert stored == encode_manifest(make_manifest())
     assert decode_manifest(stored) == make_manifest()
+
+
+def test_removed_list() -> None:
+    stored = golden("removed.bin", encode_removed_list(make_removed_list()))
+    assert stored == encode_removed_list(make_removed_list())
+    assert decode_removed_list(stored, object_sha256(stored)) == make_removed_list()
 
 
 def test_page() -> None:
@@ -141,6 +176,7 @@ def test_keys() -> None:
         segment_key(TOPIC, 3, 100, 2, 0xABCD) == f"segments/{topic}/3/00000000000000000100-0000000002-000000000000abcd.segment"
     )
     assert page_key(TOPIC, 3, 100, 1, 0x1234) == f"pages/{topic}/3/00000000000000000100-1-0000000000001234.page"
+    assert removed_list_key(TOPIC, 3, 4, 0x77) == f"removed/{TOPIC.hex}/3/{4:020d}-0000000000000077.removed"
     manifest = manifest_key(TOPIC, 3, 12, 0x66)
     assert manifest == f"manifests/{topic}/3/fffffffffffffff3-12-0000000000000066.manifest"
     assert marker_key(manifest) == f"manifests/{topic}/3/fffffffffffffff3-12-0000000000000066.committed"

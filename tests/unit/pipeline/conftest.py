@@ -14,9 +14,10 @@ from stratalog_core.batch import read_header
 from stratalog_tiering.descriptor import CommitMarker, DeletionMarker, TopicDescriptor, encode_descriptor
 from stratalog_tiering.entry import segment_entry
 from stratalog_tiering.footer import AbortedTransaction
-from stratalog_tiering.manifest import SegmentEntry, empty_manifest
-from stratalog_tiering.manifest_edit import ManifestEdit, ManifestLimits, NewManifest, Previous
+from stratalog_tiering.manifest import Reason, SegmentEntry, empty_manifest
+from stratalog_tiering.manifest_edit import ManifestEdit, NewManifest, Previous
 from stratalog_tiering.object_keys import deletion_marker_key, marker_key, segment_key, topic_key
+from stratalog_tiering.removed_objects import ManifestLimits
 from stratalog_tiering.segment import SegmentIdentity, SegmentWriter
 
 Segment = Sequence[bytes | bytearray]
@@ -94,15 +95,15 @@ class ColdBucket:
             # One version for each segment, as offloading makes them; only the newest counts.
             edit = ManifestEdit(previous, random_id=lambda: self._random.getrandbits(64), limits=limits)
             edit.append(entry)
-            edit.seal()
+            edit.seal(1)
             if entry is entries[-1] and drop_below:
-                edit.drop_below(drop_below, 1)
+                edit.drop_below(drop_below, 1, lambda _: Reason.LOG_START)
             new = edit.finish(created_at_ms=1, writer="test")
             self._commit(new)
             previous = Previous(manifest=new.manifest, key=new.key, sha256=new.sha256)
 
     def _commit(self, new: NewManifest) -> None:
-        for key, content in new.pages:
+        for key, content in new.parts:
             self.put(key, content)
         self.put(new.key, new.content)
         marker = CommitMarker(manifest_key=new.key, manifest_version=new.manifest.version, sha256=new.sha256.hex())

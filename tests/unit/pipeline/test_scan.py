@@ -18,7 +18,7 @@ from stratalog_pipeline.scan import scan_split
 from stratalog_pipeline.scan_plan import plan_scan
 from stratalog_pipeline.schema import COLUMNS
 from stratalog_tiering.footer import AbortedTransaction
-from stratalog_tiering.manifest_edit import ManifestLimits
+from stratalog_tiering.removed_objects import ManifestLimits
 
 if TYPE_CHECKING:
     from unit.pipeline.conftest import ColdBucket

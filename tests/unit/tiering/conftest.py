@@ -38,7 +38,7 @@ from stratalog_metadata.records import (
 )
 from stratalog_tiering.archive_writer import ArchiveWriter
 from stratalog_tiering.config import TieringSettings
-from stratalog_tiering.manifest_edit import ManifestLimits
+from stratalog_tiering.removed_objects import ManifestLimits
 from stratalog_tiering.store import ObjectInfo, ObjectStore, Upload, UploadedPart, open_store
 from stratalog_tiering.worker import TieringWorker
 

@@ -16,9 +16,13 @@ from stratalog_core.errors import Corrupt, Invalid
 from stratalog_tiering.manifest import (
     ManifestPage,
     PageRef,
+    RemovedList,
+    RemovedListRef,
+    RemovedObject,
     SegmentEntry,
     decode_manifest,
     decode_page,
+    decode_removed_list,
     empty_manifest,
     encode_manifest,
     live_segments,
@@ -27,10 +31,11 @@ from stratalog_tiering.manifest import (
     reaching_timestamp,
     reaching_timestamp_in_page,
 )
-from stratalog_tiering.manifest_edit import ManifestEdit, ManifestLimits, Previous
+from stratalog_tiering.manifest_edit import ManifestEdit, Previous
+from stratalog_tiering.removed_objects import ManifestLimits
 
 TOPIC = UUID("00000000-0000-4000-8000-0000000000aa")
-LIMITS = ManifestLimits(inline_segments_max=4, page_segments=2, page_fan_in=3, removed_max=100)
+LIMITS = ManifestLimits(inline_segments_max=4, page_segments=2, page_fan_in=3, inline_removed_max=3)
 
 
 def entry(base: int, end: int, timestamp: int = 0, records: int | None = None, name: str = "") -> SegmentEntry:
@@ -52,6 +57,9 @@ class History:
         self.previous = Previous(manifest=empty_manifest(TOPIC, "flights", 0, base))
         self.stored: dict[str, bytes] = {}
         self.expected: list[SegmentEntry] = []
+        self.removed: list[str] = []
+        """Keys of removed objects that are not deleted yet, in the order of their removal."""
+        self.now_ms = 50
 
     def edit(self) -> ManifestEdit:
         return ManifestEdit(self.previous, random_id=self.random_id, limits=self.limits)
@@ -59,9 +67,28 @@ class History:
     def load(self, refs: tuple[PageRef, ...]) -> dict[str, ManifestPage]:
         return {ref.key: decode_page(self.stored[ref.key], ref.sha256) for ref in refs}
 
+    def load_lists(self, refs: tuple[RemovedListRef, ...]) -> dict[str, RemovedList]:
+        return {ref.key: decode_removed_list(self.stored[ref.key], ref.sha256) for ref in refs}
+
+    def removed_objects(self) -> list[RemovedObject]:
+        manifest = self.previous.manifest
+        lists = self.load_lists(manifest.removed_lists)
+        listed = [removed for ref in manifest.removed_lists for removed in lists[ref.key].objects[ref.deleted_count :]]
+        return [*listed, *manifest.removed]
+
+    def delete_due(self, before_ms: int, limit: int) -> tuple[str, ...]:
+        edit = self.edit()
+        gone = edit.forget_due(before_ms, limit, self.now_ms, self.load_lists(edit.lists_due(before_ms, limit)))
+        if edit.is_changed:
+            self.commit(edit)
+        for key in gone:
+            self.stored.pop(key, None)
+        return gone
+
     def commit(self, edit: ManifestEdit) -> None:
-        new = edit.finish(created_at_ms=77, writer="worker")
-        for key, content in (*new.pages, (new.key, new.content)):
+        lists = self.load_lists(edit.lists_to_merge())
+        new = edit.finish(created_at_ms=max(77, self.now_ms), writer="worker", lists=lists)
+        for key, content in (*new.parts, (new.key, new.content)):
             assert key not in self.stored
             self.stored[key] = content
         self.previous = Previous(manifest=decode_manifest(new.content, new.sha256), key=new.key, sha256=new.sha256)
@@ -70,13 +97,13 @@ class History:
         edit = self.edit()
         for added in entries:
             edit.append(added)
-        edit.seal(self.load(edit.pages_for_sealing()))
+        edit.seal(self.now_ms, self.load(edit.pages_for_sealing()))
         self.commit(edit)
         self.expected.extend(entries)
 
     def drop(self, below: int) -> None:
         edit = self.edit()
-        dropped = edit.drop_below(below, 50, self.load(edit.pages_for_drop(below)))
+        dropped = edit.drop_below(below, self.now_ms, lambda _: "expired", self.load(edit.pages_for_drop(below)))
         self.commit(edit)
         assert list(dropped) == [kept for kept in self.expected if kept.end_offset <= below]
         self.expected = [kept for kept in self.expected if kept.end_offset > below]
@@ -154,14 +181,14 @@ def merge_first_inline(history: History, count: int) -> None:
         return
     merged = entry(run[0].base_offset, run[-1].end_offset, name=f"m{history.random_id()}")
     edit = history.edit()
-    assert edit.replace(merged, 60) == run
+    assert edit.replace(merged, history.now_ms) == run
     history.commit(edit)
     first = history.expected.index(run[0])
     history.expected[first : first + len(run)] = [merged]
 
 
 def test_the_root_stays_small_however_long_the_history() -> None:
-    history = History(limits=ManifestLimits(inline_segments_max=8, page_segments=4, page_fan_in=4, removed_max=10_000))
+    history = History(limits=ManifestLimits(inline_segments_max=8, page_segments=4, page_fan_in=4, inline_removed_max=4))
     for index in range(600):
         history.append(entry(index, index + 1))
     manifest = history.previous.manifest
@@ -193,19 +220,66 @@ def test_a_run_inside_a_page_is_replaced_by_a_new_page() -> None:
     history.commit(edit)
     assert [e.end_offset for e in run][-1] == ref.end_offset
     assert history.find(ref.base_offset) == merged
-    assert ref.key in {removed.key for removed in history.previous.manifest.removed}
+    assert ref.key in {removed.key for removed in history.removed_objects()}
 
 
-def test_removed_objects_are_kept_for_the_grace_period_and_bounded() -> None:
-    history = grown([5] * 4, [0] * 4)
+@settings(max_examples=60)
+@given(st.lists(st.tuples(st.sampled_from(["append", "drop", "merge", "delete"]), st.integers(1, 9)), max_size=60), st.data())
+def test_every_removed_object_is_deleted_once_and_after_its_time(steps: list[tuple[str, int]], data: st.DataObject) -> None:
+    """Whatever is stored is live, remembered as removed, or deleted: nothing is forgotten, nothing goes early."""
+    history = History()
+    deleted: set[str] = set()
+    removed_at: dict[str, int] = {}
+    for kind, size in steps:
+        history.now_ms += size
+        end = history.previous.manifest.end_offset
+        if kind == "append":
+            history.append(*(entry(end + i * 3, end + i * 3 + 3, name=f"a{history.now_ms}") for i in range(size)))
+        elif kind == "drop":
+            history.drop(history.previous.manifest.start_offset + 3 * size)
+        elif kind == "merge":
+            merge_first_inline(history, size)
+        else:
+            before_ms = history.now_ms - data.draw(st.integers(0, 20))
+            gone = history.delete_due(before_ms, size)
+            assert len(gone) <= size
+            assert all(removed_at[key] <= before_ms for key in gone)
+            assert deleted.isdisjoint(gone)
+            deleted.update(gone)
+        remembered = history.removed_objects()
+        assert [each.removed_at_ms for each in remembered] == sorted(each.removed_at_ms for each in remembered)
+        for each in remembered:
+            assert removed_at.setdefault(each.key, each.removed_at_ms) == each.removed_at_ms
+        keys = {each.key for each in remembered}
+        assert deleted.isdisjoint(keys)
+        manifest = history.previous.manifest
+        referenced = {*(ref.key for ref in manifest.pages), *(ref.key for ref in manifest.removed_lists)}
+        parts = {key for key in history.stored if not key.startswith("manifests/")}
+        assert parts - referenced <= keys, "what is not referenced any more is remembered"
+        assert len(manifest.removed) <= LIMITS.inline_removed_max
+
+
+def test_many_removed_objects_are_in_few_lists() -> None:
+    limits = ManifestLimits(inline_segments_max=4, page_segments=2, page_fan_in=3, inline_removed_max=3)
+    history = History(limits=limits)
+    for index in range(0, 900, 3):
+        history.append(*(entry(index + n, index + n + 1) for n in range(3)))
+        history.drop(index + 3)
+    removed = [removed for removed in history.removed_objects() if removed.reason == "expired"]
+    assert [removed.key for removed in removed] == [entry(n, n + 1).key for n in range(900)]
+    assert len(history.previous.manifest.removed_lists) <= 2 * 7
+    assert {removed.object_bytes for removed in removed} == {100}
+
+
+def test_an_edit_without_a_change_says_so() -> None:
+    history = grown([5, 5], [0, 0])
     edit = history.edit()
-    edit.drop_below(20, 1000)
-    assert edit.removable(999) == ()
-    assert len(edit.removable(1000)) == 2
-    edit.forget(edit.removable(1000))
-    assert edit.finish(created_at_ms=1, writer="w").manifest.removed == ()
-    full = ManifestEdit(history.previous, random_id=history.random_id, limits=ManifestLimits(removed_max=1))
-    assert len(full.drop_below(30, 0)) == 1
+    edit.drop_below(12, 60, lambda _: "expired")
+    edit.forget_due(10**9, 100, 60)
+    edit.seal(60)
+    assert not edit.is_changed
+    edit.drop_below(15, 60, lambda _: "expired")
+    assert edit.is_changed
 
 
 def test_an_empty_history_remembers_where_it_ended() -> None:
@@ -232,6 +306,14 @@ def test_any_flipped_bit_is_noticed(data: st.DataObject) -> None:
     content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     with pytest.raises((Corrupt, Invalid)):
         decode_manifest(content, history.previous.sha256)
+
+
+def test_another_format_version_is_refused() -> None:
+    content = bytearray(encode_manifest(grown([5], [0]).previous.manifest))
+    for version in (1, 3):
+        content[8:10] = version.to_bytes(2, "big")
+        with pytest.raises(Invalid, match=f"format version {version} is unknown"):
+            decode_manifest(content)
 
 
 def test_a_sound_manifest_that_is_not_the_committed_one_is_refused() -> None:

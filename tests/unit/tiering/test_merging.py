@@ -10,47 +10,70 @@ import msgspec
 import pytest
 
 from stratalog_core.system import SystemClock, ThreadBackground
-from stratalog_tiering.archive_writer import ArchiveWriter
-from stratalog_tiering.manifest import Manifest, SegmentEntry
+from stratalog_tiering.manifest import Reason, SegmentEntry
 from stratalog_tiering.manifest_source import ManifestSource
-from stratalog_tiering.merging import RUN_MIN, mergeable_run
+from stratalog_tiering.merging import FAN_IN, MergeLimits, merge_limits, mergeable_run
+from stratalog_tiering.policy import TierPolicy
 from stratalog_tiering.reader import ColdReader, ColdReaderSettings
 from stratalog_tiering.verify import Verifier
 
 Cluster = Any
-Store = Any
 Batches = Callable[..., list[bytes]]
 
 
-async def manifest_of(writer: ArchiveWriter, store: Store, make_batches: Batches, segments: int) -> Manifest:
-    for index in range(segments):
-        pointer, _ = await writer.append(0, make_batches(index * 2, [2]))
-    return await ManifestSource(store).manifest(pointer)
+def segments(*sizes: int, merges: int = 0, apart_ms: int = 1) -> list[SegmentEntry]:
+    digest = bytes(32)
+    return [
+        SegmentEntry(
+            key=f"s{index}", base_offset=index * 2, end_offset=index * 2 + 2, object_bytes=size, data_bytes=size,
+            record_count=2, max_timestamp_ms=index * apart_ms, first_timestamp_min_ms=index * apart_ms, merkle_root=digest,
+            footer_sha256=digest, leader_epochs=(), created_at_ms=0, merge_count=merges,
+        )
+        for index, size in enumerate(sizes)
+    ]  # fmt: skip
 
 
-def resized(manifest: Manifest, sizes: list[int]) -> Manifest:
-    template, entries = manifest.segments[0], list[SegmentEntry]()
-    for index, size in enumerate(sizes):
-        entries.append(msgspec.structs.replace(template, base_offset=index * 2, end_offset=index * 2 + 2, object_bytes=size))
-    return msgspec.structs.replace(manifest, segments=tuple(entries))
+LIMITS = MergeLimits(segment_bytes=1600)
 
 
 @pytest.mark.parametrize(
     ("sizes", "run"),
     [
-        ([10] * (RUN_MIN - 1), (0, 0)),
-        ([10] * RUN_MIN, (0, RUN_MIN)),
-        ([900, *[10] * RUN_MIN, 900], (1, 1 + RUN_MIN)),
-        ([10, 900, *[10] * RUN_MIN], (2, 2 + RUN_MIN)),
-        ([125] * 20, (0, 8)),
-        ([126] * 20, (0, 0)),
+        ([10] * (FAN_IN - 1), (0, 0)),
+        ([10] * FAN_IN, (0, FAN_IN)),
+        ([900, *[10] * FAN_IN, 900], (1, 1 + FAN_IN)),
+        ([10, 900, *[10] * FAN_IN], (2, 2 + FAN_IN)),
+        ([100] * 20, (0, FAN_IN)),
+        ([101] * 20, (0, 0)),
     ],
 )
-async def test_runs_of_small_segments_are_found(
-    writer: ArchiveWriter, store: Store, make_batches: Batches, sizes: list[int], run: tuple[int, int]
-) -> None:
-    manifest = resized(await manifest_of(writer, store, make_batches, 1), sizes)
-    assert mergeable_run(manifest, 1000) == manifest.segments[run[0] : run[1]]
+def test_runs_of_small_segments_are_found(sizes: list[int], run: tuple[int, int]) -> None:
+    found = segments(*sizes)
+    assert mergeable_run(found, LIMITS) == tuple(found[run[0] : run[1]])
+
+
+def test_merged_ones_are_merged_once_more_and_then_no_more() -> None:
+    for merges, expected in ((0, FAN_IN), (1, FAN_IN), (2, 0)):
+        assert len(mergeable_run(segments(*[10] * 20, merges=merges), LIMITS)) == expected
+
+
+def test_what_was_left_between_merged_ones_goes_with_them_and_what_is_newer_does_not() -> None:
+    kinds = [0, *[1] * 8, 0, 0, *[1] * 8, *[0] * 4]
+    mixed = [
+        msgspec.structs.replace(entry, merge_count=merges)
+        for entry, merges in zip(segments(*[10] * len(kinds)), kinds, strict=True)
+    ]
+    assert mergeable_run(mixed, LIMITS) == tuple(mixed[:-4])
+
+
+def test_no_run_spans_more_time_than_retention_allows() -> None:
+    minutes = segments(*[10] * 40, apart_ms=60_000)
+    day = TierPolicy(retention_ms=24 * 3_600_000, segment_ms=60_000)
+    assert len(mergeable_run(minutes, merge_limits(day, 1600))) == FAN_IN
+    assert mergeable_run(minutes, MergeLimits(segment_bytes=1600, span_ms=(FAN_IN - 1) * 60_000 - 1)) == ()
+    short = TierPolicy(retention_ms=100 * 60_000, segment_ms=60_000)
+    assert mergeable_run(minutes, merge_limits(short, 1600)) == (), "an eighth of it is 12.5 minutes"
+    assert mergeable_run(minutes, merge_limits(TierPolicy(retention_ms=-1, retention_bytes=1000), 1600)) == ()
 
 
 async def test_the_worker_merges_and_nothing_changes_for_readers(
@@ -58,22 +81,27 @@ async def test_the_worker_merges_and_nothing_changes_for_readers(
 ) -> None:
     await cluster.start_worker("worker-1", segment_bytes=1)
     written: list[bytes] = []
-    for base in range(0, RUN_MIN * 2, 2):
+    for base in range(0, FAN_IN * 2, 2):
         written += make_batches(base, [2], epoch=base)
         await cluster.add_ledger(written[-1:], base, leader_epoch=base)
     await cluster.until(lambda: not cluster.log().ledgers)
-    assert len(list(all_segments(store_directory))) == RUN_MIN
+    assert len(list(all_segments(store_directory))) == FAN_IN
     await cluster.close()
     version = cluster.pointer().manifest_version
+    before = (await ManifestSource(cluster.store).manifest(cluster.pointer())).segments
     await cluster.start_worker("worker-2")
     await cluster.until(lambda: cluster.pointer().manifest_version > version)
     pointer = cluster.pointer()
     manifest = await ManifestSource(cluster.store).manifest(pointer)
-    assert [(entry.base_offset, entry.end_offset) for entry in manifest.segments] == [(0, RUN_MIN * 2)]
-    assert len(manifest.removed) == RUN_MIN
+    assert [(entry.base_offset, entry.end_offset) for entry in manifest.segments] == [(0, FAN_IN * 2)]
+    assert manifest.segments[0].created_at_ms == max(entry.created_at_ms for entry in before)
+    assert manifest.segments[0].merge_count == 1
+    assert [(removed.key, removed.reason, removed.object_bytes) for removed in manifest.removed] == [
+        (entry.key, Reason.MERGED, entry.object_bytes) for entry in before
+    ]
     reader = ColdReader(cluster.store, ColdReaderSettings(), SystemClock())
     assert b"".join(await reader.fetch(pointer, 0, 10**6, 10)) == b"".join(written)
-    assert await reader.leader_epochs(pointer) == [(base, base) for base in range(0, RUN_MIN * 2, 2)]
+    assert await reader.leader_epochs(pointer) == [(base, base) for base in range(0, FAN_IN * 2, 2)]
     await reader.close()
     assert (await Verifier(cluster.store, background).partition("flights", pointer)).findings == ()
 

@@ -30,11 +30,11 @@ TOPIC = Topic(name="t", topic_id=UUID(int=1), partition_count=1, replication_fac
 LIMITS = PlanLimits(segment_bytes=100, deletion_lag_ms=50)
 
 
-def ledger(number: int, base: int, end: int, *, closed: bool = True, size: int = 10) -> StoredLedger:
+def ledger(number: int, base: int, end: int, *, closed: bool = True, size: int = 10, closed_at_ms: int = 1000) -> StoredLedger:
     record = Ledger(
         ledger_id=number, topic_id=TOPIC.topic_id, partition=0, base_offset=base, leader_epoch=0, write_quorum=1, ack_quorum=1,
         fragments=(Fragment(first_entry=0, bookies=("b",)),), state=LedgerState.CLOSED if closed else LedgerState.OPEN,
-        last_entry=1, payload_bytes=size, end_offset=end if closed else -1, closed_at_ms=1000,
+        last_entry=1, payload_bytes=size, end_offset=end if closed else -1, closed_at_ms=closed_at_ms,
     )  # fmt: skip
     return StoredLedger(version=number, ledger=record)
 
@@ -73,6 +73,20 @@ def test_sealed_neighbours_go_together_up_to_the_segments_size() -> None:
     step = plan(state(ledger(1, 0, 5, size=40), ledger(2, 5, 9, size=60), ledger(3, 9, 12, size=1)))
     assert isinstance(step, Offload)
     assert ids(step) == [1, 2]
+
+
+@pytest.mark.parametrize(("retention_hours", "expected"), [(-1, [1, 2, 3]), (24, [1, 2, 3]), (23, [1, 2]), (1, [1])])
+def test_neighbours_that_were_closed_far_apart_expire_apart(retention_hours: int, expected: list[int]) -> None:
+    """Each was open for an hour at most, so three that were closed an hour apart span three hours: an eighth of a day."""
+    hour_ms = 3_600_000
+    ledgers = [ledger(number, number, number + 1, closed_at_ms=number * hour_ms) for number in (1, 2, 3)]
+    policy = TierPolicy(retention_ms=retention_hours * hour_ms if retention_hours > 0 else -1, segment_ms=hour_ms)
+    assert ids(plan(state(*ledgers, cold=(0, 1)), policy=policy)) == expected
+
+
+def test_neighbours_are_no_larger_than_an_eighth_of_what_may_remain() -> None:
+    ledgers = [ledger(number, number, number + 1, size=10) for number in (1, 2, 3)]
+    assert ids(plan(state(*ledgers, cold=(0, 1)), policy=TierPolicy(retention_ms=-1, retention_bytes=160))) == [1, 2]
 
 
 def test_one_ledger_larger_than_a_segment_goes_alone() -> None:

@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from stratalog_tiering.gc import manifest_garbage, orphans
-from stratalog_tiering.manifest import SegmentEntry
+from stratalog_tiering.manifest import Reason, SegmentEntry
 from stratalog_tiering.object_keys import manifest_key, marker_key
 from stratalog_tiering.policy import TierPolicy
-from stratalog_tiering.retention import drop_below_offset
+from stratalog_tiering.retention import expiry_reason
 from stratalog_tiering.store import ObjectInfo
 
 TOPIC = UUID(int=1)
@@ -31,8 +31,12 @@ def drop(
     *entries: SegmentEntry, now_ms: int = 0, start: int = 0, hot_bytes: int = 0, days: int = -1, size: int = -1
 ) -> int | None:
     policy = TierPolicy(retention_ms=days, retention_bytes=size)
-    total = sum(e.object_bytes for e in entries) + hot_bytes
-    return drop_below_offset(entries, policy, total_bytes=total, log_start_offset=start, now_ms=now_ms)
+    total, end = sum(e.object_bytes for e in entries) + hot_bytes, None
+    for each in entries:
+        if expiry_reason(each, policy, total_bytes=total, log_start_offset=start, now_ms=now_ms) is None:
+            break
+        total, end = total - each.object_bytes, each.end_offset
+    return end
 
 
 def test_nothing_goes_for_ever_by_default_of_minus_one() -> None:
@@ -67,6 +71,15 @@ def test_size_keeps_at_least_what_was_asked_for() -> None:
 @pytest.mark.parametrize(("start", "expected"), [(0, None), (9, None), (10, 10), (25, 20)])
 def test_what_lies_below_the_start_goes(start: int, expected: int | None) -> None:
     assert drop(entry(0), entry(1), entry(2), start=start) == expected
+
+
+def test_the_reason_names_the_rule() -> None:
+    policy = TierPolicy(retention_ms=500, retention_bytes=300)
+    reasons = [
+        expiry_reason(entry(0, time), policy, total_bytes=total, log_start_offset=start, now_ms=2000)
+        for time, total, start in ((1499, 100, 10), (1499, 100, 0), (1500, 400, 0), (1500, 399, 0))
+    ]
+    assert reasons == [Reason.LOG_START, Reason.RETENTION_MS, Reason.RETENTION_BYTES, None]
 
 
 def info(key: str, written_ms: int) -> ObjectInfo:

@@ -313,7 +313,7 @@ async def test_metadata_that_lost_its_memory_deletes_nothing_in_the_bucket(
     await cluster.metadata.propose(Command(updates=(Delete(key=manifest_pointer_key(cluster.topic.topic_id, 0)),)))
     await cluster.start_worker("worker-2", grace_ms=0)
     await cluster.add_ledger(make_batches(0, [3]), 0)
-    await cluster.until(lambda: "metadata has lost history" in cluster.last_error())
+    await cluster.until(lambda: "has forked" in cluster.last_error())
     assert set(history) <= set(files_in(store_directory))
 
 
