@@ -5,8 +5,10 @@ STORE ?= file
 CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/stratalog/tools
 MINIO_VERSION := v0.0.0-20260212201848-7aac2a2c5b7c
 VERSITYGW_VERSION := v1.8.0
+COMPOSE_VERSION := v2.16.2
 MINIO := $(CACHE)/minio/$(MINIO_VERSION)/minio
 VERSITYGW := $(CACHE)/versitygw/$(VERSITYGW_VERSION)/versitygw
+COMPOSE := $(CACHE)/compose/$(COMPOSE_VERSION)/cmd
 
 # pip installs exactly what is pinned and resolves nothing: seconds instead of minutes, and the same everywhere.
 BIN := .venv/bin
@@ -15,6 +17,7 @@ SOURCES := core metadata bookies tiering broker pipeline cli demo tests benchmar
 
 export STRATALOG_MINIO := $(MINIO)
 export STRATALOG_VERSITYGW := $(VERSITYGW)
+export STRATALOG_COMPOSE := $(COMPOSE)
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 
@@ -46,7 +49,7 @@ integration: .venv/.test  ## unmodified Kafka clients against a real cluster of 
 venv: .venv/.test  ## virtual environment in .venv with everything pinned
 
 .PHONY: tools
-tools: $(MINIO) $(VERSITYGW)  ## build the S3 servers that tests use, once, into the cache
+tools: $(MINIO) $(VERSITYGW) $(COMPOSE)  ## build the programs that tests use, once, into the cache: two S3 servers, Compose's own file check
 
 .PHONY: fmt
 fmt: .venv/.test  ## format the code
@@ -104,7 +107,7 @@ clean:  ## delete what the other targets made here (the tools' cache stays)
 	$(INSTALL) -r $<
 	@touch $@
 
-.venv/.test: constraints/test.txt .venv/.demo
+.venv/.test: constraints/test.txt constraints/minio.txt .venv/.demo
 	$(INSTALL) -r $<
 	@touch $@
 
@@ -117,3 +120,6 @@ $(MINIO):
 
 $(VERSITYGW):
 	GOBIN=$(@D) go install github.com/versity/versitygw/cmd/versitygw@$(VERSITYGW_VERSION)
+
+$(COMPOSE):
+	GOBIN=$(@D) go install github.com/compose-spec/compose-go/v2/cmd@$(COMPOSE_VERSION)

@@ -11,6 +11,7 @@ from typing import Final
 
 from stratalog_broker.config import BrokerSettings
 from stratalog_broker.config_keys import ConfigKind
+from stratalog_broker.listeners import parse_listeners
 from stratalog_broker.topic_configs import TOPIC_CONFIG_KEYS
 
 Value = Callable[[BrokerSettings], object]
@@ -39,14 +40,15 @@ def _topic_default(name: str, topic_name: str) -> BrokerConfig:
     return _fixed(name, key.default, key.kind)
 
 
-def _listener(settings: BrokerSettings) -> str:
-    return f"PLAINTEXT://{settings.listen}"
+def _listeners(settings: BrokerSettings) -> str:
+    listeners = parse_listeners(settings.listen, "listen")
+    return ",".join(f"{listener.name or 'PLAINTEXT'}://{listener.address}" for listener in listeners)
 
 
 _CONFIGS: Final = (
     _from("broker_id", "broker.id"),
     _from("broker_id", "node.id"),
-    BrokerConfig(name="listeners", kind=ConfigKind.LIST, value=_listener, setting="listen"),
+    BrokerConfig(name="listeners", kind=ConfigKind.LIST, value=_listeners, setting="listen"),
     _from("rack", "broker.rack", ConfigKind.STRING),
     _from("lease_ms", "broker.session.timeout.ms"),
     _from("auto_create_topics", "auto.create.topics.enable", ConfigKind.BOOLEAN),

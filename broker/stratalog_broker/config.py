@@ -14,9 +14,13 @@ class BrokerSettings:
     """One broker process. Topic-level defaults under Kafka's names are in ``topic_configs.py``."""
 
     broker_id: int = setting(help="Id that Kafka clients see; unique in the cluster", minimum=0, maximum=2**31 - 1)
-    listen: str = setting("127.0.0.1:9092", help="HOST:PORT of the Kafka listener; port 0 takes any free one")
-    advertised_host: str = setting("", help="Host that clients are told; empty: the listener's")
-    advertised_port: int = setting(0, help="Port that clients are told; 0: the listener's", minimum=0, maximum=65535)
+    listen: tuple[str, ...] = setting(
+        ("127.0.0.1:9092",),
+        help="Kafka listeners: HOST:PORT, and NAME=HOST:PORT for each further one; port 0 takes any free port",
+    )
+    advertised: tuple[str, ...] = setting(
+        (), help="Addresses that clients of each listener are told, written as in `listen`; default: the listener's own"
+    )
     rack: str = setting("", help="Failure domain of this broker")
     lease_ms: int = setting(3_000, help="Lease of the broker's session: how soon others take over", minimum=200, maximum=60_000)
     grace_ms: int = setting(

@@ -38,7 +38,8 @@ PRODUCE_KEY: Final = 0
 class ClientConnection(asyncio.BufferedProtocol):
     """See the module's header. ``Connection`` of :mod:`stratalog_broker.context` is what handlers see of it."""
 
-    def __init__(self, registry: ConnectionRegistry) -> None:
+    def __init__(self, registry: ConnectionRegistry, listener: str) -> None:
+        self.listener = listener
         self._registry = registry
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None

@@ -70,6 +70,9 @@ class Connection(Protocol):
     @property
     def client_host(self) -> str: ...
 
+    @property
+    def listener(self) -> str: ...
+
     def respond(self, context: RequestContext, parts: Sequence[Buffer]) -> None:
         """Send a whole response (length and header included) when its turn comes; nothing for acks=0."""
         ...
@@ -126,6 +129,11 @@ class RequestContext:
     def client_host(self) -> str:
         """Address of the client, without port."""
         return self._connection.client_host
+
+    @property
+    def listener(self) -> str:
+        """Name of the listener by which the request came; brokers are named by their addresses for it."""
+        return self._connection.listener
 
     def new(self, kind: str, /, **values: Any) -> Any:
         """``context.new("MetadataResponse", brokers=…)``: a response struct; fields unknown to the version are dropped."""

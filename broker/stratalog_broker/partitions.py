@@ -121,14 +121,14 @@ class Partitions:
         """The topic with this name (UTF-8), wherever it is served."""
         return self._services.view.find(Topic, topic_key(str(name, "utf-8", "replace")))
 
-    def leader_of(self, topic_partition: TopicPartition) -> Leader | None:
-        """Owner of a partition as the view has it; None if it has none that lives."""
+    def leader_of(self, topic_partition: TopicPartition, listener: str) -> Leader | None:
+        """Live owner of a partition as the view has it, with its address for clients of ``listener``; None if there is none."""
         key = partition_key(topic_partition.topic_id, topic_partition.partition)
         partition = self._services.view.find(Partition, key)
         broker = self._services.view.find(Broker, broker_key(partition.owner)) if partition is not None else None
         if partition is None or broker is None:
             return None
-        return Leader(broker.broker_id, partition.leader_epoch, broker.host, broker.port, broker.rack)
+        return Leader(broker.broker_id, partition.leader_epoch, *broker.address_for(listener), broker.rack)
 
     def wake_all(self) -> None:
         """Wake everybody who waits for records."""

@@ -93,13 +93,7 @@ class Registration:
         (found,) = await self._metadata.read([broker_key(self._broker.broker_id)])
         if found is not None:
             raise Conflict(f"broker id {self._broker.broker_id} is registered; waiting for that session to end")
-        record = Broker(
-            broker_id=self._broker.broker_id,
-            host=self._broker.host,
-            port=self._broker.port,
-            session_id=session_id,
-            rack=self._broker.rack,
-        )
+        record = msgspec.structs.replace(self._broker, session_id=session_id)
         requirements = (SessionAlive(session_id=session_id), VersionIs(key=record.key(), version=ABSENT))
         await self._metadata.propose(Command(updates=(Put(record=record),), requirements=requirements))
 

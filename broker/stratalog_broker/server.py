@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from functools import partial
 from typing import Final
 
 from stratalog_bookies.client import LedgerClient
@@ -19,6 +20,7 @@ from stratalog_broker.deadlines import Deadlines
 from stratalog_broker.fetch_sessions import FetchSessions
 from stratalog_broker.groups.service import GroupService
 from stratalog_broker.handover import leave
+from stratalog_broker.listeners import Listener, advertised_endpoints, parse_listeners
 from stratalog_broker.load_meter import LoadMeter
 from stratalog_broker.named_brokers import NamedBrokers
 from stratalog_broker.partition_rows import PartitionRows
@@ -29,7 +31,6 @@ from stratalog_broker.reads import LogReader
 from stratalog_broker.registration import Registration
 from stratalog_core.errors import Invalid
 from stratalog_core.ports import Clock, Random
-from stratalog_core.rpc import split_address
 from stratalog_core.silent_clients import LOOK_S, SilentClients
 from stratalog_metadata.api import MetadataClient
 from stratalog_metadata.records import Broker
@@ -171,7 +172,10 @@ class BrokerServer:
         services.producer_ids = ProducerIds(metadata)
         services.groups = GroupService(services)
         self.connections = services.connections = ConnectionRegistry(services)
-        self._server: asyncio.Server | None = None
+        self._listeners = parse_listeners(settings.listen, "listen")
+        if not self._listeners:
+            raise Invalid("listen is empty; name at least one HOST:PORT")
+        self._servers: list[asyncio.Server] = []
         self._registration: Registration | None = None
         self._sweeper: asyncio.TimerHandle | None = None
 
@@ -182,16 +186,21 @@ class BrokerServer:
 
     @property
     def kafka_address(self) -> str:
-        """``host:port`` that is really listened on."""
-        assert self._server is not None, "the broker is started"
-        host, _ = split_address(self._settings.listen)
-        return f"{host}:{self._server.sockets[0].getsockname()[1]}"
+        """``host:port`` that the first listener is bound to."""
+        return self._bound()[0].address
+
+    def _bound(self) -> list[Listener]:
+        """The listeners with their real ports."""
+        assert self._servers, "the broker is started"
+        pairs = zip(self._listeners, self._servers, strict=True)
+        return [listener._replace(port=server.sockets[0].getsockname()[1]) for listener, server in pairs]
 
     async def start(self) -> None:
-        """Listen and register. Partitions are served as they are taken over. Raises ``OSError`` if the port is taken."""
-        host, port = split_address(self._settings.listen)
+        """Listen and register. Partitions are served as they are taken over. Raises ``OSError`` if a port is taken."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: ClientConnection(self.connections), host, port, backlog=1024)
+        for listener in self._listeners:
+            accept = partial(ClientConnection, self.connections, listener.name)
+            self._servers.append(await loop.create_server(accept, listener.host, listener.port, backlog=1024))
         partitions = self._services.partitions
         self._registration = Registration(
             self._services.metadata,
@@ -208,13 +217,14 @@ class BrokerServer:
         self._sweeper = loop.call_later(LOOK_S, self._sweep)
 
     def _record(self) -> Broker:
-        host, port = split_address(self.kafka_address)
+        first, *further = advertised_endpoints(self._bound(), self._settings.advertised)
         return Broker(
             broker_id=self._settings.broker_id,
-            host=self._settings.advertised_host or host,
-            port=self._settings.advertised_port or port,
+            host=first.host,
+            port=first.port,
             session_id=0,
             rack=self._settings.rack,
+            endpoints=tuple(further),
         )
 
     def _sweep(self) -> None:
@@ -244,8 +254,8 @@ class BrokerServer:
         await self._release()
 
     def _stop_listening(self) -> None:
-        if self._server is not None:
-            self._server.close()
+        for server in self._servers:
+            server.close()
         if self._sweeper is not None:
             self._sweeper.cancel()
 

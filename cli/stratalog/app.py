@@ -18,6 +18,8 @@ _COMMANDS: Final = {
     "ledger": ("stratalog.commands.ledger", "See ledgers and read their entries."),
     "metadata": ("stratalog.commands.metadata", "Run one metadata node; see the quorum, add and remove nodes."),
     "produce": ("stratalog.commands.produce", "Write records to a topic."),
+    "ready": ("stratalog.commands.ready", "Check that one role of this machine serves."),
+    "store": ("stratalog.commands.store", "Prepare a bucket for a cluster's history."),
     "tier": ("stratalog.commands.tier", "See, move and verify history in the object store."),
     "tiering": ("stratalog.commands.role", "Run one tiering worker."),
     "topic": ("stratalog.commands.topic", "Create, list, describe, delete and configure topics."),

@@ -207,7 +207,7 @@ def _with_detours(plan: Plan, addresses: Mapping[str, str]) -> Plan:
 
 def _detour(name: str, tables: dict[str, dict[str, Any]], addresses: Mapping[str, str]) -> None:
     if "broker" in tables:
-        tables["broker"]["advertised_port"] = int(addresses[f"{CLIENTS}>{name}"].rpartition(":")[2])
+        tables["broker"]["advertised"] = addresses[f"{CLIENTS}>{name}"]
     to_store = addresses.get(f"{name}>{minio.NAME}")
     if to_store:
         tables["node"]["store"] = minio.store_url(to_store)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from integration.process_cluster import ProcessCluster
@@ -25,13 +27,23 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessCluster
 
 
 def _program(name: str, remedy: str) -> str:
-    found = shutil.which(name)
-    if found is None:
-        complaint = f"no {name}: {remedy}"
-        if os.environ.get("CI"):
-            pytest.fail(complaint)
-        pytest.skip(complaint)
-    return found
+    return shutil.which(name) or _missing(f"no {name}: {remedy}")
+
+
+def _missing(complaint: str) -> NoReturn:
+    """Without a program that CI must have, CI fails; elsewhere the test is skipped."""
+    if os.environ.get("CI"):
+        pytest.fail(complaint)
+    pytest.skip(complaint)
+
+
+@pytest.fixture(scope="session")
+def compose_loader() -> str:
+    """Path of Compose's own file check."""
+    path = os.environ.get("STRATALOG_COMPOSE", "")
+    return (
+        path if Path(path).is_file() else _missing("STRATALOG_COMPOSE names no program: run `make tools`, and tests by `make`")
+    )
 
 
 @pytest.fixture(scope="session")

@@ -1,94 +1,135 @@
-"""The containers' commands run as processes: the services of docker-compose.yml, with their own environment, on this machine.
-
-Host names become free loopback ports and container paths become a temporary directory; nothing else is changed.
-"""
+"""docker-compose.yml, checked by Compose's own loader and run as processes with exactly the environment of its services."""
 
 from __future__ import annotations
 
-import os
+import json
 import re
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from confluent_kafka import Producer
 
-from stratalog.local.ports import free_ports
-from stratalog.local.readiness import BrokerProbe, wait_until
+from stratalog_core.errors import NotFound
 
 pytestmark = pytest.mark.integration
 ROOT = Path(__file__).parents[2]
-ROLES = {"metadata": "metadata", "bookies": "bookie", "broker": "broker", "tiering": "tiering"}
-_ADDRESS = re.compile(r"\b((?:metadata|bookie)-\d):(\d+)|0\.0\.0\.0:(\d+)")
+COMPOSE_FILE = ROOT / "docker-compose.yml"
+_VARIABLE = re.compile(r"\$(?:(\$)|\{(\w+)(?::([-?])([^}]*))?\})")
 
 
-class _Composition:
-    """Environments of the services, moved to this machine."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        services: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
-        self.services = {name: service for name, service in services.items() if self._folder(service) in ROLES}
-        self._ports: dict[str, int] = {}
-
-    def _folder(self, service: dict[str, Any]) -> str:
-        return str(service.get("build", {}).get("dockerfile", "")).split("/")[0]
-
-    def command(self, name: str) -> list[str]:
-        return [sys.executable, "-m", "stratalog", ROLES[self._folder(self.services[name])]]
-
-    def environment(self, name: str) -> dict[str, str]:
-        moved = {key: self._moved(name, str(value)) for key, value in self.services[name]["environment"].items()}
-        if "STRATALOG_BROKER_LISTEN" in moved:
-            host, port = moved["STRATALOG_BROKER_LISTEN"].rsplit(":", 1)
-            moved |= {"STRATALOG_BROKER_ADVERTISED_HOST": host, "STRATALOG_BROKER_ADVERTISED_PORT": port}
-        return {**moved, "STRATALOG_NODE_STORE": str(self._directory / "store")}
-
-    def _moved(self, name: str, value: str) -> str:
-        value = _ADDRESS.sub(lambda found: self._address(found[1] or name), value)
-        return value.replace("/var/lib/stratalog", str(self._directory / name))
-
-    def _address(self, name: str) -> str:
-        if name not in self._ports:
-            (self._ports[name],) = free_ports(1, taken=list(self._ports.values()))
-        return f"127.0.0.1:{self._ports[name]}"
-
-    def bootstrap(self) -> str:
-        return ",".join(self._address(name) for name in self.services if name.startswith("broker-"))
+def dot_env() -> dict[str, str]:
+    lines = (ROOT / ".env.example").read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
 
 
-@contextmanager
-def _running(composition: _Composition, directory: Path) -> Iterator[None]:
-    processes: list[subprocess.Popen[bytes]] = []
-    try:
-        for name in composition.services:
-            with (directory / f"{name}.log").open("wb") as log:
-                environment = {**os.environ, **composition.environment(name)}
-                processes.append(subprocess.Popen(composition.command(name), env=environment, stdout=log, stderr=log))
-        yield
-    finally:
-        for process in reversed(processes):
-            process.terminate()
-        for process in processes:
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+def interpolated(value: Any, variables: Mapping[str, str]) -> Any:
+    """``value`` with ``${NAME:-default}`` and ``${NAME:?message}`` replaced, everywhere within it. Raises ``NotFound``."""
+
+    def replace(found: re.Match[str]) -> str:
+        dollar, name, kind, text = found.groups()
+        if dollar:
+            return "$"
+        if not variables.get(name) and kind == "?":
+            raise NotFound(text)
+        return variables.get(name) or (text or "")
+
+    if isinstance(value, dict):
+        return {key: interpolated(each, variables) for key, each in value.items()}
+    if isinstance(value, list):
+        return [interpolated(each, variables) for each in value]
+    return _VARIABLE.sub(replace, value) if isinstance(value, str) else value
 
 
-def test_the_services_make_a_cluster_that_takes_records(tmp_path: Path) -> None:
-    composition = _Composition(tmp_path)
-    with _running(composition, tmp_path):
-        probe = BrokerProbe(composition.bootstrap())
-        wait_until(lambda: len(probe.live()) == 2, f"no brokers, see {tmp_path}", timeout_s=60)
-        producer = Producer({"bootstrap.servers": composition.bootstrap(), "acks": "all"})
-        outcomes: list[object] = []
-        producer.produce("first", b"record", on_delivery=lambda failure, _: outcomes.append(failure))
-        assert producer.flush(30) == 0
-        assert outcomes == [None]
+@pytest.fixture(scope="module")
+def project(compose_loader: str) -> dict[str, Any]:
+    """The file as Compose's loader validates and normalises it; variables are not replaced yet."""
+    checked = subprocess.run(
+        [compose_loader, "-no-interpolation", "-format", "json", str(COMPOSE_FILE)], cwd=ROOT, capture_output=True, check=False
+    )
+    assert checked.returncode == 0, checked.stderr.decode()
+    loaded: dict[str, Any] = json.loads(checked.stdout)
+    return loaded
+
+
+def test_missing_secrets_name_the_remedy(project: dict[str, Any]) -> None:
+    for name in ("MINIO_ROOT_PASSWORD", "AWS_SECRET_ACCESS_KEY"):
+        with pytest.raises(NotFound, match=re.escape("cp .env.example .env")):
+            interpolated(project, {**dot_env(), name: ""})
+
+
+class Composition:
+    """The services, running in namespaces of their own."""
+
+    def __init__(self, supervisor: subprocess.Popen[str]) -> None:
+        self._supervisor = supervisor
+
+    def run(self, service: str, *command: str) -> str:
+        """``docker compose run --rm SERVICE COMMAND…``; stdout of a command that succeeds."""
+        return self._ask(service, list(command))
+
+    def on_host(self, *command: str) -> str:
+        """A command on the machine whose ports the services publish."""
+        return self._ask("", list(command))
+
+    def _ask(self, service: str, command: list[str]) -> str:
+        assert self._supervisor.stdin is not None
+        self._supervisor.stdin.write(json.dumps({"service": service, "command": command}) + "\n")
+        self._supervisor.stdin.flush()
+        answer = json.loads(self.line())
+        assert answer["code"] == 0, answer
+        return str(answer["stdout"])
+
+    def line(self) -> str:
+        assert self._supervisor.stdout is not None
+        return self._supervisor.stdout.readline()
+
+
+@pytest.fixture(scope="module")
+def composition(project: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Composition]:
+    if shutil.which("unshare") is None or subprocess.run(["unshare", "--user", "--net", "true"], check=False).returncode:
+        pytest.skip("this machine lets no process make namespaces")
+    directory = tmp_path_factory.mktemp("composition")
+    config = directory / "project.json"
+    config.write_text(json.dumps(interpolated(project, dot_env())))
+    script = str(Path(__file__).with_name("compose_network.py"))
+    namespaces = ["unshare", "--user", "--map-root-user", "--net", "--mount"]
+    command = [*namespaces, sys.executable, script, "supervise", str(config), str(directory)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as supervisor:
+        running = Composition(supervisor)
+        try:
+            assert running.line() == "ready\n", f"see {directory}"
+            yield running
+        finally:
+            assert supervisor.stdin is not None
+            supervisor.stdin.close()
+            killed = running.line()
+        assert json.loads(killed) == {"killed": []}, "every service stops within its grace period"
+
+
+def test_commands_clients_and_spark_use_the_composed_cluster(composition: Composition) -> None:
+    composition.run("stratalog", "topic", "create", "events", "--partitions", "2")
+    bootstrap = ["--bootstrap", "localhost:9092,localhost:9093"]
+    records = "".join(f"k{number}:v{number}\n" for number in range(100))
+    pipe = f"printf '{records}' | {sys.executable} -m stratalog produce events --key-separator : {' '.join(bootstrap)}"
+    composition.on_host("sh", "-c", pipe)
+    read = composition.run("stratalog", "consume", "events", "--count", "100", "--group", "readers")
+    assert sorted(read.split()) == sorted(f"v{number}" for number in range(100))
+    composition.run("stratalog", "tier", "offload", "events", "--wait", "--delete-hot")
+    assert "events" in composition.run("stratalog", "tier", "verify", "events")
+    rows = re.findall(r"\|\s*(\d+)\|\s*(\d+)\|\s*(\d+)\|\s*(\d+)\|", composition.run("spark", "count_records.py", "events"))
+    assert [int(partition) for partition, *_ in rows] == [0, 1]
+    assert sum(int(count) for _, count, *_ in rows) == 100
+
+
+def test_clients_on_the_host_are_told_the_published_addresses(composition: Composition) -> None:
+    script = (
+        "import sys; from confluent_kafka.admin import AdminClient;"
+        "m = AdminClient({'bootstrap.servers': sys.argv[1]}).list_topics(timeout=20);"
+        "print(sorted(f'{b.host}:{b.port}' for b in m.brokers.values()))"
+    )
+    told = composition.on_host(sys.executable, "-c", script, "localhost:9092")
+    assert told.strip() == "['localhost:9092', 'localhost:9093']"

@@ -128,7 +128,7 @@ def broker(bucket: Bucket) -> Main:
         cold = ColdReader(store, ColdReaderSettings(), ports.clock)
         settings = BrokerSettings(
             broker_id=number_of(machine),
-            listen=f"{machine.name}:{KAFKA_PORT}",
+            listen=(f"{machine.name}:{KAFKA_PORT}",),
             lease_ms=1_500,
             auto_create_topics=False,
             append_timeout_ms=5_000,

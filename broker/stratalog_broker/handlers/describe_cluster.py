@@ -35,9 +35,10 @@ async def handle(context: RequestContext, request: Any) -> Any:
 
 
 def _row(context: RequestContext, broker: Broker) -> Any:
+    host, port = broker.address_for(context.listener)
     return context.new(
         "DescribeClusterBroker",
-        broker_id=broker.broker_id, host=broker.host, port=broker.port, rack=broker.rack or None, is_fenced=False,
+        broker_id=broker.broker_id, host=host, port=port, rack=broker.rack or None, is_fenced=False,
     )  # fmt: skip
 
 

@@ -176,7 +176,7 @@ class FetchCall:
         return PartitionFetched(one.index, int(ErrorCode.not_leader_or_follower), leader=leader)
 
     def _leader(self, topic_partition: TopicPartition) -> Any:
-        return self._services.partitions.leader_of(topic_partition)
+        return self._services.partitions.leader_of(topic_partition, self._context.listener)
 
     # -- waiting --------------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,6 @@ from stratalog_broker.context import RequestContext
 from stratalog_broker.handlers.info import HandlerInfo
 from stratalog_broker.protocol.errors import KafkaError
 from stratalog_core.errors import StratalogError
-from stratalog_metadata.records import Broker
 
 GROUP: Final = 0
 _KEYS_MAX: Final = 1_000
@@ -34,19 +33,17 @@ async def _find(context: RequestContext, key_type: int, key: str) -> dict[str, A
     if key_type != GROUP:
         return _fields(ErrorCode.invalid_request, f"coordinators of key type {key_type} are not served; type 0 (group) is")
     try:
-        return _fields(ErrorCode.none, None, await context.services.groups.find(key))
+        coordinator = await context.services.groups.find(key)
     except KafkaError as refused:
         # The topic's creation may be refused for reasons of its own: to the client all of them mean "not yet".
         return _fields(ErrorCode.coordinator_not_available, refused.message)
     except StratalogError as failure:
         return _fields(ErrorCode.coordinator_not_available, failure.message)
+    return _fields(ErrorCode.none, None, coordinator.broker_id, *coordinator.address_for(context.listener))
 
 
-def _fields(error: ErrorCode, message: str | None, broker: Broker | None = None) -> dict[str, Any]:
-    place = {"node_id": -1, "host": "", "port": -1}
-    if broker is not None:
-        place = {"node_id": broker.broker_id, "host": broker.host, "port": broker.port}
-    return {"error_code": error, "error_message": message, **place}
+def _fields(error: ErrorCode, message: str | None, node_id: int = -1, host: str = "", port: int = -1) -> dict[str, Any]:
+    return {"error_code": error, "error_message": message, "node_id": node_id, "host": host, "port": port}
 
 
 API: Final = HandlerInfo(key=10, min_version=0, max_version=6, handle=handle)

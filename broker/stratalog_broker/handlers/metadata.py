@@ -20,7 +20,7 @@ from stratalog_broker.protocol.errors import KafkaError, error_code_of
 from stratalog_broker.protocol.metadata import encode_metadata, encode_topic
 from stratalog_broker.topics import NewTopic, TopicCommands, check_topic_name
 from stratalog_core.errors import StratalogError
-from stratalog_metadata.records import CLUSTER_KEY, Cluster, Topic, topic_key
+from stratalog_metadata.records import CLUSTER_KEY, Broker, Cluster, Topic, topic_key
 
 _KEY: Final = 3
 _CREATE_TIMEOUT_S: Final = 5.0
@@ -35,22 +35,18 @@ async def handle(context: RequestContext, request: Any) -> bytes:
     cluster = context.services.view.find(Cluster, CLUSTER_KEY)
     response = context.new(
         "MetadataResponse",
-        brokers=tuple(
-            context.new(
-                "MetadataResponseBroker",
-                node_id=broker.broker_id,
-                host=broker.host,
-                port=broker.port,
-                rack=broker.rack or None,
-            )
-            for broker in named
-        ),
+        brokers=tuple(_broker(context, broker) for broker in named),
         cluster_id=cluster.cluster_id if cluster is not None else None,
         controller_id=living[0].broker_id if living else -1,
         topics=(),
         error_code=ErrorCode.none,
     )
     return encode_metadata(response, context.api_version, topics)
+
+
+def _broker(context: RequestContext, broker: Broker) -> Any:
+    host, port = broker.address_for(context.listener)
+    return context.new("MetadataResponseBroker", node_id=broker.broker_id, host=host, port=port, rack=broker.rack or None)
 
 
 def _wants_all(context: RequestContext, request: Any) -> bool:

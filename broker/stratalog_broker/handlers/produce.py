@@ -167,7 +167,8 @@ class _Append:
             self._results[self._position] = self._result(outcome)
         else:
             code = int(produce_error_code_of(outcome))
-            leader = self._context.services.partitions.leader_of(self._log.topic_partition) if code == _LOST else None
+            partitions, listener = self._context.services.partitions, self._context.listener
+            leader = partitions.leader_of(self._log.topic_partition, listener) if code == _LOST else None
             self._results[self._position] = PartitionResult(self._index, code, leader=leader)
         self._produce.done()
 
@@ -217,7 +218,8 @@ def _not_here(context: RequestContext, key: bytes, index: int, *, by_id: bool) -
         return PartitionResult(index, int(code))
     if not 0 <= index < topic.partition_count:
         return PartitionResult(index, int(ErrorCode.unknown_topic_or_partition))
-    return PartitionResult(index, _LOST, leader=partitions.leader_of(TopicPartition(topic.topic_id, index)))
+    leader = partitions.leader_of(TopicPartition(topic.topic_id, index), context.listener)
+    return PartitionResult(index, _LOST, leader=leader)
 
 
 API: Final = HandlerInfo(key=_KEY, min_version=3, max_version=13, handle_raw=handle_raw, advertised_min_version=0)

@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
-import boto3
-from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError
-
-from stratalog_core.errors import NotFound, Unavailable
+from stratalog.buckets import Credentials, create_bucket, s3_client
+from stratalog_core.errors import NotFound
+from stratalog_tiering.store import s3_location
 
 BUCKET = "stratalog"
 NAME = "minio"
@@ -57,22 +54,8 @@ def store_url(address: str) -> str:
 
 def make_bucket(address: str, credentials: Mapping[str, str], *, timeout_s: float) -> None:
     """Create the bucket as soon as the server answers; it may exist. Raises ``Unavailable`` after ``timeout_s``."""
-    client = boto3.client(
-        "s3",
-        endpoint_url=f"http://{address}",
-        region_name="us-east-1",
-        aws_access_key_id=credentials["AWS_ACCESS_KEY_ID"],
-        aws_secret_access_key=credentials["AWS_SECRET_ACCESS_KEY"],
-        config=Config(s3={"addressing_style": "path"}, connect_timeout=1, read_timeout=5, retries={"max_attempts": 0}),
-    )
-    deadline = time.monotonic() + timeout_s
-    while True:
-        try:
-            client.create_bucket(Bucket=BUCKET)
-            return
-        except client.exceptions.BucketAlreadyOwnedByYou:
-            return
-        except (BotoCoreError, ClientError) as failure:
-            if time.monotonic() > deadline:
-                raise Unavailable(f"MinIO at {address} did not take requests within {timeout_s} s: {failure}") from failure
-            time.sleep(0.1)
+    location = s3_location(store_url(address))
+    administrator = Credentials(
+        access_key=credentials["AWS_ACCESS_KEY_ID"], secret_key=credentials["AWS_SECRET_ACCESS_KEY"]
+    )  # fmt: skip
+    create_bucket(s3_client(location, administrator), location, timeout_s=timeout_s)

@@ -11,6 +11,7 @@ from stratalog_metadata.records.node import (
     Bookie,
     Broker,
     DrainedBroker,
+    Endpoint,
     TieringWorker,
     bookie_key,
     broker_key,
@@ -64,7 +65,7 @@ class Versioned(msgspec.Struct, frozen=True, gc=False):
 
 __all__ = [
     "CLUSTER_KEY", "LEDGER_IDS", "PRODUCER_IDS", "QUORUM_KEY", "SESSION_IDS",
-    "Bookie", "Broker", "Cluster", "Counter", "DeletedTopic", "DrainedBroker", "DynamicConfig", "Fragment", "Lease",
+    "Bookie", "Broker", "Cluster", "Counter", "DeletedTopic", "DrainedBroker", "DynamicConfig", "Endpoint", "Fragment", "Lease",
     "Ledger", "LedgerRef", "LedgerState", "Log", "ManifestPointer", "Partition", "Quorum", "Record", "Session",
     "TierRequest", "TierStatus", "TieringWorker", "Topic", "Versioned",
     "bookie_key", "broker_key", "counter_key", "drained_broker_key", "lease_key", "ledger_key", "log_key",

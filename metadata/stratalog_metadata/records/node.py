@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from stratalog_metadata.records.base import RecordBase
 
 
-class Broker(RecordBase, frozen=True, kw_only=True, tag="broker"):
-    """A live broker; the record goes with its session. ``host`` and ``port`` are what Kafka clients are told.
+class Endpoint(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """The address that a broker advertises to clients of one named listener."""
 
-    ``stopping``: it wants to stop, and waits until its partitions have other owners.
+    listener: str
+    host: str
+    port: int
+
+
+class Broker(RecordBase, frozen=True, kw_only=True, tag="broker"):
+    """A live broker; the record is deleted with its session.
+
+    ``host`` and ``port`` are advertised to clients of the unnamed listener, ``endpoints`` to those of named ones.
+    ``stopping``: the broker is shutting down and waits until its partitions have other owners.
     """
 
     broker_id: int
@@ -17,9 +28,17 @@ class Broker(RecordBase, frozen=True, kw_only=True, tag="broker"):
     session_id: int
     rack: str = ""
     stopping: bool = False
+    endpoints: tuple[Endpoint, ...] = ()
 
     def key(self) -> str:
         return broker_key(self.broker_id)
+
+    def address_for(self, listener: str) -> tuple[str, int]:
+        """Host and port advertised to clients of ``listener``; those of the unnamed one if this broker does not have it."""
+        for endpoint in self.endpoints:
+            if endpoint.listener == listener:
+                return endpoint.host, endpoint.port
+        return self.host, self.port
 
 
 class DrainedBroker(RecordBase, frozen=True, kw_only=True, tag="drained_broker"):

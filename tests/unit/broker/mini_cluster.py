@@ -108,7 +108,7 @@ class MiniCluster:
         stack.push_async_callback(cold.close)
         defaults: dict[str, Any] = {
             "broker_id": broker_id,
-            "listen": "127.0.0.1:0",
+            "listen": ("127.0.0.1:0",),
             "offsets_topic_partitions": 2,
             "group_initial_rebalance_delay_ms": 0,
             "lease_ms": 1000,

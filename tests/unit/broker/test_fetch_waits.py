@@ -29,6 +29,7 @@ class Connection:
     """Keeps the one answer."""
 
     client_host = "test"
+    listener = ""
 
     def __init__(self) -> None:
         self.answer = b""

@@ -21,6 +21,7 @@ from stratalog_tiering.store.base import (
     UploadedPart,
 )
 from stratalog_tiering.store.filesystem import FilesystemStore
+from stratalog_tiering.store.s3_location import S3Location
 
 STORE_THREADS: Final = 8
 """Calls at once that the ``background`` of a store should run."""
@@ -50,27 +51,37 @@ def _directory(url: str) -> Path:
 
 
 def _open_s3(url: str, background: Background, threads: int) -> ObjectStore:
-    # Imported here, because loading boto3 takes a third of a second that local stores need not wait for.
+    # boto3 takes a third of a second to import; local stores need not wait for it.
     from stratalog_tiering.store.s3 import S3Store
-    from stratalog_tiering.store.s3_location import S3Location
 
-    parts = urlsplit(url)
-    options = dict(parse_qsl(parts.query, keep_blank_values=True))
-    unknown = sorted(set(options) - _S3_OPTIONS)
-    if not parts.netloc or parts.username or unknown:
-        raise Invalid(
-            f"store {url!r}: use s3://bucket/prefix with the options endpoint, region, read_engine, and no credentials"
-        )
+    location, options = _parse_s3(url)
     read_engine = options.get("read_engine", READ_ENGINES[0])
     if read_engine not in READ_ENGINES:
         raise Invalid(f"store {url!r}: read_engine {read_engine!r} is not known; choose one of {', '.join(READ_ENGINES)}")
+    return S3Store(location, read_engine=read_engine, background=background, threads=threads)
+
+
+def s3_location(url: str) -> S3Location:
+    """Bucket, prefix, endpoint and region of ``s3://bucket/prefix?endpoint=…&region=…``. Raises ``Invalid``."""
+    location, _ = _parse_s3(url)
+    return location
+
+
+def _parse_s3(url: str) -> tuple[S3Location, dict[str, str]]:
+    parts = urlsplit(url)
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    unknown = sorted(set(options) - _S3_OPTIONS)
+    if parts.scheme != "s3" or not parts.netloc or parts.username or unknown:
+        raise Invalid(
+            f"store {url!r}: use s3://bucket/prefix with the options endpoint, region, read_engine, and no credentials"
+        )
     location = S3Location(
         bucket=parts.netloc,
         prefix=parts.path.strip("/") + "/" if parts.path.strip("/") else "",
         endpoint=options.get("endpoint") or None,
         region=options.get("region") or "us-east-1",
     )
-    return S3Store(location, read_engine=read_engine, background=background, threads=threads)
+    return location, options
 
 
 __all__ = [
@@ -82,4 +93,5 @@ __all__ = [
     "Upload",
     "UploadedPart",
     "open_store",
+    "s3_location",
 ]

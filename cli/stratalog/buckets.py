@@ -1,0 +1,155 @@
+"""Bucket set-up: create a bucket, switch versioning on, expire old versions, make a MinIO account that can use only it.
+
+Every step may be repeated. Needs an administrator's credentials, which the roles of a cluster should not have.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+from urllib.parse import urlsplit
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+
+from stratalog_core.errors import Invalid, StratalogError, Unavailable
+from stratalog_tiering.store.s3_location import S3Location
+
+if TYPE_CHECKING:
+    from minio import MinioAdmin
+
+Result = TypeVar("Result")
+_RETRY_S: Final = 0.2
+_NOT_READY: Final = {"503", "500", "ServiceUnavailable", "SlowDown", "InternalError", "XMinioServerNotInitialized"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credentials:
+    """An access key and its secret."""
+
+    access_key: str
+    secret_key: str
+
+
+def s3_client(location: S3Location, credentials: Credentials | None) -> Any:
+    """A boto3 client for the store of ``location``; without ``credentials`` boto3's own chain finds some."""
+    return boto3.client(
+        "s3",
+        endpoint_url=location.endpoint,
+        region_name=location.region,
+        aws_access_key_id=credentials.access_key if credentials else None,
+        aws_secret_access_key=credentials.secret_key if credentials else None,
+        config=Config(
+            s3={"addressing_style": location.addressing}, connect_timeout=2, read_timeout=10, retries={"max_attempts": 0}
+        ),
+    )
+
+
+def create_bucket(client: Any, location: S3Location, *, timeout_s: float) -> bool:
+    """Create the bucket once the server answers; False if the caller has it already.
+
+    Raises ``Unavailable`` after ``timeout_s``, ``Invalid`` if the server refuses.
+    """
+    place = {} if location.region == "us-east-1" else {"CreateBucketConfiguration": {"LocationConstraint": location.region}}
+
+    def create() -> bool:
+        try:
+            client.create_bucket(Bucket=location.bucket, **place)
+        except client.exceptions.BucketAlreadyOwnedByYou:
+            return False
+        return True
+
+    return _when_ready(create, f"{location.endpoint or 'S3'}", timeout_s)
+
+
+def keep_versions(client: Any, bucket: str, days: int) -> None:
+    """Switch versioning on, and expire versions that were replaced or deleted ``days`` ago.
+
+    Raises ``Invalid`` or ``Unavailable``. There is no rule that aborts incomplete multipart uploads: MinIO refuses or drops it,
+    and tiering workers abort them.
+    """
+    rule = {
+        "ID": "expire-old-versions",
+        "Status": "Enabled",
+        "Filter": {"Prefix": ""},
+        "NoncurrentVersionExpiration": {"NoncurrentDays": days},
+        "Expiration": {"ExpiredObjectDeleteMarker": True},
+    }
+    try:
+        client.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
+        client.put_bucket_lifecycle_configuration(Bucket=bucket, LifecycleConfiguration={"Rules": [rule]})
+    except (BotoCoreError, ClientError) as failure:
+        raise _refused(f"configuring bucket {bucket}", failure) from failure
+
+
+def _when_ready(attempt: Callable[[], Result], server: str, timeout_s: float) -> Result:
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            return attempt()
+        except (BotoCoreError, ClientError) as failure:
+            error = _refused(f"creating the bucket at {server}", failure)
+            if not isinstance(error, Unavailable):
+                raise error from failure
+            if time.monotonic() > deadline:
+                raise Unavailable(f"{server} did not take requests within {timeout_s:.0f} s: {failure}") from failure
+            time.sleep(_RETRY_S)
+
+
+def _refused(what: str, failure: BotoCoreError | ClientError) -> StratalogError:
+    code = failure.response.get("Error", {}).get("Code", "") if isinstance(failure, ClientError) else ""
+    if not code or code in _NOT_READY:
+        return Unavailable(f"{what}: {failure}")
+    return Invalid(f"{what} was refused: {failure}; check the administrator's credentials and the bucket's name")
+
+
+def bucket_policy(bucket: str) -> dict[str, Any]:
+    """What the roles of a cluster need: list the bucket; read, write and delete its objects. Nothing else."""
+    whole_bucket = ["s3:ListBucket", "s3:ListBucketMultipartUploads", "s3:GetBucketLocation"]
+    objects = ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload", "s3:ListMultipartUploadParts"]
+    return {
+        "Version": "2012-10-17",
+        "Statement": [
+            {"Effect": "Allow", "Action": whole_bucket, "Resource": [f"arn:aws:s3:::{bucket}"]},
+            {"Effect": "Allow", "Action": objects, "Resource": [f"arn:aws:s3:::{bucket}/*"]},
+        ],
+    }
+
+
+def make_minio_account(location: S3Location, administrator: Credentials, account: Credentials) -> None:
+    """Create ``account`` on a MinIO server, or give it this secret, and confine it to the bucket of ``location``.
+
+    Raises ``Invalid`` if the server refuses, ``Unavailable`` if it does not answer.
+    """
+    admin = _minio_admin(location, administrator)
+    from minio.error import MinioAdminException
+    from urllib3.exceptions import HTTPError
+
+    policy = f"stratalog-{location.bucket}"
+    try:
+        admin.policy_add(policy, policy=bucket_policy(location.bucket))
+        admin.user_add(account.access_key, account.secret_key)
+        admin.policy_set(policy, user=account.access_key)
+    except MinioAdminException as failure:
+        raise Invalid(f"MinIO refused account {account.access_key!r}: {failure}") from failure
+    except HTTPError as failure:
+        raise Unavailable(f"MinIO at {location.endpoint} does not answer: {failure}") from failure
+
+
+def _minio_admin(location: S3Location, administrator: Credentials) -> MinioAdmin:
+    try:
+        from minio import MinioAdmin
+        from minio.credentials.providers import StaticProvider
+    except ImportError as missing:
+        raise Invalid('making a MinIO account needs the `minio` package: pip install "stratalog[minio]"') from missing
+    if not location.endpoint:
+        raise Invalid("a MinIO account needs the server's address: --store s3://BUCKET?endpoint=http://HOST:PORT")
+    endpoint = urlsplit(location.endpoint)
+    return MinioAdmin(
+        endpoint=endpoint.netloc,
+        credentials=StaticProvider(administrator.access_key, administrator.secret_key),
+        secure=endpoint.scheme == "https",
+    )

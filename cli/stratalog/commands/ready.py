@@ -1,0 +1,33 @@
+"""``stratalog ready ROLE``: the health check of containers and supervisors."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import click
+
+from stratalog.health.serving import PROBES
+from stratalog.output import json_option, print_json
+from stratalog.roles.runtime import Configuration
+from stratalog_core.errors import Unavailable
+
+
+@click.command()
+@click.argument("role", type=click.Choice(sorted(PROBES)))
+@click.option("--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="The role's TOML file.")
+@click.option("--timeout", "timeout_s", default=3.0, show_default=True, help="Seconds to wait for each answer.")
+@json_option
+def ready(role: str, config: Path | None, timeout_s: float, as_json: bool) -> None:
+    """Exit with 0 if the process of ROLE on this machine serves, with 3 if it does not (yet).
+
+    Reads the same file and environment as the process itself.
+    """
+    try:
+        detail = asyncio.run(PROBES[role](Configuration(file=config), timeout_s))
+    except TimeoutError as late:
+        raise Unavailable(f"the {role} did not answer within {timeout_s} s") from late
+    if as_json:
+        print_json({"role": role, "detail": detail})
+    else:
+        click.echo(detail)

@@ -1,0 +1,60 @@
+"""``stratalog store init``: prepare the bucket that keeps a cluster's history."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from stratalog.buckets import Credentials, create_bucket, keep_versions, make_minio_account, s3_client
+from stratalog.output import json_option, print_json
+from stratalog_core.errors import Invalid
+from stratalog_tiering.store import s3_location
+
+
+@click.group()
+def store() -> None:
+    """Prepare a bucket for a cluster's history."""
+
+
+@store.command()
+@click.option("--store", "url", envvar="STRATALOG_STORE", required=True, help="s3://BUCKET?endpoint=URL&region=NAME")
+@click.option(
+    "--keep-versions-days",
+    default=7,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Days until a replaced or deleted version expires.",
+)
+@click.option(
+    "--minio-account",
+    is_flag=True,
+    help="On MinIO: as administrator MINIO_ROOT_USER with MINIO_ROOT_PASSWORD, create the account AWS_ACCESS_KEY_ID with"
+    " AWS_SECRET_ACCESS_KEY and confine it to this bucket.",
+)
+@click.option("--timeout", "timeout_s", default=60.0, show_default=True, help="Seconds to wait for the server.")
+@json_option
+def init(url: str, keep_versions_days: int, minio_account: bool, timeout_s: float, as_json: bool) -> None:
+    """Create the bucket, switch versioning on and expire old versions. Can be repeated; changes no object.
+
+    Without --minio-account it uses the credentials that boto3 finds; they must be an administrator's.
+    """
+    location = s3_location(url)
+    administrator = _credentials("MINIO_ROOT_USER", "MINIO_ROOT_PASSWORD") if minio_account else None
+    account = _credentials("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY") if minio_account else None
+    client = s3_client(location, administrator)
+    created = create_bucket(client, location, timeout_s=timeout_s)
+    keep_versions(client, location.bucket, keep_versions_days)
+    if administrator and account:
+        make_minio_account(location, administrator, account)
+    if as_json:
+        print_json({"bucket": location.bucket, "created": created, "account": account.access_key if account else None})
+    else:
+        click.echo(f"bucket {location.bucket} {'created' if created else 'exists'} and is ready")
+
+
+def _credentials(key_name: str, secret_name: str) -> Credentials:
+    access_key, secret_key = os.environ.get(key_name), os.environ.get(secret_name)
+    if not access_key or not secret_key:
+        raise Invalid(f"--minio-account needs {key_name} and {secret_name} in the environment")
+    return Credentials(access_key=access_key, secret_key=secret_key)
