@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from stratalog_broker.partition_log import PartitionLog
 
 CONSUMER_OFFSETS: Final = "__consumer_offsets"
-INTERNAL_TOPICS: Final = frozenset({CONSUMER_OFFSETS, "__transaction_state"})
+INTERNAL_TOPICS: Final = frozenset({CONSUMER_OFFSETS, "__transaction_state", "__share_group_state", "__cluster_metadata"})
+"""Kafka's own; no client creates them."""
 
 
 class InternalTopicApplication(Protocol):

@@ -46,6 +46,7 @@ class LoadMeter:
             bytes_in_per_s=int(taken / elapsed_s),
             bytes_out_per_s=int(given / elapsed_s),
             heaviest=[_loaded(rate, log) for rate, log in heaviest if rate],
+            unreadable_records=self._services.groups.unreadable_records,
         )
 
 

@@ -120,18 +120,35 @@ _WITHOUT_EFFECT: Final = (
 )
 
 TOPIC_CONFIG_KEYS: Final = key_table((*_SERVED, *_WITHOUT_EFFECT))
-_INTERNAL_POLICIES: Final = frozenset({"compact", "delete", "compact,delete", "delete,compact"})
+_OF_INTERNAL_TOPICS: Final = frozenset({"cleanup.policy", MIN_INSYNC, "preferred.leader.rack", "segment.bytes", "segment.ms"})
+"""What can be set for an internal topic. The rest has no effect on it: it is neither tiered nor subject to retention."""
 
 
 def check_topic_configs(configs: Mapping[str, str], replication_factor: int, *, internal: bool = False) -> None:
     """Raises ``Invalid`` for an unknown name, a value out of bounds, or values that contradict each other."""
+    if internal:
+        _check_internal(configs, replication_factor)
+        configs = {name: value for name, value in configs.items() if name != "cleanup.policy"}
     for name, value in configs.items():
-        if internal and name == "cleanup.policy" and value in _INTERNAL_POLICIES:
-            continue  # internal topics say "compact" to Kafka's tools; their checkpoints do the compaction
         find_key(TOPIC_CONFIG_KEYS, name, "topic").check(value)
     quorum = int(configs.get(ACK_QUORUM, "1"))
     if quorum > replication_factor:
         raise Invalid(f"{ACK_QUORUM} is {quorum}; maximum is the replication factor, {replication_factor}")
+
+
+def _check_internal(configs: Mapping[str, str], replication_factor: int) -> None:
+    """An internal topic says "compact" to Kafka's tools, although its checkpoints do that, and stays as durable as it began."""
+    foreign = sorted(configs.keys() - _OF_INTERNAL_TOPICS)
+    if foreign:
+        choices = ", ".join(sorted(_OF_INTERNAL_TOPICS))
+        raise Invalid(f"{foreign[0]} cannot be set for an internal topic; choose of {choices}")
+    policy = configs.get("cleanup.policy", "delete")
+    if policy != "compact":
+        raise Invalid(f"cleanup.policy={policy} of an internal topic; it has to be compact")
+    quorum, least = configs.get(MIN_INSYNC, ""), majority(replication_factor)
+    if quorum.isdecimal() and not least <= int(quorum) <= replication_factor:
+        bounds = f"{least} to {replication_factor}" if least < replication_factor else f"{least}"
+        raise Invalid(f"{MIN_INSYNC} is {quorum}; an internal topic with {replication_factor} copies takes {bounds}")
 
 
 def default_value(key: ConfigKey, configs: Mapping[str, str], replication_factor: int) -> str:

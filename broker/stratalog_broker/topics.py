@@ -167,6 +167,9 @@ class TopicCommands:
         """Raise the number of partitions and wait until the new ones have owners."""
 
         def plan(topic: Topic) -> Topic:
+            if topic.internal:
+                text = f"topic {name!r} is internal: its number of partitions decides which of them a group belongs to"
+                raise KafkaError(ErrorCode.invalid_topic_exception, text)
             if not topic.partition_count < partition_count <= PARTITIONS_MAX:
                 text = f"topic {name!r} has {topic.partition_count} partitions: choose more, up to {PARTITIONS_MAX}"
                 raise KafkaError(ErrorCode.invalid_partitions, text)

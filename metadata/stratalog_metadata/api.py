@@ -45,6 +45,8 @@ class BrokerLoad(msgspec.Struct, frozen=True, kw_only=True):
     bytes_in_per_s: int
     bytes_out_per_s: int
     heaviest: list[PartitionLoad] = []
+    unreadable_records: int = 0
+    """Records of ``__consumer_offsets`` that the broker's coordinators have skipped."""
 
 
 OnChanges = Callable[[Sequence[Change]], None]

@@ -7,6 +7,7 @@ Everything that decides is in ``coordinator.py``. Requests that come while the p
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Final, TypeVar
 from uuid import UUID
@@ -28,17 +29,20 @@ from stratalog_broker.groups.offset_rows import Commit
 from stratalog_broker.groups.records import OffsetsRecord
 from stratalog_broker.groups.store import GroupStore, TopicPartitionName
 from stratalog_broker.groups.writer import Append, RecordWriter
+from stratalog_broker.internal_topics import CONSUMER_OFFSETS
 from stratalog_broker.protocol.errors import KafkaError
 from stratalog_core.ports import Buffer, Clock
 
+_log = logging.getLogger(__name__)
 EXPIRY_INTERVAL_S: Final = 600.0
 AnswerType = TypeVar("AnswerType", JoinAnswer, SyncAnswer)
 
 
 class GroupApplication:
-    """Groups of one partition of ``__consumer_offsets``, while this broker owns it."""
+    """Groups of one partition of ``__consumer_offsets``, while this broker owns it. ``name`` is for the log."""
 
-    def __init__(self, append: Append, clock: Clock, limits: CoordinatorLimits) -> None:
+    def __init__(self, append: Append, clock: Clock, limits: CoordinatorLimits, name: str = CONSUMER_OFFSETS) -> None:
+        self._name = name
         self._clock = clock
         self._limits = limits
         self._writer = RecordWriter(append, clock)
@@ -56,6 +60,9 @@ class GroupApplication:
         self._store = GroupStore.from_snapshot(state)
         for batch in batches:
             self._store.apply_batch(batch)
+        if self.unreadable_records:
+            first = self._store.first_unreadable
+            _log.error("replay of %s skipped %d records that it cannot read; %s", self._name, self.unreadable_records, first)
         self._coordinator = GroupCoordinator(self._limits, self._store, self.now())
         self._plan_wake()
         self._expiry = asyncio.get_running_loop().call_later(EXPIRY_INTERVAL_S, self._expire)
@@ -77,6 +84,11 @@ class GroupApplication:
                 future.set_exception(KafkaError(ErrorCode.not_coordinator))
 
     # -- requests
+
+    @property
+    def unreadable_records(self) -> int:
+        """Records of the partition that were skipped since it was loaded, in replay or since then."""
+        return self._store.unreadable
 
     @property
     def is_loaded(self) -> bool:

@@ -73,7 +73,7 @@ class GroupService:
         async def append(batch: bytearray) -> int:
             return await self._services.partitions.append_internal(self._topic_partition(index), batch)
 
-        application = GroupApplication(append, self._services.clock, self._limits)
+        application = GroupApplication(append, self._services.clock, self._limits, f"{CONSUMER_OFFSETS}-{index}")
         self._applications[index] = application
         return application
 
@@ -107,6 +107,11 @@ class GroupService:
     def coordinators(self) -> Iterator[GroupApplication]:
         """All coordinators that this broker serves now."""
         return (application for application in list(self._applications.values()) if application.is_loaded)
+
+    @property
+    def unreadable_records(self) -> int:
+        """Records of ``__consumer_offsets`` that the coordinators of this broker have skipped."""
+        return sum(application.unreadable_records for application in self.coordinators())
 
     @property
     def is_loading(self) -> bool:

@@ -2,6 +2,8 @@
 
 This is the durable half of a coordinator: it changes only by records that the quorum has, in the order of their offsets,
 and is the whole content of the checkpoints' ``application_state``. Live group members are in ``group.py``.
+
+A record that cannot be read is skipped and counted: whatever one record says, the others are still somebody's offsets.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from stratalog_core.batch import read_header
 from stratalog_core.errors import Corrupt
 from stratalog_core.malformed import MALFORMED
 from stratalog_core.ports import Buffer
-from stratalog_core.records import Header, iterate_records
+from stratalog_core.records import Header, Record, iterate_records
 
 SNAPSHOT_VERSION: Final = 1
 
@@ -52,19 +54,36 @@ class GroupStore:
         self.images: dict[str, GroupImage] = {}
         self.offsets: dict[str, dict[TopicPartitionName, CommittedOffset]] = {}
         self.offset_count = 0
+        self.unreadable = 0
+        """Records that were skipped; the rest of a batch in which no next record is found counts as one."""
+        self.first_unreadable = ""
 
     def offsets_of(self, group_id: str) -> dict[TopicPartitionName, CommittedOffset]:
         return self.offsets.get(group_id, {})
 
     def apply_batch(self, batch: Buffer) -> None:
-        """Apply one batch. Raises ``Corrupt``."""
+        """Apply one batch; what cannot be read of it is skipped and counted."""
         header = read_header(batch)
         if header.is_control:
             return
         decoder = OffsetDecoder()
-        for record in iterate_records(batch, header):
-            if record.key is not None:
-                self._apply(decoder, record.key, record.value, record.headers)
+        try:
+            for record in iterate_records(batch, header):
+                if record.key is not None:
+                    self._apply_readable(decoder, record)
+        except Corrupt as damaged:
+            self._skip(header.base_offset, damaged)
+
+    def _apply_readable(self, decoder: OffsetDecoder, record: Record) -> None:
+        assert record.key is not None
+        try:
+            self._apply(decoder, record.key, record.value, record.headers)
+        except Corrupt as damaged:
+            self._skip(record.offset, damaged)
+
+    def _skip(self, offset: int, damaged: Corrupt) -> None:
+        self.unreadable += 1
+        self.first_unreadable = self.first_unreadable or f"offset {offset}: {damaged.message}"
 
     def apply(self, key: bytes, value: bytes | None, headers: Sequence[Header] = ()) -> None:
         """Apply one record. Raises ``Corrupt``."""

@@ -1,6 +1,6 @@
 """AlterConfigs, versions 0–2: replace all configs of a topic. Kept for older tools; IncrementalAlterConfigs is the better way.
 
-Where it differs from Apache Kafka: only topics can be altered.
+Where it differs from Apache Kafka: only topics can be altered, and internal ones only as ``topic_configs.py`` allows.
 """
 
 from __future__ import annotations

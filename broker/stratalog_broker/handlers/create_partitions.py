@@ -1,6 +1,7 @@
 """CreatePartitions, versions 0–3: raise the number of a topic's partitions.
 
-Where it differs from Apache Kafka: of an assignment only its length is checked (see ``create_topics.py``).
+Where it differs from Apache Kafka: of an assignment only its length is checked (see ``create_topics.py``); internal topics are
+refused, because their number of partitions decides which of them a group belongs to.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """CreateTopics, versions 2–7. Answers when the partitions have owners, or when the request's time is over.
 
-Where it differs from Apache Kafka: a replica assignment only says how many copies there are (entries are striped over
-bookies, and any broker may own a partition); topic names that differ in "." and "_" alone do not collide. Several
-topics of one request are created at the same time, each for itself.
+Where it differs from Apache Kafka: internal topics are created by the cluster alone; a replica assignment only says how many
+copies there are (entries are striped over bookies, and any broker may own a partition); topic names that differ in "." and
+"_" alone do not collide. Several topics of one request are created at the same time, each for itself.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """IncrementalAlterConfigs, versions 0–1 (KIP-339): set, delete, append to and subtract from configs of topics.
 
-Where it differs from Apache Kafka: only topics can be altered.
+Where it differs from Apache Kafka: only topics can be altered, and internal ones only as ``topic_configs.py`` allows.
 """
 
 from __future__ import annotations

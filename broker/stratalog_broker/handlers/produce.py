@@ -41,6 +41,7 @@ _KEY: Final = 0
 _TIMED_OUT: Final = int(ErrorCode.request_timed_out)
 _AFTER_APPEND: Final = int(ErrorCode.not_enough_replicas_after_append)
 _LOST: Final = int(ErrorCode.not_leader_or_follower)
+_INTERNAL: Final = int(ErrorCode.invalid_topic_exception)
 _VALID_ACKS: Final = frozenset({-1, 0, 1})
 
 
@@ -187,7 +188,7 @@ def handle_raw(context: RequestContext, body: memoryview) -> None:
     for (_, results), topic in zip(produce.results, request.topics, strict=True):
         for position, (index, batch) in enumerate(topic.partitions):
             log = find(topic.key, index)
-            if log is None:
+            if log is None or log.topic.internal:
                 results[position] = _not_here(context, topic.key, index, by_id=by_id)
                 continue
             try:
@@ -210,12 +211,14 @@ def _finish_unanswered(context: RequestContext, produce: PendingProduce) -> None
 
 
 def _not_here(context: RequestContext, key: bytes, index: int, *, by_id: bool) -> PartitionResult:
-    """Why a partition cannot be written here, and where it can."""
+    """Why a partition cannot be written here, and where it can. Nobody but the cluster writes internal topics."""
     partitions = context.services.partitions
     topic = partitions.topic_by_id(key) if by_id else partitions.topic_by_name(key)
     if topic is None:
         code = ErrorCode.unknown_topic_id if by_id else ErrorCode.unknown_topic_or_partition
         return PartitionResult(index, int(code))
+    if topic.internal:
+        return PartitionResult(index, _INTERNAL, error_message=f"topic {topic.name} is internal: clients cannot append to it")
     if not 0 <= index < topic.partition_count:
         return PartitionResult(index, int(ErrorCode.unknown_topic_or_partition))
     leader = partitions.leader_of(TopicPartition(topic.topic_id, index), context.listener)

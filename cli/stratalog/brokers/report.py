@@ -33,6 +33,7 @@ def _row(broker_id: int, broker: Broker | None, partitions: int, load: BrokerLoa
         "partitions": partitions,
         "in_bytes_per_s": load.bytes_in_per_s if load is not None else None,
         "out_bytes_per_s": load.bytes_out_per_s if load is not None else None,
+        "unreadable_records": load.unreadable_records if load is not None else None,
     }
 
 

@@ -16,7 +16,7 @@ from stratalog.output import json_option, print_listing, progress_bar
 from stratalog.target import metadata_of, quorum_options
 from stratalog.tier.session import metadata_session
 
-_COLUMNS = ("broker", "state", "rack", "address", "partitions", "in_bytes_per_s", "out_bytes_per_s")
+_COLUMNS = ("broker", "state", "rack", "address", "partitions", "in_bytes_per_s", "out_bytes_per_s", "unreadable_records")
 
 
 @click.group(invoke_without_command=True)

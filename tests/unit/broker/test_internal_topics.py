@@ -1,10 +1,11 @@
-"""Acknowledged commits survive owners that fail between opening a ledger and making its checkpoint durable."""
+"""Internal topics: commits survive owners that fail between two checkpoints, and no client changes what they are read from."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +13,23 @@ import msgspec
 import pytest
 from kio.schema.errors import ErrorCode
 from unit.broker.mini_cluster import WAIT_S, MiniCluster, run_cluster
+from unit.broker.raw_client import RawClient, batch, produce, produce_request, request
 from unit.metadata.watching import until
 
 from stratalog_bookies.client import LedgerWriter
 from stratalog_broker.groups.application import GroupApplication
 from stratalog_broker.groups.offset_rows import Commit
+from stratalog_broker.groups.records import encode_group_key
 from stratalog_broker.groups.routing import partition_of
-from stratalog_broker.internal_topics import CONSUMER_OFFSETS
+from stratalog_broker.internal_topics import CONSUMER_OFFSETS, INTERNAL_TOPICS
+from stratalog_broker.load_meter import LoadMeter
+from stratalog_broker.protocol.entities import encode_response as encode_entity
 from stratalog_broker.protocol.errors import KafkaError
 from stratalog_broker.takeover import Takeover
 from stratalog_core.checkpoint import Checkpoint, encode_checkpoint
 from stratalog_core.errors import Corrupt, OutcomeUnknown
 from stratalog_core.ids import TopicPartition
+from stratalog_core.records import Record, build_batch
 from stratalog_metadata.commands import Command, Delete, Put
 from stratalog_metadata.records import Ledger, LedgerState, Log, Partition, Topic, log_key, partition_key, topic_key
 
@@ -184,3 +190,109 @@ async def test_a_log_that_begins_above_0_without_a_checkpoint_is_corrupt(tmp_pat
         with pytest.raises(Corrupt, match="begins at offset 1 and has no complete checkpoint"):
             await takeover.rebuild(offsets.partition, {}, wants_batches=True)
         assert not broker.services.partitions.is_serving(offsets.identity)
+
+
+def create_request(name: str) -> Any:
+    wish = request(19, 5, "CreatableTopic", name=name, num_partitions=1, replication_factor=1, assignments=(), configs=())
+    return request(19, 5, "CreateTopicsRequest", topics=(wish,), timeout=timedelta(seconds=10), validate_only=False)
+
+
+def grow_request(name: str, count: int) -> Any:
+    wish = request(37, 3, "CreatePartitionsTopic", name=name, count=count, assignments=None)
+    return request(37, 3, "CreatePartitionsRequest", topics=(wish,), timeout=timedelta(seconds=10), validate_only=False)
+
+
+def delete_request(name: str) -> Any:
+    return request(20, 5, "DeleteTopicsRequest", topic_names=(name,), timeout=timedelta(seconds=10))
+
+
+def delete_records_request(name: str, partition: int) -> Any:
+    row = request(21, 2, "DeleteRecordsPartition", partition_index=partition, offset=-1)
+    topic = request(21, 2, "DeleteRecordsTopic", name=name, partitions=(row,))
+    return request(21, 2, "DeleteRecordsRequest", topics=(topic,), timeout=timedelta(seconds=10))
+
+
+def set_request(config: str, value: str | None) -> Any:
+    row = request(44, 1, "AlterableConfig", name=config, config_operation=0 if value is not None else 1, value=value)
+    resource = request(44, 1, "AlterConfigsResource", resource_type=2, resource_name=CONSUMER_OFFSETS, configs=(row,))
+    return request(44, 1, "IncrementalAlterConfigsRequest", resources=(resource,), validate_only=False)
+
+
+def replace_request(**configs: str) -> Any:
+    rows = tuple(request(33, 2, "AlterableConfig", name=name.replace("_", "."), value=value) for name, value in configs.items())
+    resource = request(33, 2, "AlterConfigsResource", resource_type=2, resource_name=CONSUMER_OFFSETS, configs=rows)
+    return request(33, 2, "AlterConfigsRequest", resources=(resource,), validate_only=False)
+
+
+async def test_no_client_writes_grows_or_deletes_an_internal_topic(tmp_path: Path) -> None:
+    """Kafka 4.3 refuses Produce and DeleteRecords in the same way; the rest is left to its tools, or to its users' care."""
+    refused = ErrorCode.invalid_topic_exception
+    async with offsets_of_one_broker(tmp_path) as (cluster, offsets):
+        await offsets.commit(0, 41)
+        await cluster.start_broker(2)
+        index = offsets.identity.partition
+        malformed = bytes(build_batch([Record(offset=0, timestamp_ms=0, key=b"\x00\x01\x7f", value=b"")]))
+        for running in cluster.brokers.values():
+            client = await RawClient.connect(running.server.kafka_address)
+            for records in (malformed, batch(b"no key at all")):
+                assert (await produce(client, CONSUMER_OFFSETS, records, partition=index)).error_code is refused
+            for name in INTERNAL_TOPICS:
+                assert (await client.call(19, 5, create_request(name))).topics[0].error_code is refused
+            count = cluster.broker.services.settings.offsets_topic_partitions + 1
+            assert (await client.call(37, 3, grow_request(CONSUMER_OFFSETS, count))).results[0].error_code is refused
+            assert (await client.call(20, 5, delete_request(CONSUMER_OFFSETS))).responses[0].error_code is refused
+            answer = await client.call(21, 2, delete_records_request(CONSUMER_OFFSETS, index))
+            assert answer.topics[0].partitions[0].error_code is refused
+            client.send(0, 9, encode_entity(produce_request(CONSUMER_OFFSETS, index, malformed, acks=0)))
+            assert await client.closed()
+            await client.close()
+        assert await offsets.committed() == {0: 41}
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        set_request("min.insync.replicas", "1"),
+        set_request("cleanup.policy", "delete"),
+        set_request("cleanup.policy", None),
+        set_request("retention.ms", "1"),
+        set_request("max.message.bytes", "100"),
+        replace_request(segment_ms="60000"),
+        replace_request(cleanup_policy="compact", retention_bytes="1"),
+    ],
+)
+async def test_no_client_makes_an_internal_topic_less_durable(tmp_path: Path, wanted: Any) -> None:
+    async with offsets_of_one_broker(tmp_path) as (cluster, offsets):
+        await offsets.commit(0, 41)
+        client = await cluster.connect()
+        key, version = (44, 1) if "Incremental" in type(wanted).__name__ else (33, 2)
+        (answer,) = (await client.call(key, version, wanted)).responses
+        assert answer.error_code is ErrorCode.invalid_config
+        assert "internal topic" in answer.error_message
+        (answer,) = (await client.call(44, 1, set_request("min.insync.replicas", "3"))).responses
+        assert answer.error_code is ErrorCode.none
+        (answer,) = (await client.call(44, 1, set_request("segment.ms", "60000"))).responses
+        assert answer.error_code is ErrorCode.none
+
+
+async def test_replay_skips_counts_and_reports_records_that_it_cannot_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with offsets_of_one_broker(tmp_path) as (cluster, offsets):
+        await offsets.commit(0, 41)
+        keys = (b"\x00\x01\x7f", b"\x00", encode_group_key("other"), encode_group_key(GROUP))
+        records = [Record(offset=at, timestamp_ms=0, key=key, value=b"\x00\x07") for at, key in enumerate(keys)]
+        await cluster.broker.services.partitions.append_internal(offsets.identity, build_batch(records))
+        await offsets.commit(1, 42)
+        assert await offsets.committed() == {0: 41, 1: 42}
+        await restart(cluster)
+        assert await offsets.committed() == {0: 41, 1: 42}
+        reported = [line for line in caplog.messages if "skipped" in line]
+        index = offsets.identity.partition
+        assert reported == [
+            f"replay of {CONSUMER_OFFSETS}-{index} skipped 4 records that it cannot read; offset 1: field of 2 bytes at"
+            " byte 2 exceeds its 3 bytes"
+        ]
+        groups, load = cluster.broker.services.groups, LoadMeter(cluster.broker.services).report()
+        assert load is not None
+        assert load.unreadable_records == groups.unreadable_records == 4

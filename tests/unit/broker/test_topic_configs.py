@@ -59,6 +59,29 @@ def test_what_tools_commonly_send_is_accepted() -> None:
         3,
     )  # fmt: skip
     check_topic_configs({"cleanup.policy": "compact"}, 1, internal=True)
+    check_topic_configs({"cleanup.policy": "compact", "min.insync.replicas": "3", "segment.bytes": "1000000"}, 3, internal=True)
+
+
+@pytest.mark.parametrize(
+    ("configs", "complaint"),
+    [
+        ({}, "cleanup.policy=delete of an internal topic; it has to be compact"),
+        ({"cleanup.policy": "compact,delete"}, "it has to be compact"),
+        (
+            {"cleanup.policy": "compact", "min.insync.replicas": "1"},
+            "min.insync.replicas is 1; an internal topic with 3 copies takes 2 to 3",
+        ),
+        ({"cleanup.policy": "compact", "min.insync.replicas": "4"}, "takes 2 to 3"),
+        ({"cleanup.policy": "compact", "stratalog.ack.quorum": "1"}, "stratalog.ack.quorum cannot be set"),
+        ({"cleanup.policy": "compact", "min.insync.replicas": "x"}, "min.insync.replicas=x"),
+        ({"cleanup.policy": "compact", "retention.ms": "5"}, "retention.ms cannot be set for an internal topic; choose of"),
+        ({"cleanup.policy": "compact", "segment.ms": "5"}, "segment.ms"),
+    ],
+)
+def test_what_is_refused_of_an_internal_topic(configs: dict[str, str], complaint: str) -> None:
+    with pytest.raises(Invalid) as refused:
+        check_topic_configs(configs, 3, internal=True)
+    assert complaint in refused.value.message
 
 
 def test_the_parsed_form_has_defaults_and_overrides() -> None:

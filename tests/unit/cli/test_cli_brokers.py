@@ -51,12 +51,14 @@ async def test_rows_show_state_partitions_and_load(quorum: EmbeddedQuorum) -> No
     await register(client, 1, 3)
     await register(client, 2, 2)
     await drain(client, 1)
-    rows = broker_rows(client.view, [BrokerLoad(broker_id=2, partitions=2, bytes_in_per_s=7, bytes_out_per_s=8)])
+    rows = broker_rows(
+        client.view, [BrokerLoad(broker_id=2, partitions=2, bytes_in_per_s=7, bytes_out_per_s=8, unreadable_records=3)]
+    )
     assert rows == [
         {"broker": 1, "state": "draining", "rack": "r", "address": "h:9001", "partitions": 3,
-         "in_bytes_per_s": None, "out_bytes_per_s": None},
+         "in_bytes_per_s": None, "out_bytes_per_s": None, "unreadable_records": None},
         {"broker": 2, "state": "live", "rack": "r", "address": "h:9002", "partitions": 2,
-         "in_bytes_per_s": 7, "out_bytes_per_s": 8},
+         "in_bytes_per_s": 7, "out_bytes_per_s": 8, "unreadable_records": 3},
     ]  # fmt: skip
 
 
