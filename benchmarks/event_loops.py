@@ -78,7 +78,7 @@ def _cpu_s() -> float:
 def _serve(loop: str, pipe: Connection) -> None:
     async def serve() -> None:
         transport = TcpTransport()
-        listener = await transport.serve("127.0.0.1:0", _answer)
+        listener = await (await transport.bind("127.0.0.1:0")).listen(_answer)
         begun = _cpu_s()
         pipe.send(listener.address)
         await asyncio.to_thread(pipe.recv)

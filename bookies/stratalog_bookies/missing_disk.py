@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 from typing import NoReturn
 
 from stratalog_core.ports import File
@@ -13,6 +14,9 @@ class MissingFiles:
 
     def __init__(self, reason: str) -> None:
         self._reason = reason
+
+    def lock(self) -> Callable[[], None]:
+        return lambda: None
 
     def open(self, path: str, *, create: bool = False, direct: bool = False) -> File:
         self._refuse()

@@ -25,7 +25,7 @@ from stratalog_bookies.registration import Registration
 from stratalog_bookies.scrub import Scrub
 from stratalog_bookies.upkeep import Upkeep
 from stratalog_core.errors import Invalid, StratalogError
-from stratalog_core.ports import Background, Clock, Files, Listener, Random, Transport
+from stratalog_core.ports import Background, Bound, Clock, Files, Listener, Random, Transport
 from stratalog_metadata.api import MetadataClient
 
 _log = logging.getLogger(__name__)
@@ -57,17 +57,29 @@ class BookieServer:
         self._registration = Registration(settings, metadata)
         self._disks: list[Disk] = []
         self._dispatch: Dispatch | None = None
+        self._bound: Bound | None = None
         self._listener: Listener | None = None
         self._upkeep: list[asyncio.Task[None]] = []
 
     @property
     def address(self) -> str:
         """``host:port`` that is served."""
-        assert self._listener is not None, "the bookie has been started"
-        return self._listener.address
+        assert self._bound is not None, "the bookie has been started"
+        return self._bound.address
 
     async def start(self) -> None:
-        """Serve and be registered when this returns. Raises ``Invalid`` (wrong disk), ``Corrupt``, ``Unavailable``."""
+        """Serve and be registered when this returns. The caller has locked the disks.
+
+        Raises ``Conflict`` (the port is taken), ``Invalid`` (wrong disk), ``Corrupt``, ``Unavailable``.
+        """
+        self._bound = await self._transport.bind(self._settings.listen)
+        try:
+            await self._recover_and_serve(self._bound)
+        except BaseException:
+            self._bound.close()
+            raise
+
+    async def _recover_and_serve(self, bound: Bound) -> None:
         cookie, lost = await boot.claim_disks(
             self._settings, self._files, self._registration, self._random, self._background
         )  # fmt: skip
@@ -77,8 +89,8 @@ class BookieServer:
         cluster_id = await self._registration.cluster_id()
         collector = Collector(self._metadata, self._disks, cluster_id)
         self._dispatch = Dispatch(self._settings, self._disks, collector, counters)
-        self._listener = await self._transport.serve(self._settings.listen, self._dispatch.handle)
-        address = self._settings.advertised or self._listener.address
+        self._listener = await bound.listen(self._dispatch.handle)
+        address = self._settings.advertised or bound.address
         await self._registration.register(cookie, address, read_only=self._is_read_only(), failed_disks=self._failed_disks())
         self._start_upkeep(collector, cluster_id, cookie)
         self._start_auditor(counters)

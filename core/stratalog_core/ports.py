@@ -105,6 +105,23 @@ class Listener(Protocol):
     async def close(self) -> None: ...
 
 
+class Bound(Protocol):
+    """A port that this process holds and that nobody can connect to yet."""
+
+    @property
+    def address(self) -> str:
+        """``host:port`` that was really bound (port 0 asks for any)."""
+        ...
+
+    async def listen(self, handler: Handler) -> Listener:
+        """Take connections from now on; the listener owns the port. Raises ``Conflict`` or ``OSError``."""
+        ...
+
+    def close(self) -> None:
+        """Release the port, unless a listener owns it."""
+        ...
+
+
 class Transport(Protocol):
     """The network between our own processes. Addresses are ``host:port``."""
 
@@ -112,7 +129,9 @@ class Transport(Protocol):
         """The one shared channel to ``address``."""
         ...
 
-    async def serve(self, address: str, handler: Handler) -> Listener: ...
+    async def bind(self, address: str) -> Bound:
+        """Hold ``address``. Raises ``Conflict`` if another process has it, ``OSError`` if it cannot be bound."""
+        ...
 
     async def close(self) -> None: ...
 
@@ -179,6 +198,13 @@ class BeginsReads(Protocol):
 
 class Files(Protocol):
     """A directory tree. Paths are relative, with ``/``. Every method blocks."""
+
+    def lock(self) -> Callable[[], None]:
+        """How to release the tree, which this process alone uses from now on, until it releases it or ends.
+
+        Raises ``Conflict`` that names the process which holds it.
+        """
+        ...
 
     def open(self, path: str, *, create: bool = False, direct: bool = False) -> File:
         """``direct`` suits a log, which one writer writes in order and few read: writes go around the page cache."""

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Callable, Sequence
 from typing import Final
 
 from stratalog_core import framing
+from stratalog_core.bound_sockets import bind_sockets, close_sockets, listen_on
 from stratalog_core.errors import Corrupt, Invalid, OutcomeUnknown, Overloaded, StratalogError, Unavailable
 from stratalog_core.frame_protocol import FrameProtocol
 from stratalog_core.ports import Buffer, Channel, Connection, Handler, OnReply
@@ -326,11 +328,34 @@ class TcpChannel:
             self._sweep.cancel()
 
 
+class _Bound:
+    """See :class:`stratalog_core.ports.Bound`; a host name may have several addresses."""
+
+    def __init__(self, host: str, sockets: list[socket.socket], buffers: ReceiveBuffers) -> None:
+        self.address = f"{host}:{sockets[0].getsockname()[1]}"
+        self._sockets = sockets
+        self._buffers = buffers
+
+    async def listen(self, handler: Handler) -> _TcpListener:
+        listen_on(self._sockets, self.address)
+        connections: set[_ServerConnection] = set()
+        loop = asyncio.get_running_loop()
+        sockets, self._sockets = self._sockets, []
+        servers = [
+            await loop.create_server(lambda: _ServerConnection(handler, connections, self._buffers), sock=each)
+            for each in sockets
+        ]
+        return _TcpListener(servers, connections, self.address)
+
+    def close(self) -> None:
+        close_sockets(self._sockets)
+
+
 class _TcpListener:
-    def __init__(self, server: asyncio.Server, connections: set[_ServerConnection], host: str) -> None:
-        self._server = server
+    def __init__(self, servers: list[asyncio.Server], connections: set[_ServerConnection], address: str) -> None:
+        self.address = address
+        self._servers = servers
         self._connections = connections
-        self._host = host
         self._silent = SilentClients(connections)
         self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look)
 
@@ -338,17 +363,14 @@ class _TcpListener:
         self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look)
         self._silent.look()
 
-    @property
-    def address(self) -> str:
-        port = self._server.sockets[0].getsockname()[1]
-        return f"{self._host}:{port}"
-
     async def close(self) -> None:
         self._timer.cancel()
-        self._server.close()
+        for server in self._servers:
+            server.close()
         for connection in list(self._connections):
             connection.abort()
-        await self._server.wait_closed()
+        for server in self._servers:
+            await server.wait_closed()
 
 
 class TcpTransport:
@@ -364,12 +386,9 @@ class TcpTransport:
             channel = self._channels[address] = TcpChannel(address, self._buffers)
         return channel
 
-    async def serve(self, address: str, handler: Handler) -> _TcpListener:
+    async def bind(self, address: str) -> _Bound:
         host, port = split_address(address)
-        connections: set[_ServerConnection] = set()
-        loop = asyncio.get_running_loop()
-        server = await loop.create_server(lambda: _ServerConnection(handler, connections, self._buffers), host, port)
-        return _TcpListener(server, connections, host)
+        return _Bound(host, await bind_sockets(host, port), self._buffers)
 
     async def close(self) -> None:
         for channel in list(self._channels.values()):

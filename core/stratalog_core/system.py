@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from stratalog_core.directory_lock import lock_directory
 from stratalog_core.files import SystemFile, open_file
 
 Result = TypeVar("Result")
@@ -35,6 +36,9 @@ class SystemFiles:
     def __init__(self, root: Path) -> None:
         self._root = root
         root.mkdir(parents=True, exist_ok=True)
+
+    def lock(self) -> Callable[[], None]:
+        return lock_directory(self._root)
 
     def open(self, path: str, *, create: bool = False, direct: bool = False) -> SystemFile:
         return open_file(self._root / path, create=create, direct=direct)

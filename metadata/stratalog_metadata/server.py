@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from stratalog_core.errors import Invalid, StorageFailed, StratalogError, Unavailable
-from stratalog_core.ports import Background, Clock, Files, Listener, Random, Request, Transport
+from stratalog_core.ports import Background, Bound, Clock, Files, Listener, Random, Request, Transport
 from stratalog_metadata import identity, joining, messages
 from stratalog_metadata.config import MetadataSettings
 from stratalog_metadata.identity import Identity
@@ -57,6 +57,7 @@ class MetadataServer:
         self._random = random
         self._background = background
         self._store = store
+        self._bound: Bound | None = None
         self._listener: Listener | None = None
         self._failure: StratalogError | None = None
         self._addresses: dict[int, str] = {}
@@ -72,8 +73,8 @@ class MetadataServer:
     @property
     def address(self) -> str:
         """``host:port`` that is listened on."""
-        assert self._listener is not None, "bind() or start() comes first"
-        return self._listener.address
+        assert self._bound is not None, "bind() or start() comes first"
+        return self._bound.address
 
     @property
     def is_leader(self) -> bool:
@@ -86,17 +87,28 @@ class MetadataServer:
         return self._failure
 
     async def bind(self) -> None:
-        """Listen, so that ``address`` is known; requests are refused until ``start``."""
-        if self._listener is None:
-            self._listener = await self._transport.serve(self._settings.listen, self._handle)
+        """Hold the port, so that ``address`` is known; nobody can connect before ``start``. Raises ``Conflict``."""
+        if self._bound is None:
+            self._bound = await self._transport.bind(self._settings.listen)
 
     async def start(self, peers: Mapping[int, str] | None = None) -> None:
-        """Recover and take part; with an empty directory, find out first what there is to take part in (``joining.py``).
+        """Recover, take part and listen; with an empty directory, listen and find out what there is to take part in
+        (``joining.py``). The caller has locked the directory.
 
-        ``peers`` overrides the settings' with addresses that were learnt after binding. Raises ``Invalid`` (another node's
-        or cluster's directory), ``Fenced`` (removed from the quorum), ``Corrupt`` or ``StorageFailed``.
+        ``peers`` overrides the settings' with addresses that were learnt after binding. Raises ``Conflict`` (the port is
+        taken), ``Invalid`` (another node's or cluster's directory), ``Fenced`` (removed from the quorum), ``Corrupt`` or
+        ``StorageFailed``.
         """
         await self.bind()
+        assert self._bound is not None, "the port has just been bound"
+        try:
+            await self._recover(peers)
+            self._listener = await self._bound.listen(self._handle)
+        except BaseException:
+            self._bound.close()
+            raise
+
+    async def _recover(self, peers: Mapping[int, str] | None) -> None:
         self._addresses = dict(peers if peers is not None else self._settings.peer_addresses())
         self._addresses.setdefault(self._settings.node_id, self.address)
         own = await self._background.run(self._claim)
@@ -201,7 +213,8 @@ class MetadataServer:
         self._stop(Unavailable("this metadata node is closing"))
         if self._listener is not None:
             await self._listener.close()
-            self._listener = None
+        if self._bound is not None:
+            self._bound.close()
         if self._node is not None:
             node, self._node = self._node, None
             await node.close(save=hand_over)

@@ -55,10 +55,10 @@ class ProcessCluster:
     def restart(self, *names: str) -> None:
         self.run("cluster", "restart", *names)
 
-    def new_topic(self, partitions: int = 1, configs: Mapping[str, str] | None = None) -> str:
-        """A topic of its own for each test, three copies of everything."""
+    def new_topic(self, partitions: int = 1, configs: Mapping[str, str] | None = None, copies: int = 3) -> str:
+        """A topic of its own for each test, with so many copies of everything."""
         name = f"topic-{next(_numbers)}"
-        new = NewTopic(name, num_partitions=partitions, replication_factor=3, config=dict(configs or {}))
+        new = NewTopic(name, num_partitions=partitions, replication_factor=copies, config=dict(configs or {}))
         for future in self.admin.create_topics([new]).values():
             future.result(30)
         return name

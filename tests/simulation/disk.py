@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import errno
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from stratalog_core.errors import Conflict
 from stratalog_core.ports import Buffer
 
 SECTOR_BYTES = 512
@@ -89,9 +90,20 @@ class Disk:
         self.content: dict[str, _Content] = {}
         self._durable_names: dict[str, _Content] = {}
         self._randomness = randomness
+        self._is_locked = False
+
+    def lock(self) -> Callable[[], None]:
+        if self._is_locked:
+            raise Conflict(f"{self.name} is in use by another process")
+        self._is_locked = True
+        return self._unlock
+
+    def _unlock(self) -> None:
+        self._is_locked = False
 
     def crash(self) -> None:
         """Decide what survives; names whose directory was not synced may be lost or kept."""
+        self._unlock()
         names = dict(self._durable_names)
         for name, content in self.content.items():
             if name not in names and self._randomness.random() < 0.5:
@@ -180,6 +192,9 @@ class SimulatedFiles:
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
+
+    def lock(self) -> Callable[[], None]:
+        return self._disk.lock()
 
     def open(self, path: str, *, create: bool = False, direct: bool = False) -> SimulatedFile:
         if path not in self._disk.content:

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from simulation.connections import Connections
 from simulation.loop import CURRENT, Process, SimulatedLoop
 from stratalog_core import framing
-from stratalog_core.errors import OutcomeUnknown, StratalogError, Unavailable
+from stratalog_core.errors import Conflict, OutcomeUnknown, StratalogError, Unavailable
 from stratalog_core.ports import Buffer, Connection, Handler, OnReply
 from stratalog_core.rpc import call_by_send
 from stratalog_metadata import messages
@@ -80,13 +80,18 @@ class Network:
         self._servers: dict[str, _Server] = {}
         self._next_port = 10_000
 
-    def listen(self, address: str, handler: Handler) -> str:
+    def bind(self, address: str) -> str:
+        """The address, with a port of its own for port 0. Raises ``Conflict`` if a live process listens there."""
         host, _, port = address.rpartition(":")
         if port == "0":
             self._next_port += 1
             address = f"{host}:{self._next_port}"
-        self._servers[address] = _Server(handler, CURRENT.get())
+        if self.server(address) is not None:
+            raise Conflict(f"{address} is in use by another process")
         return address
+
+    def listen(self, address: str, handler: Handler) -> None:
+        self._servers[self.bind(address)] = _Server(handler, CURRENT.get())
 
     def forget(self, address: str) -> None:
         self._servers.pop(address, None)
@@ -214,6 +219,21 @@ class SimulatedChannel:
         self._closed = True
 
 
+class _SimulatedBound:
+    """See :class:`stratalog_core.ports.Bound`."""
+
+    def __init__(self, network: Network, address: str) -> None:
+        self._network = network
+        self.address = network.bind(address)
+
+    async def listen(self, handler: Handler) -> _SimulatedListener:
+        self._network.listen(self.address, handler)
+        return _SimulatedListener(self._network, self.address)
+
+    def close(self) -> None:
+        pass
+
+
 class _SimulatedListener:
     def __init__(self, network: Network, address: str) -> None:
         self._network = network
@@ -236,8 +256,8 @@ class SimulatedTransport:
             self._channels[address] = SimulatedChannel(self._network, self._machine, address)
         return self._channels[address]
 
-    async def serve(self, address: str, handler: Handler) -> _SimulatedListener:
-        return _SimulatedListener(self._network, self._network.listen(address, handler))
+    async def bind(self, address: str) -> _SimulatedBound:
+        return _SimulatedBound(self._network, address)
 
     async def close(self) -> None:
         for channel in self._channels.values():

@@ -8,7 +8,6 @@ from pathlib import Path
 import click
 import psutil
 
-from stratalog.local import processes
 from stratalog.local.state import ClusterState, ProcessState, load_state, save_state, state_path
 from stratalog.roles import embedded
 from stratalog.roles.runtime import Configuration, Node, run
@@ -28,11 +27,12 @@ _ROLE = "all"
 def up(data: Path, kafka: str, store: str | None, config: Path | None) -> None:
     """Run everything in one process until Ctrl-C. Data survives; start it again to go on."""
     data = data.absolute()
-    _refuse_if_taken(data)
-    data.mkdir(parents=True, exist_ok=True)
+    _refuse_cluster(data)
     overrides = embedded.embedded_overrides(data, kafka=kafka, store=store)
 
     async def start(node: Node) -> str:
+        # All of it, so that the store and what `_remember` writes are this process's, too.
+        await node.files(data)
         address = await embedded.start(node)
         _remember(data, node, address)
         click.echo(f"Stratalog serves Kafka clients at {address}; data in {data}; Ctrl-C stops it.")
@@ -41,14 +41,9 @@ def up(data: Path, kafka: str, store: str | None, config: Path | None) -> None:
     run(Configuration(file=config, overrides=overrides), "stratalog", start)
 
 
-def _refuse_if_taken(data: Path) -> None:
-    if not state_path(data).exists():
-        return
-    state = load_state(data)
-    if any(process.role != _ROLE for process in state.processes):
+def _refuse_cluster(data: Path) -> None:
+    if state_path(data).exists() and any(process.role != _ROLE for process in load_state(data).processes):
         raise Conflict(f"{data} holds a cluster: use `stratalog cluster start --data {data}`, or another --data")
-    if any(processes.running(process) for process in state.processes):
-        raise Conflict(f"{data} is in use by pid {state.processes[0].pid}: stop it, or use another --data")
 
 
 def _remember(data: Path, node: Node, address: str) -> None:

@@ -20,7 +20,7 @@ async def start(node: Node) -> str:
         settings,
         await node.metadata(),
         node.transport,
-        [_files(node, directory) for directory in settings.data_dirs],
+        [await _files(node, directory) for directory in settings.data_dirs],
         node.clock,
         node.random,
         node.background(settings.threads, "bookie"),
@@ -30,9 +30,9 @@ async def start(node: Node) -> str:
     return server.address
 
 
-def _files(node: Node, directory: str) -> Files:
-    """A disk; one whose directory cannot even be made is missing, which the bookie may survive."""
+async def _files(node: Node, directory: str) -> Files:
+    """A disk, locked; one whose directory cannot even be made is missing, which the bookie may survive. Raises ``Conflict``."""
     try:
-        return node.files(Path(directory))
+        return await node.files(Path(directory))
     except OSError as failure:
         return MissingFiles(f"{directory}: {failure}")

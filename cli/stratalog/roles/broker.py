@@ -30,7 +30,7 @@ async def start(node: Node) -> str:
         metadata, node.transport, node.clock, node.random, node.configuration.section(LedgerClientSettings, "ledgers")
     )
     node.closing(ledgers.close)
-    cold = _cold_reader(node)
+    cold = await _cold_reader(node)
     node.closing(cold.close)
     server = BrokerServer(settings, metadata, ledgers, cold, node.clock, node.random)
     await server.start()
@@ -57,9 +57,9 @@ def _load_messages(node: Node) -> None:
     node.closing(stop)
 
 
-def _cold_reader(node: Node) -> ColdReader:
+async def _cold_reader(node: Node) -> ColdReader:
     settings = node.configuration.section(ColdReaderSettings, "cold")
     if not settings.disk_bytes or not node.settings.cache_dir:
         return ColdReader(node.store(), settings, node.clock)
-    files = node.files(Path(node.settings.cache_dir))
+    files = await node.files(Path(node.settings.cache_dir))
     return ColdReader(node.store(), settings, node.clock, files=files, background=node.background(_CACHE_THREADS, "cache"))

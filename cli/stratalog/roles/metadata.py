@@ -17,7 +17,7 @@ async def start(node: Node) -> str:
     server = MetadataServer(
         settings,
         node.transport,
-        node.files(Path(settings.data_dir)),
+        await node.files(Path(settings.data_dir)),
         node.clock,
         node.random,
         # One thread for its log, one for its state.

@@ -20,7 +20,7 @@ import uvloop
 from stratalog.roles.node import NodeSettings
 from stratalog.roles.open_files import raise_open_files
 from stratalog_core.config import load
-from stratalog_core.errors import Invalid, StratalogError
+from stratalog_core.errors import Conflict, Invalid, StratalogError
 from stratalog_core.ports import Background, Clock, Files, Random, Transport
 from stratalog_core.rpc import TcpTransport
 from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
@@ -28,7 +28,10 @@ from stratalog_metadata.client import QuorumClient
 from stratalog_tiering.store import STORE_THREADS, ObjectStore, open_store
 
 Settings = TypeVar("Settings")
-_WATCH_INTERVAL_S = 1.0
+_WATCH_INTERVAL_S: Final = 1.0
+_LOCK_TIMEOUT_S: Final = 3.0
+"""A process that was killed holds its locks until its last thread has left the kernel: a write to the disk may take a while."""
+_LOCK_RETRY_S: Final = 0.1
 _log = logging.getLogger("stratalog")
 
 
@@ -64,7 +67,7 @@ class Node:
         self.clock: Clock = SystemClock()
         self.random: Random = random.Random(os.urandom(32))
         self.transport = borders.transport()
-        self.files = borders.files
+        self._files = borders.files
         self._stack = stack
         self._metadata: QuorumClient | None = None
         self._failures: list[Callable[[], StratalogError | None]] = []
@@ -87,6 +90,19 @@ class Node:
         pool = ThreadBackground(threads, name)
         self._stack.callback(pool.close)
         return pool
+
+    async def files(self, directory: Path) -> Files:
+        """A directory that this process alone uses until it ends. Raises ``Conflict`` if another one does, or ``OSError``."""
+        files = self._files(directory)
+        deadline = self.clock.monotonic() + _LOCK_TIMEOUT_S
+        while True:
+            try:
+                self._stack.callback(files.lock())
+                return files
+            except Conflict:
+                if self.clock.monotonic() > deadline:
+                    raise
+            await asyncio.sleep(_LOCK_RETRY_S)
 
     def find_metadata_at(self, address: str) -> None:
         """From now on the quorum is the one node at ``address``, in this very process."""

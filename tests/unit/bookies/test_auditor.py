@@ -224,7 +224,7 @@ async def test_a_target_that_refuses_is_never_named(cluster: Cluster) -> None:
         else:
             request.fail(Invalid("not served"))
 
-    listener = await cluster.transport.serve("127.0.0.1:0", refuse)
+    listener = await (await cluster.transport.bind("127.0.0.1:0")).listen(refuse)
     session_id = await cluster.metadata.open_session("full", 30_000, lambda: None)
     full = Bookie(bookie_id="full", address=listener.address, cookie="full", session_id=session_id)
     await cluster.metadata.propose(Command(updates=(Put(record=full),)))

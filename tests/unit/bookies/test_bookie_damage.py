@@ -381,7 +381,7 @@ async def _serve_forged(cluster: Cluster, header: bytes) -> Callable[[], Awaitab
     def answer(request: Request) -> None:
         request.reply(*messages.encode_read_answer([(0, 0, 1)], [header[:-1] + b"\0"], [b"forged"]))
 
-    listener = await cluster.transport.serve("127.0.0.1:0", answer)
+    listener = await (await cluster.transport.bind("127.0.0.1:0")).listen(answer)
     record = cluster.metadata.view.find(Bookie, bookie_key("b1"))
     assert record is not None
     session_id = await cluster.metadata.open_session("b1", 30_000, lambda: None)

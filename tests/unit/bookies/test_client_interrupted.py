@@ -18,7 +18,7 @@ from stratalog_bookies.client.ledger_ids import LedgerIds
 from stratalog_bookies.client.ledger_records import put_ledger
 from stratalog_bookies.messages import Status
 from stratalog_core.errors import NotEnoughBookies, OutcomeUnknown, StratalogError
-from stratalog_core.ports import Buffer, Channel, Handler, Listener, OnReply
+from stratalog_core.ports import Bound, Buffer, Channel, OnReply
 from stratalog_core.rpc import TcpTransport
 from stratalog_core.system import SystemClock
 from stratalog_metadata.api import BrokerLoad, MetadataClient, MetadataView
@@ -84,7 +84,7 @@ class CutTransport:
     def channel(self, address: str) -> Channel:
         return CutChannel(self._transport.channel(address), self._cut)
 
-    async def serve(self, address: str, handler: Handler) -> Listener:
+    async def bind(self, address: str) -> Bound:
         raise NotImplementedError
 
     async def close(self) -> None: ...

@@ -158,7 +158,7 @@ class Cluster:
 
     async def silent_bookie(self, name: str) -> None:
         """A bookie that is registered and takes requests, and never answers: as one that was stopped (SIGSTOP)."""
-        listener = await self.transport.serve("127.0.0.1:0", lambda request: None)
+        listener = await (await self.transport.bind("127.0.0.1:0")).listen(lambda request: None)
         self.stack.push_async_callback(listener.close)
         session_id = await self.metadata.open_session(name, 30_000, lambda: None)
         record = Bookie(bookie_id=name, address=listener.address, cookie="silent", session_id=session_id)

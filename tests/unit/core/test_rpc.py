@@ -36,7 +36,7 @@ async def serving(handler: Handler) -> AsyncIterator[str]:
 @contextlib.asynccontextmanager
 async def serving_listener(handler: Handler) -> AsyncIterator[rpc._TcpListener]:
     transport = TcpTransport()
-    listener = await transport.serve("127.0.0.1:0", handler)
+    listener = await (await transport.bind("127.0.0.1:0")).listen(handler)
     try:
         yield listener
     finally:
@@ -133,7 +133,7 @@ async def test_a_refused_connection_is_unavailable_and_the_next_call_tries_again
     with pytest.raises(Unavailable, match="cannot connect"):
         await channel.call(ECHO, (b"x",), 30)
     own = TcpTransport()
-    listener = await own.serve(address, echo)
+    listener = await (await own.bind(address)).listen(echo)
     assert bytes(await channel.call(ECHO, (b"again",), 30)) == b"again"
     await listener.close()
     await own.close()
@@ -382,3 +382,28 @@ async def test_both_ends_learn_that_a_connection_has_broken(transport: TcpTransp
         await channel.close()
         await until(lambda: ended.count("server") == 2)
         assert ended.count("client") == 1
+
+
+async def test_a_bound_port_is_taken_and_answers_nobody_until_it_listens(transport: TcpTransport) -> None:
+    bound = await transport.bind("127.0.0.1:0")
+    channel = transport.channel(bound.address)
+    with pytest.raises(Unavailable, match="cannot connect"):
+        await channel.call(ECHO, (b"early",), 30)
+    listener = await bound.listen(echo)
+    assert bytes(await channel.call(ECHO, (b"x",), 30)) == b"x"
+    with pytest.raises(Conflict, match=f"{bound.address} is in use by another process"):
+        await transport.bind(bound.address)
+    bound.close()
+    assert bytes(await channel.call(ECHO, (b"y",), 30)) == b"y", "the listener owns the port"
+    await listener.close()
+
+
+async def test_of_two_that_bound_one_port_the_second_cannot_listen(transport: TcpTransport) -> None:
+    first = await transport.bind("127.0.0.1:0")
+    second = await transport.bind(first.address)
+    listener = await first.listen(echo)
+    with pytest.raises(Conflict, match="is in use by another process"):
+        await second.listen(echo)
+    second.close()
+    assert bytes(await transport.channel(first.address).call(ECHO, (b"x",), 30)) == b"x"
+    await listener.close()

@@ -129,7 +129,7 @@ class CountedFiles:
         self.steps_left = steps_left
         self.late = late
         self.read, self.list, self.exists, self.make_directory = files.read, files.list, files.exists, files.make_directory
-        self.free_bytes, self.rename = files.free_bytes, files.rename
+        self.free_bytes, self.rename, self.lock = files.free_bytes, files.rename, files.lock
 
     def step(self, change: Callable[[], None]) -> None:
         self.steps_left -= 1

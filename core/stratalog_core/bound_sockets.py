@@ -1,0 +1,63 @@
+"""TCP sockets that are bound and do not listen yet: a port is held, and nobody can connect to it."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+from stratalog_core.errors import Conflict
+
+
+async def bind_sockets(host: str, port: int) -> list[socket.socket]:
+    """One for each address of ``host``. Raises ``Conflict`` if another process listens there, ``OSError`` otherwise."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    sockets: list[socket.socket] = []
+    try:
+        for family, *_, address in dict.fromkeys(found):
+            sockets.append(_bind(family, address))
+    except OSError as failure:
+        close_sockets(sockets)
+        raise _named(f"{host}:{port}", failure) from failure
+    return sockets
+
+
+def listen_on(sockets: Sequence[socket.socket], address: str) -> None:
+    """Have the kernel accept connections. Raises ``Conflict``: two processes can bind one port as long as neither listens.
+
+    The event loop could do it, but uvloop never lets go of a socket on which it failed.
+    """
+    try:
+        for bound in sockets:
+            bound.listen()
+    except OSError as failure:
+        raise _named(address, failure) from failure
+
+
+def close_sockets(sockets: list[socket.socket]) -> None:
+    """Close them all and forget them."""
+    while sockets:
+        sockets.pop().close()
+
+
+def _bind(family: int, address: tuple[Any, ...]) -> socket.socket:
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        # Connections of an earlier process that are still closing must not keep the next one from its port.
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        bound.bind(address)
+        bound.setblocking(False)
+    except OSError:
+        bound.close()
+        raise
+    return bound
+
+
+def _named(address: str, failure: OSError) -> Exception:
+    if failure.errno != errno.EADDRINUSE:
+        return failure
+    return Conflict(f"{address} is in use by another process: stop that process, or listen on another port")

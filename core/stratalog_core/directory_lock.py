@@ -1,0 +1,41 @@
+"""Locks a directory against other processes: a file below it, held with ``flock``.
+
+The kernel releases the lock when the process ends, however it ends, so there is no stale lock. The file is never removed: a
+process that locks a removed file would exclude nobody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from stratalog_core.errors import Conflict
+
+LOCK_FILE: Final = "lock"
+_HOLDER_BYTES_MAX: Final = 512
+
+
+def lock_directory(root: Path) -> Callable[[], None]:
+    """How to release the lock on ``root``, which this process holds from now on. Raises ``Conflict`` or ``OSError``."""
+    descriptor = os.open(root / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(descriptor, _HOLDER_BYTES_MAX, 0).decode(errors="replace").strip() or "another process"
+        os.close(descriptor)
+        raise Conflict(f"{root} is in use by {holder}: stop that process, or give this one a directory of its own") from None
+    except OSError:
+        os.close(descriptor)
+        raise
+    # The holder's name is for people: a full disk must not keep a process from starting.
+    with contextlib.suppress(OSError):
+        name = f"pid {os.getpid()} on host {socket.gethostname()}\n".encode()
+        os.pwrite(descriptor, name, 0)
+        os.ftruncate(descriptor, len(name))
+    return partial(os.close, descriptor)
