@@ -39,6 +39,7 @@ from stratalog_metadata.view import LocalView
 WATCH_WAIT_MS: Final = 1_000
 WATCH_TIMEOUT_S: Final = 1.5
 READ_TIMEOUT_S: Final = 1.0
+CLOSE_TIMEOUT_S: Final = 10.0
 SNAPSHOT_TIMEOUT_S: Final = 5.0
 _log = logging.getLogger(__name__)
 Answer = TypeVar("Answer", bound=msgspec.Struct)
@@ -55,10 +56,13 @@ class QuorumClient:
         self._transport = transport
         self._clock = clock
         self._random = random
-        self._view = LocalView()
+        self._failure: StratalogError | None = None
+        self._view = LocalView(self._failed)
         self._cuts = CutLinks(transport)
         self._proposer = Proposer(addresses, transport, clock, random, self._view, self._cuts)
-        self._sessions = SessionKeeper(addresses, transport, clock, random, self._proposer.leader_moved, self._cuts)
+        self._sessions = SessionKeeper(
+            addresses, transport, clock, random, self._proposer.leader_moved, self._failed, self._cuts
+        )
         self._view.subscribe(self._sessions.follow)
         self._readers = Router(addresses, random, self._cuts)
         self._watched = Router(addresses, random)
@@ -69,6 +73,11 @@ class QuorumClient:
     @property
     def view(self) -> LocalView:
         return self._view
+
+    @property
+    def failure(self) -> StratalogError | None:
+        """Why this process must end: part of it has missed a change and may act on what is no longer true. None if none has."""
+        return self._failure
 
     async def start(self, timeout_s: float = 30.0) -> None:
         """Load the view: afterwards it contains everything that was committed before the call.
@@ -92,7 +101,19 @@ class QuorumClient:
             await asyncio.gather(self._watching, return_exceptions=True)
             self._watching = None
 
+    def _failed(self, failure: Exception) -> None:
+        """Give all sessions up at once: their holders must stop serving now, not when the process has ended."""
+        if self._failure is None:
+            self._failure = StratalogError(
+                f"part of this process could not follow the metadata log and may be stale: {failure!r}; the process ends:"
+                " restart it, and report the traceback in its log"
+            )
+            self._sessions.expire_all()
+
     async def propose(self, command: Command, timeout_s: float = 10.0) -> Applied:
+        """See :meth:`stratalog_metadata.api.MetadataClient.propose`. Raises ``failure`` once there is one."""
+        if self._failure is not None:
+            raise self._failure
         return await self._proposer.propose(command, timeout_s)
 
     async def refresh(self, timeout_s: float = 10.0) -> int:
@@ -140,13 +161,15 @@ class QuorumClient:
         sent_at = self._clock.monotonic()
         opening = OpenSession(holder=holder, lease_ms=lease_ms, grace_ms=grace_ms)
         applied = await self.propose(Command(updates=(opening,)))
+        if self._failure is not None:
+            raise self._failure
         session_id = applied.allocated[0]
         self._sessions.hold(session_id, lease_ms / 1000, sent_at, on_expired, grace_ms / 1000, load)
         return session_id
 
     async def close_session(self, session_id: int) -> None:
         self._sessions.release(session_id)
-        await self.propose(Command(updates=(ExpireSession(session_id=session_id),)))
+        await self._proposer.propose(Command(updates=(ExpireSession(session_id=session_id),)), CLOSE_TIMEOUT_S)
 
     # --- reads -------------------------------------------------------------------------------------------------------
 

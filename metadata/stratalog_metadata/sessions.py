@@ -45,7 +45,9 @@ class _Held:
 
 
 class SessionKeeper:
-    """``on_leader_moved`` is told the address of the node that renews, whenever that is another than before."""
+    """``on_leader_moved`` is told the address of the node that renews, whenever that is another than before; ``on_failed``
+    what a holder raised whose session has ended: it may still act as if it had one.
+    """
 
     def __init__(
         self,
@@ -54,10 +56,12 @@ class SessionKeeper:
         clock: Clock,
         random: Random,
         on_leader_moved: Callable[[str], None],
+        on_failed: Callable[[Exception], None],
         cuts: CutLinks | None = None,
     ) -> None:
         self._has_several_nodes = len(addresses) > 1
         self._on_leader_moved = on_leader_moved
+        self._on_failed = on_failed
         self._transport = transport
         self._clock = clock
         self._router = Router(addresses, random, cuts)
@@ -110,6 +114,11 @@ class SessionKeeper:
         held = self._held.pop(session_id, None)
         if held is not None:
             held.timer.cancel()
+
+    def expire_all(self) -> None:
+        """Have every holder stop at once; nothing is renewed any more."""
+        for session_id in list(self._held):
+            self._expire(session_id)
 
     async def close(self) -> None:
         for session_id in list(self._held):
@@ -209,9 +218,12 @@ class SessionKeeper:
             self._expire(session_id)
 
     def _expire(self, session_id: int) -> None:
-        held = self._held[session_id]
+        held = self._held.get(session_id)
+        if held is None:
+            return
         self.release(session_id)
         try:
             held.on_expired()
-        except Exception:
+        except Exception as failure:
             _log.exception("the holder of session %d failed while stopping", session_id)
+            self._on_failed(failure)

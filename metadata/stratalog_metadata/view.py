@@ -1,6 +1,7 @@
 """The client's copy of all records, fed in order of the log. Sans-IO.
 
 Always: it moves forward only, by whole commands; subscribers are told after the copy has changed, in the order of the log.
+A subscriber that raises has missed a change for good: its owner is told (``on_failed``) and must not act on the view again.
 """
 
 from __future__ import annotations
@@ -21,10 +22,15 @@ Kind = TypeVar("Kind", bound=Record)
 _log = logging.getLogger(__name__)
 
 
+def _raise(failure: Exception) -> None:
+    raise failure
+
+
 class LocalView:
     """See :class:`stratalog_metadata.api.MetadataView`."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_failed: Callable[[Exception], None] = _raise) -> None:
+        self._on_failed = on_failed
         self._records = RecordMap()
         self._index = 0
         self._subscribers: dict[int, OnChanges] = {}
@@ -102,6 +108,7 @@ class LocalView:
         for on_changes in list(self._subscribers.values()):
             try:
                 on_changes(changes)
-            except Exception:
-                # One subscriber's mistake must not keep the others, and the view, from following the log.
+            except Exception as failure:
+                # The other subscribers go on following the log, so that the process can stop in order.
                 _log.exception("a subscriber of the metadata view failed")
+                self._on_failed(failure)

@@ -115,6 +115,8 @@ class Node:
                 raise Invalid("[node] metadata is empty: name the metadata nodes, host:port each")
             self._metadata = QuorumClient(self.settings.metadata, self.transport, self.clock, self.random)
             self.closing(self._metadata.close)
+            client = self._metadata
+            self.watching(lambda: client.failure)
             await self._metadata.start()
         return self._metadata
 

@@ -75,17 +75,20 @@ async def test_a_jump_tells_the_difference_only() -> None:
     assert view.index == 9, "never backwards"
 
 
-async def test_one_subscribers_mistake_does_not_keep_the_others(caplog: pytest.LogCaptureFixture) -> None:
-    view = LocalView()
+async def test_one_subscribers_mistake_is_reported_and_does_not_keep_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    failures: list[Exception] = []
+    view = LocalView(failures.append)
     told: list[Change] = []
+    mistake = RuntimeError("a mistake")
 
     def fails(changes: object) -> None:
-        raise RuntimeError("a mistake")
+        raise mistake
 
     view.subscribe(fails)
     view.subscribe(told.extend)
     view.follow(1, [[KeyChange(key("a"), stored("a", 1))]])
     assert len(told) == 1
+    assert failures == [mistake]
     assert "a mistake" in caplog.text
 
 
