@@ -2,8 +2,9 @@
 
 Byte layout: docs/formats/metadata-log.md. Always: what ``persist`` was given is durable when it returns; a record is never
 changed in place (a conflicting suffix is overruled by later records with the same indexes); a batch is written only
-after the one before it is durable. So a damaged record with a later batch behind it was once durable: that is corruption
-and is refused. A damaged last batch is the torn tail of a crash, was never acknowledged, and is cut off.
+after the one before it is durable. So a damaged record with a later batch after it was once durable: that is corruption
+and is refused. In the last batch, what a cut-off write leaves behind (sectors that were never written) is a torn tail, was
+never acknowledged, and is removed; other damage is refused. ``mark`` covers what looks like a torn tail and is not.
 
 The vote file says which segment is the newest (``LogMark``): a segment is begun, durably; then the vote file names it; only
 then records are written to it. So a log whose end is gone, or comes from an older copy, is told from a healthy one.
@@ -60,6 +61,7 @@ class DurableLog:
         self._segments: list[_Segment] = []
         self._file: File | None = None
         self._position = 0
+        self._marked = 0
         self._last = (0, 0)
         self._hard_state = HardState()
 
@@ -109,8 +111,14 @@ class DurableLog:
 
     def mark(self) -> None:
         """Write durably which segment is the newest, and where it ends now, besides term and vote."""
+        self._marked = self._position
         newest = LogMark(segment=self._segments[-1].number, end=self._position) if self._segments else LogMark()
         self._files.write_atomic(f"{self._directory}/{VOTE_FILE}", log_format.pack_vote(self._hard_state, newest))
+
+    @property
+    def is_marked(self) -> bool:
+        """Whether the vote file knows everything that was persisted."""
+        return self._marked == self._position
 
     def compact(self, index: int) -> None:
         """Remove the segments whose entries are all at or below ``index``; the one being written always stays."""
@@ -227,8 +235,9 @@ class DurableLog:
         """Names and mark as they must be before anything is promised on what was found."""
         self._hard_state = hard_state
         self._files.sync_directory(self._directory)
-        if self._segments and (mark is None or mark.segment != self._segments[-1].number):
+        if self._segments and mark != LogMark(segment=self._segments[-1].number, end=self._position):
             self.mark()
+        self._marked = self._position
 
     def _segment_numbers(self) -> list[int]:
         names = self._files.list(self._directory)

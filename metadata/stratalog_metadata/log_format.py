@@ -12,7 +12,7 @@ from stratalog_core.errors import Corrupt
 from stratalog_metadata.raft.messages import Entry, EntryKind
 from stratalog_metadata.raft.ready import HardState
 
-VERSION: Final = 1
+VERSION: Final = 2
 VOTE_VERSION: Final = 2
 SEGMENT_MAGIC: Final = b"SLRAFTLG"
 RECORD_MAGIC: Final = b"SLRE"
@@ -24,10 +24,13 @@ _VOTE_MAGIC_AND_VERSION: Final = struct.Struct(">4sH")
 _VOTE_1: Final = struct.Struct(">4sHQQ")
 _VOTE: Final = struct.Struct(">4sHQQQQ")
 _PREFIX: Final = struct.Struct(">4sI")
+_PAYLOAD_CHECKSUM: Final = struct.Struct(">I")
 _BODY: Final = struct.Struct(">IIQQQB")
 _CHECKSUM: Final = struct.Struct(">I")
 SEGMENT_HEADER_BYTES: Final = _SEGMENT.size + _CHECKSUM.size
-RECORD_HEADER_BYTES: Final = _PREFIX.size + _BODY.size
+RECORD_HEADER_BYTES: Final = _PREFIX.size + _PAYLOAD_CHECKSUM.size + _BODY.size
+SECTOR_BYTES: Final = 512
+"""What a disk writes whole or not at all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,30 +85,54 @@ def unpack_segment(content: memoryview) -> SegmentHeader | None:
 
 def pack_record(entry: Entry, previous_term: int, batch_position: int) -> bytes:
     body = _BODY.pack(len(entry.payload), batch_position, entry.index, entry.term, previous_term, entry.kind)
-    checksum = crc32c.crc32c(entry.payload, crc32c.crc32c(body))
-    return b"".join((_PREFIX.pack(RECORD_MAGIC, checksum), body, entry.payload))
+    header = _PAYLOAD_CHECKSUM.pack(crc32c.crc32c(entry.payload)) + body
+    return b"".join((_PREFIX.pack(RECORD_MAGIC, crc32c.crc32c(header)), header, entry.payload))
 
 
 def unpack_record(content: memoryview, position: int) -> StoredEntry | None:
     """The record at ``position``; None if there is no whole, undamaged one. Raises ``Corrupt`` for an unknown kind."""
-    start = position + _PREFIX.size
-    if start + _BODY.size > len(content):
+    payload_start = position + RECORD_HEADER_BYTES
+    if not _is_header(content, position):
         return None
-    magic, checksum = _PREFIX.unpack_from(content, position)
-    length, batch_position, index, term, previous_term, kind = _BODY.unpack_from(content, start)
-    end = start + _BODY.size + length
-    if magic != RECORD_MAGIC or end > len(content) or crc32c.crc32c(content[start:end]) != checksum:
+    length, batch_position, index, term, previous_term, kind = _BODY.unpack_from(content, payload_start - _BODY.size)
+    end = payload_start + length
+    (checksum,) = _PAYLOAD_CHECKSUM.unpack_from(content, position + _PREFIX.size)
+    if end > len(content) or crc32c.crc32c(content[payload_start:end]) != checksum:
         return None
     if kind not in _KINDS:
         raise Corrupt(
             f"raft log record {index} is of kind {kind}, which this version does not know: start the one that wrote it"
         )
     return StoredEntry(
-        entry=Entry(index, term, EntryKind(kind), bytes(content[start + _BODY.size : end])),
+        entry=Entry(index, term, EntryKind(kind), bytes(content[payload_start:end])),
         previous_term=previous_term,
         batch_position=batch_position,
         record_bytes=end - position,
     )
+
+
+def _is_header(content: memoryview, position: int) -> bool:
+    """Whether a whole, undamaged record header is at ``position``."""
+    payload_start = position + RECORD_HEADER_BYTES
+    if payload_start > len(content):
+        return False
+    magic, checksum = _PREFIX.unpack_from(content, position)
+    found = int(crc32c.crc32c(content[position + _PREFIX.size : payload_start]))
+    return bool(magic == RECORD_MAGIC and found == checksum)
+
+
+def is_torn(content: memoryview, position: int) -> bool:
+    """Whether a write that a power cut ended explains that no whole record is at ``position``, in the last batch of a segment.
+
+    Such a write leaves sectors as they were before: beyond the end of the file, or zeros. Anything else is damage.
+    """
+    damaged, end = position, position + RECORD_HEADER_BYTES
+    if _is_header(content, position):
+        damaged, end = end, end + _BODY.unpack_from(content, end - _BODY.size)[0]
+    if end > len(content):
+        return True
+    sectors = range(damaged - damaged % SECTOR_BYTES, end, SECTOR_BYTES)
+    return any(not any(content[max(position, sector) : sector + SECTOR_BYTES]) for sector in sectors)
 
 
 def was_durable(content: bytes, position: int) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from stratalog_core.errors import Corrupt
 from stratalog_metadata import log_format
+from stratalog_metadata.identity import REPLACE
 from stratalog_metadata.log_format import StoredEntry
 from stratalog_metadata.raft.tail import LogTail
 
@@ -52,9 +53,14 @@ class LogReplay:
         while segment.end < len(content):
             stored = log_format.unpack_record(view, segment.end)
             if stored is None:
-                if newest and not log_format.was_durable(content, segment.end):
-                    break
-                raise Corrupt(f"{name}: the record at byte {segment.end} was durable once and is damaged")
+                if not newest or log_format.was_durable(content, segment.end):
+                    raise Corrupt(f"{name}: the record at byte {segment.end} was durable once and is damaged")
+                if not log_format.is_torn(view, segment.end):
+                    raise Corrupt(
+                        f"{name}: the record at byte {segment.end} is damaged, and not by a write that was cut off: this node"
+                        f" may have acknowledged it. Restore the directory as it was last, or replace the node: {REPLACE}"
+                    )
+                break
             self._take(name, segment.end, stored)
             segment.end += stored.record_bytes
             segment.highest = max(segment.highest, stored.entry.index)

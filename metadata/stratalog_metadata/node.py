@@ -26,6 +26,8 @@ from stratalog_metadata.storage import NodeStorage
 
 SAVE_DELAY_S: Final = 0.1
 TIMER_S_MIN: Final = 0.001
+MARK_DELAY_S: Final = 0.5
+"""So long after the last write the vote file is told where the log ends; until then nothing proves that it was durable."""
 _log = logging.getLogger(__name__)
 
 
@@ -76,6 +78,8 @@ class RaftNode:
         self._queue_filled = asyncio.Event()
         self._store_free = asyncio.Lock()
         self._compact_to = 0
+        self._mark_timer: asyncio.TimerHandle | None = None
+        self._is_mark_due = False
         self._saved_index = replica.index
         self._pump_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
@@ -132,8 +136,9 @@ class RaftNode:
         # Nothing is cancelled: a write that a thread has begun would outlive its task.
         self._stopped = True
         self._queue_filled.set()
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._mark_timer):
+            if timer is not None:
+                timer.cancel()
 
     # --- one turn ----------------------------------------------------------------------------------------------------
 
@@ -206,8 +211,25 @@ class RaftNode:
             if self._compact_to:
                 index, self._compact_to = self._compact_to, 0
                 await self._background.run(partial(self._storage.log.compact, index))
+            if self._is_mark_due and not self._queue:
+                await self._background.run(self._storage.log.mark)
+            self._is_mark_due = False
+            self._mark_later()
             self._writing = False
             self.wake()
+
+    def _mark_later(self) -> None:
+        """Have the end of the log marked when nothing more is written: each batch proves the one before it."""
+        if self._mark_timer is not None:
+            self._mark_timer.cancel()
+            self._mark_timer = None
+        if not self._storage.log.is_marked and not self._stopped:
+            self._mark_timer = self._loop.call_later(MARK_DELAY_S, self._mark_now)
+
+    def _mark_now(self) -> None:
+        self._mark_timer = None
+        self._is_mark_due = True
+        self._queue_filled.set()
 
     async def _write(self, batch: Sequence[Ready]) -> None:
         if any(ready.snapshot is not None for ready in batch):

@@ -147,9 +147,11 @@ def seal_records(content: bytes) -> bytes:
     out[header - 4 : header] = struct.pack(">I", crc32c(bytes(out[: header - 4])))
     position = header
     while position + log_format.RECORD_HEADER_BYTES <= len(out):
-        (length,) = struct.unpack_from(">I", out, position + 8)
-        end = min(position + log_format.RECORD_HEADER_BYTES + length, len(out))
-        struct.pack_into(">I", out, position + 4, crc32c(bytes(out[position + 8 : end])))
+        (length,) = struct.unpack_from(">I", out, position + 12)
+        payload = position + log_format.RECORD_HEADER_BYTES
+        end = min(payload + length, len(out))
+        struct.pack_into(">I", out, position + 8, crc32c(bytes(out[payload:end])))
+        struct.pack_into(">I", out, position + 4, crc32c(bytes(out[position + 8 : payload])))
         position = end
     return bytes(out)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -89,21 +90,63 @@ def test_a_torn_tail_is_cut_at_every_byte(tmp_path: Path) -> None:
     record_bytes = log_format.RECORD_HEADER_BYTES + len(b"payload")
     synced = log_format.SEGMENT_HEADER_BYTES + 2 * record_bytes
     for end in range(synced, len(whole)):
-        (tmp_path / SEGMENT).write_bytes(whole[:end])
-        tail = reopened(tmp_path)
+        shutil.copytree(tmp_path / "raft", tmp_path / "torn" / "raft", dirs_exist_ok=True)
+        (tmp_path / "torn" / SEGMENT).write_bytes(whole[:end])
+        tail = reopened(tmp_path / "torn")
         assert tail.last_index == 2 + (end - synced) // record_bytes
-        assert (tmp_path / SEGMENT).stat().st_size == log_format.SEGMENT_HEADER_BYTES + tail.last_index * record_bytes
+        assert (tmp_path / "torn" / SEGMENT).stat().st_size == log_format.SEGMENT_HEADER_BYTES + tail.last_index * record_bytes
 
 
 def test_a_batch_torn_in_its_middle_is_cut_from_there(tmp_path: Path) -> None:
-    """A disk may keep a later block of an unsynced write and lose an earlier one."""
-    log = written(tmp_path, [[write(entry(1))], [write(entry(2), entry(3), entry(4), previous_term=1)]])
-    log.close()
-    content = bytearray((tmp_path / SEGMENT).read_bytes())
+    """A disk may keep later sectors of an unsynced write and lose earlier ones."""
+    large = [entry(index, payload=bytes([index]) * 700) for index in (2, 3, 4)]
+    written(tmp_path, [[write(entry(1))], [write(*large, previous_term=1)]]).close()
+    whole = (tmp_path / SEGMENT).read_bytes()
     second = log_format.SEGMENT_HEADER_BYTES + log_format.RECORD_HEADER_BYTES + len(b"payload")
-    content[second : second + 20] = bytes(20)
-    (tmp_path / SEGMENT).write_bytes(content)
-    assert reopened(tmp_path).last_index == 1
+    record_bytes = log_format.RECORD_HEADER_BYTES + 700
+    for sector in range(0, len(whole), log_format.SECTOR_BYTES):
+        content = bytearray(whole)
+        lost = content[max(sector, second) : sector + log_format.SECTOR_BYTES]
+        content[max(sector, second) : sector + log_format.SECTOR_BYTES] = bytes(len(lost))
+        (tmp_path / SEGMENT).write_bytes(content)
+        assert reopened(tmp_path).last_index == 1 + max(sector - second, 0) // record_bytes
+
+
+def test_rot_in_the_last_batch_is_refused_at_every_byte(tmp_path: Path) -> None:
+    """Nothing later proves that it was durable, but no write that is cut off leaves this behind."""
+    written(tmp_path, [[write(entry(1))], [write(entry(2), entry(3), previous_term=1)]]).close()
+    whole = (tmp_path / SEGMENT).read_bytes()
+    second = log_format.SEGMENT_HEADER_BYTES + log_format.RECORD_HEADER_BYTES + len(b"payload")
+    for position in range(second, len(whole)):
+        damaged = bytearray(whole)
+        damaged[position] ^= 0x40
+        (tmp_path / SEGMENT).write_bytes(damaged)
+        with pytest.raises(Corrupt, match=r"not by a write that was cut off.*metadata remove"):
+            reopened(tmp_path)
+    assert (tmp_path / SEGMENT).read_bytes() == damaged, "a log that is refused is left as it is"
+
+
+def test_a_lost_end_that_looks_torn_is_refused_once_it_is_marked(tmp_path: Path) -> None:
+    log = written(tmp_path, [[write(entry(1))], [write(entry(2), previous_term=1)]])
+    assert not log.is_marked
+    log.mark()
+    assert log.is_marked
+    log.close()
+    content = (tmp_path / SEGMENT).read_bytes()
+    for lost in (content[:-3], content[:-3] + bytes(3), content[:-20] + bytes(20)):
+        (tmp_path / SEGMENT).write_bytes(lost)
+        with pytest.raises(Corrupt):
+            reopened(tmp_path)
+
+
+def test_what_is_found_at_a_start_is_marked(tmp_path: Path) -> None:
+    written(tmp_path, [[write(entry(1))]]).close()
+    log, _, _ = DurableLog.open(SystemFiles(tmp_path), "raft")
+    log.close()
+    content = (tmp_path / SEGMENT).read_bytes()
+    (tmp_path / SEGMENT).write_bytes(content[:-3])
+    with pytest.raises(Corrupt, match="reached byte"):
+        reopened(tmp_path)
 
 
 def test_zeros_behind_the_last_record_are_a_torn_tail(tmp_path: Path) -> None:

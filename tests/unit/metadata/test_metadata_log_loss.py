@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -13,12 +14,17 @@ from unit.metadata.test_metadata_log import SEGMENT, VOTE_TERM, entries_of, entr
 
 from stratalog_core.errors import Corrupt
 from stratalog_core.ports import Buffer, File, Files
+from stratalog_core.rpc import TcpTransport
 from stratalog_core.system import SystemFiles
 from stratalog_metadata import log_format
+from stratalog_metadata.commands import Command, Put
+from stratalog_metadata.embedded import embedded_quorum
 from stratalog_metadata.log import DurableLog, LogWrite
 from stratalog_metadata.log_format import LogMark
 from stratalog_metadata.raft import Entry, HardState, LogTail
+from stratalog_metadata.records import DynamicConfig
 
+TIMEOUT_S = 60
 ROLLING = 60
 """Bytes of a segment: each batch begins one."""
 
@@ -233,3 +239,29 @@ def test_a_power_cut_while_it_is_taken_up_again_loses_nothing(seed: int) -> None
         except PowerCut:
             disk.crash()
         life.check(disk.mount())
+
+
+# --- the end of a log that nothing follows ---------------------------------------------------------------------------
+
+
+async def test_a_running_node_marks_the_end_of_its_log_when_nothing_more_is_written(tmp_path: Path) -> None:
+    transport = TcpTransport()
+    async with embedded_quorum(tmp_path, transport) as quorum:
+        await quorum.client.propose(Command(updates=(Put(record=DynamicConfig(resource="a", configs={})),)))
+        raft = tmp_path / "1" / "raft"
+
+        def marked_bytes() -> int:
+            _, mark = log_format.unpack_vote((raft / "vote").read_bytes())
+            assert mark is not None
+            return mark.end
+
+        async with asyncio.timeout(TIMEOUT_S):
+            while marked_bytes() < (raft / "log-0000000001").stat().st_size:  # noqa: ASYNC110 - a file has no event
+                await asyncio.sleep(0.01)
+        # As after kill -9: the node has not stopped in order, and the end of its log is gone.
+        shutil.copytree(raft, tmp_path / "copy" / "raft")
+    segment = tmp_path / "copy" / SEGMENT
+    segment.write_bytes(segment.read_bytes()[:-1])
+    with pytest.raises(Corrupt, match="its end is lost"):
+        reopened(tmp_path / "copy")
+    await transport.close()
