@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
+import functools
 import re
+import sys
+from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from stratalog.reference import SECTIONS
+from stratalog_broker.topic_configs import TOPIC_CONFIG_KEYS, TopicConfigs
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = [
@@ -51,3 +59,57 @@ def test_the_project_names_no_place_but_its_own() -> None:
         if not any(part.startswith(".") for part in path.relative_to(ROOT).parts) and path != Path(__file__)
     ]
     assert [_name(path) for path in texts if _WORKPLACE.search(path.read_text())] == []
+
+
+@functools.cache
+def _reads() -> dict[str, set[tuple[str, Path]]]:
+    """By attribute: the names of the objects that it is read from, and the modules."""
+    found = defaultdict(set)
+    for module in MODULES:
+        for node in ast.walk(ast.parse(module.read_text())):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+                found[node.attr].add((_last_name(node.value), module))
+    return found
+
+
+def _last_name(node: ast.expr) -> str:
+    if isinstance(node, ast.Call):
+        return _last_name(node.func)
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+_SETTINGS = [(section, kind, field) for section, kind in SECTIONS for field in dataclasses.fields(kind)]
+
+
+@pytest.mark.parametrize(("section", "kind", "field"), _SETTINGS, ids=[f"{section}.{f.name}" for section, _, f in _SETTINGS])
+def test_every_setting_is_read(section: str, kind: type[Any], field: dataclasses.Field[Any]) -> None:
+    """A setting that is accepted and read by nobody deceives whoever sets it."""
+    own = Path(str(sys.modules[kind.__module__].__file__))
+    read = {
+        name
+        for name, module in _reads()[field.name]
+        if "settings" in name.lower() or name in _ASIDE or (name == "self" and module == own)
+    }
+    assert read, f"[{section}] {field.name} is read by nobody: give it an effect, or delete it"
+
+
+_ASIDE = {"_rules", "section"}
+"""Under which names settings are passed on, besides ``settings``."""
+
+
+def test_every_topic_config_has_an_effect_or_one_value() -> None:
+    """The broker reads its parsed form, other components the name itself; what nobody reads takes no value but the true one."""
+    tables = ROOT / "broker" / "stratalog_broker" / "topic_configs.py"
+    fields = {field.name for field in dataclasses.fields(TopicConfigs)}
+    unread = {field for field in fields if not any(module != tables for _, module in _reads()[field])}
+    assert unread == set()
+    literals = {
+        node.value
+        for module in MODULES
+        if module != tables
+        for node in ast.walk(ast.parse(module.read_text()))
+        if isinstance(node, ast.Constant)
+    }
+    parsed = {field.replace("_", ".") for field in fields} | {"message.timestamp.type"}
+    names = {name for name, key in TOPIC_CONFIG_KEYS.items() if not key.is_fixed and name not in literals}
+    assert {name for name in names if name.removeprefix("stratalog.") not in parsed} == set()

@@ -1,92 +1,96 @@
-"""Broker configuration as DescribeConfigs shows it: this broker's settings under the names that Kafka's tools look for.
+"""Settings of a broker as DescribeConfigs shows them: all of them, those that Kafka has too under Kafka's names.
 
-All of it is read-only: settings are given when a broker starts. Topic defaults appear under Kafka's broker-level names.
+All of it is read-only: settings are given when a broker starts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from stratalog_broker.config import BrokerSettings
-from stratalog_broker.config_keys import ConfigKind
+from stratalog_broker.config_keys import ConfigKind, ConfigSource
 from stratalog_broker.listeners import parse_listeners
-from stratalog_broker.topic_configs import TOPIC_CONFIG_KEYS
 
-Value = Callable[[BrokerSettings], object]
+OWN_PREFIX: Final = "stratalog."
+"""Before the names of settings that Kafka has no name for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerConfig:
-    """One name; ``setting`` is the field of ``BrokerSettings`` behind it ("": fixed)."""
+    """One name. ``values``: the one in force and, if somebody set it, the built-in one."""
 
     name: str
     kind: ConfigKind
-    value: Value
-    setting: str = ""
+    values: tuple[tuple[str, ConfigSource], ...]
+    documentation: str
 
 
-def _from(setting: str, name: str, kind: ConfigKind = ConfigKind.INT) -> BrokerConfig:
-    return BrokerConfig(name=name, kind=kind, setting=setting, value=lambda settings: getattr(settings, setting))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _KafkaName:
+    name: str
+    kind: ConfigKind | None = None
+    convert: Callable[[Any], object] = lambda value: value
 
 
-def _fixed(name: str, value: object, kind: ConfigKind) -> BrokerConfig:
-    return BrokerConfig(name=name, kind=kind, value=lambda _: value)
-
-
-def _topic_default(name: str, topic_name: str) -> BrokerConfig:
-    key = TOPIC_CONFIG_KEYS[topic_name]
-    return _fixed(name, key.default, key.kind)
-
-
-def _listeners(settings: BrokerSettings) -> str:
-    listeners = parse_listeners(settings.listen, "listen")
+def _listeners(texts: Sequence[str]) -> str:
+    listeners = parse_listeners(texts, "listen")
     return ",".join(f"{listener.name or 'PLAINTEXT'}://{listener.address}" for listener in listeners)
 
 
-_CONFIGS: Final = (
-    _from("broker_id", "broker.id"),
-    _from("broker_id", "node.id"),
-    BrokerConfig(name="listeners", kind=ConfigKind.LIST, value=_listeners, setting="listen"),
-    _from("rack", "broker.rack", ConfigKind.STRING),
-    _from("lease_ms", "broker.session.timeout.ms"),
-    _from("auto_create_topics", "auto.create.topics.enable", ConfigKind.BOOLEAN),
-    _from("default_partitions", "num.partitions"),
-    _from("default_replication_factor", "default.replication.factor"),
-    _from("offsets_topic_partitions", "offsets.topic.num.partitions"),
-    _from("offsets_topic_replication_factor", "offsets.topic.replication.factor"),
-    BrokerConfig(
-        name="offsets.retention.minutes", kind=ConfigKind.INT, setting="offsets_retention_ms",
-        value=lambda settings: settings.offsets_retention_ms // 60_000,
-    ),
-    _from("frame_bytes_max", "socket.request.max.bytes"),
-    _from("response_bytes_max", "fetch.max.bytes"),
-    _from("connections_max", "max.connections"),
-    _from("connection_idle_ms", "connections.max.idle.ms", ConfigKind.LONG),
-    _from("fetch_sessions_max", "max.incremental.fetch.session.cache.slots"),
-    _from("group_session_timeout_min_ms", "group.min.session.timeout.ms"),
-    _from("group_session_timeout_max_ms", "group.max.session.timeout.ms"),
-    _from("group_initial_rebalance_delay_ms", "group.initial.rebalance.delay.ms"),
-    _from("group_members_max", "group.max.size"),
-    _fixed("delete.topic.enable", True, ConfigKind.BOOLEAN),
-    _fixed("remote.log.storage.system.enable", True, ConfigKind.BOOLEAN),
-    _topic_default("compression.type", "compression.type"),
-    _topic_default("log.cleanup.policy", "cleanup.policy"),
-    _topic_default("log.message.timestamp.type", "message.timestamp.type"),
-    _topic_default("log.retention.bytes", "retention.bytes"),
-    _topic_default("log.retention.ms", "retention.ms"),
-    _topic_default("log.roll.ms", "segment.ms"),
-    _topic_default("log.segment.bytes", "segment.bytes"),
-    _topic_default("message.max.bytes", "max.message.bytes"),
-    _topic_default("min.insync.replicas", "min.insync.replicas"),
-)  # fmt: skip
-
-BROKER_CONFIGS: Final[Mapping[str, BrokerConfig]] = {
-    config.name: config for config in sorted(_CONFIGS, key=lambda config: config.name)
+_KAFKA_NAMES: Final[Mapping[str, tuple[_KafkaName, ...]]] = {
+    "broker_id": (_KafkaName(name="broker.id"), _KafkaName(name="node.id")),
+    "listen": (_KafkaName(name="listeners", kind=ConfigKind.LIST, convert=_listeners),),
+    "rack": (_KafkaName(name="broker.rack"),),
+    "lease_ms": (_KafkaName(name="broker.session.timeout.ms"),),
+    "auto_create_topics": (_KafkaName(name="auto.create.topics.enable"),),
+    "default_partitions": (_KafkaName(name="num.partitions"),),
+    "default_replication_factor": (_KafkaName(name="default.replication.factor"),),
+    "offsets_topic_partitions": (_KafkaName(name="offsets.topic.num.partitions"),),
+    "offsets_topic_replication_factor": (_KafkaName(name="offsets.topic.replication.factor"),),
+    "offsets_retention_ms": (_KafkaName(name="offsets.retention.minutes", convert=lambda value: value // 60_000),),
+    "frame_bytes_max": (_KafkaName(name="socket.request.max.bytes"),),
+    "response_bytes_max": (_KafkaName(name="fetch.max.bytes"),),
+    "connections_max": (_KafkaName(name="max.connections"),),
+    "connection_idle_ms": (_KafkaName(name="connections.max.idle.ms", kind=ConfigKind.LONG),),
+    "fetch_sessions_max": (_KafkaName(name="max.incremental.fetch.session.cache.slots"),),
+    "group_session_timeout_min_ms": (_KafkaName(name="group.min.session.timeout.ms"),),
+    "group_session_timeout_max_ms": (_KafkaName(name="group.max.session.timeout.ms"),),
+    "group_initial_rebalance_delay_ms": (_KafkaName(name="group.initial.rebalance.delay.ms"),),
+    "group_members_max": (_KafkaName(name="group.max.size"),),
 }
+_KINDS: Final = {"int": ConfigKind.LONG, "float": ConfigKind.DOUBLE, "bool": ConfigKind.BOOLEAN, "str": ConfigKind.STRING}
+_ALWAYS: Final = ("delete.topic.enable", "remote.log.storage.system.enable")
+
+
+def broker_configs(settings: BrokerSettings) -> Iterator[BrokerConfig]:
+    """All settings of a broker, and what is true of every broker."""
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        is_set = value != field.default
+        for known in _KAFKA_NAMES.get(field.name, (_KafkaName(name=OWN_PREFIX + field.name.replace("_", ".")),)):
+            values = [(text_of(known.convert(value)), ConfigSource.STATIC_BROKER if is_set else ConfigSource.DEFAULT)]
+            if is_set and field.default is not dataclasses.MISSING:
+                values.append((text_of(known.convert(field.default)), ConfigSource.DEFAULT))
+            yield BrokerConfig(
+                name=known.name, kind=known.kind or _kind_of(field, known), values=tuple(values),
+                documentation=f"[broker] {field.name}: {field.metadata['help']}.",
+            )  # fmt: skip
+    for name in _ALWAYS:
+        yield BrokerConfig(
+            name=name, kind=ConfigKind.BOOLEAN, values=(("true", ConfigSource.DEFAULT),), documentation="Always."
+        )
+
+
+def _kind_of(field: dataclasses.Field[Any], known: _KafkaName) -> ConfigKind:
+    is_own = known.name.startswith(OWN_PREFIX)
+    return ConfigKind.INT if field.type == "int" and not is_own else _KINDS.get(str(field.type), ConfigKind.LIST)
 
 
 def text_of(value: object) -> str:
     """A setting as Kafka's tools print it."""
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -90,9 +90,6 @@ class BrokerSettings:
     append_timeout_ms: int = setting(
         30_000, help="Upper bound on the time in which a batch must reach its quorum", minimum=100, maximum=600_000
     )
-    open_timeout_ms: int = setting(
-        10_000, help="Time that opening or recovering a ledger gets before it is tried again", minimum=100
-    )
 
     group_session_timeout_min_ms: int = setting(6_000, help="Shortest session.timeout.ms of a group member", minimum=1)
     group_session_timeout_max_ms: int = setting(1_800_000, help="Longest session.timeout.ms of a group member", minimum=1)

@@ -28,6 +28,8 @@ class ConfigSource(IntEnum):
     """Numbers are DescribeConfigs' ``config_source`` (KIP-226)."""
 
     TOPIC = 1
+    DYNAMIC_DEFAULT = 3
+    """Set for the whole cluster while it runs."""
     STATIC_BROKER = 4
     DEFAULT = 5
 
@@ -38,40 +40,57 @@ LONG_MAX = 2**63 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigKey:
-    """One name. ``choices`` bounds a STRING, or each element of a LIST; ``reason`` says why there are no others."""
+    """One name. ``choices`` are the values of a STRING, or the elements of a LIST; ``reason`` says why there are no others.
+
+    ``is_fixed``: only the default is served, because it is what holds here. ``broker_name`` is Kafka's name for the
+    cluster-wide default of a topic config; empty: the same name.
+    """
 
     name: str
     kind: ConfigKind
     default: str
     documentation: str
-    minimum: float | None = None
-    maximum: float | None = None
+    minimum: int | None = None
+    maximum: int | None = None
     choices: tuple[str, ...] | None = None
     reason: str = ""
+    is_fixed: bool = False
+    broker_name: str = ""
+
+    @property
+    def default_name(self) -> str:
+        """Under which the cluster-wide default is set and described."""
+        return self.broker_name or self.name
 
     def check(self, text: str) -> None:
         """Raises ``Invalid`` if ``text`` is not a value of this key."""
-        if self.kind in (ConfigKind.INT, ConfigKind.LONG, ConfigKind.DOUBLE):
+        if self.is_fixed:
+            self._check_fixed(text)
+        elif self.kind in (ConfigKind.INT, ConfigKind.LONG):
             self._check_number(text)
-            return
+        elif self.choices is not None:
+            self._check_choices(text)
+
+    def _check_fixed(self, text: str) -> None:
+        if (text.lower() if self.kind is ConfigKind.BOOLEAN else text) != self.default:
+            raise Invalid(f"{self.name} is {text}; only {self.default} is served: {self.reason}")
+
+    def _check_choices(self, text: str) -> None:
+        assert self.choices is not None
         parts = elements(text) if self.kind is ConfigKind.LIST else [text.lower() if self.kind is ConfigKind.BOOLEAN else text]
-        for part in parts:
-            if self.choices is not None and part not in self.choices:
-                raise Invalid(
-                    f"{self.name}={text}: choose {' or '.join(self.choices)}{'; ' if self.reason else ''}{self.reason}"
-                )
+        if not all(part in self.choices for part in parts):
+            raise Invalid(f"{self.name} is {text}; choose {' or '.join(self.choices)}")
 
     def _check_number(self, text: str) -> None:
         try:
-            value = float(text) if self.kind is ConfigKind.DOUBLE else int(text)
+            value = int(text)
         except ValueError:
-            raise Invalid(f"{self.name}={text}: not a {self.kind.name.lower()}") from None
+            raise Invalid(f"{self.name} is {text}; it must be of type {self.kind.name.lower()}") from None
         highest = self.maximum if self.maximum is not None else INT_MAX if self.kind is ConfigKind.INT else LONG_MAX
-        why = f"; {self.reason}" if self.reason else ""
-        if self.minimum is not None and not value >= self.minimum:
-            raise Invalid(f"{self.name}={text}: the least is {self.minimum}{why}")
-        if not value <= highest:
-            raise Invalid(f"{self.name}={text}: the most is {highest}{why}")
+        if self.minimum is not None and value < self.minimum:
+            raise Invalid(f"{self.name} is {text}; minimum is {self.minimum}")
+        if value > highest:
+            raise Invalid(f"{self.name} is {text}; maximum is {highest}")
 
 
 def elements(text: str) -> list[str]:

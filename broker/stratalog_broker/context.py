@@ -8,8 +8,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from stratalog_broker.protocol.entities import ResponseFactory, response_factory
+from stratalog_broker.topic_configs import TopicConfigs
 from stratalog_core.ports import Buffer, Clock, Random
 from stratalog_metadata.api import MetadataClient, MetadataView
+from stratalog_metadata.records import Topic
+from stratalog_metadata.topic_defaults import topic_defaults
 
 if TYPE_CHECKING:
     from stratalog_bookies.client import LedgerClient
@@ -58,6 +61,10 @@ class BrokerServices:
     @property
     def view(self) -> MetadataView:
         return self.metadata.view
+
+    def configs_of(self, topic: Topic) -> TopicConfigs:
+        """Configs in force for a topic: its own, the cluster's defaults, the built-in ones."""
+        return TopicConfigs.of(topic, topic_defaults(self.view))
 
     def response_room(self) -> int:
         """Bytes that responses may add to what clients have not taken yet; at least one, for the first batch of a fetch."""

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from stratalog_bookies.client import LedgerListener, LedgerSpec, LedgerWriter
-from stratalog_broker.topic_configs import TopicConfigs
 from stratalog_core.errors import Conflict, NotLeader, Overloaded, Retriable
 from stratalog_core.ids import TopicPartition
 from stratalog_metadata.commands import EpochIs, Put, Update, VersionIs
@@ -88,7 +87,7 @@ class LedgerOpening:
             leader_epoch=self._requirement.leader_epoch,
             ensemble_size=copies,
             write_quorum=copies,
-            ack_quorum=TopicConfigs.of(topic).ack_quorum,
+            ack_quorum=self._services.configs_of(topic).ack_quorum,
         )
 
     async def _seal_leftovers(self, log: Log) -> None:

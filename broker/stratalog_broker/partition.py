@@ -124,22 +124,24 @@ class PendingBatch:
 
 @dataclass(slots=True, kw_only=True)
 class OpenLedger:
-    """The ledger that takes appends. ``payload_bytes`` counts batches only."""
+    """The ledger that takes appends. ``payload_bytes`` counts batches only; ``jitter`` is its share of the topic's."""
 
     ledger_id: int
     base_offset: int
     opened_at_ms: int
     appended_at_ms: int
     index: LedgerIndex
+    jitter: float = 0.0
     payload_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollLimits:
-    """When the next ledger begins: topic configs ``segment.bytes`` and ``segment.ms``, and the broker's idle time."""
+    """When the next ledger begins: by topic configs ``segment.*``, and by the broker's idle time."""
 
     segment_bytes: int
     segment_ms: int
+    segment_jitter_ms: int = 0
     idle_ms: int
 
 
@@ -268,14 +270,15 @@ class PartitionCore:
             self._first_copies.popleft()
         return done
 
-    def opened(self, ledger_id: int, base_offset: int, now_ms: int) -> None:
-        """The next ledger takes appends."""
+    def opened(self, ledger_id: int, base_offset: int, now_ms: int, jitter: float = 0.0) -> None:
+        """The next ledger takes appends. ``jitter``: from 0 to 1, how much of ``segment.jitter.ms`` it is sealed earlier."""
         assert self.state is State.OPENING
         assert base_offset == self.high_watermark
         index = LedgerIndex(base_offset)
         self.open = OpenLedger(
-            ledger_id=ledger_id, base_offset=base_offset, opened_at_ms=now_ms, appended_at_ms=now_ms, index=index
-        )
+            ledger_id=ledger_id, base_offset=base_offset, opened_at_ms=now_ms, appended_at_ms=now_ms, index=index,
+            jitter=jitter,
+        )  # fmt: skip
         self.state = State.OPEN
 
     # -- decisions -----------------------------------------------------------------------------------------------------
@@ -291,8 +294,10 @@ class PartitionCore:
         ledger = self.open
         if self.state is not State.OPEN or ledger is None:
             return None
-        idle_at_ms = ledger.appended_at_ms + self.limits.idle_ms
-        return min(idle_at_ms, ledger.opened_at_ms + self.limits.segment_ms) if len(ledger.index) else idle_at_ms
+        limits = self.limits
+        idle_at_ms = ledger.appended_at_ms + limits.idle_ms
+        earlier_ms = int(ledger.jitter * min(limits.segment_jitter_ms, limits.segment_ms))
+        return min(idle_at_ms, ledger.opened_at_ms + limits.segment_ms - earlier_ms) if len(ledger.index) else idle_at_ms
 
     def tick(self, now_ms: int) -> None:
         """Drain a ledger that is too old or idle."""

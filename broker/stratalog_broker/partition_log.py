@@ -27,7 +27,6 @@ from stratalog_broker.ledger_trimming import LedgerTrimming
 from stratalog_broker.partition import Acks, OnDone, OpenNext, PartitionCore, Seal, State
 from stratalog_broker.roll_schedule import RollSchedule
 from stratalog_broker.tail_cache import PartitionTail
-from stratalog_broker.topic_configs import TopicConfigs
 from stratalog_broker.writer_reports import WriterReports
 from stratalog_core.batch import BatchHeader, assign_offset
 from stratalog_core.checkpoint import encode_checkpoint
@@ -107,9 +106,9 @@ class PartitionLog:
         self.update_topic(topic)
 
     def update_topic(self, topic: Topic) -> None:
-        """Take over changed topic configs."""
+        """Take over changed configs, of the topic or of the cluster's defaults."""
         self.topic = topic
-        self.configs = TopicConfigs.of(topic)
+        self.configs = self._services.configs_of(topic)
         self.core.limits = self.configs.roll_limits(self._services.settings.ledger_idle_ms)
         self._watch_age()
 
@@ -302,7 +301,9 @@ class PartitionLog:
         self._writer = writer
         if self._trimming is not None:
             self._trimming.opened(writer, len(parts))
-        self.core.opened(writer.ledger.ledger_id, instruction.base_offset, self._now_ms())
+        self.core.opened(
+            writer.ledger.ledger_id, instruction.base_offset, self._now_ms(), self.configs.jitter(self._services.random)
+        )
         self._write_queued()
         self._watch_age()
         self._act()

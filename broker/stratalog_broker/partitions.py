@@ -21,7 +21,6 @@ from stratalog_broker.roll_schedule import RollSchedule
 from stratalog_broker.tail_cache import TailCache
 from stratalog_broker.takeover import TakenOver, Takeover, identity_of
 from stratalog_broker.tier_requests import answer_tier_request
-from stratalog_broker.topic_configs import TopicConfigs
 from stratalog_broker.waves import Waves
 from stratalog_core.errors import Fenced, NotLeader, StratalogError
 from stratalog_core.ids import NO_OWNER, TopicPartition
@@ -31,6 +30,7 @@ from stratalog_metadata.records import (
     Ledger,
     Log,
     Partition,
+    Record,
     TierRequest,
     Topic,
     Versioned,
@@ -39,6 +39,7 @@ from stratalog_metadata.records import (
     tier_request_key,
     topic_key,
 )
+from stratalog_metadata.topic_defaults import TOPIC_DEFAULTS_KEY
 
 if TYPE_CHECKING:
     from stratalog_broker.context import BrokerServices
@@ -176,12 +177,12 @@ class Partitions:
                 self._topic_changed(record)
             elif isinstance(record, Log):
                 self._log_changed(record)
-            elif isinstance(before, Ledger) and record is None:
-                self.indexes.drop(before.ledger_id)
-            elif isinstance(before, Topic):
-                self._topics.pop(before.topic_id.bytes, None)
             elif isinstance(record, TierRequest) and change.after is not None:
                 self._tier_requested(record, change.after)
+            elif change.key == TOPIC_DEFAULTS_KEY:
+                self._defaults_changed()
+            elif record is None:
+                self._record_gone(before)
 
     def _partition_changed(self, partition: Partition) -> None:
         identity = identity_of(partition)
@@ -202,6 +203,16 @@ class Partitions:
         log = self._logs.get(identity)
         if log is not None:
             self._drop(log)
+
+    def _record_gone(self, record: Record | None) -> None:
+        if isinstance(record, Ledger):
+            self.indexes.drop(record.ledger_id)
+        elif isinstance(record, Topic):
+            self._topics.pop(record.topic_id.bytes, None)
+
+    def _defaults_changed(self) -> None:
+        for log in self._logs.values():
+            log.update_topic(log.topic)
 
     def _topic_changed(self, topic: Topic) -> None:
         self._topics[topic.topic_id.bytes] = topic
@@ -298,7 +309,7 @@ class Partitions:
                 next_offset=taken.next_offset,
                 leader_epochs=taken.leader_epochs,
                 producers=taken.producers,
-                limits=TopicConfigs.of(topic).roll_limits(self._services.settings.ledger_idle_ms),
+                limits=self._services.configs_of(topic).roll_limits(self._services.settings.ledger_idle_ms),
             ),
             tails=self._tails,
             indexes=self.indexes,

@@ -1,9 +1,9 @@
 """Topic configuration: Kafka's names and types, our bounds and defaults, and the parsed form that the hot path reads.
 
-Stored in ``Topic.configs`` is only what somebody set. Where defaults differ from Kafka's: ``segment.bytes`` and ``segment.ms``
-are lower, because a segment is sealed before it goes to the object store; ``min.insync.replicas`` is the ack quorum, by
-default a majority of the copies. Names whose Kafka meaning does not exist here (flushing,
-index sizes, replication throttles …) are accepted and have no effect; unknown ones are refused by name.
+A config that is listed has an effect, or describes what always holds and takes no other value. Kafka's other names are refused
+with the reason. ``Topic.configs`` stores only what somebody set. Where defaults differ from Kafka's: ``segment.bytes`` and
+``segment.ms`` are lower, because a segment is sealed before it goes to the object store; ``min.insync.replicas`` is the ack
+quorum, by default a majority of the copies.
 """
 
 from __future__ import annotations
@@ -16,64 +16,59 @@ from typing import Final
 from stratalog_broker.config_keys import LONG_MAX, ConfigKey, ConfigKind, find_key, key_table
 from stratalog_broker.partition import RollLimits
 from stratalog_core.errors import Invalid
+from stratalog_core.ports import Random
 from stratalog_core.quorum import majority
 from stratalog_metadata.records import Topic
+from stratalog_metadata.topic_defaults import configs_in_force
 
 _HOUR_MS: Final = 3_600_000
 _DAY_MS: Final = 24 * _HOUR_MS
 _MIB: Final = 1024 * 1024
 ACK_QUORUM: Final = "stratalog.ack.quorum"
 MIN_INSYNC: Final = "min.insync.replicas"
-NO_EFFECT: Final = "Accepted for Kafka's tools; has no effect here."
 
 
-def _number(
-    kind: ConfigKind, name: str, default: int, documentation: str, minimum: int, maximum: int | None = None
+def _int(
+    name: str, default: int, documentation: str, minimum: int = 0, maximum: int | None = None, broker_name: str = ""
 ) -> ConfigKey:
     return ConfigKey(
-        name=name, kind=kind, default=str(default), documentation=documentation, minimum=minimum, maximum=maximum
+        name=name, kind=ConfigKind.INT, default=str(default), documentation=documentation, minimum=minimum, maximum=maximum,
+        broker_name=broker_name,
     )  # fmt: skip
 
 
-def _int(name: str, default: int, documentation: str, minimum: int = 0, maximum: int | None = None) -> ConfigKey:
-    return _number(ConfigKind.INT, name, default, documentation, minimum, maximum)
-
-
-def _long(name: str, default: int, documentation: str, minimum: int = 0, maximum: int | None = None) -> ConfigKey:
-    return _number(ConfigKind.LONG, name, default, documentation, minimum, maximum)
-
-
-def _flag(
-    name: str, default: str, documentation: str, choices: tuple[str, ...] = ("true", "false"), reason: str = ""
-) -> ConfigKey:
+def _long(name: str, default: int, documentation: str, minimum: int = 0, broker_name: str = "") -> ConfigKey:
     return ConfigKey(
-        name=name, kind=ConfigKind.BOOLEAN, default=default, documentation=documentation, choices=choices, reason=reason
-    )
+        name=name, kind=ConfigKind.LONG, default=str(default), documentation=documentation, minimum=minimum,
+        broker_name=broker_name,
+    )  # fmt: skip
 
 
-_SERVED: Final = (
-    ConfigKey(
-        name="cleanup.policy", kind=ConfigKind.LIST, default="delete", choices=("delete",),
-        reason="compaction is not served yet", documentation="What happens to old segments: they are deleted.",
-    ),
-    ConfigKey(
-        name="compression.type", kind=ConfigKind.STRING, default="producer",
-        choices=("producer", "uncompressed", "gzip", "snappy", "lz4", "zstd"),
-        documentation="Batches are always stored as the producer compressed them; other values are kept and have no effect.",
-    ),
+def _fixed(name: str, kind: ConfigKind, value: str, documentation: str, reason: str, broker_name: str = "") -> ConfigKey:
+    return ConfigKey(
+        name=name, kind=kind, default=value, documentation=documentation, reason=reason, is_fixed=True, broker_name=broker_name
+    )  # fmt: skip
+
+
+_WITH_EFFECT: Final = (
     ConfigKey(
         name="message.timestamp.type", kind=ConfigKind.STRING, default="CreateTime", choices=("CreateTime", "LogAppendTime"),
         documentation="Whether a record bears the producer's time or that of its arrival.",
+        broker_name="log.message.timestamp.type",
     ),
-    _long("local.retention.ms", -2, "How long verified cold data stays on bookies too; -2: as briefly as possible.", -2),
-    ConfigKey(
-        name="local.retention.bytes", kind=ConfigKind.LONG, default="-2", minimum=-2, maximum=-2,
-        reason="a bound by size is not served yet, local.retention.ms bounds by time",
-        documentation="How much verified cold data stays on bookies too; only -2, as little as possible, is served.",
+    _long(
+        "local.retention.ms", -2, "How long verified cold data stays on bookies too; -2: as briefly as possible.", -2,
+        "log.local.retention.ms",
     ),
-    _int("max.message.bytes", 1_048_588, "Largest record batch, as compressed.", 0, 64 * _MIB),
-    _long("message.timestamp.after.max.ms", _HOUR_MS, "How far ahead of arrival a record's time may be."),
-    _long("message.timestamp.before.max.ms", LONG_MAX, "How far behind arrival a record's time may be."),
+    _int("max.message.bytes", 1_048_588, "Largest record batch, as compressed.", 0, 64 * _MIB, "message.max.bytes"),
+    _long(
+        "message.timestamp.after.max.ms", _HOUR_MS, "How far ahead of arrival a record's time may be.",
+        broker_name="log.message.timestamp.after.max.ms",
+    ),
+    _long(
+        "message.timestamp.before.max.ms", LONG_MAX, "How far behind arrival a record's time may be.",
+        broker_name="log.message.timestamp.before.max.ms",
+    ),
     _int(
         MIN_INSYNC, 1,
         "Copies on disk before acks=all is answered; never fewer than stratalog.ack.quorum, which is also the default. Above"
@@ -83,14 +78,17 @@ _SERVED: Final = (
         name="preferred.leader.rack", kind=ConfigKind.STRING, default="",
         documentation="Brokers in this rack (broker.rack) lead the topic's partitions while there are any; empty: any broker.",
     ),
-    _flag(
-        "remote.storage.enable", "true", "Sealed segments move to the object store.", ("true",),
-        "every topic is tiered; set local.retention.ms to keep data on bookies too",
+    _long(
+        "retention.bytes", -1, "Size of a partition, hot and cold, beyond which its oldest segments go; -1: none.", -1,
+        "log.retention.bytes",
     ),
-    _long("retention.bytes", -1, "Size of a partition, hot and cold, beyond which its oldest segments go; -1: none.", -1),
-    _long("retention.ms", 7 * _DAY_MS, "Age beyond which segments go; -1: none.", -1),
-    _int("segment.bytes", 256 * _MIB, "Size at which a ledger is sealed.", 64 * 1024),
-    _long("segment.ms", _HOUR_MS, "Age at which a ledger is sealed.", 100),
+    _long("retention.ms", 7 * _DAY_MS, "Age beyond which segments go; -1: none.", -1, "log.retention.ms"),
+    _int("segment.bytes", 256 * _MIB, "Size at which a ledger is sealed.", 64 * 1024, broker_name="log.segment.bytes"),
+    _long(
+        "segment.jitter.ms", 0, "Most that a ledger is sealed before segment.ms, at random, so that not all are at once.",
+        broker_name="log.roll.jitter.ms",
+    ),
+    _long("segment.ms", _HOUR_MS, "Age at which a ledger is sealed.", 100, "log.roll.ms"),
     _int(
         ACK_QUORUM, 1,
         "Copies on disk before acks=all is answered; default: a majority of the replication factor. Fewer than that keep writes"
@@ -98,30 +96,86 @@ _SERVED: Final = (
     ),
 )  # fmt: skip
 
-_WITHOUT_EFFECT: Final = (
-    _long("delete.retention.ms", _DAY_MS, NO_EFFECT),
-    _long("file.delete.delay.ms", 60_000, NO_EFFECT),
-    _long("flush.messages", LONG_MAX, "Every acknowledged batch is on disk already. " + NO_EFFECT, 1),
-    _long("flush.ms", LONG_MAX, "Every acknowledged batch is on disk already. " + NO_EFFECT),
-    ConfigKey(name="follower.replication.throttled.replicas", kind=ConfigKind.LIST, default="", documentation=NO_EFFECT),
-    _int("index.interval.bytes", 4_096, NO_EFFECT),
-    ConfigKey(name="leader.replication.throttled.replicas", kind=ConfigKind.LIST, default="", documentation=NO_EFFECT),
-    _long("max.compaction.lag.ms", LONG_MAX, NO_EFFECT, 1),
-    ConfigKey(
-        name="min.cleanable.dirty.ratio", kind=ConfigKind.DOUBLE, default="0.5", documentation=NO_EFFECT, minimum=0, maximum=1
+_ALWAYS: Final = (
+    _fixed(
+        "cleanup.policy", ConfigKind.LIST, "delete", "Old segments are deleted.", "compaction is not served yet",
+        "log.cleanup.policy",
     ),
-    _long("min.compaction.lag.ms", 0, NO_EFFECT),
-    _flag("preallocate", "false", NO_EFFECT),
-    _flag("remote.log.copy.disable", "false", "Tiering is never off.", ("false",), "every topic is tiered"),
-    _flag("remote.log.delete.on.disable", "false", NO_EFFECT),
-    _int("segment.index.bytes", 10 * _MIB, NO_EFFECT, 4),
-    _long("segment.jitter.ms", 0, NO_EFFECT),
-    _flag("unclean.leader.election.enable", "false", "An acknowledged record is never given up. " + NO_EFFECT),
-)
+    _fixed(
+        "compression.type", ConfigKind.STRING, "producer", "Batches are stored as the producer compressed them.",
+        "brokers do not compress; set compression.type of the producer",
+    ),
+    _fixed(
+        "flush.messages", ConfigKind.LONG, "1", "Every batch is on disk before it is acknowledged.",
+        "every batch is on disk before it is acknowledged", "log.flush.interval.messages",
+    ),
+    _fixed(
+        "flush.ms", ConfigKind.LONG, "0", "Every batch is on disk before it is acknowledged.",
+        "every batch is on disk before it is acknowledged", "log.flush.interval.ms",
+    ),
+    _fixed(
+        "index.interval.bytes", ConfigKind.INT, "0", "Every batch is indexed.", "every batch is indexed",
+        "log.index.interval.bytes",
+    ),
+    _fixed(
+        "local.retention.bytes", ConfigKind.LONG, "-2", "Verified cold data stays on bookies as briefly as possible.",
+        "local.retention.ms bounds by time, a bound by size is not served yet", "log.local.retention.bytes",
+    ),
+    _fixed(
+        "preallocate", ConfigKind.BOOLEAN, "false", "Ledgers share a bookie's log files and have no files of their own.",
+        "ledgers have no files of their own; [bookie] spare_files preallocates log files", "log.preallocate",
+    ),
+    _fixed(
+        "remote.log.copy.disable", ConfigKind.BOOLEAN, "false", "Sealed segments move to the object store.",
+        "every topic is tiered",
+    ),
+    _fixed(
+        "remote.log.delete.on.disable", ConfigKind.BOOLEAN, "false", "Tiering is never off, so nothing is deleted by that.",
+        "every topic is tiered",
+    ),
+    _fixed(
+        "remote.storage.enable", ConfigKind.BOOLEAN, "true", "Sealed segments move to the object store.",
+        "every topic is tiered; set local.retention.ms to keep data on bookies too",
+    ),
+    _fixed(
+        "unclean.leader.election.enable", ConfigKind.BOOLEAN, "false", "An acknowledged record is never given up.",
+        "an acknowledged record is never given up",
+    ),
+)  # fmt: skip
 
-TOPIC_CONFIG_KEYS: Final = key_table((*_SERVED, *_WITHOUT_EFFECT))
+TOPIC_CONFIG_KEYS: Final = key_table((*_WITH_EFFECT, *_ALWAYS))
+
+_COMPACTION: Final = "compaction is not served yet"
+_THROTTLE: Final = "ownership moves without copying, so there is nothing to throttle"
+TOPIC_CONFIGS_NOT_SERVED: Final[Mapping[str, str]] = {
+    "delete.retention.ms": _COMPACTION,
+    "file.delete.delay.ms": "[tiering] deletion_lag_ms and grace_ms say when deleted data goes",
+    "follower.replication.throttled.replicas": _THROTTLE,
+    "leader.replication.throttled.replicas": _THROTTLE,
+    "max.compaction.lag.ms": _COMPACTION,
+    "min.cleanable.dirty.ratio": _COMPACTION,
+    "min.compaction.lag.ms": _COMPACTION,
+    "segment.index.bytes": "indexes grow with their ledger; [broker] index_bytes bounds their memory",
+}
+"""Kafka's names that say nothing true here, with the reason."""
+
+_BY_DEFAULT_NAME: Final = {key.default_name: key for key in TOPIC_CONFIG_KEYS.values()}
 _OF_INTERNAL_TOPICS: Final = frozenset({"cleanup.policy", MIN_INSYNC, "preferred.leader.rack", "segment.bytes", "segment.ms"})
 """What can be set for an internal topic. The rest has no effect on it: it is neither tiered nor subject to retention."""
+
+
+def topic_config_key(name: str) -> ConfigKey:
+    """The config of this name. Raises ``Invalid`` for a name that is not served, with the reason or the nearest known one."""
+    reason = TOPIC_CONFIGS_NOT_SERVED.get(name)
+    if reason is not None:
+        raise Invalid(f"topic config {name} is not served: {reason}; leave it out")
+    return find_key(TOPIC_CONFIG_KEYS, name, "topic")
+
+
+def topic_config_name(name: str) -> str:
+    """The topic config whose cluster-wide default has this name in Kafka; any other name as it is."""
+    key = _BY_DEFAULT_NAME.get(name)
+    return name if key is None else key.name
 
 
 def check_topic_configs(configs: Mapping[str, str], replication_factor: int, *, internal: bool = False) -> None:
@@ -130,7 +184,7 @@ def check_topic_configs(configs: Mapping[str, str], replication_factor: int, *, 
         _check_internal(configs, replication_factor)
         configs = {name: value for name, value in configs.items() if name != "cleanup.policy"}
     for name, value in configs.items():
-        find_key(TOPIC_CONFIG_KEYS, name, "topic").check(value)
+        topic_config_key(name).check(value)
     quorum = int(configs.get(ACK_QUORUM, "1"))
     if quorum > replication_factor:
         raise Invalid(f"{ACK_QUORUM} is {quorum}; maximum is the replication factor, {replication_factor}")
@@ -152,7 +206,7 @@ def _check_internal(configs: Mapping[str, str], replication_factor: int) -> None
 
 
 def default_value(key: ConfigKey, configs: Mapping[str, str], replication_factor: int) -> str:
-    """What holds for a topic with ``configs`` that does not set ``key``."""
+    """What holds for a topic with ``configs`` in force, none of which is ``key``."""
     if key.name == MIN_INSYNC and ACK_QUORUM in configs:
         return configs[ACK_QUORUM]
     return str(majority(replication_factor)) if key.name in (MIN_INSYNC, ACK_QUORUM) else key.default
@@ -160,16 +214,14 @@ def default_value(key: ConfigKey, configs: Mapping[str, str], replication_factor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicConfigs:
-    """The configs that the broker acts on, parsed. -1 in a retention means no limit."""
+    """The configs that the broker acts on, parsed."""
 
-    local_retention_ms: int
     max_message_bytes: int
     message_timestamp_after_max_ms: int
     message_timestamp_before_max_ms: int
     min_insync_replicas: int
-    retention_bytes: int
-    retention_ms: int
     segment_bytes: int
+    segment_jitter_ms: int
     segment_ms: int
     is_log_append_time: bool
     ack_quorum: int
@@ -178,13 +230,20 @@ class TopicConfigs:
     """False if ``min.insync.replicas`` asks for more copies than there are."""
 
     @classmethod
-    def of(cls, topic: Topic) -> TopicConfigs:
-        """Effective configs of a stored topic (cheap: topics with equal configs share one)."""
-        return _parse(tuple(sorted(topic.configs.items())), topic.replication_factor)
+    def of(cls, topic: Topic, defaults: Mapping[str, str]) -> TopicConfigs:
+        """Configs in force for a stored topic (cheap: topics with equal configs share one)."""
+        return _parse(tuple(sorted(configs_in_force(topic, defaults).items())), topic.replication_factor)
+
+    def jitter(self, random: Random) -> float:
+        """How much of ``segment.jitter.ms`` the next ledger is sealed earlier, from 0 to 1."""
+        return random.random() if self.segment_jitter_ms else 0.0
 
     def roll_limits(self, idle_ms: int) -> RollLimits:
         """When the partition core ends a ledger."""
-        return RollLimits(segment_bytes=self.segment_bytes, segment_ms=self.segment_ms, idle_ms=idle_ms)
+        return RollLimits(
+            segment_bytes=self.segment_bytes, segment_ms=self.segment_ms, segment_jitter_ms=self.segment_jitter_ms,
+            idle_ms=idle_ms,
+        )  # fmt: skip
 
 
 _DERIVED: Final = frozenset({"is_log_append_time", "ack_quorum", "takes_acks_all"})

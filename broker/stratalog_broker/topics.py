@@ -19,6 +19,7 @@ from uuid import UUID
 
 from kio.schema.errors import ErrorCode
 
+from stratalog_broker.compare_and_set import decided_anew
 from stratalog_broker.internal_topics import INTERNAL_TOPICS
 from stratalog_broker.protocol.errors import KafkaError
 from stratalog_broker.topic_configs import check_topic_configs
@@ -46,8 +47,6 @@ if TYPE_CHECKING:
 NAME_CHARACTERS_MAX: Final = 249
 PARTITIONS_MAX: Final = 10_000
 REPLICATION_FACTOR_MAX: Final = 15
-ATTEMPTS_MAX: Final = 8
-RETRY_DELAY_S: Final = 0.02
 BROKER_DEFAULT: Final = -1
 _NAME: Final = re.compile(r"[a-zA-Z0-9._-]+\Z")
 
@@ -192,7 +191,8 @@ class TopicCommands:
 
     async def _edit(self, name: str, plan: Callable[[Topic], Topic], timeout_s: float, *, validate_only: bool) -> Topic:
         """Compare and set a topic; decided anew when somebody else was faster."""
-        for attempt in range(ATTEMPTS_MAX):
+
+        async def attempt() -> Topic:
             stored = self._view.get(topic_key(name))
             topic = _topic_of(name, stored.record if stored is not None else None)
             changed = plan(topic)
@@ -200,18 +200,17 @@ class TopicCommands:
                 return changed
             updates = (Put(record=changed), *_partition_updates(changed, topic.partition_count))
             requirements = (VersionIs(key=topic.key(), version=stored.version),)
-            try:
-                await self._metadata.propose(Command(updates=updates, requirements=requirements), timeout_s)
-                return changed
-            except Conflict:
-                await asyncio.sleep(RETRY_DELAY_S * (attempt + 1))
-        raise Conflict(f"topic {name!r} kept changing under {ATTEMPTS_MAX} attempts")
+            await self._metadata.propose(Command(updates=updates, requirements=requirements), timeout_s)
+            return changed
+
+        return await decided_anew(f"topic {name!r}", attempt)
 
     # -- delete
 
     async def delete(self, name: str, timeout_s: float) -> Topic:
         """Delete a topic: its records, and those of its partitions and ledgers, go in one command."""
-        for attempt in range(ATTEMPTS_MAX):
+
+        async def attempt() -> Topic:
             stored = self._view.get(topic_key(name))
             topic = _topic_of(name, stored.record if stored is not None else None)
             if topic.internal:
@@ -222,13 +221,10 @@ class TopicCommands:
                 log = self._view.get(log_key(topic.topic_id, index))
                 requirements.append(VersionIs(key=log_key(topic.topic_id, index), version=log.version if log else ABSENT))
             updates = self._deletion(topic, ledgers)
-            try:
-                await self._metadata.propose(Command(updates=updates, requirements=tuple(requirements)), timeout_s)
-            except Conflict:
-                await asyncio.sleep(RETRY_DELAY_S * (attempt + 1))  # a partition has just opened a ledger
-                continue
+            await self._metadata.propose(Command(updates=updates, requirements=tuple(requirements)), timeout_s)
             return topic
-        raise Conflict(f"topic {name!r} kept changing under {ATTEMPTS_MAX} attempts")
+
+        return await decided_anew(f"topic {name!r}", attempt)  # it changes when a partition opens a ledger
 
     def _deletion(self, topic: Topic, ledgers: list[Ledger]) -> tuple[Update, ...]:
         keys = [topic.key(), *(ledger.key() for ledger in ledgers)]

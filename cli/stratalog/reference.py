@@ -1,4 +1,4 @@
-"""The reference page of all settings and APIs, made from the code: ``python -m stratalog.reference > docs/reference.md``."""
+"""The reference page of settings, topic configs and APIs: ``python -m stratalog.reference > docs/reference.md``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from stratalog.roles.node import NodeSettings
 from stratalog_bookies.client import LedgerClientSettings
 from stratalog_bookies.config import BookieSettings
 from stratalog_broker.config import BrokerSettings
+from stratalog_broker.config_keys import ConfigKey, ConfigKind
 from stratalog_broker.handlers import HANDLERS
+from stratalog_broker.topic_configs import ACK_QUORUM, MIN_INSYNC, TOPIC_CONFIG_KEYS, TOPIC_CONFIGS_NOT_SERVED
 from stratalog_metadata.config import MetadataSettings
 from stratalog_tiering.block_source import ColdReaderSettings
 from stratalog_tiering.config import TieringSettings
@@ -36,6 +38,20 @@ A process reads a TOML file (`--config FILE`), one table for each section below.
 goes before the file. An unknown name is refused. Units are at the end of a name.
 """
 
+_TOPIC_CONFIGS = """## Topic configs
+
+A topic's own value goes before the cluster's default (`kafka-configs --entity-type brokers --entity-default`), which
+goes before the built-in default. Internal topics follow no default of the cluster.
+
+| name | name of the cluster's default | type | built-in default | values | what |
+| --- | --- | --- | --- | --- | --- |"""
+
+_NOT_SERVED = """
+Kafka's other topic configs are refused:
+
+| name | why |
+| --- | --- |"""
+
 _APIS = """
 ## Kafka APIs
 
@@ -58,7 +74,11 @@ def _lines() -> Iterator[str]:
         yield "| --- | --- | --- | --- | --- |"
         yield from (_row(field) for field in dataclasses.fields(settings))
         yield ""
-    yield _APIS.strip("\n")
+    yield _TOPIC_CONFIGS
+    yield from map(_topic_config, TOPIC_CONFIG_KEYS.values())
+    yield _NOT_SERVED
+    yield from (f"| `{name}` | {reason} |" for name, reason in TOPIC_CONFIGS_NOT_SERVED.items())
+    yield _APIS
     for key, info in sorted(HANDLERS.items()):
         yield f"| {key} | {_name(info)} | {info.min_version}–{info.max_version} |"
 
@@ -66,6 +86,22 @@ def _lines() -> Iterator[str]:
 def _row(field: dataclasses.Field[Any]) -> str:
     default = "required" if field.default is dataclasses.MISSING else f"`{_shown(field.default)}`"
     return f"| `{field.name}` | {field.type} | {default} | {_bounds(field)} | {field.metadata['help']} |"
+
+
+def _topic_config(key: ConfigKey) -> str:
+    default = "a majority of the copies" if key.name in (ACK_QUORUM, MIN_INSYNC) else f"`{key.default}`"
+    kind = key.kind.name.lower()
+    return f"| `{key.name}` | `{key.default_name}` | {kind} | {default} | {_values(key)} | {key.documentation} |"
+
+
+def _values(key: ConfigKey) -> str:
+    if key.is_fixed:
+        return f"only this one: {key.reason}"
+    if key.choices is not None:
+        return ", ".join(key.choices)
+    if key.kind is ConfigKind.STRING:
+        return ""
+    return f"{key.minimum} … {'' if key.maximum is None else key.maximum}".strip()
 
 
 def _shown(default: Any) -> str:

@@ -22,7 +22,8 @@ from stratalog_metadata.balance import NOTHING_MOVED, Place, Placed, plan_moves
 from stratalog_metadata.commands import Command, Put, Requirement, SessionAlive, Update, VersionIs
 from stratalog_metadata.loads import LoadBook
 from stratalog_metadata.record_map import RecordMap
-from stratalog_metadata.records import Broker, DrainedBroker, Partition, Topic, Versioned
+from stratalog_metadata.records import Broker, DrainedBroker, DynamicConfig, Partition, Topic, Versioned
+from stratalog_metadata.topic_defaults import TOPIC_DEFAULTS_KEY, configs_in_force
 
 AT_ONCE_MAX: Final = 1000
 """Orders that are not carried out yet: their owners take some at a time, and whoever looks for more looks at all partitions."""
@@ -109,7 +110,12 @@ class Handovers:
     def preferred_racks(self) -> dict[UUID, str]:
         """By topic id; only topics that prefer one."""
         topics = [stored.record for stored in self._records.of_kind("topic") if isinstance(stored.record, Topic)]
-        racks = {topic.topic_id: topic.configs.get(PREFERRED_RACK, self._rules.preferred_rack) for topic in topics}
+        stored = self._records.get(TOPIC_DEFAULTS_KEY)
+        defaults = stored.record.configs if stored is not None and isinstance(stored.record, DynamicConfig) else {}
+        racks = {
+            topic.topic_id: configs_in_force(topic, defaults).get(PREFERRED_RACK, self._rules.preferred_rack)
+            for topic in topics
+        }
         return {topic_id: rack for topic_id, rack in racks.items() if rack}
 
     def _brokers(self) -> dict[int, Broker]:

@@ -9,6 +9,7 @@ from typing import Final
 from stratalog_core.errors import Conflict, StratalogError
 from stratalog_metadata.commands import Command, Put, VersionIs
 from stratalog_metadata.records import TierStatus, Topic, log_key, tier_status_key
+from stratalog_metadata.topic_defaults import configs_in_force, topic_defaults
 from stratalog_tiering.claims import Claims, partition_work
 from stratalog_tiering.commands import Guards, fulfil_request
 from stratalog_tiering.merging import merge_small
@@ -86,7 +87,10 @@ class PartitionWork:
         settings = self._ports.settings
         limits = PlanLimits(segment_bytes=settings.segment_bytes, deletion_lag_ms=settings.deletion_lag_ms)
         since_ms = await cold_since(self._ports, state)
-        return next_step(state, tier_policy(state.topic.configs), limits, since_ms, self._ports.clock.wall_ms())
+        return next_step(state, self._policy(state), limits, since_ms, self._ports.clock.wall_ms())
+
+    def _policy(self, state: PartitionState) -> TierPolicy:
+        return tier_policy(configs_in_force(state.topic, topic_defaults(self._ports.metadata.view)))
 
     async def _do(self, step: Step, state: PartitionState, guards: Guards) -> None:
         if isinstance(step, Offload):
@@ -120,7 +124,7 @@ class PartitionWork:
             await sweep_orphans(self._ports, state)
         elif now >= self._timers.retention:
             self._timers.retention = now + settings.retention_interval_ms / 1000
-            policy = tier_policy(state.topic.configs)
+            policy = self._policy(state)
             if await apply_retention(self._ports, state, policy, guards) or await self._merge(state, policy, guards):
                 self._timers.retention = 0.0  # until there is nothing left to do
 

@@ -41,7 +41,7 @@ class TierPolicy:
 
 
 def tier_policy(configs: Mapping[str, str]) -> TierPolicy:
-    """From ``Topic.configs``, which brokers have validated; what is not set has Kafka's default."""
+    """From the configs of a topic that are set, which brokers have validated; what is not set has Kafka's default."""
     return TierPolicy(
         retention_ms=int(configs.get("retention.ms", SEVEN_DAYS_MS)),
         retention_bytes=int(configs.get("retention.bytes", UNLIMITED)),

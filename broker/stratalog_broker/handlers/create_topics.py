@@ -21,6 +21,7 @@ from stratalog_broker.protocol.errors import KafkaError, error_code_of
 from stratalog_broker.topics import BROKER_DEFAULT, NewTopic, TopicCommands
 from stratalog_core.errors import StratalogError
 from stratalog_metadata.records import Topic
+from stratalog_metadata.topic_defaults import topic_defaults
 
 
 async def handle(context: RequestContext, request: Any) -> Any:
@@ -77,12 +78,13 @@ def _assigned(assignments: Any) -> tuple[int, int]:
 
 
 def _configs(context: RequestContext, topic: Topic) -> tuple[Any, ...]:
+    defaults = topic_defaults(context.services.view)
     return tuple(
         context.new(
             "CreatableTopicConfigs",
             name=row.name, value=row.value, read_only=False, config_source=row.source, is_sensitive=False,
         )
-        for row in topic_config_rows(topic)
+        for row in topic_config_rows(topic, defaults)
     )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
-"""DescribeConfigs, versions 1–4: topics (resource type 2), and the broker that is asked (type 4; read-only).
+"""DescribeConfigs, versions 1–4: topics (resource type 2), and brokers (type 4).
 
-Where it differs from Apache Kafka: other resource types answer INVALID_REQUEST; the cluster-wide broker default (empty
-name) has no configs, because broker settings are not changed at run time.
+A broker by its id: its settings, which are read-only, and the defaults of topics that are in force. The empty name: the
+cluster-wide defaults that somebody set. Where it differs from Apache Kafka: other resource types answer INVALID_REQUEST.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
-from stratalog_broker.config_keys import ConfigSource
 from stratalog_broker.context import RequestContext
-from stratalog_broker.handlers.config_rows import ConfigRow, broker_config_rows, topic_config_rows
+from stratalog_broker.handlers.config_rows import ConfigRow, broker_config_rows, default_config_rows, topic_config_rows
 from stratalog_broker.handlers.info import HandlerInfo
 from stratalog_broker.protocol.errors import KafkaError
 from stratalog_broker.topics import check_topic_name
 from stratalog_metadata.records import Topic, topic_key
+from stratalog_metadata.topic_defaults import topic_defaults
 
 TOPIC: Final = 2
 BROKER: Final = 4
@@ -60,34 +60,29 @@ def _topic_rows(context: RequestContext, name: str) -> list[ConfigRow]:
     topic = context.services.view.find(Topic, topic_key(name))
     if topic is None:
         raise KafkaError(ErrorCode.unknown_topic_or_partition, f"there is no topic {name!r}")
-    return topic_config_rows(topic)
+    return topic_config_rows(topic, topic_defaults(context.services.view))
 
 
 def _broker_rows(context: RequestContext, name: str) -> list[ConfigRow]:
-    settings = context.services.settings
+    settings, defaults = context.services.settings, topic_defaults(context.services.view)
     if not name:
-        return []
+        return default_config_rows(settings, defaults)
     if name != str(settings.broker_id):
         text = f"this is broker {settings.broker_id}: ask broker {name[:20]} itself"
         raise KafkaError(ErrorCode.invalid_request, text)
-    return broker_config_rows(settings)
+    return broker_config_rows(settings, defaults)
 
 
 def _config(context: RequestContext, row: ConfigRow, *, synonyms: bool, documented: bool) -> Any:
+    shown = row.synonyms if synonyms else ()
     return context.new(
         "DescribeConfigsResourceResult",
         name=row.name, value=row.value, read_only=row.read_only, config_source=row.source, is_sensitive=False,
-        synonyms=_synonyms(context, row) if synonyms else (), config_type=row.kind,
-        documentation=row.documentation if documented else None,
+        synonyms=tuple(
+            context.new("DescribeConfigsSynonym", name=one.name, value=one.value, source=one.source) for one in shown
+        ),
+        config_type=row.kind, documentation=row.documentation if documented else None,
     )  # fmt: skip
-
-
-def _synonyms(context: RequestContext, row: ConfigRow) -> tuple[Any, ...]:
-    """The value that holds, then what would hold without it."""
-    pairs = [(row.value, row.source)]
-    if row.source is ConfigSource.TOPIC:
-        pairs.append((row.default, ConfigSource.DEFAULT))
-    return tuple(context.new("DescribeConfigsSynonym", name=row.name, value=value, source=source) for value, source in pairs)
 
 
 API: Final = HandlerInfo(key=32, min_version=1, max_version=4, handle=handle)

@@ -1,6 +1,5 @@
-"""IncrementalAlterConfigs, versions 0–1 (KIP-339): set, delete, append to and subtract from configs of topics.
-
-Where it differs from Apache Kafka: only topics can be altered, and internal ones only as ``topic_configs.py`` allows.
+"""IncrementalAlterConfigs, versions 0–1 (KIP-339): set, delete, append to and subtract from configs of topics, or of
+the cluster-wide defaults of topics. Resources are those of ``alter_configs.py``.
 """
 
 from __future__ import annotations
@@ -10,12 +9,12 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
-from stratalog_broker.config_keys import ConfigKind, elements, find_key
+from stratalog_broker.config_keys import ConfigKind, elements
 from stratalog_broker.context import RequestContext
-from stratalog_broker.handlers.alter_configs import alter
+from stratalog_broker.handlers.alter_configs import alter, name_in
 from stratalog_broker.handlers.info import HandlerInfo
 from stratalog_broker.protocol.errors import KafkaError
-from stratalog_broker.topic_configs import TOPIC_CONFIG_KEYS
+from stratalog_broker.topic_configs import topic_config_key
 from stratalog_broker.topics import EditConfigs
 from stratalog_core.errors import Invalid
 
@@ -33,7 +32,7 @@ async def handle(context: RequestContext, request: Any) -> Any:
 def _changes(resource: Any) -> EditConfigs:
     def edit(configs: dict[str, str]) -> Mapping[str, str]:
         for row in resource.configs:
-            _apply(configs, row.name, row.config_operation, row.value)
+            _apply(configs, name_in(resource, row.name), row.config_operation, row.value)
         return configs
 
     return edit
@@ -55,7 +54,7 @@ def _apply(configs: dict[str, str], name: str, operation: int, value: str | None
 
 def _edited_list(configs: Mapping[str, str], name: str, operation: int, value: str) -> str:
     try:
-        key = find_key(TOPIC_CONFIG_KEYS, name, "topic")
+        key = topic_config_key(name)
     except Invalid as unknown:
         raise KafkaError(ErrorCode.invalid_config, unknown.message) from unknown
     if key.kind is not ConfigKind.LIST:

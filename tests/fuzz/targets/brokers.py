@@ -34,7 +34,7 @@ from stratalog_core.checkpoint import (
 from stratalog_metadata.records import Topic
 
 PRODUCE = 0
-_CONFIGS = TopicConfigs.of(Topic(name="t", topic_id=UUID(int=1), partition_count=1, replication_factor=1))
+_CONFIGS = TopicConfigs.of(Topic(name="t", topic_id=UUID(int=1), partition_count=1, replication_factor=1), {})
 
 
 def parse_frame(content: bytes) -> None:

@@ -219,6 +219,61 @@ async def test_configs_in_every_version(mini_cluster: MiniCluster) -> None:
             assert (await described(client, version, 4, "1"))["broker.id"].value == "1"
 
 
+async def alter_defaults(client: WireClient, version: int, *changes: tuple[str, int, str | None]) -> Any:
+    """Set (0) or delete (1) cluster-wide defaults; the row of the answer."""
+    rows = tuple(
+        part(44, version, "AlterableConfig", name=name, config_operation=operation, value=value)
+        for name, operation, value in changes
+    )
+    resource = part(44, version, "AlterConfigsResource", resource_type=4, resource_name="", configs=rows)
+    answer = await client.send(44, version, resources=(resource,), validate_only=False)
+    return answer.responses[0]
+
+
+async def test_defaults_of_the_cluster_reach_running_partitions(mini_cluster: MiniCluster) -> None:
+    async with connect(mini_cluster.bootstrap) as client:
+        await create(client, "flights")
+        await create(client, "trains", configs={"segment.ms": "900"})
+        partitions = mini_cluster.broker.services.partitions
+        logs = [partitions.find_by_name(name, 0) for name in (b"flights", b"trains")]
+        assert all(logs)
+
+        def segment_ms() -> list[int]:
+            return [log.configs.segment_ms for log in logs if log is not None]
+
+        for version in versions(44):
+            row = await alter_defaults(client, version, ("log.roll.ms", 0, f"70{version}"), ("retention.ms", 0, "5000"))
+            assert row.error_code is NONE
+            assert segment_ms() == [700 + version, 900]
+            assert {name: row.value for name, row in (await described(client, 4, 4, "")).items()} == {
+                "log.retention.ms": "5000",
+                "log.roll.ms": f"70{version}",
+            }
+            found = (await described(client, 4, 2, "flights"))["retention.ms"]
+            assert (found.value, [one.name for one in found.synonyms]) == ("5000", ["log.retention.ms", "log.retention.ms"])
+            assert (await described(client, 4, 4, "1"))["log.roll.ms"].config_source == 3
+            row = await alter_defaults(client, version, ("segment.ms", 1, None))
+            assert row.error_code is NONE
+            assert segment_ms() == [3_600_000, 900]
+        for name, value, complaint in (
+            ("log.roll.ms", "1", "segment.ms is 1; minimum is 100"),
+            ("log.cleaner.threads", "1", "unknown topic config 'log.cleaner.threads'"),
+            ("compression.type", "zstd", "only producer is served"),
+        ):
+            row = await alter_defaults(client, 1, (name, 0, value))
+            assert row.error_code is ErrorCode.invalid_config
+            assert complaint in row.error_message
+        for version in versions(33):
+            rows = (part(33, version, "AlterableConfig", name="log.segment.bytes", value="70000"),)
+            resource = part(33, version, "AlterConfigsResource", resource_type=4, resource_name="", configs=rows)
+            answer = await client.send(33, version, resources=(resource,), validate_only=False)
+            assert answer.responses[0].error_code is NONE
+            assert (await described(client, 4, 4, "")).keys() == {"log.segment.bytes"}
+            named = part(33, version, "AlterConfigsResource", resource_type=4, resource_name="1", configs=rows)
+            answer = await client.send(33, version, resources=(named,), validate_only=False)
+            assert "settings of broker 1 are given when it starts" in answer.responses[0].error_message
+
+
 async def described(client: WireClient, version: int, kind: int, name: str) -> dict[str, Any]:
     resource = part(32, version, "DescribeConfigsResource", resource_type=kind, resource_name=name, configuration_keys=None)
     answer = await client.send(32, version, resources=(resource,), include_synonyms=True, include_documentation=True)

@@ -180,6 +180,25 @@ def test_an_idle_partition_holds_no_ledger_open() -> None:
     assert [seal.end_offset for seal in ledgers.sealed] == [102]
 
 
+def open_with_one_batch(limits: RollLimits, jitter: float) -> PartitionCore:
+    partition = core()
+    partition.limits = limits
+    ledgers = Ledgers(partition)
+    ledgers.append(1, 10)
+    partition.opened(1, partition.high_watermark, 0, jitter)
+    ledgers.write_queued()
+    return partition
+
+
+@given(st.integers(100, 5000), st.integers(0, 10_000), st.floats(0, 1, exclude_max=True))
+def test_jitter_seals_a_ledger_earlier_by_at_most_itself(segment_ms: int, jitter_ms: int, jitter: float) -> None:
+    limits = RollLimits(segment_bytes=1000, segment_ms=segment_ms, segment_jitter_ms=jitter_ms, idle_ms=100_000)
+    due_ms = open_with_one_batch(limits, jitter).roll_due_ms
+    assert due_ms is not None
+    assert max(0, segment_ms - jitter_ms) <= due_ms <= segment_ms
+    assert due_ms == segment_ms - int(jitter * min(jitter_ms, segment_ms))
+
+
 def test_first_copies_answer_only_those_who_asked() -> None:
     partition = core()
     ledgers = Ledgers(partition)

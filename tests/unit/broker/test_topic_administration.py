@@ -84,7 +84,7 @@ async def test_creations_that_are_refused(mini_cluster: MiniCluster) -> None:
             (NewTopic("t", 20_000, 1), "INVALID_PARTITIONS", "1 to 10000"),
             (NewTopic("t", 1, 3), "INVALID_REPLICATION_FACTOR", "there are 1 bookies"),
             (NewTopic("t", 1, 1, config={"retention.mss": "1"}), "INVALID_CONFIG", "did you mean 'retention.ms'"),
-            (NewTopic("t", 1, 1, config={"segment.bytes": "1"}), "INVALID_CONFIG", "the least is 65536"),
+            (NewTopic("t", 1, 1, config={"segment.bytes": "1"}), "INVALID_CONFIG", "segment.bytes is 1; minimum is 65536"),
             (NewTopic("t", 1, 1, config={"cleanup.policy": "compact"}), "INVALID_CONFIG", "compaction is not served"),
         ):
             error = refused(admin.create_topics([topic]))
@@ -126,8 +126,12 @@ async def test_configs_are_changed_one_by_one(mini_cluster: MiniCluster) -> None
         only(change("retention.ms", "1000", AlterConfigOpType.SET))
         found = configs_of(admin, "flights")["retention.ms"]
         assert (found.value, ConfigSource(found.source)) == ("1000", ConfigSource.DYNAMIC_TOPIC_CONFIG)
-        only(change("leader.replication.throttled.replicas", "0:1", AlterConfigOpType.APPEND))
-        assert configs_of(admin, "flights")["leader.replication.throttled.replicas"].value == "0:1"
+        only(change("cleanup.policy", "delete", AlterConfigOpType.APPEND))
+        assert configs_of(admin, "flights")["cleanup.policy"].value == "delete"
+        assert "compaction is not served" in refused(change("cleanup.policy", "compact", AlterConfigOpType.APPEND)).str()
+        throttled = change("leader.replication.throttled.replicas", "0:1", AlterConfigOpType.SET)
+        assert "nothing to throttle" in refused(throttled).str()
+        only(change("segment.ms", "700", AlterConfigOpType.SET))
         only(change("retention.ms", None, AlterConfigOpType.DELETE))
         assert configs_of(admin, "flights")["retention.ms"].value == "604800000"
         assert "unknown topic config 'retention'" in refused(change("retention", "1", AlterConfigOpType.SET)).str()
@@ -138,7 +142,7 @@ async def test_configs_are_changed_one_by_one(mini_cluster: MiniCluster) -> None
     await in_thread(scenario)
     log = mini_cluster.broker.services.partitions.find_by_name(b"flights", 0)
     assert log is not None
-    assert log.configs.retention_ms == 604_800_000
+    assert log.configs.segment_ms == 700
 
 
 @pytest.mark.parametrize("deletion_is_seen", [True, False])

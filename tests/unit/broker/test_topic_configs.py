@@ -8,12 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stratalog_broker.broker_configs import BROKER_CONFIGS
 from stratalog_broker.config import BrokerSettings
 from stratalog_broker.config_keys import ConfigKind, ConfigSource
-from stratalog_broker.handlers.config_rows import broker_config_rows, topic_config_rows
+from stratalog_broker.handlers.config_rows import ConfigRow, broker_config_rows, default_config_rows, topic_config_rows
 from stratalog_broker.protocol.errors import KafkaError
-from stratalog_broker.topic_configs import TOPIC_CONFIG_KEYS, TopicConfigs, check_topic_configs
+from stratalog_broker.topic_configs import (
+    TOPIC_CONFIG_KEYS,
+    TOPIC_CONFIGS_NOT_SERVED,
+    TopicConfigs,
+    check_topic_configs,
+    topic_config_name,
+)
 from stratalog_broker.topics import check_topic_name
 from stratalog_core.errors import Invalid
 from stratalog_core.quorum import majority
@@ -29,18 +34,19 @@ def topic(replication_factor: int = 3, **configs: str) -> Topic:
     ("name", "value", "complaint"),
     [
         ("retention.msec", "1", "unknown topic config 'retention.msec'; did you mean 'retention.ms'?"),
-        ("retention.ms", "-2", "the least is -1"),
-        ("retention.ms", "soon", "not a long"),
-        ("max.message.bytes", "99999999999", "the most is 67108864"),
-        ("cleanup.policy", "compact", "choose delete; compaction is not served yet"),
+        ("retention.ms", "-2", "retention.ms is -2; minimum is -1"),
+        ("retention.ms", "soon", "it must be of type long"),
+        ("max.message.bytes", "99999999999", "maximum is 67108864"),
+        ("cleanup.policy", "compact", "cleanup.policy is compact; only delete is served: compaction is not served yet"),
         ("cleanup.policy", "compact,delete", "compaction is not served yet"),
         ("remote.storage.enable", "false", "every topic is tiered"),
-        ("compression.type", "brotli", "choose producer or"),
-        ("preallocate", "maybe", "choose true or false"),
-        ("min.insync.replicas", "0", "the least is 1"),
+        ("compression.type", "lz4", "compression.type is lz4; only producer is served: brokers do not compress"),
+        ("message.timestamp.type", "Never", "choose CreateTime or LogAppendTime"),
+        ("preallocate", "true", "preallocate is true; only false is served"),
+        ("flush.messages", "1000", "flush.messages is 1000; only 1 is served: every batch is on disk before it is ackn"),
+        ("min.compaction.lag.ms", "5", "min.compaction.lag.ms is not served: compaction is not served yet; leave it out"),
+        ("min.insync.replicas", "0", "min.insync.replicas is 0; minimum is 1"),
         ("stratalog.ack.quorum", "4", "maximum is the replication factor, 3"),
-        ("min.cleanable.dirty.ratio", "nan", "the least is 0"),
-        ("min.cleanable.dirty.ratio", "1.5", "the most is 1"),
     ],
 )
 def test_what_is_refused_and_how(name: str, value: str, complaint: str) -> None:
@@ -52,9 +58,9 @@ def test_what_is_refused_and_how(name: str, value: str, complaint: str) -> None:
 def test_what_tools_commonly_send_is_accepted() -> None:
     check_topic_configs(
         {
-            "cleanup.policy": "delete", "compression.type": "lz4", "flush.messages": "1", "segment.bytes": "1073741824",
-            "retention.ms": "-1", "message.timestamp.type": "LogAppendTime", "unclean.leader.election.enable": "True",
-            "local.retention.ms": "-2", "min.insync.replicas": "2", "leader.replication.throttled.replicas": "",
+            "cleanup.policy": "delete", "compression.type": "producer", "flush.messages": "1", "segment.bytes": "1073741824",
+            "retention.ms": "-1", "message.timestamp.type": "LogAppendTime", "unclean.leader.election.enable": "False",
+            "local.retention.ms": "-2", "min.insync.replicas": "2", "segment.jitter.ms": "60000",
         },
         3,
     )  # fmt: skip
@@ -73,7 +79,7 @@ def test_what_tools_commonly_send_is_accepted() -> None:
         ),
         ({"cleanup.policy": "compact", "min.insync.replicas": "4"}, "takes 2 to 3"),
         ({"cleanup.policy": "compact", "stratalog.ack.quorum": "1"}, "stratalog.ack.quorum cannot be set"),
-        ({"cleanup.policy": "compact", "min.insync.replicas": "x"}, "min.insync.replicas=x"),
+        ({"cleanup.policy": "compact", "min.insync.replicas": "x"}, "min.insync.replicas is x"),
         ({"cleanup.policy": "compact", "retention.ms": "5"}, "retention.ms cannot be set for an internal topic; choose of"),
         ({"cleanup.policy": "compact", "segment.ms": "5"}, "segment.ms"),
     ],
@@ -84,13 +90,40 @@ def test_what_is_refused_of_an_internal_topic(configs: dict[str, str], complaint
     assert complaint in refused.value.message
 
 
+@pytest.mark.parametrize("name", TOPIC_CONFIGS_NOT_SERVED)
+def test_names_that_say_nothing_here_are_refused_whatever_their_value(name: str) -> None:
+    assert name not in TOPIC_CONFIG_KEYS
+    with pytest.raises(Invalid, match=f"topic config {name} is not served: .*; leave it out"):
+        check_topic_configs({name: "0"}, 3)
+
+
+@pytest.mark.parametrize("name", [name for name, key in TOPIC_CONFIG_KEYS.items() if key.is_fixed])
+def test_what_always_holds_takes_no_other_value(name: str) -> None:
+    key = TOPIC_CONFIG_KEYS[name]
+    check_topic_configs({name: key.default}, 3)
+    with pytest.raises(Invalid, match=f"{name} is 12345; only {key.default} is served: {key.reason[:20]}"):
+        check_topic_configs({name: "12345"}, 3)
+
+
 def test_the_parsed_form_has_defaults_and_overrides() -> None:
-    plain = TopicConfigs.of(topic())
-    assert (plain.retention_ms, plain.max_message_bytes, plain.min_insync_replicas) == (604_800_000, 1_048_588, 2)
+    plain = TopicConfigs.of(topic(), {})
+    assert (plain.segment_ms, plain.max_message_bytes, plain.min_insync_replicas) == (3_600_000, 1_048_588, 2)
     assert not plain.is_log_append_time
-    changed = TopicConfigs.of(topic(retention_ms="5", message_timestamp_type="LogAppendTime", min_insync_replicas="3"))
-    assert (changed.retention_ms, changed.min_insync_replicas, changed.is_log_append_time) == (5, 3, True)
-    assert TopicConfigs.of(topic(1)).min_insync_replicas == 1
+    changed = TopicConfigs.of(topic(segment_ms="500", message_timestamp_type="LogAppendTime", min_insync_replicas="3"), {})
+    assert (changed.segment_ms, changed.min_insync_replicas, changed.is_log_append_time) == (500, 3, True)
+    assert TopicConfigs.of(topic(1), {}).min_insync_replicas == 1
+
+
+def test_a_topic_goes_before_the_clusters_default_which_goes_before_the_built_in_one() -> None:
+    defaults = {"segment.ms": "7000", "max.message.bytes": "100"}
+    mixed = TopicConfigs.of(topic(segment_ms="500"), defaults)
+    assert (mixed.segment_ms, mixed.max_message_bytes, mixed.segment_bytes) == (500, 100, 256 * 1024 * 1024)
+    internal = Topic(name="t", topic_id=UUID(int=1), partition_count=1, replication_factor=3, internal=True)
+    assert TopicConfigs.of(internal, defaults) == TopicConfigs.of(topic(), {})
+
+
+def synonyms(row: ConfigRow) -> list[tuple[str, str, ConfigSource]]:
+    return [(one.name, one.value, one.source) for one in row.synonyms]
 
 
 @given(
@@ -102,7 +135,7 @@ def test_only_the_setting_of_our_own_name_takes_the_ack_quorum_below_a_majority(
     copies: int, min_insync: int | None, ack_quorum: int | None
 ) -> None:
     given = {"min_insync_replicas": min_insync, "stratalog_ack_quorum": ack_quorum}
-    configs = TopicConfigs.of(topic(copies, **{name: str(value) for name, value in given.items() if value is not None}))
+    configs = TopicConfigs.of(topic(copies, **{name: str(value) for name, value in given.items() if value is not None}), {})
     assert 1 <= configs.ack_quorum <= copies
     if ack_quorum is None:
         assert configs.ack_quorum >= majority(copies)
@@ -113,24 +146,46 @@ def test_only_the_setting_of_our_own_name_takes_the_ack_quorum_below_a_majority(
 
 
 def test_rows_say_where_a_value_comes_from() -> None:
-    rows = {row.name: row for row in topic_config_rows(topic(retention_ms="5"))}
+    defaults = {"retention.ms": "9", "segment.ms": "7000"}
+    rows = {row.name: row for row in topic_config_rows(topic(retention_ms="5"), defaults)}
     assert rows.keys() == TOPIC_CONFIG_KEYS.keys()
-    assert (rows["retention.ms"].value, rows["retention.ms"].source) == ("5", ConfigSource.TOPIC)
-    assert rows["retention.ms"].default == "604800000"
+    assert synonyms(rows["retention.ms"]) == [
+        ("retention.ms", "5", ConfigSource.TOPIC),
+        ("log.retention.ms", "9", ConfigSource.DYNAMIC_DEFAULT),
+        ("log.retention.ms", "604800000", ConfigSource.DEFAULT),
+    ]
+    assert (rows["segment.ms"].value, rows["segment.ms"].source) == ("7000", ConfigSource.DYNAMIC_DEFAULT)
     assert (rows["min.insync.replicas"].value, rows["min.insync.replicas"].source) == ("2", ConfigSource.DEFAULT)
-    lower = {row.name: row for row in topic_config_rows(topic(stratalog_ack_quorum="1"))}
+    lower = {row.name: row for row in topic_config_rows(topic(stratalog_ack_quorum="1"), {})}
     assert (lower["min.insync.replicas"].value, lower["stratalog.ack.quorum"].value) == ("1", "1")
     assert rows["cleanup.policy"].kind is ConfigKind.LIST
+    assert [(row.name, row.value) for row in default_config_rows(BrokerSettings(broker_id=1), defaults)] == [
+        ("log.retention.ms", "9"),
+        ("log.roll.ms", "7000"),
+    ]
 
 
-def test_broker_rows_show_the_settings() -> None:
-    rows = {row.name: row for row in broker_config_rows(BrokerSettings(broker_id=7, default_partitions=3))}
-    assert rows["broker.id"].value == "7"
-    assert rows["num.partitions"].value == "3"
-    assert rows["auto.create.topics.enable"].value == "true"
-    assert all(row.read_only for row in rows.values())
-    fields = BrokerSettings.__dataclass_fields__
-    assert all(config.setting in fields for config in BROKER_CONFIGS.values() if config.setting)
+def test_defaults_have_kafkas_names_for_brokers() -> None:
+    assert topic_config_name("log.retention.ms") == "retention.ms"
+    assert topic_config_name("retention.ms") == "retention.ms"
+    assert topic_config_name("nonsense") == "nonsense"
+
+
+def test_broker_rows_show_all_settings_and_the_defaults_in_force() -> None:
+    settings = BrokerSettings(broker_id=7, default_partitions=3)
+    rows = {row.name: row for row in broker_config_rows(settings, {"retention.ms": "9"})}
+    assert synonyms(rows["broker.id"]) == [("broker.id", "7", ConfigSource.STATIC_BROKER)]
+    assert synonyms(rows["num.partitions"]) == [
+        ("num.partitions", "3", ConfigSource.STATIC_BROKER),
+        ("num.partitions", "1", ConfigSource.DEFAULT),
+    ]
+    assert (rows["auto.create.topics.enable"].value, rows["auto.create.topics.enable"].source) == ("true", ConfigSource.DEFAULT)
+    assert rows["stratalog.append.timeout.ms"].value == str(settings.append_timeout_ms)
+    assert (rows["log.retention.ms"].value, rows["log.retention.ms"].source) == ("9", ConfigSource.DYNAMIC_DEFAULT)
+    changeable = {row.name for row in rows.values() if not row.read_only}
+    assert changeable == {key.default_name for key in TOPIC_CONFIG_KEYS.values()}
+    documented = " ".join(row.documentation for row in rows.values())
+    assert all(f"[broker] {name}:" in documented for name in BrokerSettings.__dataclass_fields__)
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a b", "é", "a\n", "x" * 250])
@@ -146,6 +201,6 @@ def test_names_of_topics(name: str) -> None:
 
 def test_a_bound_that_is_not_served_is_refused_with_the_reason() -> None:
     with pytest.raises(
-        Invalid, match=r"local\.retention\.bytes=1000000: the most is -2; .*local\.retention\.ms bounds by time"
+        Invalid, match=r"local\.retention\.bytes is 1000000; only -2 is served: local\.retention\.ms bounds by time"
     ):
         check_topic_configs({"local.retention.bytes": "1000000"}, replication_factor=3, internal=False)

@@ -12,7 +12,7 @@ from stratalog_metadata.api import BrokerLoad, PartitionLoad
 from stratalog_metadata.commands import Delete, Put
 from stratalog_metadata.controller import Controller
 from stratalog_metadata.handovers import AT_ONCE_MAX, OVERDUE_S, BalanceRules
-from stratalog_metadata.records import Broker, DrainedBroker, Partition, Topic, broker_key, drained_broker_key
+from stratalog_metadata.records import Broker, DrainedBroker, DynamicConfig, Partition, Topic, broker_key, drained_broker_key
 
 RULES = BalanceRules(interval_s=5.0, moves_max=4)
 
@@ -182,6 +182,24 @@ def test_topics_are_led_from_their_preferred_rack() -> None:
         quorum.pass_time_for_all(6.0)
         quorum.obey()
     assert quorum.counts == {1: 6}
+
+
+def test_the_preferred_rack_may_be_a_default_of_the_cluster() -> None:
+    quorum = Balanced()
+    for broker_id, rack in ((1, "west"), (2, "east")):
+        session_id = quorum.broker(broker_id)
+        quorum.propose(Put(record=Broker(broker_id=broker_id, host="h", port=1, session_id=session_id, rack=rack)))
+    quorum.propose(Put(record=DynamicConfig(resource="", configs={"preferred.leader.rack": "east"})))
+    quorum.propose(
+        Put(record=Topic(name="t", topic_id=TOPIC, partition_count=4, replication_factor=1)),
+        *(Put(record=Partition(topic_id=TOPIC, index=index)) for index in range(4)),
+    )
+    assert quorum.counts == {2: 4}
+    quorum.propose(Put(record=DynamicConfig(resource="", configs={"preferred.leader.rack": "west"})))
+    for _ in range(4):
+        quorum.pass_time_for_all(6.0)
+        quorum.obey()
+    assert quorum.counts == {1: 4}
 
 
 def test_load_counts_by_what_brokers_report() -> None:

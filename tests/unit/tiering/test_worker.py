@@ -16,6 +16,7 @@ from stratalog_core.system import SystemClock
 from stratalog_metadata.commands import Command, Delete, Put
 from stratalog_metadata.records import (
     DeletedTopic,
+    DynamicConfig,
     Ledger,
     TierRequest,
     Topic,
@@ -278,6 +279,19 @@ async def test_everything_may_expire_and_the_end_is_remembered(cluster: Cluster,
     await cluster.until(lambda: not cluster.log().ledgers)
     await cluster.add_ledger(make_batches(3, [3], timestamps=[5, 5, 5]), 3)
     await cluster.until(lambda: cluster.pointer().start_offset == 6)
+
+
+async def test_retention_follows_the_clusters_default(cluster: Cluster, make_batches: Batches) -> None:
+    topic = msgspec.structs.replace(cluster.topic, configs={})
+    default = DynamicConfig(resource="", configs={"retention.ms": "-1"})
+    await cluster.metadata.propose(Command(updates=(Put(record=topic), Put(record=default))))
+    await cluster.start_worker()
+    await cluster.add_ledger(make_batches(0, [3], timestamps=[5, 5, 5]), 0)
+    await cluster.until(lambda: (p := cluster.pointer()) is not None and p.end_offset == 3)
+    assert cluster.pointer().start_offset == 0
+    default = DynamicConfig(resource="", configs={"retention.ms": "1000"})
+    await cluster.metadata.propose(Command(updates=(Put(record=default),)))
+    await cluster.until(lambda: cluster.pointer().start_offset == 3)
 
 
 async def test_orphans_are_swept_after_the_grace_period_only(
