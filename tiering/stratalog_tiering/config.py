@@ -48,10 +48,13 @@ class TieringSettings:
         maximum=365 * 24 * _HOUR_MS,
     )
     retention_interval_ms: int = setting(
-        60_000, help="interval at which a partition's retention is checked", minimum=10, maximum=24 * _HOUR_MS
+        60_000,
+        help="least time between two checks of a partition's retention; an unchanged one is checked when something expires",
+        minimum=10,
+        maximum=24 * _HOUR_MS,
     )
     sweep_interval_ms: int = setting(
-        6 * _HOUR_MS,
+        24 * _HOUR_MS,
         help="interval at which a partition's orphaned objects are looked for",
         minimum=10,
         maximum=365 * 24 * _HOUR_MS,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping
 from typing import Final
 
 from stratalog_core.errors import Conflict, StratalogError
@@ -15,44 +15,57 @@ from stratalog_tiering.commands import Guards, fulfil_request
 from stratalog_tiering.merging import merge_small
 from stratalog_tiering.offloading import cold_since, drop, drop_hot, offload
 from stratalog_tiering.partition_state import partition_state
-from stratalog_tiering.planning import DropEmpty, DropHot, Fulfil, Idle, Offload, PartitionState, PlanLimits, Step, next_step
-from stratalog_tiering.policy import TierPolicy, tier_policy
+from stratalog_tiering.planning import (
+    DropEmpty,
+    DropHot,
+    Fulfil,
+    Idle,
+    Offload,
+    PartitionState,
+    PlanLimits,
+    Step,
+    is_cold,
+    next_step,
+)
+from stratalog_tiering.policy import UNLIMITED, TierPolicy, tier_policy
 from stratalog_tiering.ports import WorkerPorts
 from stratalog_tiering.publish import mark_committed
-from stratalog_tiering.upkeep import apply_retention, sweep_orphans
+from stratalog_tiering.upkeep import apply_retention, next_expiry_ms, sweep_orphans
+from stratalog_tiering.upkeep_times import Upkeep, UpkeepTimes
 
 STEPS_AT_ONCE_MAX: Final = 100
 """Steps after which a partition lets the others have their turn."""
 
 _STATUS_INTERVAL_S: Final = 2.0
+_REPORT_AGAIN_S: Final = 10.0
+"""After this a report that could not be written is tried again."""
 _log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class _Timers:
-    """Monotonic times at which something is due again; 0 is at once."""
-
-    retention: float = 0.0
-    sweep: float = 0.0
-    status: float = 0.0
 
 
 class PartitionWork:
     """One partition, for the length of one session. ``run`` is never called twice at once."""
 
-    def __init__(self, ports: WorkerPorts, claims: Claims, topic: Topic, index: int) -> None:
+    def __init__(self, ports: WorkerPorts, claims: Claims, topic: Topic, index: int, spread_s: float) -> None:
+        """The first look at its upkeep is at a random time within ``spread_s``, or within the upkeep's interval."""
         self._ports = ports
         self._claims = claims
         self._topic_name = topic.name
         self._topic_id = topic.topic_id
         self._index = index
         self._lease = partition_work(topic.topic_id, index)
-        self._timers = _Timers()
         self._marked = ""
         self._failures = 0
         self._offloaded_at_ms = 0
-        now = ports.clock.monotonic()
-        self._timers.sweep = now + ports.settings.sweep_interval_ms / 1000 * ports.random.random()
+        self._next_report = 0.0
+        self._times = UpkeepTimes(
+            ports.settings,
+            ports.clock.monotonic(),
+            spread=ports.random.random(),
+            spread_s=spread_s,
+            recheck=bool(self._reported_error()),
+        )
+        self._cold_since: tuple[Hashable, Mapping[int, int]] = (None, {})
+        """When cold ledgers became cold, and what that depends on."""
 
     async def run(self, topic: Topic) -> float | None:
         """Work until there is nothing to do now. Seconds after which to come again; None: when metadata changes."""
@@ -72,22 +85,55 @@ class PartitionWork:
         for _ in range(STEPS_AT_ONCE_MAX):
             state = partition_state(self._ports.metadata.view, topic, self._index)
             if state is None or not (state.ledgers or state.pointer or state.request):
-                return None
+                return await self._settled(None, None)
             step = await self._plan(state)
-            if isinstance(step, Idle) and not self._upkeep_due(state):
-                return self._until(step, state)
+            upkeep = self._times.due(self._retained(state), self._ports.clock.monotonic(), self._ports.clock.wall_ms())
+            if isinstance(step, Idle) and upkeep is None:
+                return await self._settled(self._until(step, state), state)
             guards = await self._claims.hold(self._lease)
             if guards is None:
                 return None
             await self._ensure_marked(state)
-            await self._do(step, state, guards)
+            if isinstance(step, Idle) and upkeep is not None:
+                await self._upkeep(upkeep, state, guards)
+            else:
+                await self._do(step, state, guards)
         return 0.0
+
+    async def _settled(self, pause_s: float | None, state: PartitionState | None) -> float | None:
+        """Nothing is left to do now: an error that was reported is over, unless an upkeep still fails."""
+        if self._reported_error() != self._unresolved(state):
+            await self._report(None, state)
+            if self._reported_error():
+                return _REPORT_AGAIN_S if pause_s is None else min(pause_s, _REPORT_AGAIN_S)
+        return pause_s
+
+    def _retained(self, state: PartitionState) -> Hashable:
+        """What retention and merging depend on, besides the time; None without cold history."""
+        if state.pointer is None:
+            return None
+        policy, hot_bytes = self._policy(state), 0
+        if policy.retention_bytes != UNLIMITED:
+            hot_bytes = sum(stored.ledger.payload_bytes for stored in state.ledgers if not is_cold(state, stored.ledger))
+        return state.pointer_version, state.log.log_start_offset, policy, hot_bytes
+
+    def _unresolved(self, state: PartitionState | None) -> str:
+        """The reported error, if an upkeep still fails; else nothing."""
+        depends_on = self._retained(state) if state is not None else None
+        return self._reported_error() if self._times.has_failed(depends_on) else ""
+
+    def _reported_error(self) -> str:
+        status = self._ports.metadata.view.find(TierStatus, tier_status_key(self._topic_id, self._index))
+        return "" if status is None else status.last_error
 
     async def _plan(self, state: PartitionState) -> Step:
         settings = self._ports.settings
         limits = PlanLimits(segment_bytes=settings.segment_bytes, deletion_lag_ms=settings.deletion_lag_ms)
-        since_ms = await cold_since(self._ports, state)
-        return next_step(state, self._policy(state), limits, since_ms, self._ports.clock.wall_ms())
+        cold = tuple(stored.ledger.ledger_id for stored in state.ledgers if is_cold(state, stored.ledger))
+        depends_on = (state.pointer_version, cold)
+        if depends_on != self._cold_since[0]:
+            self._cold_since = depends_on, await cold_since(self._ports, state)
+        return next_step(state, self._policy(state), limits, self._cold_since[1], self._ports.clock.wall_ms())
 
     def _policy(self, state: PartitionState) -> TierPolicy:
         return tier_policy(configs_in_force(state.topic, topic_defaults(self._ports.metadata.view)))
@@ -96,15 +142,13 @@ class PartitionWork:
         if isinstance(step, Offload):
             if await offload(self._ports, state, step.ledgers, guards):
                 self._offloaded_at_ms = self._ports.clock.wall_ms()
-                await self._report(None)
+                await self._report(None, state)
         elif isinstance(step, DropHot):
             await drop_hot(self._ports, state, step.ledgers, guards)
         elif isinstance(step, DropEmpty):
             await drop(self._ports, state, step.ledgers, guards)
         elif isinstance(step, Fulfil):
             await self._ports.metadata.propose(fulfil_request(state, guards))
-        else:
-            await self._upkeep(state, guards)
 
     async def _ensure_marked(self, state: PartitionState) -> None:
         """Repair what a worker left that died between commit and marker."""
@@ -113,44 +157,46 @@ class PartitionWork:
             await mark_committed(self._ports.store, pointer)
             self._marked = pointer.object_key
 
-    def _upkeep_due(self, state: PartitionState) -> bool:
-        now = self._ports.clock.monotonic()
-        return now >= self._timers.sweep or (now >= self._timers.retention and state.pointer is not None)
+    async def _upkeep(self, upkeep: Upkeep, state: PartitionState, guards: Guards) -> None:
+        """Raises what it fails with."""
+        try:
+            if upkeep is Upkeep.SWEEP:
+                await sweep_orphans(self._ports, state)
+                self._times.swept(self._ports.clock.monotonic())
+            else:
+                await self._retain(state, self._policy(state), guards)
+        except StratalogError:
+            self._times.failed(upkeep, self._ports.clock.monotonic())
+            raise
 
-    async def _upkeep(self, state: PartitionState, guards: Guards) -> None:
-        now, settings = self._ports.clock.monotonic(), self._ports.settings
-        if now >= self._timers.sweep:
-            self._timers.sweep = now + settings.sweep_interval_ms / 1000
-            await sweep_orphans(self._ports, state)
-        elif now >= self._timers.retention:
-            self._timers.retention = now + settings.retention_interval_ms / 1000
-            policy = self._policy(state)
-            if await apply_retention(self._ports, state, policy, guards) or await self._merge(state, policy, guards):
-                self._timers.retention = 0.0  # until there is nothing left to do
-
-    async def _merge(self, state: PartitionState, policy: TierPolicy, guards: Guards) -> bool:
-        return state.pointer is not None and await merge_small(self._ports, state, policy, guards)
+    async def _retain(self, state: PartitionState, policy: TierPolicy, guards: Guards) -> None:
+        """Apply retention, or merge one run of small segments, or find when there will be something to do."""
+        if await apply_retention(self._ports, state, policy, guards) or await merge_small(self._ports, state, policy, guards):
+            self._times.changed(self._ports.clock.monotonic())
+        else:
+            expires_at_ms = await next_expiry_ms(self._ports, state, policy)
+            self._times.looked_at(self._retained(state), expires_at_ms, self._ports.clock.monotonic())
 
     def _until(self, idle: Idle, state: PartitionState) -> float:
-        upkeep_at = self._timers.sweep if state.pointer is None else min(self._timers.retention, self._timers.sweep)
-        upkeep_s = max(0.0, upkeep_at - self._ports.clock.monotonic())
+        clock = self._ports.clock
+        upkeep_s = self._times.next_s(self._retained(state), clock.monotonic(), clock.wall_ms())
         if idle.until_ms is None:
             return upkeep_s
-        return min(upkeep_s, max(0.0, (idle.until_ms - self._ports.clock.wall_ms()) / 1000))
+        return min(upkeep_s, max(0.0, (idle.until_ms - clock.wall_ms()) / 1000))
 
     def _pause_s(self) -> float:
         self._failures += 1
         longest_s = self._ports.settings.retry_ms_max / 1000
         return float(min(longest_s, 0.1 * 2 ** min(self._failures, 20))) * (0.5 + self._ports.random.random() / 2)
 
-    async def _report(self, failure: StratalogError | None) -> None:
+    async def _report(self, failure: StratalogError | None, state: PartitionState | None = None) -> None:
         """Say in metadata how it went, at a bounded rate, but never miss that an error is over."""
         now, key = self._ports.clock.monotonic(), tier_status_key(self._topic_id, self._index)
         last = self._ports.metadata.view.find(TierStatus, key)
-        text = "" if failure is None else f"{type(failure).__name__}: {failure.message}"
-        if last is not None and text == last.last_error and now < self._timers.status:
+        text = f"{type(failure).__name__}: {failure.message}" if failure is not None else self._unresolved(state)
+        if last is not None and text == last.last_error and now < self._next_report:
             return
-        self._timers.status = now + _STATUS_INTERVAL_S
+        self._next_report = now + _STATUS_INTERVAL_S
         status = TierStatus(
             topic_id=self._topic_id,
             index=self._index,

@@ -16,9 +16,9 @@ from stratalog_tiering.manifest import Manifest, SegmentEntry, empty_manifest
 from stratalog_tiering.manifest_edit import ManifestEdit, Previous
 from stratalog_tiering.object_keys import manifests_prefix, pages_prefix, removed_prefix, segments_prefix
 from stratalog_tiering.planning import PartitionState
-from stratalog_tiering.policy import TierPolicy
+from stratalog_tiering.policy import UNLIMITED, TierPolicy
 from stratalog_tiering.ports import WorkerPorts
-from stratalog_tiering.retention import expiry_reason
+from stratalog_tiering.retention import expiry_reason, newest_ms
 from stratalog_tiering.store import ObjectInfo
 
 DROPS_AT_ONCE_MAX: Final = 10_000
@@ -69,6 +69,26 @@ async def _expired(
         expired.append((entry, reason))
         total_bytes -= entry.object_bytes
     return expired
+
+
+async def next_expiry_ms(ports: WorkerPorts, state: PartitionState, policy: TierPolicy) -> int | None:
+    """When time alone gives retention something to do (wall time): the oldest segment expires, or the oldest removed object.
+
+    None if it never does.
+    """
+    if state.pointer is None:
+        return None
+    manifest = await ports.source.manifest(state.pointer)
+    # Lists, and removed objects outside of them, are in the order of their removal.
+    removed_ms = [ref.removed_at_ms for ref in manifest.removed_lists[:1]] + [
+        each.removed_at_ms for each in manifest.removed[:1]
+    ]
+    times = [removed_at_ms + ports.settings.grace_ms + 1 for removed_at_ms in removed_ms]
+    if policy.retention_ms != UNLIMITED:
+        async for entry in ports.source.segments(manifest):
+            times.append(newest_ms(entry) + policy.retention_ms + 1)
+            break
+    return min(times, default=None)
 
 
 async def sweep_orphans(ports: WorkerPorts, state: PartitionState) -> int:

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from stratalog_core.errors import StratalogError
 from stratalog_metadata.api import Change
-from stratalog_metadata.records import DeletedTopic, Lease, Ledger, LedgerState, Log, TieringWorker, Topic
+from stratalog_metadata.records import DeletedTopic, DynamicConfig, Lease, Ledger, LedgerState, Log, TieringWorker, Topic
 from stratalog_tiering.claims import UPLOADS_WORK, Claims, deletion_work, partition_work
 from stratalog_tiering.deletion import abort_stale_uploads, collect_deleted_topic
 from stratalog_tiering.pace import Pace
@@ -25,6 +25,8 @@ _SEALS_AT_ONCE: Final = 10
 _SEALS_PER_S: Final = 5.0
 _SEAL_WAITS_S: Final = 30.0
 """Of sealed ledgers that come at once, all but the first wait a little, and none longer than this."""
+_FIRST_LOOKS_PER_S: Final = 10
+"""Partitions whose upkeep a new session looks at for the first time: sealed ledgers must not wait behind thousands of them."""
 _log = logging.getLogger(__name__)
 
 
@@ -82,25 +84,41 @@ class WorkerSession:
     def _look_at_all(self) -> None:
         """Everything that there may be work for is due now."""
         view, now = self._ports.metadata.view, self._ports.clock.monotonic()
-        vanished = self._names.keys()
-        self._topics = {topic.topic_id: topic for topic in view.all(Topic) if not topic.internal}
-        self._names = {
-            partition_work(topic.topic_id, index): (topic.topic_id, index)
-            for topic in self._topics.values()
-            for index in range(topic.partition_count)
-        }
-        self._partitions = {name: work for name, work in self._partitions.items() if name in self._names}
-        self._schedule.set_all_due(self._names, now)
-        self._schedule.set_all_due(vanished - self._names.keys(), now)  # to give their leases up
+        for topic in view.all(Topic):
+            self._look_at_topic(topic)
+        for topic_id in self._topics.keys() - {topic.topic_id for topic in view.all(Topic)}:
+            self._forget_topic(topic_id)
         self._schedule.set_all_due((deletion_work(deleted.topic_id) for deleted in view.all(DeletedTopic)), now)
         self._schedule.set_due(UPLOADS_WORK, now)
+
+    def _look_at_topic(self, topic: Topic) -> None:
+        """A topic is new or has changed, or who works on it: all its partitions are due now."""
+        if topic.internal:
+            return
+        self._topics[topic.topic_id] = topic
+        names = {partition_work(topic.topic_id, index): (topic.topic_id, index) for index in range(topic.partition_count)}
+        self._names.update(names)
+        self._schedule.set_all_due(names, self._ports.clock.monotonic())
+
+    def _forget_topic(self, topic_id: UUID) -> None:
+        """A topic is gone: its partitions are due, to give their leases up."""
+        topic = self._topics.pop(topic_id, None)
+        names = [partition_work(topic_id, index) for index in range(topic.partition_count if topic is not None else 0)]
+        for name in names:
+            self._names.pop(name, None)
+            self._partitions.pop(name, None)
+        self._schedule.set_all_due(names, self._ports.clock.monotonic())
 
     def _on_changes(self, changes: Sequence[Change]) -> None:
         now, look_at_all = self._ports.clock.monotonic(), False
         for change in changes:
             versioned = change.after or change.before
             record = versioned.record if versioned is not None else None
-            look_at_all = look_at_all or isinstance(record, Topic | TieringWorker | DeletedTopic)
+            if isinstance(record, Topic):
+                self._on_topic(record, is_gone=change.after is None)
+            elif isinstance(record, DeletedTopic):
+                self._schedule.set_due(deletion_work(record.topic_id), now)
+            look_at_all = look_at_all or isinstance(record, TieringWorker | DynamicConfig)
             # What we gave up ourselves is not due again: that would be taken and given up for ever.
             if isinstance(record, Lease) and change.after is None and record.session_id != self._session_id:
                 self._schedule.set_due(record.name, now)
@@ -111,6 +129,12 @@ class WorkerSession:
         if look_at_all:
             self._look_at_all()
         self._wake.set()
+
+    def _on_topic(self, topic: Topic, *, is_gone: bool) -> None:
+        if is_gone:
+            self._forget_topic(topic.topic_id)
+        else:
+            self._look_at_topic(topic)
 
     def _start_due(self) -> None:
         for name in self._schedule.take_due(self._ports.clock.monotonic(), self._ports.settings.partitions_at_once):
@@ -143,7 +167,9 @@ class WorkerSession:
         topic = self._topics[partition[0]]
         work = self._partitions.get(name)
         if work is None:
-            work = self._partitions[name] = PartitionWork(self._ports, self._claims, topic, partition[1])
+            work = self._partitions[name] = PartitionWork(
+                self._ports, self._claims, topic, partition[1], len(self._names) / _FIRST_LOOKS_PER_S
+            )
         return await work.run(topic)
 
     async def _collect_uploads(self) -> float | None:

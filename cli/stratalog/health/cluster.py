@@ -98,7 +98,7 @@ def check_placement(view: MetadataView) -> Finding:
 
 def _check_tiering(view: MetadataView) -> Finding:
     workers = sum(1 for _ in view.all(TieringWorker))
-    failing = [status for status in view.all(TierStatus) if status.last_error_at_ms > status.offloaded_at_ms]
+    failing = [status for status in view.all(TierStatus) if status.last_error]
     if failing:
         detail = f"{len(failing)} partitions fail to offload: {failing[0].last_error}"
         return fail("tiering", detail, "see `stratalog tier status` and the workers' logs")

@@ -198,6 +198,48 @@ async def test_ledgers_that_do_not_meet_the_manifest_are_reported_not_offloaded(
     assert cluster.pointer().end_offset == 3
 
 
+def failing_sweeps(times: int) -> Callable[[str, str], BaseException | None]:
+    """A store that cannot list segments so many times; only sweeps do that."""
+    left = [times]
+
+    def before(name: str, key: str) -> BaseException | None:
+        if name != "list" or not key.startswith("segments/") or left[0] == 0:
+            return None
+        left[0] -= 1
+        return Unavailable("the store is away")
+
+    return before
+
+
+async def test_an_error_of_an_idle_partition_ends_with_the_next_success(cluster: Cluster, make_batches: Batches) -> None:
+    await cluster.add_ledger(make_batches(0, [3]), 0)
+    await cluster.start_worker()
+    await cluster.until(lambda: not cluster.log().ledgers)
+    cluster.store.before = failing_sweeps(1)
+    await cluster.until(lambda: "the store is away" in cluster.last_error())
+    await cluster.until(lambda: cluster.last_error() == "")
+
+
+async def test_an_error_stays_while_its_cause_does_whatever_else_goes_well(cluster: Cluster, make_batches: Batches) -> None:
+    await cluster.add_ledger(make_batches(0, [3]), 0)
+    worker = await cluster.start_worker()
+    await cluster.until(lambda: not cluster.log().ledgers)
+    cluster.store.before = failing_sweeps(-1)
+    await cluster.until(lambda: "the store is away" in cluster.last_error())
+    shown: list[str] = []
+    stop = cluster.metadata.view.subscribe(lambda changes: shown.append(cluster.last_error()))
+    await cluster.add_ledger(make_batches(3, [3]), 3)
+    await cluster.until(lambda: cluster.pointer().end_offset == 6 and not cluster.log().ledgers)
+    await worker.close()
+    await cluster.start_worker("worker-2")
+    await cluster.add_ledger(make_batches(6, [3]), 6)
+    await cluster.until(lambda: cluster.pointer().end_offset == 9 and not cluster.log().ledgers)
+    stop()
+    assert all("the store is away" in error for error in shown)
+    cluster.store.before = lambda name, key: None
+    await cluster.until(lambda: cluster.last_error() == "")
+
+
 async def test_reading_is_tried_again(cluster: Cluster, make_batches: Batches) -> None:
     cluster.ledgers.failures = [Unavailable("bookies are away"), Unavailable("still away")]
     await cluster.add_ledger(make_batches(0, [3]), 0)

@@ -1,0 +1,55 @@
+"""The metadata quorum's state machine and view in memory, without a quorum: each command takes effect in one turn."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from stratalog_core.errors import StratalogError
+from stratalog_metadata.api import BrokerLoad
+from stratalog_metadata.commands import Applied, Command, ExpireSession, OpenSession
+from stratalog_metadata.messages import KeyChange
+from stratalog_metadata.records import Versioned
+from stratalog_metadata.state import apply
+from stratalog_metadata.view import LocalView
+
+
+class MemoryMetadata(LocalView):
+    """See :class:`stratalog_metadata.api.MetadataClient`. Sessions never expire."""
+
+    @property
+    def view(self) -> LocalView:
+        return self
+
+    async def propose(self, command: Command, timeout_s: float = 10.0) -> Applied:
+        index = self.index + 1
+        outcome = apply(self._records, index, command)
+        if isinstance(outcome.result, StratalogError):
+            raise outcome.result
+        self.follow(index, [[KeyChange(change.key, change.after) for change in outcome.changes]])
+        await asyncio.sleep(0)
+        return outcome.result
+
+    async def read(self, keys: Sequence[str], timeout_s: float = 10.0) -> list[Versioned | None]:
+        await asyncio.sleep(0)
+        return [self.get(key) for key in keys]
+
+    async def scan(self, prefix: str, timeout_s: float = 10.0) -> list[Versioned]:
+        await asyncio.sleep(0)
+        return list(self._records.scan(prefix))
+
+    async def open_session(
+        self,
+        holder: str,
+        lease_ms: int,
+        on_expired: Callable[[], None],
+        grace_ms: int = 0,
+        load: Callable[[], BrokerLoad | None] | None = None,
+    ) -> int:
+        return (await self.propose(Command(updates=(OpenSession(holder=holder, lease_ms=lease_ms),)))).allocated[0]
+
+    async def close_session(self, session_id: int) -> None:
+        await self.propose(Command(updates=(ExpireSession(session_id=session_id),)))
+
+    async def close(self) -> None:
+        pass
