@@ -24,6 +24,7 @@ from stratalog_core.malformed import MALFORMED
 from stratalog_core.ports import Buffer
 
 VERSION: Final = 1
+INDEX_VERSION: Final = 2
 _STATE_MAGIC: Final = b"SLST"
 _INDEX_MAGIC: Final = b"SLIX"
 _STATE_FIELDS = struct.Struct(">4sHHI")
@@ -136,7 +137,7 @@ def encode_index(generation: int, runs: Sequence[Run]) -> bytes:
         pieces.append(rows)
         at += len(rows)
     packed = b"".join(table)
-    fields = _INDEX_FIELDS.pack(_INDEX_MAGIC, VERSION, 0, generation, len(runs))
+    fields = _INDEX_FIELDS.pack(_INDEX_MAGIC, INDEX_VERSION, 0, generation, len(runs))
     return b"".join([fields, _CRC.pack(crc32c(packed, crc32c(fields))), packed, *pieces])
 
 
@@ -145,7 +146,7 @@ def index_table_bytes(header: Buffer, generation: int) -> int:
     if len(header) < INDEX_HEADER_BYTES:
         raise Corrupt(f"index of log file {generation:016x} is cut short")
     magic, version, _, found, runs = _INDEX_FIELDS.unpack_from(header)
-    if magic != _INDEX_MAGIC or version != VERSION or found != generation:
+    if magic != _INDEX_MAGIC or version != INDEX_VERSION or found != generation:
         raise Corrupt(f"index of log file {generation:016x} has format {magic!r} version {version}, file {found:016x}")
     return int(runs) * _TABLE_ROW.size
 

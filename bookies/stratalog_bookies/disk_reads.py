@@ -12,14 +12,16 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple, TypeVar
 
+from crc32c import crc32c
+
 from stratalog_bookies import messages
 from stratalog_bookies.bookie import Bookie
 from stratalog_bookies.counters import Counters
 from stratalog_bookies.direct_reads import DirectReads
 from stratalog_bookies.extents import pieces_of
-from stratalog_bookies.index import Row, Run
+from stratalog_bookies.index import SMALL_BYTES_MAX, Row, Run
 from stratalog_bookies.log_files import LogFiles
-from stratalog_bookies.messages import EntryState, Range
+from stratalog_bookies.messages import HEAD_BYTES_MAX, EntryState, Range
 from stratalog_bookies.reading import Budget, Found, Place, RunsNeeded, locate
 from stratalog_bookies.recovery import make_index
 from stratalog_bookies.shortages import is_passing, lacks_resources
@@ -197,7 +199,7 @@ class DiskReads:
 
 
 def read_places(store: LogFiles, places: Sequence[Place], head_bytes: int | None) -> list[bytes | None]:
-    """Payloads (or heads) in order, None for what cannot be read. Blocking.
+    """Payloads (or their first ``head_bytes``) in order, None for what cannot be read or does not match its CRC. Blocking.
 
     Raises ``OSError`` for want of a file descriptor or memory, which says nothing about the entries.
     """
@@ -212,7 +214,7 @@ def read_places(store: LogFiles, places: Sequence[Place], head_bytes: int | None
 
 def _read_place(store: LogFiles, files: dict[int, File | None], place: Place, head_bytes: int | None) -> bytes | None:
     row = place.row
-    wanted = row.payload_bytes if head_bytes is None else min(row.payload_bytes, head_bytes)
+    wanted = _bytes_to_check(row, head_bytes)
     try:
         if place.generation not in files:
             files[place.generation] = None
@@ -224,9 +226,25 @@ def _read_place(store: LogFiles, files: dict[int, File | None], place: Place, he
             raise
         _log.error("cannot read entry %d of ledger %d: %s", row.entry_id, place.ledger_id, failure)
         return None
-    if head_bytes is None and piece is not None:
-        return checked(place, piece)
-    return piece if piece is not None and len(piece) == wanted else None
+    if piece is None or head_bytes == 0:
+        return piece
+    sound = checked(place, piece) if wanted == row.payload_bytes else _checked_head(place, piece)
+    return sound if head_bytes is None or sound is None else sound[:head_bytes]
+
+
+def _bytes_to_check(row: Row, head_bytes: int | None) -> int:
+    """How much of a payload is read for its first ``head_bytes`` (None: for all of it): a size needs none."""
+    if head_bytes == 0:
+        return 0
+    return row.payload_bytes if head_bytes is None or row.payload_bytes <= SMALL_BYTES_MAX else HEAD_BYTES_MAX
+
+
+def _checked_head(place: Place, head: bytes) -> bytes | None:
+    """The head of a payload, if it is the one that the index tells of."""
+    if len(head) == HEAD_BYTES_MAX and crc32c(head) == place.row.head_crc:
+        return head
+    _log.error("the head of entry %d of ledger %d does not match its CRC", place.row.entry_id, place.ledger_id)
+    return None
 
 
 def checked(place: Place, payload: Payload) -> Payload | None:

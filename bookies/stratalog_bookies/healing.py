@@ -115,7 +115,7 @@ class Healer:
 
 
 def _row_of(found: ReadEntry) -> Row:
-    return Row(found.entry_id, 0, found.payload_bytes, found.crc, found.lac)
+    return Row(found.entry_id, 0, found.payload_bytes, found.crc, found.lac, 0)
 
 
 def _check_same(place: Place, found: ReadEntry) -> None:

@@ -1,7 +1,7 @@
 """Where each entry lies: (ledger, entry) → (file, position, length, CRC, LAC). Pure, compact, and most of it may be out of
 memory.
 
-A ledger's entries in one log file are a ``Run``: rows of 28 bytes, ascending by entry id, in one buffer. The run of the
+A ledger's entries in one log file are a ``Run``: rows of 32 bytes, ascending by entry id, in one buffer. The run of the
 file that is being written grows; when the file is closed its runs are stored beside it (checkpoint.py) and from then on
 their rows may leave memory and come back (``RunCache``). What always stays is a small object for each ledger in each file.
 
@@ -15,9 +15,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
-ROW: Final = struct.Struct(">QIIIq")
-"""Entry id, position of the payload, payload bytes, entry CRC, LAC. Stored as it is: permanent."""
+ROW: Final = struct.Struct(">QIIIqI")
+"""Entry id, position of the payload, payload bytes, entry CRC, LAC, CRC of the payload's head. Stored as it is: permanent."""
 ROW_BYTES: Final = ROW.size
+SMALL_BYTES_MAX: Final = 4096
+"""A payload of at most so many bytes has no head CRC: where only its head is wanted it is read and checked whole, from one or
+two pages. So adds of small entries, which come by the hundred thousand, pay nothing for heads."""
 _ENTRY_ID = struct.Struct(">Q")
 
 
@@ -29,6 +32,8 @@ class Row(NamedTuple):
     payload_bytes: int
     crc: int
     lac: int
+    head_crc: int
+    """CRC32C of the first ``HEAD_BYTES_MAX`` bytes of a payload above ``SMALL_BYTES_MAX``; 0 of others."""
 
 
 class Run:

@@ -78,11 +78,11 @@ class Frame(NamedTuple):
 
 
 class Scan(NamedTuple):
-    """What a file holds: ``frames`` in order, the end of the last one, and how many of them have damaged payloads."""
+    """What a file holds: ``frames`` in order, the end of the last one, and the positions of those with damaged payloads."""
 
     frames: list[Frame]
     end: int
-    damaged_frames: int
+    damaged_frames: frozenset[int]
 
 
 def aligned(position: int) -> int:
@@ -191,14 +191,14 @@ def scan(content: bytes, seed: int, durable_end: int = 0) -> Scan:
     if end < proved:
         raise Corrupt(f"no sound frame at byte {end}, though everything up to byte {proved} was durable", position=end)
     kept: list[Frame] = []
-    damaged = 0
+    damaged = set[int]()
     for frame in frames:
         if not payloads_match(view, frame):
             if frame.position >= proved:
-                return Scan(kept, frame.position, damaged)
-            damaged += 1
+                return Scan(kept, frame.position, frozenset(damaged))
+            damaged.add(frame.position)
         kept.append(frame)
-    return Scan(kept, end, damaged)
+    return Scan(kept, end, frozenset(damaged))
 
 
 def _walk(view: memoryview, seed: int) -> tuple[list[Frame], int]:

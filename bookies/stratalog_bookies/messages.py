@@ -39,7 +39,7 @@ RANGES_MAX: Final = 65_536
 """Ranges in one READ or READ_HEADERS."""
 LEDGERS_MAX: Final = 65_536
 """Ledgers in one FENCE, LAC, WRITE_LAC, DELETE or page of LIST."""
-HEAD_BYTES_MAX: Final = 1024
+HEAD_BYTES_MAX: Final = 61  # A record batch's header: so much of a payload can be read and checked without the rest.
 """Payload bytes that READ_HEADERS gives of each entry."""
 
 RECOVERY_ADD: Final = 1

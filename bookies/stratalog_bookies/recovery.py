@@ -11,15 +11,18 @@ from __future__ import annotations
 
 import logging
 
-from stratalog_bookies import checkpoint, log_format
-from stratalog_bookies.bookie import Bookie
+from crc32c import crc32c
+
+from stratalog_bookies import checkpoint, log_format, messages
+from stratalog_bookies.bookie import Bookie, Header
 from stratalog_bookies.checkpoint import State
 from stratalog_bookies.contents import Contents
-from stratalog_bookies.index import ROW, Run
+from stratalog_bookies.index import ROW, SMALL_BYTES_MAX, Run
 from stratalog_bookies.log import Log
 from stratalog_bookies.log_files import STATE, LogFiles
 from stratalog_bookies.log_format import Frame
 from stratalog_bookies.message_ids import ID_MAX
+from stratalog_bookies.messages import HEAD_BYTES_MAX
 from stratalog_core.errors import Corrupt
 from stratalog_core.ports import Files
 
@@ -95,34 +98,45 @@ def replay_file(contents: Contents, cookie: bytes, generation: int, content: byt
             generation=generation,
         ) from damage
     if scan.damaged_frames:
-        _log.error(
-            "log file %016x: payloads of %d frames are damaged; they are kept as unreadable", generation, scan.damaged_frames
-        )
+        count = len(scan.damaged_frames)
+        _log.error("log file %016x: payloads of %d frames are damaged; they are kept as unreadable", generation, count)
     view = memoryview(content)
     for frame in scan.frames:
-        replay(contents, view, frame, generation)
+        replay(contents, view, frame, generation, is_sound=frame.position not in scan.damaged_frames)
     contents.end_file(generation, scan.end)
 
 
-def replay(contents: Contents, content: memoryview, frame: Frame, generation: int) -> None:
-    """Do again what a frame says."""
+def replay(contents: Contents, content: memoryview, frame: Frame, generation: int, *, is_sound: bool) -> None:
+    """Do again what a frame says. ``is_sound``: all of its payloads match their CRCs."""
     if frame.kind == log_format.CONTROL:
         for item in log_format.items_of(content, frame):
             _replay_item(contents, item.kind, item.ledger_id, item.value)
         return
     position = frame.payload_start
-    for ledger_id, entry_id, lac, payload_bytes, crc, _ in log_format.entries_of(content, frame):
+    for header in log_format.entries_of(content, frame):
+        ledger_id, entry_id, lac, payload_bytes, crc, _ = header
         if ledger_id | entry_id > ID_MAX:
             raise Corrupt(f"log file {generation:016x} holds entry {entry_id} of ledger {ledger_id}; ids end at {ID_MAX}")
         if ledger_id not in contents.tombstones:
             ledger = contents.ledger(ledger_id)
             run = contents.open_run(ledger, generation)
             if run.count == 0 or run.find(entry_id) is None:
-                run.add(entry_id, ROW.pack(entry_id, position, payload_bytes, crc, lac))
+                head_crc = _head_crc(header, content[position : position + payload_bytes], is_sound=is_sound)
+                run.add(entry_id, ROW.pack(entry_id, position, payload_bytes, crc, lac, head_crc))
                 run.payload_bytes += payload_bytes
             ledger.last_entry = max(ledger.last_entry, entry_id)
             ledger.lac = max(ledger.lac, lac)
         position += payload_bytes
+
+
+def _head_crc(header: Header, payload: memoryview, *, is_sound: bool) -> int:
+    """What the index keeps of a payload's head; if the payload is damaged, a CRC that its head does not match either."""
+    if len(payload) <= SMALL_BYTES_MAX:
+        return 0
+    head_crc = int(crc32c(payload[:HEAD_BYTES_MAX]))
+    ledger_id, entry_id, lac, payload_bytes, crc, _ = header
+    matches = is_sound or messages.entry_crc(ledger_id, entry_id, lac, (payload,), payload_bytes) == crc
+    return head_crc if matches else head_crc ^ 0xFFFFFFFF
 
 
 def _replay_item(contents: Contents, kind: int, ledger_id: int, value: int) -> None:

@@ -11,13 +11,13 @@ from stratalog_bookies.client.directory import BookieDirectory
 from stratalog_bookies.client.entry import Entry, EntryHead
 from stratalog_bookies.client.reader import STRIPED_ENTRIES_MAX, Ask, ReadPlan
 from stratalog_bookies.client.requests import BookieRequests
-from stratalog_bookies.messages import LedgerTail, Range, RangeAnswer, ReadEntry, Status, entry_matches
+from stratalog_bookies.messages import HEAD_BYTES_MAX, LedgerTail, Range, RangeAnswer, ReadEntry, Status, entry_matches
 from stratalog_core.errors import StratalogError, Unavailable
 from stratalog_core.ports import Random
 from stratalog_core.quorum import fencing_complete
 from stratalog_metadata.records import Ledger, LedgerState
 
-HEAD_BYTES: Final = 61
+HEAD_BYTES: Final = HEAD_BYTES_MAX
 """A record batch's header: what an index is rebuilt from."""
 
 OnAnswer = Callable[[Ask, RangeAnswer | StratalogError], None]
@@ -230,5 +230,5 @@ def _tail(future: asyncio.Future[LedgerTail], reasons: list[str], *, absent_is_n
 
 
 def _accept_any(entry: ReadEntry) -> bool:
-    """A head has no checksum of its own; the bookie has checked where it comes from."""
+    """The bookie has checked a head against its own CRC, which stays there."""
     return True

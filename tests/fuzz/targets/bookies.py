@@ -153,7 +153,7 @@ def seal_index(content: bytes) -> bytes:
 def index_files() -> list[bytes]:
     run = Run(7, GENERATION)
     for entry in range(3):
-        run.add(entry, ROW.pack(entry, 4200 + entry, 7, 0, entry - 1))
+        run.add(entry, ROW.pack(entry, 4200 + entry, 7, 0, entry - 1, 0))
     return [seals.sealed(checkpoint.encode_index(GENERATION, [run]))]
 
 

@@ -111,7 +111,7 @@ def log_groups() -> bytes:
 def run() -> Run:
     made = Run(7, 17)
     for entry_id in (0, 1, 5):
-        made.add(entry_id, ROW.pack(entry_id, 4096 + entry_id, 10, 0xDEADBEEF, entry_id - 1))
+        made.add(entry_id, ROW.pack(entry_id, 4096 + entry_id, 10, 0xDEADBEEF, entry_id - 1, 0xCAFEF00D))
         made.payload_bytes += 10
     return made
 

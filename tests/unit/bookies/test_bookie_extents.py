@@ -23,7 +23,8 @@ KIB = 1024
 def places(*entries: tuple[int, int, int]) -> list[Place]:
     """Of ``(generation, position, payload bytes)``."""
     return [
-        Place(1, generation, Row(number, position, size, 0, -1)) for number, (generation, position, size) in enumerate(entries)
+        Place(1, generation, Row(number, position, size, 0, -1, 0))
+        for number, (generation, position, size) in enumerate(entries)
     ]
 
 

@@ -16,7 +16,7 @@ from stratalog_core.errors import Corrupt
 def run_of(entry_ids: list[int], generation: int = 1, ledger_id: int = 7) -> Run:
     run = Run(ledger_id, generation)
     for entry_id in entry_ids:
-        run.add(entry_id, ROW.pack(entry_id, entry_id * 10, 5, generation, entry_id - 1))
+        run.add(entry_id, ROW.pack(entry_id, entry_id * 10, 5, generation, entry_id - 1, entry_id + 7))
         run.payload_bytes += 5
     return run
 
@@ -27,7 +27,7 @@ def test_a_run_finds_what_a_dict_would(entry_ids: list[int], first: int, last: i
     for entry_id in range(0, 211, 7):
         found = run.find(entry_id)
         assert (found is not None) == (entry_id in entry_ids)
-        assert found is None or found == Row(entry_id, entry_id * 10, 5, 1, entry_id - 1)
+        assert found is None or found == Row(entry_id, entry_id * 10, 5, 1, entry_id - 1, entry_id + 7)
     assert [row.entry_id for row in run.between(first, last)] == sorted(each for each in entry_ids if first <= each <= last)
 
 
