@@ -1,4 +1,4 @@
-"""Settings of a broker. Every bound on its memory is here."""
+"""Settings of a broker. ``memory_bytes`` bounds its memory; ``memory.py`` divides it."""
 
 from __future__ import annotations
 
@@ -40,40 +40,38 @@ class BrokerSettings:
         3, help="Copies of __consumer_offsets; fewer if there are fewer bookies", minimum=1, maximum=15
     )
 
+    memory_bytes: int = setting(
+        512 * _MIB,
+        help="Budget for all requests, responses, caches and indexes, at their real size; the process takes what it has at its"
+        " start and up to 1.25 times this",
+        minimum=64 * _MIB,
+        maximum=1024 * 1024 * _MIB,
+    )
     frame_bytes_max: int = setting(
-        100 * _MIB, help="Longest request; a longer one closes the connection", minimum=1024, maximum=1024 * _MIB
+        100 * _MIB,
+        help="Longest request, at most 15/64 of memory_bytes; a longer one closes the connection",
+        minimum=1024,
+        maximum=1024 * _MIB,
     )
     connections_max: int = setting(10_000, help="Client connections; more are closed at once", minimum=1, maximum=1_000_000)
     connection_requests_max: int = setting(
         200, help="Unanswered requests of one connection before it is no longer read", minimum=1, maximum=100_000
     )
-    request_bytes_max: int = setting(
-        256 * _MIB, help="Request bytes held by the whole broker before sockets are no longer read", minimum=_MIB
-    )
     response_bytes_max: int = setting(
-        64 * _MIB, help="Fetched bytes in one response, whatever the client asks for", minimum=_MIB, maximum=1024 * _MIB
-    )
-    responses_bytes_max: int = setting(
-        512 * _MIB,
-        help="Bytes of responses that clients have not taken; beyond it fetches get one batch",
+        64 * _MIB,
+        help="Fetched bytes in one response, whatever the client asks for, at most 1/8 of memory_bytes",
         minimum=_MIB,
+        maximum=1024 * _MIB,
     )
     hot_reads_max: int = setting(
-        32, help="Reads from bookies under way, of up to 4 MiB each; as much again may wait for its fetch", minimum=1
+        32, help="Reads from bookies under way, of up to 4 MiB each, within 9/256 of memory_bytes", minimum=1
     )
     cold_reads_max: int = setting(
-        32, help="Reads from the object store under way, of up to 4 MiB each; as much again may wait for its fetch", minimum=1
-    )
-    read_ahead_bytes: int = setting(
-        32 * _MIB,
-        help="Read ahead of consumers that catch up, up to 4 MiB a partition; beyond it they get what they ask for; 0: never",
-        minimum=0,
+        32, help="Reads from the object store under way, of up to 4 MiB each, within 9/256 of memory_bytes", minimum=1
     )
     connection_idle_ms: int = setting(600_000, help="A connection silent for so long is closed", minimum=1_000)
     shutdown_ms: int = setting(5_000, help="Time that requests in progress get when the broker stops", minimum=0)
 
-    tail_cache_bytes: int = setting(128 * _MIB, help="Batches just written, kept for tail readers", minimum=_MIB)
-    index_bytes: int = setting(64 * _MIB, help="Entry indexes of sealed hot ledgers, kept in memory", minimum=_MIB)
     fetch_sessions_max: int = setting(1_000, help="Incremental fetch sessions (KIP-227) kept", minimum=0, maximum=100_000)
     producers_max: int = setting(
         10_000, help="Idempotent producers remembered per partition; the longest silent is forgotten", minimum=1

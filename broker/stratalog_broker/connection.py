@@ -6,8 +6,8 @@ one turn of the loop leaves in one call, which was measured to be worth a factor
 
 Reading: small frames come through one buffer that all connections share (so that an idle one costs next to nothing), a
 frame that is not complete gets a buffer of its exact size, which then belongs to the request. A connection is not
-read while it has too many unanswered requests, while its client does not take its answers, or, before a new frame, while
-the broker holds too many request bytes.
+read while it has too many unanswered requests, while its client does not take its answers, or, between two frames, while
+the requests of all connections fill their share of the broker's memory.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ from typing import TYPE_CHECKING, Final, cast
 from stratalog_broker.context import RequestContext
 from stratalog_broker.dispatch import dispatch_raw, find_handler, run_handler
 from stratalog_broker.handlers.info import HandlerInfo, Waiting
+from stratalog_broker.memory import DECODED_BYTES_MAX, DECODED_FACTOR, REQUEST_BYTES
 from stratalog_broker.protocol.frame import LENGTH_BYTES, parse_head
 from stratalog_core.errors import Corrupt
 from stratalog_core.ports import Buffer
 from stratalog_core.receive_buffers import announced_memory
+from stratalog_core.retained import retained_bytes
 
 if TYPE_CHECKING:
     from stratalog_broker.server import ConnectionRegistry
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 SHARED_BUFFER_BYTES: Final = 64 * 1024
 _WRITE_HIGH_BYTES: Final = 4 * 1024 * 1024
+_UNCOUNTED_BYTES: Final = 4096
+"""Unsent bytes of one connection that are not worth charging: what an idle connection costs."""
 PRODUCE_KEY: Final = 0
 
 
@@ -53,7 +57,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._waiting_context: RequestContext | None = None
         self._outgoing: list[Buffer] = []
         self._flush_scheduled = False
-        self._unsent = 0
+        self._retained = 0
         self._is_paused = False
         self._is_stalled = False
         self._is_writing_paused = False
@@ -91,7 +95,7 @@ class ClientConnection(asyncio.BufferedProtocol):
                 self._cut_frames(self._registry.shared_buffer, end)
         except Corrupt as bad:
             self.close(bad.message)
-        self._regulate()
+        self.regulate()
 
     def _cut_frames(self, buffer: memoryview, end: int) -> None:
         """Handle the whole frames at the beginning of ``buffer`` and keep what follows."""
@@ -100,7 +104,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             size = int.from_bytes(buffer[position : position + LENGTH_BYTES], "big", signed=True)
             if not 0 < size <= self._registry.services.settings.frame_bytes_max:
                 raise Corrupt(f"a frame of {size} bytes; frame_bytes_max is {self._registry.services.settings.frame_bytes_max}")
-            if not self._registry.charge(size):
+            if not self._registry.charge(size + REQUEST_BYTES):
                 self._is_stalled = True
                 self._registry.wait_for_room(self)
                 break
@@ -116,19 +120,19 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._rest = bytes(buffer[position:end])
 
     def room_made(self) -> None:
-        """The broker holds fewer request bytes again: go on where reading stopped."""
+        """The broker holds fewer request bytes: go on where reading stopped."""
         self._is_stalled = False
         rest, self._rest = self._rest, b""
         try:
             self._cut_frames(memoryview(rest), len(rest))
         except Corrupt as bad:
             self.close(bad.message)
-        self._regulate()
+        self.regulate()
 
     @property
     def progress(self) -> tuple[int, int]:
         """See ``stratalog_core.silent_clients``."""
-        return self._frames, self._transport.get_write_buffer_size() if self._transport is not None else 0
+        return self._frames, self.unsent_bytes
 
     @property
     def partial_bytes(self) -> int:
@@ -148,11 +152,15 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def _received(self, frame: memoryview) -> None:
         self._frames += 1
+        if self._retained and not self.unsent_bytes:
+            self.all_sent()
         try:
             head = parse_head(frame)
         except Corrupt:
-            self._registry.discharge(len(frame))
+            self._registry.discharge(len(frame) + REQUEST_BYTES)
             raise
+        decoded_bytes = 0 if head.api_key == PRODUCE_KEY else min(len(frame) * DECODED_FACTOR, DECODED_BYTES_MAX)
+        self._registry.charge_more(decoded_bytes)
         context = RequestContext(
             self._registry.services,
             self,
@@ -160,7 +168,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             api_version=head.api_version,
             correlation_id=head.correlation_id,
             client_id=head.client_id,
-            request_bytes=len(frame),
+            request_bytes=len(frame) + REQUEST_BYTES + decoded_bytes,
         )
         self._order.append(context)
         info = find_handler(context)
@@ -197,14 +205,12 @@ class ClientConnection(asyncio.BufferedProtocol):
         """Queue an answer; it leaves when all before it have left."""
         order = self._order
         while order and order[0].response is not None:
-            ready = order.popleft().response or ()
-            self._outgoing.extend(ready)
-            self._count_unsent(self._unsent + sum(map(len, ready)))
+            self._outgoing.extend(order.popleft().response or ())
         if self._outgoing and not self._flush_scheduled:
             self._flush_scheduled = True
             self._loop.call_soon(self._flush)
         if self._is_paused:
-            self._regulate()
+            self.regulate()
             if self._registry.is_draining and not order:
                 self._registry.became_idle()
         if context is self._waiting_context and self._waiting is not None:
@@ -216,11 +222,27 @@ class ClientConnection(asyncio.BufferedProtocol):
         outgoing, self._outgoing = self._outgoing, []
         if self._transport is not None and not self._transport.is_closing():
             self._transport.writelines(outgoing)
-            self._count_unsent(self._transport.get_write_buffer_size())
+            if self.unsent_bytes > _UNCOUNTED_BYTES:
+                # uvloop sends at the end of this turn: what is left then waits for the client.
+                self._loop.call_soon(self._count_unsent, outgoing)
 
-    def _count_unsent(self, unsent: int) -> None:
-        self._registry.bytes_unsent += unsent - self._unsent
-        self._unsent = unsent
+    def _count_unsent(self, outgoing: Sequence[Buffer]) -> None:
+        """Charge what the socket did not take; until all has left, any view of it may be held."""
+        if self.unsent_bytes:
+            self._retained += retained_bytes(outgoing)
+            self._registry.responses.hold(self, self._retained)
+        elif self._retained:
+            self.all_sent()
+
+    def all_sent(self) -> None:
+        """The client has taken everything."""
+        self._retained = 0
+        self._registry.responses.release(self)
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes of responses that the client has not taken."""
+        return self._transport.get_write_buffer_size() if self._transport is not None else 0
 
     def released(self, request_bytes: int) -> None:
         """A request's bytes are no longer held by anybody."""
@@ -230,18 +252,22 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         self._is_writing_paused = True
-        self._regulate()
+        self.regulate()
 
     def resume_writing(self) -> None:
         self._is_writing_paused = False
-        if self._transport is not None:
-            self._count_unsent(self._transport.get_write_buffer_size())
+        if self._retained and not self.unsent_bytes:
+            self.all_sent()
         self._run_queue()
-        self._regulate()
+        self.regulate()
 
-    def _regulate(self) -> None:
-        too_many = len(self._order) >= self._registry.services.settings.connection_requests_max
-        wanted = too_many or self._is_writing_paused or self._is_stalled or self._registry.is_draining
+    def regulate(self) -> None:
+        """Read on, or stop reading, as the bounds want it now."""
+        registry = self._registry
+        too_many = len(self._order) >= registry.services.settings.connection_requests_max
+        # A frame that has begun is charged already, and only its end makes room.
+        has_no_room = self._is_stalled or (registry.is_full and self._frame is None)
+        wanted = too_many or self._is_writing_paused or has_no_room or registry.is_draining
         if wanted == self._is_paused or self._transport is None or self._transport.is_closing():
             return
         self._is_paused = wanted
@@ -252,7 +278,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def drain(self) -> None:
         """Take no more requests."""
-        self._regulate()
+        self.regulate()
 
     # -- the end ---------------------------------------------------------------------------------------------------------
 
@@ -268,7 +294,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._registry.closed(self)
         if self._frame is not None:
-            self._registry.discharge(len(self._frame))
+            self._registry.discharge(len(self._frame) + REQUEST_BYTES)
             self._frame = None
         # What waits has no use any more; anything else that has begun is finished, its answer goes nowhere.
         if self._waiting is not None:
@@ -278,4 +304,4 @@ class ClientConnection(asyncio.BufferedProtocol):
             context.release()
         self._queue.clear()
         self._outgoing.clear()
-        self._count_unsent(0)
+        self.all_sent()

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from stratalog_broker.deadlines import Deadlines
     from stratalog_broker.fetch_sessions import FetchSessions
     from stratalog_broker.groups.service import GroupService
+    from stratalog_broker.memory import MemoryShares
     from stratalog_broker.named_brokers import NamedBrokers
     from stratalog_broker.partition_rows import PartitionRows
     from stratalog_broker.partitions import Partitions
@@ -40,6 +41,7 @@ class BrokerServices:
     """
 
     settings: BrokerSettings
+    memory: MemoryShares
     metadata: MetadataClient
     ledgers: LedgerClient
     cold: ColdReader
@@ -67,8 +69,8 @@ class BrokerServices:
         return TopicConfigs.of(topic, topic_defaults(self.view))
 
     def response_room(self) -> int:
-        """Bytes that responses may add to what clients have not taken yet; at least one, for the first batch of a fetch."""
-        return max(self.settings.responses_bytes_max - self.connections.bytes_unsent, 1)
+        """Bytes that a response may have beside those that clients have not taken; at least one, for a fetch's first batch."""
+        return max(self.memory.responses - self.connections.responses.bytes_held, 1)
 
 
 class Connection(Protocol):

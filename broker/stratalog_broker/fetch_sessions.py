@@ -17,7 +17,6 @@ INITIAL_EPOCH: Final = 0
 FINAL_EPOCH: Final = -1
 NO_SESSION: Final = 0
 EVICTABLE_AFTER_S: Final = 120.0
-PARTITIONS_MAX: Final = 500_000
 _EPOCH_MAX: Final = 2**31 - 1
 
 PartitionKey = tuple[bytes, int]
@@ -81,8 +80,9 @@ class SessionRefused(Exception):
 class FetchSessions:
     """All sessions of a broker, least recently used first."""
 
-    def __init__(self, sessions_max: int, random: Random) -> None:
+    def __init__(self, sessions_max: int, partitions_max: int, random: Random) -> None:
         self._sessions_max = sessions_max
+        self._partitions_max = partitions_max
         self._random = random
         self._sessions: dict[int, FetchSession] = {}
         self._partitions = 0
@@ -94,7 +94,7 @@ class FetchSessions:
         """A new session, or None if there is no room for one."""
         if len(self._sessions) >= self._sessions_max and not self._evict(now_s):
             return None
-        if not wanted or self._partitions + len(wanted) > PARTITIONS_MAX:
+        if not wanted or self._partitions + len(wanted) > self._partitions_max:
             return None
         session_id = self._random.randrange(2**31 - 1) + 1
         while session_id in self._sessions:
@@ -118,7 +118,7 @@ class FetchSessions:
         before = len(session.partitions)
         session.update(wanted, forgotten)
         self._partitions += len(session.partitions) - before
-        if self._partitions > PARTITIONS_MAX:
+        if self._partitions > self._partitions_max:
             self.end(session_id)
             raise SessionRefused(ErrorCode.fetch_session_id_not_found)
         return session

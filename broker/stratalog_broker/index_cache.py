@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from typing import Final
 
@@ -15,6 +16,8 @@ from stratalog_metadata.records import Ledger
 
 HEADS_AT_ONCE: Final = 8192
 """Entry headers held at a time while an index is built."""
+_BUILDS_AT_ONCE: Final = 4
+"""Each holds up to 3 MB of headers."""
 
 
 class IndexCache:
@@ -23,24 +26,30 @@ class IndexCache:
     def __init__(self, ledgers: LedgerClient, bytes_max: int) -> None:
         self._ledgers = ledgers
         self._bytes_max = bytes_max
-        self._bytes = 0
+        self.bytes_held = 0
         self._indexes: OrderedDict[int, LedgerIndex] = OrderedDict()
         self._building: Loads[int, LedgerIndex] = Loads()
+        self._slots = asyncio.Semaphore(_BUILDS_AT_ONCE)
 
     def put(self, ledger_id: int, index: LedgerIndex) -> None:
         """Keep the index of a ledger that has been sealed."""
         self.drop(ledger_id)
         self._indexes[ledger_id] = index
-        self._bytes += index.memory_bytes
-        while self._bytes > self._bytes_max and len(self._indexes) > 1:
+        self.bytes_held += index.memory_bytes
+        self.resize(self._bytes_max)
+
+    def resize(self, bytes_max: int) -> None:
+        """Keep the indexes within another bound from now on; the one used last stays in any case."""
+        self._bytes_max = bytes_max
+        while self.bytes_held > bytes_max and len(self._indexes) > 1:
             _, oldest = self._indexes.popitem(last=False)
-            self._bytes -= oldest.memory_bytes
+            self.bytes_held -= oldest.memory_bytes
 
     def drop(self, ledger_id: int) -> None:
         """Forget a ledger that is deleted."""
         index = self._indexes.pop(ledger_id, None)
         if index is not None:
-            self._bytes -= index.memory_bytes
+            self.bytes_held -= index.memory_bytes
 
     async def get(self, ledger: Ledger) -> LedgerIndex:
         """Index of a CLOSED ledger. Raises what reading its headers raises."""
@@ -55,8 +64,9 @@ class IndexCache:
         index = LedgerIndex(ledger.base_offset)
         for first in range(0, ledger.last_entry + 1, HEADS_AT_ONCE):
             last = min(first + HEADS_AT_ONCE - 1, ledger.last_entry)
-            for entry in await self._ledgers.read_headers(ledger, first, last):
-                index_entry(index, entry.entry_id, entry.head)
+            async with self._slots:
+                for entry in await self._ledgers.read_headers(ledger, first, last):
+                    index_entry(index, entry.entry_id, entry.head)
         check_end(index, ledger)
         self.put(ledger.ledger_id, index)
         return index

@@ -327,6 +327,11 @@ class PartitionLog:
             if not waiter.done():
                 waiter.set_result(instruction.end_offset)
 
+    def roll(self) -> None:
+        """Seal the open ledger; the next append begins another one."""
+        self.core.seal_now()
+        self._act()
+
     def last_word(self) -> bytes:
         """State at the end of what is confirmed, for the next owner; empty if it is larger than one entry."""
         checkpoint = self.core.checkpoint(self._application_state())
@@ -340,8 +345,7 @@ class PartitionLog:
             await asyncio.shield(self._opening)
         if not self.is_serving:
             raise NotLeader(f"{self.topic_partition} was lost before its ledger was sealed")
-        self.core.seal_now()
-        self._act()
+        self.roll()
         sealing = self._sealing is not None and not self._sealing.done()
         if self.core.state is not State.DRAINING and not sealing:
             return self.core.high_watermark

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Collection, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from stratalog_broker.handover import Departures
-from stratalog_broker.index_cache import IndexCache
 from stratalog_broker.internal_topics import ApplicationFactory, InternalTopicApplication, append_and_wait
 from stratalog_broker.partition import PartitionCore
 from stratalog_broker.partition_log import PartitionLog
+from stratalog_broker.partition_memory import PartitionMemory
 from stratalog_broker.protocol.produce import Leader
 from stratalog_broker.roll_schedule import RollSchedule
-from stratalog_broker.tail_cache import TailCache
 from stratalog_broker.takeover import TakenOver, Takeover, identity_of
 from stratalog_broker.tier_requests import answer_tier_request
 from stratalog_broker.waves import Waves
@@ -57,7 +56,6 @@ class Partitions:
     """Partitions by id. An owner serves only once takeover has finished."""
 
     def __init__(self, services: BrokerServices) -> None:
-        settings = services.settings
         self._services = services
         self._applications: dict[str, ApplicationFactory] = {}
         self._logs: dict[TopicPartition, PartitionLog] = {}
@@ -70,10 +68,9 @@ class Partitions:
         self._taken = 0
         self._taking: set[TopicPartition] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._tails = TailCache(settings.tail_cache_bytes)
+        self.memory = PartitionMemory(services.ledgers, services.memory)
         self._rolls = RollSchedule()
-        self.indexes = IndexCache(services.ledgers, settings.index_bytes)
-        self._takeover = Takeover(services, self.indexes)
+        self._takeover = Takeover(services, self.memory.indexes)
         self._departures = Departures(services)
         self._slots = Waves(TAKEOVERS_AT_ONCE)
         self._internal_slots = Waves(INTERNAL_TAKEOVERS_AT_ONCE)
@@ -104,7 +101,7 @@ class Partitions:
         """Whether this broker owns the partition and has finished taking it over."""
         return topic_partition in self._logs
 
-    def all(self) -> Iterable[PartitionLog]:
+    def all(self) -> Collection[PartitionLog]:
         """All partitions served here."""
         return self._logs.values()
 
@@ -206,7 +203,7 @@ class Partitions:
 
     def _record_gone(self, record: Record | None) -> None:
         if isinstance(record, Ledger):
-            self.indexes.drop(record.ledger_id)
+            self.memory.indexes.drop(record.ledger_id)
         elif isinstance(record, Topic):
             self._topics.pop(record.topic_id.bytes, None)
 
@@ -311,8 +308,8 @@ class Partitions:
                 producers=taken.producers,
                 limits=self._services.configs_of(topic).roll_limits(self._services.settings.ledger_idle_ms),
             ),
-            tails=self._tails,
-            indexes=self.indexes,
+            tails=self.memory.tails,
+            indexes=self.memory.indexes,
             application=self._load_application(topic, taken),
             on_lost=self._on_lost,
             rolls=self._rolls,
@@ -385,4 +382,4 @@ class Partitions:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._departures.close()
         await asyncio.gather(*(log.close() for log in logs))
-        await self.indexes.close()
+        await self.memory.indexes.close()

@@ -30,18 +30,24 @@ _Key = tuple[PartitionLog, int]
 class PendingReads:
     """One for the broker."""
 
-    def __init__(
-        self, reader: LogReader, clock: Clock, *, hot_reads_max: int, cold_reads_max: int, ahead_bytes_max: int
-    ) -> None:
+    def __init__(self, reader: LogReader, clock: Clock, *, hot_reads_max: int, cold_reads_max: int, bytes_max: int) -> None:
         self._hot_reads_max = hot_reads_max
         self._cold_reads_max = cold_reads_max
-        self._ahead_bytes_max = ahead_bytes_max
+        self._pool_bytes_max = bytes_max // 4
+        self._ahead_bytes_max = bytes_max // 2
         self._reader = reader
         self._clock = clock
         self._reads: dict[_Key, asyncio.Task[Batches]] = {}
+        self._sizes: dict[_Key, int] = {}
+        """Bytes that each of ``_reads`` may bring."""
         self._cold: set[_Key] = set()
         """Those of ``_reads`` that wait for the object store."""
-        self.runs = ReadRuns((hot_reads_max + cold_reads_max) * READ_BYTES_MAX)
+        self.runs = ReadRuns(bytes_max // 2)
+
+    @property
+    def bytes_held(self) -> int:
+        """Bytes that reads under way may bring, and those that are not served yet."""
+        return sum(self._sizes.values()) + self.runs.bytes_held
 
     def ready(self, log: PartitionLog, offset: int, end_offset: int, bytes_max: int) -> Batches | None:
         """What has been read already: whole batches, the one that contains ``offset`` first. None if nothing has."""
@@ -62,13 +68,20 @@ class PendingReads:
     def _under_way(self, is_cold: bool) -> int:
         return len(self._cold) if is_cold else len(self._reads) - len(self._cold)
 
-    def _has_room(self, is_cold: bool, share: int = 1) -> bool:
-        """Whether one more read fits into a pool, or into its first ``share``-th part."""
-        return self._under_way(is_cold) * share < (self._cold_reads_max if is_cold else self._hot_reads_max)
+    def _bytes_under_way(self, is_cold: bool) -> int:
+        return sum(size for key, size in self._sizes.items() if (key in self._cold) is is_cold)
+
+    def _has_room(self, is_cold: bool, size: int, share: int = 1) -> bool:
+        """Whether one more read of ``size`` bytes fits into a pool, or into its first ``share``-th part; one always does."""
+        under_way = self._under_way(is_cold)
+        if not under_way:
+            return True
+        has_slot = under_way * share < (self._cold_reads_max if is_cold else self._hot_reads_max)
+        return has_slot and (self._bytes_under_way(is_cold) + size) * share <= self._pool_bytes_max
 
     def _may_read_ahead(self, is_cold: bool) -> bool:
         """Half of a pool is left to reads that fetches wait for. Stalled reads of the other pool take none of the bytes."""
-        if not self._has_room(is_cold, share=2):
+        if not self._has_room(is_cold, AHEAD_BYTES, share=2):
             return False
         wanted = AHEAD_BYTES * (1 + self._under_way(is_cold))
         return self.runs.make_room(wanted, self._ahead_bytes_max, self._clock.monotonic())
@@ -79,9 +92,9 @@ class PendingReads:
         if known is not None:
             return known
         is_cold = self._reader.is_cold(log, offset)
-        if not self._has_room(is_cold):
-            raise Overloaded(f"{self._under_way(is_cold)} reads from {'object store' if is_cold else 'bookies'} are under way")
         size = min(bytes_max, READ_BYTES_MAX)
+        if not self._has_room(is_cold, size):
+            raise Overloaded(f"{self._under_way(is_cold)} reads from {'object store' if is_cold else 'bookies'} are under way")
         if self.runs.is_followed(log, offset) and self._may_read_ahead(is_cold):
             size = max(size, AHEAD_BYTES)
         return self._begin(log, offset, end_offset, size, is_cold)
@@ -90,6 +103,7 @@ class PendingReads:
         task = asyncio.get_running_loop().create_task(self._read(log, offset, end_offset, size))
         task.add_done_callback(_retrieve)
         self._reads[(log, offset)] = task
+        self._sizes[(log, offset)] = size
         if is_cold:
             self._cold.add((log, offset))
         return task
@@ -100,15 +114,16 @@ class PendingReads:
             found = await self._reader.read(log, offset, end_offset, size, READ_TIMEOUT_S, lambda: self._turn_cold(key))
         finally:
             self._reads.pop(key, None)
+            self._sizes.pop(key, None)
             self._cold.discard(key)
         if found[0]:
-            self.runs.put(log, *found, self._clock.monotonic())
+            self.runs.put(log, found[0], self._clock.monotonic())
         return found
 
     def _turn_cold(self, key: _Key) -> None:
         """Move a read to the pool of cold ones, if it is not there. Raises ``Unavailable`` if that is full."""
         if key not in self._cold:
-            if not self._has_room(is_cold=True):
+            if not self._has_room(True, self._sizes[key]):
                 raise Unavailable(f"{len(self._cold)} reads from object store are under way; ask again")
             self._cold.add(key)
 

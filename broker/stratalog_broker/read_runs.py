@@ -1,18 +1,22 @@
 """What was read from bookies or object store and not all served yet: runs of batches for the fetches to come. Sans-IO.
 
 A run goes when it has been served to its end, unless a second reader was seen in its partition: then runs stay while there is
-room, for readers that follow each other closely. What nobody comes for goes after ``KEPT_S``. One byte bound for the broker;
-where it does not suffice, what has been served goes first, then what was asked for longest ago.
+room, for readers that follow each other closely. What nobody comes for goes after ``KEPT_S``. One bound on real memory for the
+broker: a run is charged with the blocks and receive buffers that its batches are views of. Where the bound does not suffice,
+what has been served goes first, then what was asked for longest ago.
 """
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_right
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from itertools import islice
 from typing import Final, NamedTuple
 
 from stratalog_core.batch import read_header
+from stratalog_core.ports import Buffer
+from stratalog_core.retained import retained_bytes
 
 KEPT_S: Final = 10.0
 
@@ -20,21 +24,21 @@ KEPT_S: Final = 10.0
 class Served(NamedTuple):
     """Batches for a fetch, and what is left: where the run ends, and how many bytes of it come behind these."""
 
-    batches: list[memoryview]
+    batches: Sequence[Buffer]
     size: int
     run_end: int
     left_bytes: int
 
 
 class _Run:
-    __slots__ = ("base_offsets", "batches", "end_offset", "key", "served_to", "size", "used_s")
+    __slots__ = ("base_offsets", "batches", "end_offset", "key", "retained_bytes", "served_to", "used_s")
 
-    def __init__(self, key: Hashable, batches: list[memoryview], size: int, now_s: float) -> None:
+    def __init__(self, key: Hashable, batches: Sequence[Buffer], now_s: float) -> None:
         self.key = key
         self.batches = batches
-        self.base_offsets = [int.from_bytes(batch[:8], "big") for batch in batches]
+        self.base_offsets = array("q", [int.from_bytes(batch[:8], "big") for batch in batches])
         self.end_offset = read_header(batches[-1]).next_offset
-        self.size = size
+        self.retained_bytes = retained_bytes(batches)
         self.served_to = self.base_offsets[0]
         self.used_s = now_s
 
@@ -66,12 +70,12 @@ class ReadRuns:
     def _holding(self, key: Hashable, offset: int) -> _Run | None:
         return next((run for run in self._by_key.get(key, ()) if run.base_offsets[0] <= offset < run.end_offset), None)
 
-    def put(self, key: Hashable, batches: list[memoryview], size: int, now_s: float) -> None:
+    def put(self, key: Hashable, batches: Sequence[Buffer], now_s: float) -> None:
         """Keep what was read, at least one batch."""
-        run = _Run(key, batches, size, now_s)
+        run = _Run(key, batches, now_s)
         self._runs[run] = None
         self._by_key.setdefault(key, []).append(run)
-        self.bytes_held += size
+        self.bytes_held += run.retained_bytes
         self.make_room(0, self._bytes_max, now_s)
         while self.bytes_held > self._bytes_max and len(self._runs) > 1:
             self._drop(next(iter(self._runs)))
@@ -127,7 +131,7 @@ class ReadRuns:
 
     def _drop(self, run: _Run) -> None:
         del self._runs[run]
-        self.bytes_held -= run.size
+        self.bytes_held -= run.retained_bytes
         runs = self._by_key[run.key]
         runs.remove(run)
         if not runs:

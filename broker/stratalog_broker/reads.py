@@ -21,6 +21,7 @@ from stratalog_broker.ledger_index import LedgerIndex
 from stratalog_core.batch import LENGTH_PREFIX_BYTES
 from stratalog_core.checkpoint import is_checkpoint
 from stratalog_core.errors import Corrupt, NotFound, StratalogError, Unavailable
+from stratalog_core.ports import Buffer
 from stratalog_metadata.records import (
     Ledger,
     LedgerRef,
@@ -46,7 +47,7 @@ _COLD_INSTEAD_S: Final = 30.0
 _UNREADABLE_MAX: Final = 10_000
 _log = logging.getLogger(__name__)
 _Read = TypeVar("_Read")
-Batches = tuple[list[memoryview], int]
+Batches = tuple[Sequence[Buffer], int]
 NOTHING: Final[Batches] = ([], 0)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
@@ -22,6 +23,7 @@ from stratalog_broker.groups.service import GroupService
 from stratalog_broker.handover import leave
 from stratalog_broker.listeners import Listener, advertised_endpoints, parse_listeners
 from stratalog_broker.load_meter import LoadMeter
+from stratalog_broker.memory import SESSION_PARTITION_BYTES, MemoryShares, Peaks, within_memory
 from stratalog_broker.named_brokers import NamedBrokers
 from stratalog_broker.partition_rows import PartitionRows
 from stratalog_broker.partitions import Partitions
@@ -29,6 +31,7 @@ from stratalog_broker.pending_reads import PendingReads
 from stratalog_broker.producer_ids import ProducerIds
 from stratalog_broker.reads import LogReader
 from stratalog_broker.registration import Registration
+from stratalog_broker.unsent_responses import UnsentResponses
 from stratalog_core.errors import Invalid
 from stratalog_core.ports import Clock, Random
 from stratalog_core.silent_clients import LOOK_S, SilentClients
@@ -41,14 +44,15 @@ _REFUSALS_TOLD_S: Final = 10.0
 
 
 class ConnectionRegistry:
-    """All connections, and the request bytes that they make the broker hold."""
+    """All connections, and what their requests and responses make the broker hold."""
 
     def __init__(self, services: BrokerServices) -> None:
         self.services = services
         self.shared_buffer = memoryview(bytearray(SHARED_BUFFER_BYTES))
         self.is_draining = False
-        self.bytes_unsent = 0
-        """Bytes of responses that clients have not taken yet."""
+        self.is_full = False
+        """Requests fill their share of the memory: no connection begins to read another one."""
+        self.responses = UnsentResponses(services.memory.responses)
         self._connections: set[ClientConnection] = set()
         self._silent = SilentClients(self._connections, services.settings.connection_idle_ms / 1000)
         self._bytes_held = 0
@@ -91,23 +95,38 @@ class ConnectionRegistry:
 
     def charge(self, request_bytes: int) -> bool:
         """Hold a request; False if there is no room now. A single one is always let in."""
-        if self._bytes_held and self._bytes_held + request_bytes > self.services.settings.request_bytes_max:
+        if self._bytes_held and self._bytes_held + request_bytes > self.services.memory.requests:
+            self._set_full(True)
             return False
         self._bytes_held += request_bytes
         return True
 
+    def charge_more(self, request_bytes: int) -> None:
+        """A request that is held turns out to take more."""
+        self._bytes_held += request_bytes
+
+    def _set_full(self, is_full: bool) -> None:
+        if self.is_full is not is_full:
+            self.is_full = is_full
+            for connection in list(self._connections):
+                connection.regulate()
+
     def discharge(self, request_bytes: int) -> None:
         self._bytes_held -= request_bytes
-        if self._stalled and not self._making_room:
+        if self.is_full and not self._making_room:
             self._making_room = True
             asyncio.get_running_loop().call_soon(self._make_room)
 
     def wait_for_room(self, connection: ClientConnection) -> None:
-        """``connection.room_made`` is called when bytes were given back."""
+        """``connection.room_made`` is called when there is room again."""
         self._stalled[connection] = None
 
     def _make_room(self) -> None:
         self._making_room = False
+        # Not at each byte that is given back: all connections are told.
+        if self._bytes_held > self.services.memory.requests // 4 * 3:
+            return
+        self._set_full(False)
         stalled, self._stalled = self._stalled, {}
         for connection in stalled:
             connection.room_made()
@@ -115,6 +134,7 @@ class ConnectionRegistry:
     def sweep(self) -> None:
         """Close connections that are silent for too long, and those that stopped within a frame."""
         self._silent.look()
+        self.responses.look()
 
     async def drain(self, timeout_s: float) -> None:
         """Take no more requests and wait until those in progress are answered."""
@@ -147,28 +167,31 @@ class BrokerServer:
         cold: ColdReader,
         clock: Clock,
         random: Random,
+        release_memory: Callable[[], object] = lambda: None,
     ) -> None:
-        if settings.frame_bytes_max > settings.request_bytes_max:
-            raise Invalid(
-                f"frame_bytes_max {settings.frame_bytes_max} exceeds request_bytes_max {settings.request_bytes_max}:"
-                " raise the latter"
-            )
-        services = BrokerServices(settings=settings, metadata=metadata, ledgers=ledgers, cold=cold, clock=clock, random=random)
+        """``release_memory`` returns free memory to the system; it is called when a peak is over, and must not block."""
+        settings = within_memory(settings)
+        memory = MemoryShares.of(settings.memory_bytes)
+        services = BrokerServices(
+            settings=settings, memory=memory, metadata=metadata, ledgers=ledgers, cold=cold, clock=clock, random=random
+        )  # fmt: skip
         self._settings = settings
         self._services = services
         services.deadlines = Deadlines(clock)
         services.partitions = Partitions(services)
         services.partition_rows = PartitionRows(metadata.view)
         services.named_brokers = NamedBrokers(metadata.view, clock)
-        services.reader = LogReader(services, services.partitions.indexes)
+        services.reader = LogReader(services, services.partitions.memory.indexes)
         services.pending_reads = PendingReads(
             services.reader,
             clock,
             hot_reads_max=settings.hot_reads_max,
             cold_reads_max=settings.cold_reads_max,
-            ahead_bytes_max=settings.read_ahead_bytes,
+            bytes_max=memory.reads,
         )
-        services.fetch_sessions = FetchSessions(settings.fetch_sessions_max, random)
+        services.fetch_sessions = FetchSessions(
+            settings.fetch_sessions_max, memory.sessions // SESSION_PARTITION_BYTES, random
+        )  # fmt: skip
         services.producer_ids = ProducerIds(metadata)
         services.groups = GroupService(services)
         self.connections = services.connections = ConnectionRegistry(services)
@@ -178,6 +201,8 @@ class BrokerServer:
         self._servers: list[asyncio.Server] = []
         self._registration: Registration | None = None
         self._sweeper: asyncio.TimerHandle | None = None
+        self._peaks = Peaks(settings.memory_bytes)
+        self._release_memory = release_memory
 
     @property
     def services(self) -> BrokerServices:
@@ -230,6 +255,16 @@ class BrokerServer:
     def _sweep(self) -> None:
         self._sweeper = asyncio.get_running_loop().call_later(LOOK_S, self._sweep)
         self.connections.sweep()
+        self._services.partitions.memory.bound(self._services.partitions.all())
+        if self._peaks.has_ended(self.bytes_held):
+            self._release_memory()
+
+    @property
+    def bytes_held(self) -> int:
+        """Real size of everything that the budget bounds."""
+        services, connections = self._services, self.connections
+        requests_and_responses = connections.bytes_held + connections.responses.bytes_held
+        return requests_and_responses + services.partitions.memory.bytes_held + services.pending_reads.bytes_held
 
     async def close(self) -> None:
         """Stop in good order; see the module's header."""

@@ -7,6 +7,7 @@ wrong one is a miss. The directory is emptied at the start, so nothing need be w
 from __future__ import annotations
 
 import hashlib
+from array import array
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -14,6 +15,7 @@ from typing import Final, Generic, TypeVar
 
 from stratalog_core.batch import iterate_headers
 from stratalog_core.ports import Background, Files
+from stratalog_core.retained import VIEW_BYTES, frame_bytes
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
@@ -72,11 +74,17 @@ class CachedBlock:
 
     def __init__(self, content: memoryview) -> None:
         self.content = content
-        self.positions: list[int] = []
-        self.offsets: list[int] = []
+        self.positions = array("I")
+        self.offsets = array("q")
         for position, header in iterate_headers(content):
             self.positions.append(position)
             self.offsets.append(header.base_offset)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Real size."""
+        places = len(self.offsets) * (self.offsets.itemsize + self.positions.itemsize)
+        return frame_bytes(self.content) + VIEW_BYTES + places
 
     def batches_from(self, offset: int, bytes_max: int, *, at_least_one: bool) -> tuple[memoryview, int | None]:
         """Whole batches from the one that holds ``offset`` on, up to ``bytes_max``, and the offset that follows them.

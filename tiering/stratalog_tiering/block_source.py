@@ -31,7 +31,6 @@ _log = logging.getLogger(__name__)
 class ColdReaderSettings:
     """Bounds of one process's cold reads."""
 
-    memory_bytes: int = setting(64 * _MIB, help="Bytes of blocks kept in memory", minimum=_MIB)
     disk_bytes: int = setting(0, help="Bytes of blocks kept on local disk after memory; 0: none", minimum=0)
     read_ahead_blocks: int = setting(8, help="Most blocks read ahead of one sequential reader; 0: none", minimum=0, maximum=64)
     fetch_reads: int = setting(8, help="Reads at once that fetches wait for", minimum=1, maximum=64)
@@ -46,6 +45,7 @@ class BlockSource:
         store: ObjectStore,
         settings: ColdReaderSettings,
         clock: Clock,
+        memory_bytes: int,
         files: Files | None = None,
         background: Background | None = None,
     ) -> None:
@@ -54,9 +54,7 @@ class BlockSource:
         self._disk: DiskCache | None = None
         if files is not None and background is not None and settings.disk_bytes:
             self._disk = DiskCache(files, background, settings.disk_bytes)
-        self._blocks: LruCache[BlockKey, CachedBlock] = LruCache(
-            settings.memory_bytes, lambda block: len(block.content), self._evicted
-        )
+        self._blocks: LruCache[BlockKey, CachedBlock] = LruCache(memory_bytes, lambda block: block.memory_bytes, self._evicted)
         self._loads: Loads[BlockKey, CachedBlock] = Loads()
         self._fetch_limit = asyncio.Semaphore(settings.fetch_reads)
         self._read_ahead_limit = asyncio.Semaphore(settings.read_ahead_reads)

@@ -37,27 +37,28 @@ from stratalog_tiering.store import ObjectStore
 
 _Parsed = TypeVar("_Parsed")
 Found = tuple[SegmentEntry, SegmentFooter]
-# Bounds in entries, pages' segments and footers' blocks: about half a kilobyte each, so some 50 MB in all at most.
-MANIFEST_ENTRIES_MAX: Final = 16_384
-PAGE_SEGMENTS_MAX: Final = 32_768
-FOOTER_BLOCKS_MAX: Final = 65_536
+MEMORY_BYTES: Final = 64 * 1024 * 1024
+_SEGMENT_ENTRY_BYTES: Final = 1024
+"""One ``SegmentEntry`` with its texts, digests and numbers as objects."""
+_ENTRY_BYTES: Final = 512
+"""The same for what else manifests and footers list: pages, removed objects, blocks, leader epochs."""
+_PRODUCER_BYTES: Final = 1280
+"""The same for a producer with its five batches."""
 
 
 class ManifestSource:
     """Reads what leads to blocks. At most two GETs from a pointer to a segment, one more to its footer."""
 
-    def __init__(self, store: ObjectStore) -> None:
+    def __init__(self, store: ObjectStore, memory_bytes: int = MEMORY_BYTES) -> None:
         self._store = store
-        self._manifests: LruCache[str, Manifest] = LruCache(
-            MANIFEST_ENTRIES_MAX, lambda manifest: 1 + len(manifest.pages) + len(manifest.segments)
-        )
         self._manifest_loads: Loads[str, Manifest] = Loads()
         self._page_loads: Loads[str, ManifestPage] = Loads()
         self._footer_loads: Loads[str, SegmentFooter] = Loads()
-        self._pages: LruCache[str, ManifestPage] = LruCache(PAGE_SEGMENTS_MAX, lambda page: len(page.segments))
-        self._footers: LruCache[str, SegmentFooter] = LruCache(
-            FOOTER_BLOCKS_MAX, lambda footer: len(footer.blocks) + len(footer.producers) + len(footer.leader_epochs)
+        self._manifests: LruCache[str, Manifest] = LruCache(memory_bytes // 4, _manifest_bytes)
+        self._pages: LruCache[str, ManifestPage] = LruCache(
+            memory_bytes // 4, lambda page: len(page.segments) * _SEGMENT_ENTRY_BYTES
         )
+        self._footers: LruCache[str, SegmentFooter] = LruCache(memory_bytes // 2, _footer_bytes)
 
     async def manifest(self, pointer: ManifestPointer) -> Manifest:
         """The manifest that ``pointer`` names. Raises ``Corrupt``, ``Unavailable``."""
@@ -168,6 +169,16 @@ class ManifestSource:
             return await self._store.get(key)
         except NoSuchObject as gone:
             raise Corrupt(f"{kind} {key} is missing from {self._store.url}", key=key) from gone
+
+
+def _manifest_bytes(manifest: Manifest) -> int:
+    entries = 1 + len(manifest.pages) + len(manifest.removed)
+    return entries * _ENTRY_BYTES + len(manifest.segments) * _SEGMENT_ENTRY_BYTES
+
+
+def _footer_bytes(footer: SegmentFooter) -> int:
+    entries = 1 + len(footer.blocks) + len(footer.leader_epochs) + len(footer.aborted_transactions)
+    return entries * _ENTRY_BYTES + len(footer.producers) * _PRODUCER_BYTES
 
 
 def _named(key: str, parse: Callable[[], _Parsed]) -> _Parsed:

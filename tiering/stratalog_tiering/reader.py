@@ -31,6 +31,7 @@ from stratalog_tiering.segment import find_block, iterate_block_batches
 from stratalog_tiering.store import ObjectStore
 
 LOOKUP_TIMEOUT_S: Final = 30.0
+MEMORY_BYTES: Final = 64 * 1024 * 1024
 _STREAMS_MAX: Final = 1024
 _READ_AHEADS_MAX: Final = 64
 _log = logging.getLogger(__name__)
@@ -66,7 +67,11 @@ class _Fetch:
 
 
 class ColdReader:
-    """One per process. ``files`` and ``background`` are needed for a disk cache only; ``files`` is emptied at the start."""
+    """One per process, within ``memory_bytes``: a quarter for manifests, pages and footers, the rest for blocks.
+
+    ``files`` is needed for a disk cache only, and emptied at the start. What would hold the event loop up goes to
+    ``background`` if there is one.
+    """
 
     def __init__(
         self,
@@ -74,14 +79,15 @@ class ColdReader:
         settings: ColdReaderSettings,
         clock: Clock,
         *,
+        memory_bytes: int = MEMORY_BYTES,
         files: Files | None = None,
         background: Background | None = None,
     ) -> None:
         self._store = store
         self._settings = settings
         self._clock = clock
-        self._source = ManifestSource(store)
-        self._blocks = BlockSource(store, settings, clock, files, background)
+        self._source = ManifestSource(store, memory_bytes // 4)
+        self._blocks = BlockSource(store, settings, clock, memory_bytes // 4 * 3, files, background)
         self._lookups: Loads[tuple[str, int], Found] = Loads()
         self._streams: LruCache[tuple[UUID, int, int], _Stream] = LruCache(_STREAMS_MAX)
         self._tasks: set[asyncio.Task[None]] = set()

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from itertools import chain
 from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
@@ -29,6 +30,7 @@ from stratalog_broker.protocol.frame import response_head
 from stratalog_broker.reads import NOTHING, Batches
 from stratalog_core.errors import StratalogError, Unavailable
 from stratalog_core.ids import TopicPartition
+from stratalog_core.retained import retained_bytes
 
 _KEY: Final = 1
 _GRACE_S: Final = 0.02
@@ -61,6 +63,7 @@ class FetchCall:
         "_context",
         "_deadline",
         "_find",
+        "_found_bytes",
         "_has_error",
         "_is_incremental",
         "_is_watching",
@@ -94,6 +97,7 @@ class FetchCall:
         self._logs: list[PartitionLog | None] = [None] * len(self._wanted)
         self._slow: list[tuple[int, FetchWanted, PartitionLog, int]] = []
         self._bytes = 0
+        self._found_bytes = 0
         self._has_error = False
         self._is_watching = False
         self._moved: list[PartitionLog] = []
@@ -152,7 +156,7 @@ class FetchCall:
         room = min(one.bytes_max, self._bytes_max - self._bytes) if one.offset < high_watermark else 0
         if room <= 0:
             return self._fetched(one, log, NOTHING)
-        found = log.tail.read(one.offset, high_watermark, room)
+        found: Batches | None = log.tail.read(one.offset, high_watermark, room)
         if found is None:
             found = self._services.pending_reads.ready(log, one.offset, high_watermark, room)
         if found is None:
@@ -189,20 +193,27 @@ class FetchCall:
             self._respond()
             return True
         self._unread = []
-        self._watch()
-        return False
+        return self._watch_or_respond()
 
     def _is_enough(self) -> bool:
         return self._bytes >= self._bytes_min or self._has_error
 
-    def _watch(self) -> None:
-        """Until partitions' high watermarks move, or the client's patience ends."""
+    def _watch_or_respond(self) -> bool:
+        """Wait until high watermarks move or the client's patience ends, unless what was found takes too much memory
+        meanwhile. True if it is answered.
+        """
+        found_bytes = retained_bytes(chain.from_iterable(result.batches for result in self._results)) if self._bytes else 0
+        if not self._services.connections.responses.may_wait(found_bytes):
+            self._respond()
+            return True
+        self._found_bytes = found_bytes
         self._is_watching = True
         for log in self._logs:
             if log is not None:
                 log.watchers[self] = None
         left_s = max(self._deadline - self._services.clock.monotonic(), 0.0)
         self._timer = asyncio.get_running_loop().call_later(left_s, self._on_patience_ended)
+        return False
 
     def moved(self, log: PartitionLog) -> None:
         """See ``Watcher``. What else moves in this turn of the loop is looked at with it."""
@@ -239,7 +250,7 @@ class FetchCall:
             elif moved := self._moved_meanwhile():
                 self._look_again({*moved, *self._unread})
             else:
-                self._watch()
+                self._watch_or_respond()
         except Exception:
             self._fail()
 
@@ -255,6 +266,7 @@ class FetchCall:
     def _end_waiting(self) -> None:
         if self._is_watching:
             self._is_watching = False
+            self._services.connections.responses.waited(self._found_bytes)
             for log in self._logs:
                 if log is not None:
                     log.watchers.pop(self, None)

@@ -38,7 +38,7 @@ class PartitionFetched(NamedTuple):
     high_watermark: int = -1
     last_stable_offset: int = -1
     log_start_offset: int = -1
-    batches: Sequence[memoryview] = ()
+    batches: Sequence[Buffer] = ()
     batches_bytes: int = 0
     aborted: Sequence[tuple[int, int]] | None = None
     leader: Leader | None = None

@@ -12,12 +12,15 @@ from stratalog.roles.priority import take_turns
 from stratalog.roles.runtime import Node
 from stratalog_bookies.client import LedgerClient, LedgerClientSettings
 from stratalog_broker.config import BrokerSettings
+from stratalog_broker.memory import MemoryShares
 from stratalog_broker.message_loading import load_messages
 from stratalog_broker.server import BrokerServer
+from stratalog_core.ports import Background
+from stratalog_core.system import return_free_memory
 from stratalog_tiering.block_source import ColdReaderSettings
 from stratalog_tiering.reader import ColdReader
 
-_CACHE_THREADS = 2
+_THREADS = 2
 
 
 async def start(node: Node) -> str:
@@ -30,9 +33,12 @@ async def start(node: Node) -> str:
         metadata, node.transport, node.clock, node.random, node.configuration.section(LedgerClientSettings, "ledgers")
     )
     node.closing(ledgers.close)
-    cold = await _cold_reader(node)
+    background = node.background(_THREADS, "broker")
+    cold = await _cold_reader(node, MemoryShares.of(settings.memory_bytes).cold, background)
     node.closing(cold.close)
-    server = BrokerServer(settings, metadata, ledgers, cold, node.clock, node.random)
+    server = BrokerServer(
+        settings, metadata, ledgers, cold, node.clock, node.random, release_memory=lambda: background.run(return_free_memory)
+    )
     await server.start()
     node.closing(server.close)
     _load_messages(node)
@@ -57,9 +63,7 @@ def _load_messages(node: Node) -> None:
     node.closing(stop)
 
 
-async def _cold_reader(node: Node) -> ColdReader:
+async def _cold_reader(node: Node, memory_bytes: int, background: Background) -> ColdReader:
     settings = node.configuration.section(ColdReaderSettings, "cold")
-    if not settings.disk_bytes or not node.settings.cache_dir:
-        return ColdReader(node.store(), settings, node.clock)
-    files = await node.files(Path(node.settings.cache_dir))
-    return ColdReader(node.store(), settings, node.clock, files=files, background=node.background(_CACHE_THREADS, "cache"))
+    files = await node.files(Path(node.settings.cache_dir)) if settings.disk_bytes and node.settings.cache_dir else None
+    return ColdReader(node.store(), settings, node.clock, memory_bytes=memory_bytes, files=files, background=background)

@@ -15,7 +15,7 @@ def wanted(*indexes: int, offset: int = 0) -> list[FetchWanted]:
 
 
 def test_an_incremental_request_adds_changes_and_forgets() -> None:
-    sessions = FetchSessions(10, Random(1))
+    sessions = FetchSessions(10, 1_000, Random(1))
     session = sessions.begin(wanted(0, 1, 2), 0.0)
     assert session is not None
     resumed = sessions.resume(session.session_id, 1, wanted(1, 3, offset=5), [(b"t", 0)], 1.0)
@@ -25,7 +25,7 @@ def test_an_incremental_request_adds_changes_and_forgets() -> None:
 
 
 def test_a_wrong_epoch_or_session_is_refused() -> None:
-    sessions = FetchSessions(10, Random(1))
+    sessions = FetchSessions(10, 1_000, Random(1))
     session = sessions.begin(wanted(0), 0.0)
     assert session is not None
     with pytest.raises(SessionRefused) as refused:
@@ -38,7 +38,7 @@ def test_a_wrong_epoch_or_session_is_refused() -> None:
 
 
 def test_sessions_are_bounded_and_only_idle_ones_give_way() -> None:
-    sessions = FetchSessions(2, Random(1))
+    sessions = FetchSessions(2, 1_000, Random(1))
     first = sessions.begin(wanted(0), 0.0)
     second = sessions.begin(wanted(0), 0.0)
     assert first is not None
@@ -52,7 +52,7 @@ def test_sessions_are_bounded_and_only_idle_ones_give_way() -> None:
 
 
 def test_epochs_wrap_to_one() -> None:
-    sessions = FetchSessions(2, Random(1))
+    sessions = FetchSessions(2, 1_000, Random(1))
     session = sessions.begin(wanted(0), 0.0)
     assert session is not None
     session.epoch = 2**31 - 1

@@ -186,7 +186,7 @@ async def test_a_log_that_begins_above_0_without_a_checkpoint_is_corrupt(tmp_pat
         gone = msgspec.structs.replace(offsets.log, ledgers=(), log_start_offset=ledger.end_offset)
         await cluster.metadata.propose(Command(updates=(Put(record=gone), Delete(key=ledger.key()))))
         broker = (await cluster.start_broker(2)).server
-        takeover = Takeover(broker.services, broker.services.partitions.indexes)
+        takeover = Takeover(broker.services, broker.services.partitions.memory.indexes)
         with pytest.raises(Corrupt, match="begins at offset 1 and has no complete checkpoint"):
             await takeover.rebuild(offsets.partition, {}, wants_batches=True)
         assert not broker.services.partitions.is_serving(offsets.identity)

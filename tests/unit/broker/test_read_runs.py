@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import pytest
@@ -15,8 +15,9 @@ from stratalog_broker.pending_reads import AHEAD_BYTES, PendingReads
 from stratalog_broker.read_runs import KEPT_S, ReadRuns
 from stratalog_broker.reads import NOTHING, Batches, LogReader
 from stratalog_core.errors import Overloaded, Unavailable
-from stratalog_core.ports import Clock
+from stratalog_core.ports import Buffer, Clock
 from stratalog_core.records import Record, build_batch
+from stratalog_core.retained import retained_bytes
 
 RECORDS = 3
 SIZE = 100_000
@@ -35,15 +36,15 @@ BATCHES = [batch(number) for number in range(60)]
 SMALL = [batch(number, 30) for number in range(60)]
 
 
-def offsets(batches: list[memoryview]) -> list[int]:
+def offsets(batches: Sequence[Buffer]) -> list[int]:
     return [int.from_bytes(each[:8], "big") for each in batches]
 
 
 def put(runs: ReadRuns, key: str, first: int, count: int, now_s: float = 0.0, batches: list[memoryview] = SMALL) -> int:
+    """Returns what the run keeps in memory."""
     part = batches[first : first + count]
-    size = sum(map(len, part))
-    runs.put(key, part, size, now_s)
-    return size
+    runs.put(key, part, now_s)
+    return retained_bytes(part)
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(1, 10)), max_size=6), st.data())
@@ -100,7 +101,8 @@ def test_what_nobody_comes_for_goes_and_what_was_served_goes_first() -> None:
     )
 )
 def test_the_bound_holds_whatever_is_put_and_served(steps: list[tuple[str, int, int, bool, float]]) -> None:
-    runs, now_s, bound = ReadRuns(3000), 0.0, 3000
+    bound = 10 * retained_bytes(SMALL[:1])
+    runs, now_s = ReadRuns(bound), 0.0
     for key, first, count, is_put, later_s in steps:
         now_s += later_s
         if is_put:
@@ -158,13 +160,13 @@ LOG = cast(PartitionLog, "log")
 SHARE = 4 * SIZE + 1000
 
 
-def pending(reader: Reader, reads_max: int = 8, ahead_bytes_max: int = 8 * AHEAD_BYTES) -> PendingReads:
+def pending(reader: Reader, reads_max: int = 8, bytes_max: int = 16 * AHEAD_BYTES) -> PendingReads:
     return PendingReads(
         cast(LogReader, reader),
         cast(Clock, Time()),
         hot_reads_max=reads_max,
         cold_reads_max=reads_max,
-        ahead_bytes_max=ahead_bytes_max,
+        bytes_max=bytes_max,
     )
 
 
@@ -202,7 +204,7 @@ async def test_who_goes_on_reading_is_read_ahead_of() -> None:
 
 async def test_without_room_everybody_gets_what_is_asked_for() -> None:
     reader = Reader()
-    reads = pending(reader, ahead_bytes_max=0)
+    reads = pending(reader, bytes_max=AHEAD_BYTES)
     assert await read_all(reads) == list(range(0, len(BATCHES) * RECORDS, RECORDS))
     assert {size for _, size in reader.asked} == {SHARE}
     await reads.close()
@@ -232,6 +234,31 @@ async def test_a_read_that_was_left_behind_is_there_for_the_next_fetch() -> None
     await reads.close()
 
 
+async def test_reads_are_bounded_in_bytes_and_one_is_always_let_in() -> None:
+    reader = Reader()
+    reads = pending(reader, bytes_max=8 * SHARE)
+    reader.is_open.clear()
+    tasks = [reads.start(LOG, number * RECORDS, END, SHARE) for number in range(2)]
+    assert reads.bytes_held == 2 * SHARE
+    with pytest.raises(Overloaded):
+        reads.start(LOG, 9 * RECORDS, END, 1)
+    reader.is_open.set()
+    await asyncio.gather(*tasks)
+    assert 0 < reads.bytes_held <= 4 * SHARE, "what was not served yet is charged instead"
+    await reads.close()
+    tight = pending(reader, bytes_max=1)
+    assert offsets((await tight.start(LOG, 0, END, SHARE))[0]) == [0, 3, 6, 9]
+    await tight.close()
+
+
+async def test_a_batch_is_charged_with_the_buffer_that_it_is_a_view_of() -> None:
+    runs = ReadRuns(1 << 20)
+    frame = bytearray(64 * 1024)
+    frame[: len(SMALL[0])] = SMALL[0]
+    runs.put("log", [memoryview(frame)[: len(SMALL[0])]], 0.0)
+    assert runs.bytes_held > 64 * 1024
+
+
 async def test_reads_are_bounded_in_number_and_failures_are_not_kept() -> None:
     reader = Reader()
     reads = pending(reader, reads_max=2)
@@ -253,7 +280,7 @@ COLD_LOGS = [cast(PartitionLog, f"cold-{number}") for number in range(4)]
 
 async def test_a_store_that_does_not_answer_takes_nothing_from_hot_readers() -> None:
     reader = Reader()
-    reads = pending(reader, reads_max=len(COLD_LOGS), ahead_bytes_max=2 * AHEAD_BYTES)
+    reads = pending(reader, reads_max=len(COLD_LOGS))
     reader.cold_below = RECORDS
     stalled = [reads.start(log, 0, END, SHARE) for log in COLD_LOGS]
     with pytest.raises(Overloaded, match="object store"):

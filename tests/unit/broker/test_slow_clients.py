@@ -23,7 +23,7 @@ API_VERSIONS = struct.pack(">ihhih", 10, 18, 0, 7, -1)
 
 @pytest_asyncio.fixture
 async def cluster(tmp_path: Path) -> AsyncIterator[MiniCluster]:
-    async with run_cluster(tmp_path, frame_bytes_max=64 * MIB, request_bytes_max=256 * MIB, connection_idle_ms=60_000) as made:
+    async with run_cluster(tmp_path, frame_bytes_max=64 * MIB, memory_bytes=1024 * MIB, connection_idle_ms=60_000) as made:
         yield made
 
 

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stratalog_broker.ledger_index import EntryRun, LedgerIndex
-from stratalog_broker.tail_cache import PartitionTail, TailCache
+from stratalog_broker.tail_cache import COPIED_BYTES_MAX, PartitionTail, TailCache
+from stratalog_core.retained import COPY_BYTES
+
+MIB = 1024 * 1024
 
 batches = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 4), st.integers(1, 40)), max_size=80)
 
 
-@given(batches, st.integers(40, 400), st.data())
+@given(batches, st.integers(400, 4000), st.data())
 def test_a_read_gives_neighbouring_batches_from_the_offset_on(
     appended: list[tuple[int, int, int]], bytes_max: int, data: st.DataObject
 ) -> None:
@@ -21,7 +27,7 @@ def test_a_read_gives_neighbouring_batches_from_the_offset_on(
     for which, records, size in appended:
         tail = tails[which]
         base = tail.end_offset
-        batch = bytes([len(model[which]) % 256]) * size
+        batch = bytes([len(model[which]) % 256]) * (size * 60 if size > 30 else size)
         tail.append(base, base + records, memoryview(batch))
         model[which].append((base, base + records, batch))
         assert cache.bytes_held <= bytes_max
@@ -35,7 +41,7 @@ def test_a_read_gives_neighbouring_batches_from_the_offset_on(
             continue
         offset = data.draw(st.integers(tail.start_offset, tail.end_offset - 1))
         end = data.draw(st.integers(offset + 1, tail.end_offset))
-        room = data.draw(st.integers(1, 100))
+        room = data.draw(st.integers(1, 3000))
         read = tail.read(offset, end, room)
         assert read is not None
         found, size = read
@@ -48,15 +54,63 @@ def test_a_read_gives_neighbouring_batches_from_the_offset_on(
 
 
 def test_clearing_leaves_the_other_partitions_their_turns() -> None:
-    cache = TailCache(100)
+    cache = TailCache(2 * (40 + COPY_BYTES))
     first, second = PartitionTail(cache, 0), PartitionTail(cache, 0)
     first.append(0, 1, memoryview(b"a" * 40))
     second.append(0, 1, memoryview(b"b" * 40))
     first.clear()
     second.append(1, 2, memoryview(b"c" * 40))
     second.append(2, 3, memoryview(b"d" * 40))
-    assert cache.bytes_held <= 100
+    assert cache.bytes_held <= cache.bytes_max
     assert second.start_offset == 1
+
+
+def test_cleared_partitions_leave_no_turns_behind() -> None:
+    """Partitions that move to and fro must not make the order of eviction longer each time."""
+    cache = TailCache(MIB)
+    for _ in range(10):
+        tail = PartitionTail(cache, 0)
+        for offset in range(100):
+            tail.append(offset, offset + 1, memoryview(bytes(40)))
+        tail.clear()
+    assert cache.bytes_held == 0
+    assert len(cache._order) <= 100
+
+
+SHAPES = (
+    (170, 1, 70),
+    (170, 50, 70),
+    (COPIED_BYTES_MAX + 1, 1, 70),
+    (16 * 1024, 1, 70),
+    (16 * 1024, 12, 70),
+    (2 * 1024, 1, 62 * 1024),
+    (700 * 1024, 1, 70),
+)
+"""Bytes of a batch, batches in a request, and bytes of the request beside them."""
+
+
+@pytest.mark.parametrize(("size", "count", "rest"), SHAPES)
+def test_memory_that_is_really_taken_stays_within_the_bound(size: int, count: int, rest: int) -> None:
+    bytes_max = 8 * MIB
+    cache = TailCache(bytes_max)
+    tails = [PartitionTail(cache, 0) for _ in range(50)]
+    tracemalloc.start()
+    try:
+        for number in range(3 * bytes_max // ((size + 100) * count + rest)):
+            view = memoryview(bytearray(size * count + rest))
+            for each in range(count):
+                tail = tails[(number * count + each) % len(tails)]
+                tail.append(tail.end_offset, tail.end_offset + 1, view[each * size : (each + 1) * size])
+            del view
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert cache.bytes_held <= bytes_max
+    assert taken <= 1.05 * bytes_max
+    assert taken >= 0.7 * bytes_max, "what is charged is taken"
+    for tail in tails:
+        tail.clear()
+    assert cache.bytes_held == 0
 
 
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 50), st.integers(1, 30)), min_size=1, max_size=40), st.data())

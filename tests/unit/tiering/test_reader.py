@@ -198,9 +198,9 @@ async def test_memory_is_bounded_and_disk_takes_what_leaves_it(
     writer: ArchiveWriter, store: Store, make_batches: Batches, tmp_path: Path, background: ThreadBackground
 ) -> None:
     pointer, written = await write_history(writer, make_batches)
-    settings = ColdReaderSettings(memory_bytes=800, disk_bytes=MIB, read_ahead_blocks=0)
+    settings = ColdReaderSettings(disk_bytes=MIB, read_ahead_blocks=0)
     files = SystemFiles(tmp_path / "cache")
-    reader = ColdReader(store, settings, SystemClock(), files=files, background=background)
+    reader = ColdReader(store, settings, SystemClock(), memory_bytes=4_000, files=files, background=background)
     assert b"".join(await reader.fetch(pointer, 5, MIB, 5)) == b"".join(written)
     await reader.close()
     assert files.list("blocks")

@@ -1,0 +1,36 @@
+"""Real size of views: what they keep alive, not what they show.
+
+A view of 170 bytes of a 64 KiB receive buffer keeps 64 KiB. Caches and queues that bound memory charge what is computed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from stratalog_core.ports import Buffer
+
+VIEW_BYTES: Final = 256
+"""One memoryview with its place in a list: the object (184 bytes and the collector's 16), the slot, and growth of the list."""
+COPY_BYTES: Final = 96
+"""The same for a ``bytes`` object beyond its content."""
+FRAME_BYTES: Final = 320
+"""A receive buffer beyond its content: the ``bytearray``, its export to views, and the allocator's header."""
+
+
+def retained_bytes(buffers: Iterable[Buffer]) -> int:
+    """Memory that these buffers keep alive together; one that several of them show is counted once."""
+    frames: dict[int, int] = {}
+    total = 0
+    for buffer in buffers:
+        if isinstance(buffer, memoryview):
+            total += VIEW_BYTES
+            frames[id(buffer.obj)] = frame_bytes(buffer)
+        else:
+            total += COPY_BYTES + len(buffer)
+    return total + sum(frames.values())
+
+
+def frame_bytes(view: memoryview) -> int:
+    """Memory of the object that ``view`` shows a part of."""
+    return FRAME_BYTES + len(view.obj)  # type: ignore[arg-type]
