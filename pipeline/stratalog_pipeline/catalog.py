@@ -16,6 +16,7 @@ from stratalog_tiering.descriptor import CommitMarker, decode_descriptor
 from stratalog_tiering.manifest import SegmentEntry, live_segments
 from stratalog_tiering.manifest_source import ManifestSource
 from stratalog_tiering.object_keys import is_marker, manifests_prefix, marked_manifest
+from stratalog_tiering.publish import pointer_to
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,10 +39,7 @@ def load_history(bucket: Bucket, name: PartitionName) -> History:
     manifest = bucket.run(bucket.source.manifest_at(key, bytes.fromhex(marker.sha256)))
     if (manifest.topic_id, manifest.partition) != (name.topic_id, name.partition):
         raise Corrupt(f"manifest {key} is of {manifest.topic_id}-{manifest.partition}, not of {name}", key=key)
-    pointer = ManifestPointer(
-        topic_id=name.topic_id, index=name.partition, manifest_version=manifest.version, object_key=key, sha256=marker.sha256,
-        start_offset=manifest.start_offset, end_offset=manifest.end_offset, cold_bytes=manifest.cold_bytes,
-    )  # fmt: skip
+    pointer = pointer_to(manifest, key, bytes.fromhex(marker.sha256))
     return History(name=name, offsets=OffsetRange(first=manifest.start_offset, end=manifest.end_offset), pointer=pointer)
 
 

@@ -20,11 +20,17 @@ def commit_segment(state: PartitionState, pointer: ManifestPointer, ledgers: Seq
     )
 
 
-def drop_ledgers(state: PartitionState, ledgers: Sequence[StoredLedger], guards: Guards) -> Command:
-    """Ledgers leave log and metadata, if log, manifest and ledgers are still those that allowed it."""
+def drop_ledgers(
+    state: PartitionState, ledgers: Sequence[StoredLedger], guards: Guards, log_start_offset: int | None = None
+) -> Command:
+    """Ledgers leave log and metadata, if log, manifest and ledgers are still those that allowed it.
+
+    With ``log_start_offset`` the log begins there from now on.
+    """
     dropped = {stored.ledger.ledger_id for stored in ledgers}
     kept = tuple(ref for ref in state.log.ledgers if ref.ledger_id not in dropped)
-    log = msgspec.structs.replace(state.log, ledgers=kept)
+    start = max(state.log.log_start_offset, log_start_offset or 0)
+    log = msgspec.structs.replace(state.log, ledgers=kept, log_start_offset=start)
     deletions = (Delete(key=ledger_key(ledger_id)) for ledger_id in sorted(dropped))
     return Command(
         updates=(Put(record=log), *deletions),

@@ -9,6 +9,13 @@ from stratalog_metadata.records import Ledger
 from stratalog_tiering.offload_job import SourceEntry
 
 
+class EntryHead(Protocol):
+    """The first bytes of an entry as a ledger reader gives them."""
+
+    @property
+    def head(self) -> bytes: ...
+
+
 class LedgerSource(Protocol):
     """Reads sealed ledgers, and tells their storage when they are gone."""
 
@@ -17,6 +24,10 @@ class LedgerSource(Protocol):
 
         Raises ``NoSuchEntry`` only on explicit absence everywhere, else ``Unavailable``.
         """
+        ...
+
+    async def read_headers(self, ledger: Ledger, first: int, last: int) -> Sequence[EntryHead]:
+        """The first bytes of every entry from ``first`` to ``last``, enough for a batch's header. Raises as ``read`` does."""
         ...
 
     async def delete(self, ledger_ids: Sequence[int]) -> None:

@@ -84,6 +84,12 @@ class ManifestEdit:
             return self._inline[-1].end_offset
         return self._refs[-1].end_offset if self._refs else self._start_offset
 
+    def restart_at(self, offset: int) -> None:
+        """Continue an empty history at a later offset. Raises ``Invalid`` while it has segments, or for an earlier offset."""
+        if self._refs or self._inline or offset < self._start_offset:
+            raise Invalid(f"history of offsets {self._start_offset}..{self.end_offset} cannot go on at {offset}")
+        self._start_offset = offset
+
     def append(self, entry: SegmentEntry) -> None:
         """Add the next segment. Raises ``Invalid`` for a gap, an overlap, or an empty one."""
         if entry.base_offset != self.end_offset or entry.end_offset <= entry.base_offset:

@@ -12,6 +12,7 @@ from stratalog_core.errors import Corrupt, StratalogError
 from stratalog_metadata.records import ManifestPointer
 from stratalog_tiering.commands import Guards, commit_segment, drop_ledgers
 from stratalog_tiering.committing import commit_edit, previous_version, refuse_fork
+from stratalog_tiering.manifest import Reason
 from stratalog_tiering.manifest_edit import ManifestEdit
 from stratalog_tiering.offload_job import OffloadJob
 from stratalog_tiering.planning import PartitionState, StoredLedger, is_cold
@@ -40,8 +41,17 @@ async def offload(ports: WorkerPorts, state: PartitionState, ledgers: Sequence[S
     entry = job.entry()
     await require_sound(ports.store, ports.source, entry, ports.background, reads_at_once=ports.settings.verify_reads_at_once)
     edit = ManifestEdit(await previous_version(ports, state), random_id=ports.random_id)
+    await _skip_expired(ports, edit, entry.base_offset)
     edit.append(entry)
     return await commit_edit(ports, state, edit, lambda pointer: commit_segment(state, pointer, ledgers, guards), [entry.key])
+
+
+async def _skip_expired(ports: WorkerPorts, edit: ManifestEdit, offset: int) -> None:
+    """Let history go on at ``offset`` where retention has removed all that was before, hot ledgers included."""
+    if edit.end_offset < offset:
+        below, now_ms = edit.end_offset, ports.clock.wall_ms()
+        edit.drop_below(below, now_ms, lambda entry: Reason.LOG_START, await ports.source.pages(edit.pages_for_drop(below)))
+        edit.restart_at(offset)
 
 
 async def _upload(ports: WorkerPorts, job: OffloadJob) -> None:
@@ -88,9 +98,15 @@ async def _check_cold_copy(ports: WorkerPorts, pointer: ManifestPointer, offset:
         offset = entry.end_offset
 
 
-async def drop(ports: WorkerPorts, state: PartitionState, ledgers: Sequence[StoredLedger], guards: Guards) -> None:
-    """Take ledgers out of metadata, then tell the bookies."""
-    await ports.metadata.propose(drop_ledgers(state, ledgers, guards))
+async def drop(
+    ports: WorkerPorts,
+    state: PartitionState,
+    ledgers: Sequence[StoredLedger],
+    guards: Guards,
+    log_start_offset: int | None = None,
+) -> None:
+    """Take ledgers out of metadata, then tell the bookies; see :func:`drop_ledgers`."""
+    await ports.metadata.propose(drop_ledgers(state, ledgers, guards, log_start_offset))
     try:
         await ports.ledgers.delete([stored.ledger.ledger_id for stored in ledgers])
     except StratalogError as failure:

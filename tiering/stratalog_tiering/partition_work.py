@@ -6,12 +6,13 @@ import logging
 from collections.abc import Hashable, Mapping
 from typing import Final
 
-from stratalog_core.errors import Conflict, StratalogError
+from stratalog_core.errors import Conflict, StorageFailed, StratalogError, Unavailable
 from stratalog_metadata.commands import Command, Put, VersionIs
 from stratalog_metadata.records import TierStatus, Topic, log_key, tier_status_key
 from stratalog_metadata.topic_defaults import configs_in_force, topic_defaults
 from stratalog_tiering.claims import Claims, partition_work
 from stratalog_tiering.commands import Guards, fulfil_request
+from stratalog_tiering.expiry import HotExpiry
 from stratalog_tiering.merging import merge_small
 from stratalog_tiering.offloading import cold_since, drop, drop_hot, offload
 from stratalog_tiering.partition_state import partition_state
@@ -56,6 +57,7 @@ class PartitionWork:
         self._marked = ""
         self._failures = 0
         self._offloaded_at_ms = 0
+        self._hot_expiry = HotExpiry()
         self._next_report = 0.0
         self._times = UpkeepTimes(
             ports.settings,
@@ -77,6 +79,8 @@ class PartitionWork:
         except StratalogError as failure:
             _log.warning("%s: %s: %s", self._lease, type(failure).__name__, failure)
             await self._report(failure)
+            if isinstance(failure, Unavailable | StorageFailed):
+                await self._expire_hot(topic)
             return self._pause_s()
         self._failures = 0
         return pause_s
@@ -149,6 +153,21 @@ class PartitionWork:
             await drop(self._ports, state, step.ledgers, guards)
         elif isinstance(step, Fulfil):
             await self._ports.metadata.propose(fulfil_request(state, guards))
+
+    async def _expire_hot(self, topic: Topic) -> None:
+        """The store may be away for long: bookies must not keep what is past retention."""
+        try:
+            state = partition_state(self._ports.metadata.view, topic, self._index)
+            guards = await self._claims.hold(self._lease) if state is not None and len(state.ledgers) > 1 else None
+            if state is None or guards is None:
+                return
+            expired = await self._hot_expiry.drop_expired(self._ports, state, self._policy(state), guards)
+        except StratalogError as failure:
+            _log.info("%s: expired hot ledgers stay for now: %s", self._lease, failure)
+            return
+        if expired:
+            what = f"{len(expired)} ledgers up to offset {expired[-1].ledger.end_offset}"
+            _log.warning("%s: %s are past retention and are removed without the store", self._lease, what)
 
     async def _ensure_marked(self, state: PartitionState) -> None:
         """Repair what a worker left that died between commit and marker."""

@@ -46,9 +46,12 @@ class PartitionState:
 
     @property
     def cold_end(self) -> int:
-        """Where the manifest ends, or will begin."""
+        """Where the manifest ends, or will begin: at the first ledger if retention has removed all that was before it."""
         if self.pointer is not None:
-            return self.pointer.end_offset
+            end_offset = self.pointer.end_offset
+            hot = (stored.ledger.base_offset for stored in self.ledgers if not is_cold(self, stored.ledger))
+            first_hot = next(hot, end_offset)
+            return first_hot if end_offset < first_hot <= self.log.log_start_offset else end_offset
         return self.log.ledgers[0].base_offset if self.log.ledgers else self.log.log_start_offset
 
 

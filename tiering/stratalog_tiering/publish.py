@@ -36,7 +36,16 @@ def pointer_to(manifest: Manifest, key: str, sha256: bytes) -> ManifestPointer:
         start_offset=manifest.start_offset,
         end_offset=manifest.end_offset,
         cold_bytes=manifest.cold_bytes,
+        newest_ms=_newest_ms(manifest),
     )
+
+
+def _newest_ms(manifest: Manifest) -> int:
+    """No record is newer. Records without a time count from when they came to the store."""
+    created_ms = manifest.segments[-1].created_at_ms if manifest.segments else manifest.created_at_ms
+    pages_ms = max((page.max_timestamp_ms for page in manifest.pages), default=-1)
+    segments_ms = max((entry.max_timestamp_ms for entry in manifest.segments), default=-1)
+    return max(created_ms, pages_ms, segments_ms)
 
 
 async def store_manifest(store: ObjectStore, new: NewManifest) -> ManifestPointer:

@@ -65,7 +65,8 @@ class ManifestPointer(RecordBase, frozen=True, kw_only=True, tag="manifest_point
     """Current manifest of a partition. Its commit is a compare-and-set of this record.
 
     Offsets are of the cold history: ``start_offset`` inclusive, ``end_offset`` exclusive. ``sha256`` is the hex digest
-    of the manifest object, which in turn names its predecessor's.
+    of the manifest object, which in turn names its predecessor's. No cold record is newer than ``newest_ms`` (wall time; -1:
+    not known), so that retention can be judged without the store.
     """
 
     topic_id: UUID
@@ -76,6 +77,7 @@ class ManifestPointer(RecordBase, frozen=True, kw_only=True, tag="manifest_point
     start_offset: int
     end_offset: int
     cold_bytes: int
+    newest_ms: int = -1
 
     def key(self) -> str:
         return manifest_pointer_key(self.topic_id, self.index)

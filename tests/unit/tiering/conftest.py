@@ -195,8 +195,18 @@ class MemoryLedgers:
         stored = self.entries[ledger.ledger_id]
         return [LedgerEntry(number, memoryview(stored[number])) for number in range(first, min(last, first + 2) + 1)]
 
+    async def read_headers(self, ledger: Ledger, first: int, last: int) -> list[EntryHead]:
+        stored = self.entries[ledger.ledger_id][first : last + 1]
+        return [EntryHead(number, len(entry), entry[:61]) for number, entry in enumerate(stored, first)]
+
     async def delete(self, ledger_ids: Sequence[int]) -> None:
         self.deleted.extend(ledger_ids)
+
+
+class EntryHead(NamedTuple):
+    entry_id: int
+    payload_bytes: int
+    head: bytes
 
 
 class LedgerEntry(NamedTuple):

@@ -36,6 +36,7 @@ from stratalog_metadata.records import (
 )
 from stratalog_tiering.config import TieringSettings
 from stratalog_tiering.entry import segment_entry
+from stratalog_tiering.ledger_source import EntryHead
 from stratalog_tiering.manifest import SegmentEntry, empty_manifest
 from stratalog_tiering.manifest_edit import ManifestEdit, Previous
 from stratalog_tiering.object_keys import marker_key, segment_key
@@ -62,6 +63,9 @@ class Ledgers:
 
     async def read(self, ledger: Ledger, first: int, last: int, max_bytes: int) -> list[Entry]:
         return [Entry(number, memoryview(self.entries[ledger.ledger_id][number])) for number in range(first, last + 1)]
+
+    async def read_headers(self, ledger: Ledger, first: int, last: int) -> list[EntryHead]:
+        raise AssertionError("the store is never away here")
 
     async def delete(self, ledger_ids: Sequence[int]) -> None:
         for ledger_id in ledger_ids:

@@ -385,3 +385,52 @@ async def test_a_deleted_topics_objects_go_after_the_grace_period(
     await cluster.metadata.propose(Command(updates=(*(Delete(key=key) for key in gone), Put(record=deleted))))
     await cluster.until(lambda: cluster.metadata.view.get(deleted.key()) is None)
     assert files_in(store_directory) == ["cluster.json"]
+
+
+async def with_configs(cluster: Cluster, **configs: str) -> None:
+    topic = msgspec.structs.replace(cluster.topic, configs={name.replace("_", "."): value for name, value in configs.items()})
+    await cluster.metadata.propose(Command(updates=(Put(record=topic),)))
+
+
+def store_is_away(name: str, key: str) -> BaseException | None:
+    return Unavailable("the store is away")
+
+
+async def test_without_the_store_only_what_is_past_retention_goes(cluster: Cluster, make_batches: Batches) -> None:
+    await with_configs(cluster, retention_ms="300")
+    soon_ms = SystemClock().wall_ms() + 3_600_000
+    await cluster.start_worker(retention_interval_ms=3_600_000)
+    await cluster.add_ledger(make_batches(0, [3]), 0)
+    await cluster.until(lambda: not cluster.log().ledgers)
+    cluster.store.before = store_is_away
+    expired = [await cluster.add_ledger(make_batches(first, [3]), first) for first in (3, 6)]
+    young = await cluster.add_ledger(make_batches(9, [3], timestamps=[5, soon_ms, 5]), 9)
+    later = [await cluster.add_ledger(make_batches(first, [3]), first) for first in (12, 15)]
+    await cluster.until(lambda: cluster.log().log_start_offset == 9)
+    assert [ref.ledger_id for ref in cluster.log().ledgers] == [ledger.ledger_id for ledger in (young, *later)]
+    assert set(cluster.ledgers.deleted) >= {ledger.ledger_id for ledger in expired}
+    assert "the store is away" in cluster.last_error()
+    cluster.store.before = lambda name, key: None
+    await cluster.until(lambda: cluster.pointer().end_offset == 18 and cluster.last_error() == "")
+    assert (cluster.pointer().start_offset, cluster.log().log_start_offset) == (9, 9), "history goes on where it was cut"
+    batches = [*make_batches(9, [3], timestamps=[5, soon_ms, 5]), *make_batches(12, [3]), *make_batches(15, [3])]
+    assert await read_cold(cluster) == b"".join(batches)
+
+
+async def test_retention_never_outruns_the_upload(cluster: Cluster, make_batches: Batches) -> None:
+    await with_configs(cluster, local_retention_ms="0", retention_ms="3600000")
+    now_ms = SystemClock().wall_ms()
+    await cluster.start_worker()
+    cluster.store.before = store_is_away
+    for first in (0, 3, 6):
+        await cluster.add_ledger(make_batches(first, [3], timestamps=[now_ms] * 3), first)
+    await cluster.until(lambda: "the store is away" in cluster.last_error())
+    attempts = len(cluster.store.calls)
+    while len(cluster.store.calls) < attempts + 10:
+        cluster.store.entered.clear()
+        await cluster.store.entered.wait()
+    assert len(cluster.log().ledgers) == 3
+    assert (cluster.log().log_start_offset, cluster.ledgers.deleted) == (0, [])
+    cluster.store.before = lambda name, key: None
+    await cluster.until(lambda: cluster.pointer() is not None and cluster.pointer().end_offset == 9)
+    assert cluster.pointer().start_offset == 0
