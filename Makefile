@@ -72,9 +72,10 @@ bench: .venv/.test  ## measure against Apache Kafka in turns; PROFILE=quick|grid
 		$(if $(RUN),--run $(RUN)) $(if $(ROUNDS),--rounds $(ROUNDS))
 
 .PHONY: sim
-sim: .venv/.test  ## simulate whole clusters from seeds: SEEDS=20 FIRST_SEED=1, or SEED=7 [SHRINK=1] for one with its trace; SCENARIO=log
+sim: .venv/.test  ## simulate whole clusters from seeds: SEEDS=20 FIRST_SEED=1 [PROGRESS=file RESULT=file.md], or SEED=7 [SHRINK=1] for one with its trace; SCENARIO=log
 	PYTHONHASHSEED=0 PYTHONPATH=tests $(BIN)/python -W ignore -m simulation --scenario $(or $(SCENARIO),all) \
-		$(if $(SEED),--seed $(SEED) $(if $(SHRINK),--shrink) $(if $(KEEP),--keep "$(KEEP)"),--seeds $(or $(SEEDS),20) --first-seed $(or $(FIRST_SEED),1))
+		$(if $(SEED),--seed $(SEED) $(if $(SHRINK),--shrink) $(if $(KEEP),--keep "$(KEEP)"),--seeds $(or $(SEEDS),20) --first-seed $(or $(FIRST_SEED),1) \
+		$(if $(FRESH),--fresh $(FRESH)) $(if $(PROGRESS),--progress "$(PROGRESS)") $(if $(RESULT),--result "$(RESULT)"))
 
 .PHONY: mutants
 mutants: .venv/.test  ## plant faults in the simulated product and see each found: MUTANT=name, SEEDS=30

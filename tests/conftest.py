@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from random import SystemRandom
 
 import pytest
 from hypothesis import HealthCheck
@@ -31,6 +32,19 @@ hypothesis_settings.register_profile(
     print_blob=True,
 )
 hypothesis_settings.load_profile("stratalog")
+
+
+_FRESH_SEED = int(os.environ.get("STRATALOG_FRESH_SEED") or SystemRandom().randrange(2**31))
+
+
+def pytest_report_header() -> str:
+    return f"fresh seeds of the simulator and the mutants: STRATALOG_FRESH_SEED={_FRESH_SEED} draws the same"
+
+
+@pytest.fixture(scope="session")
+def fresh_seed() -> int:
+    """Another one in each test run, printed first; ``STRATALOG_FRESH_SEED`` repeats one."""
+    return _FRESH_SEED
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -1,4 +1,4 @@
-"""``python -m simulation``: run scenarios from seeds. Exits 1 if an invariant did not hold, and says how to repeat the run."""
+"""``python -m simulation``: run scenarios from seeds. Exits 1 if an invariant breaks, and prints how to repeat the run."""
 
 from __future__ import annotations
 
@@ -7,25 +7,34 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
+from random import SystemRandom
 from typing import Final
 
+from simulation import coverage
+from simulation.recorded_runs import OtherSeries, RecordedRuns, commit_hash, summary
 from simulation.runs import SCENARIOS, Outcome, Run, broken, run_many
 from simulation.shrinking import describe, shrink
 
 BAR: Final = 30
+FRESH_SEEDS_BELOW: Final = 2**31
 
 
 def main() -> int:
     arguments = _arguments()
     names = list(SCENARIOS) if arguments.scenario == "all" else [arguments.scenario]
-    if arguments.seed is not None:
-        outcomes = _one(names, arguments.seed, arguments.keep)
-    else:
-        outcomes = _many(names, arguments.first_seed, arguments.seeds, arguments.jobs)
+    try:
+        outcomes = _many(names, arguments) if arguments.seed is None else _one(names, arguments.seed, arguments.keep)
+    except OtherSeries as other:
+        print(other, file=sys.stderr)
+        return 2
     failed = broken(outcomes)
     if failed and (arguments.shrink or arguments.seed is None):
         _shrink(failed[0], arguments.jobs, arguments.shrink_seconds)
-    return 1 if failed else 0
+    never_met = coverage.never_met([outcome.met for outcome in outcomes]) if arguments.require_states else []
+    for state in never_met:
+        print(f"NEVER MET {state}")
+    return 1 if failed or never_met else 0
 
 
 def _arguments() -> argparse.Namespace:
@@ -37,6 +46,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--shrink-seconds", type=float, default=120.0, help="how long to look; 0: not at all")
     parser.add_argument("--seeds", type=int, default=20, help="how many to run, the scenarios in turns")
     parser.add_argument("--first-seed", type=int, default=1)
+    parser.add_argument("--fresh", type=int, default=0, help="how many more to run, from a seed that is drawn now")
+    parser.add_argument("--fresh-seed", type=int, help="with --fresh: the first of them, to run the same again")
+    parser.add_argument("--require-states", action="store_true", help="fail if a state of coverage.py is met by no run")
+    parser.add_argument("--progress", type=Path, help="record each run in this file, and run only what it does not have yet")
+    parser.add_argument("--result", type=Path, help="write a summary with the commit's hash to this file")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at once; by default one for each core")
     return parser.parse_args()
 
@@ -54,18 +68,35 @@ def _one(names: Sequence[str], seed: int, kept: frozenset[str] | None) -> list[O
     return outcomes
 
 
-def _many(names: Sequence[str], first_seed: int, seeds: int, jobs: int) -> list[Outcome]:
-    print(f"seeds {first_seed}..{first_seed + seeds - 1}, scenarios {', '.join(names)} in turns, {jobs} at once", flush=True)
-    work = [Run(names[seed % len(names)], seed) for seed in range(first_seed, first_seed + seeds)]
+def _many(names: Sequence[str], arguments: argparse.Namespace) -> list[Outcome]:
+    seeds = list(range(arguments.first_seed, arguments.first_seed + arguments.seeds))
+    print(f"{len(seeds)} seeds from {arguments.first_seed}, scenarios {', '.join(names)} in turns, {arguments.jobs} at once")
+    if arguments.fresh:
+        first = arguments.fresh_seed if arguments.fresh_seed is not None else SystemRandom().randrange(FRESH_SEEDS_BELOW)
+        print(f"{arguments.fresh} fresh seeds: --fresh {arguments.fresh} --fresh-seed {first} runs the same")
+        seeds += range(first, first + arguments.fresh)
+    sys.stdout.flush()
+    work = [Run(names[seed % len(names)], seed) for seed in seeds]
+    recorded = RecordedRuns(arguments.progress, work) if arguments.progress else None
+    missing = recorded.missing if recorded else work
     started = time.perf_counter()
-    outcomes = list(_shown(run_many(work, jobs), len(work)))
-    _summary(outcomes, time.perf_counter() - started)
+    running = run_many(missing, arguments.jobs)
+    outcomes = list(_shown(recorded.record(running) if recorded else running, len(missing)))
+    seconds = time.perf_counter() - started
+    outcomes = recorded.outcomes if recorded else outcomes
+    print("\n".join(coverage.table((outcome.run.scenario, outcome.met) for outcome in outcomes)))
+    _summary(outcomes, len(missing), seconds)
     _verdict(outcomes)
+    if arguments.result:
+        commit = recorded.commit if recorded else commit_hash()
+        arguments.result.write_text("\n".join(summary(outcomes, commit)) + "\n")
     return outcomes
 
 
 def _shrink(failed: Outcome, jobs: int, seconds: float) -> None:
     if seconds > 0:
+        if not failed.decisions:  # It was recorded by an earlier process, without them.
+            (failed,) = run_many([failed.run], 1)
         print(
             f"shrinking scenario {failed.run.scenario}, seed {failed.run.seed}: {len(failed.decisions)} decisions", flush=True
         )
@@ -85,14 +116,14 @@ def _shown(outcomes: Iterator[Outcome], expected: int) -> Iterator[Outcome]:
         yield outcome
 
 
-def _summary(outcomes: Sequence[Outcome], seconds: float) -> None:
+def _summary(outcomes: Sequence[Outcome], ran: int, seconds: float) -> None:
     for name in SCENARIOS:
         times = [outcome.seconds for outcome in outcomes if outcome.run.scenario == name]
         if times:
             print(f"{name:7} {len(times):4} runs, {sum(times) / len(times):.2f} s of a core each, {max(times):.2f} s at most")
-    rate = 60 * len(outcomes) / seconds
+    rate = 60 * ran / (seconds or 1.0)
     alone = 60 * len(outcomes) / (sum(outcome.seconds for outcome in outcomes) or 1.0)
-    print(f"{len(outcomes)} runs in {seconds:.0f} s: {rate:.0f} runs/min; {alone:.0f} runs/min of one core's time")
+    print(f"{ran} runs in {seconds:.0f} s: {rate:.0f} runs/min; {alone:.0f} runs/min of one core's time")
 
 
 def _verdict(outcomes: Sequence[Outcome]) -> None:

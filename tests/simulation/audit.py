@@ -7,7 +7,7 @@ committed, that no owner of an earlier epoch extended the log, that a closed led
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from simulation.copies import Copies
@@ -52,6 +52,8 @@ class Audit:
         self.copies = Copies(self.require, self._ledger)
         self.promises = Promises(self.require)
         self.records_max = 0
+        self.on_committed: Callable[[Entry, Sequence[Change], Mapping[str, Record]], None] = lambda *committed: None
+        """Told of each command's changes, with the records before them."""
         self._note = note
         self._bucket = bucket
         self._entries: dict[int, Entry] = {}
@@ -106,6 +108,7 @@ class Audit:
         if known is not entry or outcome is None:
             return
         self.promises.applied(entry, outcome)
+        self.on_committed(entry, outcome.changes, self.records)
         self._leaving = {change.key for change in outcome.changes if change.after is None}
         for change in outcome.changes:
             if change.after is not None:

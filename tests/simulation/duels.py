@@ -259,7 +259,7 @@ class Scenario:
         self.world = world
         self.audit = world.audit = Audit(world.note)
         self.audit.copies.watch_answers(world.network)
-        self.truth = Truth(self.audit)
+        self.truth = Truth(self.audit, world.coverage)
         self.weather = Weather(world.network)
         self.metadata = [Machine(world, f"metadata-{number}", roles.run_metadata_node) for number in range(1, 4)]
         self.bookies = [Machine(world, f"bookie-{number}", roles.run_bookie) for number in range(1, BOOKIES + 1)]

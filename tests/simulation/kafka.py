@@ -1,7 +1,6 @@
-"""A small Kafka client for the simulation: one request at a time on each connection, messages by kio.
+"""A small Kafka client for the simulation: requests are pipelined on one connection to each broker, messages by kio.
 
-It has the same duties as a real client: find leaders by Metadata, retry retriable errors, repeat an idempotent batch with its
-sequence number when the outcome is unknown.
+It finds leaders by Metadata; retries are its user's business.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import functools
 import io
 import struct
 import sys
+from collections import deque
 from typing import Any, Final
 
 from kio.index import load_request_schema, load_response_schema
@@ -22,7 +22,7 @@ from simulation.machine import Ports, World
 from simulation.streams import End
 from stratalog.bench.group_wire import taken_frames
 from stratalog_core.batch import iterate_headers
-from stratalog_core.records import Record, build_batch, iterate_records
+from stratalog_core.records import Record, iterate_records
 
 PRODUCE, FETCH, LIST_OFFSETS, METADATA, CREATE_TOPICS, INIT_PRODUCER_ID = 0, 1, 2, 3, 19, 22
 OFFSET_COMMIT, OFFSET_FETCH, FIND_COORDINATOR, JOIN_GROUP, HEARTBEAT, SYNC_GROUP = 8, 9, 10, 11, 12, 14
@@ -56,25 +56,31 @@ class NotServed(Exception):
 
 
 class _Connection(asyncio.Protocol):
+    """Answers come in the order of their requests."""
+
     def __init__(self) -> None:
         self._received = bytearray()
-        self._answer: asyncio.Future[bytes] | None = None
+        self._answers: deque[asyncio.Future[bytes]] = deque()
         self.is_lost = False
 
     def data_received(self, data: bytes) -> None:
         self._received += data
         for frame in taken_frames(self._received):
-            if self._answer is not None and not self._answer.done():
-                self._answer.set_result(frame)
+            answer = self._answers.popleft()
+            if not answer.done():
+                answer.set_result(frame)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_lost = True
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_exception(NotServed("the connection broke"))
+        for answer in self._answers:
+            if not answer.done():
+                answer.set_exception(NotServed("the connection broke"))
+        self._answers.clear()
 
     def expect(self) -> asyncio.Future[bytes]:
-        self._answer = asyncio.get_running_loop().create_future()
-        return self._answer
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._answers.append(answer)
+        return answer
 
 
 class KafkaClient:
@@ -86,12 +92,30 @@ class KafkaClient:
         self._machine = machine
         self._bootstrap = bootstrap
         self._connections: dict[str, tuple[_Connection, End]] = {}
+        self._asking = asyncio.Lock()
+        self._connecting: dict[str, asyncio.Lock] = {}
         self._correlation = 0
         self._leaders: dict[tuple[str, int], str] = {}
 
     async def request(self, address: str, api: int, **fields: Any) -> Any:
         """One request of the version in ``VERSIONS``. Raises ``NotServed``."""
         connection, end = await self._connect(address)
+        correlation, frame = self._frame(api, fields)
+        answer = connection.expect()
+        end.write(frame)
+        try:
+            async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                content = await answer
+        except TimeoutError:
+            self._drop(address)
+            raise NotServed(f"{address} did not answer in time") from None
+        response = _response_schema(api)
+        header_read, at = entity_reader(response.__header_schema__)(memoryview(content).toreadonly(), 0)
+        assert header_read.correlation_id == correlation, "answers come in order"
+        return entity_reader(response)(memoryview(content).toreadonly(), at)[0]
+
+    def _frame(self, api: int, fields: dict[str, Any]) -> tuple[int, bytes]:
+        """The correlation id and the bytes of a request."""
         self._correlation += 1
         schema = request_schema(api)
         with io.BytesIO() as body:
@@ -105,20 +129,14 @@ class KafkaClient:
             entity_writer(header_kind)(body, header)
             entity_writer(schema)(body, schema(**fields))
             frame = body.getvalue()
-        answer = connection.expect()
-        end.write(struct.pack(">i", len(frame)) + frame)
-        try:
-            async with asyncio.timeout(REQUEST_TIMEOUT_S):
-                content = await answer
-        except TimeoutError:
-            self._drop(address)
-            raise NotServed(f"{address} did not answer in time") from None
-        response = _response_schema(api)
-        header_read, at = entity_reader(response.__header_schema__)(memoryview(content).toreadonly(), 0)
-        assert header_read.correlation_id == self._correlation, "answers come in order"
-        return entity_reader(response)(memoryview(content).toreadonly(), at)[0]
+        return self._correlation, struct.pack(">i", len(frame)) + frame
 
     async def _connect(self, address: str) -> tuple[_Connection, End]:
+        """The connection to ``address``. Callers that wait for a new one get it in the order in which they came."""
+        async with self._connecting.setdefault(address, asyncio.Lock()):
+            return await self._connect_once(address)
+
+    async def _connect_once(self, address: str) -> tuple[_Connection, End]:
         known = self._connections.get(address)
         if known is not None and not known[0].is_lost:
             return known
@@ -149,10 +167,11 @@ class KafkaClient:
         raise last
 
     async def leader(self, topic: str, partition: int) -> str | None:
-        """Address of the partition's leader, asked once and remembered until ``forget``."""
-        if (topic, partition) not in self._leaders:
-            await self._refresh(topic)
-        return self._leaders.get((topic, partition))
+        """Address of the partition's leader, asked once and remembered until ``forget``. Callers are answered in order."""
+        async with self._asking:
+            if (topic, partition) not in self._leaders:
+                await self._refresh(topic)
+            return self._leaders.get((topic, partition))
 
     def forget(self, topic: str, partition: int) -> None:
         self._leaders.pop((topic, partition), None)
@@ -194,17 +213,22 @@ class KafkaClient:
             raise NotServed(f"InitProducerId answers {answer.error_code}")
         return answer.producer_id, answer.producer_epoch
 
-    async def produce(self, topic: str, partition: int, batch: bytes) -> tuple[int, int]:
-        """(error code, base offset). Raises ``NotServed``."""
+    async def produce(self, topic: str, partition: int, batch: bytes, acks: int = -1) -> tuple[int, int]:
+        """(error code, base offset); with acks=0 nothing is answered. Raises ``NotServed``."""
         address = await self.leader(topic, partition)
         if address is None:
             raise NotServed("no leader is known")
         schema = request_schema(PRODUCE)
         data = _struct(schema, "PartitionProduceData")(index=partition, records=batch)
         topic_data = _struct(schema, "TopicProduceData")(name=TopicName(topic), partition_data=(data,))
-        answer = await self.request(
-            address, PRODUCE, transactional_id=None, acks=-1, timeout=datetime.timedelta(seconds=3), topic_data=(topic_data,)
-        )
+        fields = {
+            "transactional_id": None, "acks": acks, "timeout": datetime.timedelta(seconds=3), "topic_data": (topic_data,),
+        }  # fmt: skip
+        if acks == 0:
+            _, end = await self._connect(address)
+            end.write(self._frame(PRODUCE, fields)[1])
+            return NONE, -1
+        answer = await self.request(address, PRODUCE, **fields)
         result = answer.responses[0].partition_responses[0]
         return int(result.error_code), int(result.base_offset)
 
@@ -247,9 +271,3 @@ def _records(content: bytes) -> list[Record]:
 def _struct(schema: type[Any], name: str) -> type[Any]:
     kind: type[Any] = getattr(sys.modules[schema.__module__], name)
     return kind
-
-
-def one_record_batch(value: bytes, producer: tuple[int, int], sequence: int, timestamp_ms: int) -> bytes:
-    """A batch of one record of an idempotent producer."""
-    record = Record(offset=0, timestamp_ms=timestamp_ms, key=None, value=value)
-    return bytes(build_batch([record], producer_id=producer[0], producer_epoch=producer[1], base_sequence=sequence))

@@ -16,6 +16,7 @@ from typing import Final
 
 from simulation import roles
 from simulation.audit import Audit
+from simulation.coverage import ENTRIES, Coverage
 from simulation.machine import Machine, Ports, World
 from simulation.nemesis import Nemesis, NemesisPlan
 from stratalog_bookies.client import Entry, LedgerClient, LedgerClientSettings, LedgerSpec, LedgerWriter
@@ -57,15 +58,17 @@ class LedgerTruth:
 class Truth:
     """All ledgers by id. Asserts as it learns."""
 
-    def __init__(self, audit: Audit) -> None:
+    def __init__(self, audit: Audit, coverage: Coverage) -> None:
         self.ledgers: dict[int, LedgerTruth] = {}
         self.entries_confirmed = 0
+        self._coverage = coverage
         self._audit = audit
 
     def confirmed(self, ledger_id: int, lac: int) -> None:
         known = self.ledgers[ledger_id]
         self._audit.copies.confirmed(ledger_id, known.confirmed + 1, lac)
         self.entries_confirmed += lac - known.confirmed
+        self._coverage.meet(ENTRIES, lac - known.confirmed)
         known.confirmed = lac
         self._compare(ledger_id, known)
 
@@ -205,7 +208,7 @@ class Scenario:
         self.world = world
         self.audit = world.audit = Audit(world.note)
         self.audit.copies.watch_answers(world.network)
-        self.truth = Truth(self.audit)
+        self.truth = Truth(self.audit, world.coverage)
         self.metadata = [Machine(world, f"metadata-{number}", roles.run_metadata_node) for number in range(1, 4)]
         self.bookies = [Machine(world, f"bookie-{number}", roles.run_bookie) for number in range(1, BOOKIES + 1)]
         self._random = world.random("ambush")

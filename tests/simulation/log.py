@@ -9,17 +9,20 @@ each producer's records are in order; then what ``final_checks.py`` asks of buck
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
+from functools import partial
 from typing import Final
 
 from simulation import roles
 from simulation.audit import Audit
 from simulation.consumers import GroupTruth, Member
+from simulation.coverage import ACKNOWLEDGED, COMMITTED, UNKNOWN_OBJECT, Coverage
 from simulation.final_checks import FinalChecks
-from simulation.kafka import DUPLICATE_SEQUENCE, NONE, KafkaClient, NotServed, one_record_batch
+from simulation.kafka import NONE, KafkaClient, NotServed
 from simulation.machine import Machine, Ports, World
 from simulation.nemesis import Nemesis, NemesisPlan
 from simulation.object_store import Bucket, StoreFaults
+from simulation.producers import Producer, UnsafeProducer
 from stratalog_core.records import Record
 
 TOPIC: Final = "log"
@@ -34,27 +37,36 @@ FAULTS_S: Final = 14.0
 SETTLE_S: Final = 2.0
 FINISH_S: Final = 120.0
 LOOK_S: Final = 0.25
-RETRIABLE: Final = frozenset({2, 3, 5, 6, 7, 8, 9, 13, 15, 16, 19, 20, 56, 74, 76, 100})
 SEGMENT_MS: Final = 1_500
-PAUSE_MEAN_S: Final = 0.05
-CHUNK: Final = 20
-"""So many records of a producer are one decision."""
 
 
 class Truth:
     """What was sent, acknowledged and seen; the invariants are asserted as it grows."""
 
-    def __init__(self, audit: Audit) -> None:
+    def __init__(self, audit: Audit, coverage: Coverage) -> None:
         self.sent: set[bytes] = set()
         self.ends: dict[int, int] = {}
         self._audit = audit
+        self._coverage = coverage
         self.acknowledged: dict[tuple[int, int], bytes] = {}
         self.seen: dict[tuple[int, int], bytes] = {}
         self._places: dict[bytes, tuple[int, int]] = {}
+        self._once: dict[bytes, tuple[int, int]] = {}
 
-    def acknowledge(self, partition: int, offset: int, value: bytes) -> None:
+    def acknowledge(self, partition: int, base_offset: int, values: Sequence[bytes]) -> None:
+        """A batch was acknowledged by all copies that acks=all asks for."""
+        for offset, value in enumerate(values, base_offset):
+            self._acknowledge_one(partition, offset, value)
+
+    def written_once(self, partition: int, base_offset: int, values: Sequence[bytes]) -> None:
+        """A batch was acknowledged by its first copy: it may be lost, and is nowhere else."""
+        self._once.update((value, (partition, offset)) for offset, value in enumerate(values, base_offset))
+
+    def _acknowledge_one(self, partition: int, offset: int, value: bytes) -> None:
         place = self._places.setdefault(value, (partition, offset))
         assert place == (partition, offset), f"duplicates: {value!r} was acknowledged at {place} and at {(partition, offset)}"
+        if (partition, offset) not in self.acknowledged:
+            self._coverage.meet(ACKNOWLEDGED)
         self._same(self.acknowledged.setdefault((partition, offset), value), value, partition, offset, "acknowledged")
         self.ends[partition] = max(self.ends.get(partition, 0), offset + 1)
         known = self.seen.get((partition, offset), value)
@@ -68,6 +80,8 @@ class Truth:
     def see(self, partition: int, record: Record) -> None:
         value = record.value or b""
         assert value in self.sent, f"{partition}@{record.offset}: {value!r} was never sent"
+        place = self._once.get(value, (partition, record.offset))
+        assert place == (partition, record.offset), f"{value!r} was answered with {place} and is at {partition}@{record.offset}"
         self._same(self.seen.setdefault((partition, record.offset), value), value, partition, record.offset, "read")
         known = self.acknowledged.get((partition, record.offset), value)
         self._same(known, value, partition, record.offset, "read after another was acknowledged")
@@ -92,82 +106,6 @@ class Truth:
 
 def _gaps(offsets: list[int]) -> list[tuple[int, int]]:
     return [(one, two) for one, two in zip([-1, *offsets], offsets, strict=False) if two != one + 1][:5]
-
-
-class Producer:
-    """Sends numbered records to one partition after the other, each until it is acknowledged."""
-
-    def __init__(self, world: World, truth: Truth, name: str) -> None:
-        self._world = world
-        self._truth = truth
-        self._name = name
-        self.stop = False
-        self.stopped = asyncio.Event()
-        self.hesitant = 0.05
-        """Chance that a retry comes late."""
-        self.repeating = 0.1
-        """Chance that a batch is sent again although it was acknowledged, as by a network that delivers twice."""
-        self._last: dict[int, tuple[bytes, bytes]] = {}
-
-    async def run(self, machine: Machine, ports: Ports) -> None:
-        client = KafkaClient(self._world, ports, machine.name, bootstrap())
-        producer = await self._identify(client)
-        sequences = [0] * PARTITIONS
-        number = 0
-        while not self.stop:
-            partition = ports.random.randrange(PARTITIONS)
-            if not self._world.decides(f"{self._name}/{number // CHUNK}"):
-                number += 1
-                await asyncio.sleep(PAUSE_MEAN_S)
-                continue
-            value = b"%s/%d" % (self._name.encode(), number)
-            self._truth.sent.add(value)
-            await self._repeat(client, ports, partition)
-            await self._deliver(client, ports, partition, value, producer, sequences[partition])
-            sequences[partition] += 1
-            number += 1
-            await asyncio.sleep(ports.random.expovariate(1 / PAUSE_MEAN_S))
-        self.stopped.set()
-
-    async def _repeat(self, client: KafkaClient, ports: Ports, partition: int) -> None:
-        if partition not in self._last or ports.random.random() >= self.repeating:
-            return
-        batch, value = self._last[partition]
-        try:
-            error, offset = await client.produce(TOPIC, partition, batch)
-        except NotServed:
-            return
-        if error == NONE and offset >= 0:
-            self._truth.acknowledge(partition, offset, value)
-
-    async def _identify(self, client: KafkaClient) -> tuple[int, int]:
-        while True:
-            try:
-                return await client.init_producer_id()
-            except NotServed:
-                await asyncio.sleep(0.1)
-
-    async def _deliver(
-        self, client: KafkaClient, ports: Ports, partition: int, value: bytes, producer: tuple[int, int], sequence: int
-    ) -> None:
-        batch = one_record_batch(value, producer, sequence, ports.clock.wall_ms())
-        while True:
-            try:
-                error, offset = await client.produce(TOPIC, partition, batch)
-            except NotServed:
-                error, offset = -1, -1
-            if error in (NONE, DUPLICATE_SEQUENCE):
-                if offset >= 0:
-                    self._truth.acknowledge(partition, offset, value)
-                self._last[partition] = batch, value
-                return
-            assert error == -1 or error in RETRIABLE, f"{self._name} got error {error} for {value!r} in {partition}"
-            client.forget(TOPIC, partition)
-            await asyncio.sleep(0.05 + 0.1 * ports.random.random() + self._hesitation_s(ports))
-
-    def _hesitation_s(self, ports: Ports) -> float:
-        """Some retries come late: when the ledger of the first attempt is full, or the next owner has come and gone."""
-        return ports.random.uniform(0.5, 4.0) if ports.random.random() < self.hesitant else 0.0
 
 
 class Reader:
@@ -237,18 +175,22 @@ class Scenario:
         self.audit = world.audit = Audit(world.note, self.bucket)
         self.audit.copies.watch_answers(world.network)
         self.bucket.on_deleted = self.audit.deleted
-        self.truth = Truth(self.audit)
+        self.bucket.on_unknown = partial(world.coverage.meet, UNKNOWN_OBJECT)
+        self.truth = Truth(self.audit, world.coverage)
         self.metadata = [self._machine("metadata", number, roles.run_metadata_node) for number in range(1, 4)]
         self.bookies = [self._machine("bookie", number, roles.run_bookie) for number in range(1, BOOKIES + 1)]
         self.brokers = [self._machine("broker", number, roles.broker(self.bucket)) for number in range(1, BROKERS + 1)]
         self.tiering = [self._machine("tiering", number, roles.tiering_worker(self.bucket)) for number in (1, 2)]
-        self._producers = [Producer(world, self.truth, f"p{number}") for number in range(PRODUCERS)]
+        target = (TOPIC, PARTITIONS, bootstrap())
+        self._producers = [Producer(world, self.truth, f"p{number}", *target) for number in range(PRODUCERS)]
+        self._unsafe = UnsafeProducer(world, self.truth, "u0", *target)
         self._readers = self._make_readers(world)
         self.group = GroupTruth(self.audit)
         member = Member(world, self.group, TOPIC, PARTITIONS, bootstrap(), self.truth.see)
         self.members = [self._machine("member", number, member.run) for number in range(MEMBERS)]
         self._clients = [self._machine("producer", number, one.run) for number, one in enumerate(self._producers)]
         self._clients += [self._machine("reader", number, one.run) for number, one in enumerate(self._readers)]
+        self._clients.append(self._machine("unsafe", 0, self._unsafe.run))
 
     def _make_readers(self, world: World) -> list[Reader]:
         return [Reader(world, self.truth) for _ in range(READERS)]
@@ -271,10 +213,9 @@ class Scenario:
             machine.boot()
         await self._faults()
         await self._pass(SETTLE_S)
-        for reader in self._readers:
-            reader.stop = True
-        for producer in self._producers:
-            producer.stop = True
+        clients: list[Reader | Producer | UnsafeProducer] = [*self._readers, *self._producers, self._unsafe]
+        for client in clients:
+            client.stop = True
         for producer in self._producers:
             await _in_time(producer.stopped.wait(), "a producer still waits for an answer")
         await self._group_has_polled_all()
@@ -282,6 +223,7 @@ class Scenario:
         bookies = [f"{machine.name}:{roles.BOOKIE_PORT}" for machine in self.bookies if not machine.is_excused]
         await self._in_checker(FinalChecks(self.audit, self.bucket, bookies, PARTITIONS + 1).run)
         self._check_processes()
+        self.world.coverage.meet(COMMITTED, self.group.commits)
         self.world.note(
             f"{len(self.truth.acknowledged)} acknowledged, {len(self.truth.seen)} seen, {len(self.bucket.objects)} objects,"
             f" {self.audit.records_max} records at most, {self.group}"

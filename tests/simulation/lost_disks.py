@@ -55,7 +55,7 @@ class Scenario:
         self.world = world
         self.audit = world.audit = Audit(world.note)
         self.audit.copies.watch_answers(world.network)
-        self.truth = Truth(self.audit)
+        self.truth = Truth(self.audit, world.coverage)
         self.metadata = [Machine(world, f"metadata-{number}", roles.run_metadata_node) for number in range(1, 4)]
         self.bookies = [self._bookie(number) for number in range(1, BOOKIES + 1)]
         self._writing = writers = [Writer(self.truth, ENTRIES_MAX, ENTRY_PAUSE_S) for _ in range(2)]

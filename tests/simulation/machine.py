@@ -11,9 +11,11 @@ from typing import Any
 from simulation.audit import Audit
 from simulation.background import SimulatedBackground
 from simulation.clock import SimulatedClock
+from simulation.coverage import Coverage
 from simulation.disk import Disk, SimulatedFiles
 from simulation.loop import Process, SimulatedLoop
 from simulation.network import Network, SimulatedTransport
+from simulation.observers import ChangeObserver, observe_answers
 from simulation.schedule import Schedule
 from simulation.streams import Streams
 
@@ -30,6 +32,9 @@ class World:
         self.streams = Streams(self.loop, self.network)
         self.trace: list[str] = []
         self.failure = ""
+        self.coverage = Coverage()
+        self.changes = ChangeObserver(self.coverage)
+        self.network.on_settled = observe_answers(self.coverage)
         self.audit: Audit | None = None
         self.machines: list[Machine] = []
 

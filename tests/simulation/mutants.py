@@ -7,7 +7,9 @@ hole in the simulator: a missing fault, a missing checker, or a defence behind w
 from __future__ import annotations
 
 import argparse
+import math
 import multiprocessing
+import random
 import sys
 import time
 from collections.abc import Callable
@@ -87,17 +89,27 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m simulation.mutants", description=__doc__)
     mutants = {mutant.name: mutant for mutant in all_mutants()}
     parser.add_argument("--mutant", choices=list(mutants), action="append", help="only this one; may be repeated")
+    parser.add_argument("--sample", type=int, metavar="SEED", help="some, in an order drawn from this seed")
+    parser.add_argument("--sample-seconds", type=float, default=60.0, help="with --sample: plant no more after this time")
     parser.add_argument("--seeds", type=int, default=SEEDS, help="how many to try")
     parser.add_argument("--first-seed", type=int, default=1)
     arguments = parser.parse_args()
-    survivors = 0
-    for name in arguments.mutant or mutants:
+    names = arguments.mutant or list(mutants)
+    deadline = math.inf
+    if arguments.sample is not None:
+        random.Random(arguments.sample).shuffle(names)
+        deadline = time.monotonic() + arguments.sample_seconds
+    killed = survived = 0
+    for name in names:
+        if time.monotonic() >= deadline:
+            break
         kill = hunt(mutants[name], arguments.first_seed, arguments.seeds)
-        survivors += not kill.counts
+        killed += kill.counts
+        survived += not kill.counts
         verdict = f"killed by seed {arguments.first_seed + kill.seeds - 1}" if kill.counts else f"SURVIVED {kill.seeds} seeds"
         print(f"{mutants[name].scenario:7} {name:44} {verdict:22} {kill.seconds:5.0f} s  {kill.failure[:150]}", flush=True)
-    print(f"{len(arguments.mutant or mutants) - survivors} killed, {survivors} survived")
-    return 1 if survivors else 0
+    print(f"{killed} killed, {survived} survived")
+    return 1 if survived else 0
 
 
 if __name__ == "__main__":

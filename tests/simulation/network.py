@@ -76,6 +76,8 @@ class Network:
         """How many seconds longer a message takes, None if it is lost; of an answer also ``BROKEN``."""
         self.on_answer: Callable[[str, int, memoryview, memoryview | StratalogError], None] = lambda *answered: None
         """Told of each answer as a machine gives it, lost or not: machine, method, request, answer."""
+        self.on_settled: Callable[[int, memoryview, memoryview | StratalogError], None] = lambda *settled: None
+        """Told what each request's sender learns: method, request, answer."""
         self.connections = Connections(self, random.Random(f"connections {randomness.random()}"))
         self._servers: dict[str, _Server] = {}
         self._next_port = 10_000
@@ -133,13 +135,18 @@ class SimulatedRequest:
 class _Call:
     """One request under way: settled by its answer or its time-out, whichever is first."""
 
-    __slots__ = ("_address", "_on_reply", "_timer", "settled")
+    __slots__ = ("_address", "_body", "_method", "_network", "_on_reply", "_timer", "settled")
 
-    def __init__(self, loop: SimulatedLoop, address: str, on_reply: OnReply, timeout_s: float) -> None:
+    def __init__(
+        self, network: Network, address: str, method: int, body: memoryview, on_reply: OnReply, timeout_s: float
+    ) -> None:
+        self._network = network
         self._address = address
+        self._method = method
+        self._body = body
         self._on_reply = on_reply
         self.settled = False
-        self._timer = loop.call_later(timeout_s, self._expire)
+        self._timer = network.loop.call_later(timeout_s, self._expire)
 
     def _expire(self) -> None:
         self.settle(OutcomeUnknown(f"no answer from {self._address} in time"))
@@ -149,6 +156,7 @@ class _Call:
             return
         self.settled = True
         self._timer.cancel()
+        self._network.on_settled(self._method, self._body, answer)
         self._on_reply(answer)
 
 
@@ -171,10 +179,10 @@ class SimulatedChannel:
         if self._closed:
             loop.call_soon(on_reply, Unavailable(f"the channel to {self._address} is closed"))
             return
-        call = _Call(loop, self._address, on_reply, timeout_s)
         client = CURRENT.get()
         body = memoryview(bytearray().join(parts))
         network, source, target = self._network, self._source, self._target
+        call = _Call(network, self._address, method, body, on_reply, timeout_s)
         if network.server(self._address) is None and (source, target) not in network.cut:
             loop.call_later(network.delay_s(), call.settle, Unavailable(f"{self._address} refuses the connection"))
             return

@@ -52,6 +52,8 @@ class Bucket:
     faults: StoreFaults = field(default_factory=StoreFaults)
     written: int = 0
     on_deleted: Callable[[Sequence[str]], None] = lambda keys: None
+    on_unknown: Callable[[], None] = lambda: None
+    """Told when a writer does not learn the outcome of its write."""
     listed: dict[str, ObjectInfo] = field(default_factory=dict)
     """What listings show; ``unlisted`` are changes that they do not show yet, with the time from which on they do."""
     unlisted: list[tuple[float, str, ObjectInfo | None]] = field(default_factory=list)
@@ -97,6 +99,7 @@ class SimulatedStore:
         await self._reach()
         if self._random.random() < self._bucket.faults.happens_later:
             self._loop.call_later_as(None, LATER_S * self._random.random(), self._write_late, write)
+            self._bucket.on_unknown()
             raise OutcomeUnknown("the simulated store does not answer")
 
     def _write_late(self, write: Callable[[], object]) -> None:
@@ -109,6 +112,7 @@ class SimulatedStore:
 
     async def _answer_write(self) -> None:
         if self._random.random() < self._bucket.faults.answer_lost:
+            self._bucket.on_unknown()
             raise OutcomeUnknown("the simulated store's answer was lost")
         await asyncio.sleep(self._random.expovariate(1 / self._bucket.faults.delay_mean_s))
 

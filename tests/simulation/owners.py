@@ -19,7 +19,8 @@ from typing import Any, Final
 import msgspec
 
 from simulation import log, roles
-from simulation.log import PRODUCERS, TOPIC, Reader
+from simulation.coverage import LATE_INTERNAL_OPENING, LATE_OPENING
+from simulation.log import PRODUCERS, Reader
 from simulation.machine import Machine, Ports, World
 from simulation.nemesis import Nemesis, NemesisPlan
 from simulation.network import BROKEN, Message
@@ -37,8 +38,8 @@ LEASE_S: Final = 1.5
 LATE_CHANCE: Final = 0.06
 LATE_OF_BROKERS_S: Final = (0.05, 3.0)
 LATE_OF_WORKERS_S: Final = (2.0, 6.0)
-BROKEN_CHANCE: Final = 0.2
-"""That a worker does not hear what became of its command."""
+BROKEN_CHANCE: Final = {True: 0.2, False: 0.08}
+"""That a tiering worker, or a broker, does not learn the outcome of its command."""
 FENCE_CHANCE: Final = 0.1
 """That a broker dies while it fences, with what it recovers IN_RECOVERY."""
 DEATH_S: Final = 0.05
@@ -150,15 +151,16 @@ class Scenario(log.Scenario):
     async def _open_again(self, machine: Machine, ports: Ports) -> None:
         """Now and then an owner's attempt to open its next ledger, which it has given up on, takes effect after all.
 
-        Behind a sealed ledger only, and only in the log as it is: what was sent earlier or later would be refused.
+        Behind a sealed ledger only, and only in the log as it is: what was sent earlier or later would be refused. Internal
+        topics' ledgers are opened so, too, and then have no checkpoint at their beginning.
         """
         client = await roles.connect_metadata(ports)
         ledgers = roles.ledger_client(client, ports)
         seen: set[int] = set()
         while True:
             await asyncio.sleep(TWIN_LOOK_S)
-            topics = {each.topic_id for each in client.view.all(Topic) if each.name == TOPIC}
-            for owned in [each for each in client.view.all(Partition) if each.owner >= 0 and each.topic_id in topics]:
+            internal = {each.topic_id for each in client.view.all(Topic) if each.internal}
+            for owned in [each for each in client.view.all(Partition) if each.owner >= 0]:
                 log_now = client.view.get(log_key(owned.topic_id, owned.index))
                 if log_now is None or not isinstance(log_now.record, Log) or not log_now.record.ledgers:
                     continue
@@ -169,6 +171,8 @@ class Scenario(log.Scenario):
                 if ports.random.random() < TWIN_CHANCE:
                     with contextlib.suppress(StratalogError):
                         await self._open_behind(ledgers, owned, log_now.record, log_now.version, last)
+                        is_internal = owned.topic_id in internal
+                        self.world.coverage.meet(LATE_INTERNAL_OPENING if is_internal else LATE_OPENING)
 
     async def _open_behind(self, ledgers: LedgerClient, owned: Partition, log: Log, version: int, last: Ledger) -> None:
         epoch = owned.leader_epoch
@@ -192,8 +196,10 @@ class Scenario(log.Scenario):
 
         def hold_up(message: Message) -> float:
             if message.is_answer:
-                is_workers = message.method == messages.PROPOSE and senders.get(message.target) in self.tiering
-                return BROKEN if is_workers and randomness.random() < BROKEN_CHANCE else 0.0
+                asker = senders.get(message.target)
+                if asker is None or message.method != messages.PROPOSE:
+                    return 0.0
+                return BROKEN if randomness.random() < BROKEN_CHANCE[asker in self.tiering] else 0.0
             sender = senders.get(message.source)
             if sender is None or message.method != messages.PROPOSE or randomness.random() >= LATE_CHANCE:
                 return 0.0

@@ -31,6 +31,8 @@ BOOKIE_RACKS: Final = 2
 KAFKA_PORT: Final = 9092
 CLUSTER_ID: Final = "simulated-cluster-0001"
 START_TIMEOUT_S: Final = 120.0
+CHECKPOINT_PART_BYTES: Final = (128, 400, 1024 * 1024)
+"""Small ones, so that the small states of short runs take several parts."""
 
 Main = Callable[[Machine, Ports], Coroutine[Any, Any, None]]
 
@@ -72,6 +74,7 @@ async def run_metadata_node(machine: Machine, ports: Ports, settings: MetadataSe
         assert server._serving is not None
         machine.world.audit.watch_votes(server._serving, machine.disk)
         machine.world.audit.watch(machine.name, server._node.replica)
+        machine.world.audit.on_committed = machine.world.changes.committed
     while server.failure is None:  # noqa: ASYNC110 - the server has no event for it, and needs none
         await asyncio.sleep(0.5)
     raise server.failure
@@ -132,6 +135,7 @@ def broker(bucket: Bucket) -> Main:
             lease_ms=1_500,
             auto_create_topics=False,
             append_timeout_ms=5_000,
+            checkpoint_part_bytes=machine.world.random("checkpoint parts").choice(CHECKPOINT_PART_BYTES),
             offsets_topic_partitions=1,
             group_session_timeout_min_ms=1_000,
             group_initial_rebalance_delay_ms=200,

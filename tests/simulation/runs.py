@@ -12,6 +12,7 @@ import multiprocessing
 import sys
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing import connection
@@ -21,6 +22,7 @@ from typing import Final
 from simulation import duels, ledgers, log, lost_disks, members, owners, quorum, terms
 from simulation.loop import CURRENT, FailedInBackground
 from simulation.machine import World
+from simulation.observers import observe_calls
 from simulation.schedule import Decision, Schedule
 from stratalog_core.errors import StratalogError
 
@@ -55,6 +57,8 @@ class Outcome:
     failure: str
     trace: list[str]
     decisions: list[Decision]
+    met: Counter[str]
+    """How often the run met each state of ``coverage.py``."""
 
 
 SCENARIOS: dict[str, Callable[[World], None]] = {
@@ -88,7 +92,7 @@ class _TraceLog(logging.Handler):
             self._world.loop.fail(FailedInBackground(f"{name} logged {failure!r}: {record.getMessage()}"), failure)
 
 
-def _run(world: World, simulate: Callable[[World], None]) -> None:
+def _run(world: World, run: Run) -> None:
     # Tasks of crashed processes complain while they are collected; that says nothing about the code under test.
     sys.unraisablehook = lambda unraisable: None
     root = logging.getLogger()
@@ -98,8 +102,10 @@ def _run(world: World, simulate: Callable[[World], None]) -> None:
     # A collection would take a third of the time, and finalizers would run at moments that no seed decides.
     gc.disable()
     try:
-        simulate(world)
+        SCENARIOS[run.scenario](world)
         world.loop.check_at_end()
+        if run.kept is None:
+            world.coverage.require_progress(run.scenario)
     except (AssertionError, TimeoutError, StratalogError) as broken:
         _break(world, broken)
     except RuntimeError:
@@ -131,9 +137,12 @@ def _outcome(run: Run) -> Outcome:
     world = World(run.seed, Schedule(kept=run.kept))
     if run.until_s is not None:
         world.loop.call_at(run.until_s, world.loop.fail, TimeoutError(f"given up after {run.until_s:g} simulated seconds"))
-    _run(world, SCENARIOS[run.scenario])
+    with observe_calls(world.coverage, world.changes):
+        _run(world, run)
     seconds = time.process_time() - started
-    return Outcome(run, seconds, world.loop.time(), world.failure, world.trace, list(world.schedule.decisions.values()))
+    return Outcome(
+        run, seconds, world.loop.time(), world.failure, world.trace, list(world.schedule.decisions.values()), world.coverage.met
+    )
 
 
 def run_many(runs: Iterable[Run], jobs: int) -> Iterator[Outcome]:
@@ -175,7 +184,9 @@ def _take(receiver: connection.Connection, process: ForkProcess, run: Run) -> Ou
         outcome: Outcome = receiver.recv()
     except EOFError:
         process.join()
-        outcome = Outcome(run, 0.0, 0.0, f"the process ended with {process.exitcode}, see its standard error", [""], [])
+        outcome = Outcome(
+            run, 0.0, 0.0, f"the process ended with {process.exitcode}, see its standard error", [""], [], Counter()
+        )
     receiver.close()
     process.join()
     return outcome

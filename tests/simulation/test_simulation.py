@@ -1,8 +1,7 @@
-"""Two hundred seeds in each test run, those that once found a bug, and that a seed decides everything.
+"""Fixed and fresh seeds in each test run, seeds that once found a bug, and that a seed decides everything.
 
-And that the simulator notices: planted faults that it must find at once (``make mutants`` runs all of them).
-
-Each runs in a process of its own, as ``make sim`` runs them.
+And that the simulator notices planted faults: those that it must find at once, and a sample of all (``make mutants`` runs
+each). Each runs in a process of its own, as ``make sim`` runs them.
 """
 
 from __future__ import annotations
@@ -14,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
+SAMPLE_S = 45
 TESTS = Path(__file__).parents[1]
-SEEDS = 200
+SEEDS = 72
+FRESH_SEEDS = 48
 ONCE_BROKEN = [
     ("quorum", 110),  # removals of old log files became durable out of order and left a gap
     ("terms", 4),  # a log in which an entry of an earlier term overruled one of a later was refused at the restart
@@ -64,11 +65,13 @@ def test_seeds_that_found_a_bug(scenario: str, seed: int) -> None:
 
 
 @pytest.mark.timeout(1300)
-def test_invariants_hold() -> None:
-    done = simulate("--first-seed", "1", "--seeds", str(SEEDS))
+def test_invariants_hold_and_every_interesting_state_is_met(fresh_seed: int) -> None:
+    fresh = ["--fresh", str(FRESH_SEEDS), "--fresh-seed", str(fresh_seed)]
+
+    done = simulate("--first-seed", "1", "--seeds", str(SEEDS), *fresh, "--require-states")
 
     assert done.returncode == 0, done.stdout[-20_000:] + done.stderr[-2000:]
-    assert f"{SEEDS} passed, 0 failed" in done.stdout
+    assert f"{SEEDS + FRESH_SEEDS} passed, 0 failed" in done.stdout
 
 
 @pytest.mark.parametrize("scenario", ["quorum", "ledgers", "duels", "lost-disks", "owners", "log"])
@@ -86,3 +89,11 @@ def test_planted_faults_are_noticed() -> None:
 
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert f"{len(NOTICED_AT_ONCE)} killed, 0 survived" in done.stdout
+
+
+@pytest.mark.timeout(900)
+def test_a_sample_of_all_planted_faults_is_noticed(fresh_seed: int) -> None:
+    done = run("simulation.mutants", "--sample", str(fresh_seed), "--sample-seconds", str(SAMPLE_S))
+
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert " 0 survived" in done.stdout
