@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import shutil
 import subprocess
 import threading
 import time
@@ -17,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 KAFKA_VERSION = "4.3.1"
-SLF4J_VERSION = "2.0.17"
+SLF4J_VERSION = "1.7.36"
+"""That of the slf4j-api which Kafka brings."""
 _TIMEOUT_S = 600
 
 _POM = """<project xmlns="http://maven.apache.org/POM/4.0.0">
@@ -33,7 +35,7 @@ _ARTIFACTS = (
     ("org.apache.kafka", "kafka_2.13", KAFKA_VERSION),
     ("org.apache.kafka", "kafka-tools", KAFKA_VERSION),
     ("org.apache.kafka", "kafka-storage", KAFKA_VERSION),
-    ("org.slf4j", "slf4j-nop", SLF4J_VERSION),
+    ("org.slf4j", "slf4j-simple", SLF4J_VERSION),
 )
 
 
@@ -44,24 +46,27 @@ class ToolFailed(Exception):
 def class_path() -> str:
     """Java class path with Kafka and its tools; fetched by Maven at the first call."""
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stratalog" / "kafka" / KAFKA_VERSION
+    wanted = _POM.format(dependencies="\n".join(_DEPENDENCY.format(*artifact) for artifact in _ARTIFACTS))
     complete = root / "complete"
-    if not complete.exists():
-        _fetch(root)
+    if not complete.exists() or (root / "pom.xml").read_text() != wanted:
+        complete.unlink(missing_ok=True)
+        _fetch(root, wanted)
         complete.touch()
     return f"{root / 'lib'}/*"
 
 
-def _fetch(root: Path) -> None:
+def _fetch(root: Path, wanted: str) -> None:
+    shutil.rmtree(root / "lib", ignore_errors=True)
     root.mkdir(parents=True, exist_ok=True)
-    dependencies = "\n".join(_DEPENDENCY.format(*artifact) for artifact in _ARTIFACTS)
-    (root / "pom.xml").write_text(_POM.format(dependencies=dependencies))
+    (root / "pom.xml").write_text(wanted)
     goal = ["dependency:copy-dependencies", f"-DoutputDirectory={root / 'lib'}"]
     _run(["mvn", "-B", "-q", "-f", str(root / "pom.xml"), *goal])
 
 
 def java(main_class: str, *arguments: str, heap: str = "512m") -> list[str]:
     """The command that runs one of Kafka's classes."""
-    return ["java", f"-Xmx{heap}", "-cp", class_path(), main_class, *arguments]
+    log_errors = "-Dorg.slf4j.simpleLogger.defaultLogLevel=error"
+    return ["java", f"-Xmx{heap}", log_errors, "-cp", class_path(), main_class, *arguments]
 
 
 def run_tool(main_class: str, *arguments: str, timeout_s: float = _TIMEOUT_S) -> str:

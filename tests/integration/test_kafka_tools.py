@@ -1,0 +1,87 @@
+"""Every command-line tool of Apache Kafka, unmodified: it works, or it is refused with an error that names what is missing."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import threading
+import zipfile
+from pathlib import Path
+
+import pytest
+from integration.kafka_tools import FILES, KAFKA_TOOLS, NOT_FOR_CLUSTERS, Result, Step, Tool, page
+from integration.process_cluster import ProcessCluster
+
+from stratalog.bench import java_tools
+
+ROOT = Path(__file__).parents[2]
+TIMEOUT_S = 60
+QUICK_START = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+_MAIN = (b"\x01\x00\x04main", b"\x01\x00\x16([Ljava/lang/String;)V")
+"""Name and type of a ``main`` as a class file's constants."""
+
+
+@pytest.mark.integration
+@pytest.mark.usefixtures("java_tools")
+@pytest.mark.parametrize("tool", KAFKA_TOOLS, ids=lambda tool: tool.script)
+def test_the_tool_works_or_is_refused_by_name(cluster: ProcessCluster, tool: Tool, tmp_path: Path) -> None:
+    topic, group = cluster.new_topic(), cluster.new_group()
+    cluster.run("produce", topic, stdin="k\nl\nm\n")
+    places = {"bootstrap": cluster.bootstrap, "topic": topic, "group": group, "dir": str(tmp_path)}
+    for name, content in FILES.items():
+        (tmp_path / name).write_text(content.format(**places))
+    for step in tool.steps:
+        output, exit_code = run(tool.main_class, step, places)
+        assert "NullPointerException" not in output, f"{step.what}:\n{output}"
+        expected = step.prints.format(**places) if step.result is Result.WORKS else step.prints
+        assert re.search(expected, output), f"{step.what} does not print {expected!r}:\n{output}"
+        assert exit_code == step.exit_code, f"{step.what} ends with {exit_code}:\n{output}"
+
+
+def run(main_class: str, step: Step, places: dict[str, str]) -> tuple[str, int]:
+    """What the tool printed, and its exit code."""
+    program, *arguments = java_tools.java(main_class, *shlex.split(step.arguments.format(**places)), heap="256m")
+    with subprocess.Popen(
+        [program, *QUICK_START, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        try:
+            if step.is_endless:
+                return _until_printed(process, step.prints.format(**places)), process.wait()
+            output, _ = process.communicate(step.stdin, timeout=TIMEOUT_S)
+            return output, process.returncode
+        finally:
+            process.kill()
+
+
+def _until_printed(process: subprocess.Popen[str], expected: str) -> str:
+    """The tool's output until the expected line came; then it is killed."""
+    overdue = threading.Timer(TIMEOUT_S, process.kill)
+    overdue.start()
+    printed = ""
+    assert process.stdout is not None
+    for line in process.stdout:
+        printed += line
+        if re.search(expected, line):
+            break
+    overdue.cancel()
+    process.kill()
+    return printed
+
+
+@pytest.mark.integration
+@pytest.mark.usefixtures("java_tools")
+def test_every_tool_of_the_distribution_is_in_the_table() -> None:
+    jars = Path(java_tools.class_path()).parent
+    programs = set()
+    for jar in [*jars.glob("kafka-tools-4*.jar"), *jars.glob("kafka_2.13-*.jar")]:
+        with zipfile.ZipFile(jar) as content:
+            for name in content.namelist():
+                if name.endswith(".class") and "$" not in name and all(mark in content.read(name) for mark in _MAIN):
+                    programs.add(name.removesuffix(".class").replace("/", "."))
+    assert programs == {tool.main_class for tool in KAFKA_TOOLS} | NOT_FOR_CLUSTERS.keys()
+
+
+def test_the_page_of_kafkas_tools_is_fresh() -> None:
+    command = "PYTHONPATH=tests python -m integration.kafka_tools > docs/kafka-tools.md"
+    assert (ROOT / "docs" / "kafka-tools.md").read_text() == page(), f"run: {command}"
