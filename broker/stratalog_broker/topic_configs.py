@@ -212,6 +212,11 @@ def default_value(key: ConfigKey, configs: Mapping[str, str], replication_factor
     return str(majority(replication_factor)) if key.name in (MIN_INSYNC, ACK_QUORUM) else key.default
 
 
+def default_text(key: ConfigKey) -> str:
+    """The built-in default for people."""
+    return "a majority of the copies" if key.name in (MIN_INSYNC, ACK_QUORUM) else key.default
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicConfigs:
     """The configs that the broker acts on, parsed."""

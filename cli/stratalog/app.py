@@ -10,11 +10,11 @@ import click
 _COMMANDS: Final = {
     "bench": ("stratalog.commands.bench", "Load and measure any cluster that speaks Kafka's protocol."),
     "bookie": ("stratalog.commands.bookie", "Run one bookie, list bookies, scrub or decommission them."),
-    "broker": ("stratalog.commands.broker", "Run one broker, list brokers, drain one."),
+    "broker": ("stratalog.commands.broker", "Run one broker, list and drain brokers, see and set defaults of topics."),
     "cluster": ("stratalog.commands.cluster", "Start and stop a local cluster of processes."),
     "consume": ("stratalog.commands.consume", "Read records of a topic."),
     "doctor": ("stratalog.commands.doctor", "Check the machine, a cluster and its store."),
-    "group": ("stratalog.commands.group", "List, describe and reset consumer groups."),
+    "group": ("stratalog.commands.group", "List, describe, reset and delete consumer groups."),
     "ledger": ("stratalog.commands.ledger", "See ledgers and read their entries."),
     "metadata": ("stratalog.commands.metadata", "Run one metadata node; see the quorum, add and remove nodes."),
     "produce": ("stratalog.commands.produce", "Write records to a topic."),
@@ -22,7 +22,7 @@ _COMMANDS: Final = {
     "store": ("stratalog.commands.store", "Prepare a bucket for a cluster's history."),
     "tier": ("stratalog.commands.tier", "See, move and verify history in the object store."),
     "tiering": ("stratalog.commands.role", "Run one tiering worker."),
-    "topic": ("stratalog.commands.topic", "Create, list, describe, delete and configure topics."),
+    "topic": ("stratalog.commands.topic", "Create, list, describe, alter and delete topics and their records."),
     "up": ("stratalog.commands.up", "Run everything in one process."),
 }
 

@@ -18,8 +18,16 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def json_option(command: Command) -> Command:
-    """``--json`` as every listing has it."""
-    return click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")(command)
+    """``--json`` as every command has it that lists or changes something."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
+
+
+def print_done(document: Mapping[str, Any], sentence: str, *, as_json: bool) -> None:
+    """What a command has changed: a JSON document on stdout, or a sentence on stderr."""
+    if as_json:
+        print_json(document)
+    else:
+        click.echo(sentence, err=True)
 
 
 def print_json(document: object) -> None:

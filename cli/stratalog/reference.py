@@ -13,7 +13,7 @@ from stratalog_bookies.config import BookieSettings
 from stratalog_broker.config import BrokerSettings
 from stratalog_broker.config_keys import ConfigKey, ConfigKind
 from stratalog_broker.handlers import HANDLERS
-from stratalog_broker.topic_configs import ACK_QUORUM, MIN_INSYNC, TOPIC_CONFIG_KEYS, TOPIC_CONFIGS_NOT_SERVED
+from stratalog_broker.topic_configs import TOPIC_CONFIG_KEYS, TOPIC_CONFIGS_NOT_SERVED, default_text
 from stratalog_metadata.config import MetadataSettings
 from stratalog_tiering.block_source import ColdReaderSettings
 from stratalog_tiering.config import TieringSettings
@@ -40,8 +40,9 @@ goes before the file. An unknown name is refused. Units are at the end of a name
 
 _TOPIC_CONFIGS = """## Topic configs
 
-A topic's own value goes before the cluster's default (`kafka-configs --entity-type brokers --entity-default`), which
-goes before the built-in default. Internal topics follow no default of the cluster.
+A topic's own value goes before the cluster's default (`stratalog broker defaults`, or Kafka's
+`kafka-configs --entity-type brokers --entity-default`), which goes before the built-in default.
+Internal topics follow no default of the cluster.
 
 | name | name of the cluster's default | type | built-in default | values | what |
 | --- | --- | --- | --- | --- | --- |"""
@@ -89,9 +90,8 @@ def _row(field: dataclasses.Field[Any]) -> str:
 
 
 def _topic_config(key: ConfigKey) -> str:
-    default = "a majority of the copies" if key.name in (ACK_QUORUM, MIN_INSYNC) else f"`{key.default}`"
     kind = key.kind.name.lower()
-    return f"| `{key.name}` | `{key.default_name}` | {kind} | {default} | {_values(key)} | {key.documentation} |"
+    return f"| `{key.name}` | `{key.default_name}` | {kind} | {default_text(key)} | {_values(key)} | {key.documentation} |"
 
 
 def _values(key: ConfigKey) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -51,6 +51,19 @@ def metadata_options(command: Command) -> Command:
     return quorum_options(store(command))
 
 
+def name_values(texts: Sequence[str]) -> dict[str, str]:
+    """``NAME=VALUE`` texts by name. Raises ``Invalid`` for one without "="."""
+    for text in texts:
+        if "=" not in text:
+            raise Invalid(f"{text!r} is not NAME=VALUE")
+    return dict(text.split("=", 1) for text in texts)
+
+
+def found_data(data: Path | None) -> Path | None:
+    """The directory of the cluster that is meant: the one that was named, or ./data where it holds a cluster."""
+    return DEFAULT_DATA if data is None and (DEFAULT_DATA / "cluster.json").is_file() else data
+
+
 def bootstrap_of(data: Path | None, bootstrap: str | None) -> str:
     """Addresses of brokers."""
     if bootstrap:
@@ -60,7 +73,7 @@ def bootstrap_of(data: Path | None, bootstrap: str | None) -> str:
 
 def metadata_of(data: Path | None, metadata: str | None) -> list[str]:
     """Addresses of the metadata nodes. Raises ``Invalid`` if neither tells them."""
-    known = data or _default_data()
+    known = found_data(data)
     if not metadata and known is None:
         raise Invalid("which cluster? Name its directory with --data, or its metadata nodes with --metadata")
     text = metadata or load_state(_known(known)).metadata
@@ -71,15 +84,11 @@ def store_of(data: Path | None, store: str | None) -> str:
     """URL of the object store; a local cluster's own credentials are put into this process's environment."""
     if store:
         return store
-    known = data or _default_data()
+    known = found_data(data)
     if known is None:
         raise Invalid("which object store? Name the cluster's directory with --data, or the store with --store")
     os.environ.update(store_environment(known))
     return load_state(known).store
-
-
-def _default_data() -> Path | None:
-    return DEFAULT_DATA if (DEFAULT_DATA / "cluster.json").is_file() else None
 
 
 def _known(data: Path | None) -> Path:

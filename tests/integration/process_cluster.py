@@ -45,6 +45,9 @@ class ProcessCluster:
     def json(self, *words: str) -> Any:
         return json.loads(self.run(*words, "--json"))
 
+    def json_after(self, stdin: str, *words: str) -> Any:
+        return json.loads(self.run(*words, "--json", stdin=stdin))
+
     def processes(self, role: str) -> list[dict[str, Any]]:
         document = json.loads((self.data / "cluster.json").read_text())
         return [process for process in document["processes"] if process["role"] == role]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 from integration.process_cluster import KEPT_FOR_EVER, ProcessCluster
@@ -27,6 +29,62 @@ def test_a_topic_from_creation_to_deletion(cluster: ProcessCluster) -> None:
     cluster.run("topic", "config", "cli-topic", "--set", "no.such.setting=1", expect=ExitCode.USAGE)
     cluster.run("topic", "delete", "cli-topic", "--yes")
     cluster.run("topic", "describe", "cli-topic", expect=ExitCode.NOT_FOUND)
+
+
+def test_the_clusters_defaults_make_a_topic(cluster: ProcessCluster) -> None:
+    assert cluster.json("topic", "create", "cli-default") == {"name": "cli-default", "partitions": 1}
+    assert cluster.json("topic", "alter", "cli-default", "--partitions", "3") == {"name": "cli-default", "partitions": 3}
+    assert len(cluster.json("topic", "describe", "cli-default")["partitions"]) == 3
+    cluster.run("topic", "alter", "cli-default", "--partitions", "2", expect=ExitCode.USAGE)
+    cluster.run("topic", "alter", "no-such-topic", "--partitions", "2", expect=ExitCode.NOT_FOUND)
+    cluster.run("broker", "defaults", "--set", "segment.ms=123456")
+    try:
+        configs = {row["name"]: row["value"] for row in cluster.json("topic", "config", "cli-default")["configs"]}
+        assert configs["segment.ms"] == "123456"
+    finally:
+        cluster.run("broker", "defaults", "--unset", "segment.ms")
+    assert cluster.json("topic", "delete", "cli-default", "--yes") == {"deleted": ["cli-default"]}
+
+
+def test_records_are_deleted_from_the_start_of_a_topic(cluster: ProcessCluster) -> None:
+    topic = cluster.new_topic()
+    assert cluster.json_after("1\n2\n3\n", "produce", topic)["records"] == 3
+    cluster.run("topic", "delete-records", topic, "--before", "2", stdin="n\n", expect=ExitCode.INTERRUPTED)
+    (row,) = cluster.json("topic", "delete-records", topic, "--before", "2", "--yes")["partitions"]
+    assert row == {"topic": topic, "partition": 0, "earliest_offset": 2}
+    assert cluster.run("consume", topic) == "3\n"
+    cluster.run("topic", "delete-records", topic, "--before", "some", "--yes", expect=ExitCode.USAGE)
+    cluster.run("topic", "delete-records", "no-such-topic", "--before", "1", "--yes", expect=ExitCode.NOT_FOUND)
+
+
+def test_groups_and_their_offsets_are_deleted(cluster: ProcessCluster) -> None:
+    topic, other, group = cluster.new_topic(), cluster.new_topic(), cluster.new_group()
+    for name in (topic, other):
+        cluster.run("produce", name, stdin="1\n")
+        cluster.run("group", "reset", group, name, "--to", "latest")
+    cluster.run("group", "delete-offsets", group, topic, stdin="n\n", expect=ExitCode.INTERRUPTED)
+    deleted = cluster.json("group", "delete-offsets", group, topic, "--yes")
+    assert deleted == {"group": group, "topic": topic, "partitions": [0]}
+    assert [row["topic"] for row in cluster.json("group", "describe", group)["offsets"]] == [other]
+    assert cluster.json("group", "delete", group, "--yes") == {"deleted": [group]}
+    cluster.run("group", "describe", group, expect=ExitCode.NOT_FOUND)
+    cluster.run("group", "delete", group, "--yes", expect=ExitCode.NOT_FOUND)
+    cluster.run("group", "delete-offsets", group, other, "--yes", expect=ExitCode.NOT_FOUND)
+
+
+def test_the_doctor_checks_the_cluster_that_it_finds(cluster: ProcessCluster) -> None:
+    place = cluster.data.parent / "beside"
+    place.mkdir()
+    (place / "data").symlink_to(cluster.data)
+    done = subprocess.run(
+        [sys.executable, "-m", "stratalog", "doctor", "--json"],
+        cwd=place,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert {"processes", "metadata", "bookies", "store"} <= {row["check"] for row in json.loads(done.stdout)["findings"]}
 
 
 def test_producing_and_consuming_with_everything(cluster: ProcessCluster) -> None:

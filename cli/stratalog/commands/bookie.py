@@ -13,7 +13,7 @@ from stratalog.hot.asking import ask_live, with_remarks
 from stratalog.hot.decommission import describe_left, ledgers_of, set_draining, wait_until_empty
 from stratalog.hot.report import Row, bookie_rows
 from stratalog.hot.scrub import BookieScrub, bookies_to_scrub, follow
-from stratalog.output import json_option, print_listing, progress_bar
+from stratalog.output import json_option, print_done, print_listing, progress_bar
 from stratalog.target import metadata_of, quorum_options
 from stratalog.tier.session import metadata_session
 from stratalog_core.rpc import TcpTransport
@@ -54,7 +54,10 @@ async def _rows(addresses: list[str]) -> list[Row]:
 @click.option("--timeout", "timeout_s", default=3600.0, show_default=True, help="Seconds to wait.")
 @click.option("--cancel", is_flag=True, help="Put it back into service.")
 @quorum_options
-def decommission(name: str, wait: bool, timeout_s: float, cancel: bool, data: Path | None, metadata: str | None) -> None:
+@json_option
+def decommission(
+    name: str, wait: bool, timeout_s: float, cancel: bool, data: Path | None, metadata: str | None, as_json: bool
+) -> None:
     """Have the auditor move everything from bookie NAME to others; it gets no new ledgers.
 
     Refused if too few others remain for the copies that topics ask for. Closed ledgers move at once, open ones when they are
@@ -63,29 +66,31 @@ def decommission(name: str, wait: bool, timeout_s: float, cancel: bool, data: Pa
     addresses = metadata_of(data, metadata)
     if cancel:
         asyncio.run(_cancel(addresses, name))
-    else:
-        asyncio.run(_decommission(addresses, name, timeout_s if wait else None))
+        print_done({"bookie": name, "draining": False}, f"{name} takes ledgers again", as_json=as_json)
+        return
+    left = asyncio.run(_decommission(addresses, name, timeout_s if wait else None))
+    sentence = f"{name} drains: it is in {describe_left(left)}" if left else f"{name} is decommissioned: no ledger names it"
+    print_done({"bookie": name, "draining": True, "ledgers": len(left)}, sentence, as_json=as_json)
 
 
 async def _cancel(addresses: list[str], name: str) -> None:
     async with metadata_session(addresses) as client:
         await set_draining(client, name, draining=False)
-    click.echo(f"{name} takes ledgers again", err=True)
 
 
-async def _decommission(addresses: list[str], name: str, timeout_s: float | None) -> None:
+async def _decommission(addresses: list[str], name: str, timeout_s: float | None) -> list[Ledger]:
+    """The ledgers that it still is in."""
     async with metadata_session(addresses) as client:
         await set_draining(client, name, draining=True)
         left = ledgers_of(client.view.all(Ledger), name)
-        click.echo(f"{name} drains: it is in {describe_left(left)}", err=True)
         if timeout_s is None:
-            return
+            return left
         with progress_bar() as progress:
             task = progress.add_task(f"draining {name}", total=len(left))
             await wait_until_empty(
                 client, name, timeout_s, lambda count: progress.update(task, completed=max(0, len(left) - count))
             )  # fmt: skip
-    click.echo(f"{name} is decommissioned: no ledger names it", err=True)
+    return []
 
 
 @bookie.command()

@@ -7,15 +7,17 @@ from pathlib import Path
 
 import click
 
+from stratalog.brokers.defaults import change_defaults, default_rows
 from stratalog.brokers.draining import drain as drain_broker
 from stratalog.brokers.draining import owned, wait_until_drained
 from stratalog.brokers.draining import undrain as undrain_broker
 from stratalog.brokers.report import Row, broker_rows
 from stratalog.commands.role import run_role
-from stratalog.output import json_option, print_listing, progress_bar
-from stratalog.target import metadata_of, quorum_options
+from stratalog.output import json_option, print_done, print_listing, progress_bar
+from stratalog.target import metadata_of, name_values, quorum_options
 from stratalog.tier.session import metadata_session
 
+_DEFAULT_COLUMNS = ("config", "broker_name", "value", "built_in", "changed")
 _COLUMNS = ("broker", "state", "rack", "address", "partitions", "in_bytes_per_s", "out_bytes_per_s", "unreadable_records")
 
 
@@ -47,38 +49,64 @@ async def _rows(addresses: list[str]) -> list[Row]:
 @click.option("--wait/--no-wait", default=True, show_default=True, help="Return when it owns nothing.")
 @click.option("--timeout", "timeout_s", default=300.0, show_default=True, help="Seconds to wait.")
 @quorum_options
-def drain(broker_id: int, wait: bool, timeout_s: float, data: Path | None, metadata: str | None) -> None:
+@json_option
+def drain(broker_id: int, wait: bool, timeout_s: float, data: Path | None, metadata: str | None, as_json: bool) -> None:
     """Hand everything that broker ID owns to others, and give it nothing until `undrain`.
 
     Clients notice no more than a retry. The broker goes on running; stopping it afterwards moves nothing.
     """
-    asyncio.run(_drain(metadata_of(data, metadata), broker_id, timeout_s if wait else None))
+    left = asyncio.run(_drain(metadata_of(data, metadata), broker_id, timeout_s if wait else None))
+    sentence = f"broker {broker_id} {'drains' if left else 'is drained'}: it owns {left or 'nothing'}"
+    print_done({"broker": broker_id, "draining": True, "partitions": left}, sentence, as_json=as_json)
 
 
-async def _drain(addresses: list[str], broker_id: int, timeout_s: float | None) -> None:
+async def _drain(addresses: list[str], broker_id: int, timeout_s: float | None) -> int:
+    """How many partitions it still owns."""
     async with metadata_session(addresses) as client:
         await drain_broker(client, broker_id)
         total = owned(client.view, broker_id)
-        click.echo(f"broker {broker_id} drains: it owns {total} partitions", err=True)
         if timeout_s is None:
-            return
+            return total
         with progress_bar() as progress:
             task = progress.add_task(f"draining broker {broker_id}", total=total)
             await wait_until_drained(
                 client, broker_id, timeout_s, lambda left: progress.update(task, completed=max(0, total - left))
             )  # fmt: skip
-    click.echo(f"broker {broker_id} is drained: it owns nothing", err=True)
+    return 0
 
 
 @broker.command()
 @click.argument("broker_id", metavar="ID", type=click.IntRange(min=0))
 @quorum_options
-def undrain(broker_id: int, data: Path | None, metadata: str | None) -> None:
+@json_option
+def undrain(broker_id: int, data: Path | None, metadata: str | None, as_json: bool) -> None:
     """Put broker ID back into service: balance gives it partitions again, a few at a time."""
     asyncio.run(_undrain(metadata_of(data, metadata), broker_id))
+    sentence = f"broker {broker_id} takes partitions again"
+    print_done({"broker": broker_id, "draining": False}, sentence, as_json=as_json)
 
 
 async def _undrain(addresses: list[str], broker_id: int) -> None:
     async with metadata_session(addresses) as client:
         await undrain_broker(client, broker_id)
-    click.echo(f"broker {broker_id} takes partitions again", err=True)
+
+
+@broker.command()
+@click.option("--set", "changes", multiple=True, metavar="NAME=VALUE", help="Change a default; repeatable.")
+@click.option("--unset", multiple=True, metavar="NAME", help="Return to the built-in default; repeatable.")
+@quorum_options
+@json_option
+def defaults(changes: tuple[str, ...], unset: tuple[str, ...], data: Path | None, metadata: str | None, as_json: bool) -> None:
+    """Show the cluster-wide defaults of topic configs, or change them; a topic's own configs go before them.
+
+    Names are Kafka's for topics (`retention.ms`) or for brokers (`log.retention.ms`). Running partitions follow at once.
+    """
+    rows = asyncio.run(_defaults(metadata_of(data, metadata), name_values(changes), unset))
+    print_listing("defaults", rows, _DEFAULT_COLUMNS, as_json=as_json)
+
+
+async def _defaults(addresses: list[str], changes: dict[str, str], unset: tuple[str, ...]) -> list[Row]:
+    async with metadata_session(addresses) as client:
+        if changes or unset:
+            await change_defaults(client, changes, unset)
+        return default_rows(client.view)

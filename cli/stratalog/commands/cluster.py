@@ -39,8 +39,17 @@ def cluster() -> None:
 @click.option("--store", help="Object store: a directory or s3://bucket/prefix?endpoint=URL (default: DIR/store).")
 @click.option("--minio", is_flag=True, help="Start a MinIO server, too, and use it as the store.")
 @_timeout_option
+@json_option
 def start(
-    data: Path, metadata: int, bookies: int, brokers: int, tiering: int, store: str | None, minio: bool, timeout_s: float
+    data: Path,
+    metadata: int,
+    bookies: int,
+    brokers: int,
+    tiering: int,
+    store: str | None,
+    minio: bool,
+    timeout_s: float,
+    as_json: bool,
 ) -> None:
     """Start a new cluster, or bring the one that DIR holds back (sizes and store are then as they were).
 
@@ -57,50 +66,66 @@ def start(
     except (StratalogError, KeyboardInterrupt):
         local.stop(())
         raise
+    _report(local, as_json=as_json)
 
 
 @cluster.command()
 @_names
 @_data_option
-def stop(names: tuple[str, ...], data: Path) -> None:
+@json_option
+def stop(names: tuple[str, ...], data: Path, as_json: bool) -> None:
     """Stop processes in order (all, or those named), SIGTERM first."""
-    LocalCluster(data, _say).stop(names)
+    local = LocalCluster(data, _say)
+    local.stop(names)
+    _report(local, as_json=as_json)
 
 
 @cluster.command()
 @click.argument("names", nargs=-1, required=True)
 @_data_option
-def kill(names: tuple[str, ...], data: Path) -> None:
+@json_option
+def kill(names: tuple[str, ...], data: Path, as_json: bool) -> None:
     """End processes with SIGKILL, as a crash would."""
-    LocalCluster(data, _say).kill(names)
+    local = LocalCluster(data, _say)
+    local.kill(names)
+    _report(local, as_json=as_json)
 
 
 @cluster.command()
 @_names
 @_data_option
 @_timeout_option
-def restart(names: tuple[str, ...], data: Path, timeout_s: float) -> None:
+@json_option
+def restart(names: tuple[str, ...], data: Path, timeout_s: float, as_json: bool) -> None:
     """Bring processes back on their data and addresses (all, or those named), stopping first what runs."""
-    LocalCluster(data, _say).restart(names, timeout_s=timeout_s)
+    local = LocalCluster(data, _say)
+    local.restart(names, timeout_s=timeout_s)
+    _report(local, as_json=as_json)
 
 
 @cluster.command()
 @click.argument("role", type=click.Choice(["metadata"]))
 @_data_option
 @_timeout_option
-def add(role: str, data: Path, timeout_s: float) -> None:
+@json_option
+def add(role: str, data: Path, timeout_s: float, as_json: bool) -> None:
     """Start one more metadata node and let it join the quorum, while the cluster serves."""
-    _say(f"{add_metadata(LocalCluster(data, _say), timeout_s=timeout_s)} votes")
+    local = LocalCluster(data, _say)
+    _say(f"{add_metadata(local, timeout_s=timeout_s)} votes")
+    _report(local, as_json=as_json)
 
 
 @cluster.command()
 @click.argument("name")
 @_data_option
 @_timeout_option
-def remove(name: str, data: Path, timeout_s: float) -> None:
+@json_option
+def remove(name: str, data: Path, timeout_s: float, as_json: bool) -> None:
     """Remove metadata node NAME from the quorum and stop it; its directory stays."""
-    remove_metadata(LocalCluster(data, _say), name, timeout_s=timeout_s)
+    local = LocalCluster(data, _say)
+    remove_metadata(local, name, timeout_s=timeout_s)
     _say(f"{name} is removed")
+    _report(local, as_json=as_json)
 
 
 @cluster.command()
@@ -109,13 +134,18 @@ def remove(name: str, data: Path, timeout_s: float) -> None:
 def status(data: Path, as_json: bool) -> None:
     """Tell what runs."""
     local = LocalCluster(data, _say)
-    rows = local.rows()
     if as_json:
-        state = local.state
-        print_json({"bootstrap": state.bootstrap, "metadata": state.metadata, "store": state.store, "processes": rows})
+        _report(local, as_json=True)
         return
     click.echo(f"bootstrap {local.state.bootstrap}\nstore     {local.state.store}")
-    print_rows(rows, ("name", "role", "state", "pid", "address", "resident_bytes"))
+    print_rows(local.rows(), ("name", "role", "state", "pid", "address", "resident_bytes"))
+
+
+def _report(local: LocalCluster, *, as_json: bool) -> None:
+    """The cluster as it is after a change, for programs; people have been told what happened."""
+    if as_json:
+        state = local.state
+        print_json({"bootstrap": state.bootstrap, "metadata": state.metadata, "store": state.store, "processes": local.rows()})
 
 
 def _cluster_id() -> str:

@@ -16,7 +16,7 @@ from stratalog.health.machine import check_machine
 from stratalog.health.metadata_files import check_metadata_files
 from stratalog.local.state import load_state, state_path
 from stratalog.output import json_option, print_json, print_rows
-from stratalog.target import metadata_of, metadata_options, store_of
+from stratalog.target import found_data, metadata_of, metadata_options, store_of
 
 
 @click.command()
@@ -24,10 +24,12 @@ from stratalog.target import metadata_of, metadata_options, store_of
 @json_option
 @click.pass_context
 def doctor(context: click.Context, data: Path | None, metadata: str | None, store: str | None, as_json: bool) -> None:
-    """Check this machine; with --data, or --metadata and --store, a cluster and its store, too. Fails if a check fails.
+    """Check this machine, and the cluster that is named or that ./data holds, with its store. Fails if a check fails.
 
-    With --data also what stopped metadata nodes hold on disk, read-only.
+    Of a local cluster also what stopped metadata nodes hold on disk, read-only.
     """
+    if not (metadata or store):
+        data = found_data(data)
     findings = list(check_machine(data or Path()))
     if data:
         findings += check_metadata_files(data, load_state(data) if state_path(data).exists() else None)

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import time
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import click
-from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, TopicPartition
+from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from stratalog import kafka
-from stratalog.moments import parse_moment
-from stratalog.output import json_option, print_json, print_listing, print_rows
+from stratalog.offset_deletion import delete_offsets as delete_committed
+from stratalog.output import json_option, print_done, print_json, print_listing, print_rows
+from stratalog.places import TARGETS, bounds, places
 from stratalog.target import bootstrap_of, kafka_options
-from stratalog_core.errors import Invalid, NotFound
+from stratalog_core.errors import NotFound
 
 
 @click.group()
 def group() -> None:
-    """List, describe and reset consumer groups."""
+    """List, describe, reset and delete consumer groups."""
 
 
 @group.command("list")
@@ -69,7 +70,7 @@ def describe(name: str, data: Path | None, bootstrap: str | None, as_json: bool)
 @group.command()
 @click.argument("name")
 @click.argument("topic")
-@click.option("--to", "target", required=True, help="earliest, latest, a number, or time:MOMENT as time:2013-07-04.")
+@click.option("--to", "target", required=True, help=TARGETS.capitalize())
 @click.option("--partition", "partitions", multiple=True, type=int, help="Only this partition; repeatable.")
 @click.option("--dry-run", is_flag=True, help="Only show what would be set.")
 @kafka_options
@@ -90,45 +91,50 @@ def reset(
     wanted = list(partitions) or kafka.partitions_of(client.list_topics, topic)
     reader = kafka.consumer(address, {"group.id": name})
     try:
-        places = _places(reader, topic, wanted, target)
+        found = places(reader, topic, wanted, target)
     finally:
         reader.close()
     if not dry_run:
-        change = ConsumerGroupTopicPartitions(name, places)
+        change = ConsumerGroupTopicPartitions(name, found)
         kafka.only(client.alter_consumer_group_offsets([change], request_timeout=kafka.TIMEOUT_S))
-    rows = [{"topic": topic, "partition": place.partition, "committed_offset": place.offset} for place in places]
+    rows = [{"topic": topic, "partition": place.partition, "committed_offset": place.offset} for place in found]
     print_listing("offsets", rows, ("topic", "partition", "committed_offset"), as_json=as_json)
 
 
-def _places(reader: Consumer, topic: str, partitions: list[int], target: str) -> list[TopicPartition]:
-    """Where each partition's offset goes; numbers are kept within what exists."""
-    if target.startswith("time:"):
-        moment_ms = parse_moment(target.removeprefix("time:"), now_ms=int(time.time() * 1000))
-        found = kafka.offsets_at(reader, topic, partitions, moment_ms)
-        return [_no_later_than_end(reader, place) for place in found]
-    if target not in ("earliest", "latest") and not target.isdecimal():
-        raise Invalid(f"--to {target!r}: give earliest, latest, a number or time:MOMENT")
-    places = []
-    for partition in partitions:
-        low, high = _bounds(reader, TopicPartition(topic, partition))
-        named = {"earliest": low, "latest": high}
-        offset = named[target] if target in named else min(max(int(target), low), high)
-        places.append(TopicPartition(topic, partition, offset))
-    return places
+@group.command()
+@click.argument("names", nargs=-1, required=True)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@kafka_options
+@json_option
+def delete(names: tuple[str, ...], yes: bool, data: Path | None, bootstrap: str | None, as_json: bool) -> None:
+    """Delete groups without members, their committed offsets included."""
+    if not yes:
+        click.confirm(f"Delete {', '.join(names)} and all their committed offsets?", abort=True, err=True)
+    client = kafka.admin(bootstrap_of(data, bootstrap))
+    for name, future in client.delete_consumer_groups(list(names), request_timeout=kafka.TIMEOUT_S).items():
+        kafka.only({name: future})
+    print_done({"deleted": list(names)}, f"deleted {', '.join(names)}", as_json=as_json)
 
 
-def _no_later_than_end(reader: Consumer, place: TopicPartition) -> TopicPartition:
-    if place.offset >= 0:
-        return place
-    return TopicPartition(place.topic, place.partition, _bounds(reader, place)[1])
-
-
-def _bounds(reader: Consumer, place: TopicPartition) -> tuple[int, int]:
-    with kafka.translated():
-        bounds = reader.get_watermark_offsets(place, timeout=kafka.TIMEOUT_S)
-    if bounds is None:
-        raise NotFound(f"no offsets of {place.topic}-{place.partition}")
-    return bounds
+@group.command("delete-offsets")
+@click.argument("name")
+@click.argument("topic")
+@click.option("--partition", "partitions", multiple=True, type=int, help="Only this partition; repeatable.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@kafka_options
+@json_option
+def delete_offsets(
+    name: str, topic: str, partitions: tuple[int, ...], yes: bool, data: Path | None, bootstrap: str | None, as_json: bool
+) -> None:
+    """Delete the offsets that group NAME has committed for TOPIC, which no member may be reading."""
+    address = bootstrap_of(data, bootstrap)
+    client = kafka.admin(address)
+    wanted = list(partitions) or kafka.partitions_of(client.list_topics, topic)
+    if not yes:
+        click.confirm(f"Delete {name}'s offsets of {len(wanted)} partitions of {topic}?", abort=True, err=True)
+    asyncio.run(delete_committed(address, name, topic, wanted))
+    document = {"group": name, "topic": topic, "partitions": wanted}
+    print_done(document, f"deleted {name}'s offsets of {len(wanted)} partitions of {topic}", as_json=as_json)
 
 
 def _committed(client: AdminClient, name: str) -> list[TopicPartition]:
@@ -142,7 +148,7 @@ def _lag_rows(address: str, committed: list[TopicPartition]) -> list[dict[str, A
         return []
     reader = kafka.consumer(address, {"group.id": "stratalog-cli"})
     try:
-        return [_lag_row(place, _bounds(reader, place)[1]) for place in sorted(committed)]
+        return [_lag_row(place, bounds(reader, place)[1]) for place in sorted(committed)]
     finally:
         reader.close()
 

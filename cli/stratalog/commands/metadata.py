@@ -9,7 +9,7 @@ import click
 
 from stratalog.commands.role import run_role
 from stratalog.hot.quorum import administration_session, member_rows, split_node
-from stratalog.output import json_option, print_json, print_rows
+from stratalog.output import json_option, print_done, print_json, print_rows
 from stratalog.target import metadata_of, quorum_options
 from stratalog_metadata.messages import StatusAnswer
 
@@ -58,7 +58,8 @@ async def _status(addresses: list[str]) -> StatusAnswer:
 @click.option("--no-wait", is_flag=True, help="Return when it learns; it votes once it has caught up.")
 @_timeout_option
 @quorum_options
-def add(node: str, no_wait: bool, timeout_s: float, data: Path | None, metadata: str | None) -> None:
+@json_option
+def add(node: str, no_wait: bool, timeout_s: float, data: Path | None, metadata: str | None, as_json: bool) -> None:
     """Add the node that was started on an empty data_dir and waits at HOST:PORT; return when it votes.
 
     Its `peers` name nodes of the quorum and itself. One change at a time: the next one waits for this one.
@@ -66,7 +67,8 @@ def add(node: str, no_wait: bool, timeout_s: float, data: Path | None, metadata:
     """
     node_id, address = split_node(node)
     asyncio.run(_add(metadata_of(data, metadata), node_id, address, timeout_s, wait=not no_wait))
-    click.echo(f"node {node_id} {'learns' if no_wait else 'votes'}", err=True)
+    state = "learns" if no_wait else "votes"
+    print_done({"node": node_id, "address": address, "state": state}, f"node {node_id} {state}", as_json=as_json)
 
 
 async def _add(addresses: list[str], node_id: int, address: str, timeout_s: float, *, wait: bool) -> None:
@@ -78,13 +80,14 @@ async def _add(addresses: list[str], node_id: int, address: str, timeout_s: floa
 @click.argument("node_id", type=click.IntRange(min=1), metavar="ID")
 @_timeout_option
 @quorum_options
-def remove(node_id: int, timeout_s: float, data: Path | None, metadata: str | None) -> None:
+@json_option
+def remove(node_id: int, timeout_s: float, data: Path | None, metadata: str | None, as_json: bool) -> None:
     """Remove node ID, dead or alive, the leader too; it comes back only on an empty data_dir.
 
     Refused if too few of those that remain answer.
     """
     asyncio.run(_remove(metadata_of(data, metadata), node_id, timeout_s))
-    click.echo(f"node {node_id} is removed", err=True)
+    print_done({"node": node_id, "state": "removed"}, f"node {node_id} is removed", as_json=as_json)
 
 
 async def _remove(addresses: list[str], node_id: int, timeout_s: float) -> None:

@@ -10,7 +10,7 @@ import click
 from confluent_kafka import KafkaError, Message, Producer
 
 from stratalog import kafka
-from stratalog.output import progress_bar
+from stratalog.output import json_option, print_done, progress_bar
 from stratalog.target import bootstrap_of, kafka_options
 from stratalog_core.errors import Invalid, Unavailable
 
@@ -31,6 +31,7 @@ _Headers = list[tuple[str, str | bytes | None]]
 @click.option("--compression", default="none", type=click.Choice(["none", "gzip", "snappy", "lz4", "zstd"]))
 @click.option("--acks", default="all", show_default=True, type=click.Choice(["0", "1", "all"]))
 @kafka_options
+@json_option
 def produce(
     topic: str,
     value: str | None,
@@ -44,6 +45,7 @@ def produce(
     acks: str,
     data: Path | None,
     bootstrap: str | None,
+    as_json: bool,
 ) -> None:
     """Write records to TOPIC; returns when all are acknowledged, or fails with the first that was not."""
     options: dict[str, str | int] = {"compression.type": compression, "acks": acks, "linger.ms": 5}
@@ -51,7 +53,8 @@ def produce(
         options["enable.idempotence"] = "false"
     records = _records(value, tombstone, key, key_separator)
     sender = _Sender(kafka.producer(bootstrap_of(data, bootstrap), options), topic, partition, _headers(headers), timestamp_ms)
-    click.echo(f"{sender.send_all(records)} records acknowledged", err=True)
+    count = sender.send_all(records)
+    print_done({"topic": topic, "records": count}, f"{count} records acknowledged", as_json=as_json)
 
 
 class _Sender:

@@ -12,7 +12,7 @@ from rich.progress import Progress, TaskID
 
 from stratalog.exit_codes import ExitCode
 from stratalog.moments import format_moment
-from stratalog.output import human_bytes, json_option, print_json, print_listing, print_rows, progress_bar
+from stratalog.output import human_bytes, json_option, print_done, print_json, print_listing, print_rows, progress_bar
 from stratalog.target import metadata_of, metadata_options, store_of
 from stratalog.tier.history import cold_partitions, finding_row, segment_rows, verified_row
 from stratalog.tier.offload import Waiting, request_offload, wait_for_offload
@@ -64,6 +64,7 @@ async def _report(addresses: list[str], topics: tuple[str, ...]) -> list[Partiti
 @click.option("--delete-hot", is_flag=True, help="Drop the hot copies as soon as they are verified, without the lag.")
 @click.option("--timeout", "timeout_s", default=120.0, show_default=True, help="Seconds to wait per topic.")
 @metadata_options
+@json_option
 def offload(
     topics: tuple[str, ...],
     wait: bool,
@@ -72,9 +73,12 @@ def offload(
     data: Path | None,
     metadata: str | None,
     store: str | None,
+    as_json: bool,
 ) -> None:
     """Seal, offload and verify everything that TOPICS hold now."""
     asyncio.run(_offload(metadata_of(data, metadata), topics, delete_hot, timeout_s if wait else None))
+    sentence = "everything is cold and verified" if wait else "the tiering workers have been asked"
+    print_done({"topics": list(topics), "cold": wait}, sentence, as_json=as_json)
 
 
 async def _offload(addresses: list[str], names: tuple[str, ...], delete_hot: bool, timeout_s: float | None) -> None:
@@ -90,7 +94,6 @@ async def _offload(addresses: list[str], names: tuple[str, ...], delete_hot: boo
                 task = progress.add_task(f"offloading {topic.name}", total=topic.partition_count)
                 waiting = Waiting(timeout_s=timeout_s, on_progress=partial(_show_done, progress, task))
                 await wait_for_offload(client, topic, waiting)
-        click.echo("everything is cold and verified", err=True)
 
 
 def _show_done(progress: Progress, task: TaskID, done: int) -> None:

@@ -2,38 +2,120 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
 import click
 from confluent_kafka import TopicPartition
-from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, OffsetSpec, ResourceType
+from confluent_kafka.admin import (
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewPartitions,
+    NewTopic,
+    OffsetSpec,
+    ResourceType,
+)
 
 from stratalog import kafka
-from stratalog.output import json_option, print_json, print_listing, print_rows
-from stratalog.target import bootstrap_of, kafka_options
-from stratalog_core.errors import Invalid
+from stratalog.output import json_option, print_done, print_json, print_listing, print_rows
+from stratalog.places import TARGETS, places
+from stratalog.target import bootstrap_of, kafka_options, name_values
+from stratalog_core.errors import NotFound
+
+_CLUSTERS_DEFAULT = -1
+_RETRY_S = 0.2
+_SHOWN_MAX = 5
 
 
 @click.group()
 def topic() -> None:
-    """Create, list, describe, delete and configure topics."""
+    """Create, list, describe, alter, delete and configure topics, and delete their records."""
 
 
 @topic.command()
 @click.argument("name")
-@click.option("--partitions", default=1, show_default=True, type=click.IntRange(1, 10_000))
+@click.option("--partitions", type=click.IntRange(1, 10_000), help="Number of partitions (default: the cluster's).")
 @click.option("--replication-factor", default=-1, help="Copies of each record (default: the cluster's).")
 @click.option("--config", "configs", multiple=True, metavar="NAME=VALUE", help="Topic setting under Kafka's name; repeatable.")
 @kafka_options
+@json_option
 def create(
-    name: str, partitions: int, replication_factor: int, configs: tuple[str, ...], data: Path | None, bootstrap: str | None
+    name: str,
+    partitions: int | None,
+    replication_factor: int,
+    configs: tuple[str, ...],
+    data: Path | None,
+    bootstrap: str | None,
+    as_json: bool,
 ) -> None:
     """Create a topic."""
     client = kafka.admin(bootstrap_of(data, bootstrap))
-    new = NewTopic(name, num_partitions=partitions, replication_factor=replication_factor, config=_settings(configs))
+    wanted = _CLUSTERS_DEFAULT if partitions is None else partitions
+    new = NewTopic(name, num_partitions=wanted, replication_factor=replication_factor, config=name_values(configs))
     kafka.only(client.create_topics([new], request_timeout=kafka.TIMEOUT_S))
-    click.echo(f"created {name} with {partitions} partition{'s' if partitions > 1 else ''}", err=True)
+    count = partitions or _partition_count(client, name)
+    sentence = f"created {name} with {count} partition{'s' if count > 1 else ''}"
+    print_done({"name": name, "partitions": count}, sentence, as_json=as_json)
+
+
+def _partition_count(client: Any, name: str) -> int:
+    """As brokers tell; one that has not heard of a new topic yet is asked again."""
+    deadline = time.monotonic() + kafka.TIMEOUT_S
+    while True:
+        try:
+            return len(kafka.partitions_of(client.list_topics, name))
+        except NotFound:
+            if time.monotonic() >= deadline:
+                raise
+        time.sleep(_RETRY_S)
+
+
+@topic.command()
+@click.argument("name")
+@click.option(
+    "--partitions", required=True, type=click.IntRange(1, 10_000), help="Number of partitions to have; it only grows."
+)
+@kafka_options
+@json_option
+def alter(name: str, partitions: int, data: Path | None, bootstrap: str | None, as_json: bool) -> None:
+    """Add partitions to a topic. Records of a key may go to another partition from then on."""
+    client = kafka.admin(bootstrap_of(data, bootstrap))
+    kafka.only(client.create_partitions([NewPartitions(name, partitions)], request_timeout=kafka.TIMEOUT_S))
+    print_done({"name": name, "partitions": partitions}, f"{name} has {partitions} partitions", as_json=as_json)
+
+
+@topic.command("delete-records")
+@click.argument("name")
+@click.option("--before", "target", required=True, help=f"First offset to keep: {TARGETS}")
+@click.option("--partition", "partitions", multiple=True, type=int, help="Only this partition; repeatable.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@kafka_options
+@json_option
+def delete_records(
+    name: str, target: str, partitions: tuple[int, ...], yes: bool, data: Path | None, bootstrap: str | None, as_json: bool
+) -> None:
+    """Delete a topic's oldest records, from bookies and from the object store."""
+    address = bootstrap_of(data, bootstrap)
+    client = kafka.admin(address)
+    wanted = list(partitions) or kafka.partitions_of(client.list_topics, name)
+    reader = kafka.consumer(address, {"group.id": "stratalog-cli"})
+    try:
+        found = places(reader, name, wanted, target)
+    finally:
+        reader.close()
+    if not yes:
+        click.confirm(f"Delete the records of {_shown(found)}?", abort=True, err=True)
+    futures = client.delete_records(found, request_timeout=kafka.TIMEOUT_S)
+    starts = {place.partition: kafka.only({place: future}).low_watermark for place, future in futures.items()}
+    rows = [{"topic": name, "partition": partition, "earliest_offset": start} for partition, start in sorted(starts.items())]
+    print_listing("partitions", rows, ("topic", "partition", "earliest_offset"), as_json=as_json)
+
+
+def _shown(found: list[TopicPartition]) -> str:
+    shown = ", ".join(f"{place.topic}-{place.partition} before offset {place.offset}" for place in found[:_SHOWN_MAX])
+    return shown + (f" and {len(found) - _SHOWN_MAX} more partitions" if len(found) > _SHOWN_MAX else "")
 
 
 @topic.command("list")
@@ -100,14 +182,15 @@ def _offsets(servers: str, name: str, partitions: list[int], spec: OffsetSpec) -
 @click.argument("names", nargs=-1, required=True)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @kafka_options
-def delete(names: tuple[str, ...], yes: bool, data: Path | None, bootstrap: str | None) -> None:
+@json_option
+def delete(names: tuple[str, ...], yes: bool, data: Path | None, bootstrap: str | None, as_json: bool) -> None:
     """Delete topics, their history in the object store included."""
     if not yes:
         click.confirm(f"Delete {', '.join(names)} and all their records?", abort=True, err=True)
     client = kafka.admin(bootstrap_of(data, bootstrap))
     for name, future in client.delete_topics(list(names), request_timeout=kafka.TIMEOUT_S).items():
         kafka.only({name: future})
-        click.echo(f"deleted {name}", err=True)
+    print_done({"deleted": list(names)}, f"deleted {', '.join(names)}", as_json=as_json)
 
 
 @topic.command()
@@ -122,7 +205,7 @@ def config(
     """Show a topic's settings, or change them."""
     client = kafka.admin(bootstrap_of(data, bootstrap))
     if changes or unset:
-        _alter(client, name, _settings(changes), unset)
+        _alter(client, name, name_values(changes), unset)
     entries = kafka.only(client.describe_configs([ConfigResource(ResourceType.TOPIC, name)], request_timeout=kafka.TIMEOUT_S))
     rows = [
         {"name": entry.name, "value": entry.value, "default": entry.is_default}
@@ -137,10 +220,3 @@ def _alter(client: Any, name: str, changes: dict[str, str], unset: tuple[str, ..
     ] + [ConfigEntry(setting, None, incremental_operation=AlterConfigOpType.DELETE) for setting in unset]
     resource = ConfigResource(ResourceType.TOPIC, name, incremental_configs=entries)
     kafka.only(client.incremental_alter_configs([resource], request_timeout=kafka.TIMEOUT_S))
-
-
-def _settings(texts: tuple[str, ...]) -> dict[str, str]:
-    for text in texts:
-        if "=" not in text:
-            raise Invalid(f"{text!r} is not NAME=VALUE")
-    return dict(text.split("=", 1) for text in texts)

@@ -14,13 +14,14 @@ from click.testing import CliRunner
 from stratalog.app import stratalog
 from stratalog.brokers.draining import drain, owned, undrain, wait_until_drained
 from stratalog.brokers.report import broker_rows
-from stratalog_core.errors import NotFound, Unavailable
+from stratalog_core.errors import Invalid, NotFound, Unavailable
 from stratalog_core.rpc import TcpTransport
 from stratalog_metadata.api import BrokerLoad
 from stratalog_metadata.client import QuorumClient
 from stratalog_metadata.commands import Command, Put
 from stratalog_metadata.embedded import EmbeddedQuorum, embedded_quorum
-from stratalog_metadata.records import Broker, Partition
+from stratalog_metadata.records import Broker, DynamicConfig, Partition
+from stratalog_metadata.topic_defaults import TOPIC_DEFAULTS_KEY
 
 TOPIC = UUID(int=7)
 LEASE_MS = 60_000
@@ -108,3 +109,31 @@ async def test_the_command_asks_the_quorum(quorum: EmbeddedQuorum) -> None:
     rows = json.loads(await call("list", "--json"))["brokers"]
     assert [(row["broker"], row["state"], row["partitions"]) for row in rows] == [(1, "draining", 1), (2, "live", 1)]
     await call("undrain", "1")
+
+
+async def test_defaults_of_topics_are_shown_and_changed(quorum: EmbeddedQuorum) -> None:
+    where = ["--metadata", ",".join(quorum.addresses), "--json"]
+
+    async def defaults(*words: str, expect: int = 0) -> str:
+        result = await asyncio.to_thread(CliRunner().invoke, stratalog, ["broker", "defaults", *words, *where])
+        assert (result.exit_code == 0) == (expect == 0), result.output
+        return str(result.exception.message) if isinstance(result.exception, Invalid) else result.output
+
+    async def stored() -> dict[str, str]:
+        (found,) = await quorum.client.read([TOPIC_DEFAULTS_KEY])
+        assert found is not None
+        assert isinstance(found.record, DynamicConfig)
+        return found.record.configs
+
+    async def value(name: str) -> tuple[str, bool]:
+        rows = {row["config"]: row for row in json.loads(await defaults())["defaults"]}
+        return rows[name]["value"], rows[name]["changed"]
+
+    assert await value("retention.ms") == ("604800000", False)
+    await defaults("--set", "log.retention.ms=5000", "--set", "segment.ms=700")
+    assert await stored() == {"retention.ms": "5000", "segment.ms": "700"}
+    assert await value("retention.ms") == ("5000", True)
+    await defaults("--unset", "log.roll.ms")
+    assert await stored() == {"retention.ms": "5000"}
+    assert await defaults("--set", "segment.ms=1", expect=1) == "segment.ms is 1; minimum is 100"
+    assert await defaults("--set", "segment.ms", expect=1) == "'segment.ms' is not NAME=VALUE"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -77,3 +78,31 @@ def test_output_and_exit_code_come_through_beside_native_threads(words: tuple[st
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == code
     assert "Usage" in done.stdout + done.stderr
+
+
+_NOT_FOR_PROGRAMS = {"up", "tiering", "consume"}
+"""Commands that run until they are stopped; ``consume --json`` prints a document for each record."""
+
+
+def _leaves(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
+    if not isinstance(command, click.Group):
+        yield " ".join(path), command
+        return
+    context = click.Context(command)
+    for name in command.list_commands(context):
+        found = command.get_command(context, name)
+        assert found is not None
+        yield from _leaves(found, (*path, name))
+
+
+_COMMANDS = {name: command for name, command in _leaves(stratalog) if name.partition(" ")[0] not in _NOT_FOR_PROGRAMS}
+
+
+@pytest.mark.parametrize("name", _COMMANDS)
+def test_every_command_has_an_answer_for_programs(name: str) -> None:
+    assert "--json" in {option for parameter in _COMMANDS[name].params for option in parameter.opts}
+
+
+@pytest.mark.parametrize("name", [name for name in _COMMANDS if name.rpartition(" ")[2].startswith("delete")])
+def test_what_destroys_asks_first(name: str) -> None:
+    assert "--yes" in {option for parameter in _COMMANDS[name].params for option in parameter.opts}

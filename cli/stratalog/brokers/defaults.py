@@ -1,0 +1,41 @@
+"""The cluster-wide defaults of topic configs, by the metadata nodes: the same command that a broker makes for Kafka's tools."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from stratalog.brokers.report import Row
+from stratalog_broker.default_commands import configure_defaults
+from stratalog_broker.protocol.errors import KafkaError
+from stratalog_broker.topic_configs import TOPIC_CONFIG_KEYS, default_text, topic_config_name
+from stratalog_core.errors import Invalid
+from stratalog_metadata.api import MetadataClient, MetadataView
+from stratalog_metadata.topic_defaults import topic_defaults
+
+_TIMEOUT_S = 10.0
+
+
+async def change_defaults(metadata: MetadataClient, changes: Mapping[str, str], unset: Iterable[str]) -> None:
+    """Set and remove defaults in one command. Raises ``Invalid`` for a name or value that is not served."""
+    gone = {topic_config_name(name) for name in unset}
+    new = {topic_config_name(name): value for name, value in changes.items()}
+
+    def edit(before: Mapping[str, str]) -> Mapping[str, str]:
+        return {**{name: value for name, value in before.items() if name not in gone}, **new}
+
+    try:
+        await configure_defaults(metadata, edit, _TIMEOUT_S, validate_only=False)
+    except KafkaError as refused:
+        raise Invalid(refused.message) from refused
+
+
+def default_rows(view: MetadataView) -> list[Row]:
+    """All defaults in force, by the topics' names."""
+    changed = topic_defaults(view)
+    return [
+        {
+            "config": name, "broker_name": key.default_name, "value": changed.get(name, default_text(key)),
+            "built_in": default_text(key), "changed": name in changed,
+        }
+        for name, key in TOPIC_CONFIG_KEYS.items()
+    ]  # fmt: skip

@@ -1,0 +1,45 @@
+"""Offsets that a user names: ``earliest``, ``latest``, a number, or ``time:MOMENT``."""
+
+from __future__ import annotations
+
+import time
+
+from confluent_kafka import Consumer, TopicPartition
+
+from stratalog import kafka
+from stratalog.moments import parse_moment
+from stratalog_core.errors import Invalid, NotFound
+
+TARGETS = "earliest, latest, a number, or time:MOMENT as time:2013-07-04."
+
+
+def places(reader: Consumer, topic: str, partitions: list[int], target: str) -> list[TopicPartition]:
+    """Where each partition's offset goes; numbers are kept within what exists."""
+    if target.startswith("time:"):
+        moment_ms = parse_moment(target.removeprefix("time:"), now_ms=int(time.time() * 1000))
+        found = kafka.offsets_at(reader, topic, partitions, moment_ms)
+        return [_no_later_than_end(reader, place) for place in found]
+    if target not in ("earliest", "latest") and not target.isdecimal():
+        raise Invalid(f"{target!r} is no offset: give earliest, latest, a number or time:MOMENT")
+    found = []
+    for partition in partitions:
+        low, high = bounds(reader, TopicPartition(topic, partition))
+        named = {"earliest": low, "latest": high}
+        offset = named[target] if target in named else min(max(int(target), low), high)
+        found.append(TopicPartition(topic, partition, offset))
+    return found
+
+
+def _no_later_than_end(reader: Consumer, place: TopicPartition) -> TopicPartition:
+    if place.offset >= 0:
+        return place
+    return TopicPartition(place.topic, place.partition, bounds(reader, place)[1])
+
+
+def bounds(reader: Consumer, place: TopicPartition) -> tuple[int, int]:
+    """First and end offset of a partition. Raises ``NotFound``."""
+    with kafka.translated():
+        found = reader.get_watermark_offsets(place, timeout=kafka.TIMEOUT_S)
+    if found is None:
+        raise NotFound(f"no offsets of {place.topic}-{place.partition}")
+    return found
