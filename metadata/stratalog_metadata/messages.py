@@ -28,6 +28,7 @@ HELLO: Final = 0x0108
 CHANGE_MEMBERS: Final = 0x0109
 LOADS: Final = 0x0110
 FORWARD: Final = 0x0111
+DIGESTS: Final = 0x0112
 
 COMMAND_BYTES_MAX: Final = 32 * 1024 * 1024
 PROPOSE_COMMANDS_MAX: Final = 10_000
@@ -165,6 +166,17 @@ class ForwardRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     body: bytes
     timeout_ms: int
     hops: int = 0
+
+
+class DigestsRequest(msgspec.Struct, frozen=True, kw_only=True):
+    pass
+
+
+class DigestsAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """``marks``: (index, digest of the state after that entry), ascending. ``schema``: nodes compare only if it is the same."""
+
+    schema: int
+    marks: list[tuple[int, bytes]]
 
 
 class StatusRequest(msgspec.Struct, frozen=True, kw_only=True):

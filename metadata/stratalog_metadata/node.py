@@ -267,9 +267,9 @@ class RaftNode:
 
     async def _save_unsaved(self) -> None:
         replica = self.replica
-        index, term, changed = replica.index, replica.term, replica.take_unsaved()
+        index, term, digest, changed = replica.index, replica.term, replica.digest.value, replica.take_unsaved()
         if index > self._saved_index:
-            await self._background.run(lambda: self._storage.store.save(index, term, changed))
+            await self._background.run(lambda: self._storage.store.save(index, term, changed, digest))
             self._saved_index = index
 
     def _log_is_long(self) -> bool:

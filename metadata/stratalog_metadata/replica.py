@@ -14,17 +14,19 @@ from stratalog_metadata.record_map import RecordMap
 from stratalog_metadata.records import QUORUM_KEY, Quorum, Versioned
 from stratalog_metadata.snapshot import StateImage
 from stratalog_metadata.state import Outcome
+from stratalog_metadata.state_digest import StateDigest
 
 _decode = msgspec.msgpack.Decoder(Command)
 
 
 class Replica:
-    """``unsaved`` holds the newest state of every key that changed since it was last taken."""
+    """``unsaved`` holds the newest state of every key that changed since it was last taken; ``digest`` is of all records."""
 
     def __init__(self, image: StateImage) -> None:
         self.index = image.index
         self.term = image.term
         self.records = RecordMap(image.records)
+        self.digest = StateDigest(image.records)
         self.unsaved: dict[str, Versioned | None] = {}
 
     def apply(self, entry: Entry) -> Outcome | None:
@@ -37,6 +39,7 @@ class Replica:
             quorum = Quorum(members=decode_members(entry.payload).members)
             outcome = self._install(state.members_changed(self.records, entry.index, quorum))
         self.index, self.term = entry.index, entry.term
+        self.digest.passed(entry.index)
         return outcome
 
     def _apply_command(self, entry: Entry) -> Outcome:
@@ -49,6 +52,7 @@ class Replica:
 
     def _install(self, outcome: Outcome) -> Outcome:
         self.records.install(outcome.changes)
+        self.digest.install(outcome.changes)
         for change in outcome.changes:
             self.unsaved[change.key] = change.after
         return outcome
@@ -69,4 +73,5 @@ class Replica:
         """A snapshot replaces everything."""
         self.index, self.term = image.index, image.term
         self.records.replace(image.records)
+        self.digest.restart(image.records)
         self.unsaved.clear()

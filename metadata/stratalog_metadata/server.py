@@ -68,6 +68,7 @@ class MetadataServer:
         self._node: RaftNode | None = None
         self._takes_part = asyncio.Event()
         self._joining: asyncio.Task[None] | None = None
+        self._comparing: asyncio.Task[None] | None = None
         self._remembering: set[asyncio.Task[None]] = set()
 
     @property
@@ -193,6 +194,7 @@ class MetadataServer:
             kept_entries=settings.kept_entries,
         )
         serving.attach(node)
+        self._comparing = asyncio.get_running_loop().create_task(serving.comparer.run())
         self._core, self._serving, self._node = core, serving, node
         node.start()
         self._takes_part.set()
@@ -230,6 +232,8 @@ class MetadataServer:
 
     def _stop(self, reason: StratalogError) -> None:
         self._failure = self._failure or reason
+        if self._comparing is not None:
+            self._comparing.cancel()
         self._takes_part.set()
         if self._serving is not None:
             self._serving.stop(Unavailable(f"this metadata node has stopped: {reason.message}"))

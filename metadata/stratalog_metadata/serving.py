@@ -19,6 +19,7 @@ from stratalog_metadata import identity, messages
 from stratalog_metadata.answering import Answers
 from stratalog_metadata.api import HEAVIEST_MAX
 from stratalog_metadata.commands import Command
+from stratalog_metadata.comparing import DigestComparer
 from stratalog_metadata.config import MetadataSettings
 from stratalog_metadata.forwarding import FORWARDED, ForwardedRequest, Forwarder
 from stratalog_metadata.identity import Identity
@@ -74,6 +75,7 @@ class ServingNode:
         self._reads = ReadBook(core)
         self._answers = Answers(replica)
         self._forwarder = Forwarder(core, peers, transport)
+        self.comparer = DigestComparer(core.node_id, replica.digest, transport, self._other_voters, on_failed)
         self._proposals = ProposalBook()
         self._leadership: Leadership | None = None
         self._led_term = 0
@@ -94,7 +96,12 @@ class ServingNode:
             messages.CHANGE_MEMBERS: self._on_change_members,
             messages.LOADS: self._on_loads,
             messages.FORWARD: self._on_forward,
+            messages.DIGESTS: lambda request: request.reply(messages.encode(self.comparer.answer())),
         }
+
+    def _other_voters(self) -> list[str]:
+        """Their addresses, empty where it is unknown."""
+        return [self._peers.address(node_id) for node_id in self._core.membership.other_voters(self._core.node_id)]
 
     def attach(self, node: RaftNode) -> None:
         """The node that drives the core, told of whatever the core is given here."""

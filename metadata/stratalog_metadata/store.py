@@ -14,15 +14,18 @@ from pathlib import Path
 from typing import Final, Protocol
 
 import msgspec
+from crc32c import crc32c
 
 from stratalog_core.errors import Corrupt, StorageFailed
 from stratalog_core.malformed import MALFORMED
 from stratalog_core.ports import Files
 from stratalog_metadata import snapshot
+from stratalog_metadata.identity import REPLACE
 from stratalog_metadata.records import Record, Versioned
 from stratalog_metadata.snapshot import StateImage
+from stratalog_metadata.state_digest import digest_of, digest_records, hash_record
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 STATE_FILE: Final = "state.snapshot"
 SQLITE_FILE: Final = "state.sqlite"
 EMPTY: Final = StateImage(index=0, term=0, records=())
@@ -33,9 +36,12 @@ _decode = msgspec.msgpack.Decoder(Record)
 _SQLITE_FAILURES: Final = (sqlite3.Error, UnicodeDecodeError)
 """The second: of a damaged file Python cannot even read SQLite's message, or a text that stands where none belongs."""
 _SCHEMA: Final = """
-CREATE TABLE IF NOT EXISTS records (key TEXT PRIMARY KEY, version INTEGER NOT NULL, record BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS records (
+    key TEXT PRIMARY KEY, version INTEGER NOT NULL, record BLOB NOT NULL, checksum INTEGER NOT NULL
+) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS applied (
-    one INTEGER PRIMARY KEY CHECK (one = 1), format_version INTEGER NOT NULL, log_index INTEGER NOT NULL, term INTEGER NOT NULL
+    one INTEGER PRIMARY KEY CHECK (one = 1), format_version INTEGER NOT NULL, log_index INTEGER NOT NULL, term INTEGER NOT NULL,
+    digest BLOB NOT NULL
 );
 """
 
@@ -45,8 +51,8 @@ class StateStore(Protocol):
         """What was last saved; ``EMPTY`` at first. Raises ``Corrupt`` or ``StorageFailed``."""
         ...
 
-    def save(self, index: int, term: int, changed: Mapping[str, Versioned | None]) -> None:
-        """Add what changed up to the entry at (``index``, ``term``), whole or not at all."""
+    def save(self, index: int, term: int, changed: Mapping[str, Versioned | None], digest: bytes) -> None:
+        """Add what changed up to the entry at (``index``, ``term``), whole or not at all. ``digest``: of all records then."""
         ...
 
     def replace(self, image: StateImage) -> None:
@@ -63,7 +69,8 @@ class StateStore(Protocol):
 class SqliteStore:
     """Records in one SQLite file in WAL mode.
 
-    ``synchronous=NORMAL``: a crash of the machine may lose the last transactions, never tear one; the log has them.
+    ``synchronous=NORMAL``: a crash of the machine may lose the last transactions, never tear one; the log has them. Each row
+    has a checksum, and the digest of all records tells whether a row is missing or old: SQLite itself checks neither.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -86,34 +93,50 @@ class SqliteStore:
                 return EMPTY
             if applied[0] != FORMAT_VERSION:
                 raise Corrupt(f"{self._path} has format version {applied[0]}; this node reads version {FORMAT_VERSION}")
-            with closing(self._connection.execute("SELECT version, record FROM records ORDER BY key")) as cursor:
-                records = [self._record(version, record) for version, record in cursor]
+            with closing(self._connection.execute("SELECT digest FROM applied")) as cursor:
+                (digest,) = cursor.fetchone()
+            with closing(self._connection.execute("SELECT key, version, record, checksum FROM records ORDER BY key")) as cursor:
+                rows = cursor.fetchall()
         except _SQLITE_FAILURES as failure:
             raise self._failed(failure) from failure
         if not all(type(number) is int and number >= 0 for number in applied):
             raise Corrupt(f"{self._path} says that it stands at {applied[1:]!r}, which are no index and term")
+        records = [self._record(*row) for row in rows]
+        if digest_of(hash_record(*row[:3]) for row in rows) != digest:
+            raise Corrupt(
+                f"{self._path} does not hold what it held at entry {applied[1]}: rows are missing or old. Restore the directory"
+                f" as it was last, or replace the node: {REPLACE}"
+            )
         return StateImage(index=applied[1], term=applied[2], records=records)
 
-    def _record(self, version: object, record: object) -> Versioned:
+    def _record(self, key: object, version: object, record: object, checksum: object) -> Versioned:
         """A row; SQLite itself lets any type stand in any column."""
-        if not isinstance(version, int) or not isinstance(record, bytes):
+        if not isinstance(key, str) or not isinstance(version, int) or not isinstance(record, bytes) or version < 0:
             raise Corrupt(f"{self._path} holds a record that is {type(record).__name__}, of version {version!r:.50}")
+        if row_checksum(key, version, record) != checksum:
+            raise Corrupt(
+                f"{self._path}: the row of {key:.200} does not match its checksum. Restore the directory as it was last, or"
+                f" replace the node: {REPLACE}"
+            )
         try:
             return Versioned(version, _decode.decode(record))
         except MALFORMED as malformed:
             raise Corrupt(f"{self._path} holds a malformed record: {malformed}") from malformed
 
-    def save(self, index: int, term: int, changed: Mapping[str, Versioned | None]) -> None:
+    def save(self, index: int, term: int, changed: Mapping[str, Versioned | None], digest: bytes) -> None:
         gone = [(key,) for key, versioned in changed.items() if versioned is None]
         kept = {key: versioned for key, versioned in changed.items() if versioned is not None}
-        self._write(index, term, gone, kept, replace=False)
+        self._write((index, term, digest), gone, kept, replace=False)
 
     def replace(self, image: StateImage) -> None:
-        self._write(image.index, image.term, [], {v.record.key(): v for v in image.records}, replace=True)
+        applied = (image.index, image.term, digest_records(image.records))
+        self._write(applied, [], {v.record.key(): v for v in image.records}, replace=True)
         self.checkpoint()
 
-    def _write(self, index: int, term: int, gone: list[tuple[str]], kept: Mapping[str, Versioned], *, replace: bool) -> None:
-        rows = [(key, versioned.version, _encode.encode(versioned.record)) for key, versioned in kept.items()]
+    def _write(
+        self, applied: tuple[int, int, bytes], gone: list[tuple[str]], kept: Mapping[str, Versioned], *, replace: bool
+    ) -> None:
+        rows = [_row(key, versioned) for key, versioned in kept.items()]
         connection = self._connection
         try:
             connection.execute("BEGIN IMMEDIATE")
@@ -121,8 +144,8 @@ class SqliteStore:
                 if replace:
                     connection.execute("DELETE FROM records")
                 connection.executemany("DELETE FROM records WHERE key = ?", gone)
-                connection.executemany("INSERT OR REPLACE INTO records VALUES (?, ?, ?)", rows)
-                connection.execute("INSERT OR REPLACE INTO applied VALUES (1, ?, ?, ?)", (FORMAT_VERSION, index, term))
+                connection.executemany("INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?)", rows)
+                connection.execute("INSERT OR REPLACE INTO applied VALUES (1, ?, ?, ?, ?)", (FORMAT_VERSION, *applied))
             except BaseException:
                 connection.execute("ROLLBACK")
                 raise
@@ -148,6 +171,16 @@ class SqliteStore:
         return StorageFailed(f"{self._path}: {failure}", read_only=False)
 
 
+def row_checksum(key: str, version: int, record: bytes) -> int:
+    """CRC32C of a row."""
+    return int(crc32c(record, crc32c(f"{key}\0{version}\0".encode())))
+
+
+def _row(key: str, stored: Versioned) -> tuple[str, int, bytes, int]:
+    record = _encode.encode(stored.record)
+    return key, stored.version, record, row_checksum(key, stored.version, record)
+
+
 class SnapshotFileStore:
     """Records in one file over the ``Files`` port, rewritten at each checkpoint: for simulation and for tests.
 
@@ -167,7 +200,7 @@ class SnapshotFileStore:
         self._hold(image)
         return image
 
-    def save(self, index: int, term: int, changed: Mapping[str, Versioned | None]) -> None:
+    def save(self, index: int, term: int, changed: Mapping[str, Versioned | None], digest: bytes) -> None:
         self._index, self._term = index, term
         for key, versioned in changed.items():
             if versioned is None:

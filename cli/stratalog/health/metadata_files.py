@@ -22,7 +22,8 @@ from stratalog.local import processes
 from stratalog.local.state import ClusterState
 from stratalog_core.malformed import MALFORMED
 from stratalog_metadata.records import Record
-from stratalog_metadata.store import FORMAT_VERSION, SQLITE_FILE
+from stratalog_metadata.state_digest import digest_of, hash_record
+from stratalog_metadata.store import FORMAT_VERSION, SQLITE_FILE, row_checksum
 
 _KEEP: Final = (
     "do not start this node and delete nothing: most of the others serve without it; copy its directory, check its disk"
@@ -88,7 +89,13 @@ def _check_applied(check: str, applied: dict[str, Any], database: Database) -> F
     if version != FORMAT_VERSION:
         remedy = "use the version of Stratalog that wrote it"
         return fail(check, f"format version {version}, this is for version {FORMAT_VERSION}", remedy)
-    kinds = Counter(_kind_of(row["record"]) for row in database["records"].rows_where(select="record"))
+    rows = list(database.execute("SELECT key, version, record, checksum FROM records").fetchall())
+    for key, row_version, record, checksum in rows:
+        if row_checksum(key, row_version, record) != checksum:
+            return fail(check, f"the row of {key} does not match its checksum", _KEEP)
+    if digest_of(hash_record(*row[:3]) for row in rows) != applied["digest"]:
+        return fail(check, f"rows are missing or older than entry {applied['log_index']}", _KEEP)
+    kinds = Counter(_kind_of(row[2]) for row in rows)
     counted = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
     position = f"applied up to {applied['log_index']} (term {applied['term']})"
     detail = f"whole, format version {version}, {position}; {counted or 'no records'}"

@@ -19,7 +19,8 @@ from stratalog.health.finding import Finding, Verdict
 from stratalog.health.metadata_files import check_metadata_files
 from stratalog.local.state import ClusterState, ProcessState
 from stratalog_metadata.records import Counter, DynamicConfig, Record, Versioned
-from stratalog_metadata.store import SqliteStore
+from stratalog_metadata.state_digest import digest_of, digest_records, hash_record
+from stratalog_metadata.store import SqliteStore, row_checksum
 
 
 def write_node(data: Path, name: str = "metadata-1", count: int = 3) -> Path:
@@ -29,7 +30,8 @@ def write_node(data: Path, name: str = "metadata-1", count: int = 3) -> Path:
     records: list[Record] = [DynamicConfig(resource=f"topic-{number}") for number in range(count)]
     records.append(Counter(name="ledger", next_value=7))
     with closing(SqliteStore(path)) as store:
-        store.save(41, 5, {record.key(): Versioned(40, record) for record in records})
+        stored = {record.key(): Versioned(40, record) for record in records}
+        store.save(41, 5, stored, digest_records(stored.values()))
         store.checkpoint()
     return path
 
@@ -53,14 +55,14 @@ def test_a_stopped_node_is_told_by_position_and_kinds_and_left_as_it_was(tmp_pat
     before = contents(path.parent)
     finding = only_finding(tmp_path)
     assert (finding.check, finding.verdict) == ("files of metadata-1", Verdict.OK)
-    assert finding.detail == "whole, format version 1, applied up to 41 (term 5); 1 counter, 3 dynamic_config"
+    assert finding.detail == "whole, format version 2, applied up to 41 (term 5); 1 counter, 3 dynamic_config"
     assert contents(path.parent) == before
 
 
 def test_a_node_that_crashed_is_read_with_its_write_ahead_log(tmp_path: Path) -> None:
     path = write_node(tmp_path / "running")
     with closing(SqliteStore(path)) as store:
-        store.save(44, 6, {})
+        store.save(44, 6, {}, digest_records(store.load().records))
         shutil.copytree(path.parent, tmp_path / "crashed" / "metadata-1")
     assert "applied up to 44 (term 6)" in only_finding(tmp_path / "crashed").detail
 
@@ -95,10 +97,33 @@ def change(path: Path, statement: str, *arguments: object) -> None:
         connection.execute(statement, arguments)
 
 
+def add_row(path: Path, key: str, record: bytes) -> None:
+    """One more row, with the checksum and the digest that belong to it."""
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("INSERT INTO records VALUES (?, 40, ?, ?)", (key, record, row_checksum(key, 40, record)))
+        rows = connection.execute("SELECT key, version, record FROM records").fetchall()
+        connection.execute("UPDATE applied SET digest = ?", (digest_of(hash_record(*row) for row in rows),))
+
+
+@pytest.mark.parametrize(
+    ("statement", "complaint"),
+    [
+        ("UPDATE records SET version = 41 WHERE key = 'counter/ledger'", "row of counter/ledger does not match its checksum"),
+        ("DELETE FROM records WHERE key = 'counter/ledger'", "rows are missing or older than entry 41"),
+    ],
+)
+def test_a_row_that_changed_or_went_is_a_failure(tmp_path: Path, statement: str, complaint: str) -> None:
+    change(write_node(tmp_path), statement)
+    finding = only_finding(tmp_path)
+    assert finding.verdict is Verdict.FAIL
+    assert complaint in finding.detail
+    assert "delete nothing" in finding.remedy
+
+
 def test_another_format_version_is_a_failure(tmp_path: Path) -> None:
     change(write_node(tmp_path), "UPDATE applied SET format_version = 9")
     finding = only_finding(tmp_path)
-    assert (finding.verdict, finding.detail) == (Verdict.FAIL, "format version 9, this is for version 1")
+    assert (finding.verdict, finding.detail) == (Verdict.FAIL, "format version 9, this is for version 2")
 
 
 def test_a_missing_table_is_a_failure(tmp_path: Path) -> None:
@@ -107,7 +132,7 @@ def test_a_missing_table_is_a_failure(tmp_path: Path) -> None:
 
 
 def test_a_record_of_an_unknown_kind_is_counted_and_a_warning(tmp_path: Path) -> None:
-    change(write_node(tmp_path), "INSERT INTO records VALUES ('new/1', 40, ?)", msgspec.msgpack.encode({"kind": "novelty"}))
+    add_row(write_node(tmp_path), "new/1", msgspec.msgpack.encode({"kind": "novelty"}))
     finding = only_finding(tmp_path)
     assert finding.verdict is Verdict.WARN
     assert "1 novelty; unknown: novelty" in finding.detail
@@ -115,7 +140,7 @@ def test_a_record_of_an_unknown_kind_is_counted_and_a_warning(tmp_path: Path) ->
 
 @pytest.mark.parametrize("record", [b"\xc1", msgspec.msgpack.encode({"kind": "topic", "name": 7})])
 def test_a_malformed_record_is_a_failure(tmp_path: Path, record: bytes) -> None:
-    change(write_node(tmp_path), "INSERT INTO records VALUES ('x', 40, ?)", record)
+    add_row(write_node(tmp_path), "x", record)
     finding = only_finding(tmp_path)
     assert finding.verdict is Verdict.FAIL
     assert "malformed" in finding.detail
