@@ -89,6 +89,10 @@ chaos: .venv/.test $(MINIO)  ## real processes, real faults, histories checked: 
 fuzz: .venv/.fuzz  ## search by coverage for bytes that break a port, a format or an object: TARGET=name SECONDS=60; keeps what it finds
 	PYTHONPATH=.:tests $(BIN)/python -m fuzz --seconds $(or $(SECONDS),60) $(if $(TARGET),--target $(TARGET))
 
+.PHONY: requests
+requests: .venv/.test  ## ask a broker everything that makes sense, seed after seed: SECONDS=300, or SEED=7 for one
+	PYTHONPATH=.:tests $(BIN)/python -m valid_requests --seconds $(or $(SECONDS),300) $(if $(SEED),--seed $(SEED))
+
 .PHONY: clean
 clean:  ## delete what the other targets made here (the tools' cache stays)
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage htmlcov dist data spark-warehouse

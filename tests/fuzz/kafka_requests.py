@@ -1,13 +1,13 @@
-"""One sound request of every version of every API that is served, with something in every field, made by kio."""
+"""Requests of every version of every API that is served, made by kio's schemas: sound ones, with something in every field."""
 
 from __future__ import annotations
 
 import datetime
 import struct
-from dataclasses import fields, is_dataclass
+from dataclasses import Field, fields, is_dataclass
 from functools import cache
 from types import NoneType
-from typing import Any, get_args, get_origin
+from typing import Any, Protocol, get_args, get_origin
 from uuid import UUID
 
 from kio.index import load_request_schema
@@ -29,23 +29,52 @@ def batch() -> bytes:
     return bytes(build_batch([Record(offset=0, timestamp_ms=1_000, key=b"k", value=b"v")]))
 
 
-def entity(schema: type[Any], topic_id: UUID) -> Any:
-    """A struct with one element in each array."""
-    return schema(**{field.name: _value(field.type, field.metadata.get("kafka_type"), topic_id) for field in fields(schema)})
+class Draw(Protocol):
+    """Chooses what stands in the fields of a request; ``owner`` is the name of the struct."""
+
+    def value(self, owner: str, field: str, kafka_type: str) -> Any: ...
+
+    def elements(self, owner: str, field: str) -> int:
+        """How many elements an array has."""
+        ...
+
+    def is_null(self, owner: str, field: str) -> bool:
+        """Whether a field that may be null is."""
+        ...
 
 
-def _value(kind: Any, kafka_type: str | None, topic_id: UUID) -> Any:
+class Sound:
+    """One element in each array, something in each field."""
+
+    def __init__(self, topic_id: UUID) -> None:
+        self._topic_id = topic_id
+
+    def value(self, owner: str, field: str, kafka_type: str) -> Any:
+        if kafka_type == "records":
+            return batch()
+        return self._topic_id if kafka_type == "uuid" else _VALUES[kafka_type]
+
+    def elements(self, owner: str, field: str) -> int:
+        return 1
+
+    def is_null(self, owner: str, field: str) -> bool:
+        return False
+
+
+def entity(schema: type[Any], draw: Draw) -> Any:
+    """A request, or a struct of one."""
+    return schema(**{field.name: _value(schema.__name__, field, field.type, draw) for field in fields(schema)})
+
+
+def _value(owner: str, field: Field[Any], kind: Any, draw: Draw) -> Any:
     arguments = [argument for argument in get_args(kind) if argument is not NoneType]
     if get_origin(kind) is tuple:
-        return (_value(get_args(kind)[0], kafka_type, topic_id),)
+        return tuple(_value(owner, field, arguments[0], draw) for _ in range(draw.elements(owner, field.name)))
     if NoneType in get_args(kind) and len(arguments) == 1:
-        return _value(arguments[0], kafka_type, topic_id)
+        return None if draw.is_null(owner, field.name) else _value(owner, field, arguments[0], draw)
     if is_dataclass(kind):
-        return entity(kind, topic_id)  # type: ignore[arg-type]  # kio's schemas are classes
-    assert kafka_type is not None
-    if kafka_type == "records":
-        return batch()
-    return topic_id if kafka_type == "uuid" else _VALUES[kafka_type]
+        return entity(kind, draw)  # type: ignore[arg-type]  # kio's schemas are classes
+    return draw.value(owner, field.name, field.metadata["kafka_type"])
 
 
 def frame(api_key: int, version: int, body: bytes, correlation: int = 1) -> bytes:
@@ -55,7 +84,7 @@ def frame(api_key: int, version: int, body: bytes, correlation: int = 1) -> byte
 
 
 def sound_frame(api_key: int, version: int, topic_id: UUID = _VALUES["uuid"]) -> bytes:
-    return frame(api_key, version, encode_entity(entity(load_request_schema(api_key, version), topic_id)))
+    return frame(api_key, version, encode_entity(entity(load_request_schema(api_key, version), Sound(topic_id))))
 
 
 @cache
