@@ -82,8 +82,8 @@ mutants: .venv/.test  ## plant faults in the simulated product and see each foun
 	PYTHONHASHSEED=0 PYTHONPATH=tests $(BIN)/python -W ignore -m simulation.mutants --seeds $(or $(SEEDS),30) $(if $(MUTANT),--mutant $(MUTANT))
 
 .PHONY: chaos
-chaos: .venv/.test $(MINIO)  ## real processes, real faults, histories checked: SECONDS=300, SEED=7 for the same faults again
-	PYTHONPATH=tests $(BIN)/python -m chaos --seconds $(or $(SECONDS),300) $(if $(SEED),--seed $(SEED)) $(if $(RESULTS),--results $(RESULTS))
+chaos: .venv/.test $(MINIO)  ## real processes, real faults, histories checked: SECONDS=300, SEED=7 for the same faults again, ONLY=stop,drain for some
+	PYTHONPATH=tests $(BIN)/python -m chaos --seconds $(or $(SECONDS),300) $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY)) $(if $(RESULTS),--results $(RESULTS))
 
 .PHONY: fuzz
 fuzz: .venv/.fuzz  ## search by coverage for bytes that break a port, a format or an object: TARGET=name SECONDS=60; keeps what it finds

@@ -27,7 +27,8 @@ def main() -> int:
     results.mkdir(parents=True)
     # What the client libraries complain about is expected, and may be of interest afterwards.
     logging.basicConfig(filename=results / "clients.log", level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
-    run = ChaosRun(Options(seconds=arguments.seconds, seed=seed, results=results.absolute()), display.say)
+    only = tuple(arguments.only.split(",")) if arguments.only else ()
+    run = ChaosRun(Options(seconds=arguments.seconds, seed=seed, results=results.absolute(), only=only), display.say)
     with display.showing(run):
         result = run.run()
     display.summary(result)
@@ -45,6 +46,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m chaos", description=__doc__)
     parser.add_argument("--seconds", type=float, default=300, help="how long faults happen")
     parser.add_argument("--seed", type=int, help="which faults (default: any)")
+    parser.add_argument("--only", default="", help="faults with one of these words only: stop,drain,roll")
     parser.add_argument("--results", type=Path, help="directory to make (default: below the system's temporary one)")
     return parser.parse_args()
 

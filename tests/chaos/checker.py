@@ -19,8 +19,9 @@ One pass over the operations, then one over what was learnt; memory grows with t
 | ``phantom`` | a value that nobody had sent there |
 | ``corrupt`` | a record with other bytes than were sent |
 
-What an idempotent producer had under way when it began a new epoch it sends again in that epoch, where no broker can recognise
-it (librdkafka after a time-out or a gap in its sequence, KIP-360): such duplicates are its own, and only noted.
+An idempotent librdkafka producer begins a new epoch when a record of it timed out, and sends again in that epoch what was under
+way, where no broker can recognise it (KIP-360): such duplicates are its own, and only noted. A new epoch that a broker's answer
+made it begin excuses nothing.
 
 Source of the notions: Jepsen's Kafka workload; lost commits, corruption and the order in real time are ours.
 """
@@ -35,6 +36,8 @@ from dataclasses import dataclass, field
 from chaos.history import CORRUPT, Operation, Pair
 
 EXAMPLES_MAX = 20
+_OWN_REASON = "timed out"
+"""In librdkafka's reason for a new epoch that no broker's answer caused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +136,7 @@ class Checker:
         self._gaps: list[_Gap] = []
         self._duplicates: list[_Duplicate] = []
         self._epochs: dict[str, list[int]] = {}
-        """By client, the operations with which it began a new producer epoch."""
+        """By client, the operations with which it began a new producer epoch for reasons of its own."""
         self._counts: Counter[str] = Counter()
         self._notes: Counter[str] = Counter()
         self._examples: list[Anomaly] = []
@@ -149,7 +152,7 @@ class Checker:
             self._assign(operation)
         elif operation.f == "commit":
             self._commit(operation)
-        elif operation.f == "epoch":
+        elif operation.f == "epoch" and _OWN_REASON in operation.error:
             self._epochs.setdefault(operation.client, []).append(operation.index)
 
     def finish(self) -> Verdict:

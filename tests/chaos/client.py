@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import traceback
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 from chaos.history import Recorder
 
@@ -21,6 +22,10 @@ class Client(ABC):
         self.failure = ""
         """Traceback of what ended the client before its time: a fault of the test, or of the client library."""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def final_problems(self, bootstrap: str) -> Sequence[str]:
+        """What the client finds wrong once it has stopped and all faults are over."""
+        return ()
 
     @abstractmethod
     def run_session(self) -> None:

@@ -9,6 +9,7 @@ import json
 import os
 import secrets
 import signal
+import subprocess
 import sys
 from base64 import urlsafe_b64encode
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,8 @@ from typing import Any, Final
 
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from chaos.java_producer import PARTITIONS as JAVA_PARTITIONS
+from chaos.java_producer import TOPIC as JAVA_TOPIC
 from chaos.links import CLIENTS, links_of
 from chaos.proxy_process import ProxyProcess
 from chaos.tether import PARENT
@@ -32,6 +35,9 @@ from stratalog_core.errors import Unavailable
 
 SIZES: Final = Sizes(metadata=3, bookies=4, brokers=3, tiering=2)
 _MIB: Final = 1024 * 1024
+_COMMAND_S: Final = 120.0
+_STOP_S: Final = 45.0
+"""Three times what a process gives itself ([node] stop_timeout_s), because the machine is shared."""
 _SHORT: Final[Mapping[str, Mapping[str, Any]]] = {
     "metadata": {"snapshot_entries": 300, "kept_entries": 100, "log_segment_bytes": 65_536},
     "bookie": {
@@ -53,6 +59,8 @@ _SHORT: Final[Mapping[str, Mapping[str, Any]]] = {
         "grace_ms": 120_000,
         "retry_ms_max": 2000,
         "segment_bytes": 4 * _MIB,
+        # Beside other load on the machine a worker that gives way takes a minute to start.
+        "niceness": 0,
     },
 }
 """Settings of each role, beside the defaults."""
@@ -114,6 +122,9 @@ class ChaosCluster:
             NewTopic(name, num_partitions=PARTITIONS, replication_factor=3, config=dict(configs))
             for name, configs in TOPICS.items()
         ]
+        new.append(
+            NewTopic(JAVA_TOPIC, num_partitions=JAVA_PARTITIONS, replication_factor=3, config={"min.insync.replicas": "2"})
+        )
         for future in admin.create_topics(new).values():
             future.result(60)
 
@@ -142,6 +153,32 @@ class ChaosCluster:
     def kill(self, name: str) -> None:
         """SIGKILL."""
         processes.kill(self._process(name))
+
+    def stop(self, name: str) -> bool:
+        """SIGTERM; False if the process had to be killed."""
+        return not processes.stop([self._process(name)], grace_s=_STOP_S)
+
+    def is_ready(self, name: str) -> bool:
+        """Whether the process serves, by its own health check."""
+        config = self._data / "config" / f"{name}.toml"
+        return self._run("ready", self._process(name).role, "--config", str(config))[0] == 0
+
+    def command(self, *words: str) -> tuple[int, str]:
+        """Exit code and output of a ``stratalog`` command that finds the cluster by its directory."""
+        return self._run(*words, "--data", str(self._data))
+
+    def _run(self, *words: str) -> tuple[int, str]:
+        """The client's own connections do not go through the proxy."""
+        command = [sys.executable, "-m", "stratalog", *words]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_S, check=False)
+        return done.returncode, done.stdout
+
+    def address(self, name: str) -> str:
+        return self._process(name).address
+
+    def clock_control(self, name: str) -> Path:
+        """The file that sets this process's clock; see :mod:`chaos.jumping_clock`."""
+        return self.control(name).with_suffix(".clock")
 
     def pause(self, name: str) -> None:
         """SIGSTOP."""

@@ -1,7 +1,7 @@
 """``python -m chaos.faulty_role ROLE --config FILE --routes FILE --faults FILE``: a role of ours behind borders that can break.
 
-The role is the very one that ``stratalog ROLE`` runs. Its disks go through :mod:`chaos.faulty_files`; its requests to other
-processes go to the addresses of the proxy that ``--routes`` names, a link of its own for each of them.
+The role is the one that ``stratalog ROLE`` runs. Its disks are :mod:`chaos.faulty_files`, its clock is
+:mod:`chaos.jumping_clock`, and its requests to other processes go through the proxy: ``--routes`` names a link for each.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from importlib import import_module
 from pathlib import Path
 
 from chaos.faulty_files import FaultyFiles
+from chaos.jumping_clock import JumpingClock
 from chaos.tether import tether
 from stratalog.exit_codes import ExitCode
 from stratalog.roles.runtime import Borders, Configuration, run
@@ -45,6 +46,7 @@ def main() -> int:
     borders = Borders(
         transport=partial(RoutedTransport, json.loads(arguments.routes.read_text())),
         files=partial(FaultyFiles, faults=arguments.faults),
+        clock=partial(JumpingClock, arguments.faults.with_suffix(".clock")),
     )
     start = import_module(f"stratalog.roles.{arguments.role}").start
     try:

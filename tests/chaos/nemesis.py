@@ -1,47 +1,159 @@
-"""Breaks what a step says and mends it again."""
+"""Breaks what a step says and repairs it again."""
 
 from __future__ import annotations
 
+import json
+import random
+import shutil
+import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Final
 
 from chaos.cluster import ChaosCluster
 from chaos.faulty_files import clear_fault, set_fault
 from chaos.history import NEMESIS, Recorder
+from chaos.jumping_clock import set_clock
 from chaos.schedule import RESTART_AFTER, Fault
+from stratalog.exit_codes import ExitCode
+
+_READY_S: Final = 30.0
+_UNDO_S: Final = 180.0
+_RETRY_S: Final = 0.5
+_ROT_KEPT: Final = 2
+"""Newest log files of a bookie that do not rot: a bookie rightly refuses to start on a damaged tail."""
+
+Act = Callable[[Fault], None]
 
 
 class Nemesis:
-    """Acts on one cluster, from the thread that started it; writes what it does into the history."""
+    """Acts on one cluster, from the thread that started it; writes what it does into the history.
 
-    def __init__(self, cluster: ChaosCluster, recorder: Recorder) -> None:
+    ``problem`` is told what an operator's command could not undo, and which process ignored SIGTERM.
+    """
+
+    def __init__(self, cluster: ChaosCluster, recorder: Recorder, problem: Callable[[str], None], seed: int) -> None:
         self._cluster = cluster
         self._recorder = recorder
+        self._problem = problem
+        self._random = random.Random(seed)
+        self._begin: dict[str, Act] = {
+            "link": lambda fault: cluster.proxy.set_mode(fault.mode, fault.links),
+            "disk": lambda fault: self._each(fault, lambda name: set_fault(cluster.control(name), fault.disk)),
+            "kill": lambda fault: self._each(fault, cluster.kill),
+            "stop": lambda fault: self._each(fault, self._stop),
+            "pause": lambda fault: self._each(fault, cluster.pause),
+            "clock": lambda fault: self._each(fault, lambda name: set_clock(cluster.clock_control(name), fault.offset_ms)),
+            "roll": lambda fault: self._each(fault, self._restart),
+            "rot": lambda fault: self._each(fault, self._rot),
+            "drain": lambda fault: self._each(fault, lambda name: self._try("broker", "drain", _number(name), "--no-wait")),
+            "decommission": lambda fault: self._each(fault, lambda name: self._try("bookie", "decommission", name)),
+            "replace": lambda fault: self._each(
+                fault, lambda name: self._try("metadata", "remove", _number(name), "--timeout", "20")
+            ),
+        }
+        self._end: dict[str, Act] = {
+            "link": lambda fault: cluster.proxy.set_mode("pass", fault.links),
+            "disk": self._repair_disks,
+            "pause": lambda fault: self._each(fault, cluster.resume),
+            "clock": lambda fault: self._each(fault, lambda name: set_clock(cluster.clock_control(name), 0)),
+            "drain": lambda fault: self._each(fault, lambda name: self._undo("broker", "undrain", _number(name))),
+            "decommission": lambda fault: self._each(
+                fault, lambda name: self._undo("bookie", "decommission", name, "--cancel")
+            ),
+            "replace": lambda fault: self._each(fault, self._add_again),
+        }  # fmt: skip
 
     def begin(self, fault: Fault) -> None:
         """Break it."""
         self._recorder.record(NEMESIS, "info", "fault", error=f"begin {fault}")
-        if fault.action == "link":
-            self._cluster.proxy.set_mode(fault.mode, fault.links)
-        elif fault.action == "disk":
-            for name in fault.processes:
-                set_fault(self._cluster.control(name), fault.disk)
-        else:
-            act: Callable[[str], None] = self._cluster.kill if fault.action == "kill" else self._cluster.pause
-            for name in fault.processes:
-                act(name)
+        self._begin[fault.action](fault)
 
     def end(self, fault: Fault) -> None:
-        """Mend it; a process that comes back has been started when this returns, and may not serve yet."""
-        if fault.action == "link":
-            self._cluster.proxy.set_mode("pass", fault.links)
-        elif fault.action == "disk":
-            for name in fault.processes:
-                clear_fault(self._cluster.control(name))
-                if any(trouble in fault.kind for trouble in RESTART_AFTER):
-                    self._cluster.kill(name)
-        elif fault.action == "pause":
-            for name in fault.processes:
-                self._cluster.resume(name)
-        for name in fault.processes:
-            self._cluster.launch(name)
+        """Repair it; a process that comes back has been started when this returns, and may not serve yet."""
+        repair = self._end.get(fault.action)
+        if repair is not None:
+            repair(fault)
+        self._each(fault, self._cluster.launch)
         self._recorder.record(NEMESIS, "info", "fault", error=f"end {fault}")
+
+    def _each(self, fault: Fault, act: Callable[[str], None]) -> None:
+        for name in fault.processes:
+            act(name)
+
+    # -- processes
+
+    def _stop(self, name: str) -> None:
+        if not self._cluster.stop(name):
+            self._problem(f"{name} ignored SIGTERM and was killed; see its log")
+
+    def _restart(self, name: str) -> None:
+        self._stop(name)
+        self._cluster.launch(name)
+        deadline = time.monotonic() + _READY_S
+        while not self._cluster.is_ready(name) and time.monotonic() < deadline:
+            time.sleep(_RETRY_S)
+
+    # -- disks
+
+    def _repair_disks(self, fault: Fault) -> None:
+        for name in fault.processes:
+            clear_fault(self._cluster.control(name))
+            if any(trouble in fault.kind for trouble in RESTART_AFTER):
+                self._cluster.kill(name)
+
+    def _rot(self, name: str) -> None:
+        """Change one bit in one of a bookie's older log files."""
+        files = sorted((self._cluster.data / name).rglob("*.log"), key=lambda path: path.stat().st_mtime_ns)[:-_ROT_KEPT]
+        if files:
+            flip_bit(self._random.choice(files), self._random)
+
+    # -- operators' commands
+
+    def _try(self, *words: str) -> None:
+        """A command that may fail while other faults last; a refusal changes nothing."""
+        self._cluster.command(*words)
+
+    def _undo(self, *words: str) -> None:
+        """A command that must succeed, or find nothing to undo, soon after the faults are over."""
+        deadline = time.monotonic() + _UNDO_S
+        while (code := self._cluster.command(*words)[0]) not in (ExitCode.OK, ExitCode.NOT_FOUND):
+            if time.monotonic() > deadline:
+                self._problem(f"`stratalog {' '.join(words)}` still ends with {code} after {_UNDO_S:.0f} s")
+                return
+            time.sleep(_RETRY_S)
+
+    def _add_again(self, name: str) -> None:
+        """Bring a metadata node that was removed back, on an empty disk; nothing is done to one that still is a member."""
+        deadline = time.monotonic() + _UNDO_S
+        while (members := self._members()) is None:
+            if time.monotonic() > deadline:
+                self._problem(f"no metadata leader {_UNDO_S:.0f} s after {name} was to be removed")
+                return
+            time.sleep(_RETRY_S)
+        if int(_number(name)) in members:
+            return
+        self._cluster.kill(name)
+        shutil.rmtree(self._cluster.data / name)
+        self._cluster.launch(name)
+        self._undo("metadata", "add", f"{_number(name)}={self._cluster.address(name)}")
+
+    def _members(self) -> set[int] | None:
+        """Ids of the quorum's members as its leader tells them; ``None`` without a leader."""
+        code, output = self._cluster.command("metadata", "status", "--json")
+        status = json.loads(output) if code == ExitCode.OK else {}
+        return {row["node"] for row in status["members"]} if status.get("leader") else None
+
+
+def flip_bit(path: Path, draw: random.Random) -> None:
+    """Change one bit anywhere in the file."""
+    with path.open("r+b") as file:
+        position = draw.randrange(path.stat().st_size)
+        file.seek(position)
+        (byte,) = file.read(1)
+        file.seek(position)
+        file.write(bytes([byte ^ (1 << draw.randrange(8))]))
+
+
+def _number(name: str) -> str:
+    return name.rpartition("-")[2]

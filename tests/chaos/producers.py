@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import random
+import re
 import threading
 import time
 from typing import Final
@@ -94,8 +95,12 @@ class SteadyProducer(Client):
         return self._random.randrange(_OVERSIZED_EVERY) == 0
 
 
+_DRAIN: Final = re.compile(r"Beginning partition drain for .* with in-flight requests: (.*)")
+"""What librdkafka logs (debug=eos) before it bumps its epoch or asks for a new producer id, with the reason."""
+
+
 class _Epochs(logging.Handler):
-    """Records when librdkafka begins a new epoch: what it logs comes by the same queue as its deliveries, in their order."""
+    """Records when and why librdkafka begins a new epoch: its log comes by the same queue as its deliveries, in their order."""
 
     def __init__(self, name: str, recorder: Recorder) -> None:
         super().__init__()
@@ -104,8 +109,9 @@ class _Epochs(logging.Handler):
         self._process = recorder.new_process()
 
     def emit(self, record: logging.LogRecord) -> None:
-        if "state change Drain" in record.getMessage():
-            self._recorder.record(self._process, "info", "epoch", client=self._name)
+        reason = _DRAIN.search(record.getMessage())
+        if reason:
+            self._recorder.record(self._process, "info", "epoch", client=self._name, error=reason[1])
 
 
 class LibrdkafkaProducer(SteadyProducer):

@@ -70,15 +70,20 @@ class Progress:
         with self._lock:
             return [key for key, newest in self._newest.items() if newest < moment_ns]
 
+    def longest_gaps_s(self, windows: Sequence[Window]) -> list[float]:
+        """For each window the longest time in which one of the partitions confirmed nothing."""
+        with self._lock:
+            each = [list(times) for times in self._confirmed.values()]
+        return [max(longest_gap_s(times, window) for times in each) for window in windows]
+
     def unavailability(self, windows: Sequence[Window]) -> list[Unavailability]:
         """One row for each kind of fault, in order of their names."""
         with self._lock:
-            each = [list(times) for times in self._confirmed.values()]
-        everything = sorted(time for times in each for time in times)
+            everything = sorted(time for times in self._confirmed.values() for time in times)
         rows = []
         for kind in sorted({window.kind for window in windows}):
             found = [window for window in windows if window.kind == kind]
-            gaps = [max(longest_gap_s(times, window) for times in each) for window in found]
+            gaps = self.longest_gaps_s(found)
             recoveries = [(window.recovered_ns - window.ended_ns) / 1e9 for window in found]
             rows.append(
                 Unavailability(

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
+from chaos.administrator import Administrator
 from chaos.checker import Verdict, check, offending
 from chaos.client import Client
 from chaos.cluster import ChaosCluster, log_tail
@@ -20,6 +21,7 @@ from chaos.consumers import AsyncGroupMember, GroupMember, Replayer, TailReader
 from chaos.edn import write_edn
 from chaos.final_reads import read_everything
 from chaos.history import Recorder, read_history
+from chaos.java_producer import JavaProducer
 from chaos.nemesis import Nemesis
 from chaos.producers import LibrdkafkaProducer, PythonProducer
 from chaos.progress import Progress, Unavailability, Window
@@ -30,6 +32,8 @@ from chaos.workload import KEYS, TOPICS, Values
 LIVENESS_S: Final = 240.0
 """All partitions must take records so soon after the faults end; generous, for machines that are shared."""
 START_S: Final = 120.0
+TAKEOVER_S: Final = 30.0
+"""Sessions end after 4 s, and a client's requests after 10 s; twice, and what a busy machine adds."""
 _FINAL_READ_S: Final = 400.0
 _COMMAND_S: Final = 400.0
 _SETTLE_S: Final = 90.0
@@ -45,6 +49,8 @@ class Options:
     seconds: float
     seed: int
     results: Path
+    only: tuple[str, ...] = ()
+    """Words that choose faults; see :class:`chaos.schedule.Schedule`."""
     sends_per_s: float = 160.0
 
 
@@ -76,6 +82,8 @@ class ChaosRun:
         self._recorder = Recorder(self._history, [self.progress])
         self._result = Result()
         self._windows: list[Window] = []
+        self._bounds: list[float] = []
+        """Of each window, in seconds: for so long at most may a partition have confirmed nothing."""
         self._stalls = Stalls()
 
     def run(self) -> Result:
@@ -122,16 +130,18 @@ class ChaosRun:
             GroupMember("member-1", recorder, bootstrap, seed=seed + 6),
             GroupMember("member-2", recorder, bootstrap, seed=seed + 7),
             AsyncGroupMember("member-3", recorder, bootstrap, seed=seed + 8),
+            JavaProducer("java", recorder, bootstrap, self._options.results, per_s=round(share)),
+            Administrator("administrator", recorder, bootstrap, seed=seed + 9),
         ]
 
     # -- faults
 
     def _break(self, cluster: ChaosCluster) -> None:
-        nemesis = Nemesis(cluster, self._recorder)
+        nemesis = Nemesis(cluster, self._recorder, self._problem, self._options.seed)
         names = {role: cluster.names(role) for role in ("metadata", "bookie", "broker", "tiering", "store")}
         self._await_live(self._recorder.now_ns(), "at the start")
         until = time.monotonic() + self._options.seconds
-        for step in Schedule(self._options.seed, names, cluster.links).steps():
+        for step in Schedule(self._options.seed, names, cluster.links, self._options.only).steps():
             if time.monotonic() + step.hold_s > until:
                 return
             self._take(step, nemesis, cluster)
@@ -151,7 +161,9 @@ class ChaosRun:
         self._await_live(ended_ns, f"after {' + '.join(map(str, step.faults))}")
         recovered_ns = self._recorder.now_ns()
         kind = step.faults[0].kind if len(step.faults) == 1 else "two at once"
-        self._windows.append(Window(kind=kind, began_ns=began_ns, ended_ns=ended_ns, recovered_ns=recovered_ns))
+        window = Window(kind=kind, began_ns=began_ns, ended_ns=ended_ns, recovered_ns=recovered_ns)
+        self._windows.append(window)
+        self._bounds.append(bound_s(step.faults, (ended_ns - began_ns) / 1e9))
         time.sleep(step.quiet_s)
 
     def _note_ended(self, cluster: ChaosCluster, faults: Sequence[Fault]) -> None:
@@ -179,6 +191,7 @@ class ChaosRun:
         self.phase = "healed, waiting for all"
         cluster.wait_until_whole(START_S)
         self._stop(clients)
+        self._ask(clients, cluster)
         self._read("final-hot-and-cold", cluster)
         self.phase = "moving everything to the store"
         self._command(cluster, "tier", "offload", *TOPICS, "--wait", "--delete-hot")
@@ -202,6 +215,11 @@ class ChaosRun:
                 self._result.numbers[f"sessions of {client.name} without progress, begun anew"] = client.sessions_given_up
             if client.failure:
                 self._problem(f"client {client.name} failed: {client.failure}")
+
+    def _ask(self, clients: Sequence[Client], cluster: ChaosCluster) -> None:
+        for client in clients:
+            for problem in client.final_problems(cluster.bootstrap):
+                self._problem(problem)
 
     def _read(self, name: str, cluster: ChaosCluster) -> None:
         self.phase = f"reading everything ({name})"
@@ -234,6 +252,7 @@ class ChaosRun:
         result, directory = self._result, self._options.results
         result.verdict = check(read_history(self._history))
         result.unavailability = self.progress.unavailability(self._windows)
+        self._judge_unavailability()
         result.numbers |= {"seed": self._options.seed, "seconds": self._options.seconds, "faults": len(self._windows)}
         result.numbers |= {f"sends {type}": count for type, count in sorted(self.progress.counts.items())}
         stalls = self._stalls
@@ -246,3 +265,15 @@ class ChaosRun:
             lines = [json.dumps(msgspec.to_builtins(found)) for found in offending(result.verdict, read_history(self._history))]
             (directory / "offending.jsonl").write_text("\n".join(lines) + "\n")
         (directory / "summary.json").write_text(json.dumps(msgspec.to_builtins(result), indent=2) + "\n")
+
+    def _judge_unavailability(self) -> None:
+        """Report partitions that were silent for longer than their fault explains; the machine's own stalls are deducted."""
+        gaps = self.progress.longest_gaps_s(self._windows)
+        for window, gap_s, bound in zip(self._windows, gaps, self._bounds, strict=True):
+            if gap_s - self._stalls.total_s > bound:
+                self._problem(f"{window.kind}: a partition confirmed nothing for {gap_s:.1f} s; the bound is {bound:.0f} s")
+
+
+def bound_s(faults: Sequence[Fault], held_s: float) -> float:
+    """How long a partition may confirm nothing: until others have taken over, plus faults that nobody can go around."""
+    return TAKEOVER_S + (held_s if any(fault.blocks for fault in faults) else 0.0)

@@ -13,6 +13,7 @@ from typing import Final
 from chaos.faulty_files import HEALTHY, DiskFault
 from chaos.links import CLIENTS, Link, between
 from chaos.modes import Mode
+from stratalog_core.errors import Invalid
 
 Names = Mapping[str, Sequence[str]]
 """Names of the processes by role."""
@@ -28,6 +29,10 @@ class Fault:
     links: tuple[str, ...] = ()
     mode: Mode = "pass"
     disk: DiskFault = HEALTHY
+    offset_ms: int = 0
+    """Of a clock that jumps."""
+    blocks: bool = True
+    """It may keep partitions from taking records for as long as it lasts; else only until others have taken over."""
 
     def __str__(self) -> str:
         return f"{self.kind} ({', '.join(self.processes or self.links[:3])}{' …' if len(self.links) > 3 else ''})"
@@ -43,6 +48,12 @@ class Step:
 
 
 _ROLES: Final = ("metadata", "bookie", "broker", "tiering", "store")
+_SPARED: Final = {"metadata": 1, "bookie": 1, "broker": 2, "tiering": 2, "store": 1}
+"""So many processes of a role may be missing, and all partitions take records once others have taken over."""
+_JUMPS_MS: Final = (-90_000, -5_000, 5_000, 60_000)
+"""Forwards by less than the grace period of removed objects."""
+ROTTING: Final = "bookie-1"
+"""The only bookie whose disk rots, so that every entry keeps other copies."""
 _COMBINED_SHARE: Final = 0.35
 _ALL_SHARE: Final = 0.15
 _HOLD_S: Final = (2.0, 7.0)
@@ -74,11 +85,16 @@ RESTART_AFTER: Final = frozenset({"write error", "sync error"})
 
 @dataclass(slots=True)
 class Schedule:
-    """An endless sequence of steps for the processes ``names`` and the ways between them."""
+    """An endless sequence of steps for the processes ``names`` and the links between them.
+
+    ``only``: words of which a fault's card must have one ("kill", "broker"); empty: every fault. ``steps`` raises ``Invalid``
+    if no card has one.
+    """
 
     seed: int
     names: Names
     links: Sequence[Link]
+    only: Sequence[str] = ()
     _random: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
@@ -102,13 +118,21 @@ class Schedule:
             yield self._random.random()
 
     def _deck(self) -> list[tuple[str, ...]]:
-        deck: list[tuple[str, ...]] = [(action, role) for action in ("kill", "pause", "long pause") for role in _ROLES]
+        actions = ("kill", "stop", "pause", "long pause")
+        deck: list[tuple[str, ...]] = [(action, role) for action in actions for role in _ROLES]
+        deck += [("roll", role) for role in ("metadata", "bookie", "broker", "tiering")]
+        deck += [("clock", role) for role in ("metadata", "bookie", "broker", "tiering")]
+        deck += [("drain", "broker"), ("decommission", "bookie"), ("replace", "metadata"), ("rot", "bookie")]
         deck += [("link", mode, *pair) for mode in _MODES for pair in _PAIRS]
         deck += [("isolate", mode, role) for mode in ("cut", "reset") for role in _ROLES]
         deck += [("everything", action) for action in ("kill", "pause")]
         deck += [("disk", trouble, role) for trouble in _DISKS for role in ("metadata", "bookie")]
-        self._random.shuffle(deck)
-        return deck
+        chosen = [card for card in deck if not self.only or set(card) & set(self.only)]
+        if not chosen:
+            words = ", ".join(sorted({word for card in deck for word in card}))
+            raise Invalid(f"no fault is called {' or '.join(self.only)}; the words are {words}")
+        self._random.shuffle(chosen)
+        return chosen
 
     def _fault(self, card: tuple[str, ...]) -> Fault:
         if card[0] == "link":
@@ -117,12 +141,29 @@ class Schedule:
             return self._isolate(*card[1:])
         if card[0] == "disk":
             trouble, role = card[1:]
-            return Fault(kind=f"disk {trouble} {role}", action="disk", processes=self._some(role, 0.3), disk=_DISKS[trouble])
+            names = self._some(role, 0.3)
+            return Fault(
+                kind=f"disk {trouble} {role}", action="disk", processes=names, disk=_DISKS[trouble], blocks=_blocks(role, names)
+            )
         if card[0] == "everything":
             names = tuple(name for role in _ROLES for name in self.names[role])
             return Fault(kind=f"{card[1]} everything", action=card[1], processes=names)
         action, role = card
-        return Fault(kind=f"{action} {role}", action="pause" if "pause" in action else action, processes=self._some(role))
+        kind = f"{action} {role}"
+        if action in ("drain", "decommission", "replace", "roll"):
+            names = tuple(self.names[role]) if action == "roll" else self._one(role)
+            return Fault(kind=kind, action=action, processes=names, blocks=False)
+        if action == "rot":
+            return Fault(kind=kind, action=action, processes=(ROTTING,), blocks=False)
+        if action == "clock":
+            jump = self._random.choice(_JUMPS_MS)
+            return Fault(kind=kind, action=action, processes=self._some(role), offset_ms=jump, blocks=False)
+        names = self._some(role)
+        action = "pause" if "pause" in action else action
+        return Fault(kind=kind, action=action, processes=names, blocks=_blocks(role, names))
+
+    def _one(self, role: str) -> tuple[str, ...]:
+        return (self._random.choice(list(self.names[role])),)
 
     def _some(self, role: str, others_share: float = 0.25) -> tuple[str, ...]:
         """One of the role; sometimes two, sometimes all."""
@@ -146,6 +187,10 @@ class Schedule:
         others = [CLIENTS, *(other for names in self.names.values() for other in names if other != name)]
         links = tuple(between(self.links, (name,), others))
         return Fault(kind=f"isolate {role} ({mode})", action="link", links=links, mode=_mode(mode))
+
+
+def _blocks(role: str, names: Sequence[str]) -> bool:
+    return len(names) > _SPARED[role]
 
 
 def _mode(text: str) -> Mode:

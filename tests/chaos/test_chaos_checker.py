@@ -105,21 +105,27 @@ def test_duplicates_count_for_idempotent_producers_only(history: History) -> Non
     assert history.verdict().notes == {"duplicates of producers without idempotence": 1}
 
 
-@pytest.mark.parametrize(("client", "anomalies"), [("a", {}), ("b", {"duplicate": 1})])
-def test_a_producer_that_began_a_new_epoch_meanwhile_may_repeat_itself(
-    history: History, client: str, anomalies: dict[str, int]
+TIMED_OUT = "1 message(s) timed out on topic [0]"
+
+
+@pytest.mark.parametrize(
+    ("client", "reason", "anomalies"),
+    [("a", TIMED_OUT, {}), ("b", TIMED_OUT, {"duplicate": 1}), ("a", "skipped sequence numbers", {"duplicate": 1})],
+)
+def test_a_producer_that_began_a_new_epoch_after_a_time_out_may_repeat_itself(
+    history: History, client: str, reason: str, anomalies: dict[str, int]
 ) -> None:
     history.begin(2, client=client)
-    history.add(900, "info", "epoch", client="a")
+    history.add(900, "info", "epoch", client="a", error=reason)
     history.end(2, "ok", 5)
     history.poll((1, 2), (5, 2))
     assert history.verdict().counts == anomalies
 
 
 def test_an_epoch_before_or_after_excuses_nothing(history: History) -> None:
-    history.add(900, "info", "epoch", client="a")
+    history.add(900, "info", "epoch", client="a", error=TIMED_OUT)
     history.send(2, 5)
-    history.add(900, "info", "epoch", client="a")
+    history.add(900, "info", "epoch", client="a", error=TIMED_OUT)
     history.poll((1, 2), (5, 2))
     assert history.verdict().counts == {"duplicate": 1}
 

@@ -6,6 +6,8 @@ from typing import Any
 
 from chaos.history import Operation
 from chaos.progress import Progress, Window, longest_gap_s
+from chaos.run import TAKEOVER_S, bound_s
+from chaos.schedule import Fault
 
 SECOND = 1_000_000_000
 
@@ -32,6 +34,13 @@ def test_gaps_that_reach_into_the_window_count_in_full() -> None:
     times = [moment * SECOND for moment in (1, 9, 11, 14, 20, 40)]
     assert longest_gap_s(times, window) == 6
     assert longest_gap_s([], window) == 5
+
+
+def test_faults_that_others_can_go_around_do_not_extend_the_bound() -> None:
+    around = Fault(kind="kill broker", action="kill", processes=("broker-1",), blocks=False)
+    through = Fault(kind="kill broker", action="kill", processes=("broker-1", "broker-2", "broker-3"))
+    assert bound_s([around], 7.0) == TAKEOVER_S
+    assert bound_s([around, through], 7.0) == TAKEOVER_S + 7.0
 
 
 def test_unavailability_is_that_of_the_worst_partition_and_of_all_together() -> None:

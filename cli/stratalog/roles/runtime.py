@@ -49,10 +49,11 @@ class Configuration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Borders:
-    """How a process reaches network and disks; tests that break them on purpose bring their own."""
+    """How a process reaches network, disks and clock; tests that break these bring their own."""
 
     transport: Callable[[], Transport] = TcpTransport
     files: Callable[[Path], Files] = SystemFiles
+    clock: Callable[[], Clock] = SystemClock
 
 
 SYSTEM_BORDERS = Borders()
@@ -64,7 +65,7 @@ class Node:
     def __init__(self, configuration: Configuration, stack: AsyncExitStack, borders: Borders = SYSTEM_BORDERS) -> None:
         self.configuration = configuration
         self.settings = configuration.section(NodeSettings, "node")
-        self.clock: Clock = SystemClock()
+        self.clock = borders.clock()
         self.random: Random = random.Random(os.urandom(32))
         self.transport = borders.transport()
         self._files = borders.files

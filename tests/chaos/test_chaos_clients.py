@@ -1,0 +1,55 @@
+"""What the administrator and Java's producer find wrong at the end, the clock that jumps, and the bit that flips."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from chaos.administrator import wrong_topics
+from chaos.java_producer import wrong_places
+from chaos.jumping_clock import JumpingClock, set_clock
+from chaos.nemesis import flip_bit
+
+
+@pytest.mark.parametrize(
+    ("found", "problems"),
+    [
+        ({"a": 2, "unknown": 1}, []),
+        ({}, ["topic a was created and is gone"]),
+        ({"a": 1}, ["topic a has 1 partitions and should have 2"]),
+        ({"a": 2, "b": 1}, ["topic b was deleted and is there"]),
+    ],
+)
+def test_topics_are_compared_with_what_was_confirmed(found: dict[str, int], problems: list[str]) -> None:
+    assert wrong_topics(found, {"a": 2}, {"b"}) == problems
+
+
+def test_acknowledged_values_are_at_their_places_once() -> None:
+    acknowledged = {"1.0": (0, 0), "1.1": (1, 0)}
+    assert wrong_places([("1.0", (0, 0)), ("1.1", (1, 0)), ("1.2", (0, 1))], acknowledged) == []
+    (lost,) = wrong_places([("1.0", (0, 0))], acknowledged)
+    assert "1.1 at None instead of (1, 0)" in lost
+    (moved,) = wrong_places([("1.0", (0, 0)), ("1.1", (1, 1))], acknowledged)
+    assert "1.1 at (1, 1) instead of (1, 0)" in moved
+    (twice,) = wrong_places([("1.0", (0, 0)), ("1.1", (1, 0)), ("1.2", (0, 1)), ("1.2", (0, 2))], acknowledged)
+    assert "1 values are there twice: 1.2" in twice
+
+
+def test_the_wall_clock_jumps_and_the_monotonic_clock_does_not(tmp_path: Path) -> None:
+    control = tmp_path / "bookie-1.clock"
+    set_clock(control, 3_600_000)
+    true = JumpingClock(tmp_path / "none.clock")
+    ahead = JumpingClock(control)
+    assert 3_590_000 < ahead.wall_ms() - true.wall_ms() < 3_610_000
+    assert abs(ahead.monotonic() - true.monotonic()) < 60
+    set_clock(control, -3_600_000)
+    assert JumpingClock(control).wall_ms() < true.wall_ms()
+
+
+def test_one_bit_of_the_file_flips(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(100))
+    flip_bit(path, random.Random(1))
+    assert sum(byte.bit_count() for byte in path.read_bytes()) == 1
