@@ -83,7 +83,7 @@ class BrokerSettings:
         600_000, help="An open ledger without an append for so long is sealed", minimum=1_000, maximum=7 * 86_400_000
     )
     checkpoint_part_bytes: int = setting(
-        _MIB, help="Size of one entry of a ledger's checkpoint; larger state takes several", minimum=1024, maximum=16 * _MIB
+        _MIB, help="Size of one entry of a ledger's checkpoint; larger state takes several", minimum=64, maximum=16 * _MIB
     )
     append_timeout_ms: int = setting(
         30_000, help="Upper bound on the time in which a batch must reach its quorum", minimum=100, maximum=600_000

@@ -44,7 +44,9 @@ class LedgerOpening:
         """
         writer = await self._open(topic, base_offset, listener)
         try:
-            for part in checkpoint:
+            for number, part in enumerate(checkpoint):
+                if number:
+                    await asyncio.sleep(0)  # the checksums of a large checkpoint must not hold up the event loop
                 await _append(writer, part)
         except BaseException:
             writer.abandon()

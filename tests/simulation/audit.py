@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
+from uuid import UUID
 
 from simulation.copies import Copies
 from simulation.promises import Promises
@@ -54,6 +55,9 @@ class Audit:
         self.records_max = 0
         self.on_committed: Callable[[Entry, Sequence[Change], Mapping[str, Record]], None] = lambda *committed: None
         """Told of each command's changes, with the records before them."""
+        self.on_internal_opening: Callable[[int, int], None] = lambda broker_id, unfinished: None
+        """Told of each ledger that enters the log of an internal topic, before its owner hears of it: the owner's id, and how
+        many ledgers in a row before it have no durable checkpoint."""
         self._note = note
         self._bucket = bucket
         self._entries: dict[int, Entry] = {}
@@ -167,11 +171,30 @@ class Audit:
             self.require(not unsealed, f"{key} got ledger {ref.ledger_id} while {unsealed} of earlier owners are not sealed")
         for ref in set(before.ledgers) - set(after.ledgers):
             self.require(ledger_key(ref.ledger_id) in self._leaving, f"{key} lost ledger {ref.ledger_id}, which still is there")
+        if self._is_internal(after.topic_id):
+            self._internal_log_changed(before, after, partition)
         offsets = [ref.base_offset for ref in after.ledgers]
         self.require(offsets == sorted(offsets), f"the ledgers of {key} are out of order")
         ledgers = (self.records.get(ledger_key(ref.ledger_id)) for ref in after.ledgers)
         open_ledgers = sum(isinstance(ledger, Ledger) and ledger.state is not LedgerState.CLOSED for ledger in ledgers)
         self.require(open_ledgers <= UNSEALED_MAX, f"{key} has {open_ledgers} ledgers that are not sealed")
+
+    def _is_internal(self, topic_id: UUID) -> bool:
+        return any(isinstance(each, Topic) and each.internal and each.topic_id == topic_id for each in self.records.values())
+
+    def _internal_log_changed(self, before: Log, after: Log, partition: Record | None) -> None:
+        """What leaves the log is held by the checkpoint of the first ledger that stays, all of whose parts are durable."""
+        if len(after.ledgers) > len(before.ledgers) and isinstance(partition, Partition):
+            self.on_internal_opening(partition.owner, self._unfinished(before))
+        gone = set(before.ledgers) - set(after.ledgers)
+        first = self._ledger(after.ledgers[0].ledger_id) if after.ledgers else None
+        held = first is not None and self.copies.has_checkpoint(first)
+        self.require(held or not gone, f"{after.key()} lost ledgers before the first that stays had a durable checkpoint")
+
+    def _unfinished(self, log: Log) -> int:
+        ledgers = [self._ledger(ref.ledger_id) for ref in reversed(log.ledgers)]
+        finished = (place for place, ledger in enumerate(ledgers) if ledger is not None and self.copies.has_checkpoint(ledger))
+        return next(finished, len(ledgers))
 
     def _ledger_removed(self, ledger: Ledger) -> None:
         topic = next((t for t in self.records.values() if isinstance(t, Topic) and t.topic_id == ledger.topic_id), None)

@@ -1,4 +1,4 @@
-"""A consumer group in the simulation: members that join, poll what they were assigned, and commit what they have polled.
+"""Consumer groups in the simulation: members that join, poll what they were assigned, and commit what they have polled.
 
 The classic protocol (KIP-62) as a client speaks it: JoinGroup and SyncGroup by the coordinator's answers, the leader deals the
 partitions out, offsets are committed after their records. After any unknown outcome a member joins anew, so that nothing it has
@@ -6,7 +6,7 @@ sent before counts any longer.
 
 Checked: no partition has two owners in one generation; what a member finds committed when it begins is never less than what the
 coordinator had acknowledged before it was asked; a generation's commits never go back; nothing is committed that nobody polled;
-and at the end the group has polled every acknowledged record.
+and at the end each group has polled every acknowledged record. ``committers.py`` has groups without members.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any, Final
 from kio.schema.types import GroupId, TopicName
 
 from simulation.audit import Audit
+from simulation.committers import Committer
 from simulation.kafka import (
     FIND_COORDINATOR,
     HEARTBEAT,
@@ -35,7 +36,8 @@ from simulation.kafka import (
 from simulation.machine import Machine, Ports, World
 from stratalog_core.records import Record
 
-GROUP: Final = GroupId("readers")
+MEMBERS: Final = {"readers": 3, "tailers": 1}
+"""Members of each group."""
 SESSION_S: Final = 3.0
 REBALANCE_S: Final = 2.0
 POLL_S: Final = 0.4
@@ -50,8 +52,9 @@ class Rejoin(Exception):
 
 @dataclass(slots=True)
 class GroupTruth:
-    """What the group's coordinators have told its members."""
+    """What a group's coordinators have told its members."""
 
+    name: str
     audit: Audit
     polled: set[tuple[int, int]] = field(default_factory=set)
     committed: dict[int, int] = field(default_factory=dict)
@@ -91,16 +94,46 @@ class GroupTruth:
         """``committed_before`` is what had been acknowledged when the question was sent."""
         self.audit.require(
             offset >= committed_before,
-            f"the group is at {offset} of partition {partition} after the commit of {committed_before} had been acknowledged",
+            f"group {self.name} is at {offset} of partition {partition}, {committed_before} had been acknowledged before",
         )
         if generation > self.started.get(partition, -1):
             self.started[partition], self.committed[partition] = generation, offset
         missing = [at for at in range(offset) if (partition, at) not in self.polled]
         self.audit.require(not missing, f"{offset} is committed for partition {partition}, nobody polled {missing[:3]}")
 
+
+class Groups:
+    """All groups of a run."""
+
+    def __init__(self, world: World, audit: Audit, topic: str, partitions: int, bootstrap: Sequence[str]) -> None:
+        self._world = world
+        self._topic = topic
+        self._partitions = partitions
+        self._bootstrap = bootstrap
+        self.truths = [GroupTruth(name, audit) for name in MEMBERS]
+        self.committer = Committer(world, audit, topic, partitions, bootstrap)
+
+    def members(self, see: Callable[[int, Record], None]) -> list[Member]:
+        """To be run each on a machine of its own."""
+        return [
+            Member(self._world, truth, self._topic, self._partitions, self._bootstrap, see)
+            for truth in self.truths
+            for _ in range(MEMBERS[truth.name])
+        ]
+
+    @property
+    def commits(self) -> int:
+        """Acknowledged ones."""
+        return sum(truth.commits for truth in self.truths) + self.committer.commits
+
+    def __str__(self) -> str:
+        by_members = ", ".join(f"{truth.name}: {truth}" for truth in self.truths)
+        return f"{by_members}; {self.committer.commits} commits without members"
+
     def unseen(self, acknowledged: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Acknowledged records that no member has polled."""
-        return sorted(set(acknowledged) - self.polled)
+        """Acknowledged records that some group has not polled."""
+        records = set(acknowledged)
+        return sorted({record for truth in self.truths for record in records - truth.polled})
 
 
 class Member:
@@ -157,6 +190,7 @@ class _Session:
         self.client = client
         self._truth = truth
         self._topic = TopicName(topic)
+        self._group = GroupId(truth.name)
         self._member_id = ""
         self._generation = -1
         self._coordinator = ""
@@ -168,7 +202,7 @@ class _Session:
 
     async def join(self, partitions: int) -> dict[int, int]:
         """Positions of the partitions that this member owns from now on."""
-        found = await self.client.any_broker(FIND_COORDINATOR, key=GROUP, key_type=0)
+        found = await self.client.any_broker(FIND_COORDINATOR, key=self._group, key_type=0)
         self._require(found.error_code)
         self._coordinator = f"{found.host}:{found.port}"
         joined = await self._join()
@@ -186,7 +220,7 @@ class _Session:
     async def _join(self) -> Any:
         protocol = request_struct(JOIN_GROUP, "JoinGroupRequestProtocol")(name="dealt", metadata=b"")
         return await self.client.request(
-            self._coordinator, JOIN_GROUP, group_id=GROUP, session_timeout=datetime.timedelta(seconds=SESSION_S),
+            self._coordinator, JOIN_GROUP, group_id=self._group, session_timeout=datetime.timedelta(seconds=SESSION_S),
             rebalance_timeout=datetime.timedelta(seconds=REBALANCE_S), member_id=self._member_id, group_instance_id=None,
             protocol_type="consumer", protocols=(protocol,),
         )  # fmt: skip
@@ -194,7 +228,7 @@ class _Session:
     async def _sync(self, deals: dict[str, bytes]) -> bytes:
         assignment = request_struct(SYNC_GROUP, "SyncGroupRequestAssignment")
         synced = await self.client.request(
-            self._coordinator, SYNC_GROUP, **self._identity(), group_id=GROUP, generation_id=self._generation,
+            self._coordinator, SYNC_GROUP, **self._identity(), group_id=self._group, generation_id=self._generation,
             assignments=tuple(assignment(member_id=member, assignment=dealt) for member, dealt in deals.items()),
         )  # fmt: skip
         self._require(synced.error_code)
@@ -208,7 +242,7 @@ class _Session:
             return {}
         wanted = request_struct(OFFSET_FETCH, "OffsetFetchRequestTopic")(name=self._topic, partition_indexes=tuple(owned))
         before = dict(self._truth.committed)
-        answer = await self.client.request(self._coordinator, OFFSET_FETCH, group_id=GROUP, topics=(wanted,))
+        answer = await self.client.request(self._coordinator, OFFSET_FETCH, group_id=self._group, topics=(wanted,))
         self._require(answer.error_code)
         positions: dict[int, int] = {}
         for row in answer.topics[0].partitions:
@@ -222,7 +256,7 @@ class _Session:
 
     async def heartbeat(self) -> None:
         answer = await self.client.request(
-            self._coordinator, HEARTBEAT, **self._identity(), group_id=GROUP, generation_id=self._generation
+            self._coordinator, HEARTBEAT, **self._identity(), group_id=self._group, generation_id=self._generation
         )
         self._require(answer.error_code)
 
@@ -236,7 +270,7 @@ class _Session:
         )
         topic = request_struct(OFFSET_COMMIT, "OffsetCommitRequestTopic")(name=self._topic, partitions=rows)
         answer = await self.client.request(
-            self._coordinator, OFFSET_COMMIT, **self._identity(), group_id=GROUP,
+            self._coordinator, OFFSET_COMMIT, **self._identity(), group_id=self._group,
             generation_id_or_member_epoch=self._generation, topics=(topic,),
         )  # fmt: skip
         for result in answer.topics[0].partitions:

@@ -15,6 +15,7 @@ from simulation.stored import stored_entries
 from stratalog_bookies import messages
 from stratalog_bookies.client.fragments import fragment_end
 from stratalog_core import quorum
+from stratalog_core.checkpoint import is_checkpoint, part_position
 from stratalog_core.errors import StratalogError
 from stratalog_metadata.records import Fragment, Ledger, LedgerState
 
@@ -40,6 +41,7 @@ class Copies:
         self._find = find
         self._held: dict[tuple[str, int], int] = {}
         self._lost: dict[tuple[str, int], tuple[float, int]] = {}
+        self._checkpoint_parts: dict[int, int] = {}
 
     def watch_answers(self, network: Network) -> None:
         """Hear of every add that a bookie acknowledges."""
@@ -47,9 +49,20 @@ class Copies:
 
     def _answered(self, bookie: str, method: int, request: memoryview, answer: memoryview | StratalogError) -> None:
         if method == messages.ADD and not isinstance(answer, StratalogError):
-            for header, status in zip(messages.decode_add(request), messages.decode_statuses(answer), strict=True):
+            headers = messages.decode_add(request)
+            position = messages.payloads_start(len(headers))
+            for header, status in zip(headers, messages.decode_statuses(answer), strict=True):
                 if status == _OK:
                     self._holds(bookie, header[0], header[1])
+                if header[1] == 0 and is_checkpoint(request[position:]):
+                    self._checkpoint_parts[header[0]] = part_position(request[position:])[1]
+                position += header[3]
+
+    def has_checkpoint(self, ledger: Ledger) -> bool:
+        """Whether every part of the ledger's checkpoint has its quorum of copies."""
+        parts = self._checkpoint_parts.get(ledger.ledger_id, 0)
+        counted = self._count(ledger, 0, parts - 1, self._held)
+        return parts > 0 and all(copies >= ledger.ack_quorum for _, copies in counted)
 
     def _holds(self, bookie: str, ledger_id: int, entry_id: int) -> None:
         key = bookie, ledger_id

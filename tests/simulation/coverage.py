@@ -43,6 +43,7 @@ UNKNOWN_OWNER: Final = "outcome unknown: change of an owner"
 UNKNOWN_OBJECT: Final = "outcome unknown: write of an object"
 LATE_OPENING: Final = "late opening took effect"
 LATE_INTERNAL_OPENING: Final = "late opening of an internal topic took effect"
+UNFINISHED_IN_A_ROW: Final = "opening after two without a durable checkpoint"
 NEW_LEADER: Final = "new leader of the metadata quorum"
 FENCED_WRITER: Final = "writer fenced by a recovery"
 
@@ -53,6 +54,7 @@ STATES: Final = (
     HANDOVER_BY_SEAL, REPEATED_TO_NEXT_OWNER, RETRIED_AT_NEXT_OWNER, PARTS, FROM_TAIL, FROM_BOOKIES, FROM_STORE,
     ENSEMBLE_CHANGE, CHANGE_AT_SEAL, CHANGE_IN_RECOVERY, COPIES_MOVED, HOT_DROPPED, UNKNOWN_OPENING, UNKNOWN_SEAL,
     UNKNOWN_CHANGE, UNKNOWN_MANIFEST, UNKNOWN_DROP, UNKNOWN_OWNER, UNKNOWN_OBJECT, LATE_OPENING, LATE_INTERNAL_OPENING,
+    UNFINISHED_IN_A_ROW,
     NEW_LEADER, FENCED_WRITER,
 )  # fmt: skip
 PROGRESS: Final[Mapping[str, Mapping[str, int]]] = {

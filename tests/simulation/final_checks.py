@@ -14,7 +14,7 @@ from simulation.machine import Machine, Ports
 from simulation.object_store import Bucket, SimulatedStore
 from stratalog_bookies import messages
 from stratalog_core.errors import StratalogError
-from stratalog_metadata.records import Ledger, ManifestPointer
+from stratalog_metadata.records import Ledger, Log, ManifestPointer, Topic
 from stratalog_tiering.manifest_source import ManifestSource
 from stratalog_tiering.object_keys import parse_segment_key
 from stratalog_tiering.segment_check import require_sound
@@ -22,6 +22,8 @@ from stratalog_tiering.segment_check import require_sound
 EVENTUALLY_S: Final = 45.0
 LOOK_S: Final = 0.25
 LEDGERS_PER_PARTITION_MAX: Final = 4
+INTERNAL_LEDGERS_MAX: Final = 2
+"""Of each partition of an internal topic: the newest, and the one before it while the newest has no durable checkpoint."""
 RECORDS_FIXED_MAX: Final = 60
 RECORDS_PER_PARTITION_MAX: Final = 5 + LEDGERS_PER_PARTITION_MAX
 
@@ -47,6 +49,10 @@ class FinalChecks:
         ledgers = sum(isinstance(record, Ledger) for record in records)
         ledgers_max = self._partitions * LEDGERS_PER_PARTITION_MAX
         records_max = RECORDS_FIXED_MAX + self._partitions * RECORDS_PER_PARTITION_MAX
+        internal = {record.topic_id for record in records if isinstance(record, Topic) and record.internal}
+        for log in [record for record in records if isinstance(record, Log) and record.topic_id in internal]:
+            if len(log.ledgers) > INTERNAL_LEDGERS_MAX:
+                return f"{log.key()} holds {len(log.ledgers)} ledgers; bounded are {INTERNAL_LEDGERS_MAX}"
         if ledgers > ledgers_max:
             return f"metadata holds {ledgers} ledgers; bounded are {ledgers_max}"
         return f"metadata holds {len(records)} records; bounded are {records_max}" if len(records) > records_max else ""

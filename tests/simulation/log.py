@@ -15,7 +15,7 @@ from typing import Final
 
 from simulation import roles
 from simulation.audit import Audit
-from simulation.consumers import GroupTruth, Member
+from simulation.consumers import Groups
 from simulation.coverage import ACKNOWLEDGED, COMMITTED, UNKNOWN_OBJECT, Coverage
 from simulation.final_checks import FinalChecks
 from simulation.kafka import NONE, KafkaClient, NotServed
@@ -31,8 +31,6 @@ BOOKIES: Final = 4
 BROKERS: Final = 3
 PRODUCERS: Final = 3
 READERS: Final = 2
-MEMBERS: Final = 3
-"""Consumers of one group."""
 FAULTS_S: Final = 14.0
 SETTLE_S: Final = 2.0
 FINISH_S: Final = 120.0
@@ -185,12 +183,13 @@ class Scenario:
         self._producers = [Producer(world, self.truth, f"p{number}", *target) for number in range(PRODUCERS)]
         self._unsafe = UnsafeProducer(world, self.truth, "u0", *target)
         self._readers = self._make_readers(world)
-        self.group = GroupTruth(self.audit)
-        member = Member(world, self.group, TOPIC, PARTITIONS, bootstrap(), self.truth.see)
-        self.members = [self._machine("member", number, member.run) for number in range(MEMBERS)]
+        self.group = Groups(world, self.audit, TOPIC, PARTITIONS, bootstrap())
+        members = self.group.members(self.truth.see)
+        self.members = [self._machine("member", number, member.run) for number, member in enumerate(members)]
         self._clients = [self._machine("producer", number, one.run) for number, one in enumerate(self._producers)]
         self._clients += [self._machine("reader", number, one.run) for number, one in enumerate(self._readers)]
         self._clients.append(self._machine("unsafe", 0, self._unsafe.run))
+        self._clients.append(self._machine("committer", 0, self.group.committer.run))
 
     def _make_readers(self, world: World) -> list[Reader]:
         return [Reader(world, self.truth) for _ in range(READERS)]
@@ -221,7 +220,7 @@ class Scenario:
         await self._group_has_polled_all()
         await self._in_checker(self._check_everything)
         bookies = [f"{machine.name}:{roles.BOOKIE_PORT}" for machine in self.bookies if not machine.is_excused]
-        await self._in_checker(FinalChecks(self.audit, self.bucket, bookies, PARTITIONS + 1).run)
+        await self._in_checker(FinalChecks(self.audit, self.bucket, bookies, PARTITIONS + roles.OFFSETS_PARTITIONS).run)
         self._check_processes()
         self.world.coverage.meet(COMMITTED, self.group.commits)
         self.world.note(
@@ -230,13 +229,15 @@ class Scenario:
         )
 
     async def _group_has_polled_all(self) -> None:
+        self.group.committer.stop = True
+        await _in_time(self.group.committer.stopped.wait(), "a group's offsets could not be read")
         for _ in range(int(FINISH_S / LOOK_S)):
             unseen = self.group.unseen(self.truth.acknowledged)
             if not unseen:
                 return
             await asyncio.sleep(LOOK_S)
             self._check_processes()
-        raise AssertionError(f"the group has not polled {len(unseen)} acknowledged records: {unseen[:3]}")
+        raise AssertionError(f"a group has not polled {len(unseen)} acknowledged records: {unseen[:3]}")
 
     async def _pass(self, seconds: float) -> None:
         for _ in range(int(seconds)):

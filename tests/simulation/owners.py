@@ -2,8 +2,8 @@
 
 The cluster of ``log`` with ledgers that are full after less than half a second, and with the faults that owners and workers
 fear: commands to the quorum that arrive seconds late, when their sender is dead and somebody else's epoch has begun, or whose
-answer their sender never hears; a broker that dies in the middle of a recovery; partitions that are
-ordered to another owner at any moment; a broker
+answer their sender never hears; a broker that dies in the middle of a recovery; owners of internal topics that die between
+opening a ledger and making its checkpoint durable; partitions that are ordered to another owner at any moment; a broker
 that is cut off from the quorum and the producers for about as long as its lease, with its wall clock set back; answers that
 producers do not hear, retries that come when the owner has changed and its ledger with it. Disks, store and bookies are well.
 """
@@ -19,7 +19,7 @@ from typing import Any, Final
 import msgspec
 
 from simulation import log, roles
-from simulation.coverage import LATE_INTERNAL_OPENING, LATE_OPENING
+from simulation.coverage import LATE_INTERNAL_OPENING, LATE_OPENING, UNFINISHED_IN_A_ROW
 from simulation.log import PRODUCERS, Reader
 from simulation.machine import Machine, Ports, World
 from simulation.nemesis import Nemesis, NemesisPlan
@@ -42,7 +42,10 @@ BROKEN_CHANCE: Final = {True: 0.2, False: 0.08}
 """That a tiering worker, or a broker, does not learn the outcome of its command."""
 FENCE_CHANCE: Final = 0.1
 """That a broker dies while it fences, with what it recovers IN_RECOVERY."""
+OPENING_CHANCE: Final = 0.4
+"""That a broker dies after it has opened a ledger of an internal topic."""
 DEATH_S: Final = 0.05
+DEATH_AFTER_OPENING_S: Final = 0.02
 DEATH_IN_RECOVERY_S: Final = 0.004
 CLOCK_JUMPS_MS: Final = (0, 0, -3_600_000, -2_000)
 TWIN_LOOK_S: Final = 0.05
@@ -84,6 +87,8 @@ class Scenario(log.Scenario):
             self._hold_up_commands()
         if self.world.decides("deaths in recoveries"):
             self._kill_in_recoveries()
+        if self.world.decides("deaths after openings"):
+            self._kill_after_openings()
         plan = NemesisPlan(
             crash=0.5, partition=0.1, one_way=0, lossy=0, clock_jump=0, pause_mean_s=1.5, down_mean_s=0.6, down_at_once_max=2
         )
@@ -102,8 +107,11 @@ class Scenario(log.Scenario):
         for task in tasks:
             task.cancel()
         for outsider in outsiders:
+            if outsider.failure is not None:
+                raise AssertionError(f"{outsider.name} failed: {outsider.failure!r}") from outsider.failure
             outsider.crash()
         self.world.network.hold_up = hold_up
+        self.audit.on_internal_opening = lambda broker_id, unfinished: None
         self.world.network.cut.clear()
         for machine in self.servers:
             machine.boot()
@@ -222,6 +230,19 @@ class Scenario(log.Scenario):
             return hold_up(message)
 
         self.world.network.hold_up = killing
+
+    def _kill_after_openings(self) -> None:
+        """Brokers die when they have opened a ledger of an internal topic, before its checkpoint is durable or soon after."""
+        randomness = self.world.random("openings")
+        brokers = {roles.number_of(machine): machine for machine in self.brokers}
+
+        def opened(broker_id: int, unfinished: int) -> None:
+            if unfinished > 1:
+                self.world.coverage.meet(UNFINISHED_IN_A_ROW)
+            if randomness.random() < OPENING_CHANCE:
+                self._kill_soon(brokers[broker_id], randomness, DEATH_AFTER_OPENING_S)
+
+        self.audit.on_internal_opening = opened
 
     def _kill_soon(self, machine: Machine, randomness: random.Random, within_s: float) -> None:
         self.world.loop.run_as(None, self._kill, machine, randomness.uniform(0.0, within_s), randomness.uniform(0.3, 1.0))

@@ -29,6 +29,8 @@ BOOKIE_PORT: Final = 9400
 BOOKIE_HOSTS: Final = 3
 BOOKIE_RACKS: Final = 2
 KAFKA_PORT: Final = 9092
+OFFSETS_PARTITIONS: Final = 3
+"""Of ``__consumer_offsets``."""
 CLUSTER_ID: Final = "simulated-cluster-0001"
 START_TIMEOUT_S: Final = 120.0
 CHECKPOINT_PART_BYTES: Final = (128, 400, 1024 * 1024)
@@ -136,7 +138,7 @@ def broker(bucket: Bucket) -> Main:
             auto_create_topics=False,
             append_timeout_ms=5_000,
             checkpoint_part_bytes=machine.world.random("checkpoint parts").choice(CHECKPOINT_PART_BYTES),
-            offsets_topic_partitions=1,
+            offsets_topic_partitions=OFFSETS_PARTITIONS,
             group_session_timeout_min_ms=1_000,
             group_initial_rebalance_delay_ms=200,
         )

@@ -44,6 +44,7 @@ NOTICED_AT_ONCE = [
     "collector_lists_after_the_scan",
     "objects_are_deleted_after_an_unknown_outcome",
     "takeover_skips_ledgers_in_recovery",
+    "internal_ledgers_go_at_the_opening",
 ]
 
 

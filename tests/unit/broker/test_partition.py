@@ -149,6 +149,8 @@ def test_offsets_stay_contiguous_whatever_happens(steps: list[tuple[str, int, in
         assert all(batch.last_offset < checkpoint.offset for entry in checkpoint.producers for batch in entry.batches), (
             "a checkpoint knows nothing of what comes after it"
         )
+        known = [entry.batches[-1].last_offset + 1 for entry in checkpoint.producers]
+        assert known == ([checkpoint.offset] if checkpoint.offset > 100 else []), "it knows the last batch before it"
 
 
 def test_a_full_ledger_is_drained_sealed_and_followed_by_the_next() -> None:
