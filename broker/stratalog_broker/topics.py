@@ -33,6 +33,7 @@ from stratalog_metadata.records import (
     Log,
     Partition,
     Topic,
+    fork_decision_key,
     log_key,
     manifest_pointer_key,
     partition_key,
@@ -48,6 +49,14 @@ NAME_CHARACTERS_MAX: Final = 249
 PARTITIONS_MAX: Final = 10_000
 REPLICATION_FACTOR_MAX: Final = 15
 BROKER_DEFAULT: Final = -1
+_OF_EACH_PARTITION: Final = (
+    partition_key,
+    log_key,
+    manifest_pointer_key,
+    tier_request_key,
+    tier_status_key,
+    fork_decision_key,
+)
 _NAME: Final = re.compile(r"[a-zA-Z0-9._-]+\Z")
 
 
@@ -229,10 +238,7 @@ class TopicCommands:
     def _deletion(self, topic: Topic, ledgers: list[Ledger]) -> tuple[Update, ...]:
         keys = [topic.key(), *(ledger.key() for ledger in ledgers)]
         for index in range(topic.partition_count):
-            keys += [
-                make_key(topic.topic_id, index)
-                for make_key in (partition_key, log_key, manifest_pointer_key, tier_request_key, tier_status_key)
-            ]
+            keys += [make_key(topic.topic_id, index) for make_key in _OF_EACH_PARTITION]
         deleted = DeletedTopic(topic_id=topic.topic_id, name=topic.name, deleted_at_ms=self._services.clock.wall_ms())
         return (*(Delete(key=key) for key in keys), Put(record=deleted))
 

@@ -16,7 +16,7 @@ Guards = tuple[Requirement, ...]
 def commit_segment(state: PartitionState, pointer: ManifestPointer, ledgers: Sequence[StoredLedger], guards: Guards) -> Command:
     """The manifest's next version, if pointer and ledgers are still those that the work began with."""
     return Command(
-        updates=(Put(record=pointer),), requirements=(*guards, _pointer_unchanged(state), *_ledgers_unchanged(ledgers))
+        updates=(Put(record=pointer),), requirements=(*guards, pointer_unchanged(state), *_ledgers_unchanged(ledgers))
     )
 
 
@@ -34,7 +34,7 @@ def drop_ledgers(
     deletions = (Delete(key=ledger_key(ledger_id)) for ledger_id in sorted(dropped))
     return Command(
         updates=(Put(record=log), *deletions),
-        requirements=(*guards, _log_unchanged(state), _pointer_unchanged(state), *_ledgers_unchanged(ledgers)),
+        requirements=(*guards, _log_unchanged(state), pointer_unchanged(state), *_ledgers_unchanged(ledgers)),
     )
 
 
@@ -43,7 +43,7 @@ def move_start(state: PartitionState, pointer: ManifestPointer, guards: Guards) 
     start = max(state.log.log_start_offset, pointer.start_offset)
     log: Log = msgspec.structs.replace(state.log, log_start_offset=start)
     updates = (Put(record=pointer), *((Put(record=log),) if log != state.log else ()))
-    return Command(updates=updates, requirements=(*guards, _pointer_unchanged(state), _log_unchanged(state)))
+    return Command(updates=updates, requirements=(*guards, pointer_unchanged(state), _log_unchanged(state)))
 
 
 def fulfil_request(state: PartitionState, guards: Guards) -> Command:
@@ -52,7 +52,13 @@ def fulfil_request(state: PartitionState, guards: Guards) -> Command:
     return Command(updates=(Delete(key=key),), requirements=(*guards, VersionIs(key=key, version=state.request_version)))
 
 
-def _pointer_unchanged(state: PartitionState) -> VersionIs:
+def ledgers_unchanged(state: PartitionState) -> Guards:
+    """The log and all its ledgers are still those that were looked at."""
+    return (_log_unchanged(state), *_ledgers_unchanged(state.ledgers))
+
+
+def pointer_unchanged(state: PartitionState) -> VersionIs:
+    """The committed manifest is still the one that was looked at."""
     return VersionIs(key=manifest_pointer_key(state.log.topic_id, state.log.index), version=state.pointer_version)
 
 

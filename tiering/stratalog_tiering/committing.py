@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from stratalog_core.errors import Conflict, Fenced, OutcomeUnknown, StratalogError
+from stratalog_core.errors import Conflict, Corrupt, Fenced, OutcomeUnknown, StratalogError
 from stratalog_metadata.commands import ABSENT, Command
 from stratalog_metadata.records import ManifestPointer, manifest_pointer_key
 from stratalog_tiering.commit import ManifestCommit, Next
 from stratalog_tiering.forks import find_fork, fork_error
-from stratalog_tiering.manifest import empty_manifest
+from stratalog_tiering.manifest import Manifest, empty_manifest
 from stratalog_tiering.manifest_edit import ManifestEdit, Previous
 from stratalog_tiering.object_keys import manifests_prefix, parse_manifest_key
 from stratalog_tiering.planning import PartitionState
@@ -27,8 +27,17 @@ async def previous_version(ports: WorkerPorts, state: PartitionState) -> Previou
     if pointer is None:
         topic = state.topic
         return Previous(manifest=empty_manifest(topic.topic_id, topic.name, state.log.index, state.cold_end))
-    manifest = await ports.source.manifest(pointer)
+    manifest = await committed_manifest(ports, state, pointer)
     return Previous(manifest=manifest, key=pointer.object_key, sha256=bytes.fromhex(pointer.sha256))
+
+
+async def committed_manifest(ports: WorkerPorts, state: PartitionState, pointer: ManifestPointer) -> Manifest:
+    """The manifest that ``pointer`` names. Raises ``Forked`` if it is not in the store because metadata went back."""
+    try:
+        return await ports.source.manifest(pointer)
+    except Corrupt:
+        await refuse_fork(ports, state)
+        raise
 
 
 async def refuse_fork(ports: WorkerPorts, state: PartitionState) -> None:

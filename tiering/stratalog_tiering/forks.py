@@ -30,6 +30,10 @@ class Fork:
     store_version: int
     store_key: str
 
+    @property
+    def newest_version(self) -> int:
+        return max(self.metadata_version, self.store_version)
+
 
 def find_fork(listed: Iterable[ObjectInfo], known: Mapping[int, str], settled_version: int = 0) -> Fork | None:
     """The fork that the commit markers among ``listed`` prove.
@@ -66,5 +70,6 @@ def fork_error(fork: Fork, topic: str, partition: int) -> Forked:
     return Forked(
         f"history of {topic}-{partition} has forked: manifest version {fork.store_version} ({fork.store_key}) is committed in"
         f" the store, metadata has version {fork.metadata_version} ({fork.metadata_key or 'none'}). Metadata has lost history;"
-        " nothing is committed or deleted for this partition until somebody decides which line stays"
+        " nothing is committed or deleted until somebody decides which line stays:"
+        f" stratalog tier resolve-fork {topic} {partition} --keep metadata|store"
     )

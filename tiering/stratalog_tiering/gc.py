@@ -8,6 +8,7 @@ Objects that the manifest remembers as removed are not garbage here: their time 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 from stratalog_tiering.forks import manifest_keys
 from stratalog_tiering.manifest import Manifest
@@ -20,20 +21,25 @@ def orphans(listed: Iterable[ObjectInfo], referenced: frozenset[str], written_be
     return [info.key for info in listed if info.key not in referenced and info.last_modified_ms < written_before_ms]
 
 
-def manifest_garbage(listed: Sequence[ObjectInfo], current_version: int, current_key: str, before_ms: int) -> list[str]:
+def manifest_garbage(
+    listed: Sequence[ObjectInfo], current_version: int, current_key: str, referenced: frozenset[str], before_ms: int
+) -> list[str]:
     """Superseded manifests with their markers, and manifests that lost their race; never the current one.
 
-    A superseded version goes when its successor was written before ``before_ms``, a loser when it was itself. Markers stand
-    after manifests in the result, so that an interrupted deletion leaves no old version that looks uncommitted.
+    Nor any that is ``referenced``: those of a fork that was decided are removed objects. A superseded version goes when its
+    successor was written before ``before_ms``, a loser when it was itself. Markers stand after manifests in the result, so that
+    an interrupted deletion leaves no old version that looks uncommitted.
     """
     written_ms: dict[int, int] = {}
     for info, key in manifest_keys(listed):
         written_ms[key.version] = max(info.last_modified_ms, written_ms.get(key.version, info.last_modified_ms))
-    kept = {current_key, marker_key(current_key)}
+    # A successor may be missing from the listing because it is gone, or because the listing lags: the next one counts.
+    superseded_ms = {version: written_ms[newer] for version, newer in pairwise(sorted(written_ms))}
+    kept = {current_key, marker_key(current_key), *referenced}
     garbage: list[tuple[bool, str]] = []
     for info, key in manifest_keys(listed):
-        successor_ms = info.last_modified_ms if key.version >= current_version else written_ms.get(key.version + 1, 0)
-        if info.key not in kept and successor_ms < before_ms:
+        since_ms = info.last_modified_ms if key.version >= current_version else superseded_ms.get(key.version)
+        if info.key not in kept and since_ms is not None and since_ms < before_ms:
             garbage.append((key.is_marker, info.key))
     return [name for _, name in sorted(garbage)]
 

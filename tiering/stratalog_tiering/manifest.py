@@ -146,6 +146,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     ``record_count`` and ``cold_bytes`` (sum of object sizes) count live segments. ``writer`` is for people. Objects in
     ``removed`` were removed after those in ``removed_lists``; ``removed_lists_made`` is the number of the next list.
+
+    Forks at or below ``settled_version`` were decided, the last at ``settled_at_ms``; 0: none.
     """
 
     topic_id: UUID
@@ -165,6 +167,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     removed: tuple[RemovedObject, ...] = ()
     removed_lists: tuple[RemovedListRef, ...] = ()
     removed_lists_made: int = 0
+    settled_version: int = 0
+    settled_at_ms: int = 0
 
 
 def empty_manifest(topic_id: UUID, topic_name: str, partition: int, base_offset: int) -> Manifest:

@@ -76,6 +76,8 @@ class ManifestEdit:
         self._record_count = base.record_count
         self._cold_bytes = base.cold_bytes
         self._new_pages: dict[str, ManifestPage] = {}
+        self._version = base.version + 1
+        self._settled_version, self._settled_at_ms = base.settled_version, base.settled_at_ms
 
     @property
     def end_offset(self) -> int:
@@ -202,6 +204,12 @@ class ManifestEdit:
         """Lists that :meth:`finish` merges; load them and pass them to it."""
         return self._removed.lists_to_merge()
 
+    def settle_fork(self, newest_version: int, others: Sequence[RemovedObject], now_ms: int) -> None:
+        """Make the next version newer than any of a forked history; ``others`` are all objects that it does not refer to."""
+        self._version = newest_version + 1
+        self._settled_version, self._settled_at_ms = newest_version, now_ms
+        self._removed.replace(others)
+
     @property
     def is_changed(self) -> bool:
         """Whether there is anything to commit."""
@@ -218,7 +226,7 @@ class ManifestEdit:
             topic_id=base.topic_id,
             topic_name=base.topic_name,
             partition=base.partition,
-            version=base.version + 1,
+            version=self._version,
             previous_key=self._previous.key,
             previous_sha256=self._previous.sha256,
             created_at_ms=created_at_ms,
@@ -232,6 +240,8 @@ class ManifestEdit:
             removed=tuple(self._removed.inline),
             removed_lists=tuple(self._removed.refs),
             removed_lists_made=self._removed.lists_made,
+            settled_version=self._settled_version,
+            settled_at_ms=self._settled_at_ms,
         )
         content = encode_manifest(successor)
         parts = (*pages, *self._removed.new_lists())

@@ -80,6 +80,12 @@ def manifests_prefix(topic_id: UUID, partition: int) -> str:
     return f"manifests/{topic_id.hex}/{partition}/"
 
 
+def partition_prefixes(topic_id: UUID, partition: int) -> tuple[str, ...]:
+    """Prefixes that together hold every object of a partition."""
+    make_prefixes = (segments_prefix, pages_prefix, removed_prefix, manifests_prefix)
+    return tuple(make_prefix(topic_id, partition) for make_prefix in make_prefixes)
+
+
 def topic_prefixes(topic_id: UUID) -> tuple[str, ...]:
     """Prefixes that together hold every object of a topic but its descriptor; manifests last, for they lead to the rest."""
     return tuple(f"{kind}/{topic_id.hex}/" for kind in ("segments", "pages", "removed", "manifests"))

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from stratalog_core.errors import Corrupt, StratalogError
 from stratalog_metadata.records import ManifestPointer
 from stratalog_tiering.commands import Guards, commit_segment, drop_ledgers
-from stratalog_tiering.committing import commit_edit, previous_version, refuse_fork
-from stratalog_tiering.manifest import Reason
+from stratalog_tiering.committing import commit_edit, committed_manifest, previous_version, refuse_fork
+from stratalog_tiering.manifest import Manifest, Reason, SegmentEntry
 from stratalog_tiering.manifest_edit import ManifestEdit
 from stratalog_tiering.offload_job import OffloadJob
 from stratalog_tiering.planning import PartitionState, StoredLedger, is_cold
@@ -117,9 +117,15 @@ async def cold_since(ports: WorkerPorts, state: PartitionState) -> Mapping[int, 
     """When the segment that covers each cold ledger was made (wall time, ms), by ledger id; 0 where retention took it."""
     if state.pointer is None or not any(is_cold(state, stored.ledger) for stored in state.ledgers):
         return {}
-    manifest = await ports.source.manifest(state.pointer)
+    manifest = await committed_manifest(ports, state, state.pointer)
     since: dict[int, int] = {}
     for ledger in (stored.ledger for stored in state.ledgers if is_cold(state, stored.ledger)):
         entry = await ports.source.segment_at(manifest, ledger.end_offset - 1)
-        since[ledger.ledger_id] = entry.created_at_ms if entry is not None else 0
+        since[ledger.ledger_id] = _covered_since_ms(entry, manifest, ports.settings.grace_ms) if entry is not None else 0
     return since
+
+
+def _covered_since_ms(entry: SegmentEntry, manifest: Manifest, grace_ms: int) -> int:
+    """A fork that was decided later may have put another copy in the place of the one that was offloaded."""
+    is_settled_later = entry.created_at_ms < manifest.settled_at_ms
+    return manifest.settled_at_ms + grace_ms if is_settled_later else entry.created_at_ms

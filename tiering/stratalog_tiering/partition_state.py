@@ -7,11 +7,13 @@ from uuid import UUID
 from stratalog_metadata.api import MetadataView
 from stratalog_metadata.commands import ABSENT
 from stratalog_metadata.records import (
+    ForkDecision,
     Ledger,
     Log,
     ManifestPointer,
     TierRequest,
     Topic,
+    fork_decision_key,
     ledger_key,
     log_key,
     manifest_pointer_key,
@@ -32,6 +34,7 @@ def partition_state(view: MetadataView, topic: Topic, index: int) -> PartitionSt
         return None
     pointer = view.get(manifest_pointer_key(topic.topic_id, index))
     request = view.get(tier_request_key(topic.topic_id, index))
+    decision = view.get(fork_decision_key(topic.topic_id, index))
     return PartitionState(
         topic=topic,
         log=log.record,
@@ -41,6 +44,8 @@ def partition_state(view: MetadataView, topic: Topic, index: int) -> PartitionSt
         pointer_version=pointer.version if pointer is not None else ABSENT,
         request=request.record if request is not None and isinstance(request.record, TierRequest) else None,
         request_version=request.version if request is not None else ABSENT,
+        fork_decision=decision.record if decision is not None and isinstance(decision.record, ForkDecision) else None,
+        fork_decision_version=decision.version if decision is not None else ABSENT,
     )
 
 
@@ -53,7 +58,7 @@ def _ledger(view: MetadataView, ledger_id: int) -> StoredLedger | None:
 
 def partition_of(record: object) -> PartitionId | None:
     """The partition that a record is about, if it is one that tiering looks at."""
-    if isinstance(record, Log | ManifestPointer | TierRequest):
+    if isinstance(record, Log | ManifestPointer | TierRequest | ForkDecision):
         return record.topic_id, record.index
     if isinstance(record, Ledger):
         return record.topic_id, record.partition

@@ -13,6 +13,7 @@ from stratalog_metadata.topic_defaults import configs_in_force, topic_defaults
 from stratalog_tiering.claims import Claims, partition_work
 from stratalog_tiering.commands import Guards, fulfil_request
 from stratalog_tiering.expiry import HotExpiry
+from stratalog_tiering.fork_resolution import resolve_fork
 from stratalog_tiering.merging import merge_small
 from stratalog_tiering.offloading import cold_since, drop, drop_hot, offload
 from stratalog_tiering.partition_state import partition_state
@@ -24,6 +25,7 @@ from stratalog_tiering.planning import (
     Offload,
     PartitionState,
     PlanLimits,
+    ResolveFork,
     Step,
     is_cold,
     next_step,
@@ -86,9 +88,10 @@ class PartitionWork:
         return pause_s
 
     async def _work(self, topic: Topic) -> float | None:
+        kept_up = False
         for _ in range(STEPS_AT_ONCE_MAX):
             state = partition_state(self._ports.metadata.view, topic, self._index)
-            if state is None or not (state.ledgers or state.pointer or state.request):
+            if state is None or not (state.ledgers or state.pointer or state.request or state.pending_decision):
                 return await self._settled(None, None)
             step = await self._plan(state)
             upkeep = self._times.due(self._retained(state), self._ports.clock.monotonic(), self._ports.clock.wall_ms())
@@ -98,7 +101,9 @@ class PartitionWork:
             if guards is None:
                 return None
             await self._ensure_marked(state)
-            if isinstance(step, Idle) and upkeep is not None:
+            # In turns: where ledgers are sealed all the time there is always something to offload.
+            kept_up = upkeep is not None and (isinstance(step, Idle) or not (kept_up or isinstance(step, ResolveFork)))
+            if kept_up and upkeep is not None:
                 await self._upkeep(upkeep, state, guards)
             else:
                 await self._do(step, state, guards)
@@ -131,6 +136,8 @@ class PartitionWork:
         return "" if status is None else status.last_error
 
     async def _plan(self, state: PartitionState) -> Step:
+        if state.pending_decision is not None:
+            return ResolveFork()
         settings = self._ports.settings
         limits = PlanLimits(segment_bytes=settings.segment_bytes, deletion_lag_ms=settings.deletion_lag_ms)
         cold = tuple(stored.ledger.ledger_id for stored in state.ledgers if is_cold(state, stored.ledger))
@@ -147,6 +154,8 @@ class PartitionWork:
             if await offload(self._ports, state, step.ledgers, guards):
                 self._offloaded_at_ms = self._ports.clock.wall_ms()
                 await self._report(None, state)
+        elif isinstance(step, ResolveFork):
+            await resolve_fork(self._ports, state, guards)
         elif isinstance(step, DropHot):
             await drop_hot(self._ports, state, step.ledgers, guards)
         elif isinstance(step, DropEmpty):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from stratalog_core.errors import Corrupt
-from stratalog_metadata.records import Ledger, LedgerState, Log, ManifestPointer, TierRequest, Topic
+from stratalog_metadata.records import ForkDecision, Ledger, LedgerState, Log, ManifestPointer, TierRequest, Topic
 from stratalog_tiering.policy import TierPolicy
 
 LEDGERS_PER_SEGMENT_MAX: Final = 64
@@ -43,6 +43,13 @@ class PartitionState:
     pointer_version: int
     request: TierRequest | None
     request_version: int
+    fork_decision: ForkDecision | None = None
+    fork_decision_version: int = 0
+
+    @property
+    def pending_decision(self) -> ForkDecision | None:
+        """How to resolve a fork, if somebody has decided and it was not found impossible."""
+        return self.fork_decision if self.fork_decision is not None and not self.fork_decision.refused else None
 
     @property
     def cold_end(self) -> int:
@@ -82,13 +89,18 @@ class Fulfil:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ResolveFork:
+    """Somebody has decided which line of a forked history stays. Before anything else, and whatever the manifests say."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Idle:
     """Nothing to do before ``until_ms`` (wall time; None: before metadata changes)."""
 
     until_ms: int | None = None
 
 
-Step = DropEmpty | Offload | DropHot | Fulfil | Idle
+Step = ResolveFork | DropEmpty | Offload | DropHot | Fulfil | Idle
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -59,6 +59,11 @@ class RemovedObjects:
         """Objects that stop counting with this edit."""
         self.inline.extend(objects)
 
+    def replace(self, objects: Iterable[RemovedObject]) -> None:
+        """Remember these and no others."""
+        self.refs.clear()
+        self.inline[:] = objects
+
     def lists_due(self, before_ms: int, limit: int) -> tuple[RemovedListRef, ...]:
         """Lists that :meth:`forget_due` needs."""
         due: list[RemovedListRef] = []

@@ -9,11 +9,11 @@ from typing import Final
 
 from stratalog_metadata.records import ManifestPointer, manifest_pointer_key
 from stratalog_tiering.commands import Guards, move_start
-from stratalog_tiering.committing import commit_edit, previous_version, refuse_fork
+from stratalog_tiering.committing import commit_edit, committed_manifest, previous_version, refuse_fork
 from stratalog_tiering.forks import find_fork, fork_error
 from stratalog_tiering.gc import manifest_garbage, orphans, referenced_keys
 from stratalog_tiering.manifest import Manifest, SegmentEntry, empty_manifest
-from stratalog_tiering.manifest_edit import ManifestEdit, Previous
+from stratalog_tiering.manifest_edit import ManifestEdit
 from stratalog_tiering.object_keys import manifests_prefix, pages_prefix, removed_prefix, segments_prefix
 from stratalog_tiering.planning import PartitionState
 from stratalog_tiering.policy import UNLIMITED, TierPolicy
@@ -28,7 +28,7 @@ DELETIONS_AT_ONCE_MAX: Final = 2_000
 
 
 async def apply_retention(ports: WorkerPorts, state: PartitionState, policy: TierPolicy, guards: Guards) -> bool:
-    """Let expired segments go, and delete what was let go a grace period ago. Whether anything was committed.
+    """Let expired segments go, and delete what was let go a grace period ago. Whether there was anything to do.
 
     Bounded for each call: what is left goes with the next. Raises ``Forked``, having deleted nothing.
     """
@@ -50,7 +50,8 @@ async def apply_retention(ports: WorkerPorts, state: PartitionState, policy: Tie
     if gone:
         await refuse_fork(ports, state)
         await ports.delete_objects(gone)
-    return await commit_edit(ports, state, edit, lambda pointer: move_start(state, pointer, guards))
+    await commit_edit(ports, state, edit, lambda pointer: move_start(state, pointer, guards))
+    return True
 
 
 async def _expired(
@@ -106,22 +107,27 @@ async def sweep_orphans(ports: WorkerPorts, state: PartitionState) -> int:
     manifests = [info async for info in ports.store.list(manifests_prefix(topic_id, index))]
     if not data and not manifests:
         return 0
-    current = await _current(ports, state)
-    manifest = current.manifest
-    fork = find_fork(manifests, {max(0, manifest.version - 1): manifest.previous_key, manifest.version: current.key})
+    pointer = await _current_pointer(ports, state)
+    current = await _manifest_of(ports, state, pointer)
+    key = pointer.object_key if pointer is not None else ""
+    fork = find_fork(manifests, {current.version: key}, current.settled_version)
     if fork is not None:
         raise fork_error(fork, state.topic.name, index)
-    live = [entry.key async for entry in ports.source.segments(manifest)]
-    referenced = referenced_keys(manifest, live, [removed.key async for removed in ports.source.removed(manifest)])
+    live = [entry.key async for entry in ports.source.segments(current)]
+    referenced = referenced_keys(current, live, [removed.key async for removed in ports.source.removed(current)])
     garbage = orphans(data, referenced, before_ms)
-    garbage += manifest_garbage(manifests, manifest.version, current.key, before_ms)
+    garbage += manifest_garbage(manifests, current.version, key, referenced, before_ms)
     await ports.delete_objects(garbage)
     return len(garbage)
 
 
-async def _current(ports: WorkerPorts, state: PartitionState) -> Previous:
+async def _current_pointer(ports: WorkerPorts, state: PartitionState) -> ManifestPointer | None:
     (found,) = await ports.metadata.read([manifest_pointer_key(state.log.topic_id, state.log.index)])
     pointer = found.record if found is not None else None
-    if not isinstance(pointer, ManifestPointer):
-        return Previous(manifest=empty_manifest(state.topic.topic_id, state.topic.name, state.log.index, 0))
-    return Previous(manifest=await ports.source.manifest(pointer), key=pointer.object_key)
+    return pointer if isinstance(pointer, ManifestPointer) else None
+
+
+async def _manifest_of(ports: WorkerPorts, state: PartitionState, pointer: ManifestPointer | None) -> Manifest:
+    if pointer is None:
+        return empty_manifest(state.topic.topic_id, state.topic.name, state.log.index, 0)
+    return await committed_manifest(ports, state, pointer)

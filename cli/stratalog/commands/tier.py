@@ -14,11 +14,15 @@ from stratalog.exit_codes import ExitCode
 from stratalog.moments import format_moment
 from stratalog.output import human_bytes, json_option, print_done, print_json, print_listing, print_rows, progress_bar
 from stratalog.target import metadata_of, metadata_options, store_of
+from stratalog.tier.forks import decide_fork, fork_text, forked_partitions, only_fork, wait_for_resolution
 from stratalog.tier.history import cold_partitions, finding_row, segment_rows, verified_row
 from stratalog.tier.offload import Waiting, request_offload, wait_for_offload
 from stratalog.tier.report import PartitionTier, tier_report, topics_named
 from stratalog.tier.session import metadata_session, store_session
 from stratalog_core.system import ThreadBackground
+from stratalog_metadata.records import KEEP_METADATA, KEEP_STORE
+from stratalog_tiering.forks import Forked
+from stratalog_tiering.store import ObjectStore
 from stratalog_tiering.verify import PartitionReport, Verifier
 
 _CHECKSUM_THREADS = 2
@@ -49,6 +53,9 @@ def status(topics: tuple[str, ...], data: Path | None, metadata: str | None, sto
     for document in documents:
         document["offloaded_at"] = format_moment(document["offloaded_at_ms"] or -1)
     print_rows(documents, _STATUS_COLUMNS)
+    for row in rows:
+        if row.last_error.startswith(Forked.__name__):
+            click.echo(row.last_error, err=True)
     cold, hot = sum(row.cold_bytes for row in rows), sum(row.hot_bytes for row in rows)
     click.echo(f"cold {human_bytes(cold)}, hot {human_bytes(hot)} sealed, {sum(row.open_ledgers for row in rows)} open ledgers")
 
@@ -112,8 +119,54 @@ def show(topics: tuple[str, ...], data: Path | None, metadata: str | None, store
 
 async def _show(addresses: list[str], url: str, topics: tuple[str, ...]) -> list[dict[str, object]]:
     async with store_session(url) as store:
+        if addresses:
+            await _tell_forks(addresses, store, topics)
         partitions = await cold_partitions(store, addresses, topics)
         return [row async for row in segment_rows(store, partitions)]
+
+
+async def _tell_forks(addresses: list[str], store: ObjectStore, topics: tuple[str, ...]) -> None:
+    async with metadata_session(addresses) as client:
+        for forked in await forked_partitions(client.view, store, topics_named(client.view, topics)):
+            click.echo(fork_text(forked), err=True)
+
+
+@tier.command("resolve-fork")
+@click.argument("topic")
+@click.argument("partition", type=click.IntRange(min=0))
+@click.option("--keep", type=click.Choice([KEEP_METADATA, KEEP_STORE]), help="The line that stays; without it, both are shown.")
+@click.option("--discard-hot", is_flag=True, help="With --keep store: drop hot ledgers that do not continue its line, at once.")
+@click.option("--timeout", "timeout_s", default=120.0, show_default=True, help="Seconds to wait for a tiering worker.")
+@metadata_options
+def resolve_fork(
+    topic: str,
+    partition: int,
+    keep: str | None,
+    discard_hot: bool,
+    timeout_s: float,
+    data: Path | None,
+    metadata: str | None,
+    store: str | None,
+) -> None:
+    """Decide which line of a forked history stays, after metadata was restored from an older copy than the store.
+
+    The partition goes on at the end of the kept line. Objects of the other one are deleted when the grace period has passed.
+    """
+    addresses, url = metadata_of(data, metadata), store_of(data, store)
+    asyncio.run(_resolve_fork(addresses, url, topic, partition, keep, discard_hot, timeout_s))
+
+
+async def _resolve_fork(
+    addresses: list[str], url: str, name: str, partition: int, keep: str | None, discard_hot: bool, timeout_s: float
+) -> None:
+    async with metadata_session(addresses) as client, store_session(url) as store:
+        forked = only_fork(await forked_partitions(client.view, store, topics_named(client.view, [name])), name, partition)
+        click.echo(fork_text(forked), err=keep is not None)
+        if keep is None:
+            return
+        decision = await decide_fork(client, forked, keep, discard_hot=discard_hot)
+        await wait_for_resolution(client, decision, timeout_s)
+    click.echo(f"{name}-{partition} keeps the line of {keep}; the other's objects go after the grace period", err=True)
 
 
 @tier.command()

@@ -18,12 +18,16 @@ from stratalog_metadata.records.node import (
     drained_broker_key,
 )
 from stratalog_metadata.records.partition import (
+    KEEP_METADATA,
+    KEEP_STORE,
+    ForkDecision,
     LedgerRef,
     Log,
     ManifestPointer,
     Partition,
     TierRequest,
     TierStatus,
+    fork_decision_key,
     log_key,
     manifest_pointer_key,
     partition_key,
@@ -42,6 +46,7 @@ Record = (
     | DeletedTopic
     | DrainedBroker
     | DynamicConfig
+    | ForkDecision
     | Lease
     | Ledger
     | Log
@@ -64,10 +69,11 @@ class Versioned(msgspec.Struct, frozen=True, gc=False):
 
 
 __all__ = [
-    "CLUSTER_KEY", "LEDGER_IDS", "PRODUCER_IDS", "QUORUM_KEY", "SESSION_IDS",
-    "Bookie", "Broker", "Cluster", "Counter", "DeletedTopic", "DrainedBroker", "DynamicConfig", "Endpoint", "Fragment", "Lease",
+    "CLUSTER_KEY", "KEEP_METADATA", "KEEP_STORE", "LEDGER_IDS", "PRODUCER_IDS", "QUORUM_KEY", "SESSION_IDS",
+    "Bookie", "Broker", "Cluster", "Counter", "DeletedTopic", "DrainedBroker", "DynamicConfig", "Endpoint", "ForkDecision",
+    "Fragment", "Lease",
     "Ledger", "LedgerRef", "LedgerState", "Log", "ManifestPointer", "Partition", "Quorum", "Record", "Session",
     "TierRequest", "TierStatus", "TieringWorker", "Topic", "Versioned",
-    "bookie_key", "broker_key", "counter_key", "drained_broker_key", "lease_key", "ledger_key", "log_key",
+    "bookie_key", "broker_key", "counter_key", "drained_broker_key", "fork_decision_key", "lease_key", "ledger_key", "log_key",
     "manifest_pointer_key", "partition_key", "session_key", "tier_request_key", "tier_status_key", "topic_key",
 ]  # fmt: skip

@@ -6,11 +6,15 @@ ones), ``ManifestPointer`` by tiering alone. Apart, a failover of a thousand par
 
 from __future__ import annotations
 
+from typing import Final
 from uuid import UUID
 
 import msgspec
 
 from stratalog_metadata.records.base import RecordBase
+
+KEEP_METADATA: Final = "metadata"
+KEEP_STORE: Final = "store"
 
 
 class Partition(RecordBase, frozen=True, kw_only=True, tag="partition"):
@@ -113,6 +117,32 @@ class TierStatus(RecordBase, frozen=True, kw_only=True, tag="tier_status"):
         return tier_status_key(self.topic_id, self.index)
 
 
+class ForkDecision(RecordBase, frozen=True, kw_only=True, tag="fork_decision"):
+    """Somebody decides which line of a forked history stays; tiering carries it out and removes the record.
+
+    If it cannot, it says in ``refused`` why, and leaves the fork. ``keep`` is ``metadata`` or ``store``. The keys are of each
+    line's newest manifest when it was decided (metadata's is empty if it knew of none): of another fork nothing was decided.
+    With ``discard_hot`` ledgers that do not continue the store's line go.
+    """
+
+    topic_id: UUID
+    index: int
+    keep: str
+    metadata_key: str
+    store_key: str
+    discard_hot: bool = False
+    decided_at_ms: int = 0
+    decided_by: str = ""
+    refused: str = ""
+
+    @property
+    def keeps_store(self) -> bool:
+        return self.keep == KEEP_STORE
+
+    def key(self) -> str:
+        return fork_decision_key(self.topic_id, self.index)
+
+
 def partition_key(topic_id: UUID, index: int) -> str:
     return f"partition/{topic_id.hex}/{index}"
 
@@ -131,3 +161,7 @@ def tier_request_key(topic_id: UUID, index: int) -> str:
 
 def tier_status_key(topic_id: UUID, index: int) -> str:
     return f"tier_status/{topic_id.hex}/{index}"
+
+
+def fork_decision_key(topic_id: UUID, index: int) -> str:
+    return f"fork_decision/{topic_id.hex}/{index}"

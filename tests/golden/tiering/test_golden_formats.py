@@ -119,7 +119,8 @@ def make_manifest() -> Manifest:
         topic_id=TOPIC, topic_name="flights", partition=3, version=12, previous_key=manifest_key(TOPIC, 3, 11, 0x55),
         previous_sha256=hashlib.sha256(b"previous").digest(), created_at_ms=1_700_000_002_000, writer="tiering-1",
         start_offset=110, end_offset=140, record_count=30, cold_bytes=2000, pages=(ref,), segments=(entry(125, 140),),
-        removed=(removed(140, Reason.MERGED),), removed_lists=(list_ref,), removed_lists_made=5,
+        removed=(removed(140, Reason.MERGED),), removed_lists=(list_ref,), removed_lists_made=5, settled_version=7,
+        settled_at_ms=1_700_000_000_500,
     )  # fmt: skip
 
 

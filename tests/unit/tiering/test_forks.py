@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stratalog_metadata.commands import Command, Put
-from stratalog_metadata.records import Log, ManifestPointer, TierRequest
+from stratalog_core.system import SystemClock
+from stratalog_metadata.commands import Command, Delete, Put
+from stratalog_metadata.records import (
+    KEEP_METADATA,
+    KEEP_STORE,
+    ForkDecision,
+    Log,
+    ManifestPointer,
+    Partition,
+    TierRequest,
+    Topic,
+    fork_decision_key,
+)
+from stratalog_tiering.archive import Archive
+from stratalog_tiering.archive_writer import ArchiveWriter
+from stratalog_tiering.fork_resolution import read_lines
 from stratalog_tiering.forks import find_fork
-from stratalog_tiering.object_keys import manifest_key, marker_key
+from stratalog_tiering.object_keys import manifest_key, manifests_prefix, marker_key
+from stratalog_tiering.reader import ColdReader, ColdReaderSettings
 from stratalog_tiering.store import ObjectInfo
 
 Cluster = Any  # the TestCluster of conftest.py, which cannot be imported
@@ -94,8 +111,111 @@ async def test_ordinary_commits_after_a_rollback_delete_nothing(
         await cluster.add_ledger(make_batches(base, [3]), base)
     await cluster.until(lambda: cluster.last_error().startswith("Forked: history of flights-0 has forked"))
     assert f"manifest version {known + lost} " in cluster.last_error()
+    assert "stratalog tier resolve-fork flights 0 --keep" in cluster.last_error()
     assert cluster.pointer() == restored
     assert history == files_in(store_directory), "neither is anything written before the fork is noticed"
+
+
+async def forked(cluster: Cluster, make_batches: Batches, known: int, lost: int) -> None:
+    """Metadata is restored ``lost`` versions back, and the log goes on from there."""
+    worker = await cluster.start_worker()
+    pointers = [await committed(cluster, make_batches, base) for base in range(0, 3 * (known + lost), 3)]
+    await worker.close()
+    restored = pointers[known - 1] if known else None
+    log: Log = msgspec.structs.replace(cluster.log(), ledgers=())
+    pointer = Put(record=restored) if restored is not None else Delete(key=pointers[0].key())
+    await cluster.metadata.propose(Command(updates=(pointer, Put(record=log))))
+
+
+async def decide(cluster: Cluster, keep: str, *, discard_hot: bool = False) -> ForkDecision:
+    topic_id = cluster.topic.topic_id
+    lines = await read_lines(cluster.store, manifests_prefix(topic_id, 0), cluster.pointer())
+    assert lines is not None
+    decision = ForkDecision(
+        topic_id=topic_id, index=0, keep=keep, metadata_key=lines.fork.metadata_key, store_key=lines.fork.store_key,
+        discard_hot=discard_hot,
+    )  # fmt: skip
+    await cluster.metadata.propose(Command(updates=(Put(record=decision),)))
+    return decision
+
+
+def outcome(cluster: Cluster) -> str | None:
+    """Why the decision was refused; empty if it was carried out, None if it is neither."""
+    decision = cluster.metadata.view.find(ForkDecision, fork_decision_key(cluster.topic.topic_id, 0))
+    return "" if decision is None else decision.refused or None
+
+
+@pytest.mark.parametrize(("known", "keep"), [(2, KEEP_METADATA), (2, KEEP_STORE), (0, KEEP_METADATA), (0, KEEP_STORE)])
+async def test_a_decision_keeps_one_line_and_deletes_the_other_after_the_grace_period(
+    cluster: Cluster, make_batches: Batches, store_directory: Path, known: int, keep: str
+) -> None:
+    await forked(cluster, make_batches, known, 3)
+    both = files_in(store_directory)
+    worker = await cluster.start_worker("worker-2")
+    end = 3 * known if keep == KEEP_METADATA else 3 * (known + 3)
+    await decide(cluster, keep)
+    await cluster.until(lambda: outcome(cluster) == "" and cluster.last_error() == "")
+    pointer = cluster.pointer()
+    assert (pointer.manifest_version, pointer.end_offset) == (known + 4, end)
+    await committed(cluster, make_batches, end)
+    assert both <= files_in(store_directory), "nothing is deleted before the grace period has passed"
+    reader = ColdReader(cluster.store, ColdReaderSettings(), SystemClock())
+    assert b"".join(await reader.fetch(cluster.pointer(), 0, 10**6, 10)) == b"".join(make_batches(0, [3] * (end // 3 + 1)))
+    await reader.close()
+    assert (await cold_end(cluster)) == end + 3, "readers without metadata see the kept line"
+    await worker.close()
+    await cluster.start_worker("worker-3", grace_ms=0)
+    wanted = 1 + end // 3
+    async with asyncio.timeout(20):
+        while segments_in(store_directory) > wanted or both & manifests_in(store_directory):
+            cluster.store.deleted.clear()
+            await cluster.store.deleted.wait()
+
+
+def segments_in(directory: Path) -> int:
+    return len(list(directory.glob("segments/*/*/*")))
+
+
+def manifests_in(directory: Path) -> set[str]:
+    return {path.name for path in directory.glob("manifests/*/*/*")}
+
+
+async def cold_end(cluster: Cluster) -> int:
+    archive = Archive(cluster.store)
+    pointer = await archive.pointer(await archive.topic("flights"), 0)
+    assert pointer is not None
+    return pointer.end_offset
+
+
+async def test_a_decision_of_another_fork_is_refused(cluster: Cluster, make_batches: Batches) -> None:
+    await forked(cluster, make_batches, 1, 1)
+    decision = await decide(cluster, KEEP_STORE)
+    changed = msgspec.structs.replace(decision, metadata_key="another")
+    await cluster.metadata.propose(Command(updates=(Put(record=changed),)))
+    await cluster.start_worker("worker-2")
+    await cluster.until(lambda: outcome(cluster) is not None)
+    assert "look again, and decide again" in (outcome(cluster) or "")
+    assert cluster.pointer().manifest_version == 1
+
+
+async def test_hot_records_that_do_not_continue_the_kept_line_are_discarded_on_demand_only(
+    cluster: Cluster, make_batches: Batches
+) -> None:
+    await forked(cluster, make_batches, 1, 2)
+    owned = Partition(topic_id=cluster.topic.topic_id, index=0, owner=1, leader_epoch=4)
+    await cluster.metadata.propose(Command(updates=(Put(record=owned),)))
+    await cluster.add_ledger(make_batches(3, [2]), 3)
+    await cluster.start_worker("worker-2")
+    await decide(cluster, KEEP_STORE)
+    await cluster.until(lambda: outcome(cluster) is not None)
+    assert "do not continue the store's line, which ends at offset 9" in (outcome(cluster) or "")
+    assert len(cluster.log().ledgers) == 1
+    await decide(cluster, KEEP_STORE, discard_hot=True)
+    await cluster.until(lambda: outcome(cluster) == "")
+    assert cluster.pointer().end_offset == 9
+    assert cluster.log().ledgers == ()
+    taken = cluster.metadata.view.find(Partition, owned.key())
+    assert (taken.owner, taken.leader_epoch) == (-1, 5), "its owner would go on at offset 5"
 
 
 async def test_a_fork_keeps_the_hot_copies(cluster: Cluster, make_batches: Batches) -> None:
@@ -111,3 +231,19 @@ async def test_a_fork_keeps_the_hot_copies(cluster: Cluster, make_batches: Batch
     await cluster.until(lambda: "has forked" in cluster.last_error())
     assert len(cluster.log().ledgers) == 1
     assert not cluster.ledgers.deleted
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_of_two_markers_of_an_earlier_version_metadatas_is_found_by_its_chain(
+    store: Any, topic: Topic, make_batches: Batches, seed: int
+) -> None:
+    lines: list[list[ManifestPointer]] = []
+    for line, versions in enumerate((5, 3)):
+        writer = ArchiveWriter(store, topic, SystemClock(), random.Random(10 * seed + line))
+        lines.append([(await writer.append(0, make_batches(3 * n, [3])))[0] for n in range(versions)])
+    (*_, metadata), (*_, other) = lines
+    found = await read_lines(store, manifests_prefix(topic.topic_id, 0), metadata)
+    assert found is not None
+    assert (found.fork.store_key, found.store.manifest.end_offset) == (other.object_key, 9)
+    assert found.metadata is not None
+    assert found.metadata.end_offset == 15

@@ -16,6 +16,7 @@ from stratalog_tiering.retention import expiry_reason
 from stratalog_tiering.store import ObjectInfo
 
 TOPIC = UUID(int=1)
+NOTHING: frozenset[str] = frozenset()
 DIGEST = hashlib.sha256(b"").digest()
 
 
@@ -97,16 +98,22 @@ def test_superseded_versions_go_by_their_successors_age_and_losers_by_their_own(
     listed = [info(names[version], version * 100) for version in names]
     listed += [info(marker_key(names[version]), version * 100 + 1) for version in names]
     listed += [info(loser_old, 150), info(loser_new, 900)]
-    garbage = manifest_garbage(listed, 4, names[4], 350)
+    garbage = manifest_garbage(listed, 4, names[4], NOTHING, 350)
     assert set(garbage) == {names[1], names[2], marker_key(names[1]), marker_key(names[2]), loser_old}
     assert garbage.index(marker_key(names[2])) > garbage.index(names[2])
-    assert names[4] not in manifest_garbage(listed, 4, names[4], 10**9)
-    assert marker_key(names[4]) not in manifest_garbage(listed, 4, names[4], 10**9)
+    removed = frozenset({names[1], marker_key(names[2])})
+    assert set(manifest_garbage(listed, 4, names[4], removed, 350)) == set(garbage) - removed
+    assert names[4] not in manifest_garbage(listed, 4, names[4], NOTHING, 10**9)
+    assert marker_key(names[4]) not in manifest_garbage(listed, 4, names[4], NOTHING, 10**9)
 
 
-def test_a_version_whose_successor_is_gone_already_goes() -> None:
+def test_a_version_whose_successor_is_not_listed_goes_by_the_next_one() -> None:
+    """The successor is gone already, or it is so young that the listing does not show it yet."""
     first, current = manifest_key(TOPIC, 0, 1, 1), manifest_key(TOPIC, 0, 9, 1)
-    assert manifest_garbage([info(first, 500), info(current, 900)], 9, current, 600) == [first]
+    listed = [info(first, 500), info(current, 900)]
+    assert manifest_garbage(listed, 9, current, NOTHING, 900) == []
+    assert manifest_garbage(listed, 9, current, NOTHING, 901) == [first]
+    assert manifest_garbage(listed[:1], 9, current, NOTHING, 10**9) == []
 
 
 def test_segment_entries_can_grow() -> None:

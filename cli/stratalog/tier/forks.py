@@ -1,0 +1,105 @@
+"""Forked history: shows both lines of a partition, and asks for one of them to be kept."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from stratalog_core.errors import Invalid, NotFound, Unavailable
+from stratalog_core.system import SystemClock
+from stratalog_metadata.api import MetadataClient, MetadataView
+from stratalog_metadata.commands import Command, Put
+from stratalog_metadata.records import (
+    ForkDecision,
+    ManifestPointer,
+    Topic,
+    manifest_pointer_key,
+)
+from stratalog_tiering.fork_resolution import Lines, read_lines
+from stratalog_tiering.manifest import Manifest
+from stratalog_tiering.object_keys import manifests_prefix
+from stratalog_tiering.store import ObjectStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForkedPartition:
+    """A partition whose history has forked."""
+
+    topic: Topic
+    partition: int
+    lines: Lines
+
+
+async def forked_partitions(view: MetadataView, store: ObjectStore, topics: Iterable[Topic]) -> list[ForkedPartition]:
+    """Those partitions of ``topics`` whose history in the store is not the one that metadata knows."""
+    forked = []
+    for topic in topics:
+        for index in range(topic.partition_count):
+            pointer = view.find(ManifestPointer, manifest_pointer_key(topic.topic_id, index))
+            lines = await read_lines(store, manifests_prefix(topic.topic_id, index), pointer)
+            if lines is not None:
+                forked.append(ForkedPartition(topic=topic, partition=index, lines=lines))
+    return forked
+
+
+def fork_text(forked: ForkedPartition) -> str:
+    """Both lines, and how to decide."""
+    name, lines = f"{forked.topic.name} {forked.partition}", forked.lines
+    return (
+        f"FORKED {name}: metadata has lost history that is committed in the store; nothing is committed or deleted\n"
+        f"  metadata: {_line_text(lines.fork.metadata_version, lines.metadata)}\n"
+        f"  store:    {_line_text(lines.fork.store_version, lines.store.manifest)}\n"
+        f"  decide:   stratalog tier resolve-fork {name} --keep metadata|store"
+    )
+
+
+def _line_text(version: int, manifest: Manifest | None) -> str:
+    if manifest is None:
+        return f"version {version}, whose manifest is not in the store" if version else "no manifest"
+    return (
+        f"version {version}, offsets {manifest.start_offset} to {manifest.end_offset - 1}, {manifest.record_count} records,"
+        f" {manifest.cold_bytes} bytes"
+    )
+
+
+async def decide_fork(metadata: MetadataClient, forked: ForkedPartition, keep: str, *, discard_hot: bool) -> ForkDecision:
+    """Write the decision for this very fork; a tiering worker carries it out."""
+    decision = ForkDecision(
+        topic_id=forked.topic.topic_id,
+        index=forked.partition,
+        keep=keep,
+        metadata_key=forked.lines.fork.metadata_key,
+        store_key=forked.lines.fork.store_key,
+        discard_hot=discard_hot,
+        decided_at_ms=SystemClock().wall_ms(),
+        decided_by=getpass.getuser(),
+    )
+    await metadata.propose(Command(updates=(Put(record=decision),)))
+    return decision
+
+
+async def wait_for_resolution(metadata: MetadataClient, decision: ForkDecision, timeout_s: float) -> None:
+    """Return when the decision was carried out. Raises ``Invalid`` if it cannot be, ``Unavailable`` after the time-out."""
+    changed = asyncio.Event()
+    stop = metadata.view.subscribe(lambda changes: changed.set())
+    try:
+        async with asyncio.timeout(timeout_s):
+            while (waiting := metadata.view.find(ForkDecision, decision.key())) is not None and not waiting.refused:
+                changed.clear()
+                await changed.wait()
+    except TimeoutError:
+        raise Unavailable(f"the decision was not carried out within {timeout_s:.0f} s: is a tiering worker up?") from None
+    finally:
+        stop()
+    if waiting is not None:
+        raise Invalid(waiting.refused)
+
+
+def only_fork(forked: list[ForkedPartition], topic: str, partition: int) -> ForkedPartition:
+    """The fork of this partition. Raises ``NotFound``."""
+    for found in forked:
+        if found.partition == partition:
+            return found
+    raise NotFound(f"the history of {topic}-{partition} has not forked")
