@@ -37,7 +37,11 @@ class BrokerSettings:
     )
     offsets_topic_partitions: int = setting(50, help="Partitions of __consumer_offsets", minimum=1, maximum=1_000)
     offsets_topic_replication_factor: int = setting(
-        3, help="Copies of __consumer_offsets; fewer if there are fewer bookies", minimum=1, maximum=15
+        3,
+        help="Copies of __consumer_offsets; until so many bookies have registered no group finds its coordinator."
+        " 1 for an installation of one bookie, as `stratalog up` sets",
+        minimum=1,
+        maximum=15,
     )
 
     memory_bytes: int = setting(

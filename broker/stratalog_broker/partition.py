@@ -281,6 +281,10 @@ class PartitionCore:
         )  # fmt: skip
         self.state = State.OPEN
 
+    def move_start(self, log_start_offset: int) -> None:
+        """Retention or DeleteRecords moved the first readable offset; it never goes back, nor beyond what is confirmed."""
+        self.log_start_offset = max(self.log_start_offset, min(log_start_offset, self.high_watermark))
+
     # -- decisions -----------------------------------------------------------------------------------------------------
 
     def seal_now(self) -> None:
@@ -322,7 +326,7 @@ class PartitionCore:
 
     def open_ahead(self) -> None:
         """The next batch is expected soon: its ledger is opened before it comes. Ask ``next_instructions``."""
-        self._is_awaited = True
+        self._is_awaited = self.state in (State.IDLE, State.DRAINING)
 
     def checkpoint(self, application_state: bytes | None) -> Checkpoint:
         """What the next owner must know if the log ends with what is confirmed."""

@@ -25,6 +25,7 @@ from stratalog_broker.ledger_index import LedgerIndex
 from stratalog_broker.ledger_opening import LedgerOpening
 from stratalog_broker.ledger_trimming import LedgerTrimming
 from stratalog_broker.partition import Acks, OnDone, OpenNext, PartitionCore, Seal, State
+from stratalog_broker.replication_factor import is_roll_due, newest_ledger
 from stratalog_broker.roll_schedule import RollSchedule
 from stratalog_broker.tail_cache import PartitionTail
 from stratalog_broker.writer_reports import WriterReports
@@ -111,16 +112,23 @@ class PartitionLog:
         self.configs = self._services.configs_of(topic)
         self.core.limits = self.configs.roll_limits(self._services.settings.ledger_idle_ms)
         self._watch_age()
+        self._follow_quorums()
 
-    def move_start(self, log_start_offset: int) -> None:
-        """Retention or DeleteRecords moved the first readable offset; it never goes back, nor beyond what is confirmed."""
-        self.core.log_start_offset = max(self.core.log_start_offset, min(log_start_offset, self.core.high_watermark))
+    def _follow_quorums(self) -> None:
+        """Roll the open ledger if the topic asks for other copies by now; an internal topic begins the next one at once."""
+        opened = self._writer.ledger if self._writer is not None else None
+        if opened is None and self.application is not None and self.core.state is State.IDLE:
+            opened = newest_ledger(self._services.view, self.topic_partition)
+        if opened is not None and is_roll_due(self._services.ledgers, opened, self.topic, self.configs):
+            self.core.seal_now()
+            if self.application is not None:
+                self.core.open_ahead()
+            self._act()
 
     @property
     def requirement(self) -> EpochIs:
         """What every command of this owner requires."""
-        identity = self.topic_partition
-        key = partition_key(identity.topic_id, identity.partition)
+        key = partition_key(self.topic_partition.topic_id, self.topic_partition.partition)
         return EpochIs(key=key, owner=self._services.settings.broker_id, leader_epoch=self.core.leader_epoch)
 
     @property
@@ -307,6 +315,7 @@ class PartitionLog:
         self._write_queued()
         self._watch_age()
         self._act()
+        self._follow_quorums()
 
     async def _seal(self, writer: LedgerWriter, instruction: Seal, before: asyncio.Task[None] | None) -> None:
         if before is not None:

@@ -221,7 +221,7 @@ class Partitions:
     def _log_changed(self, record: Log) -> None:
         log = self._by_id.get((record.topic_id.bytes, record.index))
         if log is not None:
-            log.move_start(record.log_start_offset)
+            log.core.move_start(record.log_start_offset)
 
     def _drop(self, log: PartitionLog) -> None:
         identity = log.topic_partition
@@ -288,7 +288,8 @@ class Partitions:
             taken = await self._takeover.rebuild(partition, recovered, wants_batches=topic.name in self._applications)
         if self._is_due(partition):
             del self._wanted[identity_of(partition)]
-            self._serve(topic, taken)
+            # Its configs may have changed during the takeover.
+            self._serve(self.topic_by_id(partition.topic_id.bytes) or topic, taken)
             self._taken += 1
             if not self._wanted:
                 elapsed_s = self._services.clock.monotonic() - self._wanting_since_s

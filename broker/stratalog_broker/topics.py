@@ -153,13 +153,15 @@ class TopicCommands:
             raise OutcomeUnknown(f"creation of topic {topic.name!r} was not confirmed: look whether it exists, then try again")
 
     async def ensure_internal(self, name: str, partition_count: int, replication_factor: int, timeout_s: float) -> Topic:
-        """The internal topic, created now if it does not exist. Fewer copies are made if there are fewer bookies."""
+        """The internal topic, created now if it does not exist; COORDINATOR_NOT_AVAILABLE while there are too few bookies."""
         found = self._view.find(Topic, topic_key(name))
         if found is not None:
             return found
-        factor = max(1, min(replication_factor, self.registered_bookies()))
+        if self.registered_bookies() < replication_factor:
+            text = f"{name} needs {replication_factor} bookies and there are {self.registered_bookies()}: start more, or lower"
+            raise KafkaError(ErrorCode.coordinator_not_available, f"{text} [broker] offsets_topic_replication_factor")
         new = NewTopic(
-            name=name, partition_count=partition_count, replication_factor=factor, internal=True,
+            name=name, partition_count=partition_count, replication_factor=replication_factor, internal=True,
             configs={"cleanup.policy": "compact"},
         )  # fmt: skip
         try:

@@ -45,6 +45,12 @@ def quorum_options(command: Command) -> Command:
     return data_option(metadata(command))
 
 
+def cluster_options(command: Command) -> Command:
+    """``--data``, or ``--bootstrap`` and ``--metadata``; hand them to :func:`bootstrap_of` and :func:`metadata_of`."""
+    metadata = click.option("--metadata", envvar="STRATALOG_METADATA", help="Metadata nodes, HOST:PORT,… (default: of --data).")
+    return kafka_options(metadata(command))
+
+
 def metadata_options(command: Command) -> Command:
     """``--data`` or ``--metadata`` and ``--store``; hand them to :func:`metadata_of` and :func:`store_of`."""
     store = click.option("--store", envvar="STRATALOG_STORE", help="Object store: directory or s3:// URL (default: of --data).")

@@ -35,6 +35,9 @@ def test_the_clusters_defaults_make_a_topic(cluster: ProcessCluster) -> None:
     assert cluster.json("topic", "create", "cli-default") == {"name": "cli-default", "partitions": 1}
     assert cluster.json("topic", "alter", "cli-default", "--partitions", "3") == {"name": "cli-default", "partitions": 3}
     assert len(cluster.json("topic", "describe", "cli-default")["partitions"]) == 3
+    assert cluster.json("topic", "alter", "cli-default", "--replication-factor", "2")["replication_factor"] == 2
+    cluster.run("topic", "alter", "cli-default", "--replication-factor", "9", expect=ExitCode.USAGE)
+    cluster.run("topic", "alter", "cli-default", expect=ExitCode.USAGE)
     cluster.run("topic", "alter", "cli-default", "--partitions", "2", expect=ExitCode.USAGE)
     cluster.run("topic", "alter", "no-such-topic", "--partitions", "2", expect=ExitCode.NOT_FOUND)
     cluster.run("broker", "defaults", "--set", "segment.ms=123456")

@@ -132,6 +132,8 @@ class Audit:
                 self._partition_changed(before, after)
             case None, Ledger():
                 self.copies.opened(after)
+            case _, Topic():
+                self.copies.asked_for(after.topic_id, after.replication_factor)
             case Ledger(), Ledger():
                 self._ledger_changed(before, after)
             case Ledger(), None:

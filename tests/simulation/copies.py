@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
+from uuid import UUID
 
 from simulation.stored import stored_entries
 from stratalog_bookies import messages
@@ -29,6 +30,8 @@ Require = Callable[[bool, str], None]
 Find = Callable[[int], Ledger | None]
 Held = dict[tuple[str, int], int]
 _OK: Final = int(messages.Status.OK)
+_HEARD_OF_S: Final = 6.0
+"""So long an owner may open ledgers without having heard of a change of its topic: a command lives for as long."""
 _ON_THE_WAY_S: Final = 5.0
 """So long after a disk was lost, writers and recoveries may still rely on what it had answered before."""
 
@@ -42,6 +45,7 @@ class Copies:
         self._held: dict[tuple[str, int], int] = {}
         self._lost: dict[tuple[str, int], tuple[float, int]] = {}
         self._checkpoint_parts: dict[int, int] = {}
+        self._asked: dict[UUID, list[tuple[float, int]]] = {}
 
     def watch_answers(self, network: Network) -> None:
         """Hear of every add that a bookie acknowledges."""
@@ -95,10 +99,24 @@ class Copies:
         self._held = {key: entries for key, entries in self._held.items() if key[0] != bookie}
 
     def opened(self, ledger: Ledger) -> None:
-        """The record was made: no topic asks for acknowledgements below a majority, whatever ``min.insync.replicas`` is."""
+        """The record was made: it has as many copies as its topic asks for, or asked for until a moment ago. No topic asks for
+        acknowledgements below a majority, whatever ``min.insync.replicas`` is.
+        """
         enough = ledger.ack_quorum >= quorum.majority(ledger.write_quorum)
         what = f"ledger {ledger.ledger_id} is acknowledged at {ledger.ack_quorum} of {ledger.write_quorum} copies"
         self._require(enough, what)
+        asked = self._asked.get(ledger.topic_id)
+        if asked is not None:
+            since = asyncio.get_running_loop().time() - _HEARD_OF_S
+            # The last factor before that moment held at it, too.
+            old = [factor for at, factor in asked if at <= since][-1:]
+            wanted = {*old, *(factor for at, factor in asked if at > since)}
+            what = f"ledger {ledger.ledger_id} has {ledger.write_quorum} copies; its topic asks for {sorted(wanted)}"
+            self._require(ledger.write_quorum in wanted, what)
+
+    def asked_for(self, topic_id: UUID, factor: int) -> None:
+        """The topic was created, or changed."""
+        self._asked.setdefault(topic_id, []).append((asyncio.get_running_loop().time(), factor))
 
     def confirmed(self, ledger_id: int, first: int, last: int) -> None:
         """A writer was told that entries ``first`` to ``last`` are confirmed. Once the record is closed it may hear of copies

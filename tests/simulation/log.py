@@ -22,6 +22,7 @@ from simulation.kafka import NONE, KafkaClient, NotServed
 from simulation.machine import Machine, Ports, World
 from simulation.nemesis import Nemesis, NemesisPlan
 from simulation.object_store import Bucket, StoreFaults
+from simulation.operators import Operator
 from simulation.producers import Producer, UnsafeProducer
 from stratalog_core.records import Record
 
@@ -166,6 +167,7 @@ class Scenario:
     """One run. ``simulate`` raises ``AssertionError`` when an invariant does not hold."""
 
     segment_ms = SEGMENT_MS
+    operators = 1
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -186,6 +188,7 @@ class Scenario:
         self.group = Groups(world, self.audit, TOPIC, PARTITIONS, bootstrap())
         members = self.group.members(self.truth.see)
         self.members = [self._machine("member", number, member.run) for number, member in enumerate(members)]
+        self._operators = [self._machine("operator", number, Operator(TOPIC).run) for number in range(self.operators)]
         self._clients = [self._machine("producer", number, one.run) for number, one in enumerate(self._producers)]
         self._clients += [self._machine("reader", number, one.run) for number, one in enumerate(self._readers)]
         self._clients.append(self._machine("unsafe", 0, self._unsafe.run))
@@ -208,9 +211,11 @@ class Scenario:
         for machine in self.servers:
             machine.boot()
         await self._in_checker(self._create_topic)
-        for machine in [*self._clients, *self.members]:
+        for machine in [*self._clients, *self.members, *self._operators]:
             machine.boot()
         await self._faults()
+        for machine in self._operators:
+            machine.crash()
         await self._pass(SETTLE_S)
         clients: list[Reader | Producer | UnsafeProducer] = [*self._readers, *self._producers, self._unsafe]
         for client in clients:
@@ -312,6 +317,6 @@ class Scenario:
 
     def _check_processes(self) -> None:
         assert not self.audit.broken, self.audit.broken[0]
-        for machine in [*self.servers, *self._clients, *self.members]:
+        for machine in [*self.servers, *self._clients, *self.members, *self._operators]:
             if machine.failure is not None:
                 raise AssertionError(f"{machine.name} failed: {machine.failure!r}") from machine.failure

@@ -7,9 +7,13 @@ from collections.abc import Callable, Collection
 from typing import Any, Final
 
 from stratalog_bookies.audit import plan
-from stratalog_bookies.client import placement
+from stratalog_bookies.client import LedgerSpec, placement
 from stratalog_bookies.client.placement import Candidate, Spread
 from stratalog_broker import topic_configs
+from stratalog_broker.ledger_opening import LedgerOpening
+from stratalog_broker.partition_log import PartitionLog
+from stratalog_broker.replication_factor import newest_ledger
+from stratalog_metadata.records import Topic
 
 
 def _swap(owner: object, name: str, new: object) -> Any:
@@ -48,5 +52,36 @@ def acks_all_is_min_insync_replicas() -> None:
     _swap(topic_configs, "majority", lambda nodes: 1)
 
 
-IN_LOG: Final = (acks_all_is_min_insync_replicas,)
+def ledgers_keep_the_factor_of_the_one_before() -> None:
+    """A partition's next ledger has as many copies as its newest one, whatever its topic asks for by now."""
+    spec_of: Callable[..., LedgerSpec] = LedgerOpening._spec
+
+    def spec(self: LedgerOpening, topic: Topic, base_offset: int) -> LedgerSpec:
+        newest = newest_ledger(self._services.view, self._identity)
+        wanted = spec_of(self, topic, base_offset)
+        if newest is None:
+            return wanted
+        copies = newest.write_quorum
+        return dataclasses.replace(wanted, ensemble_size=copies, write_quorum=copies, ack_quorum=newest.ack_quorum)
+
+    _swap(LedgerOpening, "_spec", spec)
+
+
+def open_ledgers_take_over_a_smaller_ack_quorum() -> None:
+    """After its topic's factor was lowered, a ledger is confirmed at fewer copies than its record says."""
+    follow: Callable[..., None] = PartitionLog._follow_quorums
+
+    def follow_quorums(self: PartitionLog) -> None:
+        if self._writer is not None:
+            self._writer._core._ack_quorum = 1 if self.topic.replication_factor == 2 else self.configs.ack_quorum
+        follow(self)
+
+    _swap(PartitionLog, "_follow_quorums", follow_quorums)
+
+
+IN_LOG: Final = (
+    acks_all_is_min_insync_replicas,
+    ledgers_keep_the_factor_of_the_one_before,
+    open_ledgers_take_over_a_smaller_ack_quorum,
+)
 IN_LOST_DISKS: Final = (placement_ignores_hosts, auditor_ignores_hosts)

@@ -69,6 +69,7 @@ class _NobodyListens:
 class Scenario(log.Scenario):
     """One run."""
 
+    operators = 0
     segment_ms = 400
 
     def __init__(self, world: World) -> None:

@@ -83,7 +83,7 @@ class GroupService:
     def _topic(self) -> Topic:
         topic = self._services.view.find(Topic, topic_key(CONSUMER_OFFSETS))
         if topic is None:
-            raise KafkaError(ErrorCode.not_coordinator, f"{CONSUMER_OFFSETS} does not exist yet: find the coordinator first")
+            raise KafkaError(ErrorCode.coordinator_not_available, f"{CONSUMER_OFFSETS} does not exist: find the coordinator")
         return topic
 
     def coordinator_of(self, group_id: str) -> GroupApplication:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,11 @@ from confluent_kafka.admin import (
 from stratalog import kafka
 from stratalog.output import json_option, print_done, print_json, print_listing, print_rows
 from stratalog.places import TARGETS, places
-from stratalog.target import bootstrap_of, kafka_options, name_values
+from stratalog.target import bootstrap_of, cluster_options, kafka_options, metadata_of, name_values
+from stratalog.tier.session import metadata_session
+from stratalog_broker.replication_factor import change_replication_factor
 from stratalog_core.errors import NotFound
+from stratalog_metadata.records import Topic
 
 _CLUSTERS_DEFAULT = -1
 _RETRY_S = 0.2
@@ -74,16 +78,41 @@ def _partition_count(client: Any, name: str) -> int:
 
 @topic.command()
 @click.argument("name")
-@click.option(
-    "--partitions", required=True, type=click.IntRange(1, 10_000), help="Number of partitions to have; it only grows."
-)
-@kafka_options
+@click.option("--partitions", type=click.IntRange(1, 10_000), help="Number of partitions to have; it only grows.")
+@click.option("--replication-factor", "factor", type=click.IntRange(1, 15), help="Copies of each record from now on.")
+@cluster_options
 @json_option
-def alter(name: str, partitions: int, data: Path | None, bootstrap: str | None, as_json: bool) -> None:
-    """Add partitions to a topic. Records of a key may go to another partition from then on."""
-    client = kafka.admin(bootstrap_of(data, bootstrap))
-    kafka.only(client.create_partitions([NewPartitions(name, partitions)], request_timeout=kafka.TIMEOUT_S))
-    print_done({"name": name, "partitions": partitions}, f"{name} has {partitions} partitions", as_json=as_json)
+def alter(
+    name: str,
+    partitions: int | None,
+    factor: int | None,
+    data: Path | None,
+    bootstrap: str | None,
+    metadata: str | None,
+    as_json: bool,
+) -> None:
+    """Add partitions to a topic, or change its replication factor, also that of an internal topic.
+
+    Records of a key may go to another partition from then on. The factor holds for what is written from now on: open ledgers
+    are rolled at once, sealed ones keep the copies that they have.
+    """
+    if partitions is None and factor is None:
+        raise click.UsageError("say what to change: --partitions, --replication-factor")
+    done: dict[str, Any] = {"name": name}
+    if factor is not None:
+        changed = asyncio.run(_change_factor(metadata_of(data, metadata), name, factor))
+        done["replication_factor"] = changed.replication_factor
+    if partitions is not None:
+        client = kafka.admin(bootstrap_of(data, bootstrap))
+        kafka.only(client.create_partitions([NewPartitions(name, partitions)], request_timeout=kafka.TIMEOUT_S))
+        done["partitions"] = partitions
+    now = ", ".join(f"{what.replace('_', ' ')} {value}" for what, value in done.items() if what != "name")
+    print_done(done, f"changed {name}: {now}", as_json=as_json)
+
+
+async def _change_factor(addresses: list[str], name: str, factor: int) -> Topic:
+    async with metadata_session(addresses) as client:
+        return await change_replication_factor(client, name, factor)
 
 
 @topic.command("delete-records")

@@ -74,7 +74,12 @@ def _configurations(data: Path, state: ClusterState, cluster_id: str) -> dict[st
         table = {"bookie_id": process.name, "listen": process.address, "data_dirs": [str(data / process.name)]}
         configurations[process.name] = {"node": node, "bookie": table}
     for number, process in enumerate(state.of_role("broker"), 1):
-        table = {"broker_id": number, "listen": process.address, "default_replication_factor": copies}
+        table = {
+            "broker_id": number,
+            "listen": process.address,
+            "default_replication_factor": copies,
+            "offsets_topic_replication_factor": copies,
+        }
         cache: dict[str, Value] = {"cache_dir": str(data / process.name / "cache")}
         configurations[process.name] = {"node": {**node, **cache}, "broker": table}
     for process in state.of_role("tiering"):

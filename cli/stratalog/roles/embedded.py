@@ -19,7 +19,8 @@ def embedded_overrides(data: Path, *, kafka: str, store: str | None) -> dict[str
         "node": {"store": store or str(data / "store"), "cache_dir": str(data / "cache")},
         "metadata": {"data_dir": str(data / "metadata"), "listen": "127.0.0.1:0"},
         "bookie": {"bookie_id": "bookie-1", "data_dirs": str(data / "bookie"), "listen": "127.0.0.1:0"},
-        "broker": {"broker_id": 1, "listen": kafka},
+        # One bookie is all there is: its one copy of the groups' offsets is a choice, and not an accident.
+        "broker": {"broker_id": 1, "listen": kafka, "offsets_topic_replication_factor": 1},
         # It shares the process with the broker, for whom somebody waits.
         "tiering": {"worker_id": "tiering-1", "niceness": 0},
     }

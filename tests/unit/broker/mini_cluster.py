@@ -110,6 +110,7 @@ class MiniCluster:
             "broker_id": broker_id,
             "listen": ("127.0.0.1:0",),
             "offsets_topic_partitions": 2,
+            "offsets_topic_replication_factor": min(3, len(self.bookies)),
             "group_initial_rebalance_delay_ms": 0,
             "lease_ms": 1000,
             "shutdown_ms": 2000,

@@ -311,7 +311,7 @@ async def test_the_greatest_time_is_that_of_a_record_that_can_be_read(
     for start, expected in ((1, (1, 9_001)), (2, (3, 5_001)), (4, (7, 5_001)), (8, (-1, -1))):
         log = mini_cluster.broker.services.partitions.find_by_name(flights.encode(), 0)
         assert log is not None
-        log.move_start(start)
+        log.core.move_start(start)
         answer = await list_offset(client, flights, -3)
         assert (answer.error_code, answer.offset, answer.timestamp) == (ErrorCode.none, *expected)
 
