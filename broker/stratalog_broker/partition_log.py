@@ -118,7 +118,7 @@ class PartitionLog:
         """Roll the open ledger if the topic asks for other copies by now; an internal topic begins the next one at once."""
         opened = self._writer.ledger if self._writer is not None else None
         if opened is None and self.application is not None and self.core.state is State.IDLE:
-            opened = newest_ledger(self._services.view, self.topic_partition)
+            opened = newest_ledger(self._services.view, self.topic_partition.topic_id, self.topic_partition.partition)
         if opened is not None and is_roll_due(self._services.ledgers, opened, self.topic, self.configs):
             self.core.seal_now()
             if self.application is not None:

@@ -12,8 +12,9 @@ from typing import Final
 from uuid import UUID
 
 from stratalog_broker.protocol.metadata import encode_partition, layout_of
+from stratalog_broker.replicas import Replicas
 from stratalog_metadata.api import Change, MetadataView
-from stratalog_metadata.records import Broker, Partition, Topic, broker_key, partition_key
+from stratalog_metadata.records import Bookie, Broker, Ledger, Log, Partition, Topic
 
 ROWS_MAX: Final = 100_000
 """Partitions kept encoded, about 100 bytes each; the topics that were not asked for longest are dropped."""
@@ -51,16 +52,14 @@ class PartitionRows:
             found.stale.update(range(before, topic.partition_count))
             self._make_room()
         if found.stale:
-            self._encode(topic.topic_id, key[1], found)
+            self._encode(topic, key[1], found)
         return found.joined
 
-    def _encode(self, topic_id: UUID, layout: int, found: _Rows) -> None:
+    def _encode(self, topic: Topic, layout: int, found: _Rows) -> None:
+        replicas = Replicas(self._view)
         for index in found.stale:
-            partition = self._view.find(Partition, partition_key(topic_id, index))
-            owner, epoch = (partition.owner, partition.leader_epoch) if partition is not None else (-1, -1)
-            lives = owner >= 0 and self._view.find(Broker, broker_key(owner)) is not None
             if index < len(found.rows):
-                found.rows[index] = encode_partition(layout, index, owner if lives else -1, epoch)
+                found.rows[index] = encode_partition(layout, index, replicas.of(topic, index))
         self.encoded += len(found.stale)
         found.stale.clear()
         found.joined = b"".join(found.rows)
@@ -78,18 +77,45 @@ class PartitionRows:
 
     def _on_changes(self, changes: Sequence[Change]) -> None:
         for change in changes:
-            versioned = change.after or change.before
-            record = versioned.record if versioned is not None else None
+            before = change.before.record if change.before is not None else None
+            record = change.after.record if change.after is not None else before
             if isinstance(record, Partition):
-                for layout in self._layouts.get(record.topic_id, ()):
-                    self._topics[record.topic_id, layout].stale.add(record.index)
-            elif isinstance(record, Broker) and (change.before is None or change.after is None):
-                for found in self._topics.values():
-                    found.stale.update(range(len(found.rows)))
-            elif isinstance(record, Topic) and change.after is None:
-                for layout in list(self._layouts.get(record.topic_id, ())):
-                    self._drop(record.topic_id, layout)
+                self._changed(record.topic_id, record.index)
+            elif isinstance(record, Log):
+                if not isinstance(before, Log) or before.ledgers[-1:] != record.ledgers[-1:]:
+                    self._changed(record.topic_id, record.index)
+            elif isinstance(record, Ledger):
+                if isinstance(before, Ledger) and before.fragments != record.fragments:
+                    self._changed(record.topic_id, record.partition)
+            elif isinstance(record, Broker | Bookie):
+                if change.after is None or _availability(before) != _availability(record):
+                    self._all_changed()
+            elif isinstance(record, Topic):
+                self._topic_changed(before, record, is_gone=change.after is None)
+
+    def _changed(self, topic_id: UUID, index: int) -> None:
+        for layout in self._layouts.get(topic_id, ()):
+            self._topics[topic_id, layout].stale.add(index)
+
+    def _all_changed(self) -> None:
+        for found in self._topics.values():
+            found.stale.update(range(len(found.rows)))
+
+    def _topic_changed(self, before: object, topic: Topic, *, is_gone: bool) -> None:
+        for layout in list(self._layouts.get(topic.topic_id, ())):
+            if is_gone:
+                self._drop(topic.topic_id, layout)
+            elif not isinstance(before, Topic) or before.replication_factor != topic.replication_factor:
+                found = self._topics[topic.topic_id, layout]
+                found.stale.update(range(len(found.rows)))
 
     def close(self) -> None:
         """Follow the view no longer."""
         self._unsubscribe()
+
+
+def _availability(record: object) -> object:
+    """What a broker or a bookie contributes to rows; None if there is none."""
+    if isinstance(record, Bookie):
+        return record.session_id != 0, record.disks, record.failed_disks
+    return isinstance(record, Broker) or None

@@ -8,6 +8,7 @@ the new factor: otherwise it would stay in the old one until the next group chan
 from __future__ import annotations
 
 from typing import Final
+from uuid import UUID
 
 import msgspec
 
@@ -16,7 +17,6 @@ from stratalog_broker.compare_and_set import decided_anew
 from stratalog_broker.topic_configs import TopicConfigs, check_topic_configs
 from stratalog_broker.topics import REPLICATION_FACTOR_MAX
 from stratalog_core.errors import Invalid, NotEnoughBookies, NotFound
-from stratalog_core.ids import TopicPartition
 from stratalog_metadata.api import MetadataClient, MetadataView
 from stratalog_metadata.commands import Command, Put, VersionIs
 from stratalog_metadata.records import Bookie, Ledger, Log, Topic, ledger_key, log_key, topic_key
@@ -55,9 +55,9 @@ def _check(view: MetadataView, topic: Topic, factor: int) -> None:
     check_topic_configs(topic.configs, factor, internal=topic.internal)
 
 
-def newest_ledger(view: MetadataView, identity: TopicPartition) -> Ledger | None:
+def newest_ledger(view: MetadataView, topic_id: UUID, index: int) -> Ledger | None:
     """The last ledger in a partition's log; None if all of it is cold, or nothing was ever written."""
-    log = view.find(Log, log_key(identity.topic_id, identity.partition))
+    log = view.find(Log, log_key(topic_id, index))
     return view.find(Ledger, ledger_key(log.ledgers[-1].ledger_id)) if log is not None and log.ledgers else None
 
 

@@ -3,7 +3,7 @@
 A new topic's partitions have no owner yet: the controller assigns them as soon as the command is committed, and the calls
 here return when this broker's view shows owners. Deletion removes every record of the topic in one command, its ledgers
 included, and leaves a ``DeletedTopic`` for the collector of the object store; nothing is deleted from any store here.
-Replica assignments of requests say only how many copies there are: entries are striped over bookies, and ownership moves.
+Replica assignments say how many copies there are and which brokers are preferred as owners; copies are on bookies.
 
 Failures that an answer has a code for are ``KafkaError``; those of the quorum are of the common error tree.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
@@ -28,6 +28,7 @@ from stratalog_metadata.api import MetadataView
 from stratalog_metadata.commands import ABSENT, Command, Delete, Put, Update, VersionIs
 from stratalog_metadata.records import (
     Bookie,
+    Broker,
     DeletedTopic,
     Ledger,
     Log,
@@ -69,6 +70,8 @@ class NewTopic:
     replication_factor: int = BROKER_DEFAULT
     configs: Mapping[str, str] = field(default_factory=dict)
     internal: bool = False
+    assigned: Sequence[tuple[int, ...]] = ()
+    """Brokers of each partition, the preferred owner first; empty: any."""
 
 
 EditConfigs = Callable[[dict[str, str]], Mapping[str, str]]
@@ -101,7 +104,7 @@ class TopicCommands:
         topic = self._plan(new)
         if validate_only:
             return topic
-        updates = (Put(record=topic), *_partition_updates(topic, 0))
+        updates = (Put(record=topic), *_partition_updates(topic, 0, new.assigned))
         requirements = (VersionIs(key=topic.key(), version=ABSENT),)
         try:
             await self._metadata.propose(Command(updates=updates, requirements=requirements), timeout_s)
@@ -126,7 +129,18 @@ class TopicCommands:
             configs=dict(new.configs), internal=new.internal,
         )  # fmt: skip
         _check_configs(topic)
+        self._check_assigned(new.assigned)
         return topic
+
+    def _check_assigned(self, assigned: Sequence[tuple[int, ...]]) -> None:
+        living = {broker.broker_id for broker in self._view.all(Broker)}
+        for brokers in assigned:
+            if len(set(brokers)) != len(brokers):
+                raise KafkaError(ErrorCode.invalid_replica_assignment, f"replica assignment {brokers} names one broker twice")
+            unknown = sorted(set(brokers) - living)
+            if unknown:
+                text = f"replica assignment {brokers} names broker {unknown[0]}; those that live are {sorted(living)}"
+                raise KafkaError(ErrorCode.invalid_replica_assignment, text)
 
     def _partition_count(self, wanted: int) -> int:
         count = self._services.settings.default_partitions if wanted == BROKER_DEFAULT else wanted
@@ -173,8 +187,17 @@ class TopicCommands:
 
     # -- grow, configure
 
-    async def grow(self, name: str, partition_count: int, timeout_s: float, *, validate_only: bool = False) -> Topic:
-        """Raise the number of partitions and wait until the new ones have owners."""
+    async def grow(
+        self,
+        name: str,
+        partition_count: int,
+        timeout_s: float,
+        *,
+        assigned: Sequence[tuple[int, ...]] = (),
+        validate_only: bool = False,
+    ) -> Topic:
+        """Raise the number of partitions and wait until the new ones have owners; ``assigned`` as in ``NewTopic``."""
+        self._check_assigned(assigned)
 
         def plan(topic: Topic) -> Topic:
             if topic.internal:
@@ -185,7 +208,7 @@ class TopicCommands:
                 raise KafkaError(ErrorCode.invalid_partitions, text)
             return _changed(topic, partition_count=partition_count)
 
-        topic = await self._edit(name, plan, timeout_s, validate_only=validate_only)
+        topic = await self._edit(name, plan, timeout_s, assigned=assigned, validate_only=validate_only)
         if not validate_only:
             await self._wait_for_owners(topic, timeout_s)
         return topic
@@ -200,7 +223,15 @@ class TopicCommands:
 
         return await self._edit(name, plan, timeout_s, validate_only=validate_only)
 
-    async def _edit(self, name: str, plan: Callable[[Topic], Topic], timeout_s: float, *, validate_only: bool) -> Topic:
+    async def _edit(
+        self,
+        name: str,
+        plan: Callable[[Topic], Topic],
+        timeout_s: float,
+        *,
+        assigned: Sequence[tuple[int, ...]] = (),
+        validate_only: bool,
+    ) -> Topic:
         """Compare and set a topic; decided anew when somebody else was faster."""
 
         async def attempt() -> Topic:
@@ -209,7 +240,7 @@ class TopicCommands:
             changed = plan(topic)
             if validate_only or stored is None:
                 return changed
-            updates = (Put(record=changed), *_partition_updates(changed, topic.partition_count))
+            updates = (Put(record=changed), *_partition_updates(changed, topic.partition_count, assigned))
             requirements = (VersionIs(key=topic.key(), version=stored.version),)
             await self._metadata.propose(Command(updates=updates, requirements=requirements), timeout_s)
             return changed
@@ -274,10 +305,13 @@ class TopicCommands:
             unsubscribe()
 
 
-def _partition_updates(topic: Topic, first: int) -> tuple[Update, ...]:
-    """Partitions without an owner and empty logs, from partition ``first`` on."""
+def _partition_updates(topic: Topic, first: int, assigned: Sequence[tuple[int, ...]]) -> tuple[Update, ...]:
+    """Partitions without an owner and empty logs, from partition ``first`` on; ``assigned``: of each of these, or empty."""
     indexes = range(first, topic.partition_count)
-    partitions = [Put(record=Partition(topic_id=topic.topic_id, index=index)) for index in indexes]
+    partitions = [
+        Put(record=Partition(topic_id=topic.topic_id, index=index, replicas=assigned[index - first] if assigned else ()))
+        for index in indexes
+    ]
     return (*partitions, *(Put(record=Log(topic_id=topic.topic_id, index=index)) for index in indexes))
 
 

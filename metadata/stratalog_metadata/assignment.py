@@ -2,7 +2,8 @@
 
 Partitions with a live owner stay where they are. The others go to the broker with the fewest, one after the other, so that
 counts end up as even as they can without moving anything that works. A broker that came back under a new session keeps
-what it owned, at a new epoch, as far as its fair share goes.
+what it owned, at a new epoch, as far as its fair share goes. A partition with an explicit assignment goes to the first broker
+of it that lives.
 """
 
 from __future__ import annotations
@@ -44,6 +45,9 @@ def assign(
         wanted = [broker_id for broker_id in preferred.get(partition.topic_id, ()) if broker_id in takers]
         if partition.owner in takers and counts[partition.owner] < fair_share:
             wanted = [partition.owner]
+        assigned = next((broker_id for broker_id in partition.replicas if broker_id in takers), None)
+        if assigned is not None:
+            wanted = [assigned]
         if wanted:
             chosen = min(wanted, key=lambda broker_id: (counts[broker_id], broker_id))
             counts[chosen] += 1

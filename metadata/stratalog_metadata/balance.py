@@ -1,8 +1,8 @@
 """Which partitions move to which broker although their owners live: pure.
 
-In this order, and never more than asked for: everything that a leaving broker owns; what is not in its preferred rack although
-a broker there could take it; while what brokers carry is too far apart, from the most loaded to the least loaded; and while the
-numbers of their partitions are.
+In this order, and never more than asked for: everything that a leaving broker owns; what is not where its assignment or its
+preferred rack wants it although a broker there could take it; while what brokers carry is too far apart, from the most loaded
+to the least loaded; and while the numbers of their partitions are.
 
 Traffic and numbers are levelled apart, over rates in several windows of time. For traffic moves only what carries some in
 every window, and only if it makes two brokers more alike in every one. For numbers moves what carries nothing, or what carries
@@ -44,6 +44,8 @@ class Placed:
     owner: int
     rates: Rates = IDLE
     rack: str = ""
+    assigned: tuple[int, ...] = ()
+    """Brokers in the order of preference; they come before the rack."""
     may_level: bool = True
 
 
@@ -92,9 +94,8 @@ class Balance:
                 self._add(owner, rates, number)
 
     def may_take(self, target: int, position: int) -> bool:
-        """Whether the partition may be led from there, for all that its preferred rack says."""
-        rack = self.partitions[position].rack
-        return not rack or target in (self._candidates(rack) or [target])
+        """Whether the partition may be led from there, for all that its assignment and its preferred rack say."""
+        return target in (self._wanted(position) or [target])
 
     def gaps(self, source: int, target: int) -> Rates:
         """How much more ``source`` carries, by window."""
@@ -106,11 +107,11 @@ class Balance:
         )
         self._move_to_least_loaded(leaving, moves_max)
 
-    def prefer_racks(self, moves_max: int) -> None:
+    def follow_preferences(self, moves_max: int) -> None:
         misplaced = (
             position
             for position, (partition, owner) in enumerate(zip(self.partitions, self.owners, strict=True))
-            if partition.rack and owner in self._brokers and not self.may_take(owner, position)
+            if (partition.assigned or partition.rack) and owner in self._brokers and not self.may_take(owner, position)
         )
         self._move_to_least_loaded(misplaced, moves_max)
 
@@ -121,9 +122,13 @@ class Balance:
         self.owners[position] = target
         self.moves.append(Move(position, target))
 
-    def _candidates(self, rack: str) -> list[int]:
-        """Takers in that rack."""
-        return [broker_id for broker_id in self.takers if self._brokers[broker_id].rack == rack] if rack else []
+    def _wanted(self, position: int) -> list[int]:
+        """Takers that are to lead the partition: the first of its assignment, or those in its preferred rack; none: any."""
+        partition = self.partitions[position]
+        assigned = [broker_id for broker_id in partition.assigned if broker_id in self.takers][:1]
+        if assigned or not partition.rack:
+            return assigned
+        return [broker_id for broker_id in self.takers if self._brokers[broker_id].rack == partition.rack]
 
     def _move_to_least_loaded(self, positions: Iterable[int], moves_max: int) -> None:
         """What is idle goes where fewest are, what carries something where least is carried."""
@@ -136,7 +141,7 @@ class Balance:
             self.move(
                 position,
                 min(
-                    self._candidates(self.partitions[position].rack) or self.takers,
+                    self._wanted(position) or self.takers,
                     key=lambda broker_id: (sum(self.loads[broker_id]) if carries else 0.0, self.counts[broker_id], broker_id),
                 ),
             )
@@ -278,7 +283,7 @@ def plan_moves(
     balance.empty_leaving(leaving_max)
     if balance.moves or not balance.takers or not others_max:
         return Plan(moves=balance.moves)
-    balance.prefer_racks(others_max)
+    balance.follow_preferences(others_max)
     levelling = Levelling(balance)
     levels_traffic = levelling.level_traffic(others_max, goes_on=before.levels_traffic)
     levels_numbers = levelling.level_numbers(others_max, goes_on=before.levels_numbers)

@@ -176,6 +176,7 @@ class Handovers:
                 owner=partition.owner,
                 rates=rates,
                 rack=racks.get(partition.topic_id, ""),
+                assigned=partition.replicas,
                 may_level=not self._balanced or partition.key() not in self._balanced,
             )
             for partition, rates in zip(records, carried, strict=True)

@@ -57,7 +57,7 @@ def ledgers_keep_the_factor_of_the_one_before() -> None:
     spec_of: Callable[..., LedgerSpec] = LedgerOpening._spec
 
     def spec(self: LedgerOpening, topic: Topic, base_offset: int) -> LedgerSpec:
-        newest = newest_ledger(self._services.view, self._identity)
+        newest = newest_ledger(self._services.view, self._identity.topic_id, self._identity.partition)
         wanted = spec_of(self, topic, base_offset)
         if newest is None:
             return wanted

@@ -1,7 +1,7 @@
 """CreatePartitions, versions 0–3: raise the number of a topic's partitions.
 
-Where it differs from Apache Kafka: of an assignment only its length is checked (see ``create_topics.py``); internal topics are
-refused, because their number of partitions decides which of them a group belongs to.
+Where it differs from Apache Kafka: an assignment is an order of preferred owners (see ``create_topics.py``); internal topics
+are refused, because their number of partitions decides which of them a group belongs to.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ async def handle(context: RequestContext, request: Any) -> Any:
 async def _grow(context: RequestContext, wish: Any, timeout_s: float, *, validate_only: bool) -> Any:
     error, message = ErrorCode.none, None
     try:
-        _check_assignment(context, wish)
-        await TopicCommands(context.services).grow(wish.name, wish.count, timeout_s, validate_only=validate_only)
+        await TopicCommands(context.services).grow(
+            wish.name, wish.count, timeout_s, assigned=_assigned(context, wish), validate_only=validate_only
+        )
     except KafkaError as refused:
         error, message = refused.code, refused.message
     except StratalogError as failure:
@@ -37,14 +38,19 @@ async def _grow(context: RequestContext, wish: Any, timeout_s: float, *, validat
     return context.new("CreatePartitionsTopicResult", name=wish.name, error_code=error, error_message=message)
 
 
-def _check_assignment(context: RequestContext, wish: Any) -> None:
+def _assigned(context: RequestContext, wish: Any) -> tuple[tuple[int, ...], ...]:
+    """Brokers of each new partition; nothing if they are left to the controller."""
     topic = context.services.view.find(Topic, topic_key(wish.name))
     if wish.assignments is None or topic is None:
-        return
+        return ()
     added = wish.count - topic.partition_count
-    if len(wish.assignments) != added:
-        text = f"{len(wish.assignments)} assignments for {added} new partitions: give one for each, or none"
+    assigned = tuple(tuple(row.broker_ids) for row in wish.assignments)
+    if len(assigned) != added or any(len(brokers) != topic.replication_factor for brokers in assigned):
+        text = (
+            f"{len(assigned)} assignments for {added} new partitions of {topic.replication_factor} replicas: give one for each"
+        )
         raise KafkaError(ErrorCode.invalid_replica_assignment, text)
+    return assigned
 
 
 API: Final = HandlerInfo(key=37, min_version=0, max_version=3, handle=handle)

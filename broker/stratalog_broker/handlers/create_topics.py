@@ -1,7 +1,7 @@
 """CreateTopics, versions 2–7. Answers when the partitions have owners, or when the request's time is over.
 
-Where it differs from Apache Kafka: internal topics are created by the cluster alone; a replica assignment only says how many
-copies there are (entries are striped over bookies, and any broker may own a partition); topic names that differ in "." and
+Where it differs from Apache Kafka: internal topics are created by the cluster alone; a replica assignment says how many copies
+there are and which brokers are preferred as owners, in this order (copies are on bookies); topic names that differ in "." and
 "_" alone do not collide. Several topics of one request are created at the same time, each for itself.
 """
 
@@ -61,20 +61,22 @@ def _new_topic(wish: Any) -> NewTopic:
     if wish.assignments:
         if partition_count != BROKER_DEFAULT or replication_factor != BROKER_DEFAULT:
             raise KafkaError(ErrorCode.invalid_request, "give either a replica assignment, or numbers, not both")
-        partition_count, replication_factor = _assigned(wish.assignments)
+        assigned = _assigned(wish.assignments)
+        return NewTopic(
+            name=wish.name, partition_count=len(assigned), replication_factor=len(assigned[0]), configs=configs,
+            assigned=assigned,
+        )  # fmt: skip
     return NewTopic(name=wish.name, partition_count=partition_count, replication_factor=replication_factor, configs=configs)
 
 
-def _assigned(assignments: Any) -> tuple[int, int]:
-    """Partition count and replication factor of a manual assignment."""
+def _assigned(assignments: Any) -> tuple[tuple[int, ...], ...]:
+    """Brokers of each partition of a manual assignment."""
     rows = {row.partition_index: tuple(row.broker_ids) for row in assignments}
     factors = {len(brokers) for brokers in rows.values()}
     if sorted(rows) != list(range(len(assignments))) or len(factors) != 1:
         text = "replica assignment: number the partitions from 0 without gaps, with equally many replicas each"
         raise KafkaError(ErrorCode.invalid_replica_assignment, text)
-    if any(len(set(brokers)) != len(brokers) for brokers in rows.values()):
-        raise KafkaError(ErrorCode.invalid_replica_assignment, "replica assignment: a partition names one broker twice")
-    return len(rows), factors.pop()
+    return tuple(rows[index] for index in range(len(rows)))
 
 
 def _configs(context: RequestContext, topic: Topic) -> tuple[Any, ...]:

@@ -1,6 +1,6 @@
 """DescribeTopicPartitions, version 0 (KIP-966): topics with their partitions, page by page.
 
-Where it differs from Apache Kafka: a partition's replicas are its owner alone, because copies are on bookies; the lists of
+Where it differs from Apache Kafka: replicas are derived, because copies are on bookies (``replicas.py``); the lists of
 eligible and last known leader replicas are always empty. The protocol allows null for them, but Java's admin client does not.
 """
 
@@ -12,12 +12,15 @@ from kio.schema.errors import ErrorCode
 
 from stratalog_broker.context import RequestContext
 from stratalog_broker.handlers.info import HandlerInfo
-from stratalog_metadata.records import Broker, Partition, Topic, broker_key, partition_key, topic_key
+from stratalog_broker.protocol.metadata import PartitionState
+from stratalog_broker.replicas import Replicas
+from stratalog_metadata.records import Topic, topic_key
 
 PAGE_PARTITIONS_MAX: Final = 2_000
 
 
 async def handle(context: RequestContext, request: Any) -> Any:
+    replicas = Replicas(context.services.view)
     room = min(max(request.response_partition_limit, 1), PAGE_PARTITIONS_MAX)
     rows: list[Any] = []
     cursor = None
@@ -30,7 +33,7 @@ async def handle(context: RequestContext, request: Any) -> Any:
             rows.append(_unknown(context, name))
             continue
         end = min(topic.partition_count, first + room)
-        rows.append(_topic(context, topic, range(first, end)))
+        rows.append(_topic(context, replicas, topic, range(first, end)))
         room -= max(end - first, 0)
         if end < topic.partition_count:
             cursor = context.new("Cursor", topic_name=name, partition_index=end)
@@ -55,26 +58,20 @@ def _unknown(context: RequestContext, name: str) -> Any:
     )  # fmt: skip
 
 
-def _topic(context: RequestContext, topic: Topic, indexes: range) -> Any:
+def _topic(context: RequestContext, replicas: Replicas, topic: Topic, indexes: range) -> Any:
     return context.new(
         "DescribeTopicPartitionsResponseTopic",
         error_code=ErrorCode.none, name=topic.name, topic_id=topic.topic_id, is_internal=topic.internal,
-        partitions=tuple(_partition(context, topic, index) for index in indexes),
+        partitions=tuple(_partition(context, index, replicas.of(topic, index)) for index in indexes),
     )  # fmt: skip
 
 
-def _partition(context: RequestContext, topic: Topic, index: int) -> Any:
-    view = context.services.view
-    partition = view.find(Partition, partition_key(topic.topic_id, index))
-    owner = partition.owner if partition is not None else -1
-    live = view.find(Broker, broker_key(owner)) is not None
-    replicas = (owner,) if owner >= 0 else ()
+def _partition(context: RequestContext, index: int, state: PartitionState) -> Any:
     return context.new(
         "DescribeTopicPartitionsResponsePartition",
-        error_code=ErrorCode.none if live else ErrorCode.leader_not_available,
-        partition_index=index, leader_id=owner if live else -1, leader_epoch=partition.leader_epoch if partition else -1,
-        replica_nodes=replicas, isr_nodes=replicas if live else (), eligible_leader_replicas=(), last_known_elr=(),
-        offline_replicas=() if live else replicas,
+        error_code=ErrorCode.none if state.leader >= 0 else ErrorCode.leader_not_available,
+        partition_index=index, leader_id=state.leader, leader_epoch=state.leader_epoch, replica_nodes=state.replicas,
+        isr_nodes=state.in_sync, eligible_leader_replicas=(), last_known_elr=(), offline_replicas=state.offline,
     )  # fmt: skip
 
 

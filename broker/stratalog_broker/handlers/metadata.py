@@ -1,8 +1,8 @@
 """Metadata (key 3), versions 0–13: brokers, topics, partitions and their owners, from this broker's view.
 
-A partition has one replica as Kafka clients understand it, its owner: copies are on bookies, and ownership moves without
-copying. A topic that is asked for by name and does not exist is created if the client (from version 4) and the broker's
-settings allow it, and answered as soon as it has owners. No authorisation is served, so authorised operations are left out.
+Replicas are derived (``replicas.py``), because copies are on bookies and ownership moves without copying. A topic that is asked
+for by name and does not exist is created if the client (from version 4) and the broker's settings allow it, and answered as
+soon as it has owners. No authorisation is served, so authorised operations are left out.
 """
 
 from __future__ import annotations

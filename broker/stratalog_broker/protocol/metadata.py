@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Any, Final
+from functools import cache
+from typing import Any, Final, NamedTuple
 
 from stratalog_broker.protocol.arrays import with_array
 from stratalog_broker.protocol.entities import encode_response
@@ -21,10 +22,15 @@ _NO_ERROR: Final = 0
 _LEADER_NOT_AVAILABLE: Final = 5
 _AUTHORISED_BYTES: Final = 4
 
-_LED: Final = {0: struct.Struct(">hiiiiii"), 5: struct.Struct(">hiiiiiii"), 7: struct.Struct(">hiiiiiiii")}
-_UNLED: Final = {0: struct.Struct(">hiiii"), 5: struct.Struct(">hiiiii"), 7: struct.Struct(">hiiiiii")}
-_LED_FLEXIBLE: Final = struct.Struct(">hiiiBiBiBB")
-_UNLED_FLEXIBLE: Final = struct.Struct(">hiiiBBBB")
+
+class PartitionState(NamedTuple):
+    """What clients are told of a partition. ``leader`` is negative if none lives."""
+
+    leader: int
+    leader_epoch: int
+    replicas: tuple[int, ...] = ()
+    in_sync: tuple[int, ...] = ()
+    offline: tuple[int, ...] = ()
 
 
 def layout_of(version: int) -> int:
@@ -32,17 +38,27 @@ def layout_of(version: int) -> int:
     return next(first for first in (FLEXIBLE_VERSION, _EPOCH_VERSION, _OFFLINE_VERSION, 0) if version >= first)
 
 
-def encode_partition(layout: int, index: int, owner: int, epoch: int) -> bytes:
-    """One partition; ``owner`` is negative if it has none that lives."""
+def encode_partition(layout: int, index: int, state: PartitionState) -> bytes:
+    """One partition; no list has more than a hundred brokers."""
+    leader, epoch, replicas, in_sync, offline = state
+    head = (_NO_ERROR if leader >= 0 else _LEADER_NOT_AVAILABLE, index, leader)
+    pack = _struct_of(layout, len(replicas), len(in_sync), len(offline)).pack
     if layout == FLEXIBLE_VERSION:
-        if owner < 0:
-            return _UNLED_FLEXIBLE.pack(_LEADER_NOT_AVAILABLE, index, -1, epoch, 1, 1, 1, 0)
-        return _LED_FLEXIBLE.pack(_NO_ERROR, index, owner, epoch, 2, owner, 2, owner, 1, 0)
+        lists = (len(replicas) + 1, *replicas, len(in_sync) + 1, *in_sync, len(offline) + 1, *offline)
+        return pack(*head, epoch, *lists, 0)
     epochs = (epoch,) if layout == _EPOCH_VERSION else ()
-    offline = (0,) if layout >= _OFFLINE_VERSION else ()
-    if owner < 0:
-        return _UNLED[layout].pack(_LEADER_NOT_AVAILABLE, index, -1, *epochs, 0, 0, *offline)
-    return _LED[layout].pack(_NO_ERROR, index, owner, *epochs, 1, owner, 1, owner, *offline)
+    away = (len(offline), *offline) if layout >= _OFFLINE_VERSION else ()
+    return pack(*head, *epochs, len(replicas), *replicas, len(in_sync), *in_sync, *away)
+
+
+@cache
+def _struct_of(layout: int, replicas: int, in_sync: int, offline: int) -> struct.Struct:
+    """Lists of so many brokers: a few dozen kinds of rows, however many partitions."""
+    if layout == FLEXIBLE_VERSION:
+        return struct.Struct(f">hiiiB{replicas}iB{in_sync}iB{offline}iB")
+    epoch = "i" if layout == _EPOCH_VERSION else ""
+    away = f"i{offline}i" if layout >= _OFFLINE_VERSION else ""
+    return struct.Struct(f">hii{epoch}i{replicas}ii{in_sync}i{away}")
 
 
 def encode_topic(topic: Any, version: int, count: int, partitions: bytes) -> bytes:

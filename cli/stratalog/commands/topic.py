@@ -179,7 +179,7 @@ def describe(name: str, data: Path | None, bootstrap: str | None, as_json: bool)
         everything = {entry.name: entry.value for entry in entries.values()}
         print_json({"name": name, "partitions": rows, "configs": everything, "changed_configs": changed})
         return
-    print_rows(rows, ("partition", "leader", "earliest_offset", "latest_offset", "records"), title=name)
+    print_rows(rows, ("partition", "leader", "replicas", "in_sync", "earliest_offset", "latest_offset", "records"), title=name)
     for setting, value in sorted(changed.items()):
         click.echo(f"{setting} = {value}")
 
@@ -194,6 +194,8 @@ def _partition_rows(client: Any, servers: str, name: str) -> list[dict[str, Any]
         {
             "partition": partition,
             "leader": found[partition].leader,
+            "replicas": list(found[partition].replicas),
+            "in_sync": list(found[partition].isrs),
             "earliest_offset": earliest[partition],
             "latest_offset": latest[partition],
             "records": latest[partition] - earliest[partition],

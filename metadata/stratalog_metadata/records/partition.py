@@ -26,6 +26,8 @@ class Partition(RecordBase, frozen=True, kw_only=True, tag="partition"):
     ``next_owner``: the broker that the controller wants the partition handed to, or -1. The owner then holds what
     producers send, seals what is open, and writes the next owner itself: so nobody has anything to recover.
 
+    ``replicas``: brokers in the order in which they are to own it, as somebody assigned them; empty: any broker.
+
     ``handed``: the last owner's state at the log's end (a checkpoint part of ``stratalog_core.checkpoint``) if it is small. It
     holds as long as the log ends there. Empty: the next owner gathers it.
     """
@@ -37,6 +39,7 @@ class Partition(RecordBase, frozen=True, kw_only=True, tag="partition"):
     owner_session: int = 0
     next_owner: int = -1
     handed: bytes = b""
+    replicas: tuple[int, ...] = ()
 
     def key(self) -> str:
         return partition_key(self.topic_id, self.index)

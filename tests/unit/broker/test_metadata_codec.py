@@ -14,20 +14,23 @@ from unit.broker.hand_fed_view import HandFedView
 from stratalog_broker.partition_rows import ROWS_MAX, PartitionRows
 from stratalog_broker.protocol.entities import encode_response as kio_encode
 from stratalog_broker.protocol.entities import response_factory
-from stratalog_broker.protocol.metadata import encode_metadata, encode_partition, encode_topic, layout_of
+from stratalog_broker.protocol.metadata import PartitionState, encode_metadata, encode_partition, encode_topic, layout_of
 from stratalog_metadata.records import Broker, Partition, Record, Topic
 
 VERSIONS = range(14)
 names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=40)
-partitions = st.lists(st.tuples(st.integers(-1, 2**31 - 1), st.integers(-1, 2**31 - 1)), max_size=140)
+ids = st.integers(0, 2**31 - 1)
+nodes = st.lists(ids, max_size=15).map(tuple)
+states = st.builds(PartitionState, st.just(-1) | ids, st.just(-1) | ids, nodes, nodes, nodes)
+partitions = st.lists(states, max_size=140)
 
 
-def kio_response(version: int, topics: list[tuple[str, list[tuple[int, int]]]], *, empty: bool) -> tuple[Any, list[Any]]:
+def kio_response(version: int, topics: list[tuple[str, list[PartitionState]]], *, empty: bool) -> tuple[Any, list[Any]]:
     new = response_factory(3, version)
     rows = [
         new(
             "MetadataResponseTopic", error_code=ErrorCode.none, name=name, topic_id=UUID(int=position + 1), is_internal=False,
-            partitions=() if empty else tuple(kio_partition(version, index, *one) for index, one in enumerate(of_topic)),
+            partitions=() if empty else tuple(kio_partition(version, index, one) for index, one in enumerate(of_topic)),
         )
         for position, (name, of_topic) in enumerate(topics)
     ]  # fmt: skip
@@ -39,24 +42,24 @@ def kio_response(version: int, topics: list[tuple[str, list[tuple[int, int]]]], 
     return response, rows
 
 
-def kio_partition(version: int, index: int, owner: int, epoch: int) -> Any:
-    nodes = () if owner < 0 else (owner,)
+def kio_partition(version: int, index: int, state: PartitionState) -> Any:
     return response_factory(3, version)(
         "MetadataResponsePartition",
-        error_code=ErrorCode.leader_not_available if owner < 0 else ErrorCode.none,
-        partition_index=index, leader_id=owner, leader_epoch=epoch, replica_nodes=nodes, isr_nodes=nodes, offline_replicas=(),
+        error_code=ErrorCode.leader_not_available if state.leader < 0 else ErrorCode.none,
+        partition_index=index, leader_id=state.leader, leader_epoch=state.leader_epoch, replica_nodes=state.replicas,
+        isr_nodes=state.in_sync, offline_replicas=state.offline,
     )  # fmt: skip
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 @given(topics=st.lists(st.tuples(names, partitions), max_size=4))
 @settings(max_examples=15, deadline=None)
-def test_the_bytes_are_kios(version: int, topics: list[tuple[str, list[tuple[int, int]]]]) -> None:
+def test_the_bytes_are_kios(version: int, topics: list[tuple[str, list[PartitionState]]]) -> None:
     expected, _ = kio_response(version, topics, empty=False)
     response, rows = kio_response(version, topics, empty=True)
     layout = layout_of(version)
     encoded = [
-        encode_topic(row, version, len(of_topic), b"".join(encode_partition(layout, i, *one) for i, one in enumerate(of_topic)))
+        encode_topic(row, version, len(of_topic), b"".join(encode_partition(layout, i, one) for i, one in enumerate(of_topic)))
         for row, (_, of_topic) in zip(rows, topics, strict=True)
     ]
     assert encode_metadata(response, version, encoded) == kio_encode(expected)
@@ -88,6 +91,13 @@ def owned(number: int, index: int, owner: int, epoch: int = 1) -> Partition:
     return Partition(topic_id=UUID(int=number), index=index, owner=owner, leader_epoch=epoch)
 
 
+def row(layout: int, index: int, owner: int, epoch: int, *, lives: bool = True) -> bytes:
+    """A partition of one copy."""
+    nodes = (owner,) if owner >= 0 else ()
+    state = PartitionState(owner, epoch, nodes, nodes) if lives else PartitionState(-1, epoch, nodes, (), nodes)
+    return encode_partition(layout, index, state)
+
+
 def test_ten_thousand_partitions_are_encoded_once_and_then_only_those_that_change() -> None:
     cluster, big = Cluster(), topic(1, 10_000)
     cluster.put(broker(1), broker(2), big, *(owned(1, index, 1 + index % 2) for index in range(10_000)))
@@ -97,7 +107,7 @@ def test_ten_thousand_partitions_are_encoded_once_and_then_only_those_that_chang
     assert cluster.rows.encoded == 10_000
     cluster.put(owned(1, 7, 2, epoch=5))
     size = len(first) // 10_000
-    assert cluster.rows.of(big, 13)[7 * size : 8 * size] == encode_partition(layout_of(13), 7, 2, 5)
+    assert cluster.rows.of(big, 13)[7 * size : 8 * size] == row(layout_of(13), 7, 2, 5)
     assert cluster.rows.encoded == 10_001
 
 
@@ -107,20 +117,20 @@ def test_partitions_of_a_broker_that_goes_have_no_leader_until_they_are_given_an
     cluster.rows.of(small, 13)
     cluster.remove(broker(1))
     layout = layout_of(13)
-    assert cluster.rows.of(small, 13) == encode_partition(layout, 0, -1, 1) + encode_partition(layout, 1, 2, 1)
+    assert cluster.rows.of(small, 13) == row(layout, 0, 1, 1, lives=False) + row(layout, 1, 2, 1)
     cluster.put(owned(1, 0, 2, epoch=2))
-    assert cluster.rows.of(small, 13) == encode_partition(layout, 0, 2, 2) + encode_partition(layout, 1, 2, 1)
+    assert cluster.rows.of(small, 13) == row(layout, 0, 2, 2) + row(layout, 1, 2, 1)
 
 
 def test_a_topic_that_grows_or_comes_again_is_told_as_it_is() -> None:
     cluster = Cluster()
     cluster.put(broker(1), topic(1, 1), owned(1, 0, 1))
-    assert cluster.rows.of(topic(1, 1), 0) == encode_partition(0, 0, 1, 1)
+    assert cluster.rows.of(topic(1, 1), 0) == row(0, 0, 1, 1)
     cluster.put(topic(1, 2), owned(1, 1, 1))
-    assert cluster.rows.of(topic(1, 2), 0) == encode_partition(0, 0, 1, 1) + encode_partition(0, 1, 1, 1)
+    assert cluster.rows.of(topic(1, 2), 0) == row(0, 0, 1, 1) + row(0, 1, 1, 1)
     cluster.remove(topic(1, 2), owned(1, 0, 1), owned(1, 1, 1))
     cluster.put(topic(2, 1))
-    assert cluster.rows.of(topic(2, 1), 0) == encode_partition(0, 0, -1, -1)
+    assert cluster.rows.of(topic(2, 1), 0) == row(0, 0, -1, -1)
 
 
 def test_what_is_kept_is_bounded() -> None:

@@ -18,7 +18,6 @@ from stratalog_broker.replication_factor import change_replication_factor, has_q
 from stratalog_broker.topic_configs import TopicConfigs
 from stratalog_broker.topics import NewTopic, TopicCommands
 from stratalog_core.errors import Invalid, NotFound
-from stratalog_core.ids import TopicPartition
 from stratalog_metadata.records import Ledger, LedgerState, Topic, topic_key
 
 
@@ -36,7 +35,7 @@ async def create(cluster: MiniCluster, factor: int, **configs: str) -> Topic:
 
 
 def newest(cluster: MiniCluster, topic: Topic, index: int = 0) -> Ledger | None:
-    return newest_ledger(cluster.broker.services.view, TopicPartition(topic.topic_id, index))
+    return newest_ledger(cluster.broker.services.view, topic.topic_id, index)
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import confluent_kafka
@@ -17,9 +18,11 @@ from confluent_kafka.admin import (
     NewTopic,
     ResourceType,
 )
-from unit.broker.mini_cluster import MiniCluster, in_thread, run_cluster
+from unit.broker.mini_cluster import WAIT_S, MiniCluster, in_thread, run_cluster
+from unit.metadata.watching import until
 
-from stratalog_metadata.records import DeletedTopic, Ledger, Log, Partition
+from stratalog_metadata.api import MetadataView
+from stratalog_metadata.records import DeletedTopic, Ledger, Log, Partition, broker_key
 
 
 def only(futures: dict[Any, Future[Any]]) -> Any:
@@ -195,3 +198,41 @@ async def test_a_hundred_topics_at_once_and_busy_ones_deleted(tmp_path: Any) -> 
 
         await in_thread(scenario)
         assert list(cluster.metadata.view.all(Partition)) == []
+
+
+def _is_gone(view: MetadataView, broker_id: int) -> bool:
+    return view.get(broker_key(broker_id)) is None
+
+
+async def test_assignments_are_reported_and_led_in_their_order(tmp_path: Any) -> None:
+    async with run_cluster(tmp_path, bookies=3, brokers=3) as cluster:
+        admin = admin_of(cluster)
+
+        def told() -> list[tuple[int, list[int], list[int]]]:
+            found = admin.list_topics("assigned", 10).topics["assigned"].partitions
+            return [(found[index].leader, found[index].replicas, sorted(found[index].isrs)) for index in sorted(found)]
+
+        def scenario() -> None:
+            only(admin.create_topics([NewTopic("assigned", num_partitions=2, replica_assignment=[[3, 1, 2], [2, 3, 1]])]))
+            only(admin.create_partitions([NewPartitions("assigned", 3, replica_assignment=[[1, 3, 2]])]))
+            assert told() == [(3, [3, 1, 2], [1, 2, 3]), (2, [2, 3, 1], [1, 2, 3]), (1, [1, 3, 2], [1, 2, 3])]
+            for topic, words in (
+                (NewTopic("t", num_partitions=1, replica_assignment=[[1, 7]]), "names broker 7; those that live are [1, 2, 3]"),
+                (NewTopic("t", num_partitions=1, replica_assignment=[[1, 1]]), "names one broker twice"),
+            ):
+                error = refused(admin.create_topics([topic]))
+                assert "INVALID_REPLICA_ASSIGNMENT" in error.name()
+                assert words in error.str()
+            error = refused(admin.create_partitions([NewPartitions("assigned", 4, replica_assignment=[[1, 2]])]))
+            assert "1 new partitions of 3 replicas" in error.str()
+
+        await in_thread(scenario)
+        await cluster.brokers.pop(3).stop()
+        for left in cluster.brokers.values():
+            await until(left.metadata, partial(_is_gone, left.metadata.view, 3), WAIT_S)
+
+        def without_broker_3() -> None:
+            assert told()[0] == (1, [3, 1, 2], [1, 2])
+            assert [leader for leader, _, _ in told()] == [1, 2, 1]
+
+        await in_thread(without_broker_3)

@@ -192,3 +192,26 @@ def test_what_leaves_goes_to_those_that_carry_least_or_own_fewest() -> None:
     brokers = {1: Place(), 2: Place()}
     assert counted(after, brokers) == {1: 4, 2: 4}
     assert sorted(load[0] for load in loads(after, brokers).values()) == [5.0, 10.0]
+
+
+# --- assignments -----------------------------------------------------------------------------------------------------
+
+ASSIGNED = st.lists(
+    st.builds(
+        Placed, owner=st.integers(0, 4), rates=RATES, rack=st.sampled_from(["", "a"]),
+        assigned=st.lists(st.integers(0, 6), unique=True, max_size=3).map(tuple),
+    ),
+    max_size=30,
+)  # fmt: skip
+
+
+@given(partitions=ASSIGNED, brokers=PLACES)
+def test_partitions_end_at_the_first_broker_of_their_assignment_and_stay_there(
+    partitions: list[Placed], brokers: dict[int, Place]
+) -> None:
+    after, _ = settle(partitions, brokers, 5)
+    takers = [broker_id for broker_id, place in brokers.items() if not place.is_leaving]
+    for partition in after:
+        wanted = [broker_id for broker_id in partition.assigned if broker_id in takers]
+        if wanted and partition.owner in brokers:
+            assert partition.owner == wanted[0]

@@ -321,3 +321,19 @@ def test_assignment_is_complete_balanced_and_moves_nothing_that_works(
     unmoved = Counter(partition.owner for partition in partitions if partition.index not in moved)
     for broker_id, count in counts.items():
         assert count <= max(-(-len(partitions) // len(live)), unmoved[broker_id]), "only what stays may exceed a fair share"
+
+
+@given(
+    assigned=st.lists(st.integers(0, 5), unique=True, max_size=4).map(tuple),
+    live=st.sets(st.integers(0, 5), min_size=1),
+    leaving=st.sets(st.integers(0, 5)),
+)
+def test_an_assigned_partition_goes_to_the_first_of_its_brokers_that_takes_any(
+    assigned: tuple[int, ...], live: set[int], leaving: set[int]
+) -> None:
+    partition = Partition(topic_id=TOPIC, index=0, replicas=assigned)
+    (moved,) = assign([partition], {broker_id: 10 + broker_id for broker_id in live}, leaving=leaving)
+    takers = live - leaving or live
+    wanted = [broker_id for broker_id in assigned if broker_id in takers]
+    assert moved.owner == wanted[0] if wanted else moved.owner in takers
+    assert moved.replicas == assigned
