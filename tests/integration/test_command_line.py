@@ -42,8 +42,10 @@ def test_the_clusters_defaults_make_a_topic(cluster: ProcessCluster) -> None:
     cluster.run("topic", "alter", "no-such-topic", "--partitions", "2", expect=ExitCode.NOT_FOUND)
     cluster.run("broker", "defaults", "--set", "segment.ms=123456")
     try:
-        configs = {row["name"]: row["value"] for row in cluster.json("topic", "config", "cli-default")["configs"]}
-        assert configs["segment.ms"] == "123456"
+        configs = {row["name"]: row for row in cluster.json("topic", "config", "cli-default")["configs"]}
+        assert configs["segment.ms"] == {"name": "segment.ms", "value": "123456", "source": "cluster"}
+        assert configs["retention.ms"]["source"] == "built-in"
+        assert "segment.ms" not in cluster.json("topic", "describe", "cli-default")["changed_configs"]
     finally:
         cluster.run("broker", "defaults", "--unset", "segment.ms")
     assert cluster.json("topic", "delete", "cli-default", "--yes") == {"deleted": ["cli-default"]}

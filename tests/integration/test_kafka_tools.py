@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -22,28 +23,43 @@ _MAIN = (b"\x01\x00\x04main", b"\x01\x00\x16([Ljava/lang/String;)V")
 """Name and type of a ``main`` as a class file's constants."""
 
 
+@pytest.fixture(scope="module")
+def shared_classes(cluster: ProcessCluster, java_tools: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    """Options that let each Java process take its classes from an archive, in half the time; none if there is no archive."""
+    archive = tmp_path_factory.mktemp("java") / "classes.jsa"
+    step = Step(what="list groups", arguments="--bootstrap-server {bootstrap} --list", prints="")
+    main_class = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
+    run(main_class, step, {"bootstrap": cluster.bootstrap}, (f"-XX:ArchiveClassesAtExit={archive}",))
+    return (f"-XX:SharedArchiveFile={archive}",) if archive.exists() else ()
+
+
 @pytest.mark.integration
-@pytest.mark.usefixtures("java_tools")
 @pytest.mark.parametrize("tool", KAFKA_TOOLS, ids=lambda tool: tool.script)
-def test_the_tool_works_or_is_refused_by_name(cluster: ProcessCluster, tool: Tool, tmp_path: Path) -> None:
+def test_the_tool_works_or_is_refused_by_name(
+    cluster: ProcessCluster, tool: Tool, shared_classes: tuple[str, ...], tmp_path: Path
+) -> None:
     topic, group = cluster.new_topic(), cluster.new_group()
     cluster.run("produce", topic, stdin="k\nl\nm\n")
     places = {"bootstrap": cluster.bootstrap, "topic": topic, "group": group, "dir": str(tmp_path)}
     for name, content in FILES.items():
         (tmp_path / name).write_text(content.format(**places))
     for step in tool.steps:
-        output, exit_code = run(tool.main_class, step, places)
+        output, exit_code = run(tool.main_class, step, places, shared_classes)
         assert "NullPointerException" not in output, f"{step.what}:\n{output}"
-        expected = step.prints.format(**places) if step.result is Result.WORKS else step.prints
+        expected = step.prints.format(**places) if step.result is Result.WORKS else re.escape(step.prints)
         assert re.search(expected, output), f"{step.what} does not print {expected!r}:\n{output}"
         assert exit_code == step.exit_code, f"{step.what} ends with {exit_code}:\n{output}"
 
 
-def run(main_class: str, step: Step, places: dict[str, str]) -> tuple[str, int]:
+def run(main_class: str, step: Step, places: dict[str, str], options: tuple[str, ...]) -> tuple[str, int]:
     """What the tool printed, and its exit code."""
     program, *arguments = java_tools.java(main_class, *shlex.split(step.arguments.format(**places)), heap="256m")
     with subprocess.Popen(
-        [program, *QUICK_START, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [program, *QUICK_START, *options, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     ) as process:
         try:
             if step.is_endless:
@@ -55,15 +71,13 @@ def run(main_class: str, step: Step, places: dict[str, str]) -> tuple[str, int]:
 
 
 def _until_printed(process: subprocess.Popen[str], expected: str) -> str:
-    """The tool's output until the expected line came; then it is killed."""
+    """The tool's output until it matches; then the tool is killed."""
     overdue = threading.Timer(TIMEOUT_S, process.kill)
     overdue.start()
     printed = ""
     assert process.stdout is not None
-    for line in process.stdout:
-        printed += line
-        if re.search(expected, line):
-            break
+    while not re.search(expected, printed) and (part := os.read(process.stdout.fileno(), 1 << 16)):
+        printed += part.decode(errors="replace")
     overdue.cancel()
     process.kill()
     return printed

@@ -157,10 +157,10 @@ async def _read(client: WireClient, topic: str, index: int) -> str:
     if isinstance(start, str):
         return start
     found = await _fetch(client, topic, index, start)
-    for _, header in iterate_headers(memoryview(bytes(found.records or b""))):
-        if header.base_offset < start:
-            break
-    return _wrong(found.error_code)
+    if found.error_code is not ErrorCode.none:
+        return str(found.error_code.name)
+    batches = [header for _, header in iterate_headers(memoryview(bytes(found.records or b"")))]
+    return "" if all(header.next_offset > start for header in batches) else f"a batch ends before {start}, the start"
 
 
 async def _commit(client: WireClient, number: int) -> str:

@@ -13,6 +13,7 @@ from confluent_kafka.admin import (
     AlterConfigOpType,
     ConfigEntry,
     ConfigResource,
+    ConfigSource,
     NewPartitions,
     NewTopic,
     OffsetSpec,
@@ -29,6 +30,7 @@ from stratalog_core.errors import NotFound
 from stratalog_metadata.records import Topic
 
 _CLUSTERS_DEFAULT = -1
+_SOURCES = {ConfigSource.DYNAMIC_TOPIC_CONFIG: "topic", ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG: "cluster"}
 _RETRY_S = 0.2
 _SHOWN_MAX = 5
 
@@ -174,7 +176,7 @@ def describe(name: str, data: Path | None, bootstrap: str | None, as_json: bool)
     rows = _partition_rows(client, servers, name)
     resource = ConfigResource(ResourceType.TOPIC, name)
     entries = kafka.only(client.describe_configs([resource], request_timeout=kafka.TIMEOUT_S))
-    changed = {entry.name: entry.value for entry in entries.values() if not entry.is_default}
+    changed = {entry.name: entry.value for entry in entries.values() if _source(entry) == "topic"}
     if as_json:
         everything = {entry.name: entry.value for entry in entries.values()}
         print_json({"name": name, "partitions": rows, "configs": everything, "changed_configs": changed})
@@ -239,10 +241,15 @@ def config(
         _alter(client, name, name_values(changes), unset)
     entries = kafka.only(client.describe_configs([ConfigResource(ResourceType.TOPIC, name)], request_timeout=kafka.TIMEOUT_S))
     rows = [
-        {"name": entry.name, "value": entry.value, "default": entry.is_default}
+        {"name": entry.name, "value": entry.value, "source": _source(entry)}
         for entry in sorted(entries.values(), key=lambda entry: entry.name)
     ]
-    print_listing("configs", rows, ("name", "value", "default"), as_json=as_json)
+    print_listing("configs", rows, ("name", "value", "source"), as_json=as_json)
+
+
+def _source(entry: ConfigEntry) -> str:
+    """Where a value was set: for the topic, for the whole cluster (`stratalog broker defaults`), or nowhere."""
+    return _SOURCES.get(ConfigSource(entry.source), "built-in")
 
 
 def _alter(client: Any, name: str, changes: dict[str, str], unset: tuple[str, ...]) -> None:
