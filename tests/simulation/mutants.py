@@ -16,7 +16,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
-from simulation import mutants_of_bookies, mutants_of_clusters, mutants_of_copies, mutants_of_groups, mutants_of_metadata
+from simulation import (
+    mutants_of_bookies,
+    mutants_of_clusters,
+    mutants_of_copies,
+    mutants_of_groups,
+    mutants_of_history,
+    mutants_of_metadata,
+)
 from simulation.runs import run_one
 
 SEEDS = 30
@@ -54,6 +61,7 @@ def all_mutants() -> list[Mutant]:
         ("quorum", mutants_of_metadata.MUTANTS),
         ("members", mutants_of_metadata.IN_MEMBERS),
         ("owners", (*mutants_of_clusters.IN_OWNERS, *mutants_of_groups.IN_OWNERS)),
+        ("history", mutants_of_history.IN_HISTORY),
         ("log", (*mutants_of_clusters.MUTANTS, *mutants_of_copies.IN_LOG)),
     )
     return [Mutant(name=plant.__name__, scenario=scenario, plant=plant) for scenario, plants in families for plant in plants]

@@ -7,7 +7,7 @@ to becomes a removed object, dated now, so nothing is deleted before one grace p
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 import msgspec
@@ -150,7 +150,9 @@ async def _others(ports: WorkerPorts, state: PartitionState, kept: Manifest, now
 
 async def _keep_store(ports: WorkerPorts, state: PartitionState, decision: ForkDecision, kept: Manifest) -> Command:
     """What else changes with the pointer: ledgers that do not continue the line go, and the partition is taken over anew."""
-    dropped = {stored.ledger.ledger_id for stored in dropped_ledgers(state, kept.end_offset, discard_hot=decision.discard_hot)}
+    contained = await _ledgers_of(ports, kept, min((ref.base_offset for ref in state.log.ledgers), default=kept.end_offset))
+    ledgers = dropped_ledgers(state, kept.end_offset, contained, discard_hot=decision.discard_hot)
+    dropped = {stored.ledger.ledger_id for stored in ledgers}
     log: Log = msgspec.structs.replace(
         state.log,
         ledgers=tuple(ref for ref in state.log.ledgers if ref.ledger_id not in dropped),
@@ -174,21 +176,35 @@ async def _keep_store(ports: WorkerPorts, state: PartitionState, decision: ForkD
     return Command(updates=(*updates, Put(record=taken)), requirements=(unchanged, *ledgers_unchanged(state)))
 
 
-def dropped_ledgers(state: PartitionState, end_offset: int, *, discard_hot: bool) -> tuple[StoredLedger, ...]:
-    """Ledgers that leave the log when a line that ends at ``end_offset`` is kept: empty ones, and others if ``discard_hot``.
+async def _ledgers_of(ports: WorkerPorts, manifest: Manifest, from_offset: int) -> set[int]:
+    """Ledgers that the segments beyond ``from_offset`` were made of."""
+    ledger_ids: set[int] = set()
+    async for entry in ports.source.segments(manifest):
+        if entry.end_offset > from_offset:
+            ledger_ids.update((await ports.source.footer(entry)).ledger_ids)
+    return ledger_ids
 
-    Raises ``Invalid`` if the others do not continue that line and are not to be discarded, or one of them is open.
+
+def dropped_ledgers(
+    state: PartitionState, end_offset: int, contained: Set[int], *, discard_hot: bool
+) -> tuple[StoredLedger, ...]:
+    """Ledgers that leave the log when a line is kept that ends at ``end_offset`` and was made of the ledgers ``contained``.
+
+    Those without records, and those of that line if the log would end with them before it does. Raises ``Invalid`` if there are
+    others that do not continue the line, unless ``discard_hot`` says that they go and all of them are sealed.
     """
     empty = [stored for stored in state.ledgers if is_sealed(stored.ledger) and _is_empty(stored)]
     held = [stored for stored in state.ledgers if stored not in empty]
     below = [stored for stored in held if stored.ledger.base_offset < end_offset]
     above = [stored for stored in held if stored.ledger.base_offset >= end_offset]
-    others = below if below and below[-1].ledger.end_offset != end_offset else []
+    if all(stored.ledger.ledger_id in contained for stored in below):
+        others = []
+        empty += below if below and below[-1].ledger.end_offset != end_offset else []
+    else:
+        others = below
     if above and above[0].ledger.base_offset != end_offset:
         others = [*others, *above]
-    if not others:
-        return tuple(empty)
-    if not discard_hot:
+    if others and not discard_hot:
         raise Invalid(
             f"ledgers {_ids(others)} hold records that do not continue the store's line, which ends at offset {end_offset}:"
             " they were written after metadata was restored. Read them with `stratalog ledger read`, then decide with"

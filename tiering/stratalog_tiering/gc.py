@@ -8,7 +8,6 @@ Objects that the manifest remembers as removed are not garbage here: their time 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
 
 from stratalog_tiering.forks import manifest_keys
 from stratalog_tiering.manifest import Manifest
@@ -30,11 +29,16 @@ def manifest_garbage(
     successor was written before ``before_ms``, a loser when it was itself. Markers stand after manifests in the result, so that
     an interrupted deletion leaves no old version that looks uncommitted.
     """
-    written_ms: dict[int, int] = {}
-    for info, key in manifest_keys(listed):
-        written_ms[key.version] = max(info.last_modified_ms, written_ms.get(key.version, info.last_modified_ms))
-    # A successor may be missing from the listing because it is gone, or because the listing lags: the next one counts.
-    superseded_ms = {version: written_ms[newer] for version, newer in pairwise(sorted(written_ms))}
+    # A successor may be missing from the listing because it is gone, or because the listing lags: the next one that is marked
+    # counts. One that is not marked may have lost its race long before the successor was written.
+    marked_ms = {key.version: info.last_modified_ms for info, key in manifest_keys(listed) if key.is_marker}
+    versions = sorted({key.version for _, key in manifest_keys(listed)})
+    superseded_ms: dict[int, int] = {}
+    newer_ms: int | None = None
+    for version in reversed(versions):
+        if newer_ms is not None:
+            superseded_ms[version] = newer_ms
+        newer_ms = marked_ms.get(version, newer_ms)
     kept = {current_key, marker_key(current_key), *referenced}
     garbage: list[tuple[bool, str]] = []
     for info, key in manifest_keys(listed):

@@ -109,11 +109,11 @@ def test_superseded_versions_go_by_their_successors_age_and_losers_by_their_own(
 
 def test_a_version_whose_successor_is_not_listed_goes_by_the_next_one() -> None:
     """The successor is gone already, or it is so young that the listing does not show it yet."""
-    first, current = manifest_key(TOPIC, 0, 1, 1), manifest_key(TOPIC, 0, 9, 1)
-    listed = [info(first, 500), info(current, 900)]
+    first, loser, current = (manifest_key(TOPIC, 0, version, 1) for version in (1, 2, 9))
+    listed = [info(first, 100), info(loser, 150), info(marker_key(current), 900)]
     assert manifest_garbage(listed, 9, current, NOTHING, 900) == []
-    assert manifest_garbage(listed, 9, current, NOTHING, 901) == [first]
-    assert manifest_garbage(listed[:1], 9, current, NOTHING, 10**9) == []
+    assert manifest_garbage(listed, 9, current, NOTHING, 901) == [loser, first]
+    assert manifest_garbage(listed[:2], 9, current, NOTHING, 10**9) == []
 
 
 def test_segment_entries_can_grow() -> None:

@@ -1,0 +1,113 @@
+"""Planted faults of manifests that fork, of retention and of merging, looked for in ``history``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from stratalog_metadata.records import ForkDecision
+from stratalog_tiering import committing, forks, merging, offloading, upkeep
+from stratalog_tiering.forks import Fork
+from stratalog_tiering.manifest import SegmentEntry
+from stratalog_tiering.manifest_edit import ManifestEdit
+from stratalog_tiering.merging import FAN_IN, MergeLimits
+from stratalog_tiering.removed_objects import RemovedObjects
+
+
+async def _refuse_nothing(ports: Any, state: Any) -> None:
+    """In the place of ``refuse_fork``."""
+
+
+def _only_the_sweep_looks() -> None:
+    for module in (committing, offloading, merging, upkeep):
+        module.refuse_fork = _refuse_nothing  # type: ignore[attr-defined]
+
+
+def forks_are_looked_for_by_the_sweep_at_the_newest_version_only() -> None:
+    """As it was: commits go on after metadata went back, and then the other line looks like garbage."""
+    _only_the_sweep_looks()
+    found: Callable[..., Fork | None] = forks.find_fork
+
+    def newest_only(listed: Any, known: Any, settled_version: int = 0) -> Fork | None:
+        fork = found(listed, known, settled_version)
+        return fork if fork is not None and fork.store_version >= fork.metadata_version else None
+
+    upkeep.find_fork = newest_only  # type: ignore[attr-defined]
+
+
+def commits_do_not_look_for_forks() -> None:
+    """The sweep refuses a fork, commits do not."""
+    _only_the_sweep_looks()
+
+
+def sweep_does_not_look_for_forks() -> None:
+    """Commits refuse a fork, the sweep takes the other line for orphans."""
+    upkeep.find_fork = lambda listed, known, settled_version=0: None  # type: ignore[attr-defined]
+
+
+def decided_forks_are_deleted_at_once() -> None:
+    """The objects of the line that somebody decided against count as removed long ago."""
+    settle: Callable[..., None] = ManifestEdit.settle_fork
+
+    def settle_fork(self: ManifestEdit, newest_version: int, others: Sequence[Any], now_ms: int) -> None:
+        settle(self, newest_version, [msgspec.structs.replace(other, removed_at_ms=0) for other in others], now_ms)
+
+    ManifestEdit.settle_fork = settle_fork  # type: ignore[method-assign]
+
+
+def the_kept_line_is_always_metadatas() -> None:
+    """Whoever decides for the store gets metadata's line."""
+    ForkDecision.keeps_store = False  # type: ignore[method-assign, assignment]
+
+
+def removed_objects_have_no_grace_period() -> None:
+    """An object is deleted as soon as it stops counting."""
+    forget: Callable[..., tuple[str, ...]] = RemovedObjects.forget_due
+
+    def forget_due(self: RemovedObjects, before_ms: int, limit: int, now_ms: int, *lists: Any) -> tuple[str, ...]:
+        return forget(self, now_ms, limit, now_ms, *lists)
+
+    RemovedObjects.forget_due = forget_due  # type: ignore[method-assign, assignment]
+
+
+def nothing_expires() -> None:
+    """Retention by time lets nothing go."""
+    upkeep.expiry_reason = lambda *args, **keywords: None  # type: ignore[attr-defined]
+
+
+def merging_does_not_look_at_ages() -> None:
+    """Segments are merged however long the time is that they span."""
+    limits: Callable[..., MergeLimits] = merging.merge_limits
+    merging.merge_limits = lambda *args: MergeLimits(segment_bytes=limits(*args).segment_bytes)
+
+
+def merged_segments_are_merged_again_and_again() -> None:
+    """Any neighbours that are small enough are merged, however often they were."""
+
+    def mergeable_run(segments: Sequence[SegmentEntry], limits: MergeLimits) -> tuple[SegmentEntry, ...]:
+        small = [entry for entry in segments if entry.object_bytes * FAN_IN <= limits.segment_bytes]
+        is_run = limits.span_ms is None and len(small) == len(segments) >= FAN_IN // 2
+        return tuple(segments) if is_run else ()
+
+    merging.mergeable_run = mergeable_run
+
+
+def manifests_without_a_change_are_committed() -> None:
+    """Retention commits whenever it looks."""
+    ManifestEdit.is_changed = True  # type: ignore[method-assign, assignment]
+
+
+IN_HISTORY: Final = (
+    forks_are_looked_for_by_the_sweep_at_the_newest_version_only,
+    commits_do_not_look_for_forks,
+    sweep_does_not_look_for_forks,
+    decided_forks_are_deleted_at_once,
+    the_kept_line_is_always_metadatas,
+    removed_objects_have_no_grace_period,
+    nothing_expires,
+    merging_does_not_look_at_ages,
+    merged_segments_are_merged_again_and_again,
+    manifests_without_a_change_are_committed,
+)
