@@ -1,4 +1,4 @@
-"""Planted faults of what the next owner of an internal topic finds: ledgers, checkpoints, group state."""
+"""Planted faults of what the next owner finds: internal topics' ledgers, checkpoints, group state, producers at work."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from stratalog_broker.groups.store import GroupStore
 from stratalog_broker.groups.writer import RecordWriter
 from stratalog_broker.ledger_trimming import LedgerTrimming
 from stratalog_broker.partition_log import PartitionLog
+from stratalog_broker.producer_state import ProducerStates
 from stratalog_broker.takeover import Takeover
 
 
@@ -117,7 +118,17 @@ def commits_are_acknowledged_before_they_are_written() -> None:
     _swap(RecordWriter, "written", written)
 
 
+# -- producers
+
+
+def checkpoints_hold_unconfirmed_batches() -> None:
+    """A checkpoint says of batches that they were written, although nobody has confirmed them."""
+    snapshot: Callable[..., Any] = ProducerStates.snapshot
+    _swap(ProducerStates, "snapshot", lambda self, unconfirmed=(): snapshot(self))
+
+
 IN_OWNERS: Final = (
+    checkpoints_hold_unconfirmed_batches,
     internal_ledgers_go_at_the_opening,
     internal_ledgers_go_after_the_first_part,
     internal_ledgers_stay,

@@ -51,6 +51,10 @@ CLOCK_JUMPS_MS: Final = (0, 0, -3_600_000, -2_000)
 TWIN_LOOK_S: Final = 0.05
 TWIN_CHANCE: Final = 0.3
 ORDER_MEAN_S: Final = 0.4
+SLOW_CHANCE: Final = 0.5
+"""That a partition is handed over while its owner's entries are late."""
+SLOW_S: Final = 0.3
+LATE_ADD_S: Final = (0.1, 0.3)
 
 
 class _NobodyListens:
@@ -75,6 +79,7 @@ class Scenario(log.Scenario):
     def __init__(self, world: World) -> None:
         super().__init__(world)
         self._random = world.random("owners")
+        self._slow_until: dict[str, float] = {}
         hesitant = self._random.choice([0.1, 0.6])
         for producer in self._producers:
             producer.hesitant, producer.repeating = hesitant, 0.5
@@ -90,6 +95,8 @@ class Scenario(log.Scenario):
             self._kill_in_recoveries()
         if self.world.decides("deaths after openings"):
             self._kill_after_openings()
+        if self.world.decides("slow adds at handovers"):
+            self._slow_adds()
         plan = NemesisPlan(
             crash=0.5, partition=0.1, one_way=0, lossy=0, clock_jump=0, pause_mean_s=1.5, down_mean_s=0.6, down_at_once_max=2
         )
@@ -152,6 +159,9 @@ class Scenario(log.Scenario):
             target = ports.random.choice([NO_OWNER, *(each for each in live if each != chosen.owner)])
             stored = client.view.get(chosen.key())
             assert stored is not None
+            if target != NO_OWNER and ports.random.random() < SLOW_CHANCE:
+                self._slow_until[f"broker-{chosen.owner}"] = ports.now + SLOW_S
+                await asyncio.sleep(SLOW_S / 2)
             order = Put(record=msgspec.structs.replace(chosen, next_owner=target))
             as_it_is = VersionIs(key=chosen.key(), version=stored.version)
             with contextlib.suppress(StratalogError):
@@ -231,6 +241,19 @@ class Scenario(log.Scenario):
             return hold_up(message)
 
         self.world.network.hold_up = killing
+
+    def _slow_adds(self) -> None:
+        """Bookies get entries late from brokers that are about to hand over: producers' batches pile up while they are held."""
+        randomness = self.world.random("slow adds")
+        hold_up = self.world.network.hold_up
+
+        def slowing(message: Message) -> float | None:
+            is_add = message.method == bookie_messages.ADD and not message.is_answer
+            if is_add and self._slow_until.get(message.source, 0.0) > self.world.loop.time():
+                return randomness.uniform(*LATE_ADD_S)
+            return hold_up(message)
+
+        self.world.network.hold_up = slowing
 
     def _kill_after_openings(self) -> None:
         """Brokers die when they have opened a ledger of an internal topic, before its checkpoint is durable or soon after."""
