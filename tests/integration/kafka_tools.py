@@ -435,7 +435,7 @@ KAFKA_TOOLS: tuple[Tool, ...] = (
         steps=(
             _lacks(
                 "read in a share group",
-                f"{_AT} --topic {{topic}} --max-messages 1 --timeout-ms 30000",
+                f"{_AT} --topic {{topic}} --max-messages 1 --timeout-ms 10000",
                 "SHARE_GROUP_HEARTBEAT",
                 exit_code=0,
             ),
