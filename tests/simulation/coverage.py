@@ -29,6 +29,7 @@ SEVERAL_IN_FLIGHT: Final = "several batches of a partition in flight"
 FROM_TAIL: Final = "fetch from the tail cache"
 FROM_BOOKIES: Final = "fetch from bookies"
 FROM_STORE: Final = "fetch from the object store"
+INSTEAD_OF_BOOKIES: Final = "fetch from the object store because the bookies failed"
 ENSEMBLE_CHANGE: Final = "ensemble change"
 CHANGE_AT_SEAL: Final = "ensemble change during a seal"
 CHANGE_IN_RECOVERY: Final = "ensemble change in a recovery"
@@ -52,6 +53,7 @@ ALWAYS: Final = (ACKNOWLEDGED, ENTRIES, SEALED, OFFLOADED, COMMITTED)
 STATES: Final = (
     *ALWAYS, HANDED_OVER, TAKEN_OVER, SEVERAL_IN_FLIGHT, OPEN_AT_TAKEOVER, RECOVERY_AT_TAKEOVER, RECOVERY_INTERRUPTED,
     HANDOVER_BY_SEAL, REPEATED_TO_NEXT_OWNER, RETRIED_AT_NEXT_OWNER, PARTS, FROM_TAIL, FROM_BOOKIES, FROM_STORE,
+    INSTEAD_OF_BOOKIES,
     ENSEMBLE_CHANGE, CHANGE_AT_SEAL, CHANGE_IN_RECOVERY, COPIES_MOVED, HOT_DROPPED, UNKNOWN_OPENING, UNKNOWN_SEAL,
     UNKNOWN_CHANGE, UNKNOWN_MANIFEST, UNKNOWN_DROP, UNKNOWN_OWNER, UNKNOWN_OBJECT, LATE_OPENING, LATE_INTERNAL_OPENING,
     UNFINISHED_IN_A_ROW,
@@ -62,6 +64,7 @@ PROGRESS: Final[Mapping[str, Mapping[str, int]]] = {
     "duels": {ENTRIES: 20, SEALED: 2},
     "lost-disks": {ENTRIES: 100, SEALED: 5, COPIES_MOVED: 5},
     "owners": {ACKNOWLEDGED: 50, SEALED: 5, OFFLOADED: 50, COMMITTED: 2, HANDED_OVER: 1, TAKEN_OVER: 1},
+    "outages": {ACKNOWLEDGED: 150, SEALED: 3, OFFLOADED: 200, COMMITTED: 5},
     "log": {ACKNOWLEDGED: 30, SEALED: 2, OFFLOADED: 30, COMMITTED: 1},
 }
 """By scenario: what each of its runs must reach at least. About a tenth of the least that 24 runs reached."""

@@ -168,6 +168,16 @@ class Scenario:
 
     segment_ms = SEGMENT_MS
     operators = 1
+    replication_factor = 3
+
+    def configs(self) -> dict[str, str]:
+        """Of the topic."""
+        return {
+            "segment.ms": str(self.segment_ms),
+            "retention.ms": "-1",
+            "min.insync.replicas": "1",
+            "message.timestamp.after.max.ms": "86400000",
+        }
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -292,15 +302,9 @@ class Scenario:
 
     async def _create_topic(self, machine: Machine, ports: Ports) -> None:
         client = KafkaClient(self.world, ports, machine.name, bootstrap())
-        configs = {
-            "segment.ms": str(self.segment_ms),
-            "retention.ms": "-1",
-            "min.insync.replicas": "1",
-            "message.timestamp.after.max.ms": "86400000",
-        }
         while True:
             try:
-                error = await client.create_topic(TOPIC, PARTITIONS, 3, configs)
+                error = await client.create_topic(TOPIC, PARTITIONS, self.replication_factor, self.configs())
             except NotServed:
                 error = -1
             if error in (NONE, 36):

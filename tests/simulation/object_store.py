@@ -22,6 +22,7 @@ from stratalog_tiering.store.base import ObjectInfo, Upload, UploadedPart, check
 
 LATER_S: Final = 4.0
 SLOW_S: Final = 5.0
+STALL_S: Final = 10.0
 
 
 @dataclass(slots=True)
@@ -36,6 +37,8 @@ class StoreFaults:
     """An answer is cut; the border tells that from an object that ends."""
     damaged: float = 0.0
     """A segment is stored cut short, and the store says that all is well."""
+    stalled: bool = False
+    """Requests get no answer until this is over, and for ``STALL_S`` at most; then they fail."""
     slow: float = 0.0
     """A request takes up to ``SLOW_S`` seconds."""
     listing_lag_s: float = 0.0
@@ -91,8 +94,17 @@ class SimulatedStore:
         faults = self._bucket.faults
         slow_s = SLOW_S * self._random.random() if self._random.random() < faults.slow else 0.0
         await asyncio.sleep(slow_s + self._random.expovariate(1 / faults.delay_mean_s))
+        if faults.stalled:
+            await self._stalled()
         if self._random.random() < faults.unavailable:
             raise Unavailable("the simulated store answers 503")
+
+    async def _stalled(self) -> None:
+        for _ in range(int(STALL_S / 0.1)):
+            await asyncio.sleep(0.1)
+            if not self._bucket.faults.stalled:
+                break
+        raise Unavailable("the simulated store does not answer")
 
     async def _reach_to_write(self, write: Callable[[], object]) -> None:
         """Before a write that may be left without an answer and happen when it is not expected any more."""

@@ -27,7 +27,17 @@ from stratalog_metadata.api import Change
 from stratalog_metadata.commands import Command, Delete, Put
 from stratalog_metadata.messages import ProposeRequest
 from stratalog_metadata.raft import Entry
-from stratalog_metadata.records import Ledger, LedgerState, Log, ManifestPointer, Partition, Record, ledger_key, log_key
+from stratalog_metadata.records import (
+    Ledger,
+    LedgerRef,
+    LedgerState,
+    Log,
+    ManifestPointer,
+    Partition,
+    Record,
+    ledger_key,
+    log_key,
+)
 
 if TYPE_CHECKING:
     from simulation.loop import Process
@@ -142,6 +152,7 @@ def observe_calls(coverage: Coverage, changes: ChangeObserver) -> Iterator[None]
         wrap(PartitionTail, "read", lambda inner: _counts_read(inner, coverage))
         wrap(LogReader, "_read_hot", lambda inner: _counts_async_read(inner, coverage, states.FROM_BOOKIES))
         wrap(LogReader, "_read_cold", lambda inner: _counts_async_read(inner, coverage, states.FROM_STORE))
+        wrap(LogReader, "from_either", lambda inner: _counts_turned_reads(inner, coverage))
         wrap(LedgerWriter, "seal", lambda inner: _marks_sealing(inner, changes.sealing))
         wrap(LedgerRecoveries, "_recover_open", lambda inner: _marks_recovering(inner, recovering))
         wrap(WriterReports, "on_failed", lambda inner: _counts_fenced(inner, coverage))
@@ -165,6 +176,16 @@ def _counts_read(inner: Callable[..., Any], coverage: Coverage) -> Callable[...,
         found = inner(self, *args)
         if found is not None and found[0]:
             coverage.meet(states.FROM_TAIL)
+        return found
+
+    return read
+
+
+def _counts_turned_reads(inner: Callable[..., Any], coverage: Coverage) -> Callable[..., Any]:
+    async def read(self: LogReader, log: Any, ref: LedgerRef, *args: Any) -> Any:
+        found = await inner(self, log, ref, *args)
+        if self._is_unreadable(ref):
+            coverage.meet(states.INSTEAD_OF_BOOKIES)
         return found
 
     return read

@@ -19,7 +19,7 @@ from multiprocessing import connection
 from multiprocessing.context import ForkProcess
 from typing import Final
 
-from simulation import duels, history, ledgers, log, lost_disks, members, owners, quorum, terms
+from simulation import duels, history, ledgers, log, lost_disks, members, outages, owners, quorum, terms
 from simulation.loop import CURRENT, FailedInBackground
 from simulation.machine import World
 from simulation.observers import observe_calls
@@ -68,6 +68,7 @@ SCENARIOS: dict[str, Callable[[World], None]] = {
     "ledgers": lambda world: ledgers.Scenario(world).simulate(),
     "duels": lambda world: duels.Scenario(world).simulate(),
     "lost-disks": lambda world: lost_disks.Scenario(world).simulate(),
+    "outages": lambda world: outages.Scenario(world).simulate(),
     "owners": lambda world: owners.Scenario(world).simulate(),
     "log": lambda world: log.Scenario(world).simulate(),
     "history": lambda world: history.Scenario(world).simulate(),

@@ -1,0 +1,34 @@
+"""Planted faults where hot and cold copies stand in for each other: reads that change tiers, and expiry without the store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from stratalog_broker.reads import LogReader
+from stratalog_tiering import expiry
+from stratalog_tiering.planning import PartitionState, StoredLedger, is_sealed
+from stratalog_tiering.policy import TierPolicy
+
+
+def cold_copies_are_never_tried() -> None:
+    """A ledger that is on bookies is read from them alone."""
+    LogReader._has_cold_copy = lambda *args: False  # type: ignore[method-assign]
+
+
+def hot_ledgers_expire_whatever_their_age() -> None:
+    """Without the store every sealed ledger but the newest is removed."""
+
+    def all_but_the_newest(
+        state: PartitionState, policy: TierPolicy, newest_ms: Mapping[int, int], now_ms: int
+    ) -> tuple[StoredLedger, ...]:
+        sealed = [stored for stored in state.ledgers[:-1] if is_sealed(stored.ledger)]
+        return tuple(sealed)
+
+    expiry.expired_ledgers = all_but_the_newest
+
+
+IN_OUTAGES: Final = (
+    cold_copies_are_never_tried,
+    hot_ledgers_expire_whatever_their_age,
+)
