@@ -16,6 +16,7 @@ that cannot be read yet is tried again by the caller.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -32,7 +33,7 @@ from stratalog_core.checkpoint import (
     is_checkpoint,
     part_position,
 )
-from stratalog_core.errors import Corrupt
+from stratalog_core.errors import Corrupt, NotFound, Unavailable
 from stratalog_core.ids import TopicPartition
 from stratalog_metadata.commands import EpochIs
 from stratalog_metadata.records import (
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from stratalog_broker.context import BrokerServices
 
 _READ_BYTES: Final = 4 * 1024 * 1024
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +103,31 @@ class Takeover:
         return {recovered.ledger.ledger_id: recovered for recovered in found}
 
     async def rebuild(self, partition: Partition, recovered: Mapping[int, Recovered], *, wants_batches: bool) -> TakenOver:
-        """State of one partition, of whose ledgers ``recovered`` has been read. Raises what reading raises."""
+        """State of one partition, of whose ledgers ``recovered`` has been read. Raises what reading raises.
+
+        If its bookies cannot give what is needed and all of it is cold as well, the state is that at the end of cold history.
+        """
+        try:
+            return await self._rebuild_hot(partition, recovered, wants_batches=wants_batches)
+        except (Unavailable, Corrupt, NotFound) as failure:
+            if recovered or wants_batches or not self._is_all_cold(partition):
+                raise
+            _log.warning("%s is taken over from its cold history: %s", partition.key(), failure)
+        log = self._services.view.find(Log, log_key(partition.topic_id, partition.index))
+        replay = _Replay(ProducerStates(self._services.settings.producers_max))
+        await self._load_cold(partition, replay)
+        return _taken_over(partition, log, replay)
+
+    def _is_all_cold(self, partition: Partition) -> bool:
+        """Whether the committed manifest reaches to the end of a log whose ledgers are all sealed."""
+        view = self._services.view
+        log = view.find(Log, log_key(partition.topic_id, partition.index))
+        pointer = view.find(ManifestPointer, manifest_pointer_key(partition.topic_id, partition.index))
+        last = view.find(Ledger, ledger_key(log.ledgers[-1].ledger_id)) if log is not None and log.ledgers else None
+        is_sealed = last is not None and last.state is LedgerState.CLOSED
+        return last is not None and pointer is not None and is_sealed and pointer.end_offset == last.end_offset
+
+    async def _rebuild_hot(self, partition: Partition, recovered: Mapping[int, Recovered], *, wants_batches: bool) -> TakenOver:
         log = self._services.view.find(Log, log_key(partition.topic_id, partition.index))
         log_start_offset = log.log_start_offset if log is not None else 0
         replay = _Replay(ProducerStates(self._services.settings.producers_max))
@@ -122,16 +148,8 @@ class Takeover:
             self._indexes.put(ledger.ledger_id, index)
             if wants_batches:
                 batches += await self._read_batches(ledger, index)
-        return TakenOver(
-            partition=partition,
-            log_start_offset=log_start_offset,
-            next_offset=max(replay.next_offset, log_start_offset),
-            leader_epochs=tuple(replay.leader_epochs),
-            producers=replay.producers,
-            application_state=replay.application_state,
-            batches=batches,
-            more_is_coming=ending is not None and ending.more_is_coming,
-        )
+        more_is_coming = ending is not None and ending.more_is_coming
+        return _taken_over(partition, log, replay, batches, more_is_coming=more_is_coming)
 
     async def _back_to_checkpoint(
         self, refs: Sequence[LedgerRef], recovered: Mapping[int, Recovered], replay: _Replay
@@ -231,6 +249,22 @@ class Takeover:
             batches += [entry.payload for entry in entries]
             entry_id = entries[-1].entry_id + 1
         return batches
+
+
+def _taken_over(
+    partition: Partition, log: Log | None, replay: _Replay, batches: Sequence[memoryview] = (), *, more_is_coming: bool = False
+) -> TakenOver:
+    log_start_offset = log.log_start_offset if log is not None else 0
+    return TakenOver(
+        partition=partition,
+        log_start_offset=log_start_offset,
+        next_offset=max(replay.next_offset, log_start_offset),
+        leader_epochs=tuple(replay.leader_epochs),
+        producers=replay.producers,
+        application_state=replay.application_state,
+        batches=batches,
+        more_is_coming=more_is_coming,
+    )
 
 
 class _Replay:

@@ -180,6 +180,29 @@ async def test_an_offloaded_ledger_whose_bookies_are_lost_is_read_from_the_store
         assert (await offset_at(client, "flights", -3))[1] == max(times)
 
 
+async def test_a_partition_that_is_all_cold_is_taken_over_without_its_bookies(tmp_path: Path) -> None:
+    async with run_cluster(tmp_path, bookies=2) as cluster:
+        await cluster.start_tiering()
+        topic_id = await create(cluster, "flights", replication_factor=2, keeps_hot=True)
+        client = await cluster.connect()
+        first = batch(b"a", b"b", producer_id=5, producer_epoch=0, base_sequence=0)
+        assert (await produce(client, "flights", first)).base_offset == 0
+        await have_offloaded(cluster, topic_id, 2)
+        await cluster.brokers.pop(1).kill()
+        for bookie in cluster.bookies.values():
+            await bookie.close()
+        await cluster.start_broker(2)
+        await until_served(cluster.broker, topic_id)
+        client = await cluster.connect()
+        assert await read_all(client, "flights", 2) == [b"a", b"b"]
+        for name in cluster.bookies:
+            await cluster.start_bookie(name)
+        async with asyncio.timeout(WAIT_S):
+            while (found := await produce(client, "flights", first)).error_code is not ErrorCode.none:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+        assert found.base_offset == 0, "the retry is recognised"
+
+
 async def test_where_both_copies_are_unreadable_the_bookies_are_asked_again(tmp_path: Path) -> None:
     async with run_cluster(tmp_path, bookies=1) as cluster:
         await cluster.start_tiering()
