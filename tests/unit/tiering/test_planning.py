@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stratalog_core.errors import Corrupt
+from stratalog_core.errors import Corrupt, Invalid
 from stratalog_metadata.commands import SessionAlive, VersionIs
 from stratalog_metadata.records import Fragment, Ledger, LedgerRef, LedgerState, Log, ManifestPointer, TierRequest, Topic
 from stratalog_tiering.commands import commit_segment, drop_ledgers, fulfil_request, move_start
+from stratalog_tiering.fork_resolution import dropped_ledgers
 from stratalog_tiering.planning import (
     DropEmpty,
     DropHot,
@@ -188,3 +189,34 @@ def test_steps_never_break_the_history(shape: list[tuple[int, int]], cold_ledger
         assert all(stored.ledger.end_offset <= current.cold_end for stored in step.ledgers)
     if isinstance(step, DropEmpty):
         assert all(stored.ledger.base_offset == stored.ledger.end_offset for stored in step.ledgers)
+
+
+@pytest.mark.parametrize(
+    ("ledgers", "contained", "dropped"),
+    [
+        ([(1, 0, 5), (2, 5, 9)], {1, 2}, []),  # the line was made of them, and the log goes on where it ends
+        ([(1, 0, 5)], {1, 2}, [1]),  # the log would go on below the line's end
+        ([(1, 0, 5), (3, 5, 9)], {1, 2}, None),  # other records that happen to end where the line ends
+        ([(1, 0, 5), (3, 5, 12)], {1, 2}, None),
+        ([(3, 9, 12)], {1, 2}, []),
+        ([(3, 10, 12)], {1, 2}, None),  # what lies between is in neither
+        ([(1, 5, 5), (3, 9, 12)], {2}, [1]),  # no records
+    ],
+)
+def test_ledgers_that_continue_a_kept_line_stay(
+    ledgers: list[tuple[int, int, int]], contained: set[int], dropped: list[int] | None
+) -> None:
+    """The line ends at offset 9."""
+    current = state(*(ledger(*each) for each in ledgers))
+    if dropped is None:
+        with pytest.raises(Invalid, match="--discard-hot"):
+            dropped_ledgers(current, 9, contained, discard_hot=False)
+        gone = dropped_ledgers(current, 9, contained, discard_hot=True)
+        assert ids(DropEmpty(ledgers=gone)) == [number for number, _, _ in ledgers]
+    else:
+        assert ids(DropEmpty(ledgers=dropped_ledgers(current, 9, contained, discard_hot=False))) == dropped
+
+
+def test_an_open_ledger_that_does_not_continue_a_kept_line_is_not_discarded() -> None:
+    with pytest.raises(Invalid, match="one of them is open"):
+        dropped_ledgers(state(ledger(3, 5, -1, closed=False)), 9, {1}, discard_hot=True)
