@@ -13,6 +13,7 @@ from stratalog.local.plan import Sizes, plan_cluster
 from stratalog.local.quorum import add_metadata, remove_metadata
 from stratalog.output import json_option, print_json, print_rows
 from stratalog_core.errors import Invalid, StratalogError
+from stratalog_tiering.store import check_store_url
 
 _data_option = click.option(
     "--data", required=True, envvar="STRATALOG_DATA", type=click.Path(file_okay=False, path_type=Path), help="Its directory."
@@ -57,6 +58,8 @@ def start(
     """
     if store and minio:
         raise Invalid("--store and --minio exclude each other: choose one")
+    if store:
+        check_store_url(store)
     local = LocalCluster(data, _say)
     if not local.exists():
         sizes = Sizes(metadata=metadata, bookies=bookies, brokers=brokers, tiering=tiering)

@@ -12,6 +12,7 @@ from stratalog.tier.session import metadata_session, store_session
 from stratalog_core.errors import NotFound, StratalogError
 from stratalog_metadata.api import MetadataView
 from stratalog_metadata.records import Bookie, Broker, Ledger, LedgerState, Partition, TieringWorker, TierStatus, Topic
+from stratalog_tiering.store import shown_url
 
 _PROBE_KEY = "cluster.json"
 
@@ -109,7 +110,7 @@ def _check_tiering(view: MetadataView) -> Finding:
 
 async def check_store(url: str) -> Finding:
     """One request that changes nothing."""
-    shown = url.split("?", maxsplit=1)[0]
+    shown = shown_url(url).split("?", maxsplit=1)[0]
     try:
         async with store_session(url) as store:
             await store.head(_PROBE_KEY)

@@ -25,7 +25,7 @@ from stratalog_core.ports import Background, Clock, Files, Random, Transport
 from stratalog_core.rpc import TcpTransport
 from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
 from stratalog_metadata.client import QuorumClient
-from stratalog_tiering.store import STORE_THREADS, ObjectStore, open_store
+from stratalog_tiering.store import STORE_THREADS, ObjectStore, check_store_url, open_store
 
 Settings = TypeVar("Settings")
 _WATCH_INTERVAL_S: Final = 1.0
@@ -65,6 +65,8 @@ class Node:
     def __init__(self, configuration: Configuration, stack: AsyncExitStack, borders: Borders = SYSTEM_BORDERS) -> None:
         self.configuration = configuration
         self.settings = configuration.section(NodeSettings, "node")
+        if self.settings.store:
+            check_store_url(self.settings.store)
         self.clock = borders.clock()
         self.random: Random = random.Random(os.urandom(32))
         self.transport = borders.transport()

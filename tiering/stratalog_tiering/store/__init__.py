@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Final
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import urlsplit
 
 from stratalog_core.errors import Invalid
 from stratalog_core.ports import Background, Clock, Random
@@ -22,6 +22,7 @@ from stratalog_tiering.store.base import (
 )
 from stratalog_tiering.store.filesystem import FilesystemStore
 from stratalog_tiering.store.s3_location import S3Location
+from stratalog_tiering.store.store_url import check_store_url, parse_s3_url, shown_url
 
 STORE_THREADS: Final = 8
 """Calls at once that the ``background`` of a store should run."""
@@ -29,24 +30,20 @@ STORE_THREADS: Final = 8
 READ_ENGINES: Final = ("obstore", "aioboto3")
 """Ways to read from S3, the default first."""
 
-_S3_OPTIONS: Final = frozenset({"endpoint", "region", "read_engine"})
-
 
 def open_store(url: str, *, background: Background, clock: Clock, random: Random, threads: int = STORE_THREADS) -> ObjectStore:
     """The store at ``url``. Does no request yet. Raises ``Invalid`` that says what is wrong with the URL."""
-    parts = urlsplit(url)
-    if parts.scheme in ("", "file"):
-        return FilesystemStore(_directory(url), background, clock, random)
-    if parts.scheme == "s3":
+    check_store_url(url)
+    if urlsplit(url).scheme == "s3":
         return _open_s3(url, background, threads)
-    raise Invalid(f"store {url!r} is of no known kind; use /dir, file:///dir or s3://bucket/prefix?endpoint=…&region=…")
+    return FilesystemStore(_directory(url), background, clock, random)
 
 
 def _directory(url: str) -> Path:
     parts = urlsplit(url)
     path = Path(parts.path)
     if parts.netloc or not path.is_absolute() or parts.query:
-        raise Invalid(f"store {url!r}: a local store is an absolute directory, as /dir or file:///dir")
+        raise Invalid(f"store {shown_url(url)!r}: a local store is an absolute directory, as /dir or file:///dir")
     return path
 
 
@@ -54,34 +51,19 @@ def _open_s3(url: str, background: Background, threads: int) -> ObjectStore:
     # boto3 takes a third of a second to import; local stores need not wait for it.
     from stratalog_tiering.store.s3 import S3Store
 
-    location, options = _parse_s3(url)
+    location, options = parse_s3_url(url)
     read_engine = options.get("read_engine", READ_ENGINES[0])
     if read_engine not in READ_ENGINES:
-        raise Invalid(f"store {url!r}: read_engine {read_engine!r} is not known; choose one of {', '.join(READ_ENGINES)}")
+        raise Invalid(
+            f"store {shown_url(url)!r}: read_engine {read_engine!r} is not known; choose one of {', '.join(READ_ENGINES)}"
+        )
     return S3Store(location, read_engine=read_engine, background=background, threads=threads)
 
 
 def s3_location(url: str) -> S3Location:
     """Bucket, prefix, endpoint and region of ``s3://bucket/prefix?endpoint=…&region=…``. Raises ``Invalid``."""
-    location, _ = _parse_s3(url)
+    location, _ = parse_s3_url(url)
     return location
-
-
-def _parse_s3(url: str) -> tuple[S3Location, dict[str, str]]:
-    parts = urlsplit(url)
-    options = dict(parse_qsl(parts.query, keep_blank_values=True))
-    unknown = sorted(set(options) - _S3_OPTIONS)
-    if parts.scheme != "s3" or not parts.netloc or parts.username or unknown:
-        raise Invalid(
-            f"store {url!r}: use s3://bucket/prefix with the options endpoint, region, read_engine, and no credentials"
-        )
-    location = S3Location(
-        bucket=parts.netloc,
-        prefix=parts.path.strip("/") + "/" if parts.path.strip("/") else "",
-        endpoint=options.get("endpoint") or None,
-        region=options.get("region") or "us-east-1",
-    )
-    return location, options
 
 
 __all__ = [
@@ -92,6 +74,8 @@ __all__ = [
     "ObjectStore",
     "Upload",
     "UploadedPart",
+    "check_store_url",
     "open_store",
     "s3_location",
+    "shown_url",
 ]

@@ -1,0 +1,94 @@
+"""Store URLs: which are accepted, and how any is shown. Pure.
+
+A URL never holds credentials: one that does is refused, and no error, log or report repeats them. So what is printed of a wrong
+URL goes through :func:`shown_url`; one that was accepted may be printed as it is.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+
+from stratalog_core.errors import Invalid
+from stratalog_tiering.store.s3_location import S3Location
+
+OPTIONS: Final = frozenset({"endpoint", "region", "read_engine"})
+_HIDDEN: Final = "***"
+_OPTION_NAME: Final = re.compile(r"[a-z_]{1,40}")
+_OPTION_VALUE: Final = re.compile(r"[A-Za-z0-9._:/\-\[\]%]*")
+_USAGE: Final = (
+    "use s3://bucket/prefix with the options endpoint (http://host:port or https://…), region, read_engine;"
+    " credentials come from the environment, as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+)
+
+
+def shown_url(url: str) -> str:
+    """``url`` without what may be secret: what is not plainly a bucket, a path or a known option is hidden."""
+    whole, _, fragment = url.partition("#")
+    place, _, query = whole.partition("?")
+    shown = _shown_place(place)
+    if query:
+        shown += "?" + "&".join(map(_shown_option, query.split("&")))
+    return f"{shown}#{_HIDDEN}" if fragment else shown
+
+
+def _shown_place(place: str) -> str:
+    scheme, separator, rest = place.partition("://")
+    if not separator:
+        return place
+    netloc, _, path = rest.partition("/")
+    may_hold_user = "@" in unquote(path) and scheme != "file"
+    return f"{scheme}://{_HIDDEN}" if may_hold_user or {"@", ":"} & set(unquote(netloc)) else place
+
+
+def _shown_option(option: str) -> str:
+    name, _, value = option.partition("=")
+    if not _OPTION_NAME.fullmatch(name):
+        return _HIDDEN
+    is_plain = name in OPTIONS and _OPTION_VALUE.fullmatch(value) and (name != "endpoint" or _is_endpoint(unquote(value)))
+    return option if is_plain else f"{name}={_HIDDEN}"
+
+
+def check_store_url(url: str) -> None:
+    """Raise ``Invalid`` unless ``url`` is a store's: a directory or ``s3://``. Nothing is opened."""
+    scheme = _split(url).scheme
+    if scheme == "s3":
+        parse_s3_url(url)
+    elif scheme not in ("", "file"):
+        raise Invalid(
+            f"store {shown_url(url)!r} is of no known kind; use /dir, file:///dir or s3://bucket/prefix?endpoint=…&region=…"
+        )
+
+
+def parse_s3_url(url: str) -> tuple[S3Location, dict[str, str]]:
+    """Location and options of an ``s3://`` URL. Raises ``Invalid``."""
+    parts = _split(url)
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    endpoint = options.get("endpoint", "")
+    is_ours = parts.scheme == "s3" and parts.netloc and not parts.fragment and set(options) <= OPTIONS
+    if not is_ours or ":" in parts.netloc or "@" in parts.netloc + parts.path or not _is_endpoint(endpoint):
+        raise Invalid(f"store {shown_url(url)!r}: {_USAGE}")
+    location = S3Location(
+        bucket=parts.netloc,
+        prefix=parts.path.strip("/") + "/" if parts.path.strip("/") else "",
+        endpoint=endpoint or None,
+        region=options.get("region") or "us-east-1",
+    )
+    return location, options
+
+
+def _split(url: str) -> SplitResult:
+    try:
+        return urlsplit(url)
+    except ValueError:
+        raise Invalid(f"store {shown_url(url)!r} is no URL: {_USAGE}") from None
+
+
+def _is_endpoint(endpoint: str) -> bool:
+    try:
+        parts = urlsplit(endpoint)
+    except ValueError:
+        return False
+    is_plain = parts.scheme in ("http", "https") and parts.netloc and not parts.query and not parts.fragment
+    return not endpoint or bool(is_plain and "@" not in endpoint)
