@@ -53,6 +53,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._order: deque[RequestContext] = deque()
         self._queue: deque[tuple[HandlerInfo, RequestContext, memoryview]] = deque()
         self._running: asyncio.Task[None] | None = None
+        self._ends_with_client = False
         self._waiting: Waiting | None = None
         self._waiting_context: RequestContext | None = None
         self._outgoing: list[Buffer] = []
@@ -190,6 +191,7 @@ class ClientConnection(asyncio.BufferedProtocol):
                 self._waiting = dispatch_raw(info, context, body)
                 self._waiting_context = context
             else:
+                self._ends_with_client = info.ends_with_client
                 self._running = self._loop.create_task(run_handler(info, context, body))
                 self._running.add_done_callback(self._finished)
 
@@ -296,7 +298,9 @@ class ClientConnection(asyncio.BufferedProtocol):
         if self._frame is not None:
             self._registry.discharge(len(self._frame) + REQUEST_BYTES)
             self._frame = None
-        # What waits has no use any more; anything else that has begun is finished, its answer goes nowhere.
+        # Cancel requests that wait or only read. Let others finish, for they may change something, and discard their responses.
+        if self._running is not None and self._ends_with_client:
+            self._running.cancel()
         if self._waiting is not None:
             self._waiting.cancel()
             self._waiting = self._waiting_context = None

@@ -50,8 +50,8 @@ class MemoryShares:
     def of(cls, memory_bytes: int) -> MemoryShares:
         part = memory_bytes // _PARTS
         return cls(
-            requests=15 * part, tail=16 * part, reads=9 * part, responses=8 * part, cold=8 * part, indexes=4 * part,
-            searches=2 * part, sessions=2 * part,
+            requests=15 * part, tail=15 * part, reads=9 * part, responses=8 * part, cold=7 * part, indexes=4 * part,
+            searches=4 * part, sessions=2 * part,
         )  # fmt: skip
 
     def tail_beside(self, partitions: int) -> int:

@@ -34,6 +34,7 @@ from stratalog_broker.registration import Registration
 from stratalog_broker.unsent_responses import UnsentResponses
 from stratalog_core.errors import Invalid
 from stratalog_core.ports import Clock, Random
+from stratalog_core.record_searches import RecordSearches
 from stratalog_core.silent_clients import LOOK_S, SilentClients
 from stratalog_metadata.api import MetadataClient
 from stratalog_metadata.records import Broker
@@ -165,6 +166,7 @@ class BrokerServer:
         metadata: MetadataClient,
         ledgers: LedgerClient,
         cold: ColdReader,
+        searches: RecordSearches,
         clock: Clock,
         random: Random,
         release_memory: Callable[[], object] = lambda: None,
@@ -173,7 +175,8 @@ class BrokerServer:
         settings = within_memory(settings)
         memory = MemoryShares.of(settings.memory_bytes)
         services = BrokerServices(
-            settings=settings, memory=memory, metadata=metadata, ledgers=ledgers, cold=cold, clock=clock, random=random
+            settings=settings, memory=memory, metadata=metadata, ledgers=ledgers, cold=cold, searches=searches, clock=clock,
+            random=random,
         )  # fmt: skip
         self._settings = settings
         self._services = services

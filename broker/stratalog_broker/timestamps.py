@@ -1,19 +1,17 @@
 """Searching a partition by time: cold history first, then each hot ledger by its index, then the records of one batch.
 
 Timestamps are the producers' and need not rise, so the answer is the first record, in offset order, that is not earlier than
-the time asked for. Only here does the broker decode records, one batch at a time.
+the time asked for. Only here does the broker look at records, beside its event loop (``stratalog_core.record_searches``).
 """
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from stratalog_broker.partition_log import PartitionLog
 from stratalog_core.batch import read_header
 from stratalog_core.errors import NotFound
-from stratalog_core.records import RECORDS_PER_TURN, iterate_records
 from stratalog_metadata.records import LedgerRef, ManifestPointer
 
 if TYPE_CHECKING:
@@ -61,8 +59,9 @@ async def _find_in_ledger(
     async def hot() -> Found | None:
         ledger, index = await services.reader.index_of(log, ref)
         for entry_id in index.reaching(timestamp_ms, first):
-            (entry, *_) = await services.ledgers.read(ledger, entry_id, entry_id, 1)
-            found = await _find_in_batch(entry.payload, timestamp_ms, start)
+            async with services.searches.reads:
+                (entry, *_) = await services.ledgers.read(ledger, entry_id, entry_id, 1)
+                found = await _find_in_batch(services, entry.payload, timestamp_ms, start)
             if found is not None:
                 return found if found.offset < log.core.high_watermark else None
         return None
@@ -82,16 +81,12 @@ def _pointer(services: BrokerServices, log: PartitionLog) -> ManifestPointer:
     return pointer
 
 
-async def _find_in_batch(batch: memoryview, timestamp_ms: int, start: int) -> Found | None:
+async def _find_in_batch(services: BrokerServices, batch: memoryview, timestamp_ms: int, start: int) -> Found | None:
     header = read_header(batch)
     if header.max_timestamp_ms < timestamp_ms:
         return None
-    for number, record in enumerate(iterate_records(batch, header), 1):
-        if record.timestamp_ms >= timestamp_ms and record.offset >= start:
-            return Found(record.offset, record.timestamp_ms, header.leader_epoch)
-        if number % RECORDS_PER_TURN == 0:
-            await asyncio.sleep(0)
-    return None
+    found = await services.searches.first_reaching(batch, header, timestamp_ms, start)
+    return None if found is None else Found(found.offset, found.timestamp_ms, header.leader_epoch)
 
 
 async def find_greatest(services: BrokerServices, log: PartitionLog) -> Found | None:

@@ -1,7 +1,7 @@
 """The four codecs of Kafka's record batches, by their number in the batch attributes. All work is done by C libraries.
 
 Snappy appears in two dresses: raw (librdkafka and most others) and xerial-framed (Java); both are read, xerial is
-written. LZ4 is the frame format. ``decompress`` never allocates beyond ``limit_bytes``.
+written. LZ4 is the frame format. What a header claims is not believed: output is asked for in pieces, up to a limit.
 """
 
 from __future__ import annotations
@@ -28,8 +28,13 @@ DECOMPRESSED_BYTES_MAX: Final = 128 * 1024 * 1024
 
 _XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
 _XERIAL_HEADER_BYTES: Final = 16
-_FIRST_PIECE_BYTES_MIN: Final = 64 * 1024
+PIECE_BYTES: Final = 256 * 1024
+_PIECE_BYTES_MIN: Final = 64 * 1024
 _LIKELY_RATIO: Final = 8
+_SNAPPY_RATIO_MAX: Final = 22
+"""Three bytes of a snappy block stand for 64 at most."""
+_ZSTD_WINDOW_BYTES: Final = 8 * 1024 * 1024
+"""A later frame of a batch may have such a window even if the first one has a smaller one."""
 _LENGTH = struct.Struct(">i")
 
 
@@ -52,89 +57,118 @@ def compress(codec: int, content: Buffer) -> bytes:
 
 def decompress(codec: int, content: Buffer, limit_bytes: int = DECOMPRESSED_BYTES_MAX) -> bytes:
     """Inverse of :func:`compress`. Raises ``Corrupt`` for bad bytes or a result over ``limit_bytes``."""
+    # The codecs allocate all that is asked for, so a likely size is: the limit at once made a 1 MB batch ten times slower.
+    likely_bytes = max(_PIECE_BYTES_MIN, len(content) * _LIKELY_RATIO)
+    return b"".join(decompress_pieces(codec, content, limit_bytes, likely_bytes))
+
+
+def decompress_pieces(
+    codec: int, content: Buffer, limit_bytes: int = DECOMPRESSED_BYTES_MAX, piece_bytes: int = PIECE_BYTES
+) -> Iterator[bytes]:
+    """The same in pieces of ``piece_bytes`` (of snappy: in the blocks it was written in), each made when it is asked for."""
+    total = 0
     try:
-        result = _decompress(codec, content, limit_bytes)
+        for piece in _pieces(codec, content, limit_bytes, piece_bytes):
+            total += len(piece)
+            if total > limit_bytes:
+                raise Corrupt(f"record batch expands beyond the limit of {limit_bytes} bytes")
+            yield piece
     except (zlib.error, cramjam.DecompressionError, RuntimeError, EOFError, zstandard.ZstdError, struct.error) as bad:
         raise Corrupt(f"record batch does not decompress (codec {codec}): {bad}") from bad
-    if len(result) > limit_bytes:
-        raise Corrupt(f"record batch expands beyond the limit of {limit_bytes} bytes")
-    return result
 
 
-def _decompress(codec: int, content: Buffer, limit_bytes: int) -> bytes:
-    if codec == NONE:
-        return bytes(content)
-    if codec == GZIP:
-        gunzip = zlib.decompressobj(wbits=47)
-        return _complete(gunzip.decompress(content, limit_bytes + 1), gunzip.eof, limit_bytes)
-    if codec == SNAPPY:
-        return _unsnappy(content, limit_bytes)
-    if codec == LZ4:
-        return _unlz4(content, limit_bytes)
+def decompression_bytes(codec: int, content: Buffer) -> int:
+    """Memory that :func:`decompress_pieces` takes at most, pieces of ``PIECE_BYTES`` included, if nothing limits its output."""
     if codec == ZSTD:
-        return _unzstd(content, limit_bytes)
+        return 2 * PIECE_BYTES + _zstd_window_bytes(content)
+    if codec == LZ4:
+        return 2 * PIECE_BYTES + 2 * _lz4_block_bytes(content)
+    if codec == SNAPPY:
+        return min(len(content) * _SNAPPY_RATIO_MAX, DECOMPRESSED_BYTES_MAX)
+    return 2 * PIECE_BYTES + len(content)
+
+
+def _zstd_window_bytes(content: Buffer) -> int:
+    try:
+        return int(zstandard.get_frame_parameters(content).window_size)
+    except zstandard.ZstdError:
+        return 0  # The decompressor says what is wrong.
+
+
+def _lz4_block_bytes(content: Buffer) -> int:
+    try:
+        return int(lz4.frame.get_frame_info(content)["block_size"])
+    except RuntimeError:
+        return 0
+
+
+def _pieces(codec: int, content: Buffer, limit_bytes: int, piece_bytes: int) -> Iterator[bytes]:
+    if codec == NONE:
+        return iter((bytes(content),))
+    if codec == GZIP:
+        return _gzip_pieces(content, piece_bytes)
+    if codec == SNAPPY:
+        return _snappy_pieces(memoryview(content), limit_bytes)
+    if codec == LZ4:
+        return _lz4_pieces(content, piece_bytes)
+    if codec == ZSTD:
+        return _zstd_pieces(content, piece_bytes)
     raise Corrupt(f"compression codec {codec} is unknown")
 
 
-def _unlz4(content: Buffer, limit_bytes: int) -> bytes:
+def _gzip_pieces(content: Buffer, piece_bytes: int) -> Iterator[bytes]:
+    gunzip = zlib.decompressobj(wbits=47)
+    unread: Buffer = content
+    while not gunzip.eof:
+        piece = gunzip.decompress(unread, piece_bytes)
+        unread = gunzip.unconsumed_tail
+        if not piece and not unread and not gunzip.eof:
+            raise Corrupt("compressed records are cut short")
+        yield piece
+
+
+def _lz4_pieces(content: Buffer, piece_bytes: int) -> Iterator[bytes]:
     unpacker = lz4.frame.LZ4FrameDecompressor()
-    pieces: list[bytes] = []
-    unread = content
-    for piece_bytes in _piece_sizes(len(content), limit_bytes):
-        pieces.append(unpacker.decompress(unread, piece_bytes))
-        if unpacker.eof or unpacker.needs_input:
-            break
+    unread: Buffer = content
+    while not unpacker.eof:
+        yield unpacker.decompress(unread, piece_bytes)
         unread = b""
-    return _complete(b"".join(pieces), unpacker.eof, limit_bytes)
+        if unpacker.needs_input and not unpacker.eof:
+            raise Corrupt("compressed records are cut short")
 
 
-def _unzstd(content: Buffer, limit_bytes: int) -> bytes:
-    stream = zstandard.ZstdDecompressor().stream_reader(content, read_across_frames=True)
-    pieces: list[bytes] = []
-    for piece_bytes in _piece_sizes(len(content), limit_bytes):
-        pieces.append(stream.read(piece_bytes))
-        if len(pieces[-1]) < piece_bytes:
-            break
-    return b"".join(pieces)
+def _zstd_pieces(content: Buffer, piece_bytes: int) -> Iterator[bytes]:
+    unpacker = zstandard.ZstdDecompressor(max_window_size=max(_zstd_window_bytes(content), _ZSTD_WINDOW_BYTES))
+    stream = unpacker.stream_reader(content, read_across_frames=True)
+    size = piece_bytes
+    while size == piece_bytes:
+        piece = stream.read(piece_bytes)
+        size = len(piece)
+        yield piece
 
 
-def _piece_sizes(content_bytes: int, limit_bytes: int) -> Iterator[int]:
-    """Sizes to ask for, up to one byte over the limit: a likely one first, because the codecs allocate all that is asked
-    for (asking for the limit at once made a 1 MB batch ten times slower)."""
-    room, size = limit_bytes + 1, max(_FIRST_PIECE_BYTES_MIN, content_bytes * _LIKELY_RATIO)
-    while room > 0:
-        size = min(size, room)
-        yield size
-        room -= size
-        size *= 2
-
-
-def _complete(result: bytes, ended: bool, limit_bytes: int) -> bytes:
-    if not ended and len(result) <= limit_bytes:
-        raise Corrupt("compressed records are cut short")
-    return result
-
-
-def _unsnappy(content: Buffer, limit_bytes: int) -> bytes:
-    view = memoryview(content)
+def _snappy_pieces(view: memoryview, limit_bytes: int) -> Iterator[bytes]:
     if bytes(view[:8]) != _XERIAL_MAGIC:
-        return _snappy_block(view, limit_bytes)
+        yield _snappy_block(view, limit_bytes)
+        return
     if len(view) < _XERIAL_HEADER_BYTES:
         raise Corrupt("snappy stream header is cut short")
-    pieces: list[bytes] = []
     position, room = _XERIAL_HEADER_BYTES, limit_bytes
     while position < len(view):
         (length,) = _LENGTH.unpack_from(view, position)
         position += _LENGTH.size
         if length < 0 or position + length > len(view):
             raise Corrupt("snappy block is cut short")
-        pieces.append(_snappy_block(view[position : position + length], room))
-        room -= len(pieces[-1])
+        piece = _snappy_block(view[position : position + length], room)
+        room -= len(piece)
         position += length
-    return b"".join(pieces)
+        yield piece
 
 
 def _snappy_block(block: memoryview, limit_bytes: int) -> bytes:
-    if cramjam.snappy.decompress_raw_len(block) > limit_bytes:
+    size = cramjam.snappy.decompress_raw_len(block)
+    if size > limit_bytes:
         raise Corrupt(f"snappy block expands beyond the limit of {limit_bytes} bytes")
+    if size > len(block) * _SNAPPY_RATIO_MAX:
+        raise Corrupt(f"snappy block of {len(block)} bytes claims to hold {size}")
     return bytes(cramjam.snappy.decompress_raw(block))

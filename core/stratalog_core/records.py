@@ -1,6 +1,6 @@
 """Build and decode the records inside a batch, in plain Python.
 
-For what is rare or small: internal topics, searches by time inside one batch, the command line, tests. The hot path
+For what is rare or small: internal topics, the command line, tests. The hot path
 never comes here, and bulk reading has compiled kernels. Layout of a record (Kafka documentation, "Record"): varint
 length, i8 attributes, varlong timestamp delta, varint offset delta, then key, value and headers, each length-prefixed.
 """
@@ -31,8 +31,6 @@ from stratalog_core.ports import Buffer
 
 Header = tuple[str, bytes | None]
 _VARINT_BYTES_MAX: Final = 10
-RECORDS_PER_TURN: Final = 2_000
-"""Records to read before an event loop gets its turn: some kilobytes of zeros, packed, are millions of records."""
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,6 +14,7 @@ from stratalog_bookies.config import BookieSettings
 from stratalog_bookies.server import BookieServer
 from stratalog_broker.config import BrokerSettings
 from stratalog_broker.server import BrokerServer
+from stratalog_core.record_searches import RecordSearches
 from stratalog_metadata.client import QuorumClient
 from stratalog_metadata.config import MetadataSettings
 from stratalog_metadata.server import MetadataServer
@@ -130,7 +131,8 @@ def broker(bucket: Bucket) -> Main:
     async def run(machine: Machine, ports: Ports) -> None:
         metadata = await connect_metadata(ports)
         store = SimulatedStore(bucket, ports.loop, ports.random)
-        cold = ColdReader(store, ColdReaderSettings(), ports.clock)
+        searches = RecordSearches(ports.background, 1024 * 1024)
+        cold = ColdReader(store, ColdReaderSettings(), ports.clock, background=ports.background, searches=searches)
         settings = BrokerSettings(
             broker_id=number_of(machine),
             listen=(f"{machine.name}:{KAFKA_PORT}",),
@@ -142,7 +144,7 @@ def broker(bucket: Bucket) -> Main:
             group_session_timeout_min_ms=1_000,
             group_initial_rebalance_delay_ms=200,
         )
-        server = BrokerServer(settings, metadata, ledger_client(metadata, ports), cold, ports.clock, ports.random)
+        server = BrokerServer(settings, metadata, ledger_client(metadata, ports), cold, searches, ports.clock, ports.random)
         await server.start()
         await asyncio.Event().wait()
 

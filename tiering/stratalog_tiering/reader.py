@@ -20,7 +20,7 @@ from stratalog_core.checkpoint import ProducerEntry
 from stratalog_core.errors import NotFound, StratalogError, Unavailable
 from stratalog_core.loads import Loads
 from stratalog_core.ports import Background, Clock, Files
-from stratalog_core.records import RECORDS_PER_TURN, iterate_records
+from stratalog_core.record_searches import InlineBackground, RecordSearches
 from stratalog_metadata.records import ManifestPointer
 from stratalog_tiering.block_cache import BlockKey, LruCache
 from stratalog_tiering.block_source import BlockSource, ColdReaderSettings
@@ -70,7 +70,7 @@ class ColdReader:
     """One per process, within ``memory_bytes``: a quarter for manifests, pages and footers, the rest for blocks.
 
     ``files`` is needed for a disk cache only, and emptied at the start. What would hold the event loop up goes to
-    ``background`` if there is one.
+    ``background`` and to ``searches``.
     """
 
     def __init__(
@@ -82,10 +82,12 @@ class ColdReader:
         memory_bytes: int = MEMORY_BYTES,
         files: Files | None = None,
         background: Background | None = None,
+        searches: RecordSearches | None = None,
     ) -> None:
         self._store = store
         self._settings = settings
         self._clock = clock
+        self._searches = searches or RecordSearches(InlineBackground(), memory_bytes)
         self._source = ManifestSource(store, memory_bytes // 4)
         self._blocks = BlockSource(store, settings, clock, memory_bytes // 4 * 3, files, background)
         self._lookups: Loads[tuple[str, int], Found] = Loads()
@@ -254,10 +256,20 @@ class ColdReader:
             if block.max_timestamp_ms >= timestamp_ms and block.last_offset >= from_offset:
                 content = (await self._blocks.get(entry, footer, index, deadline)).content
                 for batch, header in iterate_block_batches(content):
-                    found = await _search_batch(batch, header, timestamp_ms, from_offset)
+                    found = await self._search_batch(batch, header, timestamp_ms, from_offset)
                     if found is not None:
                         return found
         return None
+
+    async def _search_batch(
+        self, batch: memoryview, header: BatchHeader, timestamp_ms: int, from_offset: int
+    ) -> FoundRecord | None:
+        if header.max_timestamp_ms < timestamp_ms or header.last_offset < from_offset:
+            return None
+        found = await self._searches.first_reaching(batch, header, timestamp_ms, from_offset)
+        if found is None:
+            return None
+        return FoundRecord(offset=found.offset, timestamp_ms=found.timestamp_ms, leader_epoch=header.leader_epoch)
 
     async def _last_footer(self, pointer: ManifestPointer) -> SegmentFooter | None:
         if pointer.start_offset == pointer.end_offset:
@@ -271,17 +283,6 @@ class ColdReader:
                 return await read
         except TimeoutError as late:
             raise Unavailable(f"{self._store.url} did not answer in time: ask again") from late
-
-
-async def _search_batch(batch: memoryview, header: BatchHeader, timestamp_ms: int, from_offset: int) -> FoundRecord | None:
-    if header.max_timestamp_ms < timestamp_ms or header.last_offset < from_offset:
-        return None
-    for number, record in enumerate(iterate_records(batch, header), 1):
-        if record.timestamp_ms >= timestamp_ms and record.offset >= from_offset:
-            return FoundRecord(offset=record.offset, timestamp_ms=record.timestamp_ms, leader_epoch=header.leader_epoch)
-        if number % RECORDS_PER_TURN == 0:
-            await asyncio.sleep(0)
-    return None
 
 
 __all__ = ["LOOKUP_TIMEOUT_S", "ColdReader", "ColdReaderSettings", "FoundRecord"]

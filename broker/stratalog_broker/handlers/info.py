@@ -39,6 +39,8 @@ class HandlerInfo:
     handle: Handle | None = None
     handle_raw: HandleRaw | None = None
     advertised_min_version: int | None = None
+    ends_with_client: bool = False
+    """The request changes nothing and may be costly: it is cancelled when its client has gone."""
 
     @property
     def lowest_advertised(self) -> int:

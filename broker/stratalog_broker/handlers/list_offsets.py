@@ -116,4 +116,4 @@ def _named(context: RequestContext, log: PartitionLog, timestamp_ms: int) -> int
     return max(cold_end, core.log_start_offset)
 
 
-API: Final = HandlerInfo(key=_KEY, min_version=1, max_version=11, handle=handle)
+API: Final = HandlerInfo(key=_KEY, min_version=1, max_version=11, handle=handle, ends_with_client=True)

@@ -16,6 +16,7 @@ from stratalog_broker.memory import MemoryShares
 from stratalog_broker.message_loading import load_messages
 from stratalog_broker.server import BrokerServer
 from stratalog_core.ports import Background
+from stratalog_core.record_searches import RecordSearches
 from stratalog_core.system import return_free_memory
 from stratalog_tiering.block_source import ColdReaderSettings
 from stratalog_tiering.reader import ColdReader
@@ -34,11 +35,14 @@ async def start(node: Node) -> str:
     )
     node.closing(ledgers.close)
     background = node.background(_THREADS, "broker")
-    cold = await _cold_reader(node, MemoryShares.of(settings.memory_bytes).cold, background)
+    shares = MemoryShares.of(settings.memory_bytes)
+    searches = RecordSearches(node.background(_THREADS, "searches"), shares.searches)
+    cold = await _cold_reader(node, shares.cold, background, searches)
     node.closing(cold.close)
     server = BrokerServer(
-        settings, metadata, ledgers, cold, node.clock, node.random, release_memory=lambda: background.run(return_free_memory)
-    )
+        settings, metadata, ledgers, cold, searches, node.clock, node.random,
+        release_memory=lambda: background.run(return_free_memory),
+    )  # fmt: skip
     await server.start()
     node.closing(server.close)
     _load_messages(node)
@@ -63,7 +67,10 @@ def _load_messages(node: Node) -> None:
     node.closing(stop)
 
 
-async def _cold_reader(node: Node, memory_bytes: int, background: Background) -> ColdReader:
+async def _cold_reader(node: Node, memory_bytes: int, background: Background, searches: RecordSearches) -> ColdReader:
     settings = node.configuration.section(ColdReaderSettings, "cold")
     files = await node.files(Path(node.settings.cache_dir)) if settings.disk_bytes and node.settings.cache_dir else None
-    return ColdReader(node.store(), settings, node.clock, memory_bytes=memory_bytes, files=files, background=background)
+    return ColdReader(
+        node.store(), settings, node.clock,
+        memory_bytes=memory_bytes, files=files, background=background, searches=searches,
+    )  # fmt: skip

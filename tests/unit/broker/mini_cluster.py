@@ -20,6 +20,7 @@ from stratalog_bookies.config import BookieSettings
 from stratalog_bookies.server import BookieServer
 from stratalog_broker.config import BrokerSettings
 from stratalog_broker.server import BrokerServer
+from stratalog_core.record_searches import RecordSearches
 from stratalog_core.rpc import TcpTransport
 from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
 from stratalog_metadata.client import QuorumClient
@@ -104,7 +105,10 @@ class MiniCluster:
         stack.push_async_callback(metadata.close)
         ledgers = LedgerClient(metadata, transport, clock, random, LedgerClientSettings())
         stack.push_async_callback(ledgers.close)
-        cold = ColdReader(self.store, ColdReaderSettings(), clock)
+        background = ThreadBackground(2, "searches")
+        stack.callback(background.close)
+        searches = RecordSearches(background, 16 * 1024 * 1024)
+        cold = ColdReader(self.store, ColdReaderSettings(), clock, searches=searches)
         stack.push_async_callback(cold.close)
         defaults: dict[str, Any] = {
             "broker_id": broker_id,
@@ -115,7 +119,7 @@ class MiniCluster:
             "lease_ms": 1000,
             "shutdown_ms": 2000,
         }
-        server = BrokerServer(BrokerSettings(**{**defaults, **changes}), metadata, ledgers, cold, clock, random)
+        server = BrokerServer(BrokerSettings(**{**defaults, **changes}), metadata, ledgers, cold, searches, clock, random)
         await server.start()
         running = RunningBroker(server=server, metadata=metadata, ledgers=ledgers, stack=stack)
         self.brokers[broker_id] = running
