@@ -35,6 +35,15 @@ class BrokerSettings:
     default_replication_factor: int = setting(
         1, help="Copies of each entry (write quorum) of topics created without a number", minimum=1, maximum=15
     )
+    topics_max: int = setting(
+        10_000, help="Topics of the cluster; a request for more is refused with POLICY_VIOLATION", minimum=1, maximum=1_000_000
+    )
+    partitions_max: int = setting(
+        50_000, help="Partitions of all topics of the cluster; refused likewise", minimum=1, maximum=10_000_000
+    )
+    request_partitions_max: int = setting(
+        10_000, help="Partitions that one request may create; refused likewise", minimum=1, maximum=1_000_000
+    )
     offsets_topic_partitions: int = setting(50, help="Partitions of __consumer_offsets", minimum=1, maximum=1_000)
     offsets_topic_replication_factor: int = setting(
         3,

@@ -23,6 +23,7 @@ from stratalog_broker.compare_and_set import decided_anew
 from stratalog_broker.internal_topics import INTERNAL_TOPICS
 from stratalog_broker.protocol.errors import KafkaError
 from stratalog_broker.topic_configs import check_topic_configs
+from stratalog_broker.topic_limits import check_cluster
 from stratalog_core.errors import Conflict, Invalid, OutcomeUnknown
 from stratalog_metadata.api import MetadataView
 from stratalog_metadata.commands import ABSENT, Command, Delete, Put, Update, VersionIs
@@ -130,6 +131,8 @@ class TopicCommands:
         )  # fmt: skip
         _check_configs(topic)
         self._check_assigned(new.assigned)
+        if not topic.internal:
+            check_cluster(self._services, 1, topic.partition_count)
         return topic
 
     def _check_assigned(self, assigned: Sequence[tuple[int, ...]]) -> None:
@@ -206,6 +209,7 @@ class TopicCommands:
             if not topic.partition_count < partition_count <= PARTITIONS_MAX:
                 text = f"topic {name!r} has {topic.partition_count} partitions: choose more, up to {PARTITIONS_MAX}"
                 raise KafkaError(ErrorCode.invalid_partitions, text)
+            check_cluster(self._services, 0, partition_count - topic.partition_count)
             return _changed(topic, partition_count=partition_count)
 
         topic = await self._edit(name, plan, timeout_s, assigned=assigned, validate_only=validate_only)

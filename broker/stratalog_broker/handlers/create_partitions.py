@@ -14,20 +14,29 @@ from stratalog_broker.context import RequestContext
 from stratalog_broker.handlers.info import HandlerInfo
 from stratalog_broker.protocol.durations import request_timeout_s
 from stratalog_broker.protocol.errors import KafkaError, error_code_of
-from stratalog_broker.topics import TopicCommands
+from stratalog_broker.topic_limits import check_request
+from stratalog_broker.topics import PARTITIONS_MAX, TopicCommands
 from stratalog_core.errors import StratalogError
 from stratalog_metadata.records import Topic, topic_key
 
 
 async def handle(context: RequestContext, request: Any) -> Any:
     timeout_s = request_timeout_s(request.timeout)
-    rows = [await _grow(context, wish, timeout_s, validate_only=request.validate_only) for wish in request.topics]
+    left = context.services.settings.request_partitions_max
+    rows = []
+    for wish in request.topics:
+        topic = context.services.view.find(Topic, topic_key(wish.name))
+        left -= max(min(wish.count, PARTITIONS_MAX) - topic.partition_count, 0) if topic is not None else 0
+        rows.append(await _grow(context, wish, timeout_s, left, validate_only=request.validate_only))
     return context.new("CreatePartitionsResponse", results=tuple(rows))
 
 
-async def _grow(context: RequestContext, wish: Any, timeout_s: float, *, validate_only: bool) -> Any:
+async def _grow(context: RequestContext, wish: Any, timeout_s: float, left: int, *, validate_only: bool) -> Any:
+    """``left``: partitions that the request may still create after these; below 0 they are refused."""
     error, message = ErrorCode.none, None
     try:
+        if left < 0:
+            check_request(context.services, context.services.settings.request_partitions_max - left)
         await TopicCommands(context.services).grow(
             wish.name, wish.count, timeout_s, assigned=_assigned(context, wish), validate_only=validate_only
         )

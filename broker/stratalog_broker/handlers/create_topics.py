@@ -2,7 +2,8 @@
 
 Where it differs from Apache Kafka: internal topics are created by the cluster alone; a replica assignment says how many copies
 there are and which brokers are preferred as owners, in this order (copies are on bookies); topic names that differ in "." and
-"_" alone do not collide. Several topics of one request are created at the same time, each for itself.
+"_" alone do not collide. Several topics of one request are created at the same time, each for itself; a request for more
+topics or partitions than there may be is refused whole, with POLICY_VIOLATION.
 """
 
 from __future__ import annotations
@@ -18,13 +19,19 @@ from stratalog_broker.handlers.config_rows import topic_config_rows
 from stratalog_broker.handlers.info import HandlerInfo
 from stratalog_broker.protocol.durations import request_timeout_s
 from stratalog_broker.protocol.errors import KafkaError, error_code_of
-from stratalog_broker.topics import BROKER_DEFAULT, NewTopic, TopicCommands
+from stratalog_broker.topic_limits import check_cluster, check_request
+from stratalog_broker.topics import BROKER_DEFAULT, PARTITIONS_MAX, NewTopic, TopicCommands
 from stratalog_core.errors import StratalogError
 from stratalog_metadata.records import Topic
 from stratalog_metadata.topic_defaults import topic_defaults
 
 
 async def handle(context: RequestContext, request: Any) -> Any:
+    try:
+        _check_limits(context, request.topics)
+    except KafkaError as refused:
+        rows = [_refused(context, topic.name, refused.code, refused.message) for topic in request.topics]
+        return context.new("CreateTopicsResponse", topics=tuple(rows))
     times = Counter(topic.name for topic in request.topics)
     timeout_s = request_timeout_s(request.timeout)
     rows = await asyncio.gather(
@@ -36,6 +43,19 @@ async def handle(context: RequestContext, request: Any) -> Any:
     )
     twice = [_refused(context, name, ErrorCode.invalid_request, "named twice") for name, count in times.items() if count > 1]
     return context.new("CreateTopicsResponse", topics=(*rows, *twice))
+
+
+def _check_limits(context: RequestContext, topics: Any) -> None:
+    """Raise ``KafkaError`` POLICY_VIOLATION if all of these together are more than there may be."""
+    default = context.services.settings.default_partitions
+    partitions = sum(
+        len(topic.assignments)
+        or (default if topic.num_partitions == BROKER_DEFAULT else min(max(topic.num_partitions, 0), PARTITIONS_MAX))
+        for topic in topics
+    )
+    check_request(context.services, partitions)
+    if len(topics) > 1:  # a topic alone is checked with all else that may be wrong with it
+        check_cluster(context.services, len(topics), partitions)
 
 
 async def _create(context: RequestContext, wish: Any, timeout_s: float, *, validate_only: bool) -> Any:
