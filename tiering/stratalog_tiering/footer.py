@@ -21,6 +21,7 @@ from stratalog_core.checkpoint import EpochStart, ProducerEntry
 from stratalog_core.errors import Corrupt, Invalid
 from stratalog_core.malformed import MALFORMED
 from stratalog_core.ports import Buffer
+from stratalog_core.stepwise import decode_map
 from stratalog_tiering.merkle import HASH_BYTES, root_hash
 
 FORMAT_VERSION: Final = 1
@@ -127,7 +128,7 @@ def parse_footer(tail: Buffer, object_bytes: int) -> SegmentFooter:
     if crc32c(body) != crc:
         raise Corrupt(f"segment footer at byte {position} does not match its CRC", position=position, length=length)
     try:
-        footer = msgspec.msgpack.decode(body, type=SegmentFooter)
+        footer = decode_map(body, SegmentFooter, {"blocks": BlockEntry, "producers": ProducerEntry})
     except MALFORMED as bad:
         raise Corrupt(f"segment footer at byte {position} cannot be decoded: {bad}") from bad
     check_footer(footer, position)

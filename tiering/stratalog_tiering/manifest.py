@@ -31,6 +31,7 @@ from stratalog_core.checkpoint import EpochStart
 from stratalog_core.errors import Corrupt, Invalid
 from stratalog_core.malformed import MALFORMED
 from stratalog_core.ports import Buffer
+from stratalog_core.stepwise import decode_map
 
 FORMAT_VERSION: Final = 2
 MANIFEST_MAGIC: Final = b"SLMANIFS"
@@ -44,7 +45,7 @@ REMOVED_LIST_OBJECTS_MAX: Final = 16_384
 """Lists of removed objects are merged up to this length (about 2 MB)."""
 
 _HEADER: Final = struct.Struct(">8sHHI")
-_Body = TypeVar("_Body")
+_Body = TypeVar("_Body", bound=msgspec.Struct)
 
 
 class SegmentEntry(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -298,6 +299,10 @@ def reaching_timestamp_in_page(page: ManifestPage, timestamp_ms: int, from_offse
     return next(wanted, None)
 
 
+_ELEMENTS: Final = {"segments": SegmentEntry, "pages": PageRef}
+"""What large bodies have many of."""
+
+
 def _frame(magic: bytes, body: bytes) -> bytes:
     return _HEADER.pack(magic, FORMAT_VERSION, 0, crc32c(body)) + body
 
@@ -316,6 +321,6 @@ def _decode(content: Buffer, magic: bytes, kind: type[_Body], name: str, sha256:
     if sha256 is not None and object_sha256(content) != sha256:
         raise Corrupt(f"{name} is not the one that was committed: its SHA-256 differs")
     try:
-        return msgspec.msgpack.decode(body, type=kind)
+        return decode_map(body, kind, _ELEMENTS)
     except MALFORMED as bad:
         raise Corrupt(f"{name} cannot be decoded: {bad}") from bad

@@ -12,6 +12,8 @@ from typing import Final, TypeVar
 
 from stratalog_core.errors import Corrupt, NoSuchObject
 from stratalog_core.loads import Loads
+from stratalog_core.ports import Background, Buffer
+from stratalog_core.stepwise import AT_ONCE_BYTES
 from stratalog_metadata.records import ManifestPointer
 from stratalog_tiering.block_cache import LruCache
 from stratalog_tiering.footer import SegmentFooter, parse_footer
@@ -49,8 +51,10 @@ _PRODUCER_BYTES: Final = 1280
 class ManifestSource:
     """Reads what leads to blocks. At most two GETs from a pointer to a segment, one more to its footer."""
 
-    def __init__(self, store: ObjectStore, memory_bytes: int = MEMORY_BYTES) -> None:
+    def __init__(self, store: ObjectStore, memory_bytes: int = MEMORY_BYTES, background: Background | None = None) -> None:
+        """What would hold the event loop up is parsed in ``background``, if there is one."""
         self._store = store
+        self._background = background
         self._manifest_loads: Loads[str, Manifest] = Loads()
         self._page_loads: Loads[str, ManifestPage] = Loads()
         self._footer_loads: Loads[str, SegmentFooter] = Loads()
@@ -70,7 +74,7 @@ class ManifestSource:
 
     async def _load_manifest(self, key: str, sha256: bytes) -> Manifest:
         content = await self._required(key, "manifest")
-        manifest = _named(key, lambda: decode_manifest(content, sha256))
+        manifest = await self._parsed(key, content, lambda: decode_manifest(content, sha256))
         self._manifests.put(key, manifest)
         return manifest
 
@@ -80,7 +84,7 @@ class ManifestSource:
 
     async def _load_page(self, ref: PageRef) -> ManifestPage:
         content = await self._required(ref.key, "manifest page")
-        page = _named(ref.key, lambda: decode_page(content, ref.sha256))
+        page = await self._parsed(ref.key, content, lambda: decode_page(content, ref.sha256))
         self._pages.put(ref.key, page)
         return page
 
@@ -90,7 +94,7 @@ class ManifestSource:
     async def removed_list(self, ref: RemovedListRef) -> RemovedList:
         """Past the cache: only workers read lists, and each of them seldom."""
         content = await self._required(ref.key, "list of removed objects")
-        return _named(ref.key, lambda: decode_removed_list(content, ref.sha256))
+        return await self._parsed(ref.key, content, lambda: decode_removed_list(content, ref.sha256))
 
     async def removed_lists(self, refs: Sequence[RemovedListRef]) -> dict[str, RemovedList]:
         return {ref.key: await self.removed_list(ref) for ref in refs}
@@ -160,9 +164,19 @@ class ManifestSource:
             tail = await self._store.get_range(entry.key, entry.data_bytes, length)
         except NoSuchObject as gone:
             raise Corrupt(f"segment {entry.key} is missing from {self._store.url}", key=entry.key) from gone
-        if object_sha256(tail) != entry.footer_sha256:
-            raise Corrupt(f"segment {entry.key}: its footer is not the one that was committed (SHA-256)", key=entry.key)
-        return _named(entry.key, lambda: parse_footer(tail, entry.object_bytes))
+
+        def parse() -> SegmentFooter:
+            if object_sha256(tail) != entry.footer_sha256:
+                raise Corrupt("the footer is not the one that was committed (SHA-256)")
+            return parse_footer(tail, entry.object_bytes)
+
+        return await self._parsed(entry.key, tail, parse)
+
+    async def _parsed(self, key: str, content: Buffer, parse: Callable[[], _Parsed]) -> _Parsed:
+        """What ``parse`` makes of ``content``, beside the event loop if it is large. Its complaint gets the object's name."""
+        if self._background is None or len(content) <= AT_ONCE_BYTES:
+            return _named(key, parse)
+        return await self._background.run(lambda: _named(key, parse))
 
     async def _required(self, key: str, kind: str) -> bytes:
         try:

@@ -88,7 +88,7 @@ class ColdReader:
         self._settings = settings
         self._clock = clock
         self._searches = searches or RecordSearches(InlineBackground(), memory_bytes)
-        self._source = ManifestSource(store, memory_bytes // 4)
+        self._source = ManifestSource(store, memory_bytes // 4, background)
         self._blocks = BlockSource(store, settings, clock, memory_bytes // 4 * 3, files, background)
         self._lookups: Loads[tuple[str, int], Found] = Loads()
         self._streams: LruCache[tuple[UUID, int, int], _Stream] = LruCache(_STREAMS_MAX)

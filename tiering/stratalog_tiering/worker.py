@@ -53,7 +53,7 @@ class TieringWorker:
             settings=settings,
             metadata=metadata,
             store=store,
-            source=ManifestSource(store),
+            source=ManifestSource(store, background=background),
             ledgers=ledgers,
             clock=clock,
             random=random,

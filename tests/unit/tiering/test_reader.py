@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import pytest_asyncio
 
+from stratalog_core import stepwise
 from stratalog_core.batch import iterate_headers
 from stratalog_core.errors import Corrupt, NotFound, Unavailable
+from stratalog_core.ports import Background
 from stratalog_core.records import iterate_records
 from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
 from stratalog_metadata.records import ManifestPointer
+from stratalog_tiering import manifest_source
 from stratalog_tiering.archive import Archive
 from stratalog_tiering.archive_writer import ArchiveWriter
 from stratalog_tiering.reader import ColdReader, ColdReaderSettings
 
 MIB = 1024 * 1024
+Result = TypeVar("Result")
 Store = Any  # the FaultyStore of conftest.py, which cannot be imported
 Batches = Callable[..., list[bytes]]
 
@@ -220,3 +224,31 @@ async def test_records_read_cold_are_those_written(writer: ArchiveWriter, reader
         for record in iterate_records(piece[position:], header)
     ]
     assert offsets == [0, 1, 2, 3]
+
+
+class CountingBackground:
+    """Counts what goes beside the event loop."""
+
+    def __init__(self, background: Background) -> None:
+        self._background = background
+        self.calls = 0
+
+    def run(self, call: Callable[[], Result]) -> Awaitable[Result]:
+        self.calls += 1
+        return self._background.run(call)
+
+    def close(self) -> None: ...
+
+
+async def test_large_footers_and_pages_are_parsed_beside_the_event_loop(
+    writer: ArchiveWriter, store: Store, make_batches: Batches, background: ThreadBackground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pointer, written = await write_history(writer, make_batches)
+    for at_once_bytes, goes_aside in ((1 << 20, False), (0, True)):
+        monkeypatch.setattr(manifest_source, "AT_ONCE_BYTES", at_once_bytes)
+        monkeypatch.setattr(stepwise, "AT_ONCE_BYTES", at_once_bytes)
+        counting = CountingBackground(background)
+        reader = ColdReader(store, ColdReaderSettings(read_ahead_blocks=0), SystemClock(), background=counting)
+        assert b"".join(await reader.fetch(pointer, 5, MIB, 5)) == b"".join(written)
+        assert bool(counting.calls) is goes_aside
+        await reader.close()
