@@ -6,7 +6,8 @@ sees it any more; nothing is copied on the way out.
 
 Bounds: a frame has ``framing.FRAME_BYTES_MAX`` bytes at most; a channel refuses (``Overloaded``) beyond
 ``IN_FLIGHT_BYTES_MAX`` unanswered request bytes; a server stops reading a connection whose unanswered requests or unsent
-replies exceed the same bound, has ``CONNECTIONS_MAX`` connections at most, and gives silent ones up (``silent_clients.py``).
+replies exceed the same bound, has ``CONNECTIONS_MAX`` connections at most, gives silent ones up (``silent_clients.py``), and
+bounds what all of them hold together by ``PORT_BYTES_MAX`` (``port_memory.py``).
 """
 
 from __future__ import annotations
@@ -18,14 +19,17 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from stratalog_core import framing
+from stratalog_core.awaited_calls import call_by_send
 from stratalog_core.bound_sockets import bind_sockets, close_sockets, listen_on
 from stratalog_core.errors import Corrupt, Invalid, OutcomeUnknown, Overloaded, StratalogError, Unavailable
 from stratalog_core.frame_protocol import FrameProtocol
-from stratalog_core.ports import Buffer, Channel, Connection, Handler, OnReply
+from stratalog_core.port_memory import PortMemory
+from stratalog_core.ports import Buffer, Connection, Handler, OnReply
 from stratalog_core.receive_buffers import ReceiveBuffers
 from stratalog_core.silent_clients import LOOK_S, SilentClients
 
 IN_FLIGHT_BYTES_MAX: Final = 128 * 1024 * 1024
+PORT_BYTES_MAX: Final = 256 * 1024 * 1024
 CONNECTIONS_MAX: Final = 4096
 CONNECT_TIMEOUT_S: Final = 2.0
 SERVER_READ_BYTES: Final = 1024 * 1024
@@ -71,6 +75,7 @@ class TcpRequest:
         header = framing.pack_header(kind, self.method, self._correlation, body_bytes)
         self.connection.answered(len(self.body))
         self.connection.write((header, *parts))
+        self.connection.replied()
 
 
 class _ServerConnection(FrameProtocol):
@@ -78,10 +83,15 @@ class _ServerConnection(FrameProtocol):
     read_buffer_bytes = SERVER_READ_BYTES
     copied_bytes_max = 4 * 1024
 
-    def __init__(self, handler: Handler, connections: set[_ServerConnection], buffers: ReceiveBuffers) -> None:
+    def __init__(
+        self, handler: Handler, connections: set[_ServerConnection], memory: PortMemory, buffers: ReceiveBuffers
+    ) -> None:
         super().__init__(buffers)
         self._handler = handler
         self._connections = connections
+        self._memory = memory
+        self._begun_bytes = 0
+        self._is_lost = False
         self._frames = 0
         self._answers = 0
         self._unanswered_bytes = 0
@@ -99,7 +109,7 @@ class _ServerConnection(FrameProtocol):
     @property
     def progress(self) -> tuple[int, int]:
         """See ``silent_clients.py``; so are the next two."""
-        return self._frames, self._transport.get_write_buffer_size() if self._transport is not None else 0
+        return self._frames, self.unsent_bytes
 
     @property
     def partial_bytes(self) -> int:
@@ -116,6 +126,10 @@ class _ServerConnection(FrameProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.discard(self)
+        # Some handlers forget the requests of a connection that is lost, others answer them all the same: see ``answered``.
+        self._memory.release(self._begun_bytes + self._unanswered_bytes)
+        self._begun_bytes = 0
+        self._is_lost = True
         told, self._on_lost = self._on_lost, set()
         for callback in told:
             callback(self)
@@ -128,27 +142,45 @@ class _ServerConnection(FrameProtocol):
         if kind != framing.REQUEST:
             raise Corrupt("a client sent an answer")
         self._frames += 1
+        self._memory.hold(len(body) - self._begun_bytes)
+        self._begun_bytes = 0
         self._unanswered_bytes += len(body)
-        if self._unanswered_bytes > IN_FLIGHT_BYTES_MAX:
-            self._regulate()
+        if self._unanswered_bytes > IN_FLIGHT_BYTES_MAX or self._memory.is_full:
+            self.regulate()
         self._handler(TcpRequest(self, method, correlation, body))
 
     def answered(self, body_bytes: int) -> None:
         self._answers += 1
         self._unanswered_bytes -= body_bytes
+        if self._is_lost:
+            return
+        self._memory.release(body_bytes)
         if self._reading_paused:
-            self._regulate()
+            self.regulate()
+
+    def replied(self) -> None:
+        """A reply was queued."""
+        if self._writing_paused:
+            self._memory.bound_replies()
+
+    def _make_room(self, whole: int) -> None:
+        if whole > self.read_buffer_bytes and not self._begun_bytes:
+            self._begun_bytes = whole
+            self._memory.hold(whole)
+        super()._make_room(whole)
 
     def pause_writing(self) -> None:
         self._writing_paused = True
-        self._regulate()
+        self.regulate()
 
     def resume_writing(self) -> None:
         self._writing_paused = False
-        self._regulate()
+        self.regulate()
 
-    def _regulate(self) -> None:
-        wanted = self._writing_paused or self._unanswered_bytes > IN_FLIGHT_BYTES_MAX
+    def regulate(self) -> None:
+        """See ``port_memory.py``; so is the next one."""
+        is_full = self._unanswered_bytes > IN_FLIGHT_BYTES_MAX or (self._memory.is_full and not self._begun_bytes)
+        wanted = self._writing_paused or is_full
         if wanted == self._reading_paused or self._transport is None or self._transport.is_closing():
             return
         self._reading_paused = wanted
@@ -156,6 +188,10 @@ class _ServerConnection(FrameProtocol):
             self._transport.pause_reading()
         else:
             self._transport.resume_reading()
+
+    @property
+    def unsent_bytes(self) -> int:
+        return self._transport.get_write_buffer_size() if self._transport is not None else 0
 
 
 class _Pending:
@@ -165,22 +201,6 @@ class _Pending:
         self.on_reply = on_reply
         self.deadline = deadline
         self.body_bytes = body_bytes
-
-
-async def call_by_send(channel: Channel, method: int, parts: Sequence[Buffer], timeout_s: float) -> memoryview:
-    """``Channel.call`` for every channel: ``send``, awaited. Raises the error instead of passing it."""
-    future: asyncio.Future[memoryview] = asyncio.get_running_loop().create_future()
-
-    def settle(answer: memoryview | StratalogError) -> None:
-        if future.done():
-            return
-        if isinstance(answer, StratalogError):
-            future.set_exception(answer)
-        else:
-            future.set_result(answer)
-
-    channel.send(method, parts, settle, timeout_s)
-    return await future
 
 
 class _ClientConnection(FrameProtocol):
@@ -339,10 +359,11 @@ class _Bound:
     async def listen(self, handler: Handler) -> _TcpListener:
         listen_on(self._sockets, self.address)
         connections: set[_ServerConnection] = set()
+        memory = PortMemory(connections, PORT_BYTES_MAX)
         loop = asyncio.get_running_loop()
         sockets, self._sockets = self._sockets, []
         servers = [
-            await loop.create_server(lambda: _ServerConnection(handler, connections, self._buffers), sock=each)
+            await loop.create_server(lambda: _ServerConnection(handler, connections, memory, self._buffers), sock=each)
             for each in sockets
         ]
         return _TcpListener(servers, connections, self.address)

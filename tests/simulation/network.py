@@ -16,9 +16,9 @@ from typing import Final, NamedTuple
 from simulation.connections import Connections
 from simulation.loop import CURRENT, Process, SimulatedLoop
 from stratalog_core import framing
+from stratalog_core.awaited_calls import call_by_send
 from stratalog_core.errors import Conflict, OutcomeUnknown, StratalogError, Unavailable
 from stratalog_core.ports import Buffer, Connection, Handler, OnReply
-from stratalog_core.rpc import call_by_send
 from stratalog_metadata import messages
 
 NEVER_REPEATED: Final = frozenset({messages.PROPOSE, messages.FORWARD})
