@@ -85,6 +85,10 @@ mutants: .venv/.test  ## plant faults in the simulated product and see each foun
 chaos: .venv/.test $(MINIO)  ## real processes, real faults, histories checked: SECONDS=300, SEED=7 for the same faults again, ONLY=stop,drain for some
 	PYTHONPATH=tests $(BIN)/python -m chaos --seconds $(or $(SECONDS),300) $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY)) $(if $(RESULTS),--results $(RESULTS))
 
+.PHONY: power
+power: .venv/.test  ## all bookies and metadata nodes lose power at once, three times, under load: RECORDS=1000000
+	STRATALOG_POWER_RECORDS=$(or $(RECORDS),1000000) $(BIN)/python -m pytest -q tests/integration/test_power_loss.py
+
 .PHONY: fuzz
 fuzz: .venv/.fuzz  ## search by coverage for bytes that break a port, a format or an object: TARGET=name SECONDS=60; keeps what it finds
 	PYTHONPATH=.:tests $(BIN)/python -m fuzz --seconds $(or $(SECONDS),60) $(if $(TARGET),--target $(TARGET))
