@@ -18,11 +18,11 @@ from collections import deque
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from stratalog_core.gathered_reads import GatheredReads
-from stratalog_core.kernel_io import BACKGROUND_BYTES_MAX, PAGE_BYTES, kernel_reads, kernel_writes
-from stratalog_core.ports import Buffer, Extent, OnRead, OnWritten
+from stratalog_core.kernel_io import BACKGROUND_BYTES_MAX, PAGE_BYTES, BeginWrite, ReadsByKernel, kernel_reads, kernel_writes
+from stratalog_core.ports import Buffer, Extent, File, OnRead, OnWritten
 
 _IOV_MAX: Final = 1024
 _GATHERED_BYTES: Final = 4 * 1024 * 1024
@@ -83,7 +83,58 @@ class SystemFile:
             self._descriptor = -1
 
 
-class DirectFile(SystemFile):
+class Direct(Protocol):
+    """An open file for transfers of whole pages around the page cache; the simulator brings its own."""
+
+    @property
+    def number(self) -> int:
+        """The descriptor, as ``writes`` and ``reads`` want it."""
+        ...
+
+    def write(self, pages: memoryview, position: int) -> int:
+        """How many bytes were written. Raises ``OSError``."""
+        ...
+
+    def writes(self) -> BeginWrite | None:
+        """Begins a write that the kernel carries out by itself; None if it cannot."""
+        ...
+
+    def reads(self) -> ReadsByKernel | None:
+        """Reads that the kernel carries out by itself; None if it cannot."""
+        ...
+
+    def monotonic(self) -> float: ...
+    def close(self) -> None: ...
+
+
+class DirectDescriptor:
+    """See :class:`Direct`."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def write(self, pages: memoryview, position: int) -> int:
+        return os.pwrite(self.number, pages, position)
+
+    def writes(self) -> BeginWrite | None:
+        writes = kernel_writes()
+        return None if writes is None else writes.begin
+
+    def reads(self) -> ReadsByKernel | None:
+        return kernel_reads()
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    def close(self) -> None:
+        if self.number >= 0:
+            os.close(self.number)
+            self.number = -1
+
+
+class DirectFile:
     """Written around the page cache, by one writer at a time; what ``pwritev`` wrote is durable when it returns.
 
     Direct writes are whole, aligned pages. So a write is gathered in an aligned buffer, behind what its first page holds
@@ -91,16 +142,23 @@ class DirectFile(SystemFile):
     nothing.
     """
 
-    __slots__ = ("_direct", "_may_submit", "_page_at", "_page_content", "_synced", "_writes_are_durable")
+    __slots__ = ("_direct", "_file", "_may_submit", "_page_at", "_page_content", "_synced", "_writes_are_durable")
 
-    def __init__(self, descriptor: int, direct: int, *, writes_are_durable: bool = True) -> None:
-        super().__init__(descriptor)
+    def __init__(self, file: File, direct: Direct, *, writes_are_durable: bool = True) -> None:
+        """``file`` is the same file through the page cache."""
+        self._file = file
         self._direct = direct
         self._writes_are_durable = writes_are_durable
         self._synced = False
         self._may_submit = True
         self._page_at = -1
         self._page_content = b""
+
+    def size(self) -> int:
+        return self._file.size()
+
+    def pread(self, length: int, position: int) -> bytes:
+        return self._file.pread(length, position)
 
     def begin_write(self, buffers: Sequence[Buffer], position: int, done: OnWritten) -> bool:
         """See :class:`stratalog_core.ports.BeginsWrites`. Only what is plain: whole pages behind the last ones, in one go."""
@@ -109,8 +167,8 @@ class DirectFile(SystemFile):
         known = not before or self._page_at == start
         if not (known and self._synced and self._may_submit) or filled % PAGE_BYTES or not 0 < filled <= _GATHERED_BYTES:
             return False
-        writes = kernel_writes()
-        if writes is None:
+        begin = self._direct.writes()
+        if begin is None:
             return False
         gathered = _take_gathered()
         view = gathered.view
@@ -120,16 +178,16 @@ class DirectFile(SystemFile):
             view[before:end] = buffer
             before = end
         last_page = bytes(view[filled - PAGE_BYTES : filled])
-        begun_s = time.monotonic()
+        begun_s = self._direct.monotonic()
         on_end = partial(self._ended, gathered, start, filled, last_page, done)
         try:
-            writes.begin(self._direct, gathered.address, filled, start, on_end)
+            begin(self._direct.number, gathered.address, filled, start, on_end)
         except OSError:
             # Whatever it is, a blocking write meets it too, or gets by without what was short.
             _gathered_kept.append(gathered)
             return False
         self._page_at = -1
-        self._may_submit = time.monotonic() - begun_s < _SUBMIT_S_MAX
+        self._may_submit = self._direct.monotonic() - begun_s < _SUBMIT_S_MAX
         return True
 
     def _ended(self, gathered: _Gathered, start: int, filled: int, last_page: bytes, done: OnWritten, result: int) -> None:
@@ -142,15 +200,15 @@ class DirectFile(SystemFile):
 
     def begin_reads(self, extents: Sequence[Extent], done: OnRead) -> bool:
         """See :class:`stratalog_core.ports.BeginsReads`."""
-        reads = kernel_reads()
+        reads = self._direct.reads()
         if reads is None or not self._may_submit:
             return False
-        begun_s = time.monotonic()
+        begun_s = self._direct.monotonic()
         try:
-            GatheredReads(done).begin(extents, reads.buffers, partial(reads.begin_all, self._direct))
+            GatheredReads(done).begin(extents, reads.buffers, partial(reads.begin_all, self._direct.number))
         except OSError:
             return False
-        self._may_submit = time.monotonic() - begun_s < _SUBMIT_S_MAX
+        self._may_submit = self._direct.monotonic() - begun_s < _SUBMIT_S_MAX
         return True
 
     def pwritev(self, buffers: Sequence[Buffer], position: int) -> None:
@@ -201,7 +259,7 @@ class DirectFile(SystemFile):
     def _write_pages(self, view: memoryview, start: int, size: int) -> None:
         done, piece = 0, size if self._writes_are_durable else BACKGROUND_BYTES_MAX
         while done < size:
-            written = os.pwrite(self._direct, view[done : min(done + piece, size)], start + done)
+            written = self._direct.write(view[done : min(done + piece, size)], start + done)
             if written <= 0 or written % PAGE_BYTES:
                 raise OSError(errno.EIO, f"a direct write of {size - done} bytes ended after {written}")
             done += written
@@ -211,22 +269,20 @@ class DirectFile(SystemFile):
     def datasync(self) -> None:
         """Only what else changed is not durable yet: the size, until it has been synced once."""
         if not self._synced:
-            super().datasync()
+            self._file.datasync()
             self._synced = self._writes_are_durable
 
     def allocate(self, size: int) -> None:
         self._synced = False
-        super().allocate(size)
+        self._file.allocate(size)
 
     def truncate(self, size: int) -> None:
         self._synced, self._page_at = False, -1
-        super().truncate(size)
+        self._file.truncate(size)
 
     def close(self) -> None:
-        if self._direct >= 0:
-            os.close(self._direct)
-            self._direct = -1
-        super().close()
+        self._direct.close()
+        self._file.close()
 
 
 class _Gathered:
@@ -256,7 +312,7 @@ def _take_gathered() -> _Gathered:
         return _Gathered()
 
 
-def open_file(path: Path, *, create: bool, direct: bool, synchronous: bool = True) -> SystemFile:
+def open_file(path: Path, *, create: bool, direct: bool, synchronous: bool = True) -> SystemFile | DirectFile:
     """Open for reading and writing; ``direct`` is only a wish where the file system knows no direct writes.
 
     A direct file whose writes are not ``synchronous`` is durable after ``datasync``, and not before. Raises ``OSError``.
@@ -267,9 +323,10 @@ def open_file(path: Path, *, create: bool, direct: bool, synchronous: bool = Tru
         return SystemFile(descriptor)
     try:
         direct_flags = flags | _DIRECT | (os.O_DSYNC if synchronous else 0)
-        return DirectFile(descriptor, os.open(path, direct_flags), writes_are_durable=synchronous)
+        direct_file = DirectDescriptor(os.open(path, direct_flags))
     except OSError as refused:
         if refused.errno == errno.EINVAL:
             return SystemFile(descriptor)
         os.close(descriptor)
         raise
+    return DirectFile(SystemFile(descriptor), direct_file, writes_are_durable=synchronous)

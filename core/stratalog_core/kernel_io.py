@@ -19,7 +19,7 @@ import os
 import platform
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
 from stratalog_core.receive_buffers import ReceiveBuffers
@@ -43,7 +43,18 @@ _TELL_EVENT: Final = 1
 OnEnd = Callable[[int], None]
 """Gets the bytes that were written or read, or a negative error number."""
 
+BeginWrite = Callable[[int, int, int, int, OnEnd], None]
+"""See ``KernelWrites.begin``."""
+
 _log = logging.getLogger(__name__)
+
+
+class ReadsByKernel(Protocol):
+    """See ``KernelReads``."""
+
+    @property
+    def buffers(self) -> ReceiveBuffers: ...
+    def begin_all(self, descriptor: int, transfers: Sequence[Transfer], /) -> int: ...
 
 
 class Transfer(NamedTuple):

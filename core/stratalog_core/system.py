@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from stratalog_core.directory_lock import lock_directory
-from stratalog_core.files import SystemFile, open_file
+from stratalog_core.files import DirectFile, SystemFile, open_file
 
 Result = TypeVar("Result")
 
@@ -51,7 +51,7 @@ class SystemFiles:
     def lock(self) -> Callable[[], None]:
         return lock_directory(self._root)
 
-    def open(self, path: str, *, create: bool = False, direct: bool = False) -> SystemFile:
+    def open(self, path: str, *, create: bool = False, direct: bool = False) -> SystemFile | DirectFile:
         return open_file(self._root / path, create=create, direct=direct)
 
     def read(self, path: str) -> bytes:

@@ -15,8 +15,7 @@ from typing import Literal
 
 import msgspec
 
-from stratalog_core.files import SystemFile
-from stratalog_core.ports import BeginsWrites, Buffer, OnWritten
+from stratalog_core.ports import BeginsWrites, Buffer, File, OnWritten
 from stratalog_core.system import SystemFiles
 
 Operation = Literal["write", "sync", "read"]
@@ -70,7 +69,7 @@ class _Control:
 class FaultyFile:
     """A real file behind a control; see :class:`stratalog_core.ports.File`."""
 
-    def __init__(self, file: SystemFile, control: _Control) -> None:
+    def __init__(self, file: File, control: _Control) -> None:
         self._file = file
         self._control = control
         self.size, self.truncate, self.close = file.size, file.truncate, file.close

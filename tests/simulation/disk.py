@@ -1,36 +1,48 @@
-"""Simulated disks: what was written and not synced may be lost, torn or kept at a crash, each write by itself.
+"""Simulated disks: what was written and not synced may be lost, torn or kept at a crash, each page of it by itself.
 
 A :class:`Disk` outlives the crashes of its machine. ``read`` and ``pread`` see every write at once, as through a page cache;
-``crash`` decides what of the unsynced writes had reached the platter. Faults are set by the nemesis: failing syncs and
-writes, a full disk, flipped bits.
+``crash`` decides what of the unsynced writes had reached the platter: any of their pages, in any order, and of a page any of
+its sectors. A crash may also come between two steps of a call that a thread is in (``cut_power_after``). Faults are set by the
+nemesis: failing syncs and writes, a full disk, flipped bits.
 """
 
 from __future__ import annotations
 
 import errno
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from stratalog_core.errors import Conflict
-from stratalog_core.ports import Buffer
+from stratalog_core.ports import Buffer, File
 
 SECTOR_BYTES = 512
+PAGE_BYTES = 4096
 CAPACITY_BYTES = 1 << 40
 """Never used up: a disk is full when a nemesis says so."""
 
 
+@dataclass(slots=True, eq=False)
+class Write:
+    """One write that a crash may undo."""
+
+    position: int
+    content: bytes
+
+
 @dataclass(slots=True)
-class _Content:
+class Content:
     """``now`` is what reads see; ``durable`` what a crash leaves at least; ``unsynced`` the writes in between."""
 
     now: bytearray = field(default_factory=bytearray)
     durable: bytearray = field(default_factory=bytearray)
-    unsynced: list[tuple[int, bytes]] = field(default_factory=list)
+    unsynced: list[Write] = field(default_factory=list)
 
-    def write(self, content: bytes, position: int) -> None:
+    def write(self, content: bytes, position: int) -> Write:
+        written = Write(position, content)
         _overwrite(self.now, content, position)
-        self.unsynced.append((position, content))
+        self.unsynced.append(written)
+        return written
 
     def truncate(self, size: int) -> None:
         # A truncation is made durable at once: recovery code only truncates to drop what it will not read again.
@@ -39,28 +51,55 @@ class _Content:
                 del bytes_[size:]
             else:
                 bytes_.extend(bytes(size - len(bytes_)))
-        self.unsynced = [(position, content[: size - position]) for position, content in self.unsynced if position < size]
+        self.unsynced = [write for write in self.unsynced if write.position < size]
+        for write in self.unsynced:
+            write.content = write.content[: size - write.position]
 
     def sync(self) -> None:
-        for position, content in self.unsynced:
-            _overwrite(self.durable, content, position)
+        for write in self.unsynced:
+            _overwrite(self.durable, write.content, write.position)
         self.unsynced.clear()
 
+    def sync_write(self, write: Write) -> None:
+        """Only this one, as a direct write that has ended."""
+        if write in self.unsynced:
+            _overwrite(self.durable, write.content, write.position)
+            self.unsynced.remove(write)
+
+    def sync_last(self) -> None:
+        self.sync_write(self.unsynced[-1])
+
     def crash(self, randomness: random.Random) -> None:
-        for position, content in self.unsynced:
-            _overwrite(self.durable, _survivor(content, randomness), position)
+        """Of each page of each unsynced write, whichever came first: all, nothing, or some of its sectors."""
+        for write in self.unsynced:
+            for position, content in _survivors(write, randomness):
+                _overwrite(self.durable, content, position)
         self.now = bytearray(self.durable)
         self.unsynced.clear()
 
 
-def _survivor(content: bytes, randomness: random.Random) -> bytes:
+def _survivors(write: Write, randomness: random.Random) -> Iterator[tuple[int, bytes]]:
     fate = randomness.random()
-    if fate < 0.4:
-        return b""
-    if fate < 0.7:
-        return content
-    sectors = len(content) // SECTOR_BYTES + 1
-    return content[: randomness.randrange(sectors) * SECTOR_BYTES + randomness.randrange(SECTOR_BYTES)]
+    if fate < 0.3:
+        return
+    if fate < 0.5:
+        yield write.position, write.content
+        return
+    for position, page in _pieces(write.position, write.content, PAGE_BYTES):
+        page_fate = randomness.random()
+        if page_fate < 0.45:
+            yield position, page
+        elif page_fate < 0.6:
+            yield from (each for each in _pieces(position, page, SECTOR_BYTES) if randomness.random() < 0.5)
+
+
+def _pieces(position: int, content: bytes, size: int) -> Iterator[tuple[int, bytes]]:
+    """What lies in each page, or sector, of the file."""
+    at = 0
+    while at < len(content):
+        end = min(at + size - (position + at) % size, len(content))
+        yield position + at, content[at:end]
+        at = end
 
 
 def _overwrite(target: bytearray, content: bytes, position: int) -> None:
@@ -81,16 +120,21 @@ class DiskFaults:
     full: bool = False
 
 
+class PowerCut(BaseException):
+    """The power is gone; not an error that anybody handles."""
+
+
 class Disk:
     """One machine's directory tree; implements :class:`stratalog_core.ports.Files` through :meth:`mount`."""
 
     def __init__(self, name: str, randomness: random.Random) -> None:
         self.name = name
         self.faults = DiskFaults()
-        self.content: dict[str, _Content] = {}
-        self._durable_names: dict[str, _Content] = {}
+        self.content: dict[str, Content] = {}
+        self._durable_names: dict[str, Content] = {}
         self._randomness = randomness
         self._is_locked = False
+        self._steps_left: int | None = None
 
     def lock(self) -> Callable[[], None]:
         if self._is_locked:
@@ -137,16 +181,37 @@ class Disk:
             del self._durable_names[name]
         self._durable_names.update({name: content for name, content in self.content.items() if name.startswith(prefix)})
 
-    def mount(self) -> SimulatedFiles:
-        return SimulatedFiles(self)
+    def mount(self, open_direct: OpenDirect | None = None) -> SimulatedFiles:
+        """The directory tree; ``open_direct`` makes of a file one that is used around the page cache (``direct.py``)."""
+        return SimulatedFiles(self, open_direct)
+
+    def cut_power_after(self, steps: int, call: Callable[[], object]) -> None:
+        """Run as much of ``call`` as changes the disk in so many steps; ``crash`` comes next."""
+        self._steps_left = steps
+        try:
+            call()
+        except (PowerCut, Exception):
+            # Whatever the call would have raised, nobody is left to hear it.
+            pass
+        finally:
+            self._steps_left = None
+
+    def step(self) -> None:
+        """Before each change. Raises ``PowerCut`` if it does not happen any more."""
+        if self._steps_left is not None:
+            if not self._steps_left:
+                raise PowerCut
+            self._steps_left -= 1
 
     def check_write(self, growth: int) -> None:
+        self.step()
         if self.faults.write_fails:
             raise OSError(errno.EIO, "simulated write error")
         if self.faults.full and growth:
             raise OSError(errno.ENOSPC, "simulated full disk")
 
     def check_sync(self) -> None:
+        self.step()
         if self.faults.sync_fails:
             raise OSError(errno.EIO, "simulated fsync error")
 
@@ -154,64 +219,72 @@ class Disk:
 class SimulatedFile:
     """See :class:`stratalog_core.ports.File`."""
 
-    def __init__(self, disk: Disk, content: _Content) -> None:
+    def __init__(self, disk: Disk, content: Content) -> None:
         self._disk = disk
-        self._content = content
+        self.content = content
 
     def size(self) -> int:
-        return len(self._content.now)
+        return len(self.content.now)
 
     def pread(self, length: int, position: int) -> bytes:
         if self._disk.faults.read_fails:
             raise OSError(errno.EIO, "simulated read error")
-        return bytes(self._content.now[position : position + length])
+        return bytes(self.content.now[position : position + length])
 
     def pwritev(self, buffers: Sequence[Buffer], position: int) -> None:
         content = b"".join(buffers)
-        self._disk.check_write(max(0, position + len(content) - len(self._content.now)))
-        self._content.write(content, position)
+        self._disk.check_write(max(0, position + len(content) - len(self.content.now)))
+        self.content.write(content, position)
 
     def datasync(self) -> None:
         self._disk.check_sync()
-        self._content.sync()
+        self.content.sync()
 
     def allocate(self, size: int) -> None:
         if size > self.size():
             self.truncate(size)
 
     def truncate(self, size: int) -> None:
-        self._disk.check_write(max(0, size - len(self._content.now)))
-        self._content.truncate(size)
+        self._disk.check_write(max(0, size - len(self.content.now)))
+        self.content.truncate(size)
 
     def close(self) -> None:
         pass
 
 
+OpenDirect = Callable[[Disk, SimulatedFile], File]
+
+
 class SimulatedFiles:
     """See :class:`stratalog_core.ports.Files`."""
 
-    def __init__(self, disk: Disk) -> None:
+    def __init__(self, disk: Disk, open_direct: OpenDirect | None = None) -> None:
         self._disk = disk
+        self._open_direct = open_direct
 
     def lock(self) -> Callable[[], None]:
         return self._disk.lock()
 
-    def open(self, path: str, *, create: bool = False, direct: bool = False) -> SimulatedFile:
+    def open(self, path: str, *, create: bool = False, direct: bool = False) -> File:
+        file = self._open(path, create=create)
+        return self._open_direct(self._disk, file) if direct and self._open_direct is not None else file
+
+    def _open(self, path: str, *, create: bool = False) -> SimulatedFile:
         if path not in self._disk.content:
             if not create:
                 raise FileNotFoundError(errno.ENOENT, "no such simulated file", path)
             self._disk.check_write(0)
-            self._disk.content[path] = _Content()
+            self._disk.content[path] = Content()
         return SimulatedFile(self._disk, self._disk.content[path])
 
     def read(self, path: str) -> bytes:
-        file = self.open(path)
+        file = self._open(path)
         return file.pread(file.size(), 0)
 
     def write_atomic(self, path: str, content: bytes) -> None:
         self._disk.check_write(len(content))
         self._disk.check_sync()
-        fresh = _Content()
+        fresh = Content()
         fresh.write(content, 0)
         fresh.sync()
         self._disk.content[path] = fresh
@@ -225,9 +298,11 @@ class SimulatedFiles:
         return sorted({name[len(prefix) :].split("/")[0] for name in self._disk.content if name.startswith(prefix)})
 
     def rename(self, source: str, target: str) -> None:
+        self._disk.step()
         self._disk.content[target] = self._disk.content.pop(source)
 
     def remove(self, path: str) -> None:
+        self._disk.step()
         if path not in self._disk.content:
             raise FileNotFoundError(errno.ENOENT, "no such simulated file", path)
         del self._disk.content[path]

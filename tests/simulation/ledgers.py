@@ -10,20 +10,23 @@ from __future__ import annotations
 import asyncio
 import itertools
 import uuid
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Final
+from functools import partial
+from typing import Final, TypeVar
 
 from simulation import roles
 from simulation.audit import Audit
 from simulation.coverage import ENTRIES, Coverage
 from simulation.machine import Machine, Ports, World
 from simulation.nemesis import Nemesis, NemesisPlan
-from stratalog_bookies.client import Entry, LedgerClient, LedgerClientSettings, LedgerSpec, LedgerWriter
+from stratalog_bookies.client import LedgerClient, LedgerClientSettings, LedgerSpec, LedgerWriter
 from stratalog_core.errors import Corrupt, Overloaded, Retriable, StratalogError
 from stratalog_core.records import Record, build_batch
 from stratalog_metadata.client import QuorumClient
 from stratalog_metadata.records import Ledger, ledger_key
+
+Found = TypeVar("Found")
 
 BOOKIES: Final = 5
 WRITERS: Final = 3
@@ -192,11 +195,11 @@ class Recoverer:
             self._truth.closed(ledger)
 
 
-async def _read(client: LedgerClient, ledger: Ledger, first_entry: int) -> Sequence[Entry]:
-    """With patience for bookies that are only just back."""
+async def _patiently(ask: Callable[[], Awaitable[Found]]) -> Found:
+    """Ask until bookies that are only just back answer."""
     while True:
         try:
-            return await client.read(ledger, first_entry, ledger.last_entry, 1 << 20)
+            return await ask()
         except Retriable:
             await asyncio.sleep(0.5)
 
@@ -295,7 +298,7 @@ class Scenario:
     async def _check(self, machine: Machine, ports: Ports) -> None:
         client = _client(await roles.connect_metadata(ports), ports)
         for ledger_id, known in sorted(self.truth.ledgers.items()):
-            (ledger,) = await client.recover([ledger_id])
+            (ledger,) = await _patiently(partial(client.recover, [ledger_id]))
             self.truth.closed(ledger)
             self._check_now()
             assert ledger.last_entry < len(known.appended), (
@@ -303,7 +306,7 @@ class Scenario:
             )
             entry_id = 0
             while entry_id <= ledger.last_entry:
-                for entry in await _read(client, ledger, entry_id):
+                for entry in await _patiently(partial(client.read, ledger, entry_id, ledger.last_entry, 1 << 20)):
                     assert entry.entry_id == entry_id, f"entry {entry.entry_id} of ledger {ledger_id} came for {entry_id}"
                     assert bytes(entry.payload) == known.appended[entry_id], (
                         f"entry {entry_id} of ledger {ledger_id} is another"

@@ -12,6 +12,7 @@ from simulation.audit import Audit
 from simulation.background import SimulatedBackground
 from simulation.clock import SimulatedClock
 from simulation.coverage import Coverage
+from simulation.direct import SimulatedTransfers
 from simulation.disk import Disk, SimulatedFiles
 from simulation.loop import Process, SimulatedLoop
 from simulation.network import Network, SimulatedTransport
@@ -86,6 +87,7 @@ class Machine:
         """Bits have flipped on its disk, and nobody repairs that."""
         self._main = main
         self._process: Process | None = None
+        self._ports: Ports | None = None
         self._task: asyncio.Task[None] | None = None
         world.machines.append(self)
 
@@ -95,7 +97,9 @@ class Machine:
 
     @property
     def files(self) -> SimulatedFiles:
-        return self.disk.mount()
+        """For one incarnation of a process."""
+        randomness = self.world.random(f"{self.name}/{self.starts}/transfers")
+        return self.disk.mount(SimulatedTransfers(self.world.loop, randomness).open_direct)
 
     def boot(self) -> None:
         if self._process is not None:
@@ -103,7 +107,8 @@ class Machine:
         self.starts += 1
         self.world.note(f"{self.name} boots, incarnation {self.starts}")
         self._process = Process(f"{self.name}#{self.starts}")
-        self._task = self.world.loop.run_as(self._process, self.world.loop.create_task, self._main(self, Ports(self)))
+        self._ports = Ports(self)
+        self._task = self.world.loop.run_as(self._process, self.world.loop.create_task, self._main(self, self._ports))
         self._task.add_done_callback(self._ended)
 
     def crash(self) -> None:
@@ -114,6 +119,8 @@ class Machine:
         self.world.streams.process_died(self._process)
         self.world.network.connections.process_died(self._process)
         self._process = None
+        if self._ports is not None:
+            self._ports.background.crash(self.disk)
         self.disk.crash()
 
     def crash_within(self, callbacks: int) -> None:

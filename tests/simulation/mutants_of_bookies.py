@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -20,7 +21,10 @@ from stratalog_bookies.contents import Contents
 from stratalog_bookies.log import Write
 from stratalog_bookies.log_files import STATE, LogFiles
 from stratalog_bookies.messages import EntryState, LedgerTail, Range, ReadEntry
-from stratalog_core.ports import Buffer
+from stratalog_core import files
+from stratalog_core.files import DirectFile
+from stratalog_core.kernel_io import PAGE_BYTES
+from stratalog_core.ports import Buffer, Extent, Files, OnRead, OnWritten
 from stratalog_metadata.records import Fragment, Ledger
 
 
@@ -31,8 +35,19 @@ def _swap(owner: object, name: str, new: object) -> Any:
     return old
 
 
+def _through_the_page_cache() -> None:
+    """Logs are opened as with ``direct_io`` off."""
+    begin: Any = LogFiles.__init__
+
+    def through(self: LogFiles, files: Files, cookie: bytes, file_bytes: int, *, direct: bool = True) -> None:
+        begin(self, files, cookie, file_bytes, direct=False)
+
+    _swap(LogFiles, "__init__", through)
+
+
 def bookie_acknowledges_before_sync() -> None:
-    """The log is written and not synced before adds are answered."""
+    """The log is written through the page cache and not synced before adds are answered."""
+    _through_the_page_cache()
 
     def write(self: LogFiles, group: Write) -> None:
         self._writing[group.generation].pwritev(group.buffers, group.position)
@@ -41,13 +56,60 @@ def bookie_acknowledges_before_sync() -> None:
 
 
 def bookie_syncs_another_file() -> None:
-    """After the write of a group the state file is synced instead of the log."""
+    """After the write of a group through the page cache the state file is synced instead of the log."""
+    _through_the_page_cache()
 
     def write(self: LogFiles, group: Write) -> None:
         self._writing[group.generation].pwritev(group.buffers, group.position)
         self._files.open(STATE).datasync()
 
     _swap(LogFiles, "write", write)
+
+
+def direct_writes_end_when_they_begin() -> None:
+    """A write around the page cache is told as durable while it is under way."""
+    begin: Any = DirectFile.begin_write
+
+    def begin_write(self: DirectFile, buffers: Sequence[Buffer], position: int, done: OnWritten) -> bool:
+        if not begin(self, buffers, position, lambda failure: None):
+            return False
+        asyncio.get_running_loop().call_soon(done, None)
+        return True
+
+    _swap(DirectFile, "begin_write", begin_write)
+
+
+def direct_writes_forget_what_their_first_page_holds() -> None:
+    """A write that begins in the middle of a page overwrites what is before it with zeros."""
+    ended: Any = DirectFile._ended
+
+    def forget(self: DirectFile, *arguments: Any) -> None:
+        ended(self, *arguments)
+        self._page_content = bytes(len(self._page_content))
+
+    _swap(DirectFile, "_ended", forget)
+
+
+def direct_writes_do_not_look_at_their_end() -> None:
+    """A write around the page cache that failed is told as durable."""
+
+    def succeed(self: DirectFile, gathered: Any, start: int, filled: int, last: bytes, done: OnWritten, result: int) -> None:
+        files._gathered_kept.append(gathered)
+        self._page_at, self._page_content = start + filled - PAGE_BYTES, last
+        done(None)
+
+    _swap(DirectFile, "_ended", succeed)
+
+
+def direct_reads_come_from_the_next_page() -> None:
+    """What is read around the page cache lies a page further on."""
+    begin: Any = DirectFile.begin_reads
+
+    def begin_reads(self: DirectFile, extents: Sequence[Extent], done: OnRead) -> bool:
+        shifted = [Extent(each.position + PAGE_BYTES, each.length) for each in extents]
+        return bool(begin(self, shifted, done))
+
+    _swap(DirectFile, "begin_reads", begin_reads)
 
 
 def fence_is_in_memory_only() -> None:
@@ -295,6 +357,10 @@ def empty_disks_are_welcome() -> None:
 MUTANTS: Final = (
     bookie_acknowledges_before_sync,
     bookie_syncs_another_file,
+    direct_writes_end_when_they_begin,
+    direct_writes_forget_what_their_first_page_holds,
+    direct_writes_do_not_look_at_their_end,
+    direct_reads_come_from_the_next_page,
     fence_is_in_memory_only,
     fence_is_answered_and_not_kept,
     checkpoint_forgets_fences,

@@ -9,6 +9,7 @@ from typing import Any, Final
 from simulation.loop import CURRENT
 from simulation.machine import Machine, Ports
 from simulation.object_store import Bucket, SimulatedStore
+from stratalog_bookies import extents
 from stratalog_bookies.client import LedgerClient, LedgerClientSettings
 from stratalog_bookies.config import BookieSettings
 from stratalog_bookies.server import BookieServer
@@ -32,6 +33,9 @@ BOOKIE_RACKS: Final = 2
 KAFKA_PORT: Final = 9092
 OFFSETS_PARTITIONS: Final = 3
 """Of ``__consumer_offsets``."""
+DIRECT_SHARE: Final = 0.75
+# Entries are small here: what bookies read around the page cache from 64 KiB on is read so from here on.
+vars(extents)["PAYLOAD_BYTES_MIN"] = 512
 CLUSTER_ID: Final = "simulated-cluster-0001"
 START_TIMEOUT_S: Final = 120.0
 CHECKPOINT_PART_BYTES: Final = (128, 400, 1024 * 1024)
@@ -109,6 +113,8 @@ async def run_bookie(machine: Machine, ports: Ports, **others: Any) -> None:
         spare_files=1,
         collect_interval_s=2.0,
         free_bytes_min=0,
+        # Some log through the page cache, as where a file system knows no other way.
+        direct_io=machine.world.random(f"{machine.name}/direct").random() < DIRECT_SHARE,
         **others,
     )
     metadata = await connect_metadata(ports)

@@ -10,8 +10,8 @@ from random import Random
 
 import msgspec
 import pytest
+from simulation.disk import Content
 from simulation.disk import Disk as SimulatedDisk
-from simulation.disk import _Content
 from unit.bookies.bookie_cluster import ENTRIES, PAYLOADS, Cluster, eventually, run_cluster
 from unit.bookies.plain_disk import KEY, PlainDisk
 
@@ -78,10 +78,10 @@ def test_a_bit_flipped_in_a_stopped_bookie_is_refused_or_unreadable_and_never_ab
     assert all(outcomes.values()), outcomes
 
 
-def _copied(content: Mapping[str, _Content]) -> SimulatedDisk:
+def _copied(content: Mapping[str, Content]) -> SimulatedDisk:
     copied = SimulatedDisk("disk", Random(1))
     for name, each in content.items():
-        copied.content[name] = _Content(bytearray(each.now), bytearray(each.durable))
+        copied.content[name] = Content(bytearray(each.now), bytearray(each.durable))
     copied.sync_names(".")
     return copied
 

@@ -37,8 +37,7 @@ class StoppingFiles(SimulatedFiles):
             raise Stopped
 
     def open(self, path: str, *, create: bool = False, direct: bool = False) -> SimulatedFile:
-        file = super().open(path, create=create, direct=direct)
-        return StoppingFile(self, file)
+        return StoppingFile(self, self._open(path, create=create))
 
     def write_atomic(self, path: str, content: bytes) -> None:
         self.step()
@@ -57,7 +56,7 @@ class StoppingFiles(SimulatedFiles):
 
 class StoppingFile(SimulatedFile):
     def __init__(self, files: StoppingFiles, file: SimulatedFile) -> None:
-        super().__init__(file._disk, file._content)
+        super().__init__(file._disk, file.content)
         self._files = files
 
     def pwritev(self, buffers: Sequence[Buffer], position: int) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from stratalog_core.files import SystemFile
-from stratalog_core.ports import BeginsWrites, Buffer, Channel, OnReply, OnWritten
+from stratalog_core.ports import BeginsWrites, Buffer, Channel, File, OnReply, OnWritten
 from stratalog_core.rpc import TcpChannel, TcpTransport
 from stratalog_core.system import SystemFiles
 
@@ -176,7 +176,7 @@ class CountingFiles(SystemFiles):
 
 
 class _CountingFile:
-    def __init__(self, file: SystemFile, tally: Tally) -> None:
+    def __init__(self, file: File, tally: Tally) -> None:
         self._file = file
         self._tally = tally
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stratalog_core import files
-from stratalog_core.files import DirectFile, SystemFile, open_file
+from stratalog_core.files import DirectDescriptor, DirectFile, SystemFile, open_file
 from stratalog_core.kernel_io import OnEnd, kernel_writes
 
 SIZE = 64 * 1024
@@ -75,7 +75,7 @@ def test_a_log_that_goes_on_where_it_ended_reads_nothing(tmp_path: Path, monkeyp
     file.close()
 
 
-def begun(file: SystemFile, pieces: list[bytes], position: int) -> asyncio.Future[OSError | None] | None:
+def begun(file: SystemFile | DirectFile, pieces: list[bytes], position: int) -> asyncio.Future[OSError | None] | None:
     """A write that the kernel carries out, as a future of what failed; None if this one is not for it."""
     ended: asyncio.Future[OSError | None] = asyncio.get_running_loop().create_future()
     assert isinstance(file, DirectFile)
@@ -157,7 +157,7 @@ async def test_a_write_that_fails_or_ends_early_says_so(
 
 async def test_what_the_kernel_refuses_is_left_to_a_thread(log: DirectFile, monkeypatch: pytest.MonkeyPatch) -> None:
     read_only = os.open(os.devnull, os.O_RDONLY)
-    monkeypatch.setattr(log, "_direct", read_only)
+    monkeypatch.setattr(log, "_direct", DirectDescriptor(read_only))
     assert begun(log, [b"x" * 4096], 4096) is None
     os.close(read_only)
     monkeypatch.undo()

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stratalog_core import files
-from stratalog_core.files import DirectFile, open_file
+from stratalog_core.files import DirectDescriptor, DirectFile, open_file
 from stratalog_core.kernel_io import IN_FLIGHT_MAX, KernelReads, Transfer, kernel_reads
 from stratalog_core.ports import Extent
 from stratalog_core.receive_buffers import ReceiveBuffers
@@ -106,7 +106,7 @@ async def test_too_many_at_once_fail_when_those_that_found_room_are_over(file: D
 async def test_what_the_kernel_refuses_is_left_to_threads(file: DirectFile, monkeypatch: pytest.MonkeyPatch) -> None:
     reads_of_loop()
     write_only = os.open(os.devnull, os.O_WRONLY)
-    monkeypatch.setattr(file, "_direct", write_only)
+    monkeypatch.setattr(file, "_direct", DirectDescriptor(write_only))
     assert await read(file, [Extent(0, 10)]) is None
     os.close(write_only)
     monkeypatch.undo()

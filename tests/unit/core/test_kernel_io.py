@@ -85,9 +85,9 @@ async def test_no_more_are_under_way_than_are_looked_at_once(file: DirectFile) -
     ends: list[asyncio.Future[int]] = [asyncio.get_running_loop().create_future() for _ in range(IN_FLIGHT_MAX)]
     content = module_memory()
     for number, end in enumerate(ends):
-        writes.begin(file._direct, content, PAGE, number * PAGE, end.set_result)
+        writes.begin(file._direct.number, content, PAGE, number * PAGE, end.set_result)
     with pytest.raises(BlockingIOError) as refused:
-        writes.begin(file._direct, content, PAGE, 0, lambda result: None)
+        writes.begin(file._direct.number, content, PAGE, 0, lambda result: None)
     assert refused.value.errno == errno.EAGAIN
     assert not file.begin_write([b"a" * PAGE], 0, lambda failure: None), "a thread is to write it"
     wait_for_ends(writes, IN_FLIGHT_MAX)

@@ -1,0 +1,128 @@
+"""What a power cut leaves on a simulated disk: pages and sectors in any order, and nothing that a disk cannot leave."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import closing
+
+import pytest
+
+from simulation.background import SimulatedBackground
+from simulation.direct import SimulatedTransfers
+from simulation.disk import PAGE_BYTES, SECTOR_BYTES, Disk, SimulatedFiles
+from simulation.loop import SimulatedLoop
+from stratalog_core.files import DirectFile
+
+PAGES = 6
+SEEDS = 300
+
+
+def _crashed(seed: int, *, start: int = 0) -> tuple[bytes, bytes, bytes]:
+    """Before, what two unsynced writes of whole pages were to leave, and what is there after the crash."""
+    disk = Disk("disk", random.Random(seed))
+    files = disk.mount()
+    file = files.open("log", create=True)
+    before = b"o" * (PAGES * PAGE_BYTES)
+    file.pwritev((before,), 0)
+    file.datasync()
+    files.sync_directory("")
+    first, second = b"a" * (3 * PAGE_BYTES - start), b"b" * (3 * PAGE_BYTES)
+    file.pwritev((first,), start)
+    file.pwritev((second,), 3 * PAGE_BYTES)
+    after = file.pread(1 << 20, 0)
+    disk.crash()
+    return before, after, disk.mount().read("log")
+
+
+@pytest.mark.parametrize("start", [0, 100])
+def test_each_sector_is_as_before_or_as_written(start: int) -> None:
+    for seed in range(SEEDS):
+        before, after, left = _crashed(seed, start=start)
+        assert len(left) == len(after)
+        for at in range(0, len(left), SECTOR_BYTES):
+            sector = left[at : at + SECTOR_BYTES]
+            assert sector in (before[at : at + SECTOR_BYTES], after[at : at + SECTOR_BYTES])
+
+
+def test_pages_survive_in_any_order() -> None:
+    """Not a prefix only: every page survives without every other one, and of one page also some sectors only."""
+    alone = set()
+    torn = False
+    for seed in range(SEEDS):
+        before, after, left = _crashed(seed)
+        starts = range(0, len(left), PAGE_BYTES)
+        written = [left[at : at + PAGE_BYTES] == after[at : at + PAGE_BYTES] for at in starts]
+        kept = [left[at : at + PAGE_BYTES] == before[at : at + PAGE_BYTES] for at in starts]
+        alone |= {(here, there) for here in range(PAGES) for there in range(PAGES) if written[here] and kept[there]}
+        torn = torn or not all(a or b for a, b in zip(written, kept, strict=True))
+    assert alone == {(here, there) for here in range(PAGES) for there in range(PAGES) if here != there}
+    assert torn
+
+
+def _direct(disk: Disk, loop: SimulatedLoop) -> tuple[SimulatedFiles, DirectFile]:
+    files = disk.mount(SimulatedTransfers(loop, random.Random(1)).open_direct)
+    file = files.open("log", create=True, direct=True)
+    assert isinstance(file, DirectFile)
+    file.allocate(PAGES * PAGE_BYTES)
+    file.datasync()
+    files.sync_directory("")
+    return files, file
+
+
+async def _begin_a_direct_write(disk: Disk, loop: SimulatedLoop, content: bytes, wait_s: float) -> list[object]:
+    """Crash so many seconds after the write began; what it was told by then."""
+    _, file = _direct(disk, loop)
+    ended: list[object] = []
+    assert file.begin_write((content,), 0, ended.append)
+    await asyncio.sleep(wait_s)
+    disk.crash()
+    return ended
+
+
+def test_a_direct_write_is_durable_when_it_ends_and_torn_before() -> None:
+    whole = b"d" * (3 * PAGE_BYTES)
+    found = set()
+    for seed in range(SEEDS):
+        disk = Disk("disk", random.Random(seed))
+        with closing(SimulatedLoop()) as loop:
+            ended = loop.run_until_complete(_begin_a_direct_write(disk, loop, whole, seed % 2))
+        left = disk.mount().read("log")[: len(whole)]
+        assert ended == ([None] if seed % 2 else [])
+        if ended:
+            assert left == whole
+        else:
+            found.add(left)
+    assert whole in found
+    assert bytes(len(whole)) in found
+    assert len(found) > 10
+
+
+async def _cut_in_a_call(disk: Disk, loop: SimulatedLoop, seed: int) -> None:
+    files = disk.mount()
+    file = files.open("log", create=True)
+    files.sync_directory("")
+    background = SimulatedBackground(loop, random.Random(seed))
+
+    def call() -> None:
+        file.pwritev((b"x" * PAGE_BYTES,), 0)
+        file.datasync()
+        files.write_atomic("state", b"done")
+
+    background.run(call)
+    background.crash(disk)
+    disk.crash()
+
+
+def test_the_power_goes_in_the_middle_of_a_call() -> None:
+    """Of a log's write and sync the first may have happened alone."""
+    found = set()
+    for seed in range(SEEDS):
+        disk = Disk("disk", random.Random(seed))
+        with closing(SimulatedLoop()) as loop:
+            loop.run_until_complete(_cut_in_a_call(disk, loop, seed))
+        files = disk.mount()
+        content, has_state = files.read("log"), files.exists("state")
+        assert not has_state or content == b"x" * PAGE_BYTES, "in order"
+        found.add((len(content), has_state))
+    assert {(0, False), (PAGE_BYTES, False), (PAGE_BYTES, True)} <= found
