@@ -23,6 +23,7 @@ from simulation import (
     mutants_of_groups,
     mutants_of_history,
     mutants_of_metadata,
+    mutants_of_reads,
     mutants_of_tiers,
 )
 from simulation.runs import run_one
@@ -64,7 +65,7 @@ def all_mutants() -> list[Mutant]:
         ("owners", (*mutants_of_clusters.IN_OWNERS, *mutants_of_groups.IN_OWNERS)),
         ("history", mutants_of_history.IN_HISTORY),
         ("outages", mutants_of_tiers.IN_OUTAGES),
-        ("log", (*mutants_of_clusters.MUTANTS, *mutants_of_copies.IN_LOG)),
+        ("log", (*mutants_of_clusters.MUTANTS, *mutants_of_copies.IN_LOG, *mutants_of_reads.IN_LOG)),
     )
     return [Mutant(name=plant.__name__, scenario=scenario, plant=plant) for scenario, plants in families for plant in plants]
 

@@ -1,0 +1,62 @@
+"""Planted faults of what brokers serve: the tail cache, and reads from bookies that run ahead of readers.
+
+Runs that are served beyond the high watermark survive here, because what is unconfirmed is seldom read and lost in one run; the
+property test of ``test_read_runs.py`` finds them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stratalog_broker.read_runs import ReadRuns
+from stratalog_broker.tail_cache import PartitionTail
+
+_NO_END = 1 << 62
+
+
+def tail_serves_the_bytes_of_another_batch() -> None:
+    """The first batch has the right offset and the bytes of the newest one: what a buffer that is used again would show."""
+    read = PartitionTail.read
+
+    def mixed(self: PartitionTail, offset: int, end_offset: int, bytes_max: int) -> Any:
+        found = read(self, offset, end_offset, bytes_max)
+        if found is None:
+            return None
+        batches, size = found
+        first, newest = bytes(batches[0]), bytes(self._batches[-1])
+        if len(first) != len(newest):
+            return found
+        return [first[:8] + newest[8:], *batches[1:]], size
+
+    PartitionTail.read = mixed  # type: ignore[method-assign]
+
+
+def tail_serves_beyond_the_high_watermark() -> None:
+    """Readers see what the quorum has not confirmed."""
+    read = PartitionTail.read
+
+    def beyond(self: PartitionTail, offset: int, end_offset: int, bytes_max: int) -> Any:
+        return read(self, offset, _NO_END, bytes_max)
+
+    PartitionTail.read = beyond  # type: ignore[method-assign]
+
+
+def read_runs_skip_a_batch() -> None:
+    """A run that was read ahead is served from its second batch on."""
+    serve = ReadRuns.serve
+    PartitionTail.read = lambda *_: None  # type: ignore[method-assign]  # no fault: readers behind the tail cache
+
+    def skipping(self: ReadRuns, key: Any, offset: int, end_offset: int, bytes_max: int, now_s: float) -> Any:
+        served = serve(self, key, offset, end_offset, bytes_max, now_s)
+        if served is None or len(served.batches) < 2:
+            return served
+        return served._replace(batches=served.batches[1:], size=served.size - len(served.batches[0]))
+
+    ReadRuns.serve = skipping  # type: ignore[method-assign]
+
+
+IN_LOG = (
+    tail_serves_the_bytes_of_another_batch,
+    tail_serves_beyond_the_high_watermark,
+    read_runs_skip_a_batch,
+)
