@@ -35,7 +35,7 @@ demo: .venv/.demo $(if $(filter minio,$(STORE)),$(MINIO))  ## the main job on re
 
 .PHONY: test
 test: .venv/.test tools  ## everything: unit, contract and integration tests, and the demo on both stores
-	$(BIN)/python -m pytest tests
+	$(BIN)/python -m pytest tests --durations=50 --durations-min=1
 
 .PHONY: unit
 unit: .venv/.test  ## unit, property and golden tests only

@@ -140,6 +140,8 @@ class Audit:
                 self._ledger_removed(before)
             case Log(), Log():
                 self._log_changed(before, after)
+            case ManifestPointer(), None:
+                self._referenced.pop(before.key(), None)
             case _, ManifestPointer():
                 self._pointer_changed(before if isinstance(before, ManifestPointer) else None, after)
 
@@ -201,7 +203,7 @@ class Audit:
     def _ledger_removed(self, ledger: Ledger) -> None:
         topic = next((t for t in self.records.values() if isinstance(t, Topic) and t.topic_id == ledger.topic_id), None)
         log = self.records.get(log_key(ledger.topic_id, ledger.partition))
-        if topic is None or topic.name.startswith("__") or not isinstance(log, Log):
+        if topic is None or topic.key() in self._leaving or topic.name.startswith("__") or not isinstance(log, Log):
             return
         what = f"ledger {ledger.ledger_id} of {log.key()}"
         self.require(ledger.state is LedgerState.CLOSED, f"{what} was removed before it was sealed")

@@ -45,6 +45,13 @@ UNKNOWN_OBJECT: Final = "outcome unknown: write of an object"
 LATE_OPENING: Final = "late opening took effect"
 LATE_INTERNAL_OPENING: Final = "late opening of an internal topic took effect"
 UNFINISHED_IN_A_ROW: Final = "opening after two without a durable checkpoint"
+TOPIC_DELETED: Final = "topic deleted"
+PARTITIONS_ADDED: Final = "partitions added"
+RECORDS_DELETED: Final = "records deleted by a client"
+START_MOVED: Final = "start of a log moved"
+MERGED: Final = "segments merged"
+DRAINED: Final = "broker drained"
+CONTROLLED_SHUTDOWN: Final = "controlled shutdown of a broker"
 NEW_LEADER: Final = "new leader of the metadata quorum"
 FENCED_WRITER: Final = "writer fenced by a recovery"
 
@@ -56,8 +63,8 @@ STATES: Final = (
     INSTEAD_OF_BOOKIES,
     ENSEMBLE_CHANGE, CHANGE_AT_SEAL, CHANGE_IN_RECOVERY, COPIES_MOVED, HOT_DROPPED, UNKNOWN_OPENING, UNKNOWN_SEAL,
     UNKNOWN_CHANGE, UNKNOWN_MANIFEST, UNKNOWN_DROP, UNKNOWN_OWNER, UNKNOWN_OBJECT, LATE_OPENING, LATE_INTERNAL_OPENING,
-    UNFINISHED_IN_A_ROW,
-    NEW_LEADER, FENCED_WRITER,
+    UNFINISHED_IN_A_ROW, NEW_LEADER, FENCED_WRITER, TOPIC_DELETED, PARTITIONS_ADDED, RECORDS_DELETED, START_MOVED, MERGED,
+    DRAINED, CONTROLLED_SHUTDOWN,
 )  # fmt: skip
 PROGRESS: Final[Mapping[str, Mapping[str, int]]] = {
     "ledgers": {ENTRIES: 50, SEALED: 2},
@@ -65,6 +72,7 @@ PROGRESS: Final[Mapping[str, Mapping[str, int]]] = {
     "lost-disks": {ENTRIES: 100, SEALED: 5, COPIES_MOVED: 5},
     "owners": {ACKNOWLEDGED: 50, SEALED: 5, OFFLOADED: 50, COMMITTED: 2, HANDED_OVER: 1, TAKEN_OVER: 1},
     "outages": {ACKNOWLEDGED: 150, SEALED: 3, OFFLOADED: 200, COMMITTED: 5},
+    "everything": {ACKNOWLEDGED: 20, SEALED: 2, OFFLOADED: 20, HANDED_OVER: 1, TAKEN_OVER: 1},
     "log": {ACKNOWLEDGED: 30, SEALED: 2, OFFLOADED: 30, COMMITTED: 1},
 }
 """By scenario: what each of its runs must reach at least. About a tenth of the least that 24 runs reached."""

@@ -25,12 +25,16 @@ from stratalog_core.batch import iterate_headers
 from stratalog_core.records import Record, iterate_records
 
 PRODUCE, FETCH, LIST_OFFSETS, METADATA, CREATE_TOPICS, INIT_PRODUCER_ID = 0, 1, 2, 3, 19, 22
+DELETE_TOPICS, DELETE_RECORDS, CREATE_PARTITIONS = 20, 21, 37
 OFFSET_COMMIT, OFFSET_FETCH, FIND_COORDINATOR, JOIN_GROUP, HEARTBEAT, SYNC_GROUP = 8, 9, 10, 11, 12, 14
 VERSIONS: Final = {
     PRODUCE: 9, FETCH: 11, LIST_OFFSETS: 5, METADATA: 9, OFFSET_COMMIT: 7, OFFSET_FETCH: 5, FIND_COORDINATOR: 3, JOIN_GROUP: 5,
-    HEARTBEAT: 3, SYNC_GROUP: 3, CREATE_TOPICS: 5, INIT_PRODUCER_ID: 4,
+    HEARTBEAT: 3, SYNC_GROUP: 3, CREATE_TOPICS: 5, INIT_PRODUCER_ID: 4, DELETE_TOPICS: 4, DELETE_RECORDS: 2,
+    CREATE_PARTITIONS: 2,
 }  # fmt: skip
 REQUEST_TIMEOUT_S: Final = 5.0
+ADMIN_TIMEOUT: Final = datetime.timedelta(seconds=4)
+EARLIEST: Final = -2
 NONE: Final = 0
 DUPLICATE_SEQUENCE: Final = 46
 
@@ -199,10 +203,48 @@ class KafkaClient:
         wanted = _struct(schema, "CreatableTopic")(
             name=TopicName(topic), num_partitions=partitions, replication_factor=replication, assignments=(), configs=items
         )
-        answer = await self.any_broker(
-            CREATE_TOPICS, topics=(wanted,), timeout=datetime.timedelta(seconds=4), validate_only=False
-        )
+        answer = await self.any_broker(CREATE_TOPICS, topics=(wanted,), timeout=ADMIN_TIMEOUT, validate_only=False)
         return int(answer.topics[0].error_code)
+
+    async def delete_topic(self, topic: str) -> int:
+        """Error code of the answer."""
+        answer = await self.any_broker(DELETE_TOPICS, topic_names=(TopicName(topic),), timeout=ADMIN_TIMEOUT)
+        return int(answer.responses[0].error_code)
+
+    async def create_partitions(self, topic: str, count: int) -> int:
+        """Error code of the answer."""
+        wanted = request_struct(CREATE_PARTITIONS, "CreatePartitionsTopic")(
+            name=TopicName(topic), count=count, assignments=None
+        )
+        answer = await self.any_broker(CREATE_PARTITIONS, topics=(wanted,), timeout=ADMIN_TIMEOUT, validate_only=False)
+        return int(answer.results[0].error_code)
+
+    async def delete_records(self, topic: str, partition: int, offset: int) -> int:
+        """Error code of the answer."""
+        below = request_struct(DELETE_RECORDS, "DeleteRecordsPartition")(partition_index=partition, offset=offset)
+        wanted = request_struct(DELETE_RECORDS, "DeleteRecordsTopic")(name=TopicName(topic), partitions=(below,))
+        answer = await self._ask_leader(topic, partition, DELETE_RECORDS, topics=(wanted,), timeout=ADMIN_TIMEOUT)
+        return int(answer.topics[0].partitions[0].error_code)
+
+    async def start_offset(self, topic: str, partition: int) -> int:
+        """The first offset that can be read. Raises ``NotServed``, also for an error."""
+        asked = request_struct(LIST_OFFSETS, "ListOffsetsPartition")(
+            partition_index=partition, current_leader_epoch=-1, timestamp=EARLIEST
+        )
+        wanted = request_struct(LIST_OFFSETS, "ListOffsetsTopic")(name=TopicName(topic), partitions=(asked,))
+        answer = await self._ask_leader(
+            topic, partition, LIST_OFFSETS, replica_id=BrokerId(-1), isolation_level=0, topics=(wanted,)
+        )
+        found = answer.topics[0].partitions[0]
+        if found.error_code != NONE:
+            raise NotServed(f"ListOffsets answers {found.error_code}")
+        return int(found.offset)
+
+    async def _ask_leader(self, topic: str, partition: int, api: int, **fields: Any) -> Any:
+        address = await self.leader(topic, partition)
+        if address is None:
+            raise NotServed("no leader is known")
+        return await self.request(address, api, **fields)
 
     async def init_producer_id(self) -> tuple[int, int]:
         answer = await self.any_broker(

@@ -9,22 +9,22 @@ each producer's records are in order; then what ``final_checks.py`` asks of buck
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final
 
 from simulation import roles
 from simulation.audit import Audit
 from simulation.consumers import Groups
-from simulation.coverage import ACKNOWLEDGED, COMMITTED, UNKNOWN_OBJECT, Coverage
+from simulation.coverage import COMMITTED, UNKNOWN_OBJECT
 from simulation.final_checks import FinalChecks
 from simulation.kafka import NONE, KafkaClient, NotServed
+from simulation.log_truth import Truth, read_all
 from simulation.machine import Machine, Ports, World
 from simulation.nemesis import Nemesis, NemesisPlan
 from simulation.object_store import Bucket, StoreFaults
 from simulation.operators import Operator
 from simulation.producers import Producer, UnsafeProducer
-from stratalog_core.records import Record
 
 TOPIC: Final = "log"
 PARTITIONS: Final = 4
@@ -37,74 +37,6 @@ SETTLE_S: Final = 2.0
 FINISH_S: Final = 120.0
 LOOK_S: Final = 0.25
 SEGMENT_MS: Final = 1_500
-
-
-class Truth:
-    """What was sent, acknowledged and seen; the invariants are asserted as it grows."""
-
-    def __init__(self, audit: Audit, coverage: Coverage) -> None:
-        self.sent: set[bytes] = set()
-        self.ends: dict[int, int] = {}
-        self._audit = audit
-        self._coverage = coverage
-        self.acknowledged: dict[tuple[int, int], bytes] = {}
-        self.seen: dict[tuple[int, int], bytes] = {}
-        self._places: dict[bytes, tuple[int, int]] = {}
-        self._once: dict[bytes, tuple[int, int]] = {}
-
-    def acknowledge(self, partition: int, base_offset: int, values: Sequence[bytes]) -> None:
-        """A batch was acknowledged by all copies that acks=all asks for."""
-        for offset, value in enumerate(values, base_offset):
-            self._acknowledge_one(partition, offset, value)
-
-    def written_once(self, partition: int, base_offset: int, values: Sequence[bytes]) -> None:
-        """A batch was acknowledged by its first copy: it may be lost, and is nowhere else."""
-        self._once.update((value, (partition, offset)) for offset, value in enumerate(values, base_offset))
-
-    def _acknowledge_one(self, partition: int, offset: int, value: bytes) -> None:
-        place = self._places.setdefault(value, (partition, offset))
-        assert place == (partition, offset), f"duplicates: {value!r} was acknowledged at {place} and at {(partition, offset)}"
-        if (partition, offset) not in self.acknowledged:
-            self._coverage.meet(ACKNOWLEDGED)
-        self._same(self.acknowledged.setdefault((partition, offset), value), value, partition, offset, "acknowledged")
-        self.ends[partition] = max(self.ends.get(partition, 0), offset + 1)
-        known = self.seen.get((partition, offset), value)
-        self._same(known, value, partition, offset, "acknowledged after another was read")
-
-    def serves(self, partition: int, watermark: int, acknowledged_end: int) -> None:
-        """A fetch was answered that was sent when ``acknowledged_end`` was known."""
-        fresh = watermark >= acknowledged_end
-        self._audit.require(fresh, f"{partition} was served up to {watermark} after {acknowledged_end} had been acknowledged")
-
-    def see(self, partition: int, record: Record) -> None:
-        value = record.value or b""
-        assert value in self.sent, f"{partition}@{record.offset}: {value!r} was never sent"
-        place = self._once.get(value, (partition, record.offset))
-        assert place == (partition, record.offset), f"{value!r} was answered with {place} and is at {partition}@{record.offset}"
-        self._same(self.seen.setdefault((partition, record.offset), value), value, partition, record.offset, "read")
-        known = self.acknowledged.get((partition, record.offset), value)
-        self._same(known, value, partition, record.offset, "read after another was acknowledged")
-
-    def _same(self, known: bytes, value: bytes, partition: int, offset: int, how: str) -> None:
-        assert known == value, f"two records at {partition}@{offset}: {known!r} and {value!r} ({how})"
-
-    def check_final(self, partition: int, records: list[Record]) -> None:
-        """``records`` is the whole partition."""
-        offsets = [record.offset for record in records]
-        assert offsets == list(range(len(records))), f"partition {partition} has gaps: {_gaps(offsets)}"
-        values = [record.value for record in records]
-        assert len(values) == len(set(values)), f"partition {partition} has duplicates"
-        for (where, offset), value in self.acknowledged.items():
-            if where == partition:
-                assert offset < len(values), f"acknowledged {partition}@{offset} is lost; the log ends at {len(values)}"
-                assert values[offset] == value, f"{partition}@{offset} is {values[offset]!r}, acknowledged was {value!r}"
-        for producer in {(value or b"").split(b"/")[0] for value in values}:
-            numbers = [int(value.split(b"/")[1]) for value in values if value and value.split(b"/")[0] == producer]
-            assert numbers == sorted(numbers), f"records of {producer!r} are out of order in {partition}"
-
-
-def _gaps(offsets: list[int]) -> list[tuple[int, int]]:
-    return [(one, two) for one, two in zip([-1, *offsets], offsets, strict=False) if two != one + 1][:5]
 
 
 class Reader:
@@ -134,22 +66,6 @@ class Reader:
             for record in records:
                 self._truth.see(partition, record)
             await asyncio.sleep(ports.random.expovariate(1 / 0.1))
-
-
-async def read_all(client: KafkaClient, partition: int) -> list[Record]:
-    """The whole partition, with patience for takeovers and cold reads."""
-    records: list[Record] = []
-    while True:
-        try:
-            error, watermark, found = await client.fetch(TOPIC, partition, len(records))
-        except NotServed:
-            error, watermark, found = -1, -1, []
-        if error == NONE and watermark >= 0 and len(records) >= watermark:
-            return records
-        if error != NONE:
-            client.forget(TOPIC, partition)
-            await asyncio.sleep(0.2)
-        records.extend(found)
 
 
 async def _in_time(event: Awaitable[object], what: str) -> None:
@@ -201,6 +117,7 @@ class Scenario:
         self._operators = [self._machine("operator", number, Operator(TOPIC).run) for number in range(self.operators)]
         self._clients = [self._machine("producer", number, one.run) for number, one in enumerate(self._producers)]
         self._clients += [self._machine("reader", number, one.run) for number, one in enumerate(self._readers)]
+        self._outsiders: list[Machine] = []
         self._clients.append(self._machine("unsafe", 0, self._unsafe.run))
         self._clients.append(self._machine("committer", 0, self.group.committer.run))
 
@@ -213,6 +130,11 @@ class Scenario:
     @property
     def servers(self) -> list[Machine]:
         return [*self.metadata, *self.bookies, *self.brokers, *self.tiering]
+
+    @property
+    def partitions(self) -> int:
+        """Of all topics, internal ones included."""
+        return PARTITIONS + roles.OFFSETS_PARTITIONS
 
     def simulate(self) -> None:
         self.world.loop.run_until_complete(self._run())
@@ -235,7 +157,7 @@ class Scenario:
         await self._group_has_polled_all()
         await self._in_checker(self._check_everything)
         bookies = [f"{machine.name}:{roles.BOOKIE_PORT}" for machine in self.bookies if not machine.is_excused]
-        await self._in_checker(FinalChecks(self.audit, self.bucket, bookies, PARTITIONS + roles.OFFSETS_PARTITIONS).run)
+        await self._in_checker(FinalChecks(self.audit, self.bucket, bookies, self.partitions).run)
         self._check_processes()
         self.world.coverage.meet(COMMITTED, self.group.commits)
         self.world.note(
@@ -260,6 +182,15 @@ class Scenario:
             self._check_processes()
 
     async def _faults(self) -> None:
+        undo = self._begin_faults()
+        await self._pass(FAULTS_S)
+        for each in undo:
+            each()
+        for machine in self.servers:
+            machine.boot()
+
+    def _begin_faults(self) -> list[Callable[[], object]]:
+        """Returns what ends them."""
         power = NemesisPlan(crash=0, partition=0, one_way=0, lossy=0, clock_jump=0, power_cut=1.0, pause_mean_s=2.8)
         # Readers still reach a broker that is cut off from metadata and producers, and bookies hear of it.
         outdated = NemesisPlan(crash=0, partition=0, one_way=0, lossy=0, cut_off=1.0, pause_mean_s=3.5, down_mean_s=3.0)
@@ -284,13 +215,11 @@ class Scenario:
             faults.damaged = faults.truncated = 0.03
             faults.slow = faults.happens_later = 0.02
             faults.listing_lag_s = 3.0
-        await self._pass(FAULTS_S)
-        self.bucket.faults = StoreFaults()
-        for nemesis, task in zip(nemeses, tasks, strict=True):
-            nemesis.stop()
-            task.cancel()
-        for machine in self.servers:
-            machine.boot()
+        return [
+            lambda: setattr(self.bucket, "faults", StoreFaults()),
+            *(nemesis.stop for nemesis in nemeses),
+            *(task.cancel for task in tasks),
+        ]
 
     async def _in_checker(self, work: object) -> None:
         assert callable(work)
@@ -314,13 +243,14 @@ class Scenario:
     async def _check_everything(self, machine: Machine, ports: Ports) -> None:
         client = KafkaClient(self.world, ports, machine.name, bootstrap())
         for partition in range(PARTITIONS):
-            records = await read_all(client, partition)
+            start, records = await read_all(client, TOPIC, partition)
+            assert start == 0, f"partition {partition} begins at {start}"
             for record in records:
                 self.truth.see(partition, record)
             self.truth.check_final(partition, records)
 
     def _check_processes(self) -> None:
         assert not self.audit.broken, self.audit.broken[0]
-        for machine in [*self.servers, *self._clients, *self.members, *self._operators]:
+        for machine in [*self.servers, *self._clients, *self.members, *self._operators, *self._outsiders]:
             if machine.failure is not None:
                 raise AssertionError(f"{machine.name} failed: {machine.failure!r}") from machine.failure

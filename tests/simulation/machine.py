@@ -85,6 +85,8 @@ class Machine:
         """Its disk is faulty: it may fail."""
         self.is_rotten = False
         """Bits have flipped on its disk, and nobody repairs that."""
+        self.terminated = asyncio.Event()
+        """Its process was asked to end, as by SIGTERM."""
         self._main = main
         self._process: Process | None = None
         self._ports: Ports | None = None
@@ -105,6 +107,7 @@ class Machine:
         if self._process is not None:
             return
         self.starts += 1
+        self.terminated = asyncio.Event()
         self.world.note(f"{self.name} boots, incarnation {self.starts}")
         self._process = Process(f"{self.name}#{self.starts}")
         self._ports = Ports(self)
@@ -127,6 +130,18 @@ class Machine:
         """Crash before its so many-th callback from now, even between two that belong to one moment. 0: do not."""
         if self._process is not None:
             self._process.light_fuse(callbacks, functools.partial(self.world.loop.run_as, None, self.crash))
+
+    async def terminate(self, patience_s: float) -> bool:
+        """As SIGTERM: wait until its main program has ended, then it is gone. False: it took too long, or crashed before."""
+        if self._process is None or self._task is None:
+            return False
+        process, task = self._process, self._task
+        self.world.note(f"{self.name} is told to end")
+        self.world.loop.deliver_as(process, self.terminated.set)
+        await asyncio.wait([task], timeout=patience_s)
+        if self._process is process:
+            self.crash()
+        return task.done()
 
     def stop(self) -> None:
         """As SIGSTOP: nothing of it runs until ``go_on``, while time and the others go on."""

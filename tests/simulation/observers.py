@@ -35,9 +35,12 @@ from stratalog_metadata.records import (
     ManifestPointer,
     Partition,
     Record,
+    Topic,
     ledger_key,
     log_key,
 )
+from stratalog_tiering import partition_work
+from stratalog_tiering.merging import merge_small
 
 if TYPE_CHECKING:
     from simulation.loop import Process
@@ -69,6 +72,12 @@ class ChangeObserver:
                     self._ledger_changed(before, after)
                 case Ledger(), None if before.end_offset > before.base_offset:
                     self._meet(states.HOT_DROPPED)
+                case Topic(), None:
+                    self._meet(states.TOPIC_DELETED)
+                case Topic(), Topic() if after.partition_count > before.partition_count:
+                    self._meet(states.PARTITIONS_ADDED)
+                case Log(), Log() if after.log_start_offset > before.log_start_offset:
+                    self._meet(states.START_MOVED)
                 case _, ManifestPointer():
                     end_offset = before.end_offset if isinstance(before, ManifestPointer) else 0
                     self._meet(states.OFFLOADED, after.end_offset - end_offset)
@@ -155,6 +164,7 @@ def observe_calls(coverage: Coverage, changes: ChangeObserver) -> Iterator[None]
         wrap(LogReader, "from_either", lambda inner: _counts_turned_reads(inner, coverage))
         wrap(LedgerWriter, "seal", lambda inner: _marks_sealing(inner, changes.sealing))
         wrap(LedgerRecoveries, "_recover_open", lambda inner: _marks_recovering(inner, recovering))
+        wrap(partition_work, merge_small.__name__, lambda inner: _counts_merges(inner, coverage))
         wrap(WriterReports, "on_failed", lambda inner: _counts_fenced(inner, coverage))
         wrap(partition_log, encode_checkpoint.__name__, lambda inner: _counts_parts(inner, coverage))
         yield
@@ -220,6 +230,15 @@ def _marks_recovering(inner: Callable[..., Any], recovering: list[Process]) -> C
             recovering.remove(process)
 
     return recover
+
+
+def _counts_merges(inner: Callable[..., Any], coverage: Coverage) -> Callable[..., Any]:
+    async def merge(*args: Any) -> Any:
+        merged = await inner(*args)
+        coverage.meet(states.MERGED, int(merged))
+        return merged
+
+    return merge
 
 
 def _counts_fenced(inner: Callable[..., Any], coverage: Coverage) -> Callable[..., Any]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 import msgspec
@@ -32,7 +32,6 @@ from stratalog_metadata import messages
 from stratalog_metadata.commands import Command, EpochIs, Put, Update, VersionIs
 from stratalog_metadata.records import Broker, Ledger, LedgerRef, LedgerState, Log, Partition, Topic, ledger_key, log_key
 
-FAULTS_S: Final = 14
 READERS: Final = 4
 LEASE_S: Final = 1.5
 LATE_CHANCE: Final = 0.06
@@ -87,7 +86,7 @@ class Scenario(log.Scenario):
     def _make_readers(self, world: World) -> list[Reader]:
         return [Reader(world, self.truth) for _ in range(READERS)]
 
-    async def _faults(self) -> None:
+    def _begin_faults(self) -> list[Callable[[], object]]:
         hold_up = self.world.network.hold_up
         if self.world.decides("late commands"):
             self._hold_up_commands()
@@ -100,7 +99,7 @@ class Scenario(log.Scenario):
         plan = NemesisPlan(
             crash=0.5, partition=0.1, one_way=0, lossy=0, clock_jump=0, pause_mean_s=1.5, down_mean_s=0.6, down_at_once_max=2
         )
-        outsiders = [
+        self._outsiders = outsiders = [
             Machine(self.world, "straggler-0", self._straggle),
             Machine(self.world, "twin-0", self._open_again),
             Machine(self.world, "mover-0", self._order_moves),
@@ -110,19 +109,14 @@ class Scenario(log.Scenario):
         nemesis = Nemesis(self.world, self.brokers, plan, name="owners", everyone=self.servers)
         work: list[Coroutine[Any, Any, None]] = [nemesis.run(), self._outdate(), self._deafen()]
         tasks = [asyncio.get_running_loop().create_task(each) for each in work]
-        await self._pass(FAULTS_S)
-        nemesis.stop()
-        for task in tasks:
-            task.cancel()
-        for outsider in outsiders:
-            if outsider.failure is not None:
-                raise AssertionError(f"{outsider.name} failed: {outsider.failure!r}") from outsider.failure
-            outsider.crash()
-        self.world.network.hold_up = hold_up
-        self.audit.on_internal_opening = lambda broker_id, unfinished: None
-        self.world.network.cut.clear()
-        for machine in self.servers:
-            machine.boot()
+        return [
+            nemesis.stop,
+            *(task.cancel for task in tasks),
+            *(outsider.crash for outsider in outsiders),
+            lambda: setattr(self.world.network, "hold_up", hold_up),
+            lambda: setattr(self.audit, "on_internal_opening", lambda broker_id, unfinished: None),
+            self.world.network.cut.clear,
+        ]
 
     async def _straggle(self, machine: Machine, ports: Ports) -> None:
         """An owner that is late, and yet knows the log as it is: nothing but its epoch keeps its commands out."""

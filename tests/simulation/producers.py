@@ -22,7 +22,7 @@ from simulation.machine import Machine, Ports, World
 from stratalog_core.records import Record, build_batch
 
 if TYPE_CHECKING:
-    from simulation.log import Truth
+    from simulation.log_truth import Truth
 
 RETRIABLE: Final = frozenset({2, 3, 5, 6, 7, 8, 9, 13, 15, 16, 19, 20, 56, 74, 76, 100})
 OUT_OF_ORDER: Final = 45
@@ -87,11 +87,15 @@ class Producer:
             if self._world.decides(f"{self._name}/{turn // DECISION_BATCHES}"):
                 number = await self._produce(client, ports, partition, producer, number)
             await asyncio.sleep(ports.random.expovariate(1 / PAUSE_MEAN_S))
-        self._check_stopped()
+        self.check_stopped()
 
-    def _check_stopped(self) -> None:
+    def check_stopped(self) -> None:
+        """Set ``stopped`` if it is to stop and nothing is in flight."""
         if self.stop and not any(pipeline.batches for pipeline in self._pipelines):
             self.stopped.set()
+
+    def add_partition(self) -> None:
+        self._pipelines.append(_Pipeline())
 
     def _turns(self) -> Iterator[int]:
         turn = 0
@@ -114,7 +118,7 @@ class Producer:
         if not pipeline.batches:
             await self._repeat(client, ports, partition)
         values = [b"%s/%d" % (self._name.encode(), number + each) for each in range(ports.random.choice(BATCH_RECORDS))]
-        self._truth.sent.update(values)
+        self._truth.send(values)
         batch = _Batch(values, make_batch(values, ports.clock.wall_ms(), producer, pipeline.sequence))
         pipeline.sequence += len(values)
         pipeline.batches.append(batch)
@@ -161,7 +165,7 @@ class Producer:
                 self._truth.acknowledge(partition, offset, batch.values)
             pipeline.batches.remove(batch)
             pipeline.last = batch
-            self._check_stopped()
+            self.check_stopped()
         else:
             may_fail = error in RETRIABLE or error == NO_ANSWER or (error == OUT_OF_ORDER and not is_first)
             assert may_fail, f"{self._name} got error {error} for {batch.values[0]!r} in {partition}"
@@ -203,7 +207,7 @@ class UnsafeProducer:
             if self._world.decides(f"{self._name}/{turn // DECISION_BATCHES}"):
                 values = [b"%s/%d" % (self._name.encode(), number + each) for each in range(ports.random.choice(BATCH_RECORDS))]
                 number += len(values)
-                self._truth.sent.update(values)
+                self._truth.send(values)
                 await self._send_once(client, ports, partition, values)
             turn += 1
             await asyncio.sleep(ports.random.expovariate(1 / PAUSE_MEAN_S))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import contextlib
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Final
 
 from simulation.loop import CURRENT
@@ -20,6 +21,7 @@ from stratalog_metadata.client import QuorumClient
 from stratalog_metadata.config import MetadataSettings
 from stratalog_metadata.server import MetadataServer
 from stratalog_metadata.store import SnapshotFileStore
+from stratalog_tiering import merging
 from stratalog_tiering.block_source import ColdReaderSettings
 from stratalog_tiering.config import TieringSettings
 from stratalog_tiering.reader import ColdReader
@@ -38,6 +40,7 @@ DIRECT_SHARE: Final = 0.75
 vars(extents)["PAYLOAD_BYTES_MIN"] = 512
 CLUSTER_ID: Final = "simulated-cluster-0001"
 START_TIMEOUT_S: Final = 120.0
+MERGE_FAN_IN: Final = 4
 CHECKPOINT_PART_BYTES: Final = (128, 400, 1024 * 1024)
 """Small ones, so that the small states of short runs take several parts."""
 
@@ -129,6 +132,17 @@ async def run_bookie(machine: Machine, ports: Ports, **others: Any) -> None:
     await asyncio.Event().wait()
 
 
+@contextlib.contextmanager
+def merges_of_few_segments() -> Iterator[None]:
+    """Segments are merged a few at a time: a short run has no sixteen of equal age."""
+    fan_in = merging.FAN_IN
+    setattr(merging, "FAN_IN", MERGE_FAN_IN)  # noqa: B010 - it is a constant to the type checker
+    try:
+        yield
+    finally:
+        setattr(merging, "FAN_IN", fan_in)  # noqa: B010
+
+
 def ledger_client(metadata: QuorumClient, ports: Ports) -> LedgerClient:
     return LedgerClient(metadata, ports.transport, ports.clock, ports.random, LedgerClientSettings())
 
@@ -152,7 +166,8 @@ def broker(bucket: Bucket) -> Main:
         )
         server = BrokerServer(settings, metadata, ledger_client(metadata, ports), cold, searches, ports.clock, ports.random)
         await server.start()
-        await asyncio.Event().wait()
+        await machine.terminated.wait()
+        await server.close()
 
     return run
 

@@ -19,7 +19,7 @@ from multiprocessing import connection
 from multiprocessing.context import ForkProcess
 from typing import Final
 
-from simulation import duels, history, ledgers, log, lost_disks, members, outages, owners, quorum, terms
+from simulation import duels, everything, history, ledgers, log, lost_disks, members, outages, owners, quorum, terms
 from simulation.loop import CURRENT, FailedInBackground
 from simulation.machine import World
 from simulation.observers import observe_calls
@@ -72,6 +72,7 @@ SCENARIOS: dict[str, Callable[[World], None]] = {
     "owners": lambda world: owners.Scenario(world).simulate(),
     "log": lambda world: log.Scenario(world).simulate(),
     "history": lambda world: history.Scenario(world).simulate(),
+    "everything": lambda world: everything.Scenario(world).simulate(),
 }
 
 

@@ -75,7 +75,7 @@ def test_invariants_hold_and_every_interesting_state_is_met(fresh_seed: int) -> 
     assert f"{SEEDS + FRESH_SEEDS} passed, 0 failed" in done.stdout
 
 
-@pytest.mark.parametrize("scenario", ["quorum", "ledgers", "duels", "lost-disks", "owners", "log", "history"])
+@pytest.mark.parametrize("scenario", ["quorum", "ledgers", "duels", "lost-disks", "owners", "log", "history", "everything"])
 def test_the_same_seed_gives_the_same_trace(scenario: str) -> None:
     first, second = (simulate("--scenario", scenario, "--seed", "3").stdout for _ in range(2))
 
