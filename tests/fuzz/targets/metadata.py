@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import struct
 from collections.abc import Sequence
+from contextlib import closing
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -23,7 +24,8 @@ from stratalog_metadata.raft import Entry, EntryKind, HardState, LogTail, Member
 from stratalog_metadata.records import Record, Versioned
 from stratalog_metadata.replica import Replica
 from stratalog_metadata.snapshot import StateImage
-from stratalog_metadata.store import SqliteStore
+from stratalog_metadata.state_digest import digest_of, hash_record
+from stratalog_metadata.store import FORMAT_VERSION, SqliteStore, row_checksum
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "metadata" / "bytes.txt"
 
@@ -197,13 +199,13 @@ def open_sqlite(content: bytes) -> None:
 
 
 def _with_rows(path: Path, content: bytes) -> None:
+    """A database with one record, its checksum and digest right; a first byte of 255 stands where the applied index belongs."""
     SqliteStore(path).close()
-    connection = sqlite3.connect(path)
-    with connection:
-        values: tuple[object, ...] = (content[:1], 1, content[1:]) if content[:1] == b"\xff" else (1, 1, content)
-        connection.execute("INSERT INTO records VALUES ('k', ?, ?)", values[1:])
-        connection.execute("INSERT INTO applied VALUES (1, 1, ?, 1)", (values[0],))
-    connection.close()
+    index, record = (content[:1], content[1:]) if content[:1] == b"\xff" else (1, content)
+    digest = digest_of([hash_record("k", 1, record)])
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("INSERT INTO records VALUES ('k', 1, ?, ?)", (record, row_checksum("k", 1, record)))
+        connection.execute("INSERT INTO applied VALUES (1, ?, ?, 1, ?)", (FORMAT_VERSION, index, digest))
 
 
 @cache
