@@ -50,6 +50,8 @@ PARTITIONS_ADDED: Final = "partitions added"
 RECORDS_DELETED: Final = "records deleted by a client"
 START_MOVED: Final = "start of a log moved"
 MERGED: Final = "segments merged"
+EXPIRED: Final = "segments removed by retention"
+FORKED: Final = "history of a partition forked"
 DRAINED: Final = "broker drained"
 CONTROLLED_SHUTDOWN: Final = "controlled shutdown of a broker"
 NEW_LEADER: Final = "new leader of the metadata quorum"
@@ -64,7 +66,7 @@ STATES: Final = (
     ENSEMBLE_CHANGE, CHANGE_AT_SEAL, CHANGE_IN_RECOVERY, COPIES_MOVED, HOT_DROPPED, UNKNOWN_OPENING, UNKNOWN_SEAL,
     UNKNOWN_CHANGE, UNKNOWN_MANIFEST, UNKNOWN_DROP, UNKNOWN_OWNER, UNKNOWN_OBJECT, LATE_OPENING, LATE_INTERNAL_OPENING,
     UNFINISHED_IN_A_ROW, NEW_LEADER, FENCED_WRITER, TOPIC_DELETED, PARTITIONS_ADDED, RECORDS_DELETED, START_MOVED, MERGED,
-    DRAINED, CONTROLLED_SHUTDOWN,
+    EXPIRED, FORKED, DRAINED, CONTROLLED_SHUTDOWN,
 )  # fmt: skip
 PROGRESS: Final[Mapping[str, Mapping[str, int]]] = {
     "ledgers": {ENTRIES: 50, SEALED: 2},
