@@ -14,7 +14,15 @@ from stratalog.exit_codes import ExitCode
 from stratalog.moments import format_moment
 from stratalog.output import human_bytes, json_option, print_done, print_json, print_listing, print_rows, progress_bar
 from stratalog.target import metadata_of, metadata_options, store_of
-from stratalog.tier.forks import decide_fork, fork_text, forked_partitions, only_fork, wait_for_resolution
+from stratalog.tier.forks import (
+    ForkedPartition,
+    decide_fork,
+    fork_row,
+    fork_text,
+    forked_partitions,
+    only_fork,
+    wait_for_resolution,
+)
 from stratalog.tier.history import cold_partitions, finding_row, segment_rows, verified_row
 from stratalog.tier.offload import Waiting, request_offload, wait_for_offload
 from stratalog.tier.report import PartitionTier, tier_report, topics_named
@@ -138,6 +146,7 @@ async def _tell_forks(addresses: list[str], store: ObjectStore, topics: tuple[st
 @click.option("--discard-hot", is_flag=True, help="With --keep store: drop hot ledgers that do not continue its line, at once.")
 @click.option("--timeout", "timeout_s", default=120.0, show_default=True, help="Seconds to wait for a tiering worker.")
 @metadata_options
+@json_option
 def resolve_fork(
     topic: str,
     partition: int,
@@ -147,26 +156,33 @@ def resolve_fork(
     data: Path | None,
     metadata: str | None,
     store: str | None,
+    as_json: bool,
 ) -> None:
     """Decide which line of a forked history stays, after metadata was restored from an older copy than the store.
 
     The partition goes on at the end of the kept line. Objects of the other one are deleted when the grace period has passed.
     """
     addresses, url = metadata_of(data, metadata), store_of(data, store)
-    asyncio.run(_resolve_fork(addresses, url, topic, partition, keep, discard_hot, timeout_s))
+    forked = asyncio.run(_resolve_fork(addresses, url, topic, partition, keep, discard_hot, timeout_s))
+    if as_json:
+        print_json({**fork_row(forked), "kept": keep})
+    elif keep is None:
+        click.echo(fork_text(forked))
 
 
 async def _resolve_fork(
     addresses: list[str], url: str, name: str, partition: int, keep: str | None, discard_hot: bool, timeout_s: float
-) -> None:
+) -> ForkedPartition:
+    """The fork as it was found; if ``keep`` decides it, it is resolved by then."""
     async with metadata_session(addresses) as client, store_session(url) as store:
         forked = only_fork(await forked_partitions(client.view, store, topics_named(client.view, [name])), name, partition)
-        click.echo(fork_text(forked), err=keep is not None)
         if keep is None:
-            return
+            return forked
+        click.echo(fork_text(forked), err=True)
         decision = await decide_fork(client, forked, keep, discard_hot=discard_hot)
         await wait_for_resolution(client, decision, timeout_s)
     click.echo(f"{name}-{partition} keeps the line of {keep}; the other's objects go after the grace period", err=True)
+    return forked
 
 
 @tier.command()

@@ -6,6 +6,7 @@ import asyncio
 import getpass
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from stratalog_core.errors import Invalid, NotFound, Unavailable
 from stratalog_core.system import SystemClock
@@ -53,6 +54,19 @@ def fork_text(forked: ForkedPartition) -> str:
         f"  store:    {_line_text(lines.fork.store_version, lines.store.manifest)}\n"
         f"  decide:   stratalog tier resolve-fork {name} --keep metadata|store"
     )
+
+
+def fork_row(forked: ForkedPartition) -> dict[str, Any]:
+    """The newest version of both lines, for programs; a version is None where a line has no manifest."""
+    fork = forked.lines.fork
+    return {
+        "topic": forked.topic.name,
+        "partition": forked.partition,
+        "metadata_version": fork.metadata_version or None,
+        "metadata_manifest": fork.metadata_key or None,
+        "store_version": fork.store_version,
+        "store_manifest": fork.store_key,
+    }
 
 
 def _line_text(version: int, manifest: Manifest | None) -> str:
