@@ -338,6 +338,7 @@ class Scenario:
         lines = {key: dict(line) for key, line in self.audit.lines.items()}
         await self._pass(self._random.uniform(1.5, LOST_MAX_S), self._check_ages)
         self.world.coverage.meet(MERGED, self.audit.merges)
+        self.audit.require(self.audit.drops > 0, "retention removed nothing")
         self.world.coverage.meet(EXPIRED, self.audit.drops)
         forked = await self._restore(saved, lines)
         self.world.coverage.meet(FORKED, len(forked))
