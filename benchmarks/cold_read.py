@@ -22,10 +22,10 @@ from stratalog_core.batch import iterate_headers
 from stratalog_core.records import Record, build_batch
 from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_metadata.records import ManifestPointer, Topic
-from stratalog_tiering.archive_writer import ArchiveWriter
-from stratalog_tiering.reader import ColdReader, ColdReaderSettings
+from stratalog_tiering.cold.reader import ColdReader, ColdReaderSettings
+from stratalog_tiering.cold.verifier import Verifier
+from stratalog_tiering.offload.archive_writer import ArchiveWriter
 from stratalog_tiering.store import STORE_THREADS, ObjectStore, open_store
-from stratalog_tiering.verify import Verifier
 
 MIB = 1024 * 1024
 RECORDS_PER_BATCH = 16

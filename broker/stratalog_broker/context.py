@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from stratalog_broker.producer_ids import ProducerIds
     from stratalog_broker.reads import LogReader
     from stratalog_broker.server import ConnectionRegistry
-    from stratalog_tiering.reader import ColdReader
+    from stratalog_tiering.cold.reader import ColdReader
 
 _log = logging.getLogger(__name__)
 

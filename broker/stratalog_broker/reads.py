@@ -32,7 +32,7 @@ from stratalog_metadata.records import (
     log_key,
     manifest_pointer_key,
 )
-from stratalog_tiering.block_cache import LruCache
+from stratalog_tiering.cold.block_cache import LruCache
 
 if TYPE_CHECKING:
     from stratalog_broker.context import BrokerServices

@@ -38,7 +38,7 @@ from stratalog_core.record_searches import RecordSearches
 from stratalog_core.silent_clients import LOOK_S, SilentClients
 from stratalog_metadata.api import MetadataClient
 from stratalog_metadata.records import Broker
-from stratalog_tiering.reader import ColdReader
+from stratalog_tiering.cold.reader import ColdReader
 
 _log = logging.getLogger(__name__)
 _REFUSALS_TOLD_S: Final = 10.0

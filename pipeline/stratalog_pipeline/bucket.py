@@ -23,11 +23,11 @@ from urllib.parse import urlsplit
 from stratalog_core.errors import Invalid
 from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_metadata.records import ManifestPointer
-from stratalog_tiering.archive import live_topics
-from stratalog_tiering.block_source import ColdReaderSettings
-from stratalog_tiering.descriptor import TopicDescriptor
-from stratalog_tiering.manifest_source import ManifestSource
-from stratalog_tiering.reader import ColdReader
+from stratalog_tiering.cold.archive import live_topics
+from stratalog_tiering.cold.block_source import ColdReaderSettings
+from stratalog_tiering.cold.manifest_source import ManifestSource
+from stratalog_tiering.cold.reader import ColdReader
+from stratalog_tiering.format.descriptor import TopicDescriptor
 from stratalog_tiering.store import ObjectInfo, ObjectStore, open_store
 
 THREADS: Final = 4

@@ -12,11 +12,11 @@ from stratalog_core.errors import Corrupt
 from stratalog_metadata.records import ManifestPointer
 from stratalog_pipeline.bucket import Bucket
 from stratalog_pipeline.planning import OffsetRange, PartitionName
-from stratalog_tiering.descriptor import CommitMarker, decode_descriptor
-from stratalog_tiering.manifest import SegmentEntry, live_segments
-from stratalog_tiering.manifest_source import ManifestSource
-from stratalog_tiering.object_keys import is_marker, manifests_prefix, marked_manifest
-from stratalog_tiering.publish import pointer_to
+from stratalog_tiering.cold.manifest_source import ManifestSource
+from stratalog_tiering.format.descriptor import CommitMarker, decode_descriptor
+from stratalog_tiering.format.manifest import SegmentEntry, live_segments
+from stratalog_tiering.format.object_keys import is_marker, manifests_prefix, marked_manifest
+from stratalog_tiering.offload.publish import pointer_to
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

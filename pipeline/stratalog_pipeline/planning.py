@@ -16,9 +16,9 @@ from uuid import UUID
 
 from stratalog_core.errors import Invalid
 from stratalog_pipeline.options import EARLIEST, LATEST, Assigned, Matching, PerPartition, Subscribed, Wanted
-from stratalog_tiering.archive import ambiguous_name
-from stratalog_tiering.descriptor import TopicDescriptor
-from stratalog_tiering.manifest import SegmentEntry
+from stratalog_tiering.cold.archive import ambiguous_name
+from stratalog_tiering.format.descriptor import TopicDescriptor
+from stratalog_tiering.format.manifest import SegmentEntry
 
 INTERNAL_TOPICS: Final = frozenset({"__consumer_offsets", "__transaction_state"})
 """Never matched by a pattern (as by Kafka's consumers), only by name."""

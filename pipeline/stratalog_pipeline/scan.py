@@ -13,7 +13,7 @@ from stratalog_pipeline.bucket import Bucket
 from stratalog_pipeline.decode import BatchDecoder, SkipBatch
 from stratalog_pipeline.planning import SegmentSlice, Split
 from stratalog_pipeline.segments import located, read_blocks, wanted_blocks
-from stratalog_tiering.footer import AbortedTransaction, BlockEntry
+from stratalog_tiering.format.footer import AbortedTransaction, BlockEntry
 
 
 def scan_split(

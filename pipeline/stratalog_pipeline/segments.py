@@ -12,9 +12,9 @@ from typing import Final
 from stratalog_core.errors import Corrupt
 from stratalog_pipeline.bucket import Bucket, Range
 from stratalog_pipeline.planning import OffsetRange, SegmentSlice
-from stratalog_tiering.footer import BlockEntry, SegmentFooter
-from stratalog_tiering.manifest import SegmentEntry
-from stratalog_tiering.segment import check_block
+from stratalog_tiering.format.footer import BlockEntry, SegmentFooter
+from stratalog_tiering.format.manifest import SegmentEntry
+from stratalog_tiering.format.segment import check_block
 
 REQUEST_BYTES: Final = 8 * 1024 * 1024
 """Neighbouring blocks are fetched together up to this size; one larger block makes a larger request."""

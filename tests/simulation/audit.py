@@ -33,7 +33,7 @@ from stratalog_metadata.records import (
 )
 from stratalog_metadata.replica import Replica
 from stratalog_metadata.state import Outcome
-from stratalog_tiering.manifest import Manifest, decode_manifest, decode_page
+from stratalog_tiering.format.manifest import Manifest, decode_manifest, decode_page
 
 if TYPE_CHECKING:
     from simulation.disk import Disk

@@ -15,9 +15,9 @@ from simulation.object_store import Bucket, SimulatedStore
 from stratalog_bookies import messages
 from stratalog_core.errors import StratalogError
 from stratalog_metadata.records import Ledger, Log, ManifestPointer, Topic
-from stratalog_tiering.manifest_source import ManifestSource
-from stratalog_tiering.object_keys import parse_segment_key
-from stratalog_tiering.segment_check import require_sound
+from stratalog_tiering.cold.manifest_source import ManifestSource
+from stratalog_tiering.cold.segment_check import require_sound
+from stratalog_tiering.format.object_keys import parse_segment_key
 
 EVENTUALLY_S: Final = 45.0
 LOOK_S: Final = 0.25

@@ -48,13 +48,13 @@ from stratalog_metadata.records import (
     tier_status_key,
 )
 from stratalog_metadata.records import Record as MetadataRecord
-from stratalog_tiering.block_source import ColdReaderSettings
+from stratalog_tiering.cold.block_source import ColdReaderSettings
+from stratalog_tiering.cold.reader import ColdReader
 from stratalog_tiering.config import TieringSettings
-from stratalog_tiering.fork_resolution import read_lines
-from stratalog_tiering.manifest import Manifest, decode_manifest
-from stratalog_tiering.object_keys import manifests_prefix
-from stratalog_tiering.reader import ColdReader
-from stratalog_tiering.worker import TieringWorker
+from stratalog_tiering.format.manifest import Manifest, decode_manifest
+from stratalog_tiering.format.object_keys import manifests_prefix
+from stratalog_tiering.maintenance.fork_resolution import read_lines
+from stratalog_tiering.worker.worker import TieringWorker
 
 GRACE_S: Final = 4.0
 SEGMENT_MS: Final = 400
@@ -116,7 +116,7 @@ class Ledgers:
 
 
 class LedgersOfProcess:
-    """See :class:`stratalog_tiering.ledger_source.LedgerSource`."""
+    """See :class:`stratalog_tiering.offload.ledger_source.LedgerSource`."""
 
     def __init__(self, ledgers: Ledgers, ports: Ports) -> None:
         self._ledgers = ledgers

@@ -22,9 +22,11 @@ from stratalog_metadata.commands import Command, EpochIs
 from stratalog_metadata.leases import LeaseBoard
 from stratalog_metadata.records import Ledger, LedgerState, Log, Partition, ledger_key, log_key
 from stratalog_metadata.sessions import SessionKeeper
-from stratalog_tiering import commands, offloading, planning, upkeep
-from stratalog_tiering.commit import ManifestCommit, Next
-from stratalog_tiering.planning import PartitionState, StoredLedger
+from stratalog_tiering.core import commands, planning
+from stratalog_tiering.core.commit_protocol import ManifestCommit, Next
+from stratalog_tiering.core.planning import PartitionState, StoredLedger
+from stratalog_tiering.maintenance import retention as upkeep
+from stratalog_tiering.offload import offloading
 from stratalog_tiering.store import ObjectInfo
 
 
@@ -216,7 +218,7 @@ def hot_copies_go_before_the_commit() -> None:
     async def cold_since(ports: Any, state: PartitionState) -> Mapping[int, int]:
         return {stored.ledger.ledger_id: 0 for stored in state.ledgers}
 
-    from stratalog_tiering import partition_work
+    from stratalog_tiering.worker.worker import partition_work
 
     _swap(planning, "is_cold", is_cold)
     _swap(partition_work, "cold_since", cold_since)
@@ -240,7 +242,7 @@ def copies_are_not_read_back() -> None:
         pass
 
     _swap(offloading, "require_sound", require_sound)
-    from stratalog_tiering import merging
+    from stratalog_tiering.maintenance import merging
 
     _swap(merging, "require_sound", require_sound)
 

@@ -8,12 +8,16 @@ from typing import Any, Final
 import msgspec
 
 from stratalog_metadata.records import ForkDecision
-from stratalog_tiering import committing, forks, merging, offloading, upkeep
-from stratalog_tiering.forks import Fork
-from stratalog_tiering.manifest import SegmentEntry
-from stratalog_tiering.manifest_edit import ManifestEdit
-from stratalog_tiering.merging import FAN_IN, MergeLimits
-from stratalog_tiering.removed_objects import RemovedObjects
+from stratalog_tiering.core import forks
+from stratalog_tiering.core.forks import Fork
+from stratalog_tiering.format.manifest import SegmentEntry
+from stratalog_tiering.format.manifest_edit import ManifestEdit
+from stratalog_tiering.format.removed_objects import RemovedObjects
+from stratalog_tiering.maintenance import merging
+from stratalog_tiering.maintenance import retention as upkeep
+from stratalog_tiering.maintenance.merging import FAN_IN, MergeLimits
+from stratalog_tiering.offload import commit as committing
+from stratalog_tiering.offload import offloading
 
 
 async def _refuse_nothing(ports: Any, state: Any) -> None:

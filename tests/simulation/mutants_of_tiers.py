@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Final
 
 from stratalog_broker.reads import LogReader
-from stratalog_tiering import expiry
-from stratalog_tiering.planning import PartitionState, StoredLedger, is_sealed
-from stratalog_tiering.policy import TierPolicy
+from stratalog_tiering.core.planning import PartitionState, StoredLedger, is_sealed
+from stratalog_tiering.core.policy import TierPolicy
+from stratalog_tiering.maintenance import hot_expiry as expiry
 
 
 def cold_copies_are_never_tried() -> None:

@@ -17,7 +17,7 @@ from simulation.clock import EPOCH_MS
 from simulation.loop import SimulatedLoop
 from stratalog_core.errors import Conflict, Corrupt, NoSuchObject, OutcomeUnknown, StratalogError, Unavailable
 from stratalog_core.ports import Buffer
-from stratalog_tiering.object_keys import parse_segment_key
+from stratalog_tiering.format.object_keys import parse_segment_key
 from stratalog_tiering.store.base import ObjectInfo, Upload, UploadedPart, check_key, check_range
 
 LATER_S: Final = 4.0

@@ -39,8 +39,8 @@ from stratalog_metadata.records import (
     ledger_key,
     log_key,
 )
-from stratalog_tiering import partition_work
-from stratalog_tiering.merging import merge_small
+from stratalog_tiering.maintenance.merging import merge_small
+from stratalog_tiering.worker.worker import partition_work
 
 if TYPE_CHECKING:
     from simulation.loop import Process

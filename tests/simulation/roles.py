@@ -21,11 +21,11 @@ from stratalog_metadata.client import QuorumClient
 from stratalog_metadata.config import MetadataSettings
 from stratalog_metadata.server import MetadataServer
 from stratalog_metadata.store import SnapshotFileStore
-from stratalog_tiering import merging
-from stratalog_tiering.block_source import ColdReaderSettings
+from stratalog_tiering.cold.block_source import ColdReaderSettings
+from stratalog_tiering.cold.reader import ColdReader
 from stratalog_tiering.config import TieringSettings
-from stratalog_tiering.reader import ColdReader
-from stratalog_tiering.worker import TieringWorker
+from stratalog_tiering.maintenance import merging
+from stratalog_tiering.worker.worker import TieringWorker
 
 METADATA_NODES: Final = 3
 METADATA_PORT: Final = 9300

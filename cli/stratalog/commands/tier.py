@@ -29,9 +29,9 @@ from stratalog.tier.report import PartitionTier, tier_report, topics_named
 from stratalog.tier.session import metadata_session, store_session
 from stratalog_core.system import ThreadBackground
 from stratalog_metadata.records import KEEP_METADATA, KEEP_STORE
-from stratalog_tiering.forks import Forked
+from stratalog_tiering.cold.verifier import PartitionReport, Verifier
+from stratalog_tiering.core.forks import Forked
 from stratalog_tiering.store import ObjectStore
-from stratalog_tiering.verify import PartitionReport, Verifier
 
 _CHECKSUM_THREADS = 2
 _SEGMENT_COLUMNS = ("topic", "partition", "base_offset", "last_offset", "record_count", "bytes", "key")

@@ -18,8 +18,8 @@ from stratalog_broker.server import BrokerServer
 from stratalog_core.ports import Background
 from stratalog_core.record_searches import RecordSearches
 from stratalog_core.system import return_free_memory
-from stratalog_tiering.block_source import ColdReaderSettings
-from stratalog_tiering.reader import ColdReader
+from stratalog_tiering.cold.block_source import ColdReaderSettings
+from stratalog_tiering.cold.reader import ColdReader
 
 _THREADS = 2
 

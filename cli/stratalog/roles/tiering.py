@@ -6,7 +6,7 @@ from stratalog.roles.priority import give_way
 from stratalog.roles.runtime import Node
 from stratalog_bookies.client import LedgerClient, LedgerClientSettings
 from stratalog_tiering.config import TieringSettings
-from stratalog_tiering.worker import TieringWorker
+from stratalog_tiering.worker.worker import TieringWorker
 
 _CHECKSUM_THREADS = 2
 

@@ -18,9 +18,9 @@ from stratalog_metadata.records import (
     Topic,
     manifest_pointer_key,
 )
-from stratalog_tiering.fork_resolution import Lines, read_lines
-from stratalog_tiering.manifest import Manifest
-from stratalog_tiering.object_keys import manifests_prefix
+from stratalog_tiering.format.manifest import Manifest
+from stratalog_tiering.format.object_keys import manifests_prefix
+from stratalog_tiering.maintenance.fork_resolution import Lines, read_lines
 from stratalog_tiering.store import ObjectStore
 
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from stratalog.tier.report import topics_named
 from stratalog.tier.session import metadata_session
 from stratalog_metadata.records import ManifestPointer, manifest_pointer_key
-from stratalog_tiering.archive import Archive
-from stratalog_tiering.manifest import SegmentEntry
-from stratalog_tiering.segment_check import Finding
+from stratalog_tiering.cold.archive import Archive
+from stratalog_tiering.cold.segment_check import Finding
+from stratalog_tiering.cold.verifier import PartitionReport
+from stratalog_tiering.format.manifest import SegmentEntry
 from stratalog_tiering.store import ObjectStore
-from stratalog_tiering.verify import PartitionReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,9 +22,9 @@ from stratalog_pipeline.options import ReadOptions
 from stratalog_pipeline.planning import SegmentSlice, Split
 from stratalog_pipeline.scan_plan import plan_scan
 from stratalog_pipeline.segments import located, wanted_blocks
-from stratalog_tiering.footer import BlockEntry
-from stratalog_tiering.merkle import HASH_BYTES, root_hash
-from stratalog_tiering.segment import audit_block
+from stratalog_tiering.format.footer import BlockEntry
+from stratalog_tiering.format.merkle import HASH_BYTES, root_hash
+from stratalog_tiering.format.segment import audit_block
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

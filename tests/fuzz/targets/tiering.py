@@ -14,8 +14,8 @@ from fuzz.target import Target
 from fuzz.targets.batches import UNPACKED, sound_batches
 from stratalog_core.batch import assign_offset, read_header
 from stratalog_core.records import iterate_records
-from stratalog_tiering import object_keys
-from stratalog_tiering.descriptor import (
+from stratalog_tiering.format import object_keys
+from stratalog_tiering.format.descriptor import (
     PARTITIONS_MAX,
     ClusterDescriptor,
     CommitMarker,
@@ -25,9 +25,9 @@ from stratalog_tiering.descriptor import (
     decode_descriptor,
     encode_descriptor,
 )
-from stratalog_tiering.footer import TRAILER_BYTES, footer_range, parse_footer
-from stratalog_tiering.manifest import decode_manifest, decode_page, live_segments, locate, locate_in_page, object_sha256
-from stratalog_tiering.segment import (
+from stratalog_tiering.format.footer import TRAILER_BYTES, footer_range, parse_footer
+from stratalog_tiering.format.manifest import decode_manifest, decode_page, live_segments, locate, locate_in_page, object_sha256
+from stratalog_tiering.format.segment import (
     SegmentIdentity,
     SegmentWriter,
     audit_block,

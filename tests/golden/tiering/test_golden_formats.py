@@ -12,9 +12,6 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
-
-from stratalog_core.checkpoint import EpochStart, ProducerEntry, SequencedBatch
-from stratalog_core.records import Record, build_batch
 from stratalog_tiering.descriptor import (
     ClusterDescriptor,
     CommitMarker,
@@ -52,6 +49,9 @@ from stratalog_tiering.object_keys import (
     topic_key,
 )
 from stratalog_tiering.segment import SegmentFooter, SegmentIdentity, SegmentWriter, parse_footer
+
+from stratalog_core.checkpoint import EpochStart, ProducerEntry, SequencedBatch
+from stratalog_core.records import Record, build_batch
 
 HERE = Path(__file__).parent
 TOPIC = UUID("11112222-3333-4444-8555-666677778888")

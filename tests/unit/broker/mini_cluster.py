@@ -26,11 +26,11 @@ from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
 from stratalog_metadata.client import QuorumClient
 from stratalog_metadata.embedded import embedded_quorum
 from stratalog_metadata.records import CLUSTER_KEY
-from stratalog_tiering.block_source import ColdReaderSettings
+from stratalog_tiering.cold.block_source import ColdReaderSettings
+from stratalog_tiering.cold.reader import ColdReader
 from stratalog_tiering.config import TieringSettings
-from stratalog_tiering.reader import ColdReader
 from stratalog_tiering.store import ObjectStore, open_store
-from stratalog_tiering.worker import TieringWorker
+from stratalog_tiering.worker.worker import TieringWorker
 
 Result = TypeVar("Result")
 WAIT_S = 20.0

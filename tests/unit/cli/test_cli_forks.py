@@ -21,7 +21,7 @@ from stratalog_metadata.client import QuorumClient
 from stratalog_metadata.commands import Command, Delete, Put
 from stratalog_metadata.embedded import embedded_quorum
 from stratalog_metadata.records import KEEP_STORE, ForkDecision, ManifestPointer, Topic
-from stratalog_tiering.archive_writer import ArchiveWriter
+from stratalog_tiering.offload.archive_writer import ArchiveWriter
 from stratalog_tiering.store import ObjectStore, open_store
 
 TOPIC = Topic(name="flights", topic_id=UUID(int=7), partition_count=2, replication_factor=1)

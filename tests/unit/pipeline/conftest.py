@@ -11,14 +11,14 @@ from uuid import UUID
 import pytest
 
 from stratalog_core.batch import read_header
-from stratalog_tiering.descriptor import CommitMarker, DeletionMarker, TopicDescriptor, encode_descriptor
-from stratalog_tiering.entry import segment_entry
-from stratalog_tiering.footer import AbortedTransaction
-from stratalog_tiering.manifest import Reason, SegmentEntry, empty_manifest
-from stratalog_tiering.manifest_edit import ManifestEdit, NewManifest, Previous
-from stratalog_tiering.object_keys import deletion_marker_key, marker_key, segment_key, topic_key
-from stratalog_tiering.removed_objects import ManifestLimits
-from stratalog_tiering.segment import SegmentIdentity, SegmentWriter
+from stratalog_tiering.format.descriptor import CommitMarker, DeletionMarker, TopicDescriptor, encode_descriptor
+from stratalog_tiering.format.entry import segment_entry
+from stratalog_tiering.format.footer import AbortedTransaction
+from stratalog_tiering.format.manifest import Reason, SegmentEntry, empty_manifest
+from stratalog_tiering.format.manifest_edit import ManifestEdit, NewManifest, Previous
+from stratalog_tiering.format.object_keys import deletion_marker_key, marker_key, segment_key, topic_key
+from stratalog_tiering.format.removed_objects import ManifestLimits
+from stratalog_tiering.format.segment import SegmentIdentity, SegmentWriter
 
 Segment = Sequence[bytes | bytearray]
 """Batches of one segment."""

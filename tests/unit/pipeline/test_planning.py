@@ -20,7 +20,7 @@ from stratalog_pipeline.planning import (
     resolve_topics,
     within,
 )
-from stratalog_tiering.manifest import SegmentEntry
+from stratalog_tiering.format.manifest import SegmentEntry
 
 NAME = PartitionName(topic="flights", topic_id=UUID(int=1), partition=0)
 

@@ -17,8 +17,8 @@ from stratalog_pipeline.pruning import EVERYTHING, Pruning
 from stratalog_pipeline.scan import scan_split
 from stratalog_pipeline.scan_plan import plan_scan
 from stratalog_pipeline.schema import COLUMNS
-from stratalog_tiering.footer import AbortedTransaction
-from stratalog_tiering.removed_objects import ManifestLimits
+from stratalog_tiering.format.footer import AbortedTransaction
+from stratalog_tiering.format.removed_objects import ManifestLimits
 
 if TYPE_CHECKING:
     from unit.pipeline.conftest import ColdBucket

@@ -36,11 +36,11 @@ from stratalog_metadata.records import (
     manifest_pointer_key,
     tier_status_key,
 )
-from stratalog_tiering.archive_writer import ArchiveWriter
 from stratalog_tiering.config import TieringSettings
-from stratalog_tiering.removed_objects import ManifestLimits
+from stratalog_tiering.format.removed_objects import ManifestLimits
+from stratalog_tiering.offload.archive_writer import ArchiveWriter
 from stratalog_tiering.store import ObjectInfo, ObjectStore, Upload, UploadedPart, open_store
-from stratalog_tiering.worker import TieringWorker
+from stratalog_tiering.worker.worker import TieringWorker
 
 BatchMaker = Callable[..., list[bytes]]
 

@@ -1,0 +1,254 @@
+"""Cold reads: every offset, every size, by time, with faults, deadlines, cancellation and bounded read-ahead."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import pytest_asyncio
+
+from stratalog_core import stepwise
+from stratalog_core.batch import iterate_headers
+from stratalog_core.errors import Corrupt, NotFound, Unavailable
+from stratalog_core.ports import Background
+from stratalog_core.records import iterate_records
+from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
+from stratalog_metadata.records import ManifestPointer
+from stratalog_tiering.cold import manifest_source
+from stratalog_tiering.cold.archive import Archive
+from stratalog_tiering.cold.reader import ColdReader, ColdReaderSettings
+from stratalog_tiering.offload.archive_writer import ArchiveWriter
+
+MIB = 1024 * 1024
+Result = TypeVar("Result")
+Store = Any  # the FaultyStore of conftest.py, which cannot be imported
+Batches = Callable[..., list[bytes]]
+
+
+@pytest_asyncio.fixture
+async def reader(store: Store) -> AsyncIterator[ColdReader]:
+    cold = ColdReader(store, ColdReaderSettings(read_ahead_blocks=0), SystemClock())
+    yield cold
+    await cold.close()
+
+
+async def write_history(writer: ArchiveWriter, make_batches: Batches, segments: int = 7) -> tuple[ManifestPointer, list[bytes]]:
+    offset, written = 5, []
+    for index in range(segments):
+        counts = [1 + (index + step) % 4 for step in range(6)]
+        batches = make_batches(offset, counts, epoch=index // 3)
+        pointer, _ = await writer.append(0, batches, base_offset=5)
+        written += batches
+        offset += sum(counts)
+    return pointer, written
+
+
+def headers(pieces: list[memoryview]) -> list[tuple[int, int]]:
+    return [(header.base_offset, header.next_offset) for piece in pieces for _, header in iterate_headers(piece)]
+
+
+async def test_every_offset_is_read_with_every_size(writer: ArchiveWriter, reader: ColdReader, make_batches: Batches) -> None:
+    pointer, written = await write_history(writer, make_batches)
+    assert (pointer.start_offset, pointer.end_offset) == (5, pointer.end_offset)
+    whole = b"".join(written)
+    for max_bytes in (0, 1, 300, 1000, MIB):
+        for offset in range(pointer.start_offset, pointer.end_offset):
+            pieces = await reader.fetch(pointer, offset, max_bytes, 5)
+            found = headers(pieces)
+            assert found[0][0] <= offset < found[0][1]
+            assert len(found) == 1 or sum(map(len, pieces)) <= max_bytes
+            assert b"".join(pieces) in whole
+    assert b"".join(await reader.fetch(pointer, 5, MIB, 5)) == whole
+
+
+async def test_sequential_reading_gives_everything_once(writer: ArchiveWriter, store: Store, make_batches: Batches) -> None:
+    pointer, written = await write_history(writer, make_batches)
+    reader = ColdReader(store, ColdReaderSettings(read_ahead_blocks=4), SystemClock())
+    offset, read = pointer.start_offset, []
+    while offset < pointer.end_offset:
+        pieces = await reader.fetch(pointer, offset, 500, 5)
+        read += [bytes(piece) for piece in pieces]
+        offset = headers(pieces)[-1][1]
+    assert b"".join(read) == b"".join(written)
+    assert await reader.fetch(pointer, offset, 500, 5) == []
+    blocks = [key for name, key in store.calls if name == "get_range" and "segments/" in key]
+    assert len(blocks) <= 7 + sum(1 for _ in written), "no block is read twice"
+    await reader.close()
+
+
+async def test_below_the_start_is_not_found(writer: ArchiveWriter, reader: ColdReader, make_batches: Batches) -> None:
+    pointer, _ = await write_history(writer, make_batches, 1)
+    with pytest.raises(NotFound):
+        await reader.fetch(pointer, 4, 100, 5)
+
+
+async def test_a_lookup_costs_two_reads_then_footer_and_block(
+    writer: ArchiveWriter, reader: ColdReader, store: Store, make_batches: Batches
+) -> None:
+    pointer, _ = await write_history(writer, make_batches, 20)
+    store.calls.clear()
+    await reader.fetch(pointer, pointer.start_offset, 1, 5)
+    assert [name for name, _ in store.calls] == ["get", "get", "get_range", "get_range"]
+
+
+async def test_equal_requests_share_one_read(
+    writer: ArchiveWriter, reader: ColdReader, store: Store, make_batches: Batches
+) -> None:
+    pointer, _ = await write_history(writer, make_batches, 1)
+    await reader.fetch(pointer, pointer.end_offset - 1, 1, 5)
+    store.calls.clear()
+    results = await asyncio.gather(*(reader.fetch(pointer, 5, 1, 5) for _ in range(10)))
+    assert len({bytes(pieces[0]) for pieces in results}) == 1
+    assert store.count("get_range") == 1
+
+
+async def test_reads_of_different_offsets_share_the_loads_of_what_leads_there(
+    writer: ArchiveWriter, reader: ColdReader, store: Store, make_batches: Batches
+) -> None:
+    pointer, _ = await write_history(writer, make_batches, 20)
+    store.calls.clear()
+    store.gate = asyncio.Event()
+    reading = [asyncio.ensure_future(reader.fetch(pointer, offset, 1, 5)) for offset in range(5, 15)]
+    await store.entered.wait()
+    store.gate.set()
+    await asyncio.gather(*reading)
+    loaded = [key for name, key in store.calls if name == "get"]
+    assert len(loaded) == len(set(loaded)) == 2, "manifest and page are loaded once"
+
+
+async def test_what_was_waited_for_in_vain_is_there_for_the_retry(
+    writer: ArchiveWriter, reader: ColdReader, store: Store, make_batches: Batches
+) -> None:
+    pointer, written = await write_history(writer, make_batches, 1)
+    await reader.fetch(pointer, pointer.end_offset - 1, 1, 5)
+    store.calls.clear()
+    store.gate = asyncio.Event()
+    with pytest.raises(Unavailable):
+        await reader.fetch(pointer, 5, 1, 0.01)
+    store.gate.set()
+    assert bytes((await reader.fetch(pointer, 5, 1, 5))[0]) == written[0]
+    assert store.count("get_range") == 1
+
+
+async def test_a_cancelled_fetch_stops_its_read(
+    writer: ArchiveWriter, reader: ColdReader, store: Store, make_batches: Batches
+) -> None:
+    pointer, _ = await write_history(writer, make_batches, 1)
+    await reader.fetch(pointer, pointer.end_offset - 1, 1, 5)
+    store.gate = asyncio.Event()
+    store.entered.clear()
+    fetch = asyncio.ensure_future(reader.fetch(pointer, 5, 1, 5))
+    await store.entered.wait()
+    fetch.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await fetch
+    store.calls.clear()
+    store.gate.set()
+    await reader.fetch(pointer, 5, 1, 5)
+    assert store.count("get_range") == 1, "the cancelled read left nothing in the cache"
+
+
+async def test_a_flipped_byte_is_reported_with_its_place_and_never_returned(
+    writer: ArchiveWriter, reader: ColdReader, store: Store, store_directory: Path, make_batches: Batches
+) -> None:
+    pointer, entry = await writer.append(0, make_batches(0, [3] * 8))
+    footer = await Archive(store).footer(entry)
+    block = footer.blocks[1]
+    path = store_directory / entry.key
+    content = bytearray(path.read_bytes())
+    content[block.position + 70] ^= 0x20
+    path.write_bytes(content)
+    with pytest.raises(Corrupt, match=f"{entry.key}, block 1 .offsets {block.base_offset}..{block.last_offset}"):
+        await reader.fetch(pointer, block.base_offset, 1, 5)
+    assert headers(await reader.fetch(pointer, 0, 1, 5))[0][0] == 0
+
+
+async def test_a_missing_segment_is_corruption_not_the_end(
+    writer: ArchiveWriter, reader: ColdReader, store_directory: Path, make_batches: Batches
+) -> None:
+    pointer, entry = await writer.append(0, make_batches(0, [3]))
+    (store_directory / entry.key).unlink()
+    with pytest.raises(Corrupt, match="missing"):
+        await reader.fetch(pointer, 0, 1, 5)
+
+
+async def test_time_search_equals_a_scan_over_times_that_are_not_monotonic(
+    writer: ArchiveWriter, reader: ColdReader, make_batches: Batches
+) -> None:
+    times = [(7 * index) % 43 for index in range(80)]
+    for first in range(0, 80, 8):
+        pointer, _ = await writer.append(0, make_batches(first, [3, 5], timestamps=times[first : first + 8]))
+    for wanted in range(45):
+        for start in (0, 9, 40):
+            expected = next((offset for offset in range(start, 80) if times[offset] >= wanted), None)
+            found = await reader.offset_for_timestamp(pointer, wanted, start)
+            assert (found.offset if found else None) == expected
+            assert found is None or found.timestamp_ms == times[found.offset]
+    assert await reader.timestamp_bound(pointer) == max(times)
+
+
+async def test_epochs_are_those_at_the_end(writer: ArchiveWriter, reader: ColdReader, make_batches: Batches) -> None:
+    await writer.append(0, make_batches(0, [4], epoch=2))
+    pointer, _ = await writer.append(0, make_batches(4, [4], epoch=3))
+    assert await reader.leader_epochs(pointer) == [(3, 4)]
+    assert await reader.producer_snapshot(pointer) == ()
+    assert await reader.aborted_transactions(pointer, 0, 8) == []
+
+
+async def test_memory_is_bounded_and_disk_takes_what_leaves_it(
+    writer: ArchiveWriter, store: Store, make_batches: Batches, tmp_path: Path, background: ThreadBackground
+) -> None:
+    pointer, written = await write_history(writer, make_batches)
+    settings = ColdReaderSettings(disk_bytes=MIB, read_ahead_blocks=0)
+    files = SystemFiles(tmp_path / "cache")
+    reader = ColdReader(store, settings, SystemClock(), memory_bytes=4_000, files=files, background=background)
+    assert b"".join(await reader.fetch(pointer, 5, MIB, 5)) == b"".join(written)
+    await reader.close()
+    assert files.list("blocks")
+    for name in files.list("blocks"):
+        (tmp_path / "cache/blocks" / name).write_bytes(b"spoiled")
+    assert b"".join(await reader.fetch(pointer, 5, MIB, 5)) == b"".join(written), "a spoiled cache is a miss"
+    await reader.close()
+
+
+async def test_records_read_cold_are_those_written(writer: ArchiveWriter, reader: ColdReader, make_batches: Batches) -> None:
+    pointer, _ = await writer.append(1, make_batches(0, [2, 2]))
+    pieces = await reader.fetch(pointer, 0, MIB, 5)
+    offsets = [
+        record.offset
+        for piece in pieces
+        for position, header in iterate_headers(piece)
+        for record in iterate_records(piece[position:], header)
+    ]
+    assert offsets == [0, 1, 2, 3]
+
+
+class CountingBackground:
+    """Counts what goes beside the event loop."""
+
+    def __init__(self, background: Background) -> None:
+        self._background = background
+        self.calls = 0
+
+    def run(self, call: Callable[[], Result]) -> Awaitable[Result]:
+        self.calls += 1
+        return self._background.run(call)
+
+    def close(self) -> None: ...
+
+
+async def test_large_footers_and_pages_are_parsed_beside_the_event_loop(
+    writer: ArchiveWriter, store: Store, make_batches: Batches, background: ThreadBackground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pointer, written = await write_history(writer, make_batches)
+    for at_once_bytes, goes_aside in ((1 << 20, False), (0, True)):
+        monkeypatch.setattr(manifest_source, "AT_ONCE_BYTES", at_once_bytes)
+        monkeypatch.setattr(stepwise, "AT_ONCE_BYTES", at_once_bytes)
+        counting = CountingBackground(background)
+        reader = ColdReader(store, ColdReaderSettings(read_ahead_blocks=0), SystemClock(), background=counting)
+        assert b"".join(await reader.fetch(pointer, 5, MIB, 5)) == b"".join(written)
+        assert bool(counting.calls) is goes_aside
+        await reader.close()

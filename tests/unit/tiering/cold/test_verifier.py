@@ -1,0 +1,170 @@
+"""Verification finds whatever is changed in a bucket and says where."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stratalog_core.system import ThreadBackground
+from stratalog_tiering.cold.archive import Archive
+from stratalog_tiering.cold.manifest_source import ManifestSource
+from stratalog_tiering.cold.segment_check import check_segment
+from stratalog_tiering.cold.verifier import PartitionReport, Progress, Verifier
+from stratalog_tiering.offload.archive_writer import ArchiveWriter
+
+Store = Any
+Batches = Callable[..., list[bytes]]
+
+
+@pytest.fixture
+def verifier(store: Store, background: ThreadBackground) -> Verifier:
+    return Verifier(store, background)
+
+
+async def fill(writer: ArchiveWriter, make_batches: Batches, segments: int = 12) -> list[str]:
+    keys = []
+    for index in range(segments):
+        _, entry = await writer.append(0, make_batches(index * 24, [3] * 8))
+        keys.append(entry.key)
+    return keys
+
+
+async def verify(verifier: Verifier) -> list[PartitionReport]:
+    return [report async for report in verifier.bucket()]
+
+
+async def test_a_sound_bucket_has_no_findings(
+    writer: ArchiveWriter, store: Store, background: ThreadBackground, make_batches: Batches
+) -> None:
+    await fill(writer, make_batches)
+    seen: list[int] = []
+
+    def on_progress(progress: Progress) -> None:
+        seen.append(progress.bytes)
+
+    (report,) = await verify(Verifier(store, background, on_progress=on_progress))
+    assert report.findings == ()
+    progress = report.progress
+    assert (progress.topic, progress.partition, progress.records) == ("flights", 0, 288)
+    assert (progress.segments, progress.bytes) == (progress.segments_total, progress.bytes_total)
+    assert progress.manifest_versions == 12
+    assert seen == sorted(seen)
+
+
+async def test_a_flipped_byte_is_named_by_segment_block_and_offsets(
+    writer: ArchiveWriter, store: Store, verifier: Verifier, store_directory: Path, make_batches: Batches
+) -> None:
+    keys = await fill(writer, make_batches)
+    archive = Archive(store)
+    pointer = await archive.pointer(await archive.topic("flights"), 0)
+    assert pointer is not None
+    entries = [entry async for entry in archive.segments(await archive.manifest(pointer))]
+    block = (await archive.footer(entries[4])).blocks[2]
+    flip(store_directory / keys[4], block.position + 10)
+    (report,) = await verify(verifier)
+    (finding,) = report.findings
+    assert (finding.key, finding.block) == (keys[4], 2)
+    assert (finding.base_offset, finding.end_offset) == (block.base_offset, block.last_offset + 1)
+    assert keys[4] in str(finding)
+    assert "block 2" in str(finding)
+
+
+async def test_neighbouring_blocks_are_read_together(
+    writer: ArchiveWriter, store: Store, background: ThreadBackground, make_batches: Batches
+) -> None:
+    await fill(writer, make_batches, segments=1)
+    archive = Archive(store)
+    topic = await archive.topic("flights")
+    pointer = await archive.pointer(topic, 0)
+    assert pointer is not None
+    (entry,) = [entry async for entry in archive.segments(await archive.manifest(pointer))]
+    blocks = len((await archive.footer(entry)).blocks)
+    assert blocks > 4
+    store.calls.clear()
+    (report,) = await verify(Verifier(store, background, reads_at_once=4))
+    assert report.findings == ()
+    # One more for the footer.
+    assert store.count("get_range") == 1 + -(-blocks // 4)
+
+
+async def test_of_blocks_that_are_read_together_only_those_that_are_cut_off_are_named(
+    writer: ArchiveWriter, store: Store, background: ThreadBackground, store_directory: Path, make_batches: Batches
+) -> None:
+    (key,) = await fill(writer, make_batches, segments=1)
+    archive = Archive(store)
+    pointer = await archive.pointer(await archive.topic("flights"), 0)
+    assert pointer is not None
+    (entry,) = [entry async for entry in archive.segments(await archive.manifest(pointer))]
+    blocks = (await archive.footer(entry)).blocks
+    whole = (store_directory / key).read_bytes()
+    source = ManifestSource(store)
+    check = check_segment(store, source, entry, background, reads_at_once=4)
+    first = asyncio.ensure_future(anext(check))
+
+    def cut_behind_the_footer(name: str, called: str) -> None:
+        if name == "get_range" and store.count("get_range") == 2:
+            (store_directory / key).write_bytes(whole[: blocks[2].position + 1])
+
+    store.calls.clear()
+    store.before = cut_behind_the_footer
+    found = [await first, *[finding async for finding in check]]
+    assert [finding.block for finding in found] == list(range(2, len(blocks)))
+
+
+async def test_a_changed_footer_and_a_missing_or_cut_segment_are_named(
+    writer: ArchiveWriter, verifier: Verifier, store_directory: Path, make_batches: Batches
+) -> None:
+    keys = await fill(writer, make_batches)
+    flip(store_directory / keys[1], -40)
+    cut(store_directory / keys[3])
+    remove(store_directory / keys[5])
+    (report,) = await verify(verifier)
+    assert [finding.key for finding in report.findings] == [keys[1], keys[3], keys[5]]
+    assert "missing" in report.findings[2].problem
+
+
+@pytest.mark.parametrize("kind", ["pages/*/*/*", "manifests/*/*/*.manifest"])
+async def test_a_changed_page_or_manifest_is_found(
+    writer: ArchiveWriter, verifier: Verifier, store_directory: Path, make_batches: Batches, kind: str
+) -> None:
+    await fill(writer, make_batches)
+    for path in matching(store_directory, kind):
+        flip(path, 60)
+    (report,) = await verify(verifier)
+    assert len(report.findings) >= 1
+
+
+async def test_a_changed_older_manifest_breaks_the_chain(
+    writer: ArchiveWriter, verifier: Verifier, store_directory: Path, make_batches: Batches
+) -> None:
+    await fill(writer, make_batches, 3)
+    oldest = matching(store_directory, "manifests/*/*/*.manifest")[-1]
+    flip(oldest, 60)
+    (report,) = await verify(verifier)
+    (finding,) = report.findings
+    assert finding.key.endswith(oldest.name)
+    remove(oldest)
+    (report,) = await verify(verifier)
+    assert report.findings == (), "versions beyond the grace period are gone by right"
+
+
+def matching(directory: Path, pattern: str) -> list[Path]:
+    return sorted(directory.glob(pattern))
+
+
+def flip(path: Path, position: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[position] ^= 1
+    path.write_bytes(content)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def remove(path: Path) -> None:
+    path.unlink()

@@ -1,0 +1,99 @@
+"""When upkeep is due: after changes and when something expires, at most once in an interval, and failures in turns."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stratalog_tiering.config import TieringSettings
+from stratalog_tiering.core.maintenance_times import RETRY_S, Upkeep, UpkeepTimes
+
+RETENTION_S, SWEEP_S = 60.0, 3600.0
+SETTINGS = TieringSettings(
+    worker_id="w", retention_interval_ms=int(RETENTION_S * 1000), sweep_interval_ms=int(SWEEP_S * 1000)
+)  # fmt: skip
+
+
+def times(*, spread: float = 0.0, recheck: bool = False) -> UpkeepTimes:
+    return UpkeepTimes(SETTINGS, 0.0, spread=spread, spread_s=0.0, recheck=recheck)
+
+
+def looked(at: UpkeepTimes, depends_on: str, expires_at_ms: int | None = None, now: float = 0.0) -> None:
+    at.swept(now)
+    at.looked_at(depends_on, expires_at_ms, now)
+
+
+def test_an_unchanged_partition_is_left_alone_until_something_expires() -> None:
+    at = times()
+    looked(at, "v1", expires_at_ms=500_000)
+    assert at.due("v1", 499.0, 499_000) is None
+    assert at.next_s("v1", 499.0, 499_000) == 1.0
+    assert at.due("v1", 500.0, 500_000) is Upkeep.RETENTION
+    looked(at, "v1", None, 500.0)
+    assert at.next_s("v1", 500.0, 500_000) == SWEEP_S
+
+
+def test_a_change_is_looked_at_but_not_oftener_than_once_in_an_interval() -> None:
+    at = times()
+    looked(at, "v1")
+    assert at.due("v2", RETENTION_S - 1, 0) is None
+    assert at.next_s("v2", RETENTION_S - 1, 0) == 1.0
+    assert at.due("v2", RETENTION_S, 0) is Upkeep.RETENTION
+    at.changed(RETENTION_S)
+    assert at.due("v3", RETENTION_S, 0) is Upkeep.RETENTION, "there may be more to do"
+
+
+def test_nothing_is_retained_before_there_is_cold_history() -> None:
+    at = times()
+    at.swept(0.0)
+    assert at.due(None, RETENTION_S * 10, 0) is None
+    assert at.next_s(None, 0.0, 0) == SWEEP_S
+
+
+def test_a_failure_keeps_neither_the_other_from_its_turn_nor_is_it_forgotten() -> None:
+    at = times()
+    assert {at.due("v1", 0.0, 0)} <= set(Upkeep)
+    at.failed(Upkeep.SWEEP, 0.0)
+    assert at.due("v1", 0.0, 0) is Upkeep.RETENTION
+    at.looked_at("v1", None, 0.0)
+    assert at.due("v1", 0.0, 0) is None
+    assert at.has_failed("v1")
+    assert at.due("v1", RETRY_S, 0) is Upkeep.SWEEP
+    at.swept(RETRY_S)
+    assert not at.has_failed("v1")
+
+
+def test_an_error_of_an_earlier_session_is_over_when_all_has_succeeded_once() -> None:
+    at = times(spread=0.9, recheck=True)
+    assert at.has_failed("v1")
+    at.swept(0.0)
+    assert not at.has_failed(None), "there is nothing to retain"
+    assert at.has_failed("v1")
+    assert at.due("v1", 0.0, 0) is Upkeep.RETENTION
+    at.looked_at("v1", None, 0.0)
+    assert not at.has_failed("v1")
+
+
+STEPS = st.tuples(st.floats(0, 500), st.sampled_from(["v1", "v2", None]), st.sampled_from(["ok", "fail"]))
+
+
+@given(steps=st.lists(STEPS, max_size=40))
+def test_what_is_due_is_due_in_no_time_and_work_never_comes_faster_than_the_intervals(
+    steps: list[tuple[float, str | None, str]],
+) -> None:
+    at, now, done = times(), 0.0, dict.fromkeys(Upkeep, -1000000000.0)
+    intervals = {Upkeep.RETENTION: RETENTION_S, Upkeep.SWEEP: SWEEP_S}
+    for later_s, depends_on, outcome in steps:
+        now += later_s
+        upkeep = at.due(depends_on, now, int(now * 1000))
+        assert (upkeep is not None) == (at.next_s(depends_on, now, int(now * 1000)) == 0.0)
+        if upkeep is None:
+            continue
+        assert now - done[upkeep] >= min(RETRY_S, intervals[upkeep])
+        done[upkeep] = now
+        if outcome == "fail":
+            at.failed(upkeep, now)
+        elif upkeep is Upkeep.SWEEP:
+            at.swept(now)
+        else:
+            at.looked_at(depends_on, None, now)

@@ -1,0 +1,104 @@
+"""The offload job: whatever is wrong with a ledger's entries is refused by ledger and entry; what is right comes out whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+from uuid import UUID
+
+import pytest
+
+from stratalog_core.checkpoint import Checkpoint, EpochStart, encode_checkpoint
+from stratalog_core.errors import Corrupt
+from stratalog_metadata.records import Fragment, Ledger, LedgerState, Topic
+from stratalog_tiering.core.offload_job import EPOCHS_MAX, OffloadJob
+from stratalog_tiering.format.segment import parse_footer
+
+Batches = Callable[..., list[bytes]]
+TOPIC = Topic(name="t", topic_id=UUID(int=1), partition_count=1, replication_factor=1)
+
+
+class Entry(NamedTuple):
+    entry_id: int
+    payload: memoryview
+
+
+def ledger(number: int, base: int, end: int, entries: int) -> Ledger:
+    return Ledger(
+        ledger_id=number, topic_id=TOPIC.topic_id, partition=0, base_offset=base, leader_epoch=0, write_quorum=1, ack_quorum=1,
+        fragments=(Fragment(first_entry=0, bookies=("b",)),), state=LedgerState.CLOSED, last_entry=entries - 1,
+        payload_bytes=1, end_offset=end,
+    )  # fmt: skip
+
+
+def job_for(*ledgers: Ledger) -> OffloadJob:
+    return OffloadJob(TOPIC, ledgers, random_id=7, block_bytes=500)
+
+
+def numbered(payloads: Sequence[bytes], first: int = 0) -> list[Entry]:
+    return [Entry(first + number, memoryview(payload)) for number, payload in enumerate(payloads)]
+
+
+def checkpoint(offset: int, **fields: object) -> list[bytes]:
+    return encode_checkpoint(Checkpoint(offset=offset, **fields), part_bytes_max=3)  # type: ignore[arg-type]
+
+
+def test_ledgers_in_pieces_make_one_segment(make_batches: Batches) -> None:
+    first, second = [*checkpoint(0), *make_batches(0, [2, 3])], [*checkpoint(5), *make_batches(5, [4])]
+    job = job_for(ledger(1, 0, 5, len(first)), ledger(2, 5, 9, len(second)))
+    content = bytearray()
+    for payloads in (first, second):
+        for number in range(len(payloads)):
+            wanted = job.next_read
+            assert wanted is not None
+            assert (wanted.first, wanted.last) == (number, len(payloads) - 1)
+            job.add_entries(numbered(payloads[number : number + 1], number))
+            content += b"".join(job.take_parts())
+    assert job.next_read is None
+    content += b"".join(job.finish(9))
+    footer = parse_footer(content, len(content))
+    assert footer == job.footer
+    assert content[: footer.data_bytes] == b"".join(make_batches(0, [2, 3, 4]))
+    assert job.entry().object_bytes == len(content)
+
+
+def test_a_missing_entry_is_refused(make_batches: Batches) -> None:
+    job = job_for(ledger(1, 0, 5, 3))
+    with pytest.raises(Corrupt, match="ledger 1: entry 1 came where 0 was expected"):
+        job.add_entries(numbered(make_batches(0, [5]), first=1))
+
+
+def test_a_spoiled_batch_is_refused(make_batches: Batches) -> None:
+    batch = bytearray(make_batches(0, [5])[0])
+    batch[-1] ^= 1
+    with pytest.raises(Corrupt, match=r"ledger 1, entry 0: .* does not match its CRC"):
+        job_for(ledger(1, 0, 5, 1)).add_entries(numbered([bytes(batch)]))
+
+
+def test_a_gap_between_batches_is_refused(make_batches: Batches) -> None:
+    payloads = [*make_batches(0, [2]), *make_batches(3, [2])]
+    with pytest.raises(Corrupt, match=r"ledger 1, entry 1: .* does not continue at 2"):
+        job_for(ledger(1, 0, 5, 2)).add_entries(numbered(payloads))
+
+
+@pytest.mark.parametrize("end", [4, 6])
+def test_a_ledger_must_end_where_its_record_says(make_batches: Batches, end: int) -> None:
+    with pytest.raises(Corrupt, match="holds offsets up to 5"):
+        job_for(ledger(1, 0, end, 1)).add_entries(numbered(make_batches(0, [5])))
+
+
+def test_a_ledger_may_not_end_within_its_checkpoint() -> None:
+    with pytest.raises(Corrupt, match="within its checkpoint"):
+        job_for(ledger(1, 0, 0, 1)).add_entries(numbered(checkpoint(0)[:1]))
+
+
+def test_the_history_of_epochs_is_bounded_and_below_the_end(make_batches: Batches) -> None:
+    epochs = tuple(EpochStart(epoch, epoch) for epoch in range(EPOCHS_MAX + 50))
+    base = EPOCHS_MAX + 20
+    payloads = [*encode_checkpoint(Checkpoint(offset=base, leader_epochs=epochs)), *make_batches(base, [5], epoch=base)]
+    job = job_for(ledger(1, base, base + 5, len(payloads)))
+    job.add_entries(numbered(payloads))
+    job.finish(1)
+    found = job.footer.leader_epochs
+    assert len(found) == EPOCHS_MAX
+    assert found[-1] == EpochStart(base + 4, base + 4)

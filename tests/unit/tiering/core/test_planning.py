@@ -1,0 +1,222 @@
+"""Plans: nothing is offloaded but from where the manifest ends, nothing hot goes before it is cold and due."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stratalog_core.errors import Corrupt, Invalid
+from stratalog_metadata.commands import SessionAlive, VersionIs
+from stratalog_metadata.records import Fragment, Ledger, LedgerRef, LedgerState, Log, ManifestPointer, TierRequest, Topic
+from stratalog_tiering.core.commands import commit_segment, drop_ledgers, fulfil_request, move_start
+from stratalog_tiering.core.planning import (
+    DropEmpty,
+    DropHot,
+    Fulfil,
+    Idle,
+    Offload,
+    PartitionState,
+    PlanLimits,
+    Step,
+    StoredLedger,
+    next_step,
+)
+from stratalog_tiering.core.policy import TierPolicy, tier_policy
+from stratalog_tiering.maintenance.fork_resolution import dropped_ledgers
+
+TOPIC = Topic(name="t", topic_id=UUID(int=1), partition_count=1, replication_factor=1)
+LIMITS = PlanLimits(segment_bytes=100, deletion_lag_ms=50)
+
+
+def ledger(number: int, base: int, end: int, *, closed: bool = True, size: int = 10, closed_at_ms: int = 1000) -> StoredLedger:
+    record = Ledger(
+        ledger_id=number, topic_id=TOPIC.topic_id, partition=0, base_offset=base, leader_epoch=0, write_quorum=1, ack_quorum=1,
+        fragments=(Fragment(first_entry=0, bookies=("b",)),), state=LedgerState.CLOSED if closed else LedgerState.OPEN,
+        last_entry=1, payload_bytes=size, end_offset=end if closed else -1, closed_at_ms=closed_at_ms,
+    )  # fmt: skip
+    return StoredLedger(version=number, ledger=record)
+
+
+def state(
+    *ledgers: StoredLedger, cold: tuple[int, int] | None = None, request: TierRequest | None = None, start: int = 0
+) -> PartitionState:
+    pointer = None
+    if cold is not None:
+        pointer = ManifestPointer(
+            topic_id=TOPIC.topic_id, index=0, manifest_version=1, object_key="k", sha256="", start_offset=cold[0],
+            end_offset=cold[1], cold_bytes=1,
+        )  # fmt: skip
+    refs = tuple(
+        LedgerRef(ledger_id=stored.ledger.ledger_id, base_offset=stored.ledger.base_offset, leader_epoch=0)
+        for stored in ledgers
+    )
+    return PartitionState(
+        topic=TOPIC, log=Log(topic_id=TOPIC.topic_id, index=0, ledgers=refs, log_start_offset=start), log_version=1,
+        ledgers=ledgers, pointer=pointer, pointer_version=1 if pointer else 0, request=request,
+        request_version=1 if request else 0,
+    )  # fmt: skip
+
+
+def plan(current: PartitionState, now_ms: int = 0, policy: TierPolicy | None = None, cold_since: int = 2000) -> Step:
+    since = {stored.ledger.ledger_id: cold_since for stored in current.ledgers}
+    return next_step(current, policy or TierPolicy(), LIMITS, since, now_ms)
+
+
+def ids(step: Step) -> list[int]:
+    assert isinstance(step, DropEmpty | Offload | DropHot)
+    return [stored.ledger.ledger_id for stored in step.ledgers]
+
+
+def test_sealed_neighbours_go_together_up_to_the_segments_size() -> None:
+    step = plan(state(ledger(1, 0, 5, size=40), ledger(2, 5, 9, size=60), ledger(3, 9, 12, size=1)))
+    assert isinstance(step, Offload)
+    assert ids(step) == [1, 2]
+
+
+@pytest.mark.parametrize(("retention_hours", "expected"), [(-1, [1, 2, 3]), (24, [1, 2, 3]), (23, [1, 2]), (1, [1])])
+def test_neighbours_that_were_closed_far_apart_expire_apart(retention_hours: int, expected: list[int]) -> None:
+    """Each was open for an hour at most, so three that were closed an hour apart span three hours: an eighth of a day."""
+    hour_ms = 3_600_000
+    ledgers = [ledger(number, number, number + 1, closed_at_ms=number * hour_ms) for number in (1, 2, 3)]
+    policy = TierPolicy(retention_ms=retention_hours * hour_ms if retention_hours > 0 else -1, segment_ms=hour_ms)
+    assert ids(plan(state(*ledgers, cold=(0, 1)), policy=policy)) == expected
+
+
+def test_neighbours_are_no_larger_than_an_eighth_of_what_may_remain() -> None:
+    ledgers = [ledger(number, number, number + 1, size=10) for number in (1, 2, 3)]
+    assert ids(plan(state(*ledgers, cold=(0, 1)), policy=TierPolicy(retention_ms=-1, retention_bytes=160))) == [1, 2]
+
+
+def test_one_ledger_larger_than_a_segment_goes_alone() -> None:
+    assert ids(plan(state(ledger(1, 0, 5, size=500), ledger(2, 5, 9)))) == [1]
+
+
+def test_an_open_ledger_ends_the_run() -> None:
+    assert ids(plan(state(ledger(1, 0, 5), ledger(2, 5, -1, closed=False)))) == [1]
+    assert plan(state(ledger(2, 5, -1, closed=False))) == Idle()
+
+
+GUARDS = (SessionAlive(session_id=7), VersionIs(key="lease/x", version=3))
+
+
+def test_every_command_needs_session_lease_and_all_that_it_was_planned_from() -> None:
+    """A worker that lost its lease and goes on, or comes late, changes nothing (pulsar#17736)."""
+    ledgers = (ledger(1, 0, 5), ledger(2, 5, 9))
+    request = TierRequest(topic_id=TOPIC.topic_id, index=0, end_offset=9)
+    current = state(*ledgers, cold=(0, 9), request=request)
+    assert current.pointer is not None
+    pointer = VersionIs(key=current.pointer.key(), version=1)
+    log = VersionIs(key=current.log.key(), version=1)
+    records = {VersionIs(key=stored.ledger.key(), version=stored.version) for stored in ledgers}
+    for command, needed in (
+        (commit_segment(current, current.pointer, ledgers, GUARDS), {pointer, *records}),
+        (drop_ledgers(current, ledgers, GUARDS), {pointer, log, *records}),
+        (move_start(current, current.pointer, GUARDS), {pointer, log}),
+        (fulfil_request(current, GUARDS), {VersionIs(key=request.key(), version=1)}),
+    ):
+        assert set(command.requirements) == {*GUARDS, *needed}
+
+
+def test_offloading_goes_on_where_the_manifest_ends() -> None:
+    step = plan(state(ledger(1, 0, 5), ledger(2, 5, 9), cold=(0, 5)))
+    assert isinstance(step, Offload)
+    assert ids(step) == [2]
+
+
+@pytest.mark.parametrize("base", [4, 6])
+def test_a_gap_or_overlap_stops_everything(base: int) -> None:
+    with pytest.raises(Corrupt, match="do not meet"):
+        plan(state(ledger(2, base, 9), cold=(0, 5)))
+
+
+def test_empty_ledgers_go_if_their_offset_is_remembered() -> None:
+    assert ids(plan(state(ledger(1, 5, 5), ledger(2, 5, 9)))) == [1]
+    assert ids(plan(state(ledger(1, 0, 0)))) == [1]
+    assert ids(plan(state(ledger(1, 5, 5), cold=(0, 5)))) == [1]
+    assert plan(state(ledger(1, 5, 5))) == Idle()
+
+
+def test_hot_copies_go_after_the_lag_and_the_local_retention() -> None:
+    cold = state(ledger(1, 0, 5), ledger(2, 5, -1, closed=False), cold=(0, 5))
+    assert plan(cold, now_ms=2049) == Idle(until_ms=2050)
+    assert isinstance(plan(cold, now_ms=2050), DropHot)
+    longer = tier_policy({"local.retention.ms": "5000"})
+    assert plan(cold, now_ms=2050, policy=longer) == Idle(until_ms=6000)
+    assert plan(cold, now_ms=10**12, policy=tier_policy({"local.retention.ms": "-1"})) == Idle()
+
+
+def test_hot_copies_below_the_logs_start_go_at_once() -> None:
+    assert isinstance(plan(state(ledger(1, 0, 5), cold=(5, 5), start=5)), DropHot)
+
+
+def test_a_request_to_delete_hot_copies_does_not_wait() -> None:
+    request = TierRequest(topic_id=TOPIC.topic_id, index=0, end_offset=5, delete_hot=True)
+    assert ids(plan(state(ledger(1, 0, 5), ledger(2, 5, 9), cold=(0, 9), request=request))) == [1]
+
+
+def test_a_request_is_fulfilled_when_all_below_is_cold_and_dropped_if_asked() -> None:
+    keep = TierRequest(topic_id=TOPIC.topic_id, index=0, end_offset=5)
+    assert plan(state(ledger(1, 0, 5), cold=(0, 5), request=keep)) == Fulfil()
+    assert plan(state(cold=(0, 5), request=TierRequest(topic_id=TOPIC.topic_id, index=0, end_offset=6))) == Idle()
+    assert plan(state(cold=(0, 5), request=TierRequest(topic_id=TOPIC.topic_id, index=0))) == Idle()
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.integers(1, 60)), max_size=8),
+    st.integers(0, 8),
+    st.booleans(),
+    st.integers(0, 3000),
+)
+def test_steps_never_break_the_history(shape: list[tuple[int, int]], cold_ledgers: int, last_open: bool, now_ms: int) -> None:
+    ledgers, base = [], 0
+    for number, (records, size) in enumerate(shape):
+        closed = not (last_open and number == len(shape) - 1)
+        ledgers.append(ledger(number, base, base + records, closed=closed, size=size))
+        base += records
+    closed_ends = [stored.ledger.end_offset for stored in ledgers if stored.ledger.state is LedgerState.CLOSED]
+    cold_end = closed_ends[min(cold_ledgers, len(closed_ends)) - 1] if closed_ends and cold_ledgers else None
+    current = state(*ledgers, cold=None if cold_end is None else (0, cold_end))
+    step = plan(current, now_ms)
+    if isinstance(step, Offload):
+        bases = [stored.ledger.base_offset for stored in step.ledgers]
+        ends = [stored.ledger.end_offset for stored in step.ledgers]
+        assert bases == [current.cold_end, *ends[:-1]]
+        assert all(stored.ledger.state is LedgerState.CLOSED for stored in step.ledgers)
+    if isinstance(step, DropHot):
+        assert all(stored.ledger.end_offset <= current.cold_end for stored in step.ledgers)
+    if isinstance(step, DropEmpty):
+        assert all(stored.ledger.base_offset == stored.ledger.end_offset for stored in step.ledgers)
+
+
+@pytest.mark.parametrize(
+    ("ledgers", "contained", "dropped"),
+    [
+        ([(1, 0, 5), (2, 5, 9)], {1, 2}, []),  # the line was made of them, and the log goes on where it ends
+        ([(1, 0, 5)], {1, 2}, [1]),  # the log would go on below the line's end
+        ([(1, 0, 5), (3, 5, 9)], {1, 2}, None),  # other records that happen to end where the line ends
+        ([(1, 0, 5), (3, 5, 12)], {1, 2}, None),
+        ([(3, 9, 12)], {1, 2}, []),
+        ([(3, 10, 12)], {1, 2}, None),  # what lies between is in neither
+        ([(1, 5, 5), (3, 9, 12)], {2}, [1]),  # no records
+    ],
+)
+def test_ledgers_that_continue_a_kept_line_stay(
+    ledgers: list[tuple[int, int, int]], contained: set[int], dropped: list[int] | None
+) -> None:
+    """The line ends at offset 9."""
+    current = state(*(ledger(*each) for each in ledgers))
+    if dropped is None:
+        with pytest.raises(Invalid, match="--discard-hot"):
+            dropped_ledgers(current, 9, contained, discard_hot=False)
+        gone = dropped_ledgers(current, 9, contained, discard_hot=True)
+        assert ids(DropEmpty(ledgers=gone)) == [number for number, _, _ in ledgers]
+    else:
+        assert ids(DropEmpty(ledgers=dropped_ledgers(current, 9, contained, discard_hot=False))) == dropped
+
+
+def test_an_open_ledger_that_does_not_continue_a_kept_line_is_not_discarded() -> None:
+    with pytest.raises(Invalid, match="one of them is open"):
+        dropped_ledgers(state(ledger(3, 5, -1, closed=False)), 9, {1}, discard_hot=True)

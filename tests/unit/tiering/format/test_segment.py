@@ -1,0 +1,161 @@
+"""Segments: what is written is read back, every flipped byte is found and located, offsets never gap."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stratalog_core.errors import Corrupt, Invalid, StratalogError
+from stratalog_core.records import Record, build_batch
+from stratalog_tiering.format.footer import TRAILER_BYTES
+from stratalog_tiering.format.segment import (
+    SegmentFooter,
+    SegmentIdentity,
+    SegmentWriter,
+    audit_block,
+    block_proved,
+    find_block,
+    footer_range,
+    iterate_block_batches,
+    parse_footer,
+    prove_block,
+)
+
+TOPIC = UUID("00000000-0000-4000-8000-0000000000aa")
+
+
+def identity(base_offset: int = 0) -> SegmentIdentity:
+    return SegmentIdentity(topic_id=TOPIC, topic_name="flights", partition=3, base_offset=base_offset, ledger_ids=(7, 8))
+
+
+def make_batches(base_offset: int, counts: list[int], epochs: list[int] | None = None) -> list[bytes]:
+    batches, offset = [], base_offset
+    for index, count in enumerate(counts):
+        records = [
+            Record(offset=offset + step, timestamp_ms=1000 + (offset * 37 + step) % 501, key=b"k", value=b"v" * (step % 50))
+            for step in range(count)
+        ]
+        batches.append(bytes(build_batch(records, leader_epoch=epochs[index] if epochs else 0)))
+        offset += count
+    return batches
+
+
+def write_segment(batches: list[bytes], base_offset: int = 0, block_bytes: int = 300) -> tuple[bytes, SegmentFooter]:
+    writer = SegmentWriter(identity(base_offset), block_bytes)
+    content = bytearray()
+    for batch in batches:
+        writer.append(batch)
+        content += b"".join(writer.take_parts())
+    footer = writer.finish(created_at_ms=5)
+    return bytes(content + b"".join(writer.take_parts())), footer
+
+
+@given(st.integers(0, 2**40), st.lists(st.integers(1, 12), min_size=1, max_size=25), st.integers(1, 4000))
+def test_batches_come_back_as_they_were(base_offset: int, counts: list[int], block_bytes: int) -> None:
+    batches = make_batches(base_offset, counts)
+    content, written = write_segment(batches, base_offset, block_bytes)
+    footer = parse_footer(content, len(content))
+    assert footer == written
+    assert content[: footer.data_bytes] == b"".join(batches)
+    read = [
+        bytes(batch)
+        for block in footer.blocks
+        for batch, _ in iterate_block_batches(content[block.position : block.end_position])
+    ]
+    assert read == batches
+    assert (footer.end_offset, footer.record_count) == (base_offset + sum(counts), sum(counts))
+    for block in footer.blocks:
+        audit_block(content[block.position : block.end_position], block)
+        assert block.batch_count == 1 or block.length <= block_bytes
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_any_flipped_bit_is_found_in_its_block_or_in_the_tail(data: st.DataObject) -> None:
+    content, footer = write_segment(make_batches(40, [3, 9, 1, 12, 5]), 40)
+    position = data.draw(st.integers(0, len(content) - 1))
+    spoiled = bytearray(content)
+    spoiled[position] ^= 1 << data.draw(st.integers(0, 7))
+    if position >= footer.data_bytes:
+        with pytest.raises(StratalogError):
+            parse_footer(spoiled, len(spoiled))
+        return
+    wrong = []
+    for index, block in enumerate(parse_footer(spoiled, len(spoiled)).blocks):
+        try:
+            audit_block(spoiled[block.position : block.end_position], block)
+        except Corrupt:
+            wrong.append(index)
+    assert wrong == [next(i for i, block in enumerate(footer.blocks) if position < block.end_position)]
+
+
+@given(st.integers(0, 400))
+def test_a_cut_object_is_never_a_segment(kept: int) -> None:
+    content, _ = write_segment(make_batches(0, [5, 5]))
+    kept = min(kept, len(content) - 1)
+    with pytest.raises(Corrupt):
+        parse_footer(content[:kept], kept)
+
+
+def test_the_footer_is_read_by_two_ranges() -> None:
+    content, footer = write_segment(make_batches(0, [5, 5]))
+    start, length = footer_range(content[-TRAILER_BYTES:], len(content))
+    assert (start, start + length) == (footer.data_bytes, len(content))
+    assert parse_footer(content[start:], len(content)) == footer
+    with pytest.raises(Invalid, match="do not reach"):
+        parse_footer(content[-TRAILER_BYTES:], len(content))
+
+
+def test_an_unknown_version_asks_for_an_upgrade() -> None:
+    from crc32c import crc32c
+
+    content = bytearray(write_segment(make_batches(0, [5]))[0])
+    trailer = content[-TRAILER_BYTES:]
+    trailer[16:18] = (2).to_bytes(2, "big")
+    trailer[20:24] = crc32c(bytes(trailer[:20])).to_bytes(4, "big")
+    with pytest.raises(Invalid, match="upgrade"):
+        parse_footer(bytes(content[:-TRAILER_BYTES] + trailer), len(content))
+
+
+def test_a_gap_or_overlap_is_refused() -> None:
+    for wrong in (4, 6):
+        writer = SegmentWriter(identity())
+        writer.append(make_batches(0, [5])[0])
+        with pytest.raises(Corrupt, match="does not continue at 5"):
+            writer.append(make_batches(wrong, [1])[0])
+
+
+def test_no_empty_segment_and_no_half_batch() -> None:
+    writer = SegmentWriter(identity())
+    with pytest.raises(Invalid):
+        writer.finish(created_at_ms=0)
+    with pytest.raises(Corrupt):
+        writer.append(make_batches(0, [5])[0][:-1])
+
+
+def test_leader_epochs_are_taken_from_the_batches() -> None:
+    _, footer = write_segment(make_batches(10, [2, 3, 4], epochs=[4, 4, 9]), 10)
+    assert [(start.epoch, start.start_offset) for start in footer.leader_epochs] == [(4, 10), (9, 15)]
+
+
+@given(st.integers(0, 200))
+def test_find_block_equals_a_scan(offset: int) -> None:
+    _, footer = write_segment(make_batches(20, [7] * 15), 20, 200)
+    holding = [i for i, block in enumerate(footer.blocks) if block.base_offset <= offset <= block.last_offset]
+    if holding:
+        assert find_block(footer.blocks, offset) == holding[0]
+    else:
+        with pytest.raises(IndexError):
+            find_block(footer.blocks, offset)
+
+
+def test_one_block_is_proved_without_the_others() -> None:
+    content, footer = write_segment(make_batches(0, [7] * 9), 0, 200)
+    for index, block in enumerate(footer.blocks):
+        data = content[block.position : block.end_position]
+        proof = prove_block(footer, index)
+        assert block_proved(data, index, len(footer.blocks), proof, footer.merkle_root)
+        assert not block_proved(data[:-1], index, len(footer.blocks), proof, footer.merkle_root)

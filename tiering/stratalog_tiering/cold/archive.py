@@ -1,0 +1,93 @@
+"""A bucket read with no metadata service: which topics it holds, and which manifest of each partition was committed.
+
+Committed is what a marker says was committed. A manifest object without a marker may have lost its race, or its worker may
+have died between commit and marker; such a version is passed over, and nothing is lost by that: hot copies
+are deleted only after the marker of a version that holds their offsets was written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+
+from stratalog_core.errors import Invalid, NotFound
+from stratalog_metadata.records import ManifestPointer
+from stratalog_tiering.cold.manifest_source import ManifestSource
+from stratalog_tiering.format.descriptor import TopicDescriptor, decode_descriptor
+from stratalog_tiering.format.manifest import Manifest, SegmentEntry
+from stratalog_tiering.format.object_keys import (
+    TOPICS_PREFIX,
+    deletion_marker_key,
+    is_marker,
+    manifests_prefix,
+    parse_topic_key,
+    topic_key,
+)
+from stratalog_tiering.format.segment import SegmentFooter
+from stratalog_tiering.offload.publish import pointer_to, read_marker
+from stratalog_tiering.store import ObjectStore
+
+
+async def live_topics(store: ObjectStore) -> list[TopicDescriptor]:
+    """Topics of a bucket that are not deleted, by name.
+
+    A name can be there twice for a while: a topic that was created again, whose predecessor's deletion marker is not written
+    yet.
+    """
+    keys = {info.key async for info in store.list(TOPICS_PREFIX)}
+    topic_ids = [topic_id for key in keys if (topic_id := parse_topic_key(key)) is not None]
+    live = [topic_key(topic_id) for topic_id in topic_ids if deletion_marker_key(topic_id) not in keys]
+    found = [decode_descriptor(await store.get(key), TopicDescriptor, key) for key in live]
+    return sorted(found, key=lambda topic: (topic.name, topic.topic_id))
+
+
+def ambiguous_name(name: str, topics: Sequence[TopicDescriptor]) -> str:
+    """What to say of a name that several live topics have."""
+    ids = " and ".join(str(topic.topic_id) for topic in topics)
+    return (
+        f"topic {name!r} is in the bucket {len(topics)} times, with the ids {ids}: "
+        "it was created again, and the deletion of the earlier one has not reached the bucket yet"
+    )
+
+
+class Archive:
+    """One bucket (or prefix, or directory) as history."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self._source = ManifestSource(store)
+
+    async def topics(self) -> list[TopicDescriptor]:
+        """Topics that are not deleted, by name."""
+        return await live_topics(self._store)
+
+    async def topic(self, name: str) -> TopicDescriptor:
+        """The topic of that name or id. Raises ``NotFound`` with the names there are, ``Invalid`` if two have the name."""
+        topics = await self.topics()
+        found = [topic for topic in topics if name in (topic.name, str(topic.topic_id))]
+        if not found:
+            names = ", ".join(topic.name for topic in topics) or "none"
+            raise NotFound(f"{self._store.url} holds no topic {name!r}; it holds {names}")
+        if len(found) > 1:
+            raise Invalid(f"{ambiguous_name(name, found)}; give one of the ids instead of the name")
+        return found[0]
+
+    async def pointer(self, topic: TopicDescriptor, partition: int) -> ManifestPointer | None:
+        """The newest committed manifest of a partition, or None if nothing of it was ever offloaded."""
+        async for info in self._store.list(manifests_prefix(topic.topic_id, partition)):
+            if is_marker(info.key):
+                marker = await read_marker(self._store, info.key)
+                digest = bytes.fromhex(marker.sha256)
+                manifest = await self._source.manifest_at(marker.manifest_key, digest)
+                return pointer_to(manifest, marker.manifest_key, digest)
+        return None
+
+    async def manifest(self, pointer: ManifestPointer) -> Manifest:
+        return await self._source.manifest(pointer)
+
+    def segments(self, manifest: Manifest) -> AsyncIterator[SegmentEntry]:
+        """Live segments in offset order."""
+        return self._source.segments(manifest)
+
+    async def footer(self, entry: SegmentEntry) -> SegmentFooter:
+        """A segment's footer, proved to be the one that was committed. One ranged GET."""
+        return await self._source.read_footer(entry)

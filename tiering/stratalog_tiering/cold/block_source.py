@@ -1,0 +1,140 @@
+"""Blocks of segments for readers: from memory, from local disk, else from the store, checked, shared and bounded.
+
+Fetches and read-ahead have separate limits on concurrent reads, so that read-ahead never stands in a fetch's way. A block
+whose bytes do not match its CRC never leaves here: ``Corrupt`` names segment, block and offsets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from stratalog_core.config import setting
+from stratalog_core.errors import Corrupt, NoSuchObject
+from stratalog_core.loads import Loads
+from stratalog_core.ports import Background, Clock, Files
+from stratalog_tiering.cold.block_cache import BlockKey, CachedBlock, DiskCache, LruCache
+from stratalog_tiering.format.footer import BlockEntry, SegmentFooter
+from stratalog_tiering.format.manifest import SegmentEntry
+from stratalog_tiering.format.segment import check_block
+from stratalog_tiering.store import ObjectStore
+
+_MIB: Final = 1024 * 1024
+_DISK_WRITES_MAX: Final = 16
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColdReaderSettings:
+    """Bounds of one process's cold reads."""
+
+    disk_bytes: int = setting(0, help="Bytes of blocks kept on local disk after memory; 0: none", minimum=0)
+    read_ahead_blocks: int = setting(8, help="Most blocks read ahead of one sequential reader; 0: none", minimum=0, maximum=64)
+    fetch_reads: int = setting(8, help="Reads at once that fetches wait for", minimum=1, maximum=64)
+    read_ahead_reads: int = setting(4, help="Reads at once for read-ahead", minimum=1, maximum=64)
+
+
+class BlockSource:
+    """One per process. ``files`` (emptied at the start) and ``background`` are needed for a disk cache only."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        settings: ColdReaderSettings,
+        clock: Clock,
+        memory_bytes: int,
+        files: Files | None = None,
+        background: Background | None = None,
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._disk: DiskCache | None = None
+        if files is not None and background is not None and settings.disk_bytes:
+            self._disk = DiskCache(files, background, settings.disk_bytes)
+        self._blocks: LruCache[BlockKey, CachedBlock] = LruCache(memory_bytes, lambda block: block.memory_bytes, self._evicted)
+        self._loads: Loads[BlockKey, CachedBlock] = Loads()
+        self._fetch_limit = asyncio.Semaphore(settings.fetch_reads)
+        self._read_ahead_limit = asyncio.Semaphore(settings.read_ahead_reads)
+        self._disk_writes: set[asyncio.Task[None]] = set()
+
+    def at_hand(self, key: BlockKey) -> bool:
+        """Whether the block is in memory or on its way."""
+        return key in self._blocks or key in self._loads
+
+    async def get(self, entry: SegmentEntry, footer: SegmentFooter, index: int, deadline: float) -> CachedBlock:
+        """Block ``index``. Raises ``Unavailable`` at the deadline (it goes on loading) or ``Corrupt``."""
+        key = (entry.key, index)
+        cached = self._blocks.get(key)
+        if cached is not None:
+            return cached
+        load = self._loader(entry, index, footer.blocks[index], self._fetch_limit)
+        return await self._loads.get(key, load, deadline - self._clock.monotonic())
+
+    def start(self, entry: SegmentEntry, footer: SegmentFooter, index: int, *, read_ahead: bool) -> BlockKey | None:
+        """Begin to load a block that is not at hand; its key if something was begun."""
+        key = (entry.key, index)
+        if self.at_hand(key):
+            return None
+        limit = self._read_ahead_limit if read_ahead else self._fetch_limit
+        self._loads.start(key, self._loader(entry, index, footer.blocks[index], limit), keep=read_ahead)
+        return key
+
+    def abandon(self, keys: Iterable[BlockKey]) -> None:
+        """Stop loading blocks that nobody waits for or has waited for."""
+        for key in keys:
+            self._loads.abandon(key)
+
+    async def close(self) -> None:
+        await self._loads.close()
+        await asyncio.gather(*self._disk_writes, return_exceptions=True)
+
+    def _loader(
+        self, entry: SegmentEntry, index: int, block: BlockEntry, limit: asyncio.Semaphore
+    ) -> Callable[[], Awaitable[CachedBlock]]:
+        async def load() -> CachedBlock:
+            key = (entry.key, index)
+            async with limit:
+                content = await self._from_disk(key, block)
+                if content is None:
+                    content = await self._from_store(entry, index, block)
+            cached = CachedBlock(content)
+            self._blocks.put(key, cached)
+            return cached
+
+        return load
+
+    async def _from_disk(self, key: BlockKey, block: BlockEntry) -> memoryview | None:
+        content = await self._disk.read(key) if self._disk is not None else None
+        if content is None or self._disk is None:
+            return None
+        try:
+            check_block(content, block)
+        except Corrupt as bad:
+            _log.warning("a cached block was wrong and is read again: %s", bad)
+            self._disk.discard(key)
+            return None
+        return memoryview(content)
+
+    async def _from_store(self, entry: SegmentEntry, index: int, block: BlockEntry) -> memoryview:
+        try:
+            content = await self._store.get_range(entry.key, block.position, block.length)
+            check_block(content, block)
+        except (Corrupt, NoSuchObject) as bad:
+            raise Corrupt(
+                f"segment {entry.key}, block {index} (offsets {block.base_offset}..{block.last_offset}): {bad.message}",
+                key=entry.key,
+                block=index,
+                base_offset=block.base_offset,
+                last_offset=block.last_offset,
+            ) from bad
+        return content
+
+    def _evicted(self, key: BlockKey, block: CachedBlock) -> None:
+        # Bounded: a disk slower than eviction costs hits, not memory.
+        if self._disk is not None and len(self._disk_writes) < _DISK_WRITES_MAX:
+            task = asyncio.ensure_future(self._disk.write(key, block.content))
+            self._disk_writes.add(task)
+            task.add_done_callback(self._disk_writes.discard)

@@ -1,0 +1,203 @@
+"""Manifests, pages and footers as they are read from the store: checked against their digests, and cached (they never change).
+Equal loads that run at the same time are joined.
+
+A missing object that a committed manifest refers to is corruption here, never "not found": the caller must not take it
+for the end of the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Final, TypeVar
+
+from stratalog_core.errors import Corrupt, NoSuchObject
+from stratalog_core.loads import Loads
+from stratalog_core.ports import Background, Buffer
+from stratalog_core.stepwise import AT_ONCE_BYTES
+from stratalog_metadata.records import ManifestPointer
+from stratalog_tiering.cold.block_cache import LruCache
+from stratalog_tiering.format.footer import SegmentFooter, parse_footer
+from stratalog_tiering.format.manifest import (
+    Manifest,
+    ManifestPage,
+    PageRef,
+    RemovedList,
+    RemovedListRef,
+    RemovedObject,
+    SegmentEntry,
+    decode_manifest,
+    decode_page,
+    decode_removed_list,
+    live_segments,
+    locate,
+    locate_in_page,
+    object_sha256,
+    reaching_timestamp,
+    reaching_timestamp_in_page,
+)
+from stratalog_tiering.store import ObjectStore
+
+_Parsed = TypeVar("_Parsed")
+Found = tuple[SegmentEntry, SegmentFooter]
+MEMORY_BYTES: Final = 64 * 1024 * 1024
+_SEGMENT_ENTRY_BYTES: Final = 1024
+"""One ``SegmentEntry`` with its texts, digests and numbers as objects."""
+_ENTRY_BYTES: Final = 512
+"""The same for what else manifests and footers list: pages, removed objects, blocks, leader epochs."""
+_PRODUCER_BYTES: Final = 1280
+"""The same for a producer with its five batches."""
+
+
+class ManifestSource:
+    """Reads what leads to blocks. At most two GETs from a pointer to a segment, one more to its footer."""
+
+    def __init__(self, store: ObjectStore, memory_bytes: int = MEMORY_BYTES, background: Background | None = None) -> None:
+        """What would hold the event loop up is parsed in ``background``, if there is one."""
+        self._store = store
+        self._background = background
+        self._manifest_loads: Loads[str, Manifest] = Loads()
+        self._page_loads: Loads[str, ManifestPage] = Loads()
+        self._footer_loads: Loads[str, SegmentFooter] = Loads()
+        self._manifests: LruCache[str, Manifest] = LruCache(memory_bytes // 4, _manifest_bytes)
+        self._pages: LruCache[str, ManifestPage] = LruCache(
+            memory_bytes // 4, lambda page: len(page.segments) * _SEGMENT_ENTRY_BYTES
+        )
+        self._footers: LruCache[str, SegmentFooter] = LruCache(memory_bytes // 2, _footer_bytes)
+
+    async def manifest(self, pointer: ManifestPointer) -> Manifest:
+        """The manifest that ``pointer`` names. Raises ``Corrupt``, ``Unavailable``."""
+        return await self.manifest_at(pointer.object_key, bytes.fromhex(pointer.sha256))
+
+    async def manifest_at(self, key: str, sha256: bytes) -> Manifest:
+        cached = self._manifests.get(key)
+        return cached if cached is not None else await self._manifest_loads.get(key, lambda: self._load_manifest(key, sha256))
+
+    async def _load_manifest(self, key: str, sha256: bytes) -> Manifest:
+        content = await self._required(key, "manifest")
+        manifest = await self._parsed(key, content, lambda: decode_manifest(content, sha256))
+        self._manifests.put(key, manifest)
+        return manifest
+
+    async def page(self, ref: PageRef) -> ManifestPage:
+        cached = self._pages.get(ref.key)
+        return cached if cached is not None else await self._page_loads.get(ref.key, lambda: self._load_page(ref))
+
+    async def _load_page(self, ref: PageRef) -> ManifestPage:
+        content = await self._required(ref.key, "manifest page")
+        page = await self._parsed(ref.key, content, lambda: decode_page(content, ref.sha256))
+        self._pages.put(ref.key, page)
+        return page
+
+    async def pages(self, refs: Sequence[PageRef]) -> dict[str, ManifestPage]:
+        return {ref.key: await self.page(ref) for ref in refs}
+
+    async def removed_list(self, ref: RemovedListRef) -> RemovedList:
+        """Past the cache: only workers read lists, and each of them seldom."""
+        content = await self._required(ref.key, "list of removed objects")
+        return await self._parsed(ref.key, content, lambda: decode_removed_list(content, ref.sha256))
+
+    async def removed_lists(self, refs: Sequence[RemovedListRef]) -> dict[str, RemovedList]:
+        return {ref.key: await self.removed_list(ref) for ref in refs}
+
+    async def removed(self, manifest: Manifest) -> AsyncIterator[RemovedObject]:
+        """All removed objects that are not deleted yet, in the order of their removal."""
+        for ref in manifest.removed_lists:
+            for removed in (await self.removed_list(ref)).objects[ref.deleted_count :]:
+                yield removed
+        for removed in manifest.removed:
+            yield removed
+
+    async def segments(self, manifest: Manifest) -> AsyncIterator[SegmentEntry]:
+        """All live segments in offset order."""
+        for ref in manifest.pages:
+            for entry in live_segments(manifest, await self.page(ref)):
+                yield entry
+        for entry in manifest.segments:
+            yield entry
+
+    async def segment_at(self, manifest: Manifest, offset: int) -> SegmentEntry | None:
+        """The segment that holds ``offset``, or None outside the manifest."""
+        found = locate(manifest, offset)
+        return locate_in_page(await self.page(found), offset) if isinstance(found, PageRef) else found
+
+    async def segment_reaching(self, manifest: Manifest, timestamp_ms: int, from_offset: int) -> SegmentEntry | None:
+        """The first segment with a record at ``timestamp_ms`` or later, not wholly below ``from_offset``."""
+        from_offset = max(from_offset, manifest.start_offset)
+        while isinstance(found := reaching_timestamp(manifest, timestamp_ms, from_offset), PageRef):
+            inside = reaching_timestamp_in_page(await self.page(found), timestamp_ms, from_offset)
+            if inside is not None:
+                return inside
+            from_offset = found.end_offset
+        return found
+
+    def cached(self, pointer: ManifestPointer, offset: int) -> Found | None:
+        """Segment and footer of ``offset`` if all that leads there is cached."""
+        manifest = self._manifests.get(pointer.object_key)
+        found = locate(manifest, offset) if manifest is not None else None
+        if isinstance(found, PageRef):
+            page = self._pages.get(found.key)
+            found = locate_in_page(page, offset) if page is not None else None
+        footer = self._footers.get(found.key) if found is not None else None
+        return (found, footer) if found is not None and footer is not None else None
+
+    async def find(self, pointer: ManifestPointer, offset: int) -> Found:
+        """Segment and footer of an offset that ``pointer`` covers. Raises ``Corrupt`` if its manifest does not."""
+        entry = await self.segment_at(await self.manifest(pointer), offset)
+        if entry is None:
+            raise Corrupt(f"manifest {pointer.object_key} does not hold offset {offset}, unlike its pointer")
+        return entry, await self.footer(entry)
+
+    async def footer(self, entry: SegmentEntry) -> SegmentFooter:
+        """The segment's footer, proved to be the one that was committed."""
+        cached = self._footers.get(entry.key)
+        return cached if cached is not None else await self._footer_loads.get(entry.key, lambda: self._load_footer(entry))
+
+    async def _load_footer(self, entry: SegmentEntry) -> SegmentFooter:
+        footer = await self.read_footer(entry)
+        self._footers.put(entry.key, footer)
+        return footer
+
+    async def read_footer(self, entry: SegmentEntry) -> SegmentFooter:
+        """The same, past the cache."""
+        length = entry.object_bytes - entry.data_bytes
+        try:
+            tail = await self._store.get_range(entry.key, entry.data_bytes, length)
+        except NoSuchObject as gone:
+            raise Corrupt(f"segment {entry.key} is missing from {self._store.url}", key=entry.key) from gone
+
+        def parse() -> SegmentFooter:
+            if object_sha256(tail) != entry.footer_sha256:
+                raise Corrupt("the footer is not the one that was committed (SHA-256)")
+            return parse_footer(tail, entry.object_bytes)
+
+        return await self._parsed(entry.key, tail, parse)
+
+    async def _parsed(self, key: str, content: Buffer, parse: Callable[[], _Parsed]) -> _Parsed:
+        """What ``parse`` makes of ``content``, beside the event loop if it is large. Its complaint gets the object's name."""
+        if self._background is None or len(content) <= AT_ONCE_BYTES:
+            return _named(key, parse)
+        return await self._background.run(lambda: _named(key, parse))
+
+    async def _required(self, key: str, kind: str) -> bytes:
+        try:
+            return await self._store.get(key)
+        except NoSuchObject as gone:
+            raise Corrupt(f"{kind} {key} is missing from {self._store.url}", key=key) from gone
+
+
+def _manifest_bytes(manifest: Manifest) -> int:
+    entries = 1 + len(manifest.pages) + len(manifest.removed)
+    return entries * _ENTRY_BYTES + len(manifest.segments) * _SEGMENT_ENTRY_BYTES
+
+
+def _footer_bytes(footer: SegmentFooter) -> int:
+    entries = 1 + len(footer.blocks) + len(footer.leader_epochs) + len(footer.aborted_transactions)
+    return entries * _ENTRY_BYTES + len(footer.producers) * _PRODUCER_BYTES
+
+
+def _named(key: str, parse: Callable[[], _Parsed]) -> _Parsed:
+    """``parse``, whose complaint gets the object's name."""
+    try:
+        return parse()
+    except Corrupt as bad:
+        raise Corrupt(f"{key}: {bad.message}", key=key) from bad

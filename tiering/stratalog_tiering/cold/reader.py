@@ -1,0 +1,288 @@
+"""Reads of cold history for brokers: by offset, by time, and what a new owner must know at the end of it.
+
+A fetch goes from pointer to manifest to segment to blocks, each cached, and waits no longer than it was told: what it was
+waiting for goes on loading, and the retry finds it. Sequential readers are recognised by where they continue, and get
+read-ahead that doubles while it pays and halves when its blocks were evicted before use. Blocks are
+checked, cached and bounded in ``block_source.py``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+from uuid import UUID
+
+from stratalog_core.batch import BatchHeader
+from stratalog_core.checkpoint import ProducerEntry
+from stratalog_core.errors import NotFound, StratalogError, Unavailable
+from stratalog_core.loads import Loads
+from stratalog_core.ports import Background, Clock, Files
+from stratalog_core.record_searches import InlineBackground, RecordSearches
+from stratalog_metadata.records import ManifestPointer
+from stratalog_tiering.cold.block_cache import BlockKey, LruCache
+from stratalog_tiering.cold.block_source import BlockSource, ColdReaderSettings
+from stratalog_tiering.cold.manifest_source import Found, ManifestSource
+from stratalog_tiering.format.footer import SegmentFooter
+from stratalog_tiering.format.manifest import PageRef, SegmentEntry
+from stratalog_tiering.format.segment import find_block, iterate_block_batches
+from stratalog_tiering.store import ObjectStore
+
+LOOKUP_TIMEOUT_S: Final = 30.0
+MEMORY_BYTES: Final = 64 * 1024 * 1024
+_STREAMS_MAX: Final = 1024
+_READ_AHEADS_MAX: Final = 64
+_log = logging.getLogger(__name__)
+_Read = TypeVar("_Read")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundRecord:
+    """A record found by time."""
+
+    offset: int
+    timestamp_ms: int
+    leader_epoch: int
+
+
+@dataclass(slots=True)
+class _Stream:
+    """A sequential reader, known by the offset where it will continue. ``window``: blocks to read ahead, 0 at first."""
+
+    window: int = 0
+    ahead_until: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class _Fetch:
+    """One fetch under way. ``missed``: a block that had been read ahead was evicted before it was used."""
+
+    pointer: ManifestPointer
+    deadline: float
+    stream: _Stream
+    started: list[BlockKey] = field(default_factory=list)
+    missed: bool = False
+
+
+class ColdReader:
+    """One per process, within ``memory_bytes``: a quarter for manifests, pages and footers, the rest for blocks.
+
+    ``files`` is needed for a disk cache only, and emptied at the start. What would hold the event loop up goes to
+    ``background`` and to ``searches``.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        settings: ColdReaderSettings,
+        clock: Clock,
+        *,
+        memory_bytes: int = MEMORY_BYTES,
+        files: Files | None = None,
+        background: Background | None = None,
+        searches: RecordSearches | None = None,
+    ) -> None:
+        self._store = store
+        self._settings = settings
+        self._clock = clock
+        self._searches = searches or RecordSearches(InlineBackground(), memory_bytes)
+        self._source = ManifestSource(store, memory_bytes // 4, background)
+        self._blocks = BlockSource(store, settings, clock, memory_bytes // 4 * 3, files, background)
+        self._lookups: Loads[tuple[str, int], Found] = Loads()
+        self._streams: LruCache[tuple[UUID, int, int], _Stream] = LruCache(_STREAMS_MAX)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def fetch(self, pointer: ManifestPointer, offset: int, max_bytes: int, timeout_s: float) -> list[memoryview]:
+        """Runs of whole batches in order, the first batch holding ``offset``; at least one batch whatever ``max_bytes``.
+
+        Fewer bytes than ``max_bytes`` come back where that is all there is, or all that was ready in time. Empty at or
+        beyond the end. Raises ``Unavailable`` when nothing is ready in ``timeout_s`` (it goes on loading), ``NotFound``
+        below the start, ``Corrupt`` naming segment, block and offsets.
+        """
+        if offset < pointer.start_offset:
+            raise NotFound(f"offset {offset} is below the cold history's start {pointer.start_offset}")
+        work = _Fetch(pointer=pointer, deadline=self._clock.monotonic() + timeout_s, stream=self._stream_at(pointer, offset))
+        pieces: list[memoryview] = []
+        next_offset = offset
+        try:
+            next_offset = await self._gather(work, offset, max_bytes, pieces)
+        except asyncio.CancelledError:
+            self._blocks.abandon(work.started)
+            raise
+        finally:
+            self._continue_stream(work, offset, next_offset)
+        return pieces
+
+    async def _gather(self, work: _Fetch, offset: int, room: int, pieces: list[memoryview]) -> int:
+        """Fill ``pieces``; returns the offset to go on from."""
+        while offset < work.pointer.end_offset and (room > 0 or not pieces):
+            try:
+                piece, next_offset = await self._piece(work, offset, room, first=not pieces)
+            except Unavailable:
+                if pieces:
+                    break
+                raise
+            if not piece:
+                break
+            pieces.append(piece)
+            offset, room = next_offset, room - len(piece)
+        return offset
+
+    async def offset_for_timestamp(
+        self, pointer: ManifestPointer, timestamp_ms: int, from_offset: int = 0
+    ) -> FoundRecord | None:
+        """The first record at or beyond ``from_offset`` whose timestamp is ``timestamp_ms`` or later (KIP-79's search).
+
+        Timestamps are not monotonic: every header's greatest one is consulted in offset order.
+        """
+        deadline = self._clock.monotonic() + LOOKUP_TIMEOUT_S
+        manifest = await self._in_time(self._source.manifest(pointer), deadline)
+        start = max(from_offset, manifest.start_offset)
+        while True:
+            entry = await self._in_time(self._source.segment_reaching(manifest, timestamp_ms, start), deadline)
+            if entry is None:
+                return None
+            found = await self._search_segment(entry, timestamp_ms, start, deadline)
+            if found is not None:
+                return found
+            start = entry.end_offset
+
+    async def timestamp_bound(self, pointer: ManifestPointer) -> int:
+        """The greatest timestamp of the whole history, -1 if it is empty. The log's start may lie behind that record."""
+        manifest = await self._in_time(self._source.manifest(pointer), self._clock.monotonic() + LOOKUP_TIMEOUT_S)
+        spans: Sequence[PageRef | SegmentEntry] = (*manifest.pages, *manifest.segments)
+        return max((span.max_timestamp_ms for span in spans), default=-1)
+
+    async def leader_epochs(self, pointer: ManifestPointer) -> list[tuple[int, int]]:
+        """``(epoch, start offset)`` as known at the end of cold history, oldest first."""
+        footer = await self._last_footer(pointer)
+        return [(start.epoch, start.start_offset) for start in footer.leader_epochs] if footer else []
+
+    async def producer_snapshot(self, pointer: ManifestPointer) -> tuple[ProducerEntry, ...]:
+        """Idempotent producers at the end of cold history, for a takeover when no hot ledger is left."""
+        footer = await self._last_footer(pointer)
+        return footer.producers if footer else ()
+
+    async def aborted_transactions(
+        self, pointer: ManifestPointer, from_offset: int, to_offset: int
+    ) -> list[tuple[int, int, int]]:
+        """``(producer id, first offset, last offset)`` of aborted transactions that overlap ``[from_offset, to_offset)``."""
+        deadline = self._clock.monotonic() + LOOKUP_TIMEOUT_S
+        found: set[tuple[int, int, int]] = set()
+        offset = max(from_offset, pointer.start_offset)
+        while offset < min(to_offset, pointer.end_offset):
+            entry, footer = await self._segment(pointer, offset, deadline)
+            for aborted in footer.aborted_transactions:
+                if aborted.first_offset < to_offset and aborted.last_offset >= from_offset:
+                    found.add((aborted.producer_id, aborted.first_offset, aborted.last_offset))
+            offset = entry.end_offset
+        return sorted(found, key=lambda aborted: aborted[1])
+
+    async def close(self) -> None:
+        """Give up what is loading."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._blocks.close()
+        await self._lookups.close()
+
+    async def _piece(self, work: _Fetch, offset: int, room: int, *, first: bool) -> tuple[memoryview, int]:
+        """What one block gives from ``offset`` on, and the offset to go on from."""
+        entry, footer = await self._segment(work.pointer, offset, work.deadline)
+        index = find_block(footer.blocks, offset)
+        if first and work.stream.ahead_until > offset and not self._blocks.at_hand((entry.key, index)):
+            work.missed = True
+        self._start_covering(work, entry, footer, index, room)
+        block = await self._blocks.get(entry, footer, index, work.deadline)
+        piece, next_offset = block.batches_from(offset, room, at_least_one=first)
+        return piece, footer.blocks[index].last_offset + 1 if next_offset is None else next_offset
+
+    def _start_covering(self, work: _Fetch, entry: SegmentEntry, footer: SegmentFooter, index: int, room: int) -> None:
+        """Begin to load all blocks of this segment that ``room`` bytes need, so that they load side by side."""
+        covered = footer.blocks[index].length
+        while covered < room and index + 1 < len(footer.blocks):
+            index += 1
+            covered += footer.blocks[index].length
+            key = self._blocks.start(entry, footer, index, read_ahead=False)
+            if key is not None:
+                work.started.append(key)
+
+    async def _segment(self, pointer: ManifestPointer, offset: int, deadline: float) -> Found:
+        cached = self._source.cached(pointer, offset)
+        if cached is not None:
+            return cached
+        remaining_s = deadline - self._clock.monotonic()
+        return await self._lookups.get((pointer.object_key, offset), lambda: self._source.find(pointer, offset), remaining_s)
+
+    def _stream_at(self, pointer: ManifestPointer, offset: int) -> _Stream:
+        return self._streams.pop((pointer.topic_id, pointer.index, offset)) or _Stream()
+
+    def _continue_stream(self, work: _Fetch, offset: int, next_offset: int) -> None:
+        """Remember where the reader will go on, and read ahead of it; a reader's first fetch gets none."""
+        pointer, stream = work.pointer, work.stream
+        if next_offset > offset:
+            sequential = stream.window > 0
+            wanted = stream.window // 2 if work.missed else stream.window * 2
+            stream.window = min(self._settings.read_ahead_blocks, max(1, wanted))
+            if sequential and next_offset < pointer.end_offset and len(self._tasks) < _READ_AHEADS_MAX:
+                self._spawn(self._read_ahead(pointer, next_offset, stream))
+        self._streams.put((pointer.topic_id, pointer.index, next_offset), stream)
+
+    async def _read_ahead(self, pointer: ManifestPointer, offset: int, stream: _Stream) -> None:
+        remaining = stream.window
+        try:
+            while remaining and offset < pointer.end_offset:
+                entry, footer = await self._segment(pointer, offset, self._clock.monotonic() + LOOKUP_TIMEOUT_S)
+                for index in range(find_block(footer.blocks, offset), len(footer.blocks))[:remaining]:
+                    self._blocks.start(entry, footer, index, read_ahead=True)
+                    offset, remaining = footer.blocks[index].last_offset + 1, remaining - 1
+            stream.ahead_until = max(stream.ahead_until, offset)
+        except StratalogError as failure:
+            _log.info("read-ahead of %s-%d stopped: %s", pointer.topic_id, pointer.index, failure)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _search_segment(
+        self, entry: SegmentEntry, timestamp_ms: int, from_offset: int, deadline: float
+    ) -> FoundRecord | None:
+        footer = await self._in_time(self._source.footer(entry), deadline)
+        for index, block in enumerate(footer.blocks):
+            if block.max_timestamp_ms >= timestamp_ms and block.last_offset >= from_offset:
+                content = (await self._blocks.get(entry, footer, index, deadline)).content
+                for batch, header in iterate_block_batches(content):
+                    found = await self._search_batch(batch, header, timestamp_ms, from_offset)
+                    if found is not None:
+                        return found
+        return None
+
+    async def _search_batch(
+        self, batch: memoryview, header: BatchHeader, timestamp_ms: int, from_offset: int
+    ) -> FoundRecord | None:
+        if header.max_timestamp_ms < timestamp_ms or header.last_offset < from_offset:
+            return None
+        found = await self._searches.first_reaching(batch, header, timestamp_ms, from_offset)
+        if found is None:
+            return None
+        return FoundRecord(offset=found.offset, timestamp_ms=found.timestamp_ms, leader_epoch=header.leader_epoch)
+
+    async def _last_footer(self, pointer: ManifestPointer) -> SegmentFooter | None:
+        if pointer.start_offset == pointer.end_offset:
+            return None
+        _, footer = await self._segment(pointer, pointer.end_offset - 1, self._clock.monotonic() + LOOKUP_TIMEOUT_S)
+        return footer
+
+    async def _in_time(self, read: Awaitable[_Read], deadline: float) -> _Read:
+        try:
+            async with asyncio.timeout(max(0.0, deadline - self._clock.monotonic())):
+                return await read
+        except TimeoutError as late:
+            raise Unavailable(f"{self._store.url} did not answer in time: ask again") from late
+
+
+__all__ = ["LOOKUP_TIMEOUT_S", "ColdReader", "ColdReaderSettings", "FoundRecord"]

@@ -1,0 +1,137 @@
+"""Checks one segment in the store against its manifest line: all of it, or the little that tells whether it is still there.
+
+A full check reads every byte as it is stored, and not from what is still in memory of it: size, footer (SHA-256 from the
+manifest), each block's CRC, Merkle leaf, batch CRCs and offsets. Neighbouring blocks are one read.
+What is found wrong is a :class:`Finding` with its place; a store that does not answer is ``Unavailable`` and no finding.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from stratalog_core.errors import Corrupt, Invalid, NoSuchObject
+from stratalog_core.ports import Background
+from stratalog_tiering.cold.manifest_source import ManifestSource
+from stratalog_tiering.format.footer import BlockEntry
+from stratalog_tiering.format.manifest import SegmentEntry
+from stratalog_tiering.format.segment import SegmentFooter, audit_block
+from stratalog_tiering.store import ObjectStore
+
+OnBytes = Callable[[int], None]
+_READ_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Of neighbouring blocks that are read together; a larger block is read alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Something wrong. ``block`` is None where no block is to blame; offsets: base inclusive, end exclusive."""
+
+    key: str
+    problem: str
+    base_offset: int
+    end_offset: int
+    block: int | None = None
+
+    def __str__(self) -> str:
+        place = "" if self.block is None else f", block {self.block}"
+        return f"{self.key}{place}, offsets {self.base_offset}..{self.end_offset - 1}: {self.problem}"
+
+
+async def check_presence(store: ObjectStore, source: ManifestSource, entry: SegmentEntry) -> SegmentFooter:
+    """Size and footer, read anew from the store; returns the footer. Raises ``Corrupt``, ``Unavailable``."""
+    try:
+        info = await store.head(entry.key)
+    except NoSuchObject as gone:
+        raise Corrupt(f"segment {entry.key} is missing from {store.url}", key=entry.key) from gone
+    if info.size_bytes != entry.object_bytes:
+        raise Corrupt(f"segment {entry.key} has {info.size_bytes} bytes, not {entry.object_bytes}", key=entry.key)
+    footer = await source.read_footer(entry)
+    _compare(entry, footer)
+    return footer
+
+
+async def check_segment(
+    store: ObjectStore,
+    source: ManifestSource,
+    entry: SegmentEntry,
+    background: Background,
+    *,
+    reads_at_once: int,
+    on_bytes: OnBytes = lambda _: None,
+) -> AsyncIterator[Finding]:
+    """Everything wrong with the segment, in the order of its blocks."""
+    try:
+        footer = await check_presence(store, source, entry)
+    except (Corrupt, Invalid) as bad:
+        yield _finding(entry, bad.message)
+        return
+    for first in range(0, len(footer.blocks), reads_at_once):
+        group = range(first, min(first + reads_at_once, len(footer.blocks)))
+        checks = (_check_run(store, entry, footer.blocks, run, background) for run in _runs(footer.blocks, group))
+        for findings in await asyncio.gather(*checks):
+            for found in findings:
+                yield found
+        on_bytes(sum(footer.blocks[index].length for index in group))
+
+
+async def require_sound(
+    store: ObjectStore, source: ManifestSource, entry: SegmentEntry, background: Background, *, reads_at_once: int
+) -> None:
+    """Read the whole segment back. Raises ``Corrupt`` with the first thing that is wrong."""
+    async for finding in check_segment(store, source, entry, background, reads_at_once=reads_at_once):
+        raise Corrupt(f"the copy in {store.url} does not verify: {finding}", key=entry.key)
+
+
+def _runs(blocks: Sequence[BlockEntry], indexes: range) -> Iterator[range]:
+    """Blocks that lie behind one another, as many as one read takes."""
+    first = indexes.start
+    for index in indexes[1:]:
+        begin, end = blocks[first].position, blocks[index - 1].position + blocks[index - 1].length
+        if blocks[index].position != end or end + blocks[index].length - begin > _READ_BYTES_MAX:
+            yield range(first, index)
+            first = index
+    yield range(first, indexes.stop)
+
+
+async def _check_run(
+    store: ObjectStore, entry: SegmentEntry, blocks: Sequence[BlockEntry], run: range, background: Background
+) -> list[Finding]:
+    start, last = blocks[run.start].position, blocks[run.stop - 1]
+    try:
+        content = await store.get_range(entry.key, start, last.position + last.length - start, uncached=True)
+    except (Corrupt, NoSuchObject) as bad:
+        if len(run) == 1:
+            return [_block_finding(entry, run.start, blocks[run.start], bad)]
+        # One by one, to tell which of them are there.
+        return [found for index in run for found in await _check_run(store, entry, blocks, range(index, index + 1), background)]
+    return await background.run(lambda: _audit_run(entry, blocks, run, content))
+
+
+def _audit_run(entry: SegmentEntry, blocks: Sequence[BlockEntry], run: range, content: memoryview) -> list[Finding]:
+    findings, start = [], blocks[run.start].position
+    for index in run:
+        block = blocks[index]
+        try:
+            audit_block(content[block.position - start : block.position - start + block.length], block)
+        except Corrupt as bad:
+            findings.append(_block_finding(entry, index, block, bad))
+    return findings
+
+
+def _block_finding(entry: SegmentEntry, index: int, block: BlockEntry, bad: Corrupt | NoSuchObject) -> Finding:
+    end_offset = block.last_offset + 1
+    return Finding(key=entry.key, problem=bad.message, base_offset=block.base_offset, end_offset=end_offset, block=index)
+
+
+def _compare(entry: SegmentEntry, footer: SegmentFooter) -> None:
+    said = (entry.base_offset, entry.end_offset, entry.record_count, entry.data_bytes, entry.merkle_root)
+    found = (footer.base_offset, footer.end_offset, footer.record_count, footer.data_bytes, footer.merkle_root)
+    if said != found:
+        raise Corrupt(f"segment {entry.key} holds {found[:4]}, its manifest says {said[:4]}", key=entry.key)
+
+
+def _finding(entry: SegmentEntry, problem: str) -> Finding:
+    return Finding(key=entry.key, problem=problem, base_offset=entry.base_offset, end_offset=entry.end_offset)

@@ -1,0 +1,178 @@
+"""Full verification of cold history, with or without metadata: every byte is read, every finding has its place.
+
+Checked are, per partition: the manifest against the digest that was committed; its chain back to the oldest version that is
+still kept; its pages; that segments tile the offsets without gap or overlap; and of each segment size, footer, block CRCs,
+Merkle leaves and root, batch CRCs and offsets. A store that does not answer is an error, not a finding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from stratalog_core.errors import Corrupt, Invalid, NoSuchObject
+from stratalog_core.ports import Background
+from stratalog_metadata.records import ManifestPointer
+from stratalog_tiering.cold.archive import Archive
+from stratalog_tiering.cold.manifest_source import ManifestSource
+from stratalog_tiering.cold.segment_check import Finding, check_segment
+from stratalog_tiering.format.descriptor import TopicDescriptor
+from stratalog_tiering.format.manifest import Manifest, SegmentEntry, decode_manifest
+from stratalog_tiering.store import ObjectStore
+
+READS_AT_ONCE: Final = 4
+
+
+@dataclass(slots=True, kw_only=True)
+class Progress:
+    """How far the verification of one partition is; totals are known once the manifest is read."""
+
+    topic: str
+    partition: int
+    start_offset: int = 0
+    end_offset: int = 0
+    segments: int = 0
+    segments_total: int = 0
+    records: int = 0
+    bytes: int = 0
+    bytes_total: int = 0
+    manifest_versions: int = 0
+
+
+OnProgress = Callable[[Progress], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionReport:
+    """The outcome for one partition; sound without findings."""
+
+    progress: Progress
+    findings: tuple[Finding, ...] = field(default=())
+
+
+class Verifier:
+    """Verifies partitions one after the other; ``background`` runs the checksums."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        background: Background,
+        *,
+        reads_at_once: int = READS_AT_ONCE,
+        on_progress: OnProgress = lambda _: None,
+    ) -> None:
+        self._store = store
+        self._source = ManifestSource(store)
+        self._archive = Archive(store)
+        self._background = background
+        self._reads_at_once = reads_at_once
+        self._on_progress = on_progress
+
+    async def bucket(self) -> AsyncIterator[PartitionReport]:
+        """Every partition of every topic in the bucket, by what the bucket alone says."""
+        for topic in await self._archive.topics():
+            async for report in self.topic(topic):
+                yield report
+
+    async def topic(self, topic: TopicDescriptor) -> AsyncIterator[PartitionReport]:
+        """Every partition of a topic that has cold history, by what the bucket alone says."""
+        for partition in range(topic.partition_count):
+            try:
+                pointer = await self._archive.pointer(topic, partition)
+            except (Corrupt, Invalid) as bad:
+                yield _manifest_report(topic.name, partition, bad)
+                continue
+            if pointer is not None:
+                yield await self.partition(topic.name, pointer)
+
+    async def partition(self, topic: str, pointer: ManifestPointer) -> PartitionReport:
+        """One partition from a pointer, which may come from metadata."""
+        progress = Progress(topic=topic, partition=pointer.index)
+        return PartitionReport(progress=progress, findings=tuple([found async for found in self.findings(pointer, progress)]))
+
+    async def findings(self, pointer: ManifestPointer, progress: Progress) -> AsyncIterator[Finding]:
+        """Findings as they are made; ``progress`` is kept up to date."""
+        try:
+            manifest = await self._source.manifest(pointer)
+        except (Corrupt, Invalid) as bad:
+            yield _manifest_finding(pointer, bad)
+            return
+        self._begin(manifest, progress)
+        async for found in self._chain(manifest, pointer, progress):
+            yield found
+        async for found in self._segments(manifest, pointer, progress):
+            yield found
+
+    def _begin(self, manifest: Manifest, progress: Progress) -> None:
+        progress.start_offset, progress.end_offset = manifest.start_offset, manifest.end_offset
+        progress.segments_total = len(manifest.segments) + sum(ref.segment_count for ref in manifest.pages)
+        progress.bytes_total = manifest.cold_bytes
+        self._on_progress(progress)
+
+    async def _chain(self, manifest: Manifest, pointer: ManifestPointer, progress: Progress) -> AsyncIterator[Finding]:
+        """Walk back over the versions that are still kept; those older than the grace period are gone by right."""
+        progress.manifest_versions = 1
+        while manifest.previous_key:
+            key = manifest.previous_key
+            try:
+                older = decode_manifest(await self._store.get(key), manifest.previous_sha256)
+            except NoSuchObject:
+                return
+            except (Corrupt, Invalid) as bad:
+                yield _manifest_finding(pointer, bad, key)
+                return
+            if older.version != manifest.version - 1 or older.end_offset > manifest.end_offset:
+                yield _manifest_finding(pointer, Corrupt("the chain of versions is not continuous here"), key)
+            manifest = older
+            progress.manifest_versions += 1
+
+    async def _segments(self, manifest: Manifest, pointer: ManifestPointer, progress: Progress) -> AsyncIterator[Finding]:
+        expected = manifest.start_offset
+        records = cold_bytes = 0
+        try:
+            async for entry in self._source.segments(manifest):
+                if entry.base_offset != expected:
+                    yield _gap(entry, expected)
+                expected, records, cold_bytes = entry.end_offset, records + entry.record_count, cold_bytes + entry.object_bytes
+                async for found in self._segment(entry, progress):
+                    yield found
+        except (Corrupt, Invalid) as bad:
+            yield _manifest_finding(pointer, bad)
+            return
+        if (expected, records, cold_bytes) != (manifest.end_offset, manifest.record_count, manifest.cold_bytes):
+            totals = (
+                f"segments end at offset {expected} with {records} records in {cold_bytes} bytes, unlike the manifest's totals"
+            )
+            yield _manifest_finding(pointer, Corrupt(totals))
+
+    async def _segment(self, entry: SegmentEntry, progress: Progress) -> AsyncIterator[Finding]:
+        def on_bytes(count: int) -> None:
+            progress.bytes += count
+            self._on_progress(progress)
+
+        check = check_segment(
+            self._store, self._source, entry, self._background, reads_at_once=self._reads_at_once, on_bytes=on_bytes
+        )
+        async for found in check:
+            yield found
+        progress.segments += 1
+        progress.records += entry.record_count
+        progress.bytes += entry.object_bytes - entry.data_bytes
+        self._on_progress(progress)
+
+
+def _gap(entry: SegmentEntry, expected: int) -> Finding:
+    problem = f"begins at offset {entry.base_offset} where {expected} was expected"
+    return Finding(key=entry.key, problem=problem, base_offset=entry.base_offset, end_offset=entry.end_offset)
+
+
+def _manifest_finding(pointer: ManifestPointer, bad: Corrupt | Invalid, key: str = "") -> Finding:
+    return Finding(
+        key=key or pointer.object_key, problem=bad.message, base_offset=pointer.start_offset, end_offset=pointer.end_offset
+    )
+
+
+def _manifest_report(topic: str, partition: int, bad: Corrupt | Invalid) -> PartitionReport:
+    finding = Finding(key=str(bad.detail.get("key", "")), problem=bad.message, base_offset=0, end_offset=0)
+    return PartitionReport(progress=Progress(topic=topic, partition=partition), findings=(finding,))

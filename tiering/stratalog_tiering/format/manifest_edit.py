@@ -1,0 +1,302 @@
+"""Changes to a manifest: append segments, drop a prefix, replace a run by its merged segment, forget deleted objects.
+
+A :class:`ManifestEdit` starts from the committed version, refuses whatever would leave a gap or an overlap, and ends in
+the next version's bytes and the pages and lists that must be stored before them. Pages and lists that an edit must look into
+are asked for with ``pages_for…`` and ``lists_…`` and passed in, so that nothing here does I/O. An object that stops counting
+becomes a removed object (``removed_objects.py``) and stays in the store until the grace period has passed, for readers of
+older versions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Final
+
+import msgspec
+
+from stratalog_core.errors import Invalid
+from stratalog_tiering.format.manifest import (
+    Manifest,
+    ManifestPage,
+    PageRef,
+    Reason,
+    RemovedListRef,
+    RemovedObject,
+    SegmentEntry,
+    encode_manifest,
+    encode_page,
+    object_sha256,
+)
+from stratalog_tiering.format.object_keys import manifest_key, page_key
+from stratalog_tiering.format.removed_objects import NO_LISTS, ManifestLimits, RemovedLists, RemovedObjects
+
+Pages = Mapping[str, ManifestPage]
+"""Pages that were loaded for an edit, by object key."""
+
+NO_PAGES: Final[Pages] = {}
+
+ReasonOf = Callable[[SegmentEntry], str]
+"""Why a segment is dropped."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Previous:
+    """The committed version that an edit starts from; key and digest are empty before the first."""
+
+    manifest: Manifest
+    key: str = ""
+    sha256: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewManifest:
+    """What an edit ends in: store ``parts`` (pages and lists, by key), then ``content`` at ``key``, then commit."""
+
+    manifest: Manifest
+    key: str
+    content: bytes
+    sha256: bytes
+    parts: tuple[tuple[str, bytes], ...]
+
+
+class ManifestEdit:
+    """One edit. ``random_id`` gives 64 random bits for each new key; ``now_ms`` (wall time) dates what is removed."""
+
+    def __init__(self, previous: Previous, *, random_id: Callable[[], int], limits: ManifestLimits | None = None) -> None:
+        base = previous.manifest
+        self._previous = previous
+        self._random_id = random_id
+        self._limits = limits or ManifestLimits()
+        self._start_offset = base.start_offset
+        self._refs = list(base.pages)
+        self._inline = list(base.segments)
+        self._removed = RemovedObjects(base, random_id, self._limits)
+        self._record_count = base.record_count
+        self._cold_bytes = base.cold_bytes
+        self._new_pages: dict[str, ManifestPage] = {}
+        self._version = base.version + 1
+        self._settled_version, self._settled_at_ms = base.settled_version, base.settled_at_ms
+
+    @property
+    def end_offset(self) -> int:
+        """Where the next appended segment must begin."""
+        if self._inline:
+            return self._inline[-1].end_offset
+        return self._refs[-1].end_offset if self._refs else self._start_offset
+
+    def restart_at(self, offset: int) -> None:
+        """Continue an empty history at a later offset. Raises ``Invalid`` while it has segments, or for an earlier offset."""
+        if self._refs or self._inline or offset < self._start_offset:
+            raise Invalid(f"history of offsets {self._start_offset}..{self.end_offset} cannot go on at {offset}")
+        self._start_offset = offset
+
+    def append(self, entry: SegmentEntry) -> None:
+        """Add the next segment. Raises ``Invalid`` for a gap, an overlap, or an empty one."""
+        if entry.base_offset != self.end_offset or entry.end_offset <= entry.base_offset:
+            raise Invalid(
+                f"segment {entry.key} covers offsets {entry.base_offset}..{entry.end_offset}; "
+                f"the manifest ends at {self.end_offset}: gaps and overlaps are refused"
+            )
+        self._inline.append(entry)
+        self._record_count += entry.record_count
+        self._cold_bytes += entry.object_bytes
+
+    def pages_for_sealing(self) -> tuple[PageRef, ...]:
+        """Stored pages that :meth:`seal` will merge; load them and pass them to it."""
+        levels, untouched = [ref.level for ref in self._refs], len(self._refs)
+        for _ in range(self._pages_to_seal()):
+            levels.append(0)
+            while self._mergeable(levels):
+                levels[-self._limits.page_fan_in :] = [levels[-1] + 1]
+                untouched = min(untouched, len(levels) - 1)
+        return self._stored(self._refs[untouched:])
+
+    def _pages_to_seal(self) -> int:
+        return max(0, -(-(len(self._inline) - self._limits.inline_segments_max) // self._limits.page_segments))
+
+    def _mergeable(self, levels: Sequence[int]) -> bool:
+        newest = levels[-self._limits.page_fan_in :]
+        return len(newest) == self._limits.page_fan_in and len(set(newest)) == 1
+
+    def _stored(self, refs: Sequence[PageRef]) -> tuple[PageRef, ...]:
+        return tuple(ref for ref in refs if ref.key not in self._new_pages)
+
+    def seal(self, now_ms: int, pages: Pages = NO_PAGES) -> None:
+        """Move the oldest inline segments into pages while there are too many, and merge full levels."""
+        while len(self._inline) > self._limits.inline_segments_max:
+            oldest = self._inline[: self._limits.page_segments]
+            del self._inline[: len(oldest)]
+            self._refs.append(self._new_page(oldest, 0))
+            self._merge_levels(now_ms, pages)
+
+    def _merge_levels(self, now_ms: int, pages: Pages) -> None:
+        fan_in = self._limits.page_fan_in
+        while self._mergeable([ref.level for ref in self._refs]):
+            merging = self._refs[-fan_in:]
+            entries = [entry for ref in merging for entry in self._live(self._loaded(ref, pages))]
+            del self._refs[-fan_in:]
+            self._refs.append(self._new_page(entries, merging[0].level + 1))
+            for ref in merging:
+                self._retire_page(ref, now_ms)
+
+    def pages_for_drop(self, below_offset: int) -> tuple[PageRef, ...]:
+        """Stored pages that :meth:`drop_below` must look into."""
+        return self._stored([ref for ref in self._refs if ref.base_offset < below_offset])
+
+    def drop_below(
+        self, below_offset: int, now_ms: int, reason_of: ReasonOf, pages: Pages = NO_PAGES
+    ) -> tuple[SegmentEntry, ...]:
+        """Drop whole segments that end at or before ``below_offset``, oldest first; returns them."""
+        dropped: list[SegmentEntry] = []
+        while self._refs and self._refs[0].base_offset < below_offset:
+            ref = self._refs[0]
+            live = self._live(self._loaded(ref, pages))
+            expired = list(takewhile(lambda entry: entry.end_offset <= below_offset, live))
+            dropped += expired
+            if len(expired) < len(live):
+                self._refs[0] = _narrowed(ref, live[len(expired) :])
+                break
+            del self._refs[0]
+            self._retire_page(ref, now_ms)
+        if not self._refs:
+            expired = list(takewhile(lambda entry: entry.end_offset <= below_offset, self._inline))
+            del self._inline[: len(expired)]
+            dropped += expired
+        for entry in dropped:
+            self._start_offset = entry.end_offset
+            self._record_count -= entry.record_count
+            self._cold_bytes -= entry.object_bytes
+        self._removed.add(_removed(entry, reason_of(entry), now_ms) for entry in dropped)
+        return tuple(dropped)
+
+    def pages_for_replace(self, base_offset: int) -> tuple[PageRef, ...]:
+        """The stored page that :meth:`replace` must rewrite, if the run is not inline."""
+        return self._stored([ref for ref in self._refs if ref.base_offset <= base_offset < ref.end_offset])
+
+    def replace(self, merged: SegmentEntry, now_ms: int, pages: Pages = NO_PAGES) -> tuple[SegmentEntry, ...]:
+        """Put ``merged`` in place of the run of segments that covers exactly its offsets; returns the run.
+
+        Raises ``Invalid`` if no run has exactly these borders and as many records, or if it spans two pages.
+        """
+        for position, ref in enumerate(self._refs):
+            if ref.base_offset <= merged.base_offset < ref.end_offset:
+                entries, run = _spliced(self._live(self._loaded(ref, pages)), merged)
+                self._refs[position] = self._new_page(entries, ref.level)
+                self._retire_page(ref, now_ms)
+                break
+        else:
+            self._inline, run = _spliced(self._inline, merged)
+        self._cold_bytes += merged.object_bytes - sum(entry.object_bytes for entry in run)
+        self._removed.add(_removed(entry, Reason.MERGED, now_ms) for entry in run)
+        return run
+
+    def lists_due(self, before_ms: int, limit: int) -> tuple[RemovedListRef, ...]:
+        """Lists that :meth:`forget_due` must look into."""
+        return self._removed.lists_due(before_ms, limit)
+
+    def forget_due(self, before_ms: int, limit: int, now_ms: int, lists: RemovedLists = NO_LISTS) -> tuple[str, ...]:
+        """Forget at most ``limit`` objects that were removed at ``before_ms`` or earlier: their keys, to be deleted first."""
+        return self._removed.forget_due(before_ms, limit, now_ms, lists)
+
+    def lists_to_merge(self) -> tuple[RemovedListRef, ...]:
+        """Lists that :meth:`finish` merges; load them and pass them to it."""
+        return self._removed.lists_to_merge()
+
+    def settle_fork(self, newest_version: int, others: Sequence[RemovedObject], now_ms: int) -> None:
+        """Make the next version newer than any of a forked history; ``others`` are all objects that it does not refer to."""
+        self._version = newest_version + 1
+        self._settled_version, self._settled_at_ms = newest_version, now_ms
+        self._removed.replace(others)
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether there is anything to commit."""
+        base, removed = self._previous.manifest, self._removed
+        is_same = (self._start_offset, self._refs, self._inline) == (base.start_offset, [*base.pages], [*base.segments])
+        return not is_same or (removed.refs, removed.inline) != ([*base.removed_lists], [*base.removed])
+
+    def finish(self, *, created_at_ms: int, writer: str, lists: RemovedLists = NO_LISTS) -> NewManifest:
+        """The next version. Raises ``Invalid`` if it does not hold together."""
+        base = self._previous.manifest
+        self._removed.seal(created_at_ms, lists)
+        pages = tuple((key, encode_page(page)) for key, page in self._new_pages.items() if self._is_referenced(key))
+        successor = Manifest(
+            topic_id=base.topic_id,
+            topic_name=base.topic_name,
+            partition=base.partition,
+            version=self._version,
+            previous_key=self._previous.key,
+            previous_sha256=self._previous.sha256,
+            created_at_ms=created_at_ms,
+            writer=writer,
+            start_offset=self._start_offset,
+            end_offset=self.end_offset,
+            record_count=self._record_count,
+            cold_bytes=self._cold_bytes,
+            pages=tuple(self._refs),
+            segments=tuple(self._inline),
+            removed=tuple(self._removed.inline),
+            removed_lists=tuple(self._removed.refs),
+            removed_lists_made=self._removed.lists_made,
+            settled_version=self._settled_version,
+            settled_at_ms=self._settled_at_ms,
+        )
+        content = encode_manifest(successor)
+        parts = (*pages, *self._removed.new_lists())
+        key = manifest_key(base.topic_id, base.partition, successor.version, self._random_id())
+        return NewManifest(manifest=successor, key=key, content=content, sha256=object_sha256(content), parts=parts)
+
+    def _is_referenced(self, key: str) -> bool:
+        return any(ref.key == key for ref in self._refs)
+
+    def _live(self, page: ManifestPage) -> tuple[SegmentEntry, ...]:
+        return tuple(entry for entry in page.segments if entry.end_offset > self._start_offset)
+
+    def _loaded(self, ref: PageRef, pages: Pages) -> ManifestPage:
+        page = self._new_pages.get(ref.key) or pages.get(ref.key)
+        assert page is not None, f"page {ref.key} was not loaded for the edit"
+        return page
+
+    def _retire_page(self, ref: PageRef, now_ms: int) -> None:
+        # A page that was made by this very edit has not been stored, so nothing is left behind.
+        if self._new_pages.pop(ref.key, None) is None:
+            self._removed.add([_removed(ref, Reason.SUPERSEDED, now_ms)])
+
+    def _new_page(self, entries: Sequence[SegmentEntry], level: int) -> PageRef:
+        base = self._previous.manifest
+        page = ManifestPage(topic_id=base.topic_id, partition=base.partition, segments=tuple(entries))
+        key = page_key(base.topic_id, base.partition, entries[0].base_offset, level, self._random_id())
+        self._new_pages[key] = page
+        content = encode_page(page)
+        ref = PageRef(
+            key=key, sha256=object_sha256(content), object_bytes=len(content), level=level, base_offset=0, end_offset=0,
+            max_timestamp_ms=0, segment_count=0,
+        )  # fmt: skip
+        return _narrowed(ref, entries)
+
+
+def _removed(what: SegmentEntry | PageRef, reason: str, now_ms: int) -> RemovedObject:
+    return RemovedObject(key=what.key, object_bytes=what.object_bytes, reason=reason, removed_at_ms=now_ms)
+
+
+def _narrowed(ref: PageRef, live: Sequence[SegmentEntry]) -> PageRef:
+    return msgspec.structs.replace(
+        ref,
+        base_offset=live[0].base_offset,
+        end_offset=live[-1].end_offset,
+        max_timestamp_ms=max(entry.max_timestamp_ms for entry in live),
+        segment_count=len(live),
+    )
+
+
+def _spliced(entries: Sequence[SegmentEntry], merged: SegmentEntry) -> tuple[list[SegmentEntry], tuple[SegmentEntry, ...]]:
+    run = tuple(e for e in entries if e.end_offset > merged.base_offset and e.base_offset < merged.end_offset)
+    if not run or run[0].base_offset != merged.base_offset or run[-1].end_offset != merged.end_offset:
+        raise Invalid(f"no run of segments covers exactly offsets {merged.base_offset}..{merged.end_offset}")
+    if sum(entry.record_count for entry in run) != merged.record_count:
+        raise Invalid(f"merged segment {merged.key} holds {merged.record_count} records, unlike what it replaces")
+    before = [entry for entry in entries if entry.end_offset <= merged.base_offset]
+    after = [entry for entry in entries if entry.base_offset >= merged.end_offset]
+    return [*before, merged, *after], run

@@ -1,0 +1,164 @@
+"""The removed objects of one manifest edit: added, sealed into lists, merged, and forgotten once they are deleted. Pure.
+
+They stay in the order of their removal, so that those whose grace period has passed are always the first. A list holds at least
+``inline_removed_max`` objects when it is sealed, and ``page_fan_in`` neighbouring lists of one size class become one, so that
+the root's size is the logarithm of their number up to the longest list, and a 16,384th of it beyond.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Final
+
+import msgspec
+
+from stratalog_tiering.format import manifest as format_limits
+from stratalog_tiering.format.manifest import (
+    Manifest,
+    Reason,
+    RemovedList,
+    RemovedListRef,
+    RemovedObject,
+    encode_removed_list,
+    object_sha256,
+)
+from stratalog_tiering.format.object_keys import removed_list_key
+
+RemovedLists = Mapping[str, RemovedList]
+"""Lists that were loaded for an edit, by object key."""
+
+NO_LISTS: Final[RemovedLists] = {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestLimits:
+    """Sizes that decide when pages and lists are sealed and merged; tests use small ones."""
+
+    inline_segments_max: int = format_limits.INLINE_SEGMENTS_MAX
+    page_segments: int = format_limits.PAGE_SEGMENTS
+    page_fan_in: int = format_limits.PAGE_FAN_IN
+    inline_removed_max: int = format_limits.INLINE_REMOVED_MAX
+    removed_list_objects_max: int = format_limits.REMOVED_LIST_OBJECTS_MAX
+
+
+class RemovedObjects:
+    """Starts from what ``base`` remembers."""
+
+    def __init__(self, base: Manifest, random_id: Callable[[], int], limits: ManifestLimits) -> None:
+        self._base = base
+        self._random_id = random_id
+        self._limits = limits
+        self.refs = list(base.removed_lists)
+        self.inline = list(base.removed)
+        self.lists_made = base.removed_lists_made
+        self._new: dict[str, bytes] = {}
+
+    def add(self, objects: Iterable[RemovedObject]) -> None:
+        """Objects that stop counting with this edit."""
+        self.inline.extend(objects)
+
+    def replace(self, objects: Iterable[RemovedObject]) -> None:
+        """Remember these and no others."""
+        self.refs.clear()
+        self.inline[:] = objects
+
+    def lists_due(self, before_ms: int, limit: int) -> tuple[RemovedListRef, ...]:
+        """Lists that :meth:`forget_due` needs."""
+        due: list[RemovedListRef] = []
+        for ref in self.refs:
+            if ref.removed_at_ms > before_ms or sum(each.object_count for each in due) >= limit:
+                break
+            due.append(ref)
+        return tuple(due)
+
+    def forget_due(self, before_ms: int, limit: int, now_ms: int, lists: RemovedLists = NO_LISTS) -> tuple[str, ...]:
+        """Forget the first ``limit`` objects that were removed at ``before_ms`` or earlier; returns their keys.
+
+        They must be deleted before the edit is committed.
+        """
+        keys: list[str] = []
+        emptied: list[RemovedObject] = []
+        while self.refs and len(keys) < limit:
+            ref = self.refs[0]
+            if ref.removed_at_ms > before_ms:
+                break
+            objects = lists[ref.key].objects[ref.deleted_count :]
+            due = _due(objects, before_ms, limit - len(keys))
+            keys.extend(removed.key for removed in due)
+            if len(due) < len(objects):
+                self.refs[0] = _narrowed(ref, objects[len(due) :])
+                break
+            del self.refs[0]
+            emptied.append(_superseded(ref, now_ms))
+        if not self.refs:
+            due = _due(self.inline, before_ms, limit - len(keys))
+            keys.extend(removed.key for removed in due)
+            del self.inline[: len(due)]
+        self.add(emptied)
+        return tuple(keys)
+
+    def lists_to_merge(self) -> tuple[RemovedListRef, ...]:
+        """The first stored neighbours that :meth:`seal` makes one list of; empty if there are none."""
+        fan_in = self._limits.page_fan_in
+        for first in range(len(self.refs) - fan_in + 1):
+            run = self.refs[first : first + fan_in]
+            same = len({self._size_class(ref.object_count) for ref in run}) == 1
+            if same and sum(ref.object_count for ref in run) <= self._limits.removed_list_objects_max:
+                return tuple(run)
+        return ()
+
+    def seal(self, now_ms: int, lists: RemovedLists = NO_LISTS) -> None:
+        """Merge the lists that :meth:`lists_to_merge` names, and put inline objects into lists if there are too many."""
+        run = self.lists_to_merge()
+        if run:
+            first = self.refs.index(run[0])
+            objects = [removed for ref in run for removed in lists[ref.key].objects[ref.deleted_count :]]
+            self.refs[first : first + len(run)] = [self._new_list(objects)]
+            self.add(_superseded(ref, now_ms) for ref in run)
+        if len(self.inline) > self._limits.inline_removed_max:
+            longest = self._limits.removed_list_objects_max
+            for start in range(0, len(self.inline), longest):
+                self.refs.append(self._new_list(self.inline[start : start + longest]))
+            self.inline.clear()
+
+    def new_lists(self) -> tuple[tuple[str, bytes], ...]:
+        """Keys and contents of the lists that this edit made."""
+        return tuple(self._new.items())
+
+    def _size_class(self, count: int) -> int:
+        size, size_class = count // self._limits.inline_removed_max, 0
+        while size >= self._limits.page_fan_in:
+            size, size_class = size // self._limits.page_fan_in, size_class + 1
+        return size_class
+
+    def _new_list(self, objects: Sequence[RemovedObject]) -> RemovedListRef:
+        topic_id, partition, number = self._base.topic_id, self._base.partition, self.lists_made
+        content = encode_removed_list(
+            RemovedList(topic_id=topic_id, partition=partition, number=number, objects=tuple(objects))
+        )  # fmt: skip
+        key = removed_list_key(topic_id, partition, number, self._random_id())
+        self.lists_made += 1
+        self._new[key] = content
+        return RemovedListRef(
+            key=key, sha256=object_sha256(content), list_bytes=len(content), number=number, deleted_count=0,
+            object_count=len(objects), removed_at_ms=objects[0].removed_at_ms,
+        )  # fmt: skip
+
+
+def _due(objects: Sequence[RemovedObject], before_ms: int, limit: int) -> list[RemovedObject]:
+    return list(takewhile(lambda removed: removed.removed_at_ms <= before_ms, objects[:limit]))
+
+
+def _narrowed(ref: RemovedListRef, left: Sequence[RemovedObject]) -> RemovedListRef:
+    return msgspec.structs.replace(
+        ref,
+        deleted_count=ref.deleted_count + ref.object_count - len(left),
+        object_count=len(left),
+        removed_at_ms=left[0].removed_at_ms,
+    )
+
+
+def _superseded(ref: RemovedListRef, now_ms: int) -> RemovedObject:
+    return RemovedObject(key=ref.key, object_bytes=ref.list_bytes, reason=Reason.SUPERSEDED, removed_at_ms=now_ms)

@@ -1,0 +1,267 @@
+"""The segment object: a partition's record batches exactly as stored, cut into blocks, then footer and trailer.
+
+The first ``data_bytes`` of the object are the batches back to back and nothing else. A block is a run of whole batches of
+about ``block_bytes_target`` bytes (one larger batch makes a larger block) and the unit of every ranged read: it has a
+CRC32C and a Merkle leaf. Offsets run without a gap from the first batch to the last.
+
+Pure: batches in, byte parts out; bytes in, findings out. Nothing here decodes a record or touches a store.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+from uuid import UUID
+
+from crc32c import crc32c
+
+from stratalog_core.batch import MAGIC as BATCH_MAGIC
+from stratalog_core.batch import BatchHeader, crc_matches, iterate_headers, read_header
+from stratalog_core.checkpoint import EpochStart, ProducerEntry
+from stratalog_core.errors import Corrupt, Invalid
+from stratalog_core.ports import Buffer
+from stratalog_tiering.format.footer import (
+    FORMAT_VERSION,
+    AbortedTransaction,
+    BlockEntry,
+    SegmentFooter,
+    encode_footer,
+    footer_range,
+    parse_footer,
+)
+from stratalog_tiering.format.merkle import inclusion_proof, leaf_hash, proof_holds, root_hash
+
+BLOCK_BYTES_TARGET: Final = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentIdentity:
+    """Whose records a segment holds."""
+
+    topic_id: UUID
+    topic_name: str
+    partition: int
+    base_offset: int
+    ledger_ids: tuple[int, ...]
+
+
+class SegmentWriter:
+    """Turns batches into a segment's bytes. Call ``append`` and ``take_parts`` in turn, then ``finish``.
+
+    It holds only what ``take_parts`` has not fetched yet, and the index. Buffers are passed on, not copied: they must not
+    change until the parts are written.
+    """
+
+    def __init__(self, identity: SegmentIdentity, block_bytes_target: int = BLOCK_BYTES_TARGET) -> None:
+        if block_bytes_target <= 0:
+            raise Invalid(f"block_bytes_target is {block_bytes_target}; it must be at least 1")
+        self._identity = identity
+        self._block_bytes_target = block_bytes_target
+        self._parts: list[Buffer] = []
+        self._blocks: list[BlockEntry] = []
+        self._next_offset = identity.base_offset
+        self._data_bytes = 0
+        self._open = _OpenBlock(0, identity.base_offset)
+        self._epochs: list[EpochStart] = []
+        self._first_timestamp_min_ms: int | None = None
+
+    @property
+    def next_offset(self) -> int:
+        """Offset that the next batch must begin with."""
+        return self._next_offset
+
+    @property
+    def data_bytes(self) -> int:
+        return self._data_bytes
+
+    @property
+    def leader_epochs(self) -> tuple[EpochStart, ...]:
+        """Epochs of the batches appended so far, each with the offset where it begins in this segment."""
+        return tuple(self._epochs)
+
+    def append(self, batch: Buffer, header: BatchHeader | None = None) -> None:
+        """Add one whole batch. Raises ``Corrupt`` if it does not continue the offsets or is not one whole batch."""
+        header = header or read_header(batch)
+        if header.size_bytes != len(batch) or header.magic != BATCH_MAGIC:
+            raise Corrupt(f"not one whole batch of format v2: {header.size_bytes} of {len(batch)} bytes")
+        if header.base_offset != self._next_offset or header.last_offset_delta < 0:
+            raise Corrupt(
+                f"batch at offsets {header.base_offset}..{header.last_offset} does not continue at {self._next_offset}",
+                expected=self._next_offset,
+                found=header.base_offset,
+            )
+        if self._open.length and self._open.length + len(batch) > self._block_bytes_target:
+            self._close_block()
+        self._open.add(batch, header)
+        self._parts.append(batch)
+        self._note_epoch(header)
+        self._note_timestamp(header.base_timestamp_ms)
+        self._next_offset = header.next_offset
+        self._data_bytes += len(batch)
+
+    def take_parts(self) -> list[Buffer]:
+        """What has become ready since the last call, in order."""
+        parts, self._parts = self._parts, []
+        return parts
+
+    def finish(
+        self,
+        *,
+        created_at_ms: int,
+        leader_epochs: Sequence[EpochStart] = (),
+        aborted_transactions: Sequence[AbortedTransaction] = (),
+        producers: Sequence[ProducerEntry] = (),
+    ) -> SegmentFooter:
+        """Close the last block and queue footer and trailer as the last part. Raises ``Invalid`` without any batch.
+
+        ``leader_epochs`` defaults to those seen in the batches.
+        """
+        if not self._data_bytes:
+            raise Invalid("a segment needs at least one batch")
+        self._close_block()
+        identity, blocks = self._identity, tuple(self._blocks)
+        footer = SegmentFooter(
+            format_version=FORMAT_VERSION,
+            topic_id=identity.topic_id,
+            topic_name=identity.topic_name,
+            partition=identity.partition,
+            base_offset=identity.base_offset,
+            end_offset=self._next_offset,
+            ledger_ids=identity.ledger_ids,
+            blocks=blocks,
+            leader_epochs=tuple(leader_epochs) or self.leader_epochs,
+            aborted_transactions=tuple(aborted_transactions),
+            producers=tuple(producers),
+            record_count=sum(block.record_count for block in blocks),
+            batch_count=sum(block.batch_count for block in blocks),
+            data_bytes=self._data_bytes,
+            max_timestamp_ms=max(block.max_timestamp_ms for block in blocks),
+            first_timestamp_min_ms=-1 if self._first_timestamp_min_ms is None else self._first_timestamp_min_ms,
+            merkle_root=root_hash([block.leaf_hash for block in blocks]),
+            created_at_ms=created_at_ms,
+        )
+        self._parts.append(encode_footer(footer))
+        return footer
+
+    def _close_block(self) -> None:
+        self._blocks.append(self._open.entry())
+        self._open = _OpenBlock(self._data_bytes, self._next_offset)
+
+    def _note_epoch(self, header: BatchHeader) -> None:
+        if not self._epochs or self._epochs[-1].epoch != header.leader_epoch:
+            self._epochs.append(EpochStart(epoch=header.leader_epoch, start_offset=header.base_offset))
+
+    def _note_timestamp(self, first_ms: int) -> None:
+        if self._first_timestamp_min_ms is None or first_ms < self._first_timestamp_min_ms:
+            self._first_timestamp_min_ms = first_ms
+
+
+class _OpenBlock:
+    """The block that is being filled; checksums advance with each batch, so nothing is read twice."""
+
+    __slots__ = ("_base_offset", "_batches", "_crc", "_digest", "_last_offset", "_position", "_records", "_timestamp", "length")
+
+    def __init__(self, position: int, base_offset: int) -> None:
+        self._position = position
+        self._base_offset = base_offset
+        self._last_offset = base_offset - 1
+        self._timestamp = -1
+        self._records = 0
+        self._batches = 0
+        self._crc = 0
+        self._digest = hashlib.sha256(b"\x00")
+        self.length = 0
+
+    def add(self, batch: Buffer, header: BatchHeader) -> None:
+        self._crc = crc32c(batch, self._crc)
+        self._digest.update(batch)
+        self._last_offset = header.last_offset
+        self._timestamp = max(self._timestamp, header.max_timestamp_ms)
+        self._records += header.record_count
+        self._batches += 1
+        self.length += len(batch)
+
+    def entry(self) -> BlockEntry:
+        return BlockEntry(
+            base_offset=self._base_offset,
+            last_offset=self._last_offset,
+            max_timestamp_ms=self._timestamp,
+            position=self._position,
+            length=self.length,
+            crc=self._crc,
+            record_count=self._records,
+            batch_count=self._batches,
+            leaf_hash=self._digest.digest(),
+        )
+
+
+def check_block(block: Buffer, entry: BlockEntry) -> None:
+    """Raise ``Corrupt`` unless the bytes are exactly the block's, by length and CRC32C."""
+    if len(block) != entry.length:
+        raise Corrupt(
+            f"block of offsets {entry.base_offset}..{entry.last_offset} has {len(block)} bytes, not {entry.length}",
+            base_offset=entry.base_offset,
+            last_offset=entry.last_offset,
+        )
+    if crc32c(block) != entry.crc:
+        raise Corrupt(
+            f"block of offsets {entry.base_offset}..{entry.last_offset} does not match its CRC",
+            base_offset=entry.base_offset,
+            last_offset=entry.last_offset,
+        )
+
+
+def audit_block(block: Buffer, entry: BlockEntry) -> None:
+    """All that can be checked of one block: CRC, Merkle leaf, each batch's own CRC, contiguous offsets, counts."""
+    check_block(block, entry)
+    if leaf_hash((block,)) != entry.leaf_hash:
+        raise Corrupt(f"block of offsets {entry.base_offset}..{entry.last_offset} does not match its Merkle leaf")
+    offset, records, batches = entry.base_offset, 0, 0
+    for batch, header in iterate_block_batches(block):
+        if header.base_offset != offset:
+            raise Corrupt(f"batch at offset {header.base_offset} stands where {offset} was expected")
+        if not crc_matches(batch, header):
+            raise Corrupt(f"batch of offsets {offset}..{header.last_offset} does not match its CRC")
+        offset, records, batches = header.next_offset, records + header.record_count, batches + 1
+    if (offset - 1, records, batches) != (entry.last_offset, entry.record_count, entry.batch_count):
+        raise Corrupt(f"block of offsets {entry.base_offset}..{entry.last_offset} holds {records} records up to {offset - 1}")
+
+
+def iterate_block_batches(block: Buffer) -> Iterator[tuple[memoryview, BatchHeader]]:
+    """``(batch, header)`` of each batch in a block, in order. Raises ``Corrupt`` at a bad length."""
+    view = memoryview(block)
+    for position, header in iterate_headers(view):
+        yield view[position : position + header.size_bytes], header
+
+
+def find_block(blocks: Sequence[BlockEntry], offset: int) -> int:
+    """Index of the block that holds ``offset``. Raises ``IndexError`` outside the segment."""
+    low, high = 0, len(blocks)
+    while low < high:
+        middle = (low + high) // 2
+        if blocks[middle].last_offset < offset:
+            low = middle + 1
+        else:
+            high = middle
+    if low == len(blocks) or offset < blocks[low].base_offset:
+        raise IndexError(f"offset {offset} is in none of {len(blocks)} blocks")
+    return low
+
+
+def prove_block(footer: SegmentFooter, index: int) -> tuple[bytes, ...]:
+    """RFC 9162 inclusion proof of block ``index`` against the footer's Merkle root; no block is read."""
+    return inclusion_proof([block.leaf_hash for block in footer.blocks], index)
+
+
+def block_proved(block: Buffer, index: int, block_count: int, proof: Sequence[bytes], merkle_root: bytes) -> bool:
+    """Whether ``block`` is block ``index`` of the segment with ``merkle_root``, by an inclusion proof alone."""
+    return proof_holds(merkle_root, leaf_hash((block,)), index, block_count, proof)
+
+
+__all__ = [
+    "BLOCK_BYTES_TARGET", "AbortedTransaction", "BlockEntry", "EpochStart", "ProducerEntry", "SegmentFooter",
+    "SegmentIdentity", "SegmentWriter", "audit_block", "block_proved", "check_block", "find_block", "footer_range",
+    "iterate_block_batches", "parse_footer", "prove_block",
+]  # fmt: skip

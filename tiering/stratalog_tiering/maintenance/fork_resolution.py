@@ -1,0 +1,231 @@
+"""Carries out a person's decision which line of a forked history stays. See ADR 239.
+
+The next manifest version continues the kept line and is newer than anything in the store. Every object that it does not refer
+to becomes a removed object, dated now, so nothing is deleted before one grace period has passed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
+
+import msgspec
+
+from stratalog_core.errors import Conflict, Corrupt, Invalid
+from stratalog_core.ids import NO_OWNER
+from stratalog_metadata.commands import ABSENT, Command, Delete, Put, Update, VersionIs
+from stratalog_metadata.records import (
+    ForkDecision,
+    Log,
+    ManifestPointer,
+    Partition,
+    ledger_key,
+    manifest_pointer_key,
+    partition_key,
+)
+from stratalog_tiering.cold.manifest_source import ManifestSource
+from stratalog_tiering.core.commands import Guards, ledgers_unchanged, pointer_unchanged
+from stratalog_tiering.core.forks import Fork, find_fork
+from stratalog_tiering.core.planning import PartitionState, StoredLedger, is_sealed
+from stratalog_tiering.format.manifest import Manifest, Reason, RemovedObject
+from stratalog_tiering.format.manifest_edit import ManifestEdit, Previous
+from stratalog_tiering.format.object_keys import is_marker, manifests_prefix, marker_key, parse_manifest_key, partition_prefixes
+from stratalog_tiering.offload.commit import commit_manifest, previous_version
+from stratalog_tiering.offload.ports import WorkerPorts
+from stratalog_tiering.offload.publish import read_marker, store_manifest
+from stratalog_tiering.store import ObjectStore
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lines:
+    """A fork with the newest manifest of each line; metadata's is None if it knows of none, or the store lacks it."""
+
+    fork: Fork
+    metadata: Manifest | None
+    store: Previous
+
+
+async def read_lines(store: ObjectStore, prefix: str, pointer: ManifestPointer | None) -> Lines | None:
+    """The fork of the partition whose manifests are below ``prefix``, or None. ``pointer`` is metadata's.
+
+    Raises ``Corrupt`` if the manifest of the store's line cannot be read.
+    """
+    source = ManifestSource(store)
+    listed = [info async for info in store.list(prefix)]
+    newest = await _manifest(source, pointer.object_key, bytes.fromhex(pointer.sha256)) if pointer is not None else None
+    known = {pointer.manifest_version: pointer.object_key} if pointer is not None else {0: ""}
+    settled_version = newest.settled_version if newest is not None else 0
+    manifest, fork = newest, find_fork(listed, known, settled_version)
+    # Of two markers of one earlier version, metadata's is the one that its chain of manifests leads to.
+    while fork is not None and manifest is not None and min(known) > fork.store_version and manifest.previous_key:
+        known[_version(manifest.previous_key)] = manifest.previous_key
+        manifest = await _manifest(source, manifest.previous_key, manifest.previous_sha256)
+        fork = find_fork(listed, known, settled_version)
+    if fork is None:
+        return None
+    marker = await read_marker(store, marker_key(fork.store_key))
+    sha256 = bytes.fromhex(marker.sha256)
+    kept = Previous(manifest=await source.manifest_at(fork.store_key, sha256), key=fork.store_key, sha256=sha256)
+    return Lines(fork=fork, metadata=newest, store=kept)
+
+
+def _version(key: str) -> int:
+    parsed = parse_manifest_key(key)
+    return parsed.version if parsed is not None else 0
+
+
+async def _manifest(source: ManifestSource, key: str, sha256: bytes) -> Manifest | None:
+    try:
+        return await source.manifest_at(key, sha256)
+    except Corrupt as damaged:
+        _log.warning("%s", damaged)
+        return None
+
+
+async def resolve_fork(ports: WorkerPorts, state: PartitionState, guards: Guards) -> bool:
+    """Carry out the decision that metadata holds for this partition. Whether a manifest was committed.
+
+    If it cannot be carried out, the reason is written into it, and the fork stays.
+    """
+    decision = state.pending_decision
+    assert decision is not None, "somebody has decided"
+    lines = await read_lines(ports.store, manifests_prefix(state.log.topic_id, state.log.index), state.pointer)
+    (found,) = await ports.metadata.read([manifest_pointer_key(state.log.topic_id, state.log.index)])
+    if (found.version if found is not None else ABSENT) != state.pointer_version:
+        raise Conflict("the manifest has changed since the decision was looked at")
+    try:
+        return await _resolve(ports, state, decision, lines, guards)
+    except Invalid as impossible:
+        refused: ForkDecision = msgspec.structs.replace(decision, refused=impossible.message)
+        await ports.metadata.propose(Command(updates=(Put(record=refused),), requirements=(*guards, _decided(state))))
+        return False
+
+
+async def _resolve(
+    ports: WorkerPorts, state: PartitionState, decision: ForkDecision, lines: Lines | None, guards: Guards
+) -> bool:
+    name = f"{state.topic.name}-{state.log.index}"
+    if lines is None or (lines.fork.metadata_key, lines.fork.store_key) != (decision.metadata_key, decision.store_key):
+        raise Invalid(f"the history of {name} has not forked as it had when somebody decided: look again, and decide again")
+    if decision.keeps_store:
+        kept, command = lines.store, await _keep_store(ports, state, decision, lines.store.manifest)
+    elif lines.metadata is None and state.pointer is not None:
+        raise Invalid(f"metadata's manifest {state.pointer.object_key} is not in the store any more: keep the store's line")
+    else:
+        kept, command = await previous_version(ports, state), Command(updates=())
+    now_ms = ports.clock.wall_ms()
+    edit = ManifestEdit(kept, random_id=ports.random_id)
+    edit.settle_fork(lines.fork.newest_version, await _others(ports, state, kept.manifest, now_ms), now_ms)
+    new = edit.finish(created_at_ms=now_ms, writer=ports.settings.worker_id)
+    pointer = await store_manifest(ports.store, new)
+    unchanged = (_decided(state), pointer_unchanged(state), *command.requirements)
+    updates = (Put(record=pointer), Delete(key=decision.key()), *command.updates)
+    command = Command(updates=updates, requirements=(*guards, *unchanged))
+    _log.warning("%s keeps %s as of version %d", name, decision.keep, kept.manifest.version)
+    return await commit_manifest(ports, state, pointer, command, [new.key, *(key for key, _ in new.parts)])
+
+
+async def _others(ports: WorkerPorts, state: PartitionState, kept: Manifest, now_ms: int) -> list[RemovedObject]:
+    """All objects of the partition that are not live in the kept line; markers after the manifests that they prove.
+
+    Raises ``Invalid`` if objects of that line are not in the store: the other line has removed them since.
+    """
+    prefixes = partition_prefixes(state.log.topic_id, state.log.index)
+    sizes = {info.key: info.size_bytes for prefix in prefixes async for info in ports.store.list(prefix)}
+    live = {entry.key: entry.object_bytes async for entry in ports.source.segments(kept)}
+    live.update((ref.key, ref.object_bytes) for ref in kept.pages)
+    missing = [key for key, size in live.items() if sizes.get(key) != size]
+    if missing:
+        raise Invalid(f"the store lacks {len(missing)} objects of that line, the first is {missing[0]}: keep the other line")
+    others = [
+        RemovedObject(key=key, object_bytes=size, reason=Reason.FORK, removed_at_ms=now_ms)
+        for key, size in sizes.items()
+        if key not in live
+    ]
+    return sorted(others, key=lambda other: is_marker(other.key))
+
+
+async def _keep_store(ports: WorkerPorts, state: PartitionState, decision: ForkDecision, kept: Manifest) -> Command:
+    """What else changes with the pointer: ledgers that do not continue the line go, and the partition is taken over anew."""
+    contained = await _ledgers_of(ports, kept, min((ref.base_offset for ref in state.log.ledgers), default=kept.end_offset))
+    ledgers = dropped_ledgers(state, kept.end_offset, contained, discard_hot=decision.discard_hot)
+    dropped = {stored.ledger.ledger_id for stored in ledgers}
+    log: Log = msgspec.structs.replace(
+        state.log,
+        ledgers=tuple(ref for ref in state.log.ledgers if ref.ledger_id not in dropped),
+        log_start_offset=max(state.log.log_start_offset, kept.start_offset),
+    )
+    updates: list[Update] = [Put(record=log), *(Delete(key=ledger_key(ledger_id)) for ledger_id in sorted(dropped))]
+    key = partition_key(state.log.topic_id, state.log.index)
+    (found,) = await ports.metadata.read([key])
+    if found is None or not isinstance(found.record, Partition):
+        return Command(updates=tuple(updates), requirements=ledgers_unchanged(state))
+    # Its owner has the end of the other line in memory.
+    taken: Partition = msgspec.structs.replace(
+        found.record,
+        owner=NO_OWNER,
+        owner_session=0,
+        next_owner=NO_OWNER,
+        handed=b"",
+        leader_epoch=found.record.leader_epoch + 1,
+    )
+    unchanged = VersionIs(key=key, version=found.version)
+    return Command(updates=(*updates, Put(record=taken)), requirements=(unchanged, *ledgers_unchanged(state)))
+
+
+async def _ledgers_of(ports: WorkerPorts, manifest: Manifest, from_offset: int) -> set[int]:
+    """Ledgers that the segments beyond ``from_offset`` were made of."""
+    ledger_ids: set[int] = set()
+    async for entry in ports.source.segments(manifest):
+        if entry.end_offset > from_offset:
+            ledger_ids.update((await ports.source.footer(entry)).ledger_ids)
+    return ledger_ids
+
+
+def dropped_ledgers(
+    state: PartitionState, end_offset: int, contained: Set[int], *, discard_hot: bool
+) -> tuple[StoredLedger, ...]:
+    """Ledgers that leave the log when a line is kept that ends at ``end_offset`` and was made of the ledgers ``contained``.
+
+    Those without records, and those of that line if the log would end with them before it does. Raises ``Invalid`` if there are
+    others that do not continue the line, unless ``discard_hot`` says that they go and all of them are sealed.
+    """
+    empty = [stored for stored in state.ledgers if is_sealed(stored.ledger) and _is_empty(stored)]
+    held = [stored for stored in state.ledgers if stored not in empty]
+    below = [stored for stored in held if stored.ledger.base_offset < end_offset]
+    above = [stored for stored in held if stored.ledger.base_offset >= end_offset]
+    if all(stored.ledger.ledger_id in contained for stored in below):
+        others = []
+        empty += below if below and below[-1].ledger.end_offset != end_offset else []
+    else:
+        others = below
+    if above and above[0].ledger.base_offset != end_offset:
+        others = [*others, *above]
+    if others and not discard_hot:
+        raise Invalid(
+            f"ledgers {_ids(others)} hold records that do not continue the store's line, which ends at offset {end_offset}:"
+            " they were written after metadata was restored. Read them with `stratalog ledger read`, then decide with"
+            " --discard-hot"
+        )
+    if not all(is_sealed(stored.ledger) for stored in others):
+        raise Invalid(
+            f"ledgers {_ids(others)} do not continue the store's line, and one of them is open: stop its producers, seal it"
+            " with `stratalog tier offload`, and decide again"
+        )
+    return (*empty, *others)
+
+
+def _is_empty(stored: StoredLedger) -> bool:
+    return stored.ledger.end_offset == stored.ledger.base_offset
+
+
+def _ids(ledgers: Sequence[StoredLedger]) -> str:
+    return ", ".join(str(stored.ledger.ledger_id) for stored in ledgers)
+
+
+def _decided(state: PartitionState) -> VersionIs:
+    assert state.fork_decision is not None
+    return VersionIs(key=state.fork_decision.key(), version=state.fork_decision_version)

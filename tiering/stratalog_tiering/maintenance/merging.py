@@ -1,0 +1,152 @@
+"""Merges small neighbouring segments into one: fewer objects, larger reads, a smaller manifest.
+
+Ledgers that were sealed early (a change of owner, an idle partition, a request) make small segments. Merging is tiered: of
+``FAN_IN`` segments that were never merged one is made, and of ``FAN_IN`` of those another, which is left as it is. So no record
+is written more than three times, the offload included. Blocks are read, checked, and written as one segment, which is
+verified like any other before the manifest's next version puts it in their place. The old objects stay for the grace period.
+
+Retention lets whole segments go, by their newest record. So the records of a merged segment span no more time, and it is no
+larger, than :func:`merge_limits` allows, and a merge renews no time that retention looks at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from stratalog_core.checkpoint import EpochStart
+from stratalog_tiering.cold.segment_check import require_sound
+from stratalog_tiering.core.commands import Guards, commit_segment
+from stratalog_tiering.core.offload_job import EPOCHS_MAX
+from stratalog_tiering.core.planning import PartitionState
+from stratalog_tiering.core.policy import TierPolicy
+from stratalog_tiering.core.retention import newest_ms, oldest_ms
+from stratalog_tiering.format.entry import segment_entry
+from stratalog_tiering.format.footer import AbortedTransaction
+from stratalog_tiering.format.manifest import SegmentEntry
+from stratalog_tiering.format.manifest_edit import ManifestEdit
+from stratalog_tiering.format.object_keys import segment_key
+from stratalog_tiering.format.segment import SegmentFooter, SegmentIdentity, SegmentWriter, audit_block, iterate_block_batches
+from stratalog_tiering.offload.commit import commit_edit, previous_version, refuse_fork
+from stratalog_tiering.offload.ports import WorkerPorts
+from stratalog_tiering.offload.upload import StreamedUpload, abort_quietly
+
+FAN_IN: Final = 16
+"""So many neighbours become one. A segment of this fraction of the wanted size is left as it is."""
+MERGES_MAX: Final = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergeLimits:
+    """Of a merged segment: object size, and time between its oldest and its newest record (None: any)."""
+
+    segment_bytes: int
+    span_ms: int | None = None
+
+
+def merge_limits(policy: TierPolicy, segment_bytes: int) -> MergeLimits:
+    """What retention allows: no more than an eighth of what it keeps may wait for its youngest part to expire."""
+    return MergeLimits(segment_bytes=policy.segment_bytes_max(segment_bytes), span_ms=policy.segment_span_ms)
+
+
+def mergeable_run(segments: Sequence[SegmentEntry], limits: MergeLimits) -> tuple[SegmentEntry, ...]:
+    """The first run to merge; empty if there is none.
+
+    It holds ``FAN_IN`` segments that were merged equally often, and those between them that were merged less.
+    """
+    for merges in range(MERGES_MAX):
+        for first in range(len(segments)):
+            run = _run_from(segments[first:], merges, limits)
+            if run:
+                return run
+    return ()
+
+
+def _run_from(segments: Sequence[SegmentEntry], merges: int, limits: MergeLimits) -> tuple[SegmentEntry, ...]:
+    """The shortest run from the first segment on; empty if something ends it before."""
+    total_bytes = equals = 0
+    oldest, newest = oldest_ms(segments[0]), newest_ms(segments[0])
+    for position, entry in enumerate(segments):
+        total_bytes += entry.object_bytes
+        oldest, newest = min(oldest, oldest_ms(entry)), max(newest, newest_ms(entry))
+        is_small = entry.object_bytes * FAN_IN <= limits.segment_bytes and entry.merge_count <= merges
+        is_in_span = limits.span_ms is None or newest - oldest <= limits.span_ms
+        if not (is_small and is_in_span and total_bytes <= limits.segment_bytes):
+            return ()
+        equals += entry.merge_count == merges
+        if equals == FAN_IN:
+            return tuple(segments[: position + 1])
+    return ()
+
+
+async def merge_small(ports: WorkerPorts, state: PartitionState, policy: TierPolicy, guards: Guards) -> bool:
+    """Merge one run, if there is one. Whether a merged segment was committed. Raises ``Corrupt``, ``OutcomeUnknown`` …"""
+    previous = await previous_version(ports, state)
+    run = mergeable_run(previous.manifest.segments, merge_limits(policy, ports.settings.segment_bytes))
+    if not run:
+        return False
+    await refuse_fork(ports, state)  # before the upload, which would be for nothing
+    entry = await _write_merged(ports, state, run)
+    await require_sound(ports.store, ports.source, entry, ports.background, reads_at_once=ports.settings.verify_reads_at_once)
+    edit = ManifestEdit(previous, random_id=ports.random_id)
+    edit.replace(entry, ports.clock.wall_ms())
+    return await commit_edit(ports, state, edit, lambda pointer: commit_segment(state, pointer, (), guards), [entry.key])
+
+
+async def _write_merged(ports: WorkerPorts, state: PartitionState, run: Sequence[SegmentEntry]) -> SegmentEntry:
+    footers = [await ports.source.footer(entry) for entry in run]
+    writer = SegmentWriter(_identity(footers), ports.settings.block_bytes)
+    key = segment_key(
+        state.log.topic_id, state.log.index, run[0].base_offset, run[-1].leader_epochs[-1].epoch, ports.random_id()
+    )  # fmt: skip
+    upload = StreamedUpload(
+        ports.store, key, part_bytes=ports.settings.upload_part_bytes, parts_at_once=ports.settings.upload_parts_at_once
+    )
+    try:
+        for entry, footer in zip(run, footers, strict=True):
+            for block in footer.blocks:
+                content = await ports.store.get_range(entry.key, block.position, block.length)
+                await ports.reading.take(len(content))
+                audit_block(content, block)
+                for batch, header in iterate_block_batches(content):
+                    writer.append(batch, header)
+                await upload.write(writer.take_parts())
+        footer = writer.finish(
+            created_at_ms=max(footer.created_at_ms for footer in footers), leader_epochs=_epochs(footers),
+            aborted_transactions=_aborted(footers), producers=footers[-1].producers,
+        )  # fmt: skip
+        parts = writer.take_parts()
+        await upload.write(parts)
+        await upload.finish()
+    except BaseException:
+        await abort_quietly(upload)
+        raise
+    merged = segment_entry(key, footer, parts[-1], writer.leader_epochs)
+    return msgspec.structs.replace(merged, merge_count=1 + max(entry.merge_count for entry in run))
+
+
+def _identity(footers: Sequence[SegmentFooter]) -> SegmentIdentity:
+    first = footers[0]
+    ledger_ids = tuple(ledger_id for footer in footers for ledger_id in footer.ledger_ids)
+    return SegmentIdentity(
+        topic_id=first.topic_id, topic_name=footers[-1].topic_name, partition=first.partition, base_offset=first.base_offset,
+        ledger_ids=ledger_ids,
+    )  # fmt: skip
+
+
+def _epochs(footers: Sequence[SegmentFooter]) -> list[EpochStart]:
+    """All that any of them knows, each epoch from where it was first seen to begin."""
+    starts: dict[int, int] = {}
+    for footer in footers:
+        for start in footer.leader_epochs:
+            starts.setdefault(start.epoch, start.start_offset)
+    return [EpochStart(epoch, offset) for epoch, offset in sorted(starts.items())][-EPOCHS_MAX:]
+
+
+def _aborted(footers: Sequence[SegmentFooter]) -> list[AbortedTransaction]:
+    """Each transaction once, although every segment that it overlaps lists it."""
+    found = {aborted for footer in footers for aborted in footer.aborted_transactions}
+    return sorted(found, key=lambda aborted: (aborted.last_offset, aborted.producer_id))

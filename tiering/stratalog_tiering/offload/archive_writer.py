@@ -1,0 +1,103 @@
+"""Writes history straight into a bucket that no cluster owns: for benchmarks, tests and tools that make archives.
+
+A cluster's own history is written by the tiering worker, whose commits the metadata quorum decides. Here there is one
+writer and nothing to race with, so the marker is the commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from uuid import UUID
+
+from stratalog_core.checkpoint import ProducerEntry
+from stratalog_core.ports import Buffer, Clock, Random
+from stratalog_metadata.records import ManifestPointer, Topic
+from stratalog_tiering.cold.manifest_source import ManifestSource
+from stratalog_tiering.format.entry import segment_entry
+from stratalog_tiering.format.footer import AbortedTransaction
+from stratalog_tiering.format.manifest import SegmentEntry, empty_manifest
+from stratalog_tiering.format.manifest_edit import ManifestEdit, Previous
+from stratalog_tiering.format.object_keys import segment_key
+from stratalog_tiering.format.removed_objects import ManifestLimits
+from stratalog_tiering.format.segment import BLOCK_BYTES_TARGET, SegmentIdentity, SegmentWriter
+from stratalog_tiering.offload.publish import describe_topic, mark_committed, store_manifest
+from stratalog_tiering.store import ObjectStore
+
+
+class ArchiveWriter:
+    """Appends segments to the partitions of one topic."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        topic: Topic,
+        clock: Clock,
+        random: Random,
+        *,
+        block_bytes_target: int = BLOCK_BYTES_TARGET,
+        limits: ManifestLimits | None = None,
+    ) -> None:
+        self._store = store
+        self._topic = topic
+        self._clock = clock
+        self._random = random
+        self._block_bytes_target = block_bytes_target
+        self._limits = limits
+        self._source = ManifestSource(store)
+        self._previous: dict[int, Previous] = {}
+
+    @property
+    def topic_id(self) -> UUID:
+        return self._topic.topic_id
+
+    async def append(
+        self,
+        partition: int,
+        batches: Sequence[Buffer],
+        *,
+        base_offset: int | None = None,
+        producers: Sequence[ProducerEntry] = (),
+        aborted_transactions: Sequence[AbortedTransaction] = (),
+    ) -> tuple[ManifestPointer, SegmentEntry]:
+        """Write one segment of ``batches`` and commit it. ``base_offset`` only matters for a partition's first segment."""
+        if not self._previous:
+            await describe_topic(self._store, self._topic)
+        previous = self._previous.get(partition) or self._first(partition, base_offset or 0)
+        entry = await self._write_segment(previous, batches, producers, aborted_transactions)
+        edit = ManifestEdit(previous, random_id=self._random_id, limits=self._limits)
+        edit.append(entry)
+        edit.seal(self._clock.wall_ms(), await self._source.pages(edit.pages_for_sealing()))
+        lists = await self._source.removed_lists(edit.lists_to_merge())
+        new = edit.finish(created_at_ms=self._clock.wall_ms(), writer="archive-writer", lists=lists)
+        pointer = await store_manifest(self._store, new)
+        await mark_committed(self._store, pointer)
+        self._previous[partition] = Previous(manifest=new.manifest, key=new.key, sha256=new.sha256)
+        return pointer, entry
+
+    def _first(self, partition: int, base_offset: int) -> Previous:
+        return Previous(manifest=empty_manifest(self._topic.topic_id, self._topic.name, partition, base_offset))
+
+    def _random_id(self) -> int:
+        return self._random.getrandbits(64)
+
+    async def _write_segment(
+        self,
+        previous: Previous,
+        batches: Sequence[Buffer],
+        producers: Sequence[ProducerEntry],
+        aborted: Sequence[AbortedTransaction],
+    ) -> SegmentEntry:
+        manifest = previous.manifest
+        identity = SegmentIdentity(
+            topic_id=manifest.topic_id, topic_name=manifest.topic_name, partition=manifest.partition,
+            base_offset=manifest.end_offset, ledger_ids=(),
+        )  # fmt: skip
+        writer = SegmentWriter(identity, self._block_bytes_target)
+        for batch in batches:
+            writer.append(batch)
+        footer = writer.finish(created_at_ms=self._clock.wall_ms(), producers=producers, aborted_transactions=aborted)
+        parts = writer.take_parts()
+        epoch = writer.leader_epochs[-1].epoch
+        key = segment_key(manifest.topic_id, manifest.partition, footer.base_offset, epoch, self._random_id())
+        await self._store.put(key, parts)
+        return segment_entry(key, footer, parts[-1], writer.leader_epochs)

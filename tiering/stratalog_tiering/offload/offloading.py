@@ -1,0 +1,131 @@
+"""Moves sealed ledgers into the object store: read, upload, read back and verify, commit; later drop the hot copy.
+
+Thin: what is decided is decided in ``planning.py``, ``offload_job.py`` and ``commit.py``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+from stratalog_core.errors import Corrupt, StratalogError
+from stratalog_metadata.records import ManifestPointer
+from stratalog_tiering.cold.segment_check import check_presence, require_sound
+from stratalog_tiering.core.commands import Guards, commit_segment, drop_ledgers
+from stratalog_tiering.core.offload_job import OffloadJob
+from stratalog_tiering.core.planning import PartitionState, StoredLedger, is_cold
+from stratalog_tiering.format.manifest import Manifest, Reason, SegmentEntry
+from stratalog_tiering.format.manifest_edit import ManifestEdit
+from stratalog_tiering.offload.commit import commit_edit, committed_manifest, previous_version, refuse_fork
+from stratalog_tiering.offload.ports import WorkerPorts
+from stratalog_tiering.offload.publish import describe_topic, is_marked, mark_committed
+from stratalog_tiering.offload.upload import StreamedUpload, abort_quietly
+
+_log = logging.getLogger(__name__)
+
+
+async def offload(ports: WorkerPorts, state: PartitionState, ledgers: Sequence[StoredLedger], guards: Guards) -> bool:
+    """Make one segment of ``ledgers`` and commit it. False: somebody else changed the partition meanwhile; plan again.
+
+    Raises ``Corrupt`` (a ledger or the copy is wrong; nothing was committed), ``OutcomeUnknown``, ``Unavailable``.
+    """
+    await refuse_fork(ports, state)  # before the upload, which would be for nothing
+    await describe_topic(ports.store, state.topic)
+    job = OffloadJob(
+        state.topic,
+        [stored.ledger for stored in ledgers],
+        random_id=ports.random_id(),
+        block_bytes=ports.settings.block_bytes,
+    )
+    await _upload(ports, job)
+    entry = job.entry()
+    await require_sound(ports.store, ports.source, entry, ports.background, reads_at_once=ports.settings.verify_reads_at_once)
+    edit = ManifestEdit(await previous_version(ports, state), random_id=ports.random_id)
+    await _skip_expired(ports, edit, entry.base_offset)
+    edit.append(entry)
+    return await commit_edit(ports, state, edit, lambda pointer: commit_segment(state, pointer, ledgers, guards), [entry.key])
+
+
+async def _skip_expired(ports: WorkerPorts, edit: ManifestEdit, offset: int) -> None:
+    """Let history go on at ``offset`` where retention has removed all that was before, hot ledgers included."""
+    if edit.end_offset < offset:
+        below, now_ms = edit.end_offset, ports.clock.wall_ms()
+        edit.drop_below(below, now_ms, lambda entry: Reason.LOG_START, await ports.source.pages(edit.pages_for_drop(below)))
+        edit.restart_at(offset)
+
+
+async def _upload(ports: WorkerPorts, job: OffloadJob) -> None:
+    settings = ports.settings
+    upload = StreamedUpload(
+        ports.store, job.key, part_bytes=settings.upload_part_bytes, parts_at_once=settings.upload_parts_at_once
+    )
+    try:
+        while (wanted := job.next_read) is not None:
+            entries = await ports.ledgers.read(wanted.ledger, wanted.first, wanted.last, settings.read_chunk_bytes)
+            await ports.background.run(lambda entries=entries: job.add_entries(entries))  # type: ignore[misc]
+            await ports.reading.take(sum(len(entry.payload) for entry in entries))
+            await upload.write(job.take_parts())
+        await upload.write(job.finish(ports.clock.wall_ms()))
+        await upload.finish()
+    except BaseException:
+        await abort_quietly(upload)
+        raise
+
+
+async def drop_hot(ports: WorkerPorts, state: PartitionState, ledgers: Sequence[StoredLedger], guards: Guards) -> None:
+    """Delete hot copies whose cold copies are there, by size and footer, under a manifest that readers can find.
+
+    Raises ``Corrupt`` if a cold copy is not, or history has forked (then the hot one stays), ``Conflict`` (plan again),
+    ``OutcomeUnknown``.
+    """
+    await refuse_fork(ports, state)
+    pointer = state.pointer
+    assert pointer is not None, "only cold ledgers are dropped as hot copies"
+    for stored in ledgers:
+        await _check_cold_copy(ports, pointer, max(stored.ledger.base_offset, pointer.start_offset), stored.ledger.end_offset)
+    if not await is_marked(ports.store, pointer):
+        await mark_committed(ports.store, pointer)
+    await drop(ports, state, ledgers, guards)
+
+
+async def _check_cold_copy(ports: WorkerPorts, pointer: ManifestPointer, offset: int, end_offset: int) -> None:
+    manifest = await ports.source.manifest(pointer)
+    while offset < end_offset:
+        entry = await ports.source.segment_at(manifest, offset)
+        if entry is None:
+            raise Corrupt(f"manifest {pointer.object_key} does not hold offset {offset}: the hot copy stays")
+        await check_presence(ports.store, ports.source, entry)
+        offset = entry.end_offset
+
+
+async def drop(
+    ports: WorkerPorts,
+    state: PartitionState,
+    ledgers: Sequence[StoredLedger],
+    guards: Guards,
+    log_start_offset: int | None = None,
+) -> None:
+    """Take ledgers out of metadata, then tell the bookies; see :func:`drop_ledgers`."""
+    await ports.metadata.propose(drop_ledgers(state, ledgers, guards, log_start_offset))
+    try:
+        await ports.ledgers.delete([stored.ledger.ledger_id for stored in ledgers])
+    except StratalogError as failure:
+        _log.info("bookies will find deleted ledgers by themselves: %s", failure)
+
+
+async def cold_since(ports: WorkerPorts, state: PartitionState) -> Mapping[int, int]:
+    """When the segment that covers each cold ledger was made (wall time, ms), by ledger id; 0 where retention took it."""
+    if state.pointer is None or not any(is_cold(state, stored.ledger) for stored in state.ledgers):
+        return {}
+    manifest = await committed_manifest(ports, state, state.pointer)
+    since: dict[int, int] = {}
+    for ledger in (stored.ledger for stored in state.ledgers if is_cold(state, stored.ledger)):
+        entry = await ports.source.segment_at(manifest, ledger.end_offset - 1)
+        since[ledger.ledger_id] = _covered_since_ms(entry, manifest, ports.settings.grace_ms) if entry is not None else 0
+    return since
+
+
+def _covered_since_ms(entry: SegmentEntry, manifest: Manifest, grace_ms: int) -> int:
+    """A fork that was decided later may have put another copy in the place of the one that was offloaded."""
+    is_settled_later = entry.created_at_ms < manifest.settled_at_ms
+    return manifest.settled_at_ms + grace_ms if is_settled_later else entry.created_at_ms
