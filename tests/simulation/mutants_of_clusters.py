@@ -25,7 +25,7 @@ from stratalog_metadata.sessions import SessionKeeper
 from stratalog_tiering.core import commands, planning
 from stratalog_tiering.core.commit_protocol import ManifestCommit, Next
 from stratalog_tiering.core.planning import PartitionState, StoredLedger
-from stratalog_tiering.maintenance import retention as upkeep
+from stratalog_tiering.maintenance import retention
 from stratalog_tiering.offload import offloading
 from stratalog_tiering.store import ObjectInfo
 
@@ -218,7 +218,7 @@ def hot_copies_go_before_the_commit() -> None:
     async def cold_since(ports: Any, state: PartitionState) -> Mapping[int, int]:
         return {stored.ledger.ledger_id: 0 for stored in state.ledgers}
 
-    from stratalog_tiering.worker.worker import partition_work
+    from stratalog_tiering.worker import partition_work
 
     _swap(planning, "is_cold", is_cold)
     _swap(partition_work, "cold_since", cold_since)
@@ -273,12 +273,12 @@ def sweep_does_not_look_at_the_manifest() -> None:
     def orphans(listed: Iterable[ObjectInfo], referenced: frozenset[str], before_ms: int) -> list[str]:
         return [info.key for info in listed if info.last_modified_ms < before_ms]
 
-    _swap(upkeep, "orphans", orphans)
+    _swap(retention, "orphans", orphans)
 
 
 def nothing_is_swept() -> None:
     """Objects of attempts that failed stay for ever."""
-    _swap(upkeep, "orphans", lambda listed, referenced, before_ms: [])
+    _swap(retention, "orphans", lambda listed, referenced, before_ms: [])
 
 
 def hot_copies_stay() -> None:

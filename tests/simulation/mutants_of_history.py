@@ -13,11 +13,9 @@ from stratalog_tiering.core.forks import Fork
 from stratalog_tiering.format.manifest import SegmentEntry
 from stratalog_tiering.format.manifest_edit import ManifestEdit
 from stratalog_tiering.format.removed_objects import RemovedObjects
-from stratalog_tiering.maintenance import merging
-from stratalog_tiering.maintenance import retention as upkeep
+from stratalog_tiering.maintenance import merging, retention
 from stratalog_tiering.maintenance.merging import FAN_IN, MergeLimits
-from stratalog_tiering.offload import commit as committing
-from stratalog_tiering.offload import offloading
+from stratalog_tiering.offload import commit, offloading
 
 
 async def _refuse_nothing(ports: Any, state: Any) -> None:
@@ -25,7 +23,7 @@ async def _refuse_nothing(ports: Any, state: Any) -> None:
 
 
 def _only_the_sweep_looks() -> None:
-    for module in (committing, offloading, merging, upkeep):
+    for module in (commit, offloading, merging, retention):
         module.refuse_fork = _refuse_nothing  # type: ignore[attr-defined]
 
 
@@ -38,7 +36,7 @@ def forks_are_looked_for_by_the_sweep_at_the_newest_version_only() -> None:
         fork = found(listed, known, settled_version)
         return fork if fork is not None and fork.store_version >= fork.metadata_version else None
 
-    upkeep.find_fork = newest_only  # type: ignore[attr-defined]
+    retention.find_fork = newest_only  # type: ignore[attr-defined]
 
 
 def commits_do_not_look_for_forks() -> None:
@@ -48,7 +46,7 @@ def commits_do_not_look_for_forks() -> None:
 
 def sweep_does_not_look_for_forks() -> None:
     """Commits refuse a fork, the sweep takes the other line for orphans."""
-    upkeep.find_fork = lambda listed, known, settled_version=0: None  # type: ignore[attr-defined]
+    retention.find_fork = lambda listed, known, settled_version=0: None  # type: ignore[attr-defined]
 
 
 def decided_forks_are_deleted_at_once() -> None:
@@ -78,7 +76,7 @@ def removed_objects_have_no_grace_period() -> None:
 
 def nothing_expires() -> None:
     """Retention by time lets nothing go."""
-    upkeep.expiry_reason = lambda *args, **keywords: None  # type: ignore[attr-defined]
+    retention.expiry_reason = lambda *args, **keywords: None  # type: ignore[attr-defined]
 
 
 def merging_does_not_look_at_ages() -> None:

@@ -8,7 +8,7 @@ from typing import Final
 from stratalog_broker.reads import LogReader
 from stratalog_tiering.core.planning import PartitionState, StoredLedger, is_sealed
 from stratalog_tiering.core.policy import TierPolicy
-from stratalog_tiering.maintenance import hot_expiry as expiry
+from stratalog_tiering.maintenance import hot_expiry
 
 
 def cold_copies_are_never_tried() -> None:
@@ -25,7 +25,7 @@ def hot_ledgers_expire_whatever_their_age() -> None:
         sealed = [stored for stored in state.ledgers[:-1] if is_sealed(stored.ledger)]
         return tuple(sealed)
 
-    expiry.expired_ledgers = all_but_the_newest
+    hot_expiry.expired_ledgers = all_but_the_newest
 
 
 IN_OUTAGES: Final = (

@@ -40,7 +40,7 @@ from stratalog_metadata.records import (
     log_key,
 )
 from stratalog_tiering.maintenance.merging import merge_small
-from stratalog_tiering.worker.worker import partition_work
+from stratalog_tiering.worker import partition_work
 
 if TYPE_CHECKING:
     from simulation.loop import Process

@@ -12,7 +12,10 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
-from stratalog_tiering.descriptor import (
+
+from stratalog_core.checkpoint import EpochStart, ProducerEntry, SequencedBatch
+from stratalog_core.records import Record, build_batch
+from stratalog_tiering.format.descriptor import (
     ClusterDescriptor,
     CommitMarker,
     DeletionMarker,
@@ -21,8 +24,8 @@ from stratalog_tiering.descriptor import (
     decode_descriptor,
     encode_descriptor,
 )
-from stratalog_tiering.footer import AbortedTransaction
-from stratalog_tiering.manifest import (
+from stratalog_tiering.format.footer import AbortedTransaction
+from stratalog_tiering.format.manifest import (
     Manifest,
     ManifestPage,
     PageRef,
@@ -39,7 +42,7 @@ from stratalog_tiering.manifest import (
     encode_removed_list,
     object_sha256,
 )
-from stratalog_tiering.object_keys import (
+from stratalog_tiering.format.object_keys import (
     deletion_marker_key,
     manifest_key,
     marker_key,
@@ -48,10 +51,7 @@ from stratalog_tiering.object_keys import (
     segment_key,
     topic_key,
 )
-from stratalog_tiering.segment import SegmentFooter, SegmentIdentity, SegmentWriter, parse_footer
-
-from stratalog_core.checkpoint import EpochStart, ProducerEntry, SequencedBatch
-from stratalog_core.records import Record, build_batch
+from stratalog_tiering.format.segment import SegmentFooter, SegmentIdentity, SegmentWriter, parse_footer
 
 HERE = Path(__file__).parent
 TOPIC = UUID("11112222-3333-4444-8555-666677778888")

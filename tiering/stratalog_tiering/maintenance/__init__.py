@@ -1,1 +1,1 @@
-"""maintenance"""
+"""Maintains what is already cold: retention, merging, garbage collection, deleted topics, forked history."""

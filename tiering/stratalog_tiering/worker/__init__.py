@@ -1,1 +1,1 @@
-"""worker"""
+"""The tiering worker process: its session, its leases, and the work on each partition."""
