@@ -37,9 +37,9 @@ async def serve(directory: Path) -> None:
     from stratalog_bookies.config import BookieSettings
     from stratalog_bookies.server import BookieServer
     from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
-    from stratalog_metadata.commands import Allocate, Command
     from stratalog_metadata.embedded import embedded_quorum
     from stratalog_metadata.records import LEDGER_IDS
+    from stratalog_metadata.state.commands import Allocate, Command
 
     transport = TcpTransport()
     async with embedded_quorum(directory / "metadata", transport) as quorum:

@@ -30,7 +30,7 @@ from stratalog_bookies.server import BookieServer
 from stratalog_core.errors import Overloaded, StratalogError
 from stratalog_core.rpc import TcpTransport
 from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
-from stratalog_metadata.client import QuorumClient
+from stratalog_metadata.client.quorum_client import QuorumClient
 from stratalog_metadata.embedded import embedded_quorum
 from stratalog_metadata.records import CLUSTER_KEY, Bookie
 

@@ -22,13 +22,13 @@ import uvloop
 from stratalog_core.errors import OutcomeUnknown, Unavailable
 from stratalog_core.rpc import TcpTransport
 from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
-from stratalog_metadata import messages
-from stratalog_metadata.client import QuorumClient
-from stratalog_metadata.commands import Command, Put
-from stratalog_metadata.config import MetadataSettings
-from stratalog_metadata.messages import StatusAnswer, StatusRequest
+from stratalog_metadata.client.quorum_client import QuorumClient
+from stratalog_metadata.node.config import MetadataSettings
+from stratalog_metadata.node.server import MetadataServer
+from stratalog_metadata.protocol import messages
+from stratalog_metadata.protocol.messages import StatusAnswer, StatusRequest
 from stratalog_metadata.records import Broker, DynamicConfig, Partition
-from stratalog_metadata.server import MetadataServer
+from stratalog_metadata.state.commands import Command, Put
 
 TOPIC = UUID(int=1)
 

@@ -14,8 +14,9 @@ from collections.abc import Callable, Sequence
 from stratalog_bookies.disk import Disk
 from stratalog_bookies.messages import LEDGERS_MAX, Status
 from stratalog_core.errors import OutcomeUnknown, Retriable, StorageFailed
-from stratalog_metadata.api import Change, MetadataClient
+from stratalog_metadata.client.api import MetadataClient
 from stratalog_metadata.records import CLUSTER_KEY, LEDGER_IDS, Cluster, Counter, Ledger, counter_key, ledger_key
+from stratalog_metadata.state.changes import Change
 
 _LEDGERS = "ledger/"
 _GATHER_S = 0.1

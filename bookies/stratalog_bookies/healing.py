@@ -23,7 +23,7 @@ from stratalog_bookies.reading import Place
 from stratalog_bookies.upkeep import Upkeep
 from stratalog_core.errors import Corrupt, StratalogError
 from stratalog_core.ports import Clock
-from stratalog_metadata.api import MetadataClient
+from stratalog_metadata.client.api import MetadataClient
 from stratalog_metadata.records import Ledger, ledger_key
 
 _log = logging.getLogger(__name__)

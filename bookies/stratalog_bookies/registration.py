@@ -9,9 +9,9 @@ import msgspec
 
 from stratalog_bookies.config import BookieSettings
 from stratalog_core.errors import Conflict, Invalid, OutcomeUnknown, Retriable, SessionExpired, StratalogError, Unavailable
-from stratalog_metadata.api import MetadataClient
-from stratalog_metadata.commands import ABSENT, Command, Put, SessionAlive, VersionIs
+from stratalog_metadata.client.api import MetadataClient
 from stratalog_metadata.records import CLUSTER_KEY, Bookie, Cluster, Versioned, bookie_key
+from stratalog_metadata.state.commands import ABSENT, Command, Put, SessionAlive, VersionIs
 
 _log = logging.getLogger(__name__)
 _RETRY_PAUSE_S = 0.1

@@ -26,7 +26,7 @@ from stratalog_bookies.scrub import Scrub
 from stratalog_bookies.upkeep import Upkeep
 from stratalog_core.errors import Invalid, StratalogError
 from stratalog_core.ports import Background, Bound, Clock, Files, Listener, Random, Transport
-from stratalog_metadata.api import MetadataClient
+from stratalog_metadata.client.api import MetadataClient
 
 _log = logging.getLogger(__name__)
 _SPACE_INTERVAL_S = 1.0

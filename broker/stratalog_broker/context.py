@@ -11,9 +11,9 @@ from stratalog_broker.protocol.entities import ResponseFactory, response_factory
 from stratalog_broker.topic_configs import TopicConfigs
 from stratalog_core.ports import Buffer, Clock, Random
 from stratalog_core.record_searches import RecordSearches
-from stratalog_metadata.api import MetadataClient, MetadataView
+from stratalog_metadata.client.api import MetadataClient, MetadataView
+from stratalog_metadata.client.topic_defaults import topic_defaults
 from stratalog_metadata.records import Topic
-from stratalog_metadata.topic_defaults import topic_defaults
 
 if TYPE_CHECKING:
     from stratalog_bookies.client import LedgerClient

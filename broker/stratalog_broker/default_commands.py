@@ -9,10 +9,9 @@ from stratalog_broker.protocol.errors import KafkaError
 from stratalog_broker.topic_configs import topic_config_key
 from stratalog_broker.topics import EditConfigs
 from stratalog_core.errors import Invalid
-from stratalog_metadata.api import MetadataClient
-from stratalog_metadata.commands import ABSENT, Command, Put, VersionIs
-from stratalog_metadata.records import DynamicConfig
-from stratalog_metadata.topic_defaults import TOPIC_DEFAULTS_KEY
+from stratalog_metadata.client.api import MetadataClient
+from stratalog_metadata.records import TOPIC_DEFAULTS_KEY, DynamicConfig
+from stratalog_metadata.state.commands import ABSENT, Command, Put, VersionIs
 
 
 async def configure_defaults(metadata: MetadataClient, edit: EditConfigs, timeout_s: float, *, validate_only: bool) -> None:

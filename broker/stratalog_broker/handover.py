@@ -25,10 +25,11 @@ import msgspec
 from stratalog_broker.waves import Waves
 from stratalog_core.errors import StratalogError
 from stratalog_core.ids import NO_OWNER
-from stratalog_metadata.api import Change, MetadataView
-from stratalog_metadata.commands import Command, Put, Requirement, SessionAlive, Update, VersionIs
+from stratalog_metadata.client.api import MetadataView
+from stratalog_metadata.client.shared_commands import SharedCommands
 from stratalog_metadata.records import Broker, DrainedBroker, Partition, broker_key, drained_broker_key, partition_key
-from stratalog_metadata.shared_commands import SharedCommands
+from stratalog_metadata.state.changes import Change
+from stratalog_metadata.state.commands import Command, Put, Requirement, SessionAlive, Update, VersionIs
 
 if TYPE_CHECKING:
     from stratalog_broker.context import BrokerServices

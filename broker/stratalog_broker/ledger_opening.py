@@ -17,8 +17,8 @@ import msgspec
 from stratalog_bookies.client import LedgerListener, LedgerSpec, LedgerWriter
 from stratalog_core.errors import Conflict, NotLeader, Overloaded, Retriable
 from stratalog_core.ids import TopicPartition
-from stratalog_metadata.commands import EpochIs, Put, Update, VersionIs
 from stratalog_metadata.records import Ledger, LedgerRef, LedgerState, Log, Topic, ledger_key, log_key
+from stratalog_metadata.state.commands import EpochIs, Put, Update, VersionIs
 
 if TYPE_CHECKING:
     from stratalog_broker.context import BrokerServices

@@ -20,8 +20,8 @@ import msgspec
 
 from stratalog_core.errors import Conflict, Fenced, NotLeader, OutcomeUnknown, Retriable, StratalogError
 from stratalog_core.ids import TopicPartition
-from stratalog_metadata.commands import Command, Delete, EpochIs, Put, Update, VersionIs
 from stratalog_metadata.records import LedgerRef, Log, ledger_key, log_key
+from stratalog_metadata.state.commands import Command, Delete, EpochIs, Put, Update, VersionIs
 
 if TYPE_CHECKING:
     from stratalog_bookies.client import LedgerWriter

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from typing import TYPE_CHECKING, Final
 
-from stratalog_metadata.api import HEAVIEST_MAX, BrokerLoad, PartitionLoad
+from stratalog_metadata.protocol.broker_loads import HEAVIEST_MAX, BrokerLoad, PartitionLoad
 
 if TYPE_CHECKING:
     from stratalog_broker.context import BrokerServices

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from stratalog_core.ports import Clock
-from stratalog_metadata.api import Change, MetadataView
+from stratalog_metadata.client.api import MetadataView
 from stratalog_metadata.records import Broker
+from stratalog_metadata.state.changes import Change
 
 AFTERLIFE_S: Final = 10.0
 """A failover, and the rounds in which clients ask for leaders (a second apart), several times over."""

@@ -33,8 +33,8 @@ from stratalog_core.batch import BatchHeader, assign_offset
 from stratalog_core.checkpoint import encode_checkpoint
 from stratalog_core.errors import Fenced, NotLeader, Overloaded, StratalogError, Unavailable
 from stratalog_core.ids import TopicPartition
-from stratalog_metadata.commands import EpochIs
 from stratalog_metadata.records import Ledger, Topic, partition_key
+from stratalog_metadata.state.commands import EpochIs
 
 if TYPE_CHECKING:
     from stratalog_broker.context import BrokerServices

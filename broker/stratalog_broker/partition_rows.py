@@ -13,8 +13,9 @@ from uuid import UUID
 
 from stratalog_broker.protocol.metadata import encode_partition, layout_of
 from stratalog_broker.replicas import Replicas
-from stratalog_metadata.api import Change, MetadataView
+from stratalog_metadata.client.api import MetadataView
 from stratalog_metadata.records import Bookie, Broker, Ledger, Log, Partition, Topic
+from stratalog_metadata.state.changes import Change
 
 ROWS_MAX: Final = 100_000
 """Partitions kept encoded, about 100 bytes each; the topics that were not asked for longest are dropped."""

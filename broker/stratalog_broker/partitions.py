@@ -23,8 +23,8 @@ from stratalog_broker.tier_requests import answer_tier_request
 from stratalog_broker.waves import Waves
 from stratalog_core.errors import Fenced, NotLeader, StratalogError
 from stratalog_core.ids import NO_OWNER, TopicPartition
-from stratalog_metadata.api import Change
 from stratalog_metadata.records import (
+    TOPIC_DEFAULTS_KEY,
     Broker,
     Ledger,
     Log,
@@ -38,7 +38,7 @@ from stratalog_metadata.records import (
     tier_request_key,
     topic_key,
 )
-from stratalog_metadata.topic_defaults import TOPIC_DEFAULTS_KEY
+from stratalog_metadata.state.changes import Change
 
 if TYPE_CHECKING:
     from stratalog_broker.context import BrokerServices

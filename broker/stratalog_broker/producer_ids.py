@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from stratalog_metadata.api import MetadataClient
-from stratalog_metadata.commands import Allocate, Command
+from stratalog_metadata.client.api import MetadataClient
 from stratalog_metadata.records import PRODUCER_IDS
+from stratalog_metadata.state.commands import Allocate, Command
 
 BLOCK: Final = 1000
 

@@ -16,9 +16,10 @@ import msgspec
 
 from stratalog_core.errors import Conflict, StratalogError
 from stratalog_core.ports import Clock
-from stratalog_metadata.api import BrokerLoad, MetadataClient
-from stratalog_metadata.commands import ABSENT, Command, Put, SessionAlive, VersionIs
+from stratalog_metadata.client.api import MetadataClient
+from stratalog_metadata.protocol.broker_loads import BrokerLoad
 from stratalog_metadata.records import Broker, broker_key
+from stratalog_metadata.state.commands import ABSENT, Command, Put, SessionAlive, VersionIs
 
 _log = logging.getLogger(__name__)
 _RETRY_S: Final = 0.2

@@ -15,7 +15,7 @@ from itertools import islice
 from stratalog_broker.protocol.metadata import PartitionState
 from stratalog_broker.replication_factor import newest_ledger
 from stratalog_core.ids import NO_OWNER
-from stratalog_metadata.api import MetadataView
+from stratalog_metadata.client.api import MetadataView
 from stratalog_metadata.records import Bookie, Broker, Ledger, Partition, Topic, partition_key
 
 _Lists = tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]

@@ -17,9 +17,9 @@ from stratalog_broker.compare_and_set import decided_anew
 from stratalog_broker.topic_configs import TopicConfigs, check_topic_configs
 from stratalog_broker.topics import REPLICATION_FACTOR_MAX
 from stratalog_core.errors import Invalid, NotEnoughBookies, NotFound
-from stratalog_metadata.api import MetadataClient, MetadataView
-from stratalog_metadata.commands import Command, Put, VersionIs
+from stratalog_metadata.client.api import MetadataClient, MetadataView
 from stratalog_metadata.records import Bookie, Ledger, Log, Topic, ledger_key, log_key, topic_key
+from stratalog_metadata.state.commands import Command, Put, VersionIs
 
 _TIMEOUT_S: Final = 10.0
 

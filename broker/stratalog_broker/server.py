@@ -36,7 +36,7 @@ from stratalog_core.errors import Invalid
 from stratalog_core.ports import Clock, Random
 from stratalog_core.record_searches import RecordSearches
 from stratalog_core.silent_clients import LOOK_S, SilentClients
-from stratalog_metadata.api import MetadataClient
+from stratalog_metadata.client.api import MetadataClient
 from stratalog_metadata.records import Broker
 from stratalog_tiering.cold.reader import ColdReader
 

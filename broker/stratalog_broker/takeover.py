@@ -35,7 +35,6 @@ from stratalog_core.checkpoint import (
 )
 from stratalog_core.errors import Corrupt, NotFound, Unavailable
 from stratalog_core.ids import TopicPartition
-from stratalog_metadata.commands import EpochIs
 from stratalog_metadata.records import (
     Ledger,
     LedgerRef,
@@ -47,6 +46,7 @@ from stratalog_metadata.records import (
     log_key,
     manifest_pointer_key,
 )
+from stratalog_metadata.state.commands import EpochIs
 
 if TYPE_CHECKING:
     from stratalog_bookies.client import EntryHead, Recovered

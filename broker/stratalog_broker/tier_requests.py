@@ -8,9 +8,9 @@ from typing import Final
 
 from stratalog_broker.partition_log import PartitionLog
 from stratalog_core.errors import OutcomeUnknown, Retriable, StratalogError
-from stratalog_metadata.api import MetadataClient
-from stratalog_metadata.commands import Command, Put, VersionIs
+from stratalog_metadata.client.api import MetadataClient
 from stratalog_metadata.records import TierRequest, Versioned
+from stratalog_metadata.state.commands import Command, Put, VersionIs
 
 _log = logging.getLogger(__name__)
 _ATTEMPTS_MAX: Final = 20

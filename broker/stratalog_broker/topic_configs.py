@@ -18,8 +18,7 @@ from stratalog_broker.partition import RollLimits
 from stratalog_core.errors import Invalid
 from stratalog_core.ports import Random
 from stratalog_core.quorum import majority
-from stratalog_metadata.records import Topic
-from stratalog_metadata.topic_defaults import configs_in_force
+from stratalog_metadata.records import Topic, configs_in_force
 
 _HOUR_MS: Final = 3_600_000
 _DAY_MS: Final = 24 * _HOUR_MS

@@ -25,8 +25,7 @@ from stratalog_broker.protocol.errors import KafkaError
 from stratalog_broker.topic_configs import check_topic_configs
 from stratalog_broker.topic_limits import check_cluster
 from stratalog_core.errors import Conflict, Invalid, OutcomeUnknown
-from stratalog_metadata.api import MetadataView
-from stratalog_metadata.commands import ABSENT, Command, Delete, Put, Update, VersionIs
+from stratalog_metadata.client.api import MetadataView
 from stratalog_metadata.records import (
     Bookie,
     Broker,
@@ -43,6 +42,7 @@ from stratalog_metadata.records import (
     tier_status_key,
     topic_key,
 )
+from stratalog_metadata.state.commands import ABSENT, Command, Delete, Put, Update, VersionIs
 
 if TYPE_CHECKING:
     from stratalog_broker.context import BrokerServices

@@ -14,7 +14,7 @@ from stratalog_broker.config import BrokerSettings
 from stratalog_broker.config_keys import ConfigKey, ConfigKind
 from stratalog_broker.handlers import HANDLERS
 from stratalog_broker.topic_configs import TOPIC_CONFIG_KEYS, TOPIC_CONFIGS_NOT_SERVED, default_text
-from stratalog_metadata.config import MetadataSettings
+from stratalog_metadata.node.config import MetadataSettings
 from stratalog_tiering.cold.block_source import ColdReaderSettings
 from stratalog_tiering.config import TieringSettings
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from stratalog_core.ports import Clock, Random, Transport
 from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
-from stratalog_metadata.client import QuorumClient
-from stratalog_metadata.config import MetadataSettings
-from stratalog_metadata.server import MetadataServer
+from stratalog_metadata.client.quorum_client import QuorumClient
+from stratalog_metadata.node.config import MetadataSettings
+from stratalog_metadata.node.server import MetadataServer
 
 
 class EmbeddedQuorum:

@@ -18,9 +18,9 @@ from integration.process_cluster import ProcessCluster
 from stratalog_core.errors import Conflict, OutcomeUnknown, Retriable
 from stratalog_core.rpc import TcpTransport
 from stratalog_core.system import SystemClock
-from stratalog_metadata.client import QuorumClient
-from stratalog_metadata.commands import ABSENT, Command, Put, VersionIs
+from stratalog_metadata.client.quorum_client import QuorumClient
 from stratalog_metadata.records import DynamicConfig
+from stratalog_metadata.state.commands import ABSENT, Command, Put, VersionIs
 
 REFUSED_WITHIN_S = 90.0
 

@@ -14,8 +14,6 @@ from uuid import UUID
 from simulation.copies import Copies
 from simulation.promises import Promises
 from stratalog_core.errors import StratalogError
-from stratalog_metadata.api import Change
-from stratalog_metadata.log_format import unpack_vote
 from stratalog_metadata.raft import Entry, HardState, Message
 from stratalog_metadata.raft.messages import VoteReply, VoteRequest
 from stratalog_metadata.records import (
@@ -31,14 +29,16 @@ from stratalog_metadata.records import (
     manifest_pointer_key,
     partition_key,
 )
-from stratalog_metadata.replica import Replica
-from stratalog_metadata.state import Outcome
+from stratalog_metadata.state.changes import Change
+from stratalog_metadata.state.machine import Outcome
+from stratalog_metadata.state.replica import Replica
+from stratalog_metadata.storage.raft_log_format import unpack_vote
 from stratalog_tiering.format.manifest import Manifest, decode_manifest, decode_page
 
 if TYPE_CHECKING:
     from simulation.disk import Disk
     from simulation.object_store import Bucket
-    from stratalog_metadata.serving import ServingNode
+    from stratalog_metadata.node.serving import ServingNode
 
 UNSEALED_MAX: Final = 2
 VOTE_PATH: Final = "raft/vote"

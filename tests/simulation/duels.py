@@ -34,10 +34,10 @@ from stratalog_bookies import messages
 from stratalog_bookies.client import LedgerClient, LedgerClientSettings, LedgerSpec, LedgerWriter
 from stratalog_core.errors import Corrupt, StratalogError
 from stratalog_core.records import Record, build_batch
-from stratalog_metadata import messages as metadata_messages
-from stratalog_metadata.client import QuorumClient
-from stratalog_metadata.commands import Command, Delete, VersionIs
+from stratalog_metadata.client.quorum_client import QuorumClient
+from stratalog_metadata.protocol import messages as metadata_messages
 from stratalog_metadata.records import Ledger, ledger_key
+from stratalog_metadata.state.commands import Command, Delete, VersionIs
 
 BOOKIES: Final = 6
 PAIRS: Final = 4

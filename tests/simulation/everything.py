@@ -19,8 +19,8 @@ from simulation.coverage import CONTROLLED_SHUTDOWN, DRAINED
 from simulation.log import FINISH_S, LOOK_S, bootstrap
 from simulation.machine import Machine, Ports, World
 from stratalog_core.errors import StratalogError
-from stratalog_metadata.commands import Command, Delete, Put
 from stratalog_metadata.records import DrainedBroker, Partition
+from stratalog_metadata.state.commands import Command, Delete, Put
 
 DRAIN_MEAN_S: Final = 4.0
 DRAINED_S: Final = 1.5

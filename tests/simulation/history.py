@@ -27,9 +27,7 @@ from simulation.object_store import Bucket, SimulatedStore, StoreFaults
 from stratalog_core.checkpoint import Checkpoint, encode_checkpoint
 from stratalog_core.errors import StratalogError, Unavailable
 from stratalog_core.records import Record, build_batch
-from stratalog_metadata.api import Change
-from stratalog_metadata.client import QuorumClient
-from stratalog_metadata.commands import Command, Delete, Put, Update, VersionIs
+from stratalog_metadata.client.quorum_client import QuorumClient
 from stratalog_metadata.records import (
     KEEP_METADATA,
     KEEP_STORE,
@@ -48,6 +46,8 @@ from stratalog_metadata.records import (
     tier_status_key,
 )
 from stratalog_metadata.records import Record as MetadataRecord
+from stratalog_metadata.state.changes import Change
+from stratalog_metadata.state.commands import Command, Delete, Put, Update, VersionIs
 from stratalog_tiering.cold.block_source import ColdReaderSettings
 from stratalog_tiering.cold.reader import ColdReader
 from stratalog_tiering.config import TieringSettings

@@ -23,7 +23,7 @@ from simulation.nemesis import Nemesis, NemesisPlan
 from stratalog_bookies.client import LedgerClient, LedgerClientSettings, LedgerSpec, LedgerWriter
 from stratalog_core.errors import Corrupt, Overloaded, Retriable, StratalogError
 from stratalog_core.records import Record, build_batch
-from stratalog_metadata.client import QuorumClient
+from stratalog_metadata.client.quorum_client import QuorumClient
 from stratalog_metadata.records import Ledger, ledger_key
 
 Found = TypeVar("Found")

@@ -17,11 +17,11 @@ from stratalog_broker.partitions import Partitions
 from stratalog_broker.producer_state import ProducerStates
 from stratalog_broker.takeover import Takeover
 from stratalog_core.errors import OutcomeUnknown, StratalogError
-from stratalog_metadata import state as state_machine
-from stratalog_metadata.commands import Command, EpochIs
-from stratalog_metadata.leases import LeaseBoard
+from stratalog_metadata.client.sessions import SessionKeeper
+from stratalog_metadata.controller.leases import LeaseBoard
 from stratalog_metadata.records import Ledger, LedgerState, Log, Partition, ledger_key, log_key
-from stratalog_metadata.sessions import SessionKeeper
+from stratalog_metadata.state import machine as state_machine
+from stratalog_metadata.state.commands import Command, EpochIs
 from stratalog_tiering.core import commands, planning
 from stratalog_tiering.core.commit_protocol import ManifestCommit, Next
 from stratalog_tiering.core.planning import PartitionState, StoredLedger

@@ -12,8 +12,8 @@ from stratalog_broker.partition import PartitionCore
 from stratalog_broker.partition_log import PartitionLog
 from stratalog_broker.read_runs import ReadRuns, Served
 from stratalog_core.checkpoint import Checkpoint
-from stratalog_metadata import shared_commands
-from stratalog_metadata.commands import Command
+from stratalog_metadata.client import shared_commands
+from stratalog_metadata.state.commands import Command
 
 
 def _swap(owner: object, name: str, new: object) -> Any:

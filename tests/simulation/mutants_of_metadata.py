@@ -7,14 +7,14 @@ from dataclasses import replace
 from typing import Any, Final
 
 from stratalog_core.quorum import majority
-from stratalog_metadata import log_format
-from stratalog_metadata.log import DurableLog, LogWrite
-from stratalog_metadata.log_format import LogMark
 from stratalog_metadata.raft import HardState, Raft, membership, replication
 from stratalog_metadata.raft.elections import Elections
 from stratalog_metadata.raft.membership import Membership
 from stratalog_metadata.raft.messages import Message, VoteRequest
 from stratalog_metadata.raft.ready import ReadReady, Ready
+from stratalog_metadata.storage import raft_log_format as log_format
+from stratalog_metadata.storage.raft_log import DurableLog, LogWrite
+from stratalog_metadata.storage.raft_log_format import LogMark
 
 
 def _swap(owner: object, name: str, new: object) -> Any:

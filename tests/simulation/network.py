@@ -19,7 +19,7 @@ from stratalog_core import framing
 from stratalog_core.awaited_calls import call_by_send
 from stratalog_core.errors import Conflict, OutcomeUnknown, StratalogError, Unavailable
 from stratalog_core.ports import Buffer, Connection, Handler, OnReply
-from stratalog_metadata import messages
+from stratalog_metadata.protocol import messages
 
 NEVER_REPEATED: Final = frozenset({messages.PROPOSE, messages.FORWARD})
 """Methods whose senders do not ask again once a request may have arrived: neither they nor TCP deliver it twice.

@@ -22,10 +22,8 @@ from stratalog_broker.tail_cache import PartitionTail
 from stratalog_broker.writer_reports import WriterReports
 from stratalog_core.checkpoint import encode_checkpoint
 from stratalog_core.errors import LedgerFenced, OutcomeUnknown, StratalogError
-from stratalog_metadata import messages
-from stratalog_metadata.api import Change
-from stratalog_metadata.commands import Command, Delete, Put
-from stratalog_metadata.messages import ProposeRequest
+from stratalog_metadata.protocol import messages
+from stratalog_metadata.protocol.messages import ProposeRequest
 from stratalog_metadata.raft import Entry
 from stratalog_metadata.records import (
     Ledger,
@@ -39,6 +37,8 @@ from stratalog_metadata.records import (
     ledger_key,
     log_key,
 )
+from stratalog_metadata.state.changes import Change
+from stratalog_metadata.state.commands import Command, Delete, Put
 from stratalog_tiering.maintenance.merging import merge_small
 from stratalog_tiering.worker import partition_work
 

@@ -28,9 +28,9 @@ from stratalog_bookies import messages as bookie_messages
 from stratalog_bookies.client import LedgerClient, LedgerSpec
 from stratalog_core.errors import StratalogError
 from stratalog_core.ids import NO_OWNER
-from stratalog_metadata import messages
-from stratalog_metadata.commands import Command, EpochIs, Put, Update, VersionIs
+from stratalog_metadata.protocol import messages
 from stratalog_metadata.records import Broker, Ledger, LedgerRef, LedgerState, Log, Partition, Topic, ledger_key, log_key
+from stratalog_metadata.state.commands import Command, EpochIs, Put, Update, VersionIs
 
 READERS: Final = 4
 LEASE_S: Final = 1.5

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from stratalog_metadata.api import Change
-from stratalog_metadata.commands import Command, EpochIs, Requirement, SessionAlive, VersionIs
 from stratalog_metadata.raft import Entry, EntryKind
 from stratalog_metadata.records import ManifestPointer, Partition, Session, session_key
+from stratalog_metadata.state.changes import Change
+from stratalog_metadata.state.commands import Command, EpochIs, Requirement, SessionAlive, VersionIs
 
 if TYPE_CHECKING:
     from simulation.clock import SimulatedClock
     from simulation.loop import Process
-    from stratalog_metadata.sessions import SessionKeeper
-    from stratalog_metadata.state import Outcome
+    from stratalog_metadata.client.sessions import SessionKeeper
+    from stratalog_metadata.state.machine import Outcome
 
 _decode: Final = msgspec.msgpack.Decoder(Command).decode
 

@@ -16,9 +16,9 @@ from simulation.nemesis import Nemesis, NemesisPlan
 from simulation.roles import metadata_addresses, run_metadata_node
 from simulation.surgeon import Surgeon
 from stratalog_core.errors import Conflict, OutcomeUnknown, Retriable
-from stratalog_metadata.client import QuorumClient
-from stratalog_metadata.commands import ABSENT, Allocate, Command, Put, VersionIs
+from stratalog_metadata.client.quorum_client import QuorumClient
 from stratalog_metadata.records import LEDGER_IDS, Counter, counter_key
+from stratalog_metadata.state.commands import ABSENT, Allocate, Command, Put, VersionIs
 
 CLIENTS = 3
 CHUNK = 10

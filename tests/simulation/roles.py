@@ -17,10 +17,10 @@ from stratalog_bookies.server import BookieServer
 from stratalog_broker.config import BrokerSettings
 from stratalog_broker.server import BrokerServer
 from stratalog_core.record_searches import RecordSearches
-from stratalog_metadata.client import QuorumClient
-from stratalog_metadata.config import MetadataSettings
-from stratalog_metadata.server import MetadataServer
-from stratalog_metadata.store import SnapshotFileStore
+from stratalog_metadata.client.quorum_client import QuorumClient
+from stratalog_metadata.node.config import MetadataSettings
+from stratalog_metadata.node.server import MetadataServer
+from stratalog_metadata.storage.state_store import SnapshotFileStore
 from stratalog_tiering.cold.block_source import ColdReaderSettings
 from stratalog_tiering.cold.reader import ColdReader
 from stratalog_tiering.config import TieringSettings

@@ -10,8 +10,8 @@ from simulation.disk import Disk
 from simulation.machine import Machine, Ports, World
 from simulation.roles import metadata_addresses, metadata_settings, number_of, run_metadata_node
 from stratalog_core.errors import StratalogError
-from stratalog_metadata.administration import QuorumAdministration
-from stratalog_metadata.identity import IDENTITY_FILE, Identity
+from stratalog_metadata.client.administration import QuorumAdministration
+from stratalog_metadata.storage.identity import IDENTITY_FILE, Identity
 
 PAUSE_MEAN_S = 1.0
 CHANGE_TIMEOUT_S = 4.0

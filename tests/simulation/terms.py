@@ -19,13 +19,13 @@ from simulation import quorum
 from simulation.audit import Audit
 from simulation.machine import Machine, World
 from simulation.roles import metadata_addresses, metadata_settings, run_metadata_node
-from stratalog_metadata.config import MetadataSettings
+from stratalog_metadata.node.config import MetadataSettings
 from stratalog_metadata.raft import Message, RaftSettings
 from stratalog_metadata.raft.messages import Append
 
 if TYPE_CHECKING:
     from simulation.disk import Disk
-    from stratalog_metadata.serving import ServingNode
+    from stratalog_metadata.node.serving import ServingNode
 
 FAULTS_S: Final = 25.0
 APPENDS: Final = (0, 0, 1, 1, 2, 2, 3, 4, 6, 10, 40)

@@ -10,9 +10,9 @@ from simulation.audit import Audit
 from simulation.machine import Machine, Ports, World
 from simulation.roles import connect_metadata, metadata_addresses, run_metadata_node
 from stratalog_core.errors import OutcomeUnknown, Retriable
-from stratalog_metadata.client import QuorumClient
-from stratalog_metadata.commands import Command, Put
+from stratalog_metadata.client.quorum_client import QuorumClient
 from stratalog_metadata.records import DynamicConfig, session_key
+from stratalog_metadata.state.commands import Command, Put
 
 LEASE_MS = 3_000
 CUT_S = 12.0

@@ -9,7 +9,7 @@ import pytest
 from simulation.machine import World
 from simulation.network import SimulatedTransport
 from stratalog_core.ports import Request
-from stratalog_metadata import messages
+from stratalog_metadata.protocol import messages
 
 ADDRESS = "metadata-1:9300"
 

@@ -26,9 +26,10 @@ from stratalog_bookies.config import BookieSettings
 from stratalog_bookies.counters import Counters
 from stratalog_core.errors import StratalogError
 from stratalog_core.ports import Clock, Random, Transport
-from stratalog_metadata.api import Change, MetadataClient
-from stratalog_metadata.commands import Requirement
+from stratalog_metadata.client.api import MetadataClient
 from stratalog_metadata.records import Bookie, Ledger, LedgerState, ledger_key
+from stratalog_metadata.state.changes import Change
+from stratalog_metadata.state.commands import Requirement
 
 _COMMIT_TIMEOUT_S: Final = 10.0
 _FAILURES_TOLD: Final = 3

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from stratalog_core.errors import Conflict, SessionExpired
-from stratalog_metadata.api import MetadataClient
-from stratalog_metadata.commands import ABSENT, Command, Put, Requirement, SessionAlive, VersionIs
+from stratalog_metadata.client.api import MetadataClient
 from stratalog_metadata.records import Lease, lease_key
+from stratalog_metadata.state.commands import ABSENT, Command, Put, Requirement, SessionAlive, VersionIs
 
 AUDIT_WORK: Final = "bookies/audit"
 

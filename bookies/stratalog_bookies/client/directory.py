@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from stratalog_bookies.client.bookie_health import BookieHealth
 from stratalog_bookies.client.placement import Candidate
 from stratalog_core.ports import Channel, Clock, Transport
-from stratalog_metadata.api import Change, MetadataView
+from stratalog_metadata.client.api import MetadataView
 from stratalog_metadata.records import Bookie, bookie_key
+from stratalog_metadata.state.changes import Change
 
 
 class BookieDirectory:

@@ -24,9 +24,9 @@ from stratalog_bookies.client.services import EntryHolder, HeldBytes, Services
 from stratalog_bookies.client.spread_watch import SpreadWatch
 from stratalog_core.errors import LedgerFenced
 from stratalog_core.ports import Clock, Random, Transport
-from stratalog_metadata.api import MetadataClient
-from stratalog_metadata.commands import ABSENT, Requirement, Update
+from stratalog_metadata.client.api import MetadataClient
 from stratalog_metadata.records import Fragment, Ledger
+from stratalog_metadata.state.commands import ABSENT, Requirement, Update
 
 _log = logging.getLogger(__name__)
 

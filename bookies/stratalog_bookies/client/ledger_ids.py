@@ -7,9 +7,9 @@ from collections import deque
 from typing import Final
 
 from stratalog_core.errors import OutcomeUnknown, Unavailable
-from stratalog_metadata.api import MetadataClient
-from stratalog_metadata.commands import Allocate, Command
+from stratalog_metadata.client.api import MetadataClient
 from stratalog_metadata.records import LEDGER_IDS
+from stratalog_metadata.state.commands import Allocate, Command
 
 _FIRST_ATTEMPT_S: Final = 3.0
 """A lost answer is not waited for longer than this: a second block costs nothing."""

@@ -7,9 +7,9 @@ from typing import Final
 
 from stratalog_core.errors import Conflict, Fenced, OutcomeUnknown, Retriable, StratalogError
 from stratalog_core.ports import Clock
-from stratalog_metadata.api import MetadataClient
-from stratalog_metadata.commands import Command, Put, Requirement, Update, VersionIs
+from stratalog_metadata.client.api import MetadataClient
 from stratalog_metadata.records import Ledger, Versioned
+from stratalog_metadata.state.commands import Command, Put, Requirement, Update, VersionIs
 
 _RETRY_S: Final = 0.05
 _ATTEMPT_S: Final = 3.0

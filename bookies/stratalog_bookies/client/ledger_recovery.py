@@ -29,8 +29,8 @@ from stratalog_bookies.messages import LedgerTail, Range, RangeAnswer, Status
 from stratalog_core.batch import MAGIC, read_header
 from stratalog_core.checkpoint import is_checkpoint
 from stratalog_core.errors import NoSuchLedger, StratalogError, Unavailable
-from stratalog_metadata.commands import EpochIs, Requirement
 from stratalog_metadata.records import Ledger, LedgerState, Partition, Versioned, ledger_key, partition_key
+from stratalog_metadata.state.commands import EpochIs, Requirement
 
 Answer = TypeVar("Answer")
 _HEADS_AT_ONCE: Final = 64

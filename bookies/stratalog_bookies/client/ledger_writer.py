@@ -17,8 +17,8 @@ from stratalog_bookies.client.services import Services
 from stratalog_bookies.client.writer import LedgerWriterCore
 from stratalog_core.errors import Conflict, Fenced, Invalid, LedgerFenced, StratalogError
 from stratalog_core.ports import Buffer
-from stratalog_metadata.commands import EpochIs, Requirement, SessionAlive, Update
 from stratalog_metadata.records import Ledger, LedgerState
+from stratalog_metadata.state.commands import EpochIs, Requirement, SessionAlive, Update
 
 ENTRY_BYTES_MAX: Final = 32 * 1024 * 1024
 """Largest payload of one entry; with its header it must fit one frame."""

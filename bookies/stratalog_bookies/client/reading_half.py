@@ -10,7 +10,7 @@ from stratalog_bookies.client.directory import BookieDirectory
 from stratalog_bookies.client.ledger_reads import LedgerReads
 from stratalog_bookies.client.requests import BookieRequests
 from stratalog_core.ports import Clock, Random, Transport
-from stratalog_metadata.api import MetadataClient
+from stratalog_metadata.client.api import MetadataClient
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

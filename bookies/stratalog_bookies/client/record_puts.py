@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from stratalog_bookies.client.ledger_records import change_of, put_ledger
 from stratalog_core.ports import Clock
-from stratalog_metadata.api import MetadataClient
-from stratalog_metadata.commands import Requirement, Update
+from stratalog_metadata.client.api import MetadataClient
+from stratalog_metadata.client.shared_commands import SharedCommands
 from stratalog_metadata.records import Ledger
-from stratalog_metadata.shared_commands import SharedCommands
+from stratalog_metadata.state.commands import Requirement, Update
 
 
 class RecordPuts:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from stratalog_core.errors import StratalogError
-from stratalog_metadata.api import MetadataClient
+from stratalog_metadata.client.api import MetadataClient
 from stratalog_metadata.records import Versioned, ledger_key
 
 _KEYS_MAX: Final = 1024

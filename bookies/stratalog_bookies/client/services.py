@@ -12,7 +12,7 @@ from stratalog_bookies.client.requests import BookieRequests
 from stratalog_bookies.client.sender import AddSender
 from stratalog_core.errors import Overloaded
 from stratalog_core.ports import Clock, Random
-from stratalog_metadata.api import MetadataClient
+from stratalog_metadata.client.api import MetadataClient
 
 
 class Holder(Protocol):

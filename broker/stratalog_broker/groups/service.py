@@ -22,8 +22,8 @@ from stratalog_broker.protocol.errors import KafkaError
 from stratalog_broker.topics import TopicCommands
 from stratalog_core.errors import StratalogError
 from stratalog_core.ids import TopicPartition
-from stratalog_metadata.api import Change
 from stratalog_metadata.records import Broker, Partition, Topic, broker_key, partition_key, topic_key
+from stratalog_metadata.state.changes import Change
 
 if TYPE_CHECKING:
     from stratalog_broker.config import BrokerSettings

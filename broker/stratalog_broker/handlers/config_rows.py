@@ -9,8 +9,7 @@ from stratalog_broker.broker_configs import broker_configs
 from stratalog_broker.config import BrokerSettings
 from stratalog_broker.config_keys import ConfigKey, ConfigKind, ConfigSource
 from stratalog_broker.topic_configs import TOPIC_CONFIG_KEYS, default_value
-from stratalog_metadata.records import Topic
-from stratalog_metadata.topic_defaults import configs_in_force
+from stratalog_metadata.records import Topic, configs_in_force
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

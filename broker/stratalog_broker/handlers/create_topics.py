@@ -22,8 +22,8 @@ from stratalog_broker.protocol.errors import KafkaError, error_code_of
 from stratalog_broker.topic_limits import check_cluster, check_request
 from stratalog_broker.topics import BROKER_DEFAULT, PARTITIONS_MAX, NewTopic, TopicCommands
 from stratalog_core.errors import StratalogError
+from stratalog_metadata.client.topic_defaults import topic_defaults
 from stratalog_metadata.records import Topic
-from stratalog_metadata.topic_defaults import topic_defaults
 
 
 async def handle(context: RequestContext, request: Any) -> Any:

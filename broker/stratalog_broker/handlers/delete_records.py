@@ -16,8 +16,8 @@ from stratalog_broker.partition_log import PartitionLog
 from stratalog_broker.protocol.durations import request_timeout_s
 from stratalog_broker.protocol.errors import KafkaError, error_code_of
 from stratalog_core.errors import Conflict, StratalogError
-from stratalog_metadata.commands import Command, Put, VersionIs
 from stratalog_metadata.records import Log
+from stratalog_metadata.state.commands import Command, Put, VersionIs
 
 ALL: Final = -1
 ATTEMPTS_MAX: Final = 5

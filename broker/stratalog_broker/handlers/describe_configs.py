@@ -15,8 +15,8 @@ from stratalog_broker.handlers.config_rows import ConfigRow, broker_config_rows,
 from stratalog_broker.handlers.info import HandlerInfo
 from stratalog_broker.protocol.errors import KafkaError
 from stratalog_broker.topics import check_topic_name
+from stratalog_metadata.client.topic_defaults import topic_defaults
 from stratalog_metadata.records import Topic, topic_key
-from stratalog_metadata.topic_defaults import topic_defaults
 
 TOPIC: Final = 2
 BROKER: Final = 4

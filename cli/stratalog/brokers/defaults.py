@@ -9,8 +9,8 @@ from stratalog_broker.default_commands import configure_defaults
 from stratalog_broker.protocol.errors import KafkaError
 from stratalog_broker.topic_configs import TOPIC_CONFIG_KEYS, default_text, topic_config_name
 from stratalog_core.errors import Invalid
-from stratalog_metadata.api import MetadataClient, MetadataView
-from stratalog_metadata.topic_defaults import topic_defaults
+from stratalog_metadata.client.api import MetadataClient, MetadataView
+from stratalog_metadata.client.topic_defaults import topic_defaults
 
 _TIMEOUT_S = 10.0
 

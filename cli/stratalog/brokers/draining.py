@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable
 
 from stratalog_core.errors import NotFound, Unavailable
-from stratalog_metadata.api import MetadataClient, MetadataView
-from stratalog_metadata.commands import Command, Delete, Put
+from stratalog_metadata.client.api import MetadataClient, MetadataView
 from stratalog_metadata.records import Broker, DrainedBroker, Partition, broker_key, drained_broker_key
+from stratalog_metadata.state.commands import Command, Delete, Put
 
 OnProgress = Callable[[int], None]
 

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from stratalog_metadata.api import BrokerLoad, MetadataView
+from stratalog_metadata.client.api import MetadataView
+from stratalog_metadata.protocol.broker_loads import BrokerLoad
 from stratalog_metadata.records import Broker, DrainedBroker, Partition
 
 Row = dict[str, Any]

@@ -11,7 +11,7 @@ from stratalog.commands.role import run_role
 from stratalog.hot.quorum import administration_session, member_rows, split_node
 from stratalog.output import json_option, print_done, print_json, print_rows
 from stratalog.target import metadata_of, quorum_options
-from stratalog_metadata.messages import StatusAnswer
+from stratalog_metadata.protocol.messages import StatusAnswer
 
 _COLUMNS = ("node", "role", "address", "match_index", "lag", "contact_ms", "identity")
 _timeout_option = click.option("--timeout", "timeout_s", default=60.0, show_default=True, help="Seconds to wait.")

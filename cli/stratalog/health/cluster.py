@@ -10,7 +10,7 @@ from stratalog.local import processes
 from stratalog.local.state import ClusterState
 from stratalog.tier.session import metadata_session, store_session
 from stratalog_core.errors import NotFound, StratalogError
-from stratalog_metadata.api import MetadataView
+from stratalog_metadata.client.api import MetadataView
 from stratalog_metadata.records import Bookie, Broker, Ledger, LedgerState, Partition, TieringWorker, TierStatus, Topic
 from stratalog_tiering.store import shown_url
 

@@ -8,7 +8,7 @@ from stratalog.health.finding import Finding, fail, ok, warn
 from stratalog.hot.asking import ask_live
 from stratalog_bookies.messages import BookieInfo, DiskInfo
 from stratalog_core.errors import StratalogError
-from stratalog_metadata.api import MetadataView
+from stratalog_metadata.client.api import MetadataView
 
 _CHECK = "disks"
 

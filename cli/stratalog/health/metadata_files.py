@@ -22,8 +22,8 @@ from stratalog.local import processes
 from stratalog.local.state import ClusterState
 from stratalog_core.malformed import MALFORMED
 from stratalog_metadata.records import Record
-from stratalog_metadata.state_digest import digest_of, hash_record
-from stratalog_metadata.store import FORMAT_VERSION, SQLITE_FILE, row_checksum
+from stratalog_metadata.state.digest import digest_of, hash_record
+from stratalog_metadata.storage.state_store import FORMAT_VERSION, SQLITE_FILE, row_checksum
 
 _KEEP: Final = (
     "do not start this node and delete nothing: most of the others serve without it; copy its directory, check its disk"

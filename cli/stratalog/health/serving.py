@@ -23,10 +23,10 @@ from stratalog_core.errors import Invalid, Unavailable
 from stratalog_core.ports import Transport
 from stratalog_core.rpc import TcpTransport
 from stratalog_core.system import SystemClock
-from stratalog_metadata import messages
-from stratalog_metadata.client import QuorumClient
-from stratalog_metadata.config import SECTION, MetadataSettings
-from stratalog_metadata.messages import StatusAnswer, StatusRequest
+from stratalog_metadata.client.quorum_client import QuorumClient
+from stratalog_metadata.node.config import SECTION, MetadataSettings
+from stratalog_metadata.protocol import messages
+from stratalog_metadata.protocol.messages import StatusAnswer, StatusRequest
 from stratalog_metadata.records import Bookie, Broker, TieringWorker, bookie_key, broker_key
 from stratalog_tiering.config import TieringSettings
 

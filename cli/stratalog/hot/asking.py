@@ -10,7 +10,7 @@ from stratalog_bookies import messages
 from stratalog_bookies.messages import BookieInfo
 from stratalog_core.errors import StratalogError
 from stratalog_core.rpc import TcpTransport
-from stratalog_metadata.api import MetadataView
+from stratalog_metadata.client.api import MetadataView
 from stratalog_metadata.records import Bookie
 
 _TIMEOUT_S: Final = 10.0

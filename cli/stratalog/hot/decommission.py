@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from stratalog_core.errors import Conflict, NotEnoughBookies, NotFound, Unavailable
-from stratalog_metadata.api import MetadataClient, MetadataView
-from stratalog_metadata.commands import Command, Put, VersionIs
+from stratalog_metadata.client.api import MetadataClient, MetadataView
 from stratalog_metadata.records import Bookie, Ledger, LedgerState, Topic, Versioned, bookie_key
+from stratalog_metadata.state.commands import Command, Put, VersionIs
 
 _ATTEMPTS = 20
 _LEDGERS = "ledger/"

@@ -11,7 +11,7 @@ from stratalog_bookies.client import Entry, LedgerClient
 from stratalog_core.batch import check_batch
 from stratalog_core.checkpoint import MAGIC
 from stratalog_core.errors import Invalid
-from stratalog_metadata.api import MetadataView
+from stratalog_metadata.client.api import MetadataView
 from stratalog_metadata.records import Ledger, LedgerState
 
 _READ_BYTES: Final = 4 * 1024 * 1024

@@ -10,8 +10,8 @@ from typing import Any
 from stratalog_core.errors import Invalid
 from stratalog_core.rpc import TcpTransport
 from stratalog_core.system import SystemClock
-from stratalog_metadata.administration import QuorumAdministration
-from stratalog_metadata.messages import MemberStatus, StatusAnswer
+from stratalog_metadata.client.administration import QuorumAdministration
+from stratalog_metadata.protocol.messages import MemberStatus, StatusAnswer
 
 
 @asynccontextmanager

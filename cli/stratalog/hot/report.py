@@ -7,7 +7,7 @@ from typing import Any
 
 from stratalog_bookies.audit.plan import loads
 from stratalog_core.errors import NoSuchLedger, NotFound
-from stratalog_metadata.api import MetadataView
+from stratalog_metadata.client.api import MetadataView
 from stratalog_metadata.records import Bookie, Ledger, LedgerState, Topic, ledger_key, topic_key
 
 Row = dict[str, Any]

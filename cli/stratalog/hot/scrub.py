@@ -11,7 +11,7 @@ from stratalog_bookies import messages
 from stratalog_bookies.messages import DiskScrub, ScrubDisks, ScrubStatus
 from stratalog_core.errors import NotFound, Unavailable
 from stratalog_core.ports import Transport
-from stratalog_metadata.api import MetadataView
+from stratalog_metadata.client.api import MetadataView
 from stratalog_metadata.records import Bookie, bookie_key
 
 _TIMEOUT_S: Final = 10.0

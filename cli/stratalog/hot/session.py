@@ -10,7 +10,7 @@ from stratalog.tier.session import metadata_session
 from stratalog_bookies.client import LedgerClient
 from stratalog_core.rpc import TcpTransport
 from stratalog_core.system import SystemClock
-from stratalog_metadata.client import QuorumClient
+from stratalog_metadata.client.quorum_client import QuorumClient
 
 
 @asynccontextmanager

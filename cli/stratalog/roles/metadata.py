@@ -6,8 +6,8 @@ from pathlib import Path
 
 from stratalog.roles.priority import take_turns
 from stratalog.roles.runtime import Node
-from stratalog_metadata.config import SECTION, MetadataSettings
-from stratalog_metadata.server import MetadataServer
+from stratalog_metadata.node.config import SECTION, MetadataSettings
+from stratalog_metadata.node.server import MetadataServer
 
 
 async def start(node: Node) -> str:

@@ -24,7 +24,7 @@ from stratalog_core.errors import Conflict, Invalid, StratalogError
 from stratalog_core.ports import Background, Clock, Files, Random, Transport
 from stratalog_core.rpc import TcpTransport
 from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
-from stratalog_metadata.client import QuorumClient
+from stratalog_metadata.client.quorum_client import QuorumClient
 from stratalog_tiering.store import STORE_THREADS, ObjectStore, check_store_url, open_store
 
 Settings = TypeVar("Settings")

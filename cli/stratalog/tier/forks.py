@@ -10,14 +10,14 @@ from typing import Any
 
 from stratalog_core.errors import Invalid, NotFound, Unavailable
 from stratalog_core.system import SystemClock
-from stratalog_metadata.api import MetadataClient, MetadataView
-from stratalog_metadata.commands import Command, Put
+from stratalog_metadata.client.api import MetadataClient, MetadataView
 from stratalog_metadata.records import (
     ForkDecision,
     ManifestPointer,
     Topic,
     manifest_pointer_key,
 )
+from stratalog_metadata.state.commands import Command, Put
 from stratalog_tiering.format.manifest import Manifest
 from stratalog_tiering.format.object_keys import manifests_prefix
 from stratalog_tiering.maintenance.fork_resolution import Lines, read_lines

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from stratalog.tier.report import open_requests
 from stratalog_core.errors import Unavailable
-from stratalog_metadata.api import MetadataClient
-from stratalog_metadata.commands import Command, Put
+from stratalog_metadata.client.api import MetadataClient
 from stratalog_metadata.records import TierRequest, TierStatus, Topic, tier_status_key
+from stratalog_metadata.state.commands import Command, Put
 
 OnProgress = Callable[[int], None]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from stratalog_core.errors import NotFound
-from stratalog_metadata.api import MetadataView
+from stratalog_metadata.client.api import MetadataView
 from stratalog_metadata.records import (
     Ledger,
     LedgerState,

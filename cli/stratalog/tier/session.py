@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 from stratalog_core.rpc import TcpTransport
 from stratalog_core.system import SystemClock, ThreadBackground
-from stratalog_metadata.client import QuorumClient
+from stratalog_metadata.client.quorum_client import QuorumClient
 from stratalog_tiering.store import STORE_THREADS, ObjectStore, open_store
 
 

@@ -1,4 +1,4 @@
-"""Consensus: a sans-IO Raft core. The durable log is in ``stratalog_metadata.log``, the shell in ``node``."""
+"""Consensus: a sans-IO Raft core. The durable log is in ``stratalog_metadata.storage.raft_log``, the shell in ``node``."""
 
 from __future__ import annotations
 

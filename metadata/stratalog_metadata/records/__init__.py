@@ -36,7 +36,7 @@ from stratalog_metadata.records.partition import (
 )
 from stratalog_metadata.records.quorum import QUORUM_KEY, Quorum
 from stratalog_metadata.records.session import Lease, Session, lease_key, session_key
-from stratalog_metadata.records.topic import DeletedTopic, DynamicConfig, Topic, topic_key
+from stratalog_metadata.records.topic import TOPIC_DEFAULTS_KEY, DeletedTopic, DynamicConfig, Topic, configs_in_force, topic_key
 
 Record = (
     Bookie
@@ -70,10 +70,12 @@ class Versioned(msgspec.Struct, frozen=True, gc=False):
 
 __all__ = [
     "CLUSTER_KEY", "KEEP_METADATA", "KEEP_STORE", "LEDGER_IDS", "PRODUCER_IDS", "QUORUM_KEY", "SESSION_IDS",
+    "TOPIC_DEFAULTS_KEY",
     "Bookie", "Broker", "Cluster", "Counter", "DeletedTopic", "DrainedBroker", "DynamicConfig", "Endpoint", "ForkDecision",
     "Fragment", "Lease",
     "Ledger", "LedgerRef", "LedgerState", "Log", "ManifestPointer", "Partition", "Quorum", "Record", "Session",
     "TierRequest", "TierStatus", "TieringWorker", "Topic", "Versioned",
-    "bookie_key", "broker_key", "counter_key", "drained_broker_key", "fork_decision_key", "lease_key", "ledger_key", "log_key",
+    "bookie_key", "broker_key", "configs_in_force", "counter_key", "drained_broker_key", "fork_decision_key", "lease_key",
+    "ledger_key", "log_key",
     "manifest_pointer_key", "partition_key", "session_key", "tier_request_key", "tier_status_key", "topic_key",
 ]  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Final
 from uuid import UUID
 
 from stratalog_metadata.records.base import RecordBase
@@ -44,3 +46,15 @@ class DynamicConfig(RecordBase, frozen=True, kw_only=True, tag="dynamic_config")
 
 def topic_key(name: str) -> str:
     return f"topic/{name}"
+
+
+TOPIC_DEFAULTS_KEY: Final = DynamicConfig(resource="").key()
+"""Key of the record that holds the cluster-wide defaults of topic configs."""
+
+
+def configs_in_force(topic: Topic, defaults: Mapping[str, str]) -> Mapping[str, str]:
+    """The configs that are set, by the topic or by the cluster-wide ``defaults``. All others have their built-in value.
+
+    Internal topics follow no default, because their coordinators rely on their durability.
+    """
+    return {**defaults, **topic.configs} if defaults and not topic.internal else topic.configs

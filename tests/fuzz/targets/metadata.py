@@ -17,15 +17,18 @@ from fuzz import seals
 from fuzz.target import Target, scratch_directory
 from stratalog_core.errors import Invalid
 from stratalog_core.system import SystemFiles
-from stratalog_metadata import identity, log_format, messages, snapshot
-from stratalog_metadata.log_recovery import LogReplay
-from stratalog_metadata.peers import decode_messages
+from stratalog_metadata.node.peers import decode_messages
+from stratalog_metadata.protocol import messages
 from stratalog_metadata.raft import Entry, EntryKind, HardState, LogTail, Membership, Raft, RaftSettings
 from stratalog_metadata.records import Record, Versioned
-from stratalog_metadata.replica import Replica
-from stratalog_metadata.snapshot import StateImage
-from stratalog_metadata.state_digest import digest_of, hash_record
-from stratalog_metadata.store import FORMAT_VERSION, SqliteStore, row_checksum
+from stratalog_metadata.state import snapshot
+from stratalog_metadata.state.digest import digest_of, hash_record
+from stratalog_metadata.state.replica import Replica
+from stratalog_metadata.state.snapshot import StateImage
+from stratalog_metadata.storage import identity
+from stratalog_metadata.storage import raft_log_format as log_format
+from stratalog_metadata.storage.raft_log_recovery import LogReplay
+from stratalog_metadata.storage.state_store import FORMAT_VERSION, SqliteStore, row_checksum
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "metadata" / "bytes.txt"
 

@@ -27,10 +27,10 @@ from stratalog_broker.topics import NewTopic, TopicCommands
 from stratalog_core import framing
 from stratalog_core.rpc import TcpTransport
 from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
-from stratalog_metadata import messages as metadata_messages
-from stratalog_metadata.commands import Command, Put
 from stratalog_metadata.embedded import EmbeddedQuorum, embedded_quorum
+from stratalog_metadata.protocol import messages as metadata_messages
 from stratalog_metadata.records import LEDGER_IDS, Counter, Topic
+from stratalog_metadata.state.commands import Command, Put
 
 FRAMED, RAW, SLOW, RUDE, TWICE = range(5)
 """A whole frame with its length; bytes as they are; a frame in two halves; one closed at once; two frames at once."""

@@ -11,7 +11,7 @@ from stratalog_broker.config import BrokerSettings
 from stratalog_core import framing
 from stratalog_core.config import load
 from stratalog_core.errors import Conflict
-from stratalog_metadata.config import MetadataSettings
+from stratalog_metadata.node.config import MetadataSettings
 from stratalog_pipeline.options import parse_options
 from stratalog_tiering.config import TieringSettings
 

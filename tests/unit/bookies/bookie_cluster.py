@@ -23,10 +23,10 @@ from stratalog_core.errors import StratalogError
 from stratalog_core.records import Record, build_batch
 from stratalog_core.rpc import TcpTransport
 from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
-from stratalog_metadata.api import MetadataClient
-from stratalog_metadata.commands import Command, Put, Update
+from stratalog_metadata.client.api import MetadataClient
 from stratalog_metadata.embedded import embedded_quorum
 from stratalog_metadata.records import CLUSTER_KEY, Bookie, Ledger, bookie_key, ledger_key
+from stratalog_metadata.state.commands import Command, Put, Update
 
 SETTINGS = LedgerClientSettings(
     tick_ms=20, bookie_silence_ms=200, bookie_avoid_ms=100, hedge_delay_ms=100, confirm_deadline_ms=5000

@@ -15,7 +15,6 @@ from stratalog_bookies.audit.claim import AUDIT_WORK
 from stratalog_bookies.messages import Status
 from stratalog_core.errors import Invalid, NoSuchLedger
 from stratalog_core.ports import Request
-from stratalog_metadata.commands import Command, Delete, Put
 from stratalog_metadata.records import (
     Bookie,
     Lease,
@@ -25,6 +24,7 @@ from stratalog_metadata.records import (
     ledger_key,
     session_key,
 )
+from stratalog_metadata.state.commands import Command, Delete, Put
 
 
 @pytest.fixture

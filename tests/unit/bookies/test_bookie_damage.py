@@ -24,8 +24,8 @@ from stratalog_bookies.log_files import LogFiles, index_path, log_path
 from stratalog_bookies.messages import EntryState, Range, ScrubDisks, ScrubStatus
 from stratalog_core.errors import Corrupt
 from stratalog_core.ports import Request
-from stratalog_metadata.commands import Command, Put
 from stratalog_metadata.records import Bookie, Ledger, bookie_key
+from stratalog_metadata.state.commands import Command, Put
 
 ENTRIES_OF_1 = {entry: bytes([65 + entry]) * (20 + entry) for entry in range(6)}
 ENTRIES_OF_2 = {entry: bytes([97 + entry]) * 30 for entry in range(3)}

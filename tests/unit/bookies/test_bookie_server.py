@@ -32,8 +32,7 @@ from stratalog_core.errors import Invalid, Overloaded, StorageFailed, StratalogE
 from stratalog_core.ports import Buffer, Channel, File, Files, OnWritten
 from stratalog_core.rpc import TcpTransport
 from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
-from stratalog_metadata.api import Change, MetadataClient
-from stratalog_metadata.commands import Allocate, Command, Delete, ExpireSession, Put
+from stratalog_metadata.client.api import MetadataClient
 from stratalog_metadata.embedded import EmbeddedQuorum, embedded_quorum
 from stratalog_metadata.records import (
     CLUSTER_KEY,
@@ -46,6 +45,8 @@ from stratalog_metadata.records import (
     bookie_key,
     ledger_key,
 )
+from stratalog_metadata.state.changes import Change
+from stratalog_metadata.state.commands import Allocate, Command, Delete, ExpireSession, Put
 
 OK = Status.OK
 TIMEOUT_S = 20.0

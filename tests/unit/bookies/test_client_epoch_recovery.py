@@ -23,8 +23,8 @@ from stratalog_bookies.client.ledger_records import Superseded
 from stratalog_bookies.client.record_puts import RecordPuts
 from stratalog_core.errors import Conflict, OutcomeUnknown, StaleEpoch
 from stratalog_core.system import SystemClock
-from stratalog_metadata.commands import ABSENT, Applied, Command, Put, Update, VersionIs
 from stratalog_metadata.records import Ledger, LedgerRef, LedgerState, Log, log_key
+from stratalog_metadata.state.commands import ABSENT, Applied, Command, Put, Update, VersionIs
 
 __all__ = ["cluster"]
 

@@ -21,9 +21,10 @@ from stratalog_core.errors import NotEnoughBookies, OutcomeUnknown, StratalogErr
 from stratalog_core.ports import Bound, Buffer, Channel, OnReply
 from stratalog_core.rpc import TcpTransport
 from stratalog_core.system import SystemClock
-from stratalog_metadata.api import BrokerLoad, MetadataClient, MetadataView
-from stratalog_metadata.commands import ABSENT, Applied, Command, Put
+from stratalog_metadata.client.api import MetadataClient, MetadataView
+from stratalog_metadata.protocol.broker_loads import BrokerLoad
 from stratalog_metadata.records import Fragment, Ledger, LedgerState, Versioned
+from stratalog_metadata.state.commands import ABSENT, Applied, Command, Put
 
 CONFIRMED = 10
 TAIL = 3

@@ -39,8 +39,7 @@ from stratalog_core.ports import Buffer, Channel, OnReply
 from stratalog_core.records import Record, build_batch
 from stratalog_core.rpc import TcpChannel, TcpTransport
 from stratalog_core.system import SystemClock, ThreadBackground
-from stratalog_metadata.api import MetadataClient, MetadataView
-from stratalog_metadata.commands import ABSENT, Applied, Command, Delete, EpochIs, Put, Update, VersionIs
+from stratalog_metadata.client.api import MetadataClient, MetadataView
 from stratalog_metadata.embedded import embedded_quorum
 from stratalog_metadata.records import (
     CLUSTER_KEY,
@@ -56,6 +55,7 @@ from stratalog_metadata.records import (
     log_key,
     partition_key,
 )
+from stratalog_metadata.state.commands import ABSENT, Applied, Command, Delete, EpochIs, Put, Update, VersionIs
 
 TOPIC = UUID(int=1)
 SPEC = LedgerSpec(

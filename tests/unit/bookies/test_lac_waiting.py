@@ -16,8 +16,8 @@ from stratalog_bookies.client.ledger_reads import LacNews
 from stratalog_bookies.messages import LedgerIds, LedgerTail, Status
 from stratalog_core.errors import Overloaded, Unavailable
 from stratalog_core.system import SystemClock
-from stratalog_metadata.commands import Command, Delete
 from stratalog_metadata.records import ledger_key
+from stratalog_metadata.state.commands import Command, Delete
 
 
 @pytest.fixture

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from stratalog_metadata.messages import KeyChange
+from stratalog_metadata.client.view import LocalView
+from stratalog_metadata.protocol.messages import KeyChange
 from stratalog_metadata.records import Record, Versioned
-from stratalog_metadata.view import LocalView
 
 
 class HandFedView(LocalView):

@@ -23,7 +23,7 @@ from stratalog_broker.server import BrokerServer
 from stratalog_core.record_searches import RecordSearches
 from stratalog_core.rpc import TcpTransport
 from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
-from stratalog_metadata.client import QuorumClient
+from stratalog_metadata.client.quorum_client import QuorumClient
 from stratalog_metadata.embedded import embedded_quorum
 from stratalog_metadata.records import CLUSTER_KEY
 from stratalog_tiering.cold.block_source import ColdReaderSettings

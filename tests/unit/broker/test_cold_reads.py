@@ -18,7 +18,6 @@ from stratalog_broker.topics import NewTopic, TopicCommands
 from stratalog_core.batch import iterate_headers
 from stratalog_core.errors import Corrupt
 from stratalog_core.records import iterate_records
-from stratalog_metadata.commands import Command, Put
 from stratalog_metadata.records import (
     Ledger,
     Log,
@@ -28,6 +27,7 @@ from stratalog_metadata.records import (
     manifest_pointer_key,
     tier_request_key,
 )
+from stratalog_metadata.state.commands import Command, Put
 
 
 async def create(

@@ -19,7 +19,6 @@ from unit.metadata.watching import until
 
 from stratalog_broker.handover import Owned
 from stratalog_core.errors import OutcomeUnknown
-from stratalog_metadata.commands import Applied, Command, Delete, Put
 from stratalog_metadata.records import (
     DrainedBroker,
     Ledger,
@@ -28,6 +27,7 @@ from stratalog_metadata.records import (
     drained_broker_key,
     partition_key,
 )
+from stratalog_metadata.state.commands import Applied, Command, Delete, Put
 
 PARTITIONS = 6
 

@@ -21,8 +21,8 @@ from stratalog_bookies import messages as bookie_messages
 from stratalog_broker.partition_log import PartitionLog
 from stratalog_broker.protocol.entities import encode_response as encode_entity
 from stratalog_core.ids import NO_OWNER
-from stratalog_metadata.commands import Command, Put
 from stratalog_metadata.records import Ledger, Partition
+from stratalog_metadata.state.commands import Command, Put
 
 PRODUCE, LEADER_VERSION = 0, 10
 

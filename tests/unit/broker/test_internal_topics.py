@@ -30,8 +30,8 @@ from stratalog_core.checkpoint import Checkpoint, encode_checkpoint
 from stratalog_core.errors import Corrupt, OutcomeUnknown
 from stratalog_core.ids import TopicPartition
 from stratalog_core.records import Record, build_batch
-from stratalog_metadata.commands import Command, Delete, Put
 from stratalog_metadata.records import Ledger, LedgerState, Log, Partition, Topic, log_key, partition_key, topic_key
+from stratalog_metadata.state.commands import Command, Delete, Put
 
 GROUP = "readers"
 

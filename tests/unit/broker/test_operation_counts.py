@@ -21,7 +21,7 @@ from unit.broker.raw_client import RawClient, batch, fetch, fetch_request, produ
 from unit.broker.test_failover import PARTITIONS, create_topic
 
 from stratalog_broker.protocol.entities import encode_response as encode_entity
-from stratalog_metadata.messages import PROPOSE
+from stratalog_metadata.protocol.messages import PROPOSE
 
 REQUESTS = 8
 SMALL, LARGE = b"x" * 1000, b"x" * 900_000

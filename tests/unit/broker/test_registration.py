@@ -11,10 +11,10 @@ import pytest_asyncio
 from stratalog_broker.registration import Registration
 from stratalog_core.rpc import TcpTransport
 from stratalog_core.system import SystemClock
-from stratalog_metadata.client import QuorumClient
-from stratalog_metadata.commands import Command, ExpireSession
+from stratalog_metadata.client.quorum_client import QuorumClient
 from stratalog_metadata.embedded import embedded_quorum
 from stratalog_metadata.records import Broker, broker_key
+from stratalog_metadata.state.commands import Command, ExpireSession
 
 
 @pytest_asyncio.fixture

@@ -21,7 +21,7 @@ from confluent_kafka.admin import (
 from unit.broker.mini_cluster import WAIT_S, MiniCluster, in_thread, run_cluster
 from unit.metadata.watching import until
 
-from stratalog_metadata.api import MetadataView
+from stratalog_metadata.client.api import MetadataView
 from stratalog_metadata.records import DeletedTopic, Ledger, Log, Partition, broker_key
 
 

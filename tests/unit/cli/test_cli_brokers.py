@@ -16,12 +16,11 @@ from stratalog.brokers.draining import drain, owned, undrain, wait_until_drained
 from stratalog.brokers.report import broker_rows
 from stratalog_core.errors import Invalid, NotFound, Unavailable
 from stratalog_core.rpc import TcpTransport
-from stratalog_metadata.api import BrokerLoad
-from stratalog_metadata.client import QuorumClient
-from stratalog_metadata.commands import Command, Put
+from stratalog_metadata.client.quorum_client import QuorumClient
 from stratalog_metadata.embedded import EmbeddedQuorum, embedded_quorum
-from stratalog_metadata.records import Broker, DynamicConfig, Partition
-from stratalog_metadata.topic_defaults import TOPIC_DEFAULTS_KEY
+from stratalog_metadata.protocol.broker_loads import BrokerLoad
+from stratalog_metadata.records import TOPIC_DEFAULTS_KEY, Broker, DynamicConfig, Partition
+from stratalog_metadata.state.commands import Command, Put
 
 TOPIC = UUID(int=7)
 LEASE_MS = 60_000

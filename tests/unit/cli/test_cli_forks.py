@@ -17,10 +17,10 @@ from stratalog_core.errors import Invalid, NotFound, Unavailable
 from stratalog_core.records import Record, build_batch
 from stratalog_core.rpc import TcpTransport
 from stratalog_core.system import SystemClock, ThreadBackground
-from stratalog_metadata.client import QuorumClient
-from stratalog_metadata.commands import Command, Delete, Put
+from stratalog_metadata.client.quorum_client import QuorumClient
 from stratalog_metadata.embedded import embedded_quorum
 from stratalog_metadata.records import KEEP_STORE, ForkDecision, ManifestPointer, Topic
+from stratalog_metadata.state.commands import Command, Delete, Put
 from stratalog_tiering.offload.archive_writer import ArchiveWriter
 from stratalog_tiering.store import ObjectStore, open_store
 

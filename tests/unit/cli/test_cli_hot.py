@@ -30,8 +30,7 @@ from stratalog_core.records import Record as KafkaRecord
 from stratalog_core.records import build_batch
 from stratalog_core.rpc import TcpTransport
 from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
-from stratalog_metadata.client import QuorumClient
-from stratalog_metadata.commands import Command, Put
+from stratalog_metadata.client.quorum_client import QuorumClient
 from stratalog_metadata.embedded import EmbeddedQuorum, embedded_quorum
 from stratalog_metadata.records import (
     CLUSTER_KEY,
@@ -43,6 +42,7 @@ from stratalog_metadata.records import (
     Topic,
     bookie_key,
 )
+from stratalog_metadata.state.commands import Command, Put
 
 TOPIC = Topic(name="flights", topic_id=UUID(int=7), partition_count=1, replication_factor=2)
 

@@ -15,9 +15,9 @@ from stratalog.tier.report import open_requests, tier_report, topics_named
 from stratalog_core.errors import NotFound, Unavailable
 from stratalog_core.rpc import TcpTransport
 from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
-from stratalog_metadata.client import QuorumClient
-from stratalog_metadata.commands import Command, Delete, Put
-from stratalog_metadata.config import MetadataSettings
+from stratalog_metadata.client.quorum_client import QuorumClient
+from stratalog_metadata.node.config import MetadataSettings
+from stratalog_metadata.node.server import MetadataServer
 from stratalog_metadata.records import (
     Fragment,
     Ledger,
@@ -30,7 +30,7 @@ from stratalog_metadata.records import (
     Topic,
     tier_request_key,
 )
-from stratalog_metadata.server import MetadataServer
+from stratalog_metadata.state.commands import Command, Delete, Put
 
 TOPIC = Topic(name="flights", topic_id=UUID(int=7), partition_count=2, replication_factor=1)
 

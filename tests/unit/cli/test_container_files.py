@@ -15,7 +15,7 @@ from stratalog.roles.node import NodeSettings
 from stratalog_bookies.config import BookieSettings
 from stratalog_broker.config import BrokerSettings
 from stratalog_core.config import load
-from stratalog_metadata.config import MetadataSettings
+from stratalog_metadata.node.config import MetadataSettings
 from stratalog_tiering.config import TieringSettings
 
 ROOT = Path(__file__).parents[3]

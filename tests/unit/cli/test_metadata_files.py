@@ -19,8 +19,8 @@ from stratalog.health.finding import Finding, Verdict
 from stratalog.health.metadata_files import check_metadata_files
 from stratalog.local.state import ClusterState, ProcessState
 from stratalog_metadata.records import Counter, DynamicConfig, Record, Versioned
-from stratalog_metadata.state_digest import digest_of, digest_records, hash_record
-from stratalog_metadata.store import SqliteStore, row_checksum
+from stratalog_metadata.state.digest import digest_of, digest_records, hash_record
+from stratalog_metadata.storage.state_store import SqliteStore, row_checksum
 
 
 def write_node(data: Path, name: str = "metadata-1", count: int = 3) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from stratalog_metadata.client import QuorumClient
+from stratalog_metadata.client.quorum_client import QuorumClient
 
 
 async def until(client: QuorumClient, condition: Callable[[], bool], within_s: float) -> None:

@@ -20,8 +20,7 @@ from stratalog_core.ports import Buffer
 from stratalog_core.records import Record, build_batch
 from stratalog_core.rpc import TcpTransport
 from stratalog_core.system import SystemClock, ThreadBackground
-from stratalog_metadata.client import QuorumClient
-from stratalog_metadata.commands import Command, Put, VersionIs
+from stratalog_metadata.client.quorum_client import QuorumClient
 from stratalog_metadata.embedded import embedded_quorum
 from stratalog_metadata.records import (
     Fragment,
@@ -36,6 +35,7 @@ from stratalog_metadata.records import (
     manifest_pointer_key,
     tier_status_key,
 )
+from stratalog_metadata.state.commands import Command, Put, VersionIs
 from stratalog_tiering.config import TieringSettings
 from stratalog_tiering.format.removed_objects import ManifestLimits
 from stratalog_tiering.offload.archive_writer import ArchiveWriter

@@ -6,16 +6,16 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from stratalog_core.errors import StratalogError
-from stratalog_metadata.api import BrokerLoad
-from stratalog_metadata.commands import Applied, Command, ExpireSession, OpenSession
-from stratalog_metadata.messages import KeyChange
+from stratalog_metadata.client.view import LocalView
+from stratalog_metadata.protocol.broker_loads import BrokerLoad
+from stratalog_metadata.protocol.messages import KeyChange
 from stratalog_metadata.records import Versioned
-from stratalog_metadata.state import apply
-from stratalog_metadata.view import LocalView
+from stratalog_metadata.state.commands import Applied, Command, ExpireSession, OpenSession
+from stratalog_metadata.state.machine import apply
 
 
 class MemoryMetadata(LocalView):
-    """See :class:`stratalog_metadata.api.MetadataClient`. Sessions never expire."""
+    """See :class:`stratalog_metadata.client.api.MetadataClient`. Sessions never expire."""
 
     @property
     def view(self) -> LocalView:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from stratalog_metadata.commands import Command, Delete, Put, Requirement, VersionIs
 from stratalog_metadata.records import Log, ManifestPointer, ledger_key, log_key, manifest_pointer_key, tier_request_key
+from stratalog_metadata.state.commands import Command, Delete, Put, Requirement, VersionIs
 from stratalog_tiering.core.planning import PartitionState, StoredLedger
 
 Guards = tuple[Requirement, ...]

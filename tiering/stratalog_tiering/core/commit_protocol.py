@@ -21,8 +21,8 @@ from enum import Enum
 from typing import Final
 
 from stratalog_core.errors import Conflict, OutcomeUnknown, StratalogError, Unavailable
-from stratalog_metadata.commands import ABSENT
 from stratalog_metadata.records import ManifestPointer, Versioned
+from stratalog_metadata.state.commands import ABSENT
 
 ATTEMPTS_MAX: Final = 5
 

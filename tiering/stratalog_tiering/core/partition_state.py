@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from stratalog_metadata.api import MetadataView
-from stratalog_metadata.commands import ABSENT
+from stratalog_metadata.client.api import MetadataView
 from stratalog_metadata.records import (
     ForkDecision,
     Ledger,
@@ -19,6 +18,7 @@ from stratalog_metadata.records import (
     manifest_pointer_key,
     tier_request_key,
 )
+from stratalog_metadata.state.commands import ABSENT
 from stratalog_tiering.core.planning import PartitionState, StoredLedger
 
 PartitionId = tuple[UUID, int]

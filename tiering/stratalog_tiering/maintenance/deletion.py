@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from stratalog_metadata.commands import Command, Delete
 from stratalog_metadata.records import DeletedTopic
+from stratalog_metadata.state.commands import Command, Delete
 from stratalog_tiering.core.commands import Guards
 from stratalog_tiering.format.object_keys import deletion_marker_key, parse_segment_key, topic_key, topic_prefixes
 from stratalog_tiering.offload.ports import WorkerPorts

@@ -14,7 +14,6 @@ import msgspec
 
 from stratalog_core.errors import Conflict, Corrupt, Invalid
 from stratalog_core.ids import NO_OWNER
-from stratalog_metadata.commands import ABSENT, Command, Delete, Put, Update, VersionIs
 from stratalog_metadata.records import (
     ForkDecision,
     Log,
@@ -24,6 +23,7 @@ from stratalog_metadata.records import (
     manifest_pointer_key,
     partition_key,
 )
+from stratalog_metadata.state.commands import ABSENT, Command, Delete, Put, Update, VersionIs
 from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.core.commands import Guards, ledgers_unchanged, pointer_unchanged
 from stratalog_tiering.core.forks import Fork, find_fork

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable, Sequence
 
 from stratalog_core.errors import Conflict, Corrupt, Fenced, OutcomeUnknown, StratalogError
-from stratalog_metadata.commands import ABSENT, Command
 from stratalog_metadata.records import ManifestPointer, manifest_pointer_key
+from stratalog_metadata.state.commands import ABSENT, Command
 from stratalog_tiering.core.commit_protocol import ManifestCommit, Next
 from stratalog_tiering.core.forks import find_fork, fork_error
 from stratalog_tiering.core.planning import PartitionState

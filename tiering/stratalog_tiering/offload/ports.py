@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stratalog_core.ports import Background, Clock, Random
-from stratalog_metadata.api import MetadataClient
+from stratalog_metadata.client.api import MetadataClient
 from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.config import TieringSettings
 from stratalog_tiering.offload.ledger_source import LedgerSource

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from uuid import UUID
 
 from stratalog_core.errors import Conflict
-from stratalog_metadata.api import MetadataClient
-from stratalog_metadata.commands import ABSENT, Command, Delete, Put, Requirement, SessionAlive, VersionIs
+from stratalog_metadata.client.api import MetadataClient
 from stratalog_metadata.records import Lease, TieringWorker, lease_key
+from stratalog_metadata.state.commands import ABSENT, Command, Delete, Put, Requirement, SessionAlive, VersionIs
 
 
 def preferred_worker(name: str, workers: Sequence[str]) -> str | None:

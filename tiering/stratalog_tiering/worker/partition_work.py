@@ -7,9 +7,9 @@ from collections.abc import Hashable, Mapping
 from typing import Final
 
 from stratalog_core.errors import Conflict, StorageFailed, StratalogError, Unavailable
-from stratalog_metadata.commands import Command, Put, VersionIs
-from stratalog_metadata.records import TierStatus, Topic, log_key, tier_status_key
-from stratalog_metadata.topic_defaults import configs_in_force, topic_defaults
+from stratalog_metadata.client.topic_defaults import topic_defaults
+from stratalog_metadata.records import TierStatus, Topic, configs_in_force, log_key, tier_status_key
+from stratalog_metadata.state.commands import Command, Put, VersionIs
 from stratalog_tiering.core.commands import Guards, fulfil_request
 from stratalog_tiering.core.maintenance_times import Upkeep, UpkeepTimes
 from stratalog_tiering.core.partition_state import partition_state

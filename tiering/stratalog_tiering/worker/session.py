@@ -9,8 +9,8 @@ from typing import Final
 from uuid import UUID
 
 from stratalog_core.errors import StratalogError
-from stratalog_metadata.api import Change
 from stratalog_metadata.records import DeletedTopic, DynamicConfig, Lease, Ledger, LedgerState, Log, TieringWorker, Topic
+from stratalog_metadata.state.changes import Change
 from stratalog_tiering.core.pace import Pace
 from stratalog_tiering.core.partition_state import PartitionId, partition_of
 from stratalog_tiering.core.schedule import Schedule

@@ -13,10 +13,10 @@ from typing import Final
 
 from stratalog_core.errors import OutcomeUnknown, StratalogError, Unavailable
 from stratalog_core.ports import Background, Clock, Random
-from stratalog_metadata.api import MetadataClient
-from stratalog_metadata.commands import Command, Put, SessionAlive
+from stratalog_metadata.client.api import MetadataClient
 from stratalog_metadata.records import CLUSTER_KEY, Cluster
 from stratalog_metadata.records import TieringWorker as WorkerRecord
+from stratalog_metadata.state.commands import Command, Put, SessionAlive
 from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.config import TieringSettings
 from stratalog_tiering.offload.ledger_source import LedgerSource

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from stratalog_core.errors import Conflict, OutcomeUnknown, SessionExpired, StratalogError, Unavailable
-from stratalog_metadata.commands import Applied, Command, Put
 from stratalog_metadata.records import ManifestPointer, Versioned
+from stratalog_metadata.state.commands import Applied, Command, Put
 from stratalog_tiering.core.commit_protocol import ATTEMPTS_MAX, ManifestCommit, Next
 
 Cluster = Any

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stratalog_core.errors import Corrupt, Invalid
-from stratalog_metadata.commands import SessionAlive, VersionIs
 from stratalog_metadata.records import Fragment, Ledger, LedgerRef, LedgerState, Log, ManifestPointer, TierRequest, Topic
+from stratalog_metadata.state.commands import SessionAlive, VersionIs
 from stratalog_tiering.core.commands import commit_segment, drop_ledgers, fulfil_request, move_start
 from stratalog_tiering.core.planning import (
     DropEmpty,

@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stratalog_core.system import SystemClock
-from stratalog_metadata.commands import Command, Delete, Put
 from stratalog_metadata.records import (
     KEEP_METADATA,
     KEEP_STORE,
@@ -27,6 +26,7 @@ from stratalog_metadata.records import (
     Topic,
     fork_decision_key,
 )
+from stratalog_metadata.state.commands import Command, Delete, Put
 from stratalog_tiering.cold.archive import Archive
 from stratalog_tiering.cold.reader import ColdReader, ColdReaderSettings
 from stratalog_tiering.core.forks import find_fork

@@ -21,7 +21,6 @@ from unit.tiering.memory_metadata import MemoryMetadata
 
 from stratalog_core.checkpoint import Checkpoint, encode_checkpoint
 from stratalog_core.records import Record, build_batch
-from stratalog_metadata.commands import Command, Put
 from stratalog_metadata.records import (
     Cluster,
     Fragment,
@@ -34,6 +33,7 @@ from stratalog_metadata.records import (
     log_key,
     manifest_pointer_key,
 )
+from stratalog_metadata.state.commands import Command, Put
 from stratalog_tiering.config import TieringSettings
 from stratalog_tiering.format.entry import segment_entry
 from stratalog_tiering.format.manifest import SegmentEntry, empty_manifest

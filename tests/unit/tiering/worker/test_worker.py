@@ -13,7 +13,6 @@ from stratalog_core.checkpoint import Checkpoint, EpochStart, ProducerEntry, Seq
 from stratalog_core.errors import Invalid, OutcomeUnknown, Unavailable
 from stratalog_core.records import Record, build_batch
 from stratalog_core.system import SystemClock
-from stratalog_metadata.commands import Command, Delete, Put
 from stratalog_metadata.records import (
     DeletedTopic,
     DynamicConfig,
@@ -26,6 +25,7 @@ from stratalog_metadata.records import (
     tier_request_key,
     topic_key,
 )
+from stratalog_metadata.state.commands import Command, Delete, Put
 from stratalog_tiering.cold.archive import Archive
 from stratalog_tiering.cold.reader import ColdReader, ColdReaderSettings
 from stratalog_tiering.format.descriptor import ClusterDescriptor, encode_descriptor

@@ -1,0 +1,134 @@
+"""Commands of one turn of the event loop, proposed as one: it costs nodes and watchers about as much as what it holds.
+
+Those that share a command take effect as they would one after the other, in the order in which they came; what would not is
+left out, to be proposed alone. A command that is refused as a whole, or whose outcome is not known, settles nothing: everybody
+proposes his own part then, and each is told by itself what became of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from functools import partial
+from typing import Final, NamedTuple
+
+from stratalog_core.errors import StratalogError
+from stratalog_metadata.client.api import MetadataClient
+from stratalog_metadata.state.commands import Command, Delete, Put, Requirement, SessionAlive, Update
+
+TOGETHER_MAX: Final = 256
+"""Commands in one: some hundred kilobytes of records. If one of them fails it, so many are proposed again."""
+_ATTEMPT_S: Final = 3.0
+"""An answer is not waited for longer than this: each has its own time still before it."""
+_log = logging.getLogger(__name__)
+
+
+class _Asked(NamedTuple):
+    command: Command
+    answer: asyncio.Future[int | None]
+
+    def go_alone(self) -> None:
+        if not self.answer.done():
+            self.answer.set_result(None)
+
+    def settle(self, task: asyncio.Task[int | None]) -> None:
+        """Answer what came of the task."""
+        if task.cancelled():
+            self.answer.cancel()
+        elif not self.answer.done():
+            failure = task.exception()
+            if failure is None:
+                self.answer.set_result(task.result())
+            else:
+                self.answer.set_exception(failure)
+
+
+class SharedCommands:
+    """Gathers commands that put and delete records. Others are left out: ids that one of them is given would be nobody's."""
+
+    def __init__(self, metadata: MetadataClient) -> None:
+        self._metadata = metadata
+        self._asked: list[_Asked] = []
+        self._tasks: set[asyncio.Task[int | None]] = set()
+
+    async def propose(self, command: Command) -> int | None:
+        """The version that all it writes got, once the view has it; None: propose it alone.
+
+        None says that it was not proposed, or was refused together with others, or that its outcome is not known. So it must
+        require what its own effect ends, such as the version of a record that it writes: then it takes effect once at most.
+        """
+        loop = asyncio.get_running_loop()
+        if not self._asked:
+            loop.call_soon(self._flush)
+        asked = _Asked(command, loop.create_future())
+        self._asked.append(asked)
+        return await asked.answer
+
+    async def close(self) -> None:
+        """Propose nothing more of what was asked so far; who waits is cancelled."""
+        unsent, self._asked = self._asked, []
+        for asked in unsent:
+            asked.answer.cancel()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _flush(self) -> None:
+        sharing, self._asked = _independent(self._asked), []
+        for first in range(0, len(sharing), TOGETHER_MAX):
+            together = sharing[first : first + TOGETHER_MAX]
+            if len(together) == 1:
+                together[0].go_alone()
+                continue
+            task = asyncio.get_running_loop().create_task(self._propose(together))
+            self._tasks.add(task)
+            task.add_done_callback(partial(self._answered, together))
+
+    async def _propose(self, together: Sequence[_Asked]) -> int | None:
+        try:
+            return (await self._metadata.propose(_joined(together), timeout_s=_ATTEMPT_S)).index
+        except StratalogError as failure:
+            _log.info("%d commands that were proposed as one: %s", len(together), failure)
+            return None
+
+    def _answered(self, together: Sequence[_Asked], task: asyncio.Task[int | None]) -> None:
+        self._tasks.discard(task)
+        for asked in together:
+            asked.settle(task)
+
+
+def _joined(together: Sequence[_Asked]) -> Command:
+    """All updates in order; what several require is checked once."""
+    updates = [update for asked in together for update in asked.command.updates]
+    requirements = dict.fromkeys(requirement for asked in together for requirement in asked.command.requirements)
+    return Command(updates=tuple(updates), requirements=tuple(requirements))
+
+
+def _independent(waiting: Sequence[_Asked]) -> list[_Asked]:
+    """Those that write and require nothing that one before them writes; the others are told to go alone.
+
+    In one command all requirements are checked first, so that a second writer of a key would undo the first one unseen.
+    """
+    sharing: list[_Asked] = []
+    written: set[str] = set()
+    for asked in waiting:
+        writes = {_written(update) for update in asked.command.updates}
+        required = {_required(requirement) for requirement in asked.command.requirements}
+        if "" in writes or not written.isdisjoint(writes | required):
+            asked.go_alone()
+        else:
+            written |= writes
+            sharing.append(asked)
+    return sharing
+
+
+def _written(update: Update) -> str:
+    """Key of the record; empty for what is no update of a record."""
+    if isinstance(update, Put):
+        return update.record.key()
+    return update.key if isinstance(update, Delete) else ""
+
+
+def _required(requirement: Requirement) -> str:
+    return "" if isinstance(requirement, SessionAlive) else requirement.key

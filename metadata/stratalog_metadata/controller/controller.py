@@ -1,0 +1,127 @@
+"""The controller, on the quorum's leader: ends the sessions of dead processes and gives every partition a live owner.
+
+Sans-IO: changes, renewals and ticks in, at most one command out at a time. One command ends all expired sessions and
+reassigns everything that their brokers owned; it requires every partition to be as it was read and every new owner's session to
+be alive, so that a race makes it fail as a whole and be thought out anew.
+
+Owners that live are asked to hand partitions over (``handovers.py``) when their broker is to be left or loads are uneven.
+
+Always: a partition's epoch rises whenever its owner, or its owner's session, changes. It keeps nothing that a new leader
+would miss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from stratalog_metadata.controller.assignment import assign
+from stratalog_metadata.controller.handovers import BalanceRules, Handovers
+from stratalog_metadata.controller.leases import LeaseBoard
+from stratalog_metadata.controller.load_history import LoadBook
+from stratalog_metadata.records import Broker, DrainedBroker, Partition, Session, broker_key
+from stratalog_metadata.state.changes import Change
+from stratalog_metadata.state.commands import Command, ExpireSession, Put, Requirement, SessionAlive, Update, VersionIs
+from stratalog_metadata.state.record_map import RecordMap
+
+TICK_S: Final = 0.1
+NO_RULES: Final = BalanceRules(interval_s=0)
+
+
+class Controller:
+    """Give it everything that is applied while this node leads; ``decide`` answers what to propose."""
+
+    def __init__(self, records: RecordMap, now: float, rules: BalanceRules = NO_RULES) -> None:
+        sessions = [stored.record for stored in records.of_kind("session")]
+        self._records = records
+        self._leases = LeaseBoard(
+            ((s.session_id, s.lease_ms / 1000, s.grace_ms / 1000) for s in sessions if isinstance(s, Session)), now
+        )
+        self._partitions_changed = True
+        self._deciding = False
+        self.loads = LoadBook()
+        self._handovers = Handovers(records, rules, self.loads, now)
+
+    def observe(self, changes: Iterable[Change], now: float) -> None:
+        """These changes have been applied."""
+        for change in changes:
+            before = change.before.record if change.before is not None else None
+            after = change.after.record if change.after is not None else None
+            if isinstance(after, Session):
+                self._leases.opened(after.session_id, after.lease_ms / 1000, now, after.grace_ms / 1000)
+            elif isinstance(before, Session):
+                self._leases.ended(before.session_id)
+            elif isinstance(after, Partition):
+                self._partitions_changed = self._partitions_changed or not self._is_served(after)
+                self._handovers.partition_changed(after, now)
+            elif isinstance(before, Partition):
+                self._handovers.partition_gone(change.key)
+            elif isinstance(before, Broker | DrainedBroker) or isinstance(after, Broker | DrainedBroker):
+                self._brokers_changed(before, after, now)
+
+    def _is_served(self, partition: Partition) -> bool:
+        """Whether its owner lives: then there is nothing to assign, and no need to look at all partitions."""
+        stored = self._records.get(broker_key(partition.owner))
+        owner = stored.record if stored is not None else None
+        return isinstance(owner, Broker) and partition.owner_session in (0, owner.session_id)
+
+    def _brokers_changed(self, before: object, after: object, now: float) -> None:
+        self._partitions_changed = True
+        self._handovers.brokers_changed(now)
+        if isinstance(before, Broker) and after is None:
+            self.loads.forget(before.broker_id)
+
+    def renew(self, session_ids: Sequence[int], now: float, carrier: object = None) -> list[int]:
+        """Renew those that are alive, and say which they are. ``carrier`` is the connection that the renewal came over."""
+        return [session_id for session_id in session_ids if self._leases.renew(session_id, now, carrier)]
+
+    def carrier_lost(self, carrier: object, now: float) -> list[int]:
+        """A connection has ended; which sessions are suspect because of that."""
+        return self._leases.carrier_lost(carrier, now)
+
+    def next_deadline(self) -> float:
+        return self._leases.next_deadline()
+
+    def decide(self, now: float) -> Command | None:
+        """What to propose now, if anything; ``decided`` must follow before the next."""
+        expired = self._leases.tick(now)
+        if self._deciding:
+            return None
+        command = None
+        if expired or self._partitions_changed:
+            self._partitions_changed = False
+            command = self._plan(expired)
+        if command is None:
+            command = self._handovers.plan(now)
+        self._deciding = command is not None
+        return command
+
+    def decided(self, *, succeeded: bool) -> None:
+        """The last command has taken effect, or has not and is to be thought out again."""
+        self._deciding = False
+        if not succeeded:
+            self._partitions_changed = True
+            self._handovers.refused()
+
+    def _plan(self, expired: frozenset[int]) -> Command | None:
+        updates: list[Update] = [ExpireSession(session_id=session_id) for session_id in sorted(expired)]
+        live = self._live_brokers(expired)
+        partitions = {s.record.key(): s for s in self._records.of_kind("partition") if isinstance(s.record, Partition)}
+        moved = assign(
+            [stored.record for stored in partitions.values() if isinstance(stored.record, Partition)],
+            live,
+            leaving=self._handovers.leaving(),
+            preferred=self._handovers.preferred_owners(),
+        )
+        updates.extend(Put(record=partition) for partition in moved)
+        requirements: list[Requirement] = [
+            VersionIs(key=key, version=partitions[key].version) for key in (partition.key() for partition in moved)
+        ]
+        chosen = {partition.owner_session for partition in moved} - {0}
+        requirements.extend(SessionAlive(session_id=session_id) for session_id in sorted(chosen))
+        return Command(updates=tuple(updates), requirements=tuple(requirements)) if updates else None
+
+    def _live_brokers(self, expired: frozenset[int]) -> dict[int, int]:
+        """Session by broker id."""
+        brokers = [stored.record for stored in self._records.of_kind("broker")]
+        return {b.broker_id: b.session_id for b in brokers if isinstance(b, Broker) and b.session_id not in expired}

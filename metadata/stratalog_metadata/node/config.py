@@ -1,0 +1,87 @@
+"""Settings of a metadata node."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stratalog_core.config import setting
+from stratalog_core.errors import Invalid
+from stratalog_metadata.controller.handovers import BalanceRules
+from stratalog_metadata.raft import RaftSettings
+
+SECTION = "metadata"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetadataSettings:
+    """One node of the quorum; without ``peers`` it is the whole quorum (the embedded default)."""
+
+    data_dir: str = setting(help="directory of this node's log and state")
+    node_id: int = setting(1, help="this node's number in the quorum", minimum=1, maximum=1_000_000)
+    listen: str = setting("127.0.0.1:9300", help="HOST:PORT to listen on; port 0 takes any")
+    peers: tuple[str, ...] = setting(
+        (), help="nodes of the quorum as ID=HOST:PORT, this one included; all of them when it is founded; empty: only this one"
+    )
+    cluster_id: str = setting("", help="cluster that this node belongs to; empty: the first leader makes one up")
+    election_timeout_ms: int = setting(
+        500, help="silence of the leader, once to twice as long, after which an election begins", minimum=50, maximum=60_000
+    )
+    heartbeat_ms: int = setting(100, help="interval of the leader's heartbeats", minimum=10, maximum=20_000)
+    snapshot_entries: int = setting(
+        10_000, help="log entries after which the log is cut behind the stored state", minimum=100, maximum=1_000_000
+    )
+    snapshot_bytes: int = setting(
+        64 * 1024 * 1024, help="bytes of log in memory after which it is cut", minimum=65_536, maximum=4 * 1024**3
+    )
+    kept_entries: int = setting(
+        2_000, help="entries that stay behind the cut, for nodes that were away shortly", minimum=0, maximum=1_000_000
+    )
+    log_segment_bytes: int = setting(16 * 1024 * 1024, help="size at which a log file ends", minimum=4096, maximum=1024**3)
+    balance_interval_s: float = setting(
+        10.0,
+        help="seconds between rounds that move partitions for balance, and of quiet before one; 0: never",
+        minimum=0,
+        maximum=86_400,
+    )
+    balance_moves_max: int = setting(20, help="partitions that one round of balance moves at most", minimum=1, maximum=1_000)
+    preferred_rack: str = setting(
+        "", help="rack whose brokers own partitions of topics without preferred.leader.rack; empty: any"
+    )
+    watch_entries: int = setting(10_000, help="recent commands kept for watchers", minimum=10, maximum=1_000_000)
+    watch_bytes: int = setting(
+        64 * 1024 * 1024, help="bytes of recent changes kept for watchers", minimum=65_536, maximum=4 * 1024**3
+    )
+
+    def peer_addresses(self) -> dict[int, str]:
+        """``peers`` taken apart. Raises ``Invalid``."""
+        addresses: dict[int, str] = {}
+        for peer in self.peers:
+            number, equals, address = peer.partition("=")
+            if not equals or not number.isdecimal() or int(number) < 1 or not address:
+                raise Invalid(f"[{SECTION}] peers: {peer!r} is not ID=HOST:PORT with an ID from 1 on")
+            if int(number) in addresses:
+                raise Invalid(f"[{SECTION}] peers: node {number} is named twice")
+            addresses[int(number)] = address
+        if addresses and self.node_id not in addresses:
+            raise Invalid(f"[{SECTION}] peers name {sorted(addresses)}, but not this node, {self.node_id}")
+        return addresses
+
+    def balance(self) -> BalanceRules:
+        """What the controller is told about balance."""
+        return BalanceRules(
+            interval_s=self.balance_interval_s, moves_max=self.balance_moves_max, preferred_rack=self.preferred_rack
+        )
+
+    def raft(self, identity: str = "") -> RaftSettings:
+        """``identity`` is what the disk bears. Raises ``Invalid`` if the intervals do not fit each other."""
+        if self.heartbeat_ms * 2 > self.election_timeout_ms:
+            raise Invalid(
+                f"[{SECTION}] heartbeat_ms is {self.heartbeat_ms}: it may be half of election_timeout_ms"
+                f" ({self.election_timeout_ms}) at most"
+            )
+        return RaftSettings(
+            node_id=self.node_id,
+            identity=identity,
+            election_timeout_s=self.election_timeout_ms / 1000,
+            heartbeat_s=self.heartbeat_ms / 1000,
+        )

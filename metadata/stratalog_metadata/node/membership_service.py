@@ -1,0 +1,179 @@
+"""A node's side of membership: who it is, who the members are, and the changes that an operator asks the leader for.
+
+The rules are the core's (``raft/membership.py``). Here a node that is to be added is asked who it is, so that only an empty
+one that bears an identity of its own is let in; addresses that have changed are corrected; and strangers are told off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Final
+
+from stratalog_core.errors import Conflict, Fenced, Invalid, Overloaded, Retriable, StratalogError, Unavailable
+from stratalog_core.ports import Clock, Request, Transport
+from stratalog_metadata.node.peers import Peers
+from stratalog_metadata.node.pending_proposals import OnAnswers
+from stratalog_metadata.protocol import messages
+from stratalog_metadata.protocol.messages import (
+    ChangeAnswer,
+    ChangeRequest,
+    CommandAnswer,
+    HelloAnswer,
+    HelloRequest,
+    MemberStatus,
+    RaftEnvelope,
+    raised_error,
+)
+from stratalog_metadata.raft import Member, Membership, Raft
+from stratalog_metadata.storage.identity import REPLACE, Identity
+
+HELLO_TIMEOUT_S: Final = 2.0
+ASKED_MAX: Final = 16
+AppendMembers = Callable[[Membership, OnAnswers], None]
+"""Append a configuration and be told its fate; raises what the core refuses it with."""
+
+
+class MembershipDesk:
+    def __init__(
+        self, core: Raft, peers: Peers, own: Identity, transport: Transport, clock: Clock, append: AppendMembers
+    ) -> None:
+        self._core = core
+        self._own = own
+        self._peers = peers
+        self._transport = transport
+        self._clock = clock
+        self._append = append
+        self._asking = 0
+        self._followed: Membership | None = None
+        self.follow()
+
+    def follow(self) -> None:
+        """Keep the peers' addresses in step with the configuration in force."""
+        if self._followed is not self._core.membership:
+            self._followed = self._core.membership
+            self._peers.follow(self._followed)
+
+    def check_sender(self, envelope: RaftEnvelope) -> None:
+        """Raises ``Fenced`` if this node surely leads and the sender is not (or no longer) a member."""
+        core = self._core
+        member = core.membership.find(envelope.node_id)
+        if member is not None and member.identity == envelope.identity:
+            return
+        if core.has_lease and core.membership_index <= core.commit:
+            raise Fenced(
+                f"node {envelope.node_id} with the identity {envelope.identity!r} is not a member of the quorum (any more);"
+                f" a node comes back only on an empty data_dir: {REPLACE}"
+            )
+
+    def hello(self, request: Request) -> None:
+        asked = messages.decode(request.body, HelloRequest)
+        core = self._core
+        member = core.membership.find(asked.node_id)
+        if member is not None and member.identity == asked.identity:
+            self._peers.heard(asked.node_id, asked.identity, asked.address)
+        answer = HelloAnswer(
+            node_id=core.node_id,
+            identity=core.settings.identity,
+            cluster_id=self._peers.cluster_id,
+            peers=sorted(member.node_id for member in core.membership.members),
+            members=core.membership.members,
+            members_index=max(core.membership_index, self._own.members_index),
+            leads=core.has_lease,
+        )
+        request.reply(messages.encode(answer))
+
+    # --- changes -----------------------------------------------------------------------------------------------------
+
+    def change(self, request: Request) -> None:
+        """Raises what stands in the way; answers when the change is committed, or when it fails."""
+        wanted = messages.decode(request.body, ChangeRequest)
+        if wanted.address:
+            self._ask_newcomer(request, wanted)
+        else:
+            self._propose(request, self._core.membership.without(wanted.node_id))
+
+    def _ask_newcomer(self, request: Request, wanted: ChangeRequest) -> None:
+        if self._asking >= ASKED_MAX:
+            raise Overloaded(f"{ASKED_MAX} nodes are being asked who they are already: one change at a time")
+        self._asking += 1
+
+        def answered(body: memoryview | StratalogError) -> None:
+            self._asking -= 1
+            try:
+                self._add(request, wanted, body)
+            except StratalogError as refused:
+                request.fail(refused)
+
+        hello = messages.encode(HelloRequest())
+        self._transport.channel(wanted.address).send(messages.HELLO, (hello,), answered, HELLO_TIMEOUT_S)
+
+    def _add(self, request: Request, wanted: ChangeRequest, body: memoryview | StratalogError) -> None:
+        if isinstance(body, StratalogError):
+            raise Unavailable(f"node {wanted.node_id} does not answer at {wanted.address}: start it first ({body.message})")
+        answer = messages.decode(body, HelloAnswer)
+        if answer.node_id != wanted.node_id:
+            raise Invalid(f"at {wanted.address} is node {answer.node_id}, not {wanted.node_id}")
+        known = self._core.membership.find(wanted.node_id)
+        if known is not None and known.identity == answer.identity:
+            self._move(request, known, wanted.address)
+            return
+        if answer.members:
+            raise Invalid(f"node {wanted.node_id} has the data of a quorum: start it on an empty data_dir")
+        member = Member(node_id=wanted.node_id, identity=answer.identity, address=wanted.address, voter=False)
+        self._propose(request, self._core.membership.with_learner(member))
+
+    def _move(self, request: Request, known: Member, address: str) -> None:
+        """A member, with its own disk, is asked for: where it is now is taken down."""
+        membership = self._core.membership
+        if known.address == address:
+            # Asked again after an answer was lost, or the node itself has said it first.
+            request.reply(messages.encode(ChangeAnswer(index=self._core.membership_index)))
+            return
+        taken = next((member.node_id for member in membership.members if member.address == address), 0)
+        if taken:
+            raise Conflict(f"the quorum knows node {taken} at {address}: move or remove that one first")
+        self._propose(request, membership.with_address(known.node_id, address))
+
+    def _propose(self, request: Request, membership: Membership) -> None:
+        def decided(answers: Sequence[CommandAnswer]) -> None:
+            error = answers[0].error
+            if error is not None:
+                request.fail(raised_error(error))
+            else:
+                request.reply(messages.encode(ChangeAnswer(index=answers[0].index)))
+
+        self._append(membership, decided)
+
+    def tend(self, *, is_recorded: bool) -> None:
+        """On the leader: record the members if no entry has yet, and correct addresses that have changed."""
+        core = self._core
+        if core.membership_index > core.commit:
+            return
+        moved = self._peers.moved()
+        wanted = core.membership.with_address(*moved) if moved is not None else None if is_recorded else core.membership
+        if wanted is not None:
+            with suppress(Retriable):
+                self._append(wanted, lambda _: None)
+
+    # --- status ------------------------------------------------------------------------------------------------------
+
+    def status(self) -> list[MemberStatus]:
+        now = self._clock.monotonic()
+        return [self._member_status(member, now) for member in self._core.membership.members]
+
+    def _member_status(self, member: Member, now: float) -> MemberStatus:
+        match_index = contact_ms = -1
+        if member.node_id == self._core.node_id:
+            match_index, contact_ms = self._core.stable, 0
+        elif (known := self._core.followers().get(member.node_id)) is not None:
+            match_index = known.match
+            contact_ms = -1 if known.heard_at is None else round((now - known.heard_at) * 1000)
+        return MemberStatus(
+            node_id=member.node_id,
+            identity=member.identity,
+            address=member.address,
+            voter=member.voter,
+            match_index=match_index,
+            contact_ms=contact_ms,
+        )

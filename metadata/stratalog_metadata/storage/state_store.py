@@ -1,0 +1,224 @@
+"""Where the applied records are kept between starts, so that the log can be short.
+
+The Raft log is what makes a command durable; a store may be behind it, never torn and never ahead of what a quorum
+has. ``checkpoint`` makes durable what was saved: only then may the log up to there go. Every method blocks; calls must
+not overlap.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Final, Protocol
+
+import msgspec
+from crc32c import crc32c
+
+from stratalog_core.errors import Corrupt, StorageFailed
+from stratalog_core.malformed import MALFORMED
+from stratalog_core.ports import Files
+from stratalog_metadata.records import Record, Versioned
+from stratalog_metadata.state import snapshot
+from stratalog_metadata.state.digest import digest_of, digest_records, hash_record
+from stratalog_metadata.state.snapshot import StateImage
+from stratalog_metadata.storage.identity import REPLACE
+
+FORMAT_VERSION: Final = 2
+STATE_FILE: Final = "state.snapshot"
+SQLITE_FILE: Final = "state.sqlite"
+EMPTY: Final = StateImage(index=0, term=0, records=())
+
+_encode = msgspec.msgpack.Encoder()
+_decode = msgspec.msgpack.Decoder(Record)
+
+_SQLITE_FAILURES: Final = (sqlite3.Error, UnicodeDecodeError)
+"""The second: of a damaged file Python cannot even read SQLite's message, or a text that stands where none belongs."""
+_SCHEMA: Final = """
+CREATE TABLE IF NOT EXISTS records (
+    key TEXT PRIMARY KEY, version INTEGER NOT NULL, record BLOB NOT NULL, checksum INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS applied (
+    one INTEGER PRIMARY KEY CHECK (one = 1), format_version INTEGER NOT NULL, log_index INTEGER NOT NULL, term INTEGER NOT NULL,
+    digest BLOB NOT NULL
+);
+"""
+
+
+class StateStore(Protocol):
+    def load(self) -> StateImage:
+        """What was last saved; ``EMPTY`` at first. Raises ``Corrupt`` or ``StorageFailed``."""
+        ...
+
+    def save(self, index: int, term: int, changed: Mapping[str, Versioned | None], digest: bytes) -> None:
+        """Add what changed up to the entry at (``index``, ``term``), whole or not at all. ``digest``: of all records then."""
+        ...
+
+    def replace(self, image: StateImage) -> None:
+        """Hold exactly this, durably."""
+        ...
+
+    def checkpoint(self) -> None:
+        """Make everything that was saved durable."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class SqliteStore:
+    """Records in one SQLite file in WAL mode.
+
+    ``synchronous=NORMAL``: a crash of the machine may lose the last transactions, never tear one; the log has them. Each row
+    has a checksum, and the digest of all records tells whether a row is missing or old: SQLite itself checks neither.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self._path = str(path)
+        try:
+            self._connection = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
+            self._connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
+            self._connection.execute("PRAGMA journal_mode=WAL")
+            self._connection.execute("PRAGMA synchronous=NORMAL")
+            self._connection.execute("PRAGMA journal_size_limit=16777216")
+            self._connection.executescript(_SCHEMA)
+        except _SQLITE_FAILURES as failure:
+            raise self._failed(failure) from failure
+
+    def load(self) -> StateImage:
+        try:
+            with closing(self._connection.execute("SELECT format_version, log_index, term FROM applied")) as cursor:
+                applied = cursor.fetchone()
+            if applied is None:
+                return EMPTY
+            if applied[0] != FORMAT_VERSION:
+                raise Corrupt(f"{self._path} has format version {applied[0]}; this node reads version {FORMAT_VERSION}")
+            with closing(self._connection.execute("SELECT digest FROM applied")) as cursor:
+                (digest,) = cursor.fetchone()
+            with closing(self._connection.execute("SELECT key, version, record, checksum FROM records ORDER BY key")) as cursor:
+                rows = cursor.fetchall()
+        except _SQLITE_FAILURES as failure:
+            raise self._failed(failure) from failure
+        if not all(type(number) is int and number >= 0 for number in applied):
+            raise Corrupt(f"{self._path} says that it stands at {applied[1:]!r}, which are no index and term")
+        records = [self._record(*row) for row in rows]
+        if digest_of(hash_record(*row[:3]) for row in rows) != digest:
+            raise Corrupt(
+                f"{self._path} does not hold what it held at entry {applied[1]}: rows are missing or old. Restore the directory"
+                f" as it was last, or replace the node: {REPLACE}"
+            )
+        return StateImage(index=applied[1], term=applied[2], records=records)
+
+    def _record(self, key: object, version: object, record: object, checksum: object) -> Versioned:
+        """A row; SQLite itself lets any type stand in any column."""
+        if not isinstance(key, str) or not isinstance(version, int) or not isinstance(record, bytes) or version < 0:
+            raise Corrupt(f"{self._path} holds a record that is {type(record).__name__}, of version {version!r:.50}")
+        if row_checksum(key, version, record) != checksum:
+            raise Corrupt(
+                f"{self._path}: the row of {key:.200} does not match its checksum. Restore the directory as it was last, or"
+                f" replace the node: {REPLACE}"
+            )
+        try:
+            return Versioned(version, _decode.decode(record))
+        except MALFORMED as malformed:
+            raise Corrupt(f"{self._path} holds a malformed record: {malformed}") from malformed
+
+    def save(self, index: int, term: int, changed: Mapping[str, Versioned | None], digest: bytes) -> None:
+        gone = [(key,) for key, versioned in changed.items() if versioned is None]
+        kept = {key: versioned for key, versioned in changed.items() if versioned is not None}
+        self._write((index, term, digest), gone, kept, replace=False)
+
+    def replace(self, image: StateImage) -> None:
+        applied = (image.index, image.term, digest_records(image.records))
+        self._write(applied, [], {v.record.key(): v for v in image.records}, replace=True)
+        self.checkpoint()
+
+    def _write(
+        self, applied: tuple[int, int, bytes], gone: list[tuple[str]], kept: Mapping[str, Versioned], *, replace: bool
+    ) -> None:
+        rows = [_row(key, versioned) for key, versioned in kept.items()]
+        connection = self._connection
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                if replace:
+                    connection.execute("DELETE FROM records")
+                connection.executemany("DELETE FROM records WHERE key = ?", gone)
+                connection.executemany("INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?)", rows)
+                connection.execute("INSERT OR REPLACE INTO applied VALUES (1, ?, ?, ?, ?)", (FORMAT_VERSION, *applied))
+            except BaseException:
+                connection.execute("ROLLBACK")
+                raise
+            connection.execute("COMMIT")
+        except sqlite3.DatabaseError as failure:
+            raise self._failed(failure) from failure
+
+    def checkpoint(self) -> None:
+        try:
+            # A statement that yields rows without columns, one per page: only executescript runs it to its end.
+            self._connection.executescript("PRAGMA incremental_vacuum(1000)")
+            with closing(self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")) as cursor:
+                busy = cursor.fetchone()[0]
+        except sqlite3.DatabaseError as failure:
+            raise self._failed(failure) from failure
+        if busy:
+            raise StorageFailed(f"{self._path}: another process keeps the database from being checkpointed")
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _failed(self, failure: Exception) -> StorageFailed:
+        return StorageFailed(f"{self._path}: {failure}", read_only=False)
+
+
+def row_checksum(key: str, version: int, record: bytes) -> int:
+    """CRC32C of a row."""
+    return int(crc32c(record, crc32c(f"{key}\0{version}\0".encode())))
+
+
+def _row(key: str, stored: Versioned) -> tuple[str, int, bytes, int]:
+    record = _encode.encode(stored.record)
+    return key, stored.version, record, row_checksum(key, stored.version, record)
+
+
+class SnapshotFileStore:
+    """Records in one file over the ``Files`` port, rewritten at each checkpoint: for simulation and for tests.
+
+    What was saved after the last checkpoint is lost in a crash; the log has it.
+    """
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self._index = 0
+        self._term = 0
+        self._records: dict[str, Versioned] = {}
+
+    def load(self) -> StateImage:
+        if not self._files.exists(STATE_FILE):
+            return EMPTY
+        image = snapshot.decode(self._files.read(STATE_FILE))
+        self._hold(image)
+        return image
+
+    def save(self, index: int, term: int, changed: Mapping[str, Versioned | None], digest: bytes) -> None:
+        self._index, self._term = index, term
+        for key, versioned in changed.items():
+            if versioned is None:
+                self._records.pop(key, None)
+            else:
+                self._records[key] = versioned
+
+    def replace(self, image: StateImage) -> None:
+        self._hold(image)
+        self.checkpoint()
+
+    def checkpoint(self) -> None:
+        image = StateImage(index=self._index, term=self._term, records=list(self._records.values()))
+        self._files.write_atomic(STATE_FILE, snapshot.encode(image))
+
+    def close(self) -> None:
+        pass
+
+    def _hold(self, image: StateImage) -> None:
+        self._index, self._term = image.index, image.term
+        self._records = {versioned.record.key(): versioned for versioned in image.records}

@@ -1,0 +1,94 @@
+"""A part of a process that cannot follow the metadata log ends the process, and stops being an owner at once."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from stratalog.exit_codes import ExitCode
+from stratalog_core.errors import StratalogError
+from stratalog_core.rpc import TcpTransport
+from stratalog_metadata.embedded import embedded_quorum
+from stratalog_metadata.records import DynamicConfig, Session
+from stratalog_metadata.state.commands import Command, ExpireSession, Put
+
+TIMEOUT_S = 60
+PUT = Command(updates=(Put(record=DynamicConfig(resource="a", configs={})),))
+ROLE = """
+import asyncio, sys
+from pathlib import Path
+from stratalog.roles import metadata
+from stratalog.roles.runtime import Configuration, run
+from stratalog_metadata.state.commands import Command, Put
+from stratalog_metadata.records import DynamicConfig
+
+def fails(changes):
+    raise KeyError("no such partition")
+
+async def start(node):
+    node.find_metadata_at(await metadata.start(node))
+    client = await node.metadata()
+    client.view.subscribe(fails)
+    await client.propose(Command(updates=(Put(record=DynamicConfig(resource="a", configs={})),)))
+    return "nowhere"
+
+tables = {"metadata": {"data_dir": sys.argv[1], "listen": "127.0.0.1:0"}}
+run(Configuration(file=None, overrides=tables), "test", start)
+"""
+
+
+@pytest.fixture
+async def transport() -> AsyncIterator[TcpTransport]:
+    transport = TcpTransport()
+    yield transport
+    await transport.close()
+
+
+def fails(changes: object) -> None:
+    raise KeyError("no such partition")
+
+
+async def test_a_subscriber_that_fails_ends_the_sessions_and_every_further_command(
+    tmp_path: Path, transport: TcpTransport
+) -> None:
+    async with embedded_quorum(tmp_path, transport) as quorum:
+        client, expired = quorum.client, list[str]()
+        first = await client.open_session("owner", 60_000, lambda: expired.append("owner"))
+        await client.open_session("another", 60_000, lambda: expired.append("another"))
+        assert client.failure is None
+        client.view.subscribe(fails)
+        await client.propose(PUT)
+        assert expired == ["owner", "another"]
+        assert client.failure is not None
+        for refused in (client.propose(PUT), client.open_session("again", 60_000, lambda: None)):
+            with pytest.raises(StratalogError, match=r"may be stale.*no such partition.*restart it"):
+                await refused
+        await client.close_session(first)
+        assert [session.holder for session in client.view.all(Session)] == ["another"]
+
+
+async def test_a_holder_that_fails_to_stop_ends_the_others(tmp_path: Path, transport: TcpTransport) -> None:
+    def on_expired() -> None:
+        raise RuntimeError("still serving")
+
+    async with embedded_quorum(tmp_path, transport) as quorum:
+        client, expired = quorum.client, asyncio.Event()
+        session_id = await client.open_session("fails", 60_000, on_expired)
+        await client.open_session("another", 60_000, expired.set)
+        await client.propose(Command(updates=(ExpireSession(session_id=session_id),)))
+        async with asyncio.timeout(TIMEOUT_S):
+            await expired.wait()
+        assert client.failure is not None
+
+
+def test_a_process_whose_part_cannot_follow_ends_with_an_error(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ROLE, str(tmp_path)], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
+    assert done.returncode == ExitCode.FAILED
+    assert "test ends: part of this process could not follow the metadata log" in done.stderr
