@@ -21,7 +21,7 @@ from time import perf_counter
 import psutil
 import uvloop
 
-from stratalog_bookies import messages
+from stratalog_bookies.protocol import messages
 from stratalog_core.ports import Channel
 from stratalog_core.rpc import TcpTransport
 
@@ -35,7 +35,7 @@ async def serve(directory: Path) -> None:
     from random import Random
 
     from stratalog_bookies.config import BookieSettings
-    from stratalog_bookies.server import BookieServer
+    from stratalog_bookies.node.server import BookieServer
     from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
     from stratalog_metadata.embedded import embedded_quorum
     from stratalog_metadata.records import LEDGER_IDS

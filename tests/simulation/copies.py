@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 from simulation.stored import stored_entries
-from stratalog_bookies import messages
-from stratalog_bookies.client.fragments import fragment_end
+from stratalog_bookies.client.core.fragments import fragment_end
+from stratalog_bookies.protocol import messages
 from stratalog_core import quorum
 from stratalog_core.checkpoint import is_checkpoint, part_position
 from stratalog_core.errors import StratalogError
@@ -23,8 +23,8 @@ from stratalog_metadata.records import Fragment, Ledger, LedgerState
 if TYPE_CHECKING:
     from simulation.disk import Disk as SimulatedDisk
     from simulation.network import Network
-    from stratalog_bookies.disk import Disk
-    from stratalog_bookies.server import BookieServer
+    from stratalog_bookies.disk.disk import Disk
+    from stratalog_bookies.node.server import BookieServer
 
 Require = Callable[[bool, str], None]
 Find = Callable[[int], Ledger | None]

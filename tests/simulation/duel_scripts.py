@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from simulation.weather import LOST
-from stratalog_bookies import messages
+from stratalog_bookies.protocol import messages
 
 if TYPE_CHECKING:
     from simulation.duels import Duel

@@ -30,8 +30,8 @@ from simulation.ledgers import TOPIC_ID, LedgerTruth, Truth
 from simulation.machine import Machine, Ports, World
 from simulation.nemesis import Nemesis, NemesisPlan
 from simulation.weather import LOST, Weather
-from stratalog_bookies import messages
 from stratalog_bookies.client import LedgerClient, LedgerClientSettings, LedgerSpec, LedgerWriter
+from stratalog_bookies.protocol import messages
 from stratalog_core.errors import Corrupt, StratalogError
 from stratalog_core.records import Record, build_batch
 from stratalog_metadata.client.quorum_client import QuorumClient

@@ -12,7 +12,7 @@ from typing import Final
 from simulation.audit import Audit
 from simulation.machine import Machine, Ports
 from simulation.object_store import Bucket, SimulatedStore
-from stratalog_bookies import messages
+from stratalog_bookies.protocol import messages
 from stratalog_core.errors import StratalogError
 from stratalog_metadata.records import Ledger, Log, ManifestPointer, Topic
 from stratalog_tiering.cold.manifest_source import ManifestSource

@@ -8,19 +8,21 @@ from typing import Any, Final
 
 import msgspec
 
-from stratalog_bookies import cookie, messages
-from stratalog_bookies.audit.copying import Copier
-from stratalog_bookies.audit.shares import Share
-from stratalog_bookies.bookie import Bookie
-from stratalog_bookies.checkpoint import LedgerState, State
-from stratalog_bookies.client import recovery, requests, writer
+from stratalog_bookies.client import bookie_requests as requests
+from stratalog_bookies.client.core import recovery, writer
+from stratalog_bookies.client.core.recovery import Instruction, LedgerRecovery
+from stratalog_bookies.client.core.writer import LedgerWriterCore
 from stratalog_bookies.client.ledger_writer import LedgerWriter
-from stratalog_bookies.client.recovery import Instruction, LedgerRecovery
-from stratalog_bookies.client.writer import LedgerWriterCore
-from stratalog_bookies.contents import Contents
-from stratalog_bookies.log import Write
-from stratalog_bookies.log_files import STATE, LogFiles
-from stratalog_bookies.messages import EntryState, LedgerTail, Range, ReadEntry
+from stratalog_bookies.disk.core import cookie
+from stratalog_bookies.disk.core.checkpoint import LedgerState, State
+from stratalog_bookies.disk.core.contents import Contents
+from stratalog_bookies.disk.core.disk_core import Bookie
+from stratalog_bookies.disk.core.log import Write
+from stratalog_bookies.disk.log_files import STATE, LogFiles
+from stratalog_bookies.protocol import messages
+from stratalog_bookies.protocol.messages import EntryState, LedgerTail, Range, ReadEntry
+from stratalog_bookies.repair.copier import Copier
+from stratalog_bookies.repair.core.shares import Share
 from stratalog_core import files
 from stratalog_core.files import DirectFile
 from stratalog_core.kernel_io import PAGE_BYTES

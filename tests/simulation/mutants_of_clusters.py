@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from stratalog_bookies.client import Recovered
-from stratalog_bookies.collector import Collector
+from stratalog_bookies.node.collector import Collector
 from stratalog_broker import producer_state, takeover
 from stratalog_broker.ledger_opening import LedgerOpening
 from stratalog_broker.partition import PartitionCore

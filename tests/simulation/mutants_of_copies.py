@@ -6,9 +6,10 @@ import dataclasses
 from collections.abc import Callable, Collection
 from typing import Any, Final
 
-from stratalog_bookies.audit import plan
-from stratalog_bookies.client import LedgerSpec, placement
-from stratalog_bookies.client.placement import Candidate, Spread
+from stratalog_bookies.client import LedgerSpec
+from stratalog_bookies.client.core import placement
+from stratalog_bookies.client.core.placement import Candidate, Spread
+from stratalog_bookies.repair.core import audit_plan as plan
 from stratalog_broker import topic_configs
 from stratalog_broker.ledger_opening import LedgerOpening
 from stratalog_broker.partition_log import PartitionLog

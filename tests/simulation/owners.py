@@ -24,8 +24,8 @@ from simulation.log import PRODUCERS, Reader
 from simulation.machine import Machine, Ports, World
 from simulation.nemesis import Nemesis, NemesisPlan
 from simulation.network import BROKEN, Message
-from stratalog_bookies import messages as bookie_messages
 from stratalog_bookies.client import LedgerClient, LedgerSpec
+from stratalog_bookies.protocol import messages as bookie_messages
 from stratalog_core.errors import StratalogError
 from stratalog_core.ids import NO_OWNER
 from stratalog_metadata.protocol import messages

@@ -10,10 +10,10 @@ from typing import Any, Final
 from simulation.loop import CURRENT
 from simulation.machine import Machine, Ports
 from simulation.object_store import Bucket, SimulatedStore
-from stratalog_bookies import extents
 from stratalog_bookies.client import LedgerClient, LedgerClientSettings
 from stratalog_bookies.config import BookieSettings
-from stratalog_bookies.server import BookieServer
+from stratalog_bookies.disk.core import extents
+from stratalog_bookies.node.server import BookieServer
 from stratalog_broker.config import BrokerSettings
 from stratalog_broker.server import BrokerServer
 from stratalog_core.record_searches import RecordSearches

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from stratalog_bookies import log_format
-from stratalog_bookies.cookie import COOKIE_FILE, decode_cookie, disk_key
+from stratalog_bookies.disk.core import log_format
+from stratalog_bookies.disk.core.cookie import COOKIE_FILE, decode_cookie, disk_key
 from stratalog_core.errors import Corrupt
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stratalog_bookies.client.bookie_health import BookieHealth
-from stratalog_bookies.client.placement import Candidate
+from stratalog_bookies.client.core.bookie_health import BookieHealth
+from stratalog_bookies.client.core.placement import Candidate
 from stratalog_core.ports import Channel, Clock, Transport
 from stratalog_metadata.client.api import MetadataView
 from stratalog_metadata.records import Bookie, bookie_key

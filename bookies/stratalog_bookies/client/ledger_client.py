@@ -6,21 +6,21 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from stratalog_bookies.client.bookie_health import BookieHealth
+from stratalog_bookies.client.add_sender import AddSender
+from stratalog_bookies.client.bookie_requests import BookieRequests
 from stratalog_bookies.client.config import LedgerClientSettings
+from stratalog_bookies.client.context import EntryHolder, HeldBytes, Services
+from stratalog_bookies.client.core.bookie_health import BookieHealth
+from stratalog_bookies.client.core.entry import Entry, EntryHead
+from stratalog_bookies.client.core.placement import choose_ensemble, require_bookies
 from stratalog_bookies.client.directory import BookieDirectory
-from stratalog_bookies.client.entry import Entry, EntryHead
 from stratalog_bookies.client.ledger import LedgerListener, LedgerSpec
 from stratalog_bookies.client.ledger_ids import LedgerIds
 from stratalog_bookies.client.ledger_reads import LacNews, LedgerReads
 from stratalog_bookies.client.ledger_records import Superseded
 from stratalog_bookies.client.ledger_recovery import LedgerRecoveries, Recovered
 from stratalog_bookies.client.ledger_writer import LedgerWriter
-from stratalog_bookies.client.placement import choose_ensemble, require_bookies
 from stratalog_bookies.client.record_puts import RecordPuts
-from stratalog_bookies.client.requests import BookieRequests
-from stratalog_bookies.client.sender import AddSender
-from stratalog_bookies.client.services import EntryHolder, HeldBytes, Services
 from stratalog_bookies.client.spread_watch import SpreadWatch
 from stratalog_core.errors import LedgerFenced
 from stratalog_core.ports import Clock, Random, Transport

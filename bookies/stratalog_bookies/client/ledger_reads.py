@@ -7,11 +7,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, NamedTuple
 
+from stratalog_bookies.client.bookie_requests import BookieRequests
+from stratalog_bookies.client.core.entry import Entry, EntryHead
+from stratalog_bookies.client.core.read_plan import STRIPED_ENTRIES_MAX, Ask, ReadPlan
 from stratalog_bookies.client.directory import BookieDirectory
-from stratalog_bookies.client.entry import Entry, EntryHead
-from stratalog_bookies.client.reader import STRIPED_ENTRIES_MAX, Ask, ReadPlan
-from stratalog_bookies.client.requests import BookieRequests
-from stratalog_bookies.messages import HEAD_BYTES_MAX, LedgerTail, Range, RangeAnswer, ReadEntry, Status, entry_matches
+from stratalog_bookies.protocol.messages import HEAD_BYTES_MAX, LedgerTail, Range, RangeAnswer, ReadEntry, Status, entry_matches
 from stratalog_core.errors import StratalogError, Unavailable
 from stratalog_core.ports import Random
 from stratalog_core.quorum import fencing_complete

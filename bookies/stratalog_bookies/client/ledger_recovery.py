@@ -17,15 +17,15 @@ from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
-from stratalog_bookies.client.entry import Entry, EntryHead
-from stratalog_bookies.client.entry_pump import EntryPump
+from stratalog_bookies.client.context import Services
+from stratalog_bookies.client.core.entry import Entry, EntryHead
+from stratalog_bookies.client.core.recovery import Fence, Instruction, LedgerRecovery, ReadRange, Rewrite
+from stratalog_bookies.client.core.writer import LedgerWriterCore
+from stratalog_bookies.client.entry_replicator import EntryPump
 from stratalog_bookies.client.ledger_reads import HEAD_BYTES, LedgerReads
 from stratalog_bookies.client.ledger_records import Superseded
 from stratalog_bookies.client.record_reads import RecordReads
-from stratalog_bookies.client.recovery import Fence, Instruction, LedgerRecovery, ReadRange, Rewrite
-from stratalog_bookies.client.services import Services
-from stratalog_bookies.client.writer import LedgerWriterCore
-from stratalog_bookies.messages import LedgerTail, Range, RangeAnswer, Status
+from stratalog_bookies.protocol.messages import LedgerTail, Range, RangeAnswer, Status
 from stratalog_core.batch import MAGIC, read_header
 from stratalog_core.checkpoint import is_checkpoint
 from stratalog_core.errors import NoSuchLedger, StratalogError, Unavailable

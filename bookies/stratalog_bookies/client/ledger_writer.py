@@ -10,11 +10,11 @@ from typing import Final
 
 import msgspec
 
-from stratalog_bookies.client.entry_pump import EntryPump
+from stratalog_bookies.client.context import Services
+from stratalog_bookies.client.core.writer import LedgerWriterCore
+from stratalog_bookies.client.entry_replicator import EntryPump
 from stratalog_bookies.client.ledger import LedgerListener
 from stratalog_bookies.client.ledger_records import Superseded, put_ledger
-from stratalog_bookies.client.services import Services
-from stratalog_bookies.client.writer import LedgerWriterCore
 from stratalog_core.errors import Conflict, Fenced, Invalid, LedgerFenced, StratalogError
 from stratalog_core.ports import Buffer
 from stratalog_metadata.records import Ledger, LedgerState

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 
-from stratalog_bookies.client.placement import Candidate, Spread, spread_of
+from stratalog_bookies.client.core.placement import Candidate, Spread, spread_of
 
 _log = logging.getLogger(__name__)
 

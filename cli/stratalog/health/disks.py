@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from stratalog.health.finding import Finding, fail, ok, warn
 from stratalog.hot.asking import ask_live
-from stratalog_bookies.messages import BookieInfo, DiskInfo
+from stratalog_bookies.protocol.messages import BookieInfo, DiskInfo
 from stratalog_core.errors import StratalogError
 from stratalog_metadata.client.api import MetadataView
 

@@ -15,8 +15,8 @@ from typing import Any, Final
 
 from stratalog.roles.node import NodeSettings
 from stratalog.roles.runtime import Configuration
-from stratalog_bookies import messages as bookie_messages
 from stratalog_bookies.config import BookieSettings
+from stratalog_bookies.protocol import messages as bookie_messages
 from stratalog_broker.config import BrokerSettings
 from stratalog_broker.listeners import Listener, parse_listeners
 from stratalog_core.errors import Invalid, Unavailable

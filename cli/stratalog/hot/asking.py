@@ -6,8 +6,8 @@ import asyncio
 from typing import Final
 
 from stratalog.hot.report import Row
-from stratalog_bookies import messages
-from stratalog_bookies.messages import BookieInfo
+from stratalog_bookies.protocol import messages
+from stratalog_bookies.protocol.messages import BookieInfo
 from stratalog_core.errors import StratalogError
 from stratalog_core.rpc import TcpTransport
 from stratalog_metadata.client.api import MetadataView

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from stratalog_bookies.audit.plan import loads
+from stratalog_bookies.repair.core.audit_plan import loads
 from stratalog_core.errors import NoSuchLedger, NotFound
 from stratalog_metadata.client.api import MetadataView
 from stratalog_metadata.records import Bookie, Ledger, LedgerState, Topic, ledger_key, topic_key

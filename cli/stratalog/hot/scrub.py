@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from stratalog.hot.report import Row
-from stratalog_bookies import messages
-from stratalog_bookies.messages import DiskScrub, ScrubDisks, ScrubStatus
+from stratalog_bookies.protocol import messages
+from stratalog_bookies.protocol.messages import DiskScrub, ScrubDisks, ScrubStatus
 from stratalog_core.errors import NotFound, Unavailable
 from stratalog_core.ports import Transport
 from stratalog_metadata.client.api import MetadataView

@@ -7,8 +7,8 @@ from pathlib import Path
 from stratalog.roles.priority import take_turns
 from stratalog.roles.runtime import Node
 from stratalog_bookies.config import BookieSettings
-from stratalog_bookies.missing_disk import MissingFiles
-from stratalog_bookies.server import BookieServer
+from stratalog_bookies.disk.missing_disk import MissingFiles
+from stratalog_bookies.node.server import BookieServer
 from stratalog_core.ports import Files
 
 

@@ -10,13 +10,15 @@ from crc32c import crc32c
 
 from fuzz import seals
 from fuzz.target import Target
-from stratalog_bookies import checkpoint, log_format, messages, recovery
-from stratalog_bookies.checkpoint import ClosedFile, LedgerState, State
-from stratalog_bookies.contents import Contents
-from stratalog_bookies.cookie import DiskCookie, check_disks, decode_cookie, encode_cookie
-from stratalog_bookies.index import ROW, Run
-from stratalog_bookies.log_format import ControlItem
-from stratalog_bookies.messages import BookieInfo, DiskInfo, LedgerPage, LedgerSummary, LedgerTail, LedgerTails, Range
+from stratalog_bookies.disk import recovery
+from stratalog_bookies.disk.core import checkpoint, log_format
+from stratalog_bookies.disk.core.checkpoint import ClosedFile, LedgerState, State
+from stratalog_bookies.disk.core.contents import Contents
+from stratalog_bookies.disk.core.cookie import DiskCookie, check_disks, decode_cookie, encode_cookie
+from stratalog_bookies.disk.core.index import ROW, Run
+from stratalog_bookies.disk.core.log_format import ControlItem
+from stratalog_bookies.protocol import messages
+from stratalog_bookies.protocol.messages import BookieInfo, DiskInfo, LedgerPage, LedgerSummary, LedgerTail, LedgerTails, Range
 
 COOKIE = b"0123456789abcdef"
 GENERATION = 2

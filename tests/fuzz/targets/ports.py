@@ -20,9 +20,9 @@ from fuzz.kafka_requests import TOPIC, frame, sound_frames
 from fuzz.serving import ANSWER_S, Served
 from fuzz.target import Target
 from fuzz.targets import bookies, metadata
-from stratalog_bookies import messages as bookie_messages
 from stratalog_bookies.config import BookieSettings
-from stratalog_bookies.server import BookieServer
+from stratalog_bookies.node.server import BookieServer
+from stratalog_bookies.protocol import messages as bookie_messages
 from stratalog_broker.topics import NewTopic, TopicCommands
 from stratalog_core import framing
 from stratalog_core.rpc import TcpTransport

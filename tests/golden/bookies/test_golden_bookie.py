@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from stratalog_bookies import checkpoint, log_format, messages
-from stratalog_bookies.checkpoint import ClosedFile, LedgerState, State
-from stratalog_bookies.cookie import DiskCookie, decode_cookie, disk_key, encode_cookie
-from stratalog_bookies.index import ROW, Run
-from stratalog_bookies.log import Log
-from stratalog_bookies.log_format import ControlItem
-from stratalog_bookies.messages import Range, Status
+from stratalog_bookies.disk.core import checkpoint, log_format
+from stratalog_bookies.disk.core.checkpoint import ClosedFile, LedgerState, State
+from stratalog_bookies.disk.core.cookie import DiskCookie, decode_cookie, disk_key, encode_cookie
+from stratalog_bookies.disk.core.index import ROW, Run
+from stratalog_bookies.disk.core.log import Log
+from stratalog_bookies.disk.core.log_format import ControlItem
+from stratalog_bookies.protocol import messages
+from stratalog_bookies.protocol.messages import Range, Status
 
 GOLDEN = Path(__file__).with_name("bookie.txt")
 KEY = bytes(range(16))

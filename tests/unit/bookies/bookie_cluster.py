@@ -14,11 +14,11 @@ from uuid import UUID
 import msgspec
 import pytest
 
-from stratalog_bookies import messages
-from stratalog_bookies.audit.shares import share_of
 from stratalog_bookies.client import LedgerClient, LedgerClientSettings, LedgerSpec, LedgerWriter
 from stratalog_bookies.config import BookieSettings
-from stratalog_bookies.server import BookieServer
+from stratalog_bookies.node.server import BookieServer
+from stratalog_bookies.protocol import messages
+from stratalog_bookies.repair.core.shares import share_of
 from stratalog_core.errors import StratalogError
 from stratalog_core.records import Record, build_batch
 from stratalog_core.rpc import TcpTransport

@@ -10,7 +10,7 @@ from random import Random
 import uvloop
 
 from stratalog_bookies.config import BookieSettings
-from stratalog_bookies.server import BookieServer
+from stratalog_bookies.node.server import BookieServer
 from stratalog_core.rpc import TcpTransport
 from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
 from stratalog_metadata.embedded import embedded_quorum

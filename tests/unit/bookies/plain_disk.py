@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from stratalog_bookies import messages, recovery
-from stratalog_bookies.bookie import Bookie, add_room, control_room
-from stratalog_bookies.contents import Contents
-from stratalog_bookies.disk_reads import read_places
-from stratalog_bookies.log_files import STATE, LogFiles
-from stratalog_bookies.messages import ENTRY_HEADER_BYTES, Range, Status
-from stratalog_bookies.reading import Budget, RunsNeeded, locate
+from stratalog_bookies.disk import recovery
+from stratalog_bookies.disk.core.contents import Contents
+from stratalog_bookies.disk.core.disk_core import Bookie, add_room, control_room
+from stratalog_bookies.disk.core.lookup import Budget, RunsNeeded, locate
+from stratalog_bookies.disk.log_files import STATE, LogFiles
+from stratalog_bookies.disk.reads import read_places
+from stratalog_bookies.protocol import messages
+from stratalog_bookies.protocol.messages import ENTRY_HEADER_BYTES, Range, Status
 from stratalog_core.ports import Files
 
 KEY = b"0123456789abcdef"

@@ -17,7 +17,7 @@ from unit.metadata.watching import until
 
 from stratalog_bookies.client import LedgerClient, LedgerClientSettings
 from stratalog_bookies.config import BookieSettings
-from stratalog_bookies.server import BookieServer
+from stratalog_bookies.node.server import BookieServer
 from stratalog_broker.config import BrokerSettings
 from stratalog_broker.server import BrokerServer
 from stratalog_core.record_searches import RecordSearches

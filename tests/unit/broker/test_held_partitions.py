@@ -17,7 +17,7 @@ from unit.broker.raw_client import RawClient, batch, fetch, produce, produce_req
 from unit.broker.test_many_partitions import Counted, create, produce_one_each, until_taken
 from unit.metadata.watching import until
 
-from stratalog_bookies import messages as bookie_messages
+from stratalog_bookies.protocol import messages as bookie_messages
 from stratalog_broker.partition_log import PartitionLog
 from stratalog_broker.protocol.entities import encode_response as encode_entity
 from stratalog_core.ids import NO_OWNER

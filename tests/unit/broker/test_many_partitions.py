@@ -13,8 +13,8 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 from unit.broker.mini_cluster import MiniCluster, in_thread, run_cluster
 
-from stratalog_bookies import messages as bookie_messages
 from stratalog_bookies.client import Recovered
+from stratalog_bookies.protocol import messages as bookie_messages
 from stratalog_broker import partitions as partitions_module
 from stratalog_broker.takeover import Takeover
 from stratalog_core.errors import StratalogError

@@ -20,10 +20,10 @@ from stratalog.hot.asking import with_remarks
 from stratalog.hot.decommission import set_draining, wait_until_empty
 from stratalog.hot.entries import entry_rows
 from stratalog.hot.report import bookie_rows, ledger_document, ledger_rows
-from stratalog_bookies import messages
 from stratalog_bookies.client import LedgerClient, LedgerSpec
 from stratalog_bookies.config import BookieSettings
-from stratalog_bookies.server import BookieServer
+from stratalog_bookies.node.server import BookieServer
+from stratalog_bookies.protocol import messages
 from stratalog_core.checkpoint import MAGIC
 from stratalog_core.errors import Corrupt, Invalid, NoSuchLedger, NotEnoughBookies, NotFound, StratalogError, Unavailable
 from stratalog_core.records import Record as KafkaRecord

@@ -1,0 +1,204 @@
+"""Where a ledger ends after its writer is gone: the recovery protocol, sans-IO.
+
+BookKeeper's protocol ("protocol.md", section on recovery, and its TLA+ specification). The caller first stops ensemble changes,
+by setting the stored record to IN_RECOVERY or by a higher epoch, and hands in a record that says IN_RECOVERY. Then:
+
+1. Every bookie of the last fragment is fenced; it answers its last entry and its LAC. Once no write set has Qa bookies left
+   that are not fenced, the old writer can confirm nothing more.
+2. From max(greatest LAC, first entry of the last fragment - 1) + 1 on, each entry is read with reads that fence as well.
+   A bookie lacks an entry only if it says so: by a read that decided the entry, or by its fence, which names its last entry.
+   An error, a time-out, an unreadable or corrupt copy says nothing.
+3. An entry of which one good copy was found exists, and is written again to its whole write set. The first entry that
+   (Qw - Qa) + 1 bookies lack was never confirmed: the ledger ends before it.
+4. When all that was found is confirmed again, the caller closes the record by compare-and-set. Whoever loses that race takes
+   the winner's end. An interrupted recovery leaves nothing behind that the next one could not repeat.
+
+Reads always use the record as it was handed in: replacements made while writing again hold none of the old copies.
+It does not write the entries (that is ``writer.py`` in recovery), close the record, or keep time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stratalog_bookies.client.core.fragments import write_bookies
+from stratalog_bookies.protocol.messages import ENTRY_HEADER, EntryState, RangeAnswer, ReadEntry, entry_matches
+from stratalog_core.errors import Corrupt
+from stratalog_core.quorum import absence_proved, fencing_complete
+from stratalog_metadata.records import Ledger, LedgerState
+
+READ_AHEAD_ENTRIES = 512
+"""Entries asked of a bookie at a time. Only the writer's unconfirmed entries are ever read, so few rounds are needed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fence:
+    """Fence the ledger on ``bookie`` and ask for its last entry and LAC."""
+
+    bookie: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadRange:
+    """Read entries ``first`` to ``last`` from ``bookie``, fencing first."""
+
+    bookie: str
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rewrite:
+    """Write this entry again to its whole write set. They come in order, from ``LedgerRecovery.first_rewritten`` on."""
+
+    entry_id: int
+    header: bytes
+    payload: memoryview
+
+
+Instruction = Fence | ReadRange | Rewrite
+
+
+class LedgerRecovery:
+    """Recovery of one ledger up to the decision where it ends. Each event returns what to do next."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        assert ledger.state is LedgerState.IN_RECOVERY, "ensemble changes must be stopped first"
+        self._ledger = ledger
+        self._ensemble = ledger.fragments[-1].bookies
+        self._tails: dict[str, int] = {}
+        self._fences_out: set[str] = set()
+        self._reading: ReadRange | None = None
+        self._read_failed: set[str] = set()
+        self._unreadable: set[tuple[str, int]] = set()
+        self._lacking: dict[int, set[str]] = {}
+        self._found: dict[int, Rewrite] = {}
+        self._cursor = -1
+        self.lac = ledger.fragments[-1].first_entry - 1
+        self.first_rewritten = -1
+        self.end: int | None = None
+
+    @property
+    def is_fenced(self) -> bool:
+        """Whether the old writer can confirm nothing more; ``first_rewritten`` is known from then on."""
+        return self._cursor >= 0
+
+    def start(self) -> list[Instruction]:
+        return self.retry()
+
+    def retry(self) -> list[Instruction]:
+        """Ask again whoever failed. To be called now and then until ``end`` is known."""
+        if self.end is not None:
+            return []
+        self._read_failed.clear()
+        self._unreadable.clear()
+        unfenced = [name for name in self._ensemble if name not in self._tails and name not in self._fences_out]
+        self._fences_out.update(unfenced)
+        return [*(Fence(bookie=name) for name in unfenced), *self._decide()]
+
+    def on_fenced(self, bookie: str, last_entry: int, lac: int) -> list[Instruction]:
+        """``bookie`` durably takes no more adds of the old writer. Raises ``Corrupt`` if confirmed entries are lost."""
+        self._fences_out.discard(bookie)
+        self._tails[bookie] = last_entry
+        self.lac = max(self.lac, lac)
+        if self.end is not None and self.lac > self.end:
+            raise self._lost(self.end + 1)
+        if not self.is_fenced and self._coverage_complete():
+            self._cursor = self.first_rewritten = self.lac + 1
+        return self._decide()
+
+    def on_fence_failed(self, bookie: str) -> list[Instruction]:
+        """No answer, or an error: whether the fence took effect is unknown, so it counts for nothing."""
+        self._fences_out.discard(bookie)
+        return []
+
+    def on_read(self, bookie: str, answer: RangeAnswer) -> list[Instruction]:
+        """The answer to the read that is out. Raises ``Corrupt`` if confirmed entries are lost."""
+        asked, self._reading = self._reading, None
+        assert asked is not None, "an answer comes to a read that is out"
+        assert asked.bookie == bookie, "one read is out at a time"
+        if answer.decided_to < asked.first:
+            self._read_failed.add(bookie)
+            return self._decide()
+        listed = {entry.entry_id: entry for entry in answer.entries}
+        for entry_id in range(asked.first, min(asked.last, answer.decided_to) + 1):
+            self._note(bookie, entry_id, listed.get(entry_id))
+        return self._decide()
+
+    def on_read_failed(self, bookie: str) -> list[Instruction]:
+        """The read that is out was not answered, or with an error: nothing is known from it."""
+        self._reading = None
+        self._read_failed.add(bookie)
+        return self._decide()
+
+    def _note(self, bookie: str, entry_id: int, entry: ReadEntry | None) -> None:
+        ledger_id = self._ledger.ledger_id
+        if entry is None:
+            self._lacking.setdefault(entry_id, set()).add(bookie)
+        elif entry.state == EntryState.PRESENT and entry_matches(ledger_id, entry):
+            header = ENTRY_HEADER.pack(ledger_id, entry_id, entry.lac, entry.payload_bytes, entry.crc, 0)
+            self._found.setdefault(entry_id, Rewrite(entry_id=entry_id, header=header, payload=entry.payload))
+            self.lac = max(self.lac, entry.lac)
+        else:
+            self._unreadable.add((bookie, entry_id))
+
+    def _coverage_complete(self) -> bool:
+        fenced = {position for position, name in enumerate(self._ensemble) if name in self._tails}
+        return fencing_complete(len(self._ensemble), self._ledger.write_quorum, self._ledger.ack_quorum, fenced)
+
+    def _decide(self) -> list[Instruction]:
+        """Walk on as far as what is known allows; at most one read goes out, for the first entry that is open."""
+        instructions: list[Instruction] = []
+        while self.is_fenced and self.end is None:
+            entry_id = self._cursor
+            found = self._found.pop(entry_id, None)
+            if found is not None:
+                instructions.append(found)
+                self._lacking.pop(entry_id, None)
+                self._cursor += 1
+                continue
+            if self._is_absent(entry_id):
+                self._finish(entry_id - 1)
+            elif self._reading is None:
+                instructions.extend(self._next_read(entry_id))
+            break
+        return instructions
+
+    def _is_absent(self, entry_id: int) -> bool:
+        lacking = sum(self._lacks(bookie, entry_id) for bookie in write_bookies(self._ledger, entry_id))
+        return absence_proved(self._ledger.write_quorum, self._ledger.ack_quorum, lacking)
+
+    def _lacks(self, bookie: str, entry_id: int) -> bool:
+        return self._tails.get(bookie, entry_id) < entry_id or bookie in self._lacking.get(entry_id, ())
+
+    def _finish(self, end: int) -> None:
+        if self.lac > end:
+            raise self._lost(end + 1)
+        self.end = end
+        self._found.clear()
+        self._lacking.clear()
+
+    def _next_read(self, entry_id: int) -> list[Instruction]:
+        bookie = self._best_source(entry_id)
+        if bookie is None:
+            return []
+        last = min(self._tails.get(bookie, entry_id + READ_AHEAD_ENTRIES), entry_id + READ_AHEAD_ENTRIES)
+        self._reading = ReadRange(bookie=bookie, first=entry_id, last=last)
+        return [self._reading]
+
+    def _best_source(self, entry_id: int) -> str | None:
+        """A bookie that has not been ruled out for this entry; the one that is known to have come furthest first."""
+        sources = [
+            bookie
+            for bookie in write_bookies(self._ledger, entry_id)
+            if bookie not in self._read_failed
+            and (bookie, entry_id) not in self._unreadable
+            and not self._lacks(bookie, entry_id)
+        ]
+        return max(sources, key=lambda bookie: self._tails.get(bookie, -1), default=None)
+
+    def _lost(self, entry_id: int) -> Corrupt:
+        return Corrupt(
+            f"ledger {self._ledger.ledger_id}: entry {entry_id} was confirmed (LAC {self.lac}) and too few bookies have it:"
+            " bookies have lost data; bring back the disks that held it"
+        )

@@ -1,0 +1,152 @@
+"""The shell around a writer's core: sends what it says, replaces bookies that failed, gives up at the deadline.
+
+Shared by ledger writers, which commit an ensemble change in metadata, and by recoveries, which keep it until they close the
+ledger.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from stratalog_bookies.client.context import Services
+from stratalog_bookies.client.core.entry import PendingEntry
+from stratalog_bookies.client.core.placement import Candidate, choose_replacements
+from stratalog_bookies.client.core.writer import LedgerWriterCore, Send
+from stratalog_bookies.client.ledger_records import Superseded
+from stratalog_core.errors import LedgerFenced, OutcomeUnknown, Retriable, StratalogError
+from stratalog_metadata.records import Ledger
+
+_HOLD_MS: Final = 1000
+"""So long confirmed entries are kept for a replacement whose commit is under way."""
+
+
+class EntryPump:
+    """One ledger's entries on their way. Subclasses say how a change is committed and who is told."""
+
+    def __init__(self, services: Services, core: LedgerWriterCore) -> None:
+        self._services = services
+        self._core = core
+        self._changing: asyncio.Task[None] | None = None
+        self._change_ticks = 0
+        self._mend_tried = 0
+        self._tick_lac = -1
+        self._stalled_ticks = 0
+        self._ended = False
+        # The core's own method: answers are the hot path, and this saves a call for each.
+        self.on_added = core.on_added
+
+    @property
+    def held_bytes(self) -> int:
+        return self._core.held_bytes
+
+    def on_refused(self, entry: PendingEntry, bookie: str, status: int) -> bool:
+        return self._core.on_refused(entry, bookie, status)
+
+    def on_bookie_failed(self, bookie: str) -> None:
+        self._core.on_bookie_failed(bookie)
+        self.deliver()
+
+    def deliver(self) -> None:
+        """Called after events: mend at once what has just failed."""
+        if self._core.failed_mask & ~self._mend_tried:
+            self._mend()
+
+    def on_tick(self) -> bool:
+        core = self._core
+        if self._ended:
+            return not core.is_settled
+        if self._changing is not None:
+            self._change_ticks += 1
+            if self._change_ticks * self._services.settings.tick_ms > _HOLD_MS:
+                core.let_go()
+            self._take_back_meanwhile()
+        elif core.failed_mask:
+            self._mend()
+        self._check_progress()
+        return not core.is_settled or core.failed_mask != 0
+
+    def _check_progress(self) -> None:
+        core, settings = self._core, self._services.settings
+        if not core.unconfirmed or core.lac != self._tick_lac or core.error is not None:
+            self._tick_lac, self._stalled_ticks = core.lac, 0
+            return
+        self._stalled_ticks += 1
+        if self._stalled_ticks * settings.tick_ms > settings.confirm_deadline_ms:
+            core.fail_outcome_unknown(f"none was in {settings.confirm_deadline_ms} ms")
+            self.deliver()
+
+    def _send(self, entry: PendingEntry) -> None:
+        self._services.sender.send(self._core.targets(entry), entry)
+        self._watch()
+
+    def _watch(self) -> None:
+        self._services.busy[self] = None
+
+    def _send_all(self, sends: list[Send]) -> None:
+        for bookie, entry in sends:
+            self._services.sender.send((bookie,), entry)
+
+    def _mend(self) -> None:
+        """Replace failed bookies by spare ones; take back those that are live again where there is none."""
+        core = self._core
+        self._mend_tried = core.failed_mask
+        if self._ended:
+            core.give_up()
+        if self._changing is not None or self._ended or core.error is not None or not core.failed_mask:
+            return
+        self._watch()
+        candidates = self._services.directory.candidates(core.ledger.ledger_id)
+        ensemble = core.ledger.fragments[-1].bookies
+        replacements = choose_replacements(candidates, ensemble, core.failed_positions, self._services.random)
+        if replacements:
+            self._change_ticks = 0
+            proposed = core.begin_change(replacements)
+            self._changing = asyncio.get_running_loop().create_task(self._change(proposed))
+        else:
+            self._take_back(candidates, ensemble)
+            core.give_up()
+
+    def _take_back(self, candidates: list[Candidate], ensemble: tuple[str, ...]) -> None:
+        back = {each.bookie_id for each in candidates if each.live and not each.read_only}
+        positions = [position for position in self._core.failed_positions if ensemble[position] in back]
+        if positions:
+            self._send_all(self._core.revive(positions))
+            self._mend_tried = self._core.failed_mask
+
+    def _take_back_meanwhile(self) -> None:
+        """Who failed while a change is under way need not wait for its end to be taken back: without them, nothing may move."""
+        core = self._core
+        if core.error is None and core.staying_failed_mask:
+            candidates = self._services.directory.candidates(core.ledger.ledger_id)
+            self._take_back(candidates, core.ledger.fragments[-1].bookies)
+
+    async def _change(self, proposed: Ledger) -> None:
+        core = self._core
+        try:
+            await self._commit(proposed)
+        except Superseded:
+            core.fail(LedgerFenced(f"ledger {core.ledger.ledger_id} was taken over while its ensemble changed"))
+        except OutcomeUnknown as unknown:
+            core.fail(unknown)
+        except Retriable:
+            core.abandon_change()
+        except StratalogError as error:
+            core.fail(error)
+        else:
+            if core.error is None:
+                self._send_all(core.commit_change())
+        self._changing = None
+        self._mend_tried &= core.failed_mask
+        self.deliver()
+
+    async def _commit(self, proposed: Ledger) -> None:
+        raise NotImplementedError
+
+    def _end(self) -> None:
+        """Nothing is mended any more; copies under way still arrive."""
+        self._ended = True
+        self._core.give_up()
+        if self._changing is not None:
+            self._changing.cancel()
+            self._changing = None

@@ -1,0 +1,134 @@
+"""Compaction of one disk, paced: files that are mostly dead are emptied, and files that are broken.
+
+What is alive in a file is written again through the ordinary group commit, and the file is let go of only when that is
+durable. A file with an entry that cannot be read is kept, as evidence and as the place where the entry is known to be, until
+the entry is mended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from stratalog_bookies.config import BookieSettings
+from stratalog_bookies.disk.core.contents import LogFile
+from stratalog_bookies.disk.core.disk_core import add_room
+from stratalog_bookies.disk.core.index import Row, Run
+from stratalog_bookies.disk.core.lookup import Place
+from stratalog_bookies.disk.disk import Disk
+from stratalog_bookies.disk.reads import read_places
+from stratalog_bookies.disk.transient_errors import is_passing
+from stratalog_bookies.protocol.messages import ENTRY_HEADER_BYTES
+from stratalog_core.errors import Corrupt, StorageFailed
+
+_log = logging.getLogger(__name__)
+_CHUNK_BYTES = 1024 * 1024
+
+
+class Upkeep:
+    """Compaction of one disk."""
+
+    def __init__(self, disk: Disk, settings: BookieSettings) -> None:
+        self._disk = disk
+        self._contents = disk.bookie.contents
+        self._settings = settings
+        self._lock = asyncio.Lock()
+
+    async def compact(self) -> None:
+        """Empty the files of which too little is alive, sparsest first, as long as there is room."""
+        for file in self._contents.sparse_files(self._settings.compaction_live_ratio):
+            if self._disk.bookie.failure:
+                return
+            try:
+                await self._empty(file)
+            except StorageFailed as full:
+                _log.warning("compaction waits: %s", full)
+                return
+
+    async def evacuate_broken(self) -> None:
+        """Empty the files whose frames are broken. Raises ``StorageFailed`` if there is no room."""
+        broken = self._disk.damage.files
+        for generation in list(broken):
+            file = self._contents.files.get(generation)
+            if file is None:
+                del broken[generation]
+            elif not file.closed:
+                await self._disk.leave_file(generation)
+                await self._disk.commit.durable(self._disk.bookie.log.sequence)
+                self._disk.files.look()
+            elif await self._empty(file):
+                _log.warning("log file %016x was broken and has been emptied", generation)
+                self._disk.counters.mended_files += 1
+                broken.pop(generation, None)
+
+    async def _empty(self, file: LogFile) -> bool:
+        """Move what lives in a closed file elsewhere; whether all of it could be. Raises ``StorageFailed``."""
+        async with self._lock:
+            if self._contents.files.get(file.generation) is not file or not file.runs:
+                # All that lived in it was deleted while it waited its turn, and its place was freed, or soon is.
+                return True
+            self._contents.pin((file.generation,))
+            try:
+                file.unmovable = not await self._move_all(file)
+                await self._disk.commit.durable(self._disk.bookie.log.sequence)
+            except (Corrupt, OSError) as lost:
+                if not is_passing(lost):
+                    file.unmovable = True
+                _log.error("log file %016x cannot be emptied: %s", file.generation, lost)
+                return False
+            finally:
+                self._contents.unpin((file.generation,))
+            if not file.unmovable:
+                self._contents.empty_file(file.generation)
+                self._disk.files.wake()
+            return not file.unmovable
+
+    async def _move_all(self, file: LogFile) -> bool:
+        whole = True
+        for run in list(file.runs.values()):
+            for rows in _chunks(await self._rows(run)):
+                if not self._contents.holds(run):
+                    break  # its ledger was deleted meanwhile
+                whole = await self._move(file, run, rows) and whole
+        return whole
+
+    async def _move(self, file: LogFile, run: Run, rows: Sequence[Row]) -> bool:
+        disk, generation = self._disk, file.generation
+        wanted = [row for row in rows if not await disk.reads.has_newer(run.ledger_id, row.entry_id, generation)]
+        places = [Place(run.ledger_id, generation, row) for row in wanted]
+        payloads = await disk.background.run(partial(read_places, disk.store, places, None))
+        moved_bytes = 0
+        for row, payload in zip(wanted, payloads, strict=True):
+            if payload is None:
+                disk.note_damage(run.ledger_id, row.entry_id, generation)
+                continue
+            await disk.room(add_room(1, ENTRY_HEADER_BYTES + len(payload)), reserve=True)
+            disk.bookie.move(run.ledger_id, row, payload, generation)
+            moved_bytes += len(payload)
+        disk.counters.compacted_bytes += moved_bytes
+        await disk.commit.durable(disk.bookie.log.sequence)
+        await asyncio.sleep(moved_bytes / self._settings.compaction_bytes_per_s)
+        return None not in payloads
+
+    async def _rows(self, run: Run) -> list[Row]:
+        """Rows of a stored run, without keeping them in memory; none if its ledger has been deleted."""
+        passing = Run(run.ledger_id, run.generation)
+        passing.first, passing.last, passing.count = run.first, run.last, run.count
+        passing.rows = run.rows or await self._disk.reads.rows(run)
+        return list(passing.between(run.first, run.last)) if passing.rows else []
+
+
+def _chunks(rows: Sequence[Row]) -> Iterator[list[Row]]:
+    """Cut rows into pieces of about a mebibyte of payload."""
+    chunk: list[Row] = []
+    chunk_bytes = 0
+    for row in rows:
+        chunk.append(row)
+        chunk_bytes += row.payload_bytes
+        if chunk_bytes >= _CHUNK_BYTES or len(chunk) >= 1024:
+            yield chunk
+            chunk, chunk_bytes = [], 0
+    if chunk:
+        yield chunk

@@ -1,0 +1,344 @@
+"""The rules of one disk of a bookie, sans-IO: which adds are taken, what a fence stops, when what is durable.
+
+Requests come in, statuses and a group's sequence number go out: the shell answers when that group is durable (``written``).
+The log says where the bytes go, ``contents`` what exists. What always holds:
+
+- An entry is written once. The same payload again is OK (and waits for the first copy to be durable), another one is CONFLICT.
+- After a fence is durable no add that is not a recovery add is taken, whatever came before it is ahead of it in the log.
+- A deleted ledger takes nothing. Fencing a ledger that nobody knows makes it known.
+- What is not durable is not read. A fence's answer, and the reads behind it, wait for all that was placed before it.
+- After a failed write or sync (``fail``) nothing is taken or acknowledged any more; what was durable can still be read.
+
+It does not do I/O, keep time, or count bytes in flight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+
+from crc32c import crc32c
+
+from stratalog_bookies.disk.core import log_format
+from stratalog_bookies.disk.core.contents import Contents
+from stratalog_bookies.disk.core.index import ROW, SMALL_BYTES_MAX, Row, Run
+from stratalog_bookies.disk.core.log import Log, Write
+from stratalog_bookies.disk.core.log_format import ControlItem
+from stratalog_bookies.protocol import messages
+from stratalog_bookies.protocol.messages import (
+    CHECKED_BYTES,
+    ENTRY_HEADER_BYTES,
+    HEAD_BYTES_MAX,
+    RECOVERY_ADD,
+    LedgerSummary,
+    LedgerTail,
+    Status,
+)
+from stratalog_core.ports import Buffer
+
+Header = tuple[int, int, int, int, int, int]
+"""An entry header as ``messages.decode_add`` gives it."""
+
+CONTROL_RESERVE_BYTES: Final = 1024 * 1024
+"""Room that adds leave in the last file of a full disk, so that fences and deletions can still be recorded."""
+_ITEM_FRAME_BYTES_MAX: Final = 64
+
+
+class Added(NamedTuple):
+    """``statuses`` hold once group ``sequence`` is durable; entries in ``deferred`` need a run in memory to be decided."""
+
+    statuses: bytearray
+    sequence: int
+    deferred: list[tuple[int, Run]]
+
+
+class Bookie:
+    """One disk: a log and its contents."""
+
+    def __init__(
+        self, contents: Contents, log: Log, *, ledgers_max: int, control_reserve_bytes: int = CONTROL_RESERVE_BYTES
+    ) -> None:
+        self.contents = contents
+        self.log = log
+        self.failure = ""
+        self.read_only = ""
+        self._ledgers_max = ledgers_max
+        self._control_reserve_bytes = control_reserve_bytes
+        contents.open_file(log.generation)
+
+    # -- admission
+
+    def takes(self, placed_bytes: int, *, reserve: bool = True) -> bool:
+        """Whether frames of so many bytes can be placed now; adds leave a reserve to fences and deletions."""
+        return self.log.takes(placed_bytes + (self._control_reserve_bytes if reserve else 0))
+
+    @property
+    def refusal(self) -> Status | None:
+        """What every add is answered, if none is taken."""
+        if self.failure:
+            return Status.STORAGE_FAILED
+        return Status.READ_ONLY if self.read_only else None
+
+    # -- adds
+
+    def add(self, headers: Sequence[Header], body: memoryview, header_at: int, payload_at: int) -> Added:
+        """Add entries whose headers and payloads lie one behind the other in ``body``; there must be room for them.
+
+        The common entry (new, in order, its ledger known and not fenced) costs one pass of few steps, and a run of such entries
+        goes to the log as it came: one frame, no copy. Everything else takes ``_careful``, by itself.
+        """
+        refusal = self.refusal
+        if refusal is not None:
+            return Added(bytearray((refusal,)) * len(headers), 0, [])
+        ledgers = self.contents.ledgers
+        statuses = bytearray(len(headers))
+        deferred: list[tuple[int, Run]] = []
+        first, first_header_at, first_payload_at = 0, header_at, payload_at
+        for index, (ledger_id, entry_id, lac, payload_bytes, crc, _) in enumerate(headers):
+            payload_end = payload_at + payload_bytes
+            header_end = header_at + ENTRY_HEADER_BYTES
+            ledger = ledgers.get(ledger_id)
+            if (
+                ledger is not None
+                and entry_id > ledger.last_entry
+                and not ledger.fenced
+                and crc32c(body[payload_at:payload_end], crc32c(body[header_at : header_at + CHECKED_BYTES])) == crc
+            ):
+                ledger.last_entry = entry_id
+                if lac > ledger.lac:
+                    ledger.lac = lac
+            else:
+                self._store(headers[first:index], body[first_header_at:header_at], body[first_payload_at:payload_at])
+                first, first_header_at, first_payload_at = index + 1, header_end, payload_end
+                decided = self._careful(headers[index], body[header_at:header_end], body[payload_at:payload_end])
+                if isinstance(decided, Run):
+                    deferred.append((index, decided))
+                else:
+                    statuses[index] = decided
+            header_at, payload_at = header_end, payload_end
+        self._store(headers[first:], body[first_header_at:header_at], body[first_payload_at:payload_at])
+        return Added(statuses, self.log.sequence, deferred)
+
+    def move(self, ledger_id: int, row: Row, payload: Buffer, from_generation: int) -> None:
+        """Write an entry of an older file again, so that the file can go. Nothing happens if that is not needed (any more)."""
+        ledger = self.contents.ledgers.get(ledger_id)
+        if ledger is None or any(
+            run.generation > from_generation and run.find(row.entry_id) for run in ledger.runs if run.rows is not None
+        ):
+            return
+        header = (ledger_id, row.entry_id, row.lac, row.payload_bytes, row.crc, RECOVERY_ADD)
+        self._store([header], messages.ENTRY_HEADER.pack(*header), payload)
+
+    def _careful(self, header: Header, packed: memoryview, payload: memoryview) -> Status | Run:
+        """Decide one entry that is not plainly new and in order."""
+        ledger_id, entry_id, lac, _, crc, flags = header
+        if crc32c(payload, crc32c(packed[:CHECKED_BYTES])) != crc:
+            return Status.BAD_CRC
+        if ledger_id in self.contents.tombstones:
+            return Status.NO_SUCH_LEDGER
+        if ledger_id not in self.contents.ledgers and len(self.contents.ledgers) >= self._ledgers_max:
+            return Status.OVERLOADED
+        ledger = self.contents.ledger(ledger_id)
+        if ledger.fenced and not flags & RECOVERY_ADD:
+            return Status.FENCED
+        found = self.contents.find(ledger, entry_id)
+        if isinstance(found, Run):
+            return found
+        if found is not None:
+            return Status.OK if same_payload(header, found) else Status.CONFLICT
+        ledger.lac = max(ledger.lac, lac)
+        ledger.last_entry = max(ledger.last_entry, entry_id)
+        self._store([header], packed, payload)
+        return Status.OK
+
+    def _store(self, headers: Sequence[Header], packed: Buffer, payloads: Buffer) -> None:
+        """Place entries and index them; goes on in the next file where this one ends."""
+        if not headers:
+            return
+        room = self.log.room
+        if log_format.frame_size(len(packed), len(payloads)) > room:
+            fitting, payload_bytes = _fitting(headers, room)
+            head_bytes = fitting * ENTRY_HEADER_BYTES
+            self._store(headers[:fitting], packed[:head_bytes], payloads[:payload_bytes])
+            self.roll()
+            headers, packed, payloads = headers[fitting:], packed[head_bytes:], payloads[payload_bytes:]
+        position = self.log.append(log_format.ENTRIES, len(headers), packed, (payloads,), len(payloads))
+        generation = self.log.generation
+        ledgers, open_run = self.contents.ledgers, self.contents.open_run
+        head_at = 0
+        for ledger_id, entry_id, lac, payload_bytes, crc, _ in headers:
+            ledger = ledgers[ledger_id]
+            run = ledger.active
+            if run is None or run.generation != generation:
+                run = open_run(ledger, generation)
+            head_crc = crc32c(payloads[head_at : head_at + HEAD_BYTES_MAX]) if payload_bytes > SMALL_BYTES_MAX else 0
+            row = ROW.pack(entry_id, position, payload_bytes, crc, lac, head_crc)
+            # Appending in place is what nearly always happens: measured a third cheaper than the call.
+            if entry_id > run.last and run.count:
+                run.rows += row  # type: ignore[operator]
+                run.last = entry_id
+                run.count += 1
+            else:
+                run.add(entry_id, row)
+            run.payload_bytes += payload_bytes
+            position += payload_bytes
+            head_at += payload_bytes
+
+    def roll(self) -> None:
+        """Go on in the next file, which must be prepared."""
+        self.contents.end_file(self.log.generation, self.log.tail)
+        self.log.roll()
+        self.contents.open_file(self.log.generation)
+
+    # -- fences, LACs, deletions
+
+    def fence(self, ledger_ids: Iterable[int]) -> int:
+        """Refuse the old writers from now on; answer with ``tails`` once the returned group is durable."""
+        contents = self.contents
+        items = []
+        for ledger_id in dict.fromkeys(ledger_ids):
+            if ledger_id not in contents.tombstones and not self._is_fenced(ledger_id):
+                contents.ledger(ledger_id).fenced = True
+                items.append(ControlItem(log_format.FENCE, ledger_id, 0))
+        return self._record(items)
+
+    def write_lacs(self, lacs: Sequence[tuple[int, int]]) -> tuple[bytearray, int]:
+        """Explicit LACs: statuses, and the group that makes them durable."""
+        statuses = bytearray()
+        items = []
+        for ledger_id, lac in lacs:
+            ledger = self.contents.ledgers.get(ledger_id)
+            if ledger is None:
+                statuses.append(Status.NO_SUCH_LEDGER)
+                continue
+            statuses.append(Status.FENCED if ledger.fenced else Status.OK)
+            if not ledger.fenced and lac > ledger.lac:
+                ledger.lac = lac
+                items.append(ControlItem(log_format.EXPLICIT_LAC, ledger_id, lac))
+        return statuses, self._record(items)
+
+    def delete(self, ledger_ids: Iterable[int]) -> int:
+        """Forget ledgers for ever; the returned group makes the tombstones durable."""
+        items = []
+        for ledger_id in dict.fromkeys(ledger_ids):
+            if ledger_id not in self.contents.tombstones:
+                self.contents.delete(ledger_id)
+                items.append(ControlItem(log_format.TOMBSTONE, ledger_id, 0))
+        return self._record(items)
+
+    def tails(self, ledger_ids: Iterable[int]) -> list[LedgerTail]:
+        """Last entry, LAC and fence of each."""
+        return [self._tail(ledger_id) for ledger_id in ledger_ids]
+
+    def _tail(self, ledger_id: int) -> LedgerTail:
+        ledger = self.contents.ledgers.get(ledger_id)
+        if ledger is None:
+            return LedgerTail(ledger_id=ledger_id, status=Status.NO_SUCH_LEDGER)
+        return LedgerTail(ledger_id=ledger_id, last_entry=ledger.last_entry, lac=ledger.lac, fenced=ledger.fenced)
+
+    def summary(self, ledger_id: int) -> LedgerSummary:
+        """What is held of one ledger, not yet durable entries included. The ledger must exist."""
+        ledger = self.contents.ledgers[ledger_id]
+        return LedgerSummary(
+            ledger_id=ledger_id,
+            entries=sum([run.count for run in ledger.runs]),
+            payload_bytes=sum([run.payload_bytes for run in ledger.runs]),
+            last_entry=ledger.last_entry,
+            lac=ledger.lac,
+            fenced=ledger.fenced,
+        )
+
+    def _is_fenced(self, ledger_id: int) -> bool:
+        ledger = self.contents.ledgers.get(ledger_id)
+        return ledger is not None and ledger.fenced
+
+    def _record(self, items: Sequence[ControlItem]) -> int:
+        """Place control items in frames of a bounded size. Returns what to wait for: all that was placed so far."""
+        for first in range(0, len(items), _CONTROL_ITEMS_MAX):
+            some = tuple(items[first : first + _CONTROL_ITEMS_MAX])
+            if control_room(len(some)) > self.log.room:
+                self.roll()
+            self.log.append_control(some)
+        return self.log.sequence
+
+    def prove_tail(self) -> None:
+        """Place a frame that says nothing: once it is durable it proves that what is before it was, too.
+
+        Until then damage to the last group cannot be told from a write that was torn (``log_format.scan``).
+        """
+        if control_room(1) <= self.log.room and not self.failure:
+            self.log.append_control((ControlItem(log_format.PROOF, 0, 0),))
+
+    # -- durability
+
+    def take(self) -> Write | None:
+        """The next group to write and sync, unless one is on its way or there is none."""
+        return None if self.failure else self.log.take()
+
+    def written(self, sequence: int) -> None:
+        """A group is durable."""
+        assert not self.failure, "nothing is durable on a failed disk"
+        self.log.written(sequence)
+
+    def fail(self, reason: str) -> None:
+        """The disk failed: nothing more is taken or acknowledged."""
+        self.failure = self.failure or reason
+
+    def next_to_close(self) -> int | None:
+        """Generation of the oldest file that is full and durable and has no checkpoint yet."""
+        for generation in sorted(self.contents.files):
+            file = self.contents.files[generation]
+            if not file.closed:
+                return generation if generation < self.log.durable_generation else None
+        return None
+
+    def is_visible(self, run: Run, row: Row) -> bool:
+        """Whether an entry is durable and so may be read."""
+        return self.log.is_durable(run.generation, row.position)
+
+    def validate_state(self) -> None:
+        """Assert what always holds."""
+        self.contents.validate_state()
+        assert self.log.durable_sequence <= self.log.sequence, "nothing is durable before it is placed"
+        assert self.log.generation in self.contents.files, "the file that is written exists"
+
+
+_CONTROL_ITEMS_MAX = 1024
+
+
+def control_room(items: int) -> int:
+    """Room that so many control items take at most."""
+    frames = -(-items // _CONTROL_ITEMS_MAX)
+    return items * log_format.ITEM_BYTES + frames * _ITEM_FRAME_BYTES_MAX
+
+
+def add_room(entries: int, add_bytes: int) -> int:
+    """Room that entries with so many bytes of headers and payloads take at most: if each has a frame of its own."""
+    return add_bytes + entries * (log_format.FRAME_BYTES + log_format.ALIGNMENT)
+
+
+def _fitting(headers: Sequence[Header], room: int) -> tuple[int, int]:
+    """How many of the entries fit into ``room`` as one frame, and their payload bytes."""
+    payload_bytes = 0
+    for count, header in enumerate(headers):
+        if log_format.frame_size((count + 1) * ENTRY_HEADER_BYTES, payload_bytes + header[3]) > room:
+            return count, payload_bytes
+        payload_bytes += header[3]
+    return len(headers), payload_bytes
+
+
+def same_payload(header: Header, row: Row) -> bool:
+    """Whether an entry that came again has the payload of the one that is there; their LACs may differ.
+
+    CRC32C is linear: the CRC of header and payload is the header's, advanced over as many zero bytes as the payload has, xor
+    the payload's own. With equal payloads the two CRCs differ exactly by the headers' difference, advanced.
+    """
+    ledger_id, entry_id, lac, payload_bytes, crc, _ = header
+    if payload_bytes != row.payload_bytes:
+        return False
+    if lac == row.lac:
+        return crc == row.crc
+    ours = messages.entry_crc(ledger_id, entry_id, lac, (), payload_bytes)
+    theirs = messages.entry_crc(ledger_id, entry_id, row.lac, (), payload_bytes)
+    zeros = bytes(payload_bytes)
+    return crc ^ row.crc == crc32c(zeros, ours) ^ crc32c(zeros, theirs)

@@ -1,0 +1,107 @@
+"""What a read finds, sans-IO: from ranges of entries to places in files, or to the runs that must be in memory first.
+
+Absence is decided here, from the index alone: an id within ``decided_to`` that has no place does not exist. Whether a place
+can be read is another matter, and the shell's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from stratalog_bookies.disk.core.disk_core import Bookie
+from stratalog_bookies.disk.core.index import Ledger, Row, Run, clusters, merged
+from stratalog_bookies.protocol.messages import Range, Status
+
+_ENTRY_ID_MAX = 2**63 - 1
+
+
+class Place(NamedTuple):
+    """An entry and where its payload lies."""
+
+    ledger_id: int
+    generation: int
+    row: Row
+
+
+class Found(NamedTuple):
+    """One range's part of the answer."""
+
+    status: Status
+    decided_to: int
+    places: list[Place]
+
+
+class RunsNeeded(NamedTuple):
+    """Load the rows of these runs, then ask again."""
+
+    runs: list[Run]
+
+
+class Budget:
+    """How much more an answer may carry. The first entry always fits."""
+
+    def __init__(self, bytes_max: int, entries_max: int, bytes_each_max: int | None = None) -> None:
+        self._bytes_left = bytes_max
+        self._entries_left = entries_max
+        self._bytes_each_max = bytes_each_max
+        self._untouched = True
+
+    def mark(self) -> tuple[int, int, bool]:
+        """What ``reset`` goes back to."""
+        return self._bytes_left, self._entries_left, self._untouched
+
+    def reset(self, mark: tuple[int, int, bool]) -> None:
+        self._bytes_left, self._entries_left, self._untouched = mark
+
+    def take(self, payload_bytes: int) -> bool:
+        """Whether an entry still fits; if so it is counted."""
+        wanted = payload_bytes if self._bytes_each_max is None else min(payload_bytes, self._bytes_each_max)
+        if not self._untouched and (wanted > self._bytes_left or self._entries_left <= 0):
+            self._bytes_left = self._entries_left = 0
+            return False
+        self._untouched = False
+        self._bytes_left -= wanted
+        self._entries_left -= 1
+        return True
+
+    @property
+    def is_used_up(self) -> bool:
+        return not self._untouched and (self._entries_left <= 0 or self._bytes_left <= 0)
+
+
+def locate(bookie: Bookie, ranges: Sequence[Range], budget: Budget) -> list[Found] | RunsNeeded:
+    """Places of all durable entries in the ranges, as far as the budget goes; it is not touched if runs are needed first."""
+    mark = budget.mark()
+    answer = []
+    for each in ranges:
+        found = _locate_range(bookie, each, budget)
+        if isinstance(found, RunsNeeded):
+            budget.reset(mark)
+            return found
+        answer.append(found)
+    return answer
+
+
+def _locate_range(bookie: Bookie, wanted: Range, budget: Budget) -> Found | RunsNeeded:
+    ledger = bookie.contents.ledgers.get(wanted.ledger_id)
+    if ledger is None:
+        return Found(Status.NO_SUCH_LEDGER, min(wanted.last, _ENTRY_ID_MAX), [])
+    if budget.is_used_up:
+        return Found(Status.OK, min(wanted.first, _ENTRY_ID_MAX) - 1, [])
+    return _locate_in(bookie, ledger, wanted, budget)
+
+
+def _locate_in(bookie: Bookie, ledger: Ledger, wanted: Range, budget: Budget) -> Found | RunsNeeded:
+    places: list[Place] = []
+    for cluster in clusters(ledger.runs_between(wanted.first, wanted.last)):
+        missing = [run for run in cluster if run.rows is None]
+        if missing:
+            return RunsNeeded(missing)
+        for run in cluster:
+            bookie.contents.cache.touch(run)
+        for run, row in merged(cluster, wanted.first, wanted.last, bookie.is_visible):
+            if not budget.take(row.payload_bytes):
+                return Found(Status.OK, row.entry_id - 1, places)
+            places.append(Place(wanted.ledger_id, run.generation, row))
+    return Found(Status.OK, min(wanted.last, _ENTRY_ID_MAX), places)

@@ -1,0 +1,53 @@
+"""Pieces of log files read by the kernel, side by side, without a thread and around the page cache.
+
+Only where the file can (``BeginsReads``). Whatever goes wrong here says nothing yet: the caller reads again from a thread, and
+what fails there counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+from stratalog_bookies.disk.core.extents import FilePieces, ReadPieces
+from stratalog_bookies.disk.log_files import LogFiles
+from stratalog_core.ports import Background, BeginsReads, File
+
+
+class DirectReads:
+    """Those of one disk. The files that are read must be pinned."""
+
+    def __init__(self, store: LogFiles, background: Background) -> None:
+        self._store = store
+        self._background = background
+
+    async def read(self, pieces: ReadPieces) -> list[memoryview] | None:
+        """The slices; None if they are to be read in another way."""
+        for file in pieces.files:
+            if self._store.kept_open(file.generation) is None and not await self._open(file.generation):
+                return None
+        begun = [self._begin(file) for file in pieces.files]
+        read = [each and await each for each in begun]
+        if not all(read):
+            return None
+        return [read[file][piece][start:end] for file, piece, start, end in pieces.slices]  # type: ignore[index]
+
+    async def _open(self, generation: int) -> bool:
+        try:
+            file: File = await self._background.run(partial(self._store.open_direct, generation))
+        except OSError:
+            return False
+        self._store.keep_open(generation, file)
+        return True
+
+    def _begin(self, pieces: FilePieces) -> asyncio.Future[list[memoryview] | None] | None:
+        file = self._store.kept_open(pieces.generation)
+        if not isinstance(file, BeginsReads):
+            return None
+        future: asyncio.Future[list[memoryview] | None] = asyncio.get_running_loop().create_future()
+        return future if file.begin_reads(pieces.extents, partial(_settle, future)) else None
+
+
+def _settle(future: asyncio.Future[list[memoryview] | None], read: list[memoryview] | OSError) -> None:
+    if not future.done():
+        future.set_result(None if isinstance(read, OSError) else read)

@@ -1,0 +1,269 @@
+"""The asyncio shell of one disk: the core's rules, group commit, files and reads put together.
+
+Requests that find no room because the next log file is not ready yet are held, in order, and go on when it is. A failed
+write or sync retires the disk: what waits is answered STORAGE_FAILED, nothing is tried again, and reads of what was durable
+go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from stratalog_bookies.config import BookieSettings
+from stratalog_bookies.counters import Counters
+from stratalog_bookies.disk.core.corruption import Damage
+from stratalog_bookies.disk.core.disk_core import Added, Bookie, Header, add_room, control_room
+from stratalog_bookies.disk.core.index import Row
+from stratalog_bookies.disk.core.log_format import PAGE_BYTES
+from stratalog_bookies.disk.group_commit import GroupCommit
+from stratalog_bookies.disk.log_file_lifecycle import FileKeeper
+from stratalog_bookies.disk.log_files import LogFiles
+from stratalog_bookies.disk.reads import DiskReads
+from stratalog_bookies.disk.statuses import OnStatuses, StatusGather
+from stratalog_bookies.disk.transient_errors import lacks_resources
+from stratalog_bookies.protocol.messages import ENTRY_HEADER_BYTES, DiskInfo, LedgerTail, Status
+from stratalog_core.errors import Corrupt, StorageFailed
+from stratalog_core.ports import Background
+
+_log = logging.getLogger(__name__)
+_FAILED = bytes([Status.STORAGE_FAILED if status == Status.OK else status for status in range(256)])
+
+
+class Disk:
+    """One disk of a running bookie. ``on_change`` is called when it became, or ceased to be, writable.
+
+    One that ``is_missing`` could not be used at the start: what it holds is unknown, and absent nothing.
+    """
+
+    def __init__(
+        self,
+        position: int,
+        bookie: Bookie,
+        store: LogFiles,
+        settings: BookieSettings,
+        background: Background,
+        counters: Counters,
+        on_change: Callable[[], None],
+        *,
+        is_missing: bool = False,
+    ) -> None:
+        self.position = position
+        self.is_missing = is_missing
+        self.bookie = bookie
+        self.store = store
+        self.background = background
+        self.counters = counters
+        self.damage = Damage()
+        self.commit = GroupCommit(bookie, store, background, counters, self._after_group)
+        self.files = FileKeeper(bookie, store, settings, background, counters, self._room_changed)
+        self.reads = DiskReads(
+            bookie, store, background, counters, settings.read_jobs, self.note_damage, self._note_lost_index
+        )  # fmt: skip
+        self.on_group: Callable[[], None] = lambda: None
+        self.on_damage: Callable[[], None] = lambda: None
+        self._settings = settings
+        self._on_change = on_change
+        self._seen_sequence = 0
+        self._proved_sequence = 0
+        self._held: deque[tuple[int, bool, Callable[[], None]]] = deque()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def close(self) -> None:
+        """Finish what was accepted, then let go of the files."""
+        self._prove_tail()
+        await self.commit.close()
+        await self.files.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await self.background.run(self.store.close)
+
+    @property
+    def add_bytes_max(self) -> int:
+        """Room of one log file: an ADD must fit into it."""
+        return self.store.file_bytes - 2 * PAGE_BYTES
+
+    # -- adds
+
+    def add(
+        self, headers: Sequence[Header], body: memoryview, header_at: int, payload_at: int, add_bytes: int, done: OnStatuses
+    ) -> None:
+        """``Bookie.add`` of entries with ``add_bytes`` bytes of headers and payloads. Never blocks.
+
+        ``done`` gets the statuses when they are decided and what is OK is durable.
+        """
+        needed = add_room(len(headers), add_bytes)
+        if (self._held or not self.bookie.takes(needed)) and self.bookie.refusal is None:
+            self._held.append((needed, True, partial(self._add_now, headers, body, header_at, payload_at, done)))
+        else:
+            self._add_now(headers, body, header_at, payload_at, done)
+
+    def _add_now(self, headers: Sequence[Header], body: memoryview, header_at: int, payload_at: int, done: OnStatuses) -> None:
+        added = self.bookie.add(headers, body, header_at, payload_at)
+        if not self.bookie.log.has_next_file:
+            self.files.look()
+        if added.deferred:
+            done = self._decide_later(added, headers, body, header_at, payload_at, done)
+        self.commit.when_durable(added.sequence, partial(self._answer, added.statuses, done))
+
+    def _answer(self, statuses: bytearray, done: OnStatuses) -> None:
+        done(statuses.translate(_FAILED) if self.bookie.failure else statuses)
+
+    def _decide_later(
+        self, added: Added, headers: Sequence[Header], body: memoryview, header_at: int, payload_at: int, done: OnStatuses
+    ) -> OnStatuses:
+        """When the rest is durable: load the runs that undecided entries need, and add these again, one by one."""
+        gather = StatusGather(bytearray(len(headers)), 1 + len(added.deferred), done)
+        rest = gather.part(0)
+
+        async def load_and_add() -> None:
+            for index, run in added.deferred:
+                part = gather.part(index)
+                try:
+                    await self.reads.load([run])
+                except (OSError, Corrupt) as failure:
+                    part(bytearray((Status.OVERLOADED if lacks_resources(failure) else Status.STORAGE_FAILED,)))
+                    continue
+                at = payload_at + sum([header[3] for header in headers[:index]])
+                single = headers[index : index + 1]
+                self.add(single, body, header_at + index * ENTRY_HEADER_BYTES, at, ENTRY_HEADER_BYTES + single[0][3], part)
+
+        def rest_is_durable(statuses: bytearray) -> None:
+            rest(statuses)
+            task = asyncio.get_running_loop().create_task(load_and_add())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+        return rest_is_durable
+
+    # -- fences, LACs, deletions
+
+    async def fence(self, ledger_ids: Sequence[int]) -> list[LedgerTail]:
+        """Durable fences, and where the ledgers end. Raises ``StorageFailed``."""
+        await self.room(control_room(len(ledger_ids)), reserve=False)
+        await self.commit.durable(self.bookie.fence(ledger_ids))
+        self.counters.fences += len(ledger_ids)
+        return self.bookie.tails(ledger_ids)
+
+    async def tails(self, ledger_ids: Sequence[int]) -> list[LedgerTail]:
+        """Where ledgers end, counting only what is durable. Raises ``StorageFailed``."""
+        await self.commit.durable(self.bookie.log.sequence)
+        return self.bookie.tails(ledger_ids)
+
+    async def write_lacs(self, lacs: Sequence[tuple[int, int]]) -> bytearray:
+        """Durable explicit LACs. Raises ``StorageFailed``."""
+        await self.room(control_room(len(lacs)), reserve=False)
+        statuses, sequence = self.bookie.write_lacs(lacs)
+        await self.commit.durable(sequence)
+        return statuses
+
+    async def delete(self, ledger_ids: Sequence[int]) -> None:
+        """Durable tombstones. Raises ``StorageFailed``."""
+        await self.room(control_room(len(ledger_ids)), reserve=False)
+        await self.commit.durable(self.bookie.delete(ledger_ids))
+        self.counters.ledgers_deleted += len(ledger_ids)
+        self.files.wake()
+
+    async def room(self, needed: int, *, reserve: bool) -> None:
+        """Wait until frames of so many bytes can be placed. Raises ``StorageFailed``."""
+        while not self.bookie.failure and (self._held or not self.bookie.takes(needed, reserve=reserve)):
+            if self.bookie.read_only and not self._held:
+                raise StorageFailed(f"the disk is full: {self.bookie.read_only}", read_only=True)
+            room: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._held.append((needed, reserve, partial(_resolve, room)))
+            self.files.look()
+            await room
+        if self.bookie.failure:
+            raise StorageFailed(self.bookie.failure, read_only=False)
+
+    # -- damage
+
+    def note_damage(self, ledger_id: int, entry_id: int, generation: int) -> None:
+        """An entry cannot be read: it is to be mended (``healing.py``)."""
+        if self.damage.add(ledger_id, entry_id, generation):
+            self.counters.damaged_entries += 1
+            _log.error("entry %d of ledger %d, in log file %016x, is damaged", entry_id, ledger_id, generation)
+            self.on_damage()
+
+    def _note_lost_index(self, generation: int, reason: str) -> None:
+        self.damage.files.setdefault(generation, f"its index and its frames are damaged: {reason}")
+
+    def unmark_unmovable(self, generation: int) -> None:
+        """What kept this file from being compacted has been mended."""
+        file = self.bookie.contents.files.get(generation)
+        if file is not None:
+            file.unmovable = False
+
+    async def leave_file(self, generation: int) -> None:
+        """Write to another file than this one from now on. Raises ``StorageFailed``."""
+        while self.bookie.log.generation == generation:
+            await self.room(self.store.file_bytes, reserve=False)
+            if self.bookie.log.generation == generation:
+                self.bookie.roll()
+        self.files.look()
+
+    async def write_again(self, ledger_id: int, row: Row, payload: bytes, generation: int) -> None:
+        """A durable copy of an entry whose copy in log file ``generation`` is damaged. Raises ``StorageFailed``."""
+        await self.leave_file(generation)
+        await self.room(add_room(1, ENTRY_HEADER_BYTES + len(payload)), reserve=True)
+        self.bookie.move(ledger_id, row, payload, generation)
+        await self.commit.durable(self.bookie.log.sequence)
+
+    def tick(self) -> None:
+        """Called now and then: an idle log gets its tail proved, so that later damage is never taken for a torn write."""
+        log = self.bookie.log
+        if log.sequence == self._seen_sequence == log.durable_sequence:
+            self._prove_tail()
+        self._seen_sequence = log.sequence
+
+    def _prove_tail(self) -> None:
+        log = self.bookie.log
+        if log.sequence > max(self._proved_sequence, 1):
+            self.bookie.prove_tail()
+            self._proved_sequence = self._seen_sequence = log.sequence
+            self.commit.when_durable(log.sequence, lambda: None)
+
+    # -- room
+
+    def _after_group(self) -> None:
+        self.files.look()
+        if self.bookie.failure:
+            self._room_changed()
+        self.on_group()
+
+    def _room_changed(self) -> None:
+        held, self._held = self._held, deque()
+        while held:
+            needed, reserve, call = held[0]
+            if self.bookie.refusal is None and not self.bookie.takes(needed, reserve=reserve):
+                break
+            held.popleft()
+            call()
+        self._held = held + self._held
+        self._on_change()
+
+    def info(self) -> DiskInfo:
+        """For INFO."""
+        files = self.bookie.contents.files.values()
+        return DiskInfo(
+            position=self.position,
+            state="failed" if self.bookie.failure else "read_only" if self.bookie.read_only else "writable",
+            reason=self.bookie.failure or self.bookie.read_only,
+            free_bytes=self.files.free_bytes,
+            log_files=len(files),
+            log_bytes=sum([file.end if file.end > 0 else self.bookie.log.tail for file in files]),
+            live_bytes=sum([file.live_bytes for file in files]),
+            ledgers=len(self.bookie.contents.ledgers),
+            damaged_entries=len(self.damage),
+            damaged_files=len(self.damage.files),
+            sparse_files=len(self.bookie.contents.sparse_files(self._settings.compaction_live_ratio)),
+            unmovable_files=sum([file.unmovable for file in files]),
+        )
+
+
+def _resolve(room: asyncio.Future[None]) -> None:
+    if not room.done():
+        room.set_result(None)

@@ -1,0 +1,279 @@
+"""A disk's directory: log files, spares, index files, state, cookie. Every call blocks; this module alone syncs.
+
+::
+
+    cookie                       who the disk belongs to (cookie.py)
+    state                        the state file (checkpoint.py)
+    log/<generation>.log         log files, hexadecimal
+    log/<number>.spare           prewritten or recycled files that wait to become log files
+    log/<number>.filling         a spare that is being made; removed at the next start
+    index/<generation>.idx       index of a closed log file
+
+A log file comes into being by rename, with its header durable, and leaves by being renamed to a spare. An error of a write
+or sync is passed on and never retried: what the file holds afterwards is unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from stratalog_bookies.disk.core import checkpoint, log_format
+from stratalog_bookies.disk.core.checkpoint import State
+from stratalog_bookies.disk.core.index import ROW_BYTES, Run
+from stratalog_bookies.disk.core.log import Write
+from stratalog_bookies.disk.transient_errors import lacks_resources
+from stratalog_core.ports import BeginsWrites, File, Files, OnWritten
+
+STATE: Final = "state"
+LOG: Final = "log"
+INDEX: Final = "index"
+_FILL_BYTES: Final = 1024 * 1024
+_READING_MAX: Final = 16
+
+
+def log_path(generation: int) -> str:
+    return f"{LOG}/{generation:016x}.log"
+
+
+def index_path(generation: int) -> str:
+    return f"{INDEX}/{generation:016x}.idx"
+
+
+class LogFiles:
+    """Files of one disk. Not thread-safe in what it writes; reads may run beside anything."""
+
+    def __init__(self, files: Files, cookie: bytes, file_bytes: int, *, direct: bool = True) -> None:
+        self.cookie = cookie
+        self._files = files
+        self._direct = direct
+        self.file_bytes = file_bytes
+        self._writing: dict[int, File] = {}
+        self._beginning: dict[int, BeginsWrites] = {}
+        files.make_directory(LOG)
+        files.make_directory(INDEX)
+        self._remove_unfinished()
+        self._spares = self._numbers(".spare")
+        self._next_spare = max(self._spares, default=0) + 1
+        self._reading: dict[int, File] = {}
+
+    @property
+    def spare_files(self) -> int:
+        return len(self._spares)
+
+    def free_bytes(self) -> int:
+        return self._files.free_bytes()
+
+    # -- the file that is written
+
+    def prepare(self, generation: int) -> None:
+        """Make log file ``generation`` durable and empty, from a spare if there is one, else with its space only reserved."""
+        path = log_path(generation)
+        if not self._spares:
+            self._make_spare(prewrite=False)
+        spare = self._spares[-1]
+        file = self._files.open(_spare_path(spare), direct=self._direct)
+        try:
+            file.pwritev((log_format.pack_file_header(self.cookie, generation, self.file_bytes),), 0)
+            file.datasync()
+            self._files.rename(_spare_path(spare), path)
+            self._sync_renamed(path, _spare_path(spare))
+        except OSError:
+            file.close()
+            raise
+        self._spares.remove(spare)
+        self._writing[generation] = file
+        if isinstance(file, BeginsWrites):
+            self._beginning[generation] = file
+
+    def _sync_renamed(self, path: str, before: str) -> None:
+        """Make a new name durable, or go back to the old one: for want of a descriptor this may be tried again."""
+        try:
+            self._files.sync_directory(LOG)
+        except OSError:
+            self._files.rename(path, before)
+            raise
+
+    def write(self, write: Write) -> None:
+        """One group: written and durable when this returns."""
+        file = self._writing[write.generation]
+        file.pwritev(write.buffers, write.position)
+        file.datasync()
+
+    def begin_write(self, write: Write, done: OnWritten) -> bool:
+        """The same without blocking: ``done`` is called from the event loop. False if this write cannot be made so."""
+        file = self._beginning.get(write.generation)
+        return file is not None and file.begin_write(write.buffers, write.position, done)
+
+    def finish(self, generation: int) -> None:
+        """No group will go to this file any more."""
+        self._beginning.pop(generation, None)
+        file = self._writing.pop(generation, None)
+        if file is not None:
+            file.close()
+
+    def close(self) -> None:
+        for generation in list(self._writing):
+            self.finish(generation)
+        for generation in list(self._reading):
+            self._forget(generation)
+
+    # -- spares
+
+    def fill_spare(self) -> None:
+        """Prewrite one more spare: overwriting blocks that exist is faster than appending."""
+        self._make_spare(prewrite=True)
+
+    def _make_spare(self, *, prewrite: bool) -> None:
+        number = self._next_spare
+        self._next_spare += 1
+        path = f"{LOG}/{number:016x}.filling"
+        file = self._files.open(path, create=True, direct=self._direct)
+        try:
+            file.allocate(self.file_bytes)
+            if prewrite:
+                self._prewrite(file)
+            file.datasync()
+        except OSError:
+            self._files.remove(path)
+            raise
+        finally:
+            file.close()
+        self._files.rename(path, _spare_path(number))
+        self._spares.append(number)
+        self._files.sync_directory(LOG)
+
+    def _prewrite(self, file: File) -> None:
+        zeros = memoryview(bytes(min(_FILL_BYTES, self.file_bytes)))
+        for position in range(0, self.file_bytes, len(zeros)):
+            file.pwritev((zeros[: self.file_bytes - position],), position)
+            # In small portions: the log's own sync waits for what the disk has to write.
+            file.datasync()
+
+    def recycle(self, generation: int, spares_max: int) -> None:
+        """A log file that no state file names any more becomes a spare, or goes if there are enough. May be repeated."""
+        self._forget(generation)
+        if self._files.exists(index_path(generation)):
+            self._files.remove(index_path(generation))
+            self._files.sync_directory(INDEX)
+        if not self._files.exists(log_path(generation)):
+            self._files.sync_directory(LOG)
+            return
+        if len(self._spares) >= spares_max:
+            self._files.remove(log_path(generation))
+            self._files.sync_directory(LOG)
+            return
+        number = self._next_spare
+        self._next_spare += 1
+        self._files.rename(log_path(generation), _spare_path(number))
+        self._spares.insert(0, number)
+        self._files.sync_directory(LOG)
+
+    # -- reading
+
+    def generations(self) -> list[int]:
+        """Log files that exist, ascending."""
+        return self._numbers(".log")
+
+    def open_log(self, generation: int) -> File:
+        """A log file for reading; the caller closes it."""
+        return self._files.open(log_path(generation))
+
+    def open_direct(self, generation: int) -> File:
+        """A log file for ``keep_open``, which reads around the page cache if it can."""
+        return self._files.open(log_path(generation), direct=self._direct)
+
+    def kept_open(self, generation: int) -> File | None:
+        """A log file that is open for reading; the caller leaves it open."""
+        return self._reading.get(generation)
+
+    def keep_open(self, generation: int, file: File) -> None:
+        """Until the log file goes or is among the longest open ones. From the event loop only, where these files are used."""
+        self._forget(generation)
+        self._reading[generation] = file
+        while len(self._reading) > _READING_MAX:
+            self._forget(next(iter(self._reading)))
+
+    def _forget(self, generation: int) -> None:
+        file = self._reading.pop(generation, None)
+        if file is not None:
+            file.close()
+
+    def read_log(self, generation: int, *, sync: bool) -> bytes:
+        """A whole log file, its header checked. ``sync`` first makes durable what may be in the page cache only."""
+        file = self.open_log(generation)
+        try:
+            if sync:
+                file.datasync()
+            content = file.pread(file.size(), 0)
+        finally:
+            file.close()
+        log_format.check_file_header(content[: log_format.PAGE_BYTES], self.cookie, generation)
+        return content
+
+    def seed(self, generation: int) -> int:
+        """What the header CRCs of this file's frames begin with."""
+        return log_format.frame_seed(self.cookie, generation)
+
+    def check_header(self, generation: int) -> None:
+        """Raises ``Corrupt`` or ``OSError`` if the file's header is damaged."""
+        file = self.open_log(generation)
+        try:
+            log_format.check_file_header(file.pread(log_format.PAGE_BYTES, 0), self.cookie, generation)
+        finally:
+            file.close()
+
+    # -- checkpoints
+
+    def repair_file(self, path: str, content: bytes) -> bool:
+        """Write a small file again unless it holds ``content``; returns whether that was needed."""
+        try:
+            if self._files.read(path) == content:
+                return False
+        except OSError as failure:
+            if lacks_resources(failure):
+                raise
+        self._files.write_atomic(path, content)
+        return True
+
+    def load_state(self) -> State:
+        """Raises ``FileNotFoundError`` or ``Corrupt``."""
+        return checkpoint.decode_state(self._files.read(STATE))
+
+    def save_state(self, state: State) -> None:
+        self._files.write_atomic(STATE, checkpoint.encode_state(state))
+
+    def save_index(self, generation: int, runs: Sequence[Run]) -> None:
+        """Store the runs of a closed file and note in them where they are."""
+        self._files.write_atomic(index_path(generation), checkpoint.encode_index(generation, runs))
+
+    def load_index(self, generation: int) -> list[Run]:
+        """Runs of a closed file without their rows. Raises ``FileNotFoundError`` or ``Corrupt``."""
+        file = self._files.open(index_path(generation))
+        try:
+            header = file.pread(checkpoint.INDEX_HEADER_BYTES, 0)
+            table_bytes = checkpoint.index_table_bytes(header, generation)
+            table = file.pread(table_bytes, checkpoint.INDEX_HEADER_BYTES)
+        finally:
+            file.close()
+        return checkpoint.decode_index_table(header, table, generation)
+
+    def load_rows(self, run: Run) -> bytes:
+        """Rows of one stored run. Raises ``OSError`` or ``Corrupt``."""
+        file = self._files.open(index_path(run.generation))
+        try:
+            return checkpoint.check_rows(run, file.pread(run.count * ROW_BYTES, run.stored_at))
+        finally:
+            file.close()
+
+    def _numbers(self, suffix: str) -> list[int]:
+        return sorted(int(name.removesuffix(suffix), 16) for name in self._files.list(LOG) if name.endswith(suffix))
+
+    def _remove_unfinished(self) -> None:
+        for name in self._files.list(LOG):
+            if name.endswith(".filling"):
+                self._files.remove(f"{LOG}/{name}")
+
+
+def _spare_path(number: int) -> str:
+    return f"{LOG}/{number:016x}.spare"

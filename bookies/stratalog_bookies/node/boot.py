@@ -1,0 +1,111 @@
+"""From directories to running disks: cookies checked against the cluster, new disks set up, old ones recovered.
+
+The order of a first start: all disks get their cookie (one that has a cookie has a state file), then the record is written.
+It may stop anywhere and start again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import partial
+
+from stratalog_bookies.config import BookieSettings
+from stratalog_bookies.disk import recovery
+from stratalog_bookies.disk.core.contents import Contents
+from stratalog_bookies.disk.core.cookie import (
+    COOKIE_FILE,
+    FORMAT_VERSION,
+    DiskCookie,
+    claim,
+    decode_cookie,
+    disk_key,
+    encode_cookie,
+)
+from stratalog_bookies.disk.core.disk_core import Bookie
+from stratalog_bookies.disk.core.log import Log
+from stratalog_bookies.disk.log_files import LogFiles
+from stratalog_bookies.disk.missing_disk import MissingFiles
+from stratalog_bookies.node.registration import Registration
+from stratalog_core.errors import Corrupt, StorageFailed, StratalogError
+from stratalog_core.ports import Background, Files, Random
+from stratalog_metadata.records import Bookie as BookieRecord
+
+_log = logging.getLogger(__name__)
+
+
+async def claim_disks(
+    settings: BookieSettings, disks: Sequence[Files], registration: Registration, random: Random, background: Background
+) -> tuple[str, dict[int, str]]:
+    """Check the disks' cookies against the cluster and set up new disks.
+
+    Returns the bookie's cookie, and what is wrong with disks that cannot be used. Raises ``Invalid`` if none can.
+    """
+    cluster_id = await registration.cluster_id()
+    found = [await background.run(partial(_look, *each)) for each in zip(disks, settings.data_dirs, strict=True)]
+    known = await registration.read()
+    record = known.record if known is not None and isinstance(known.record, BookieRecord) else None
+    claimed = claim(
+        record, found, cluster_id=cluster_id, bookie_id=settings.bookie_id, directories=settings.data_dirs
+    )  # fmt: skip
+    cookie = claimed.cookie or f"{random.getrandbits(128):032x}"
+    for disk, files in enumerate(disks):
+        if found[disk] is None and disk not in claimed.lost:
+            new = _disk_cookie(settings, cluster_id, cookie, disk)
+            await background.run(partial(_set_up, files, new, settings.log_file_bytes))
+    return cookie, claimed.lost
+
+
+def _look(files: Files, directory: str) -> DiskCookie | StratalogError | None:
+    try:
+        return _read_cookie(files, directory)
+    except OSError as failure:
+        return StorageFailed(f"{directory} cannot be read: {failure}", read_only=False)
+    except StratalogError as wrong:
+        return wrong
+
+
+def cookie_content(settings: BookieSettings, cluster_id: str, cookie: str, disk: int) -> bytes:
+    """What a disk's cookie file holds."""
+    return encode_cookie(_disk_cookie(settings, cluster_id, cookie, disk))
+
+
+def _disk_cookie(settings: BookieSettings, cluster_id: str, cookie: str, disk: int) -> DiskCookie:
+    return DiskCookie(
+        format_version=FORMAT_VERSION, cluster_id=cluster_id, bookie_id=settings.bookie_id, cookie=cookie, disk=disk,
+        disks=len(settings.data_dirs),
+    )  # fmt: skip
+
+
+def _read_cookie(files: Files, directory: str) -> DiskCookie | None:
+    try:
+        return decode_cookie(files.read(COOKIE_FILE), directory)
+    except FileNotFoundError:
+        if recovery.holds_data(files):
+            raise Corrupt(f"{directory} holds data but its file {COOKIE_FILE!r} is gone: restore it from a backup") from None
+        return None
+
+
+def _set_up(files: Files, cookie: DiskCookie, log_file_bytes: int) -> None:
+    recovery.create(LogFiles(files, disk_key(cookie.cookie, cookie.disk), log_file_bytes))
+    files.write_atomic(COOKIE_FILE, encode_cookie(cookie))
+
+
+def missing_disk(cookie: str, disk: int, settings: BookieSettings, reason: str) -> tuple[LogFiles, Bookie]:
+    """What stands in the place of a disk that cannot be used: failed from the beginning."""
+    key = disk_key(cookie, disk)
+    store = LogFiles(MissingFiles(reason), key, settings.log_file_bytes)
+    contents = Contents(index_bytes_max=0, tombstones_max=settings.tombstones_max)
+    bookie = Bookie(contents, Log(key, 1, settings.log_file_bytes), ledgers_max=settings.ledgers_max)
+    bookie.fail(reason)
+    return store, bookie
+
+
+def recover_disk(files: Files, cookie: str, disk: int, settings: BookieSettings) -> tuple[LogFiles, Bookie]:
+    """Bring one disk back. Blocking. Raises ``Corrupt`` or ``OSError``."""
+    key = disk_key(cookie, disk)
+    store = LogFiles(files, key, settings.log_file_bytes, direct=settings.direct_io)
+    contents = Contents(index_bytes_max=settings.index_bytes_max, tombstones_max=settings.tombstones_max)
+    bookie = recovery.recover(store, contents, key, ledgers_max=settings.ledgers_max)
+    _log.info("disk %d: %d ledgers in %d log files", disk, len(contents.ledgers), len(contents.files))
+    return store, bookie

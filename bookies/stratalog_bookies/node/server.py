@@ -1,0 +1,196 @@
+"""A bookie from start to end: disks recovered, requests served, record registered, upkeep running. The shell of this package.
+
+A failed disk does not stop the others, nor does one that is missing, foreign or damaged when a known bookie starts: its ledgers
+are unreadable here (never absent), the bookie's record names it, and the auditor makes its copies anew. Without one sound disk
+the bookie does not start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+
+from stratalog_bookies.client.read_client import reading_half
+from stratalog_bookies.config import BookieSettings
+from stratalog_bookies.counters import Counters
+from stratalog_bookies.disk.compaction import Upkeep
+from stratalog_bookies.disk.disk import Disk
+from stratalog_bookies.node import boot
+from stratalog_bookies.node.collector import Collector
+from stratalog_bookies.node.dispatch import Dispatch
+from stratalog_bookies.node.registration import Registration
+from stratalog_bookies.repair.auditor import Auditor
+from stratalog_bookies.repair.entry_repair import Healer
+from stratalog_bookies.repair.scrub import Scrub
+from stratalog_core.errors import Invalid, StratalogError
+from stratalog_core.ports import Background, Bound, Clock, Files, Listener, Random, Transport
+from stratalog_metadata.client.api import MetadataClient
+
+_log = logging.getLogger(__name__)
+_SPACE_INTERVAL_S = 1.0
+
+
+class BookieServer:
+    """One bookie. ``files`` are its disks, in the order of ``settings.data_dirs``; ``background`` has ``settings.threads``."""
+
+    def __init__(
+        self,
+        settings: BookieSettings,
+        metadata: MetadataClient,
+        transport: Transport,
+        files: Sequence[Files],
+        clock: Clock,
+        random: Random,
+        background: Background,
+    ) -> None:
+        if len(files) != len(settings.data_dirs):
+            raise Invalid(f"{len(files)} disks were given for {len(settings.data_dirs)} data_dirs")
+        self._settings = settings
+        self._metadata = metadata
+        self._transport = transport
+        self._files = files
+        self._clock = clock
+        self._random = random
+        self._background = background
+        self._registration = Registration(settings, metadata)
+        self._disks: list[Disk] = []
+        self._dispatch: Dispatch | None = None
+        self._bound: Bound | None = None
+        self._listener: Listener | None = None
+        self._upkeep: list[asyncio.Task[None]] = []
+
+    @property
+    def address(self) -> str:
+        """``host:port`` that is served."""
+        assert self._bound is not None, "the bookie has been started"
+        return self._bound.address
+
+    async def start(self) -> None:
+        """Serve and be registered when this returns. The caller has locked the disks.
+
+        Raises ``Conflict`` (the port is taken), ``Invalid`` (wrong disk), ``Corrupt``, ``Unavailable``.
+        """
+        self._bound = await self._transport.bind(self._settings.listen)
+        try:
+            await self._recover_and_serve(self._bound)
+        except BaseException:
+            self._bound.close()
+            raise
+
+    async def _recover_and_serve(self, bound: Bound) -> None:
+        cookie, lost = await boot.claim_disks(
+            self._settings, self._files, self._registration, self._random, self._background
+        )  # fmt: skip
+        counters = Counters()
+        for position, files in enumerate(self._files):
+            self._disks.append(await self._open_disk(position, files, cookie, counters, lost))
+        cluster_id = await self._registration.cluster_id()
+        collector = Collector(self._metadata, self._disks, cluster_id)
+        self._dispatch = Dispatch(self._settings, self._disks, collector, counters)
+        self._listener = await bound.listen(self._dispatch.handle)
+        address = self._settings.advertised or bound.address
+        await self._registration.register(cookie, address, read_only=self._is_read_only(), failed_disks=self._failed_disks())
+        self._start_upkeep(collector, cluster_id, cookie)
+        self._start_auditor(counters)
+
+    async def close(self) -> None:
+        """Take no more requests, answer those that were taken, give the session up."""
+        for task in self._upkeep:
+            task.cancel()
+        if self._upkeep:
+            await asyncio.wait(self._upkeep)
+        await self._registration.close()
+        if self._dispatch is not None:
+            await self._dispatch.close()
+        for disk in self._disks:
+            await disk.close()
+        if self._listener is not None:
+            await self._listener.close()
+
+    async def _open_disk(self, position: int, files: Files, cookie: str, counters: Counters, lost: dict[int, str]) -> Disk:
+        """``lost`` gets what is wrong with a disk that cannot be recovered, as long as another one can be. Raises ``Corrupt``
+        and ``OSError`` otherwise.
+        """
+        if position not in lost:
+            try:
+                store, bookie = await self._background.run(partial(boot.recover_disk, files, cookie, position, self._settings))
+            except (StratalogError, OSError) as failure:
+                if len(lost) + 1 == len(self._files):
+                    raise
+                lost[position] = str(failure)
+        if position in lost:
+            _log.critical("disk %d is not used, what it holds is lost for now: %s", position, lost[position])
+            store, bookie = boot.missing_disk(cookie, position, self._settings, lost[position])
+        disk = Disk(
+            position, bookie, store, self._settings, self._background, counters, self._disk_changed,
+            is_missing=position in lost,
+        )  # fmt: skip
+        if position not in lost:
+            await disk.files.start()
+        return disk
+
+    def _failed_disks(self) -> tuple[int, ...]:
+        return tuple(disk.position for disk in self._disks if disk.bookie.failure)
+
+    def _is_read_only(self) -> bool:
+        return all(disk.bookie.refusal is not None for disk in self._disks)
+
+    def _disk_changed(self) -> None:
+        if len(self._disks) == len(self._files):
+            self._registration.set_state(read_only=self._is_read_only(), failed_disks=self._failed_disks())
+
+    # -- upkeep
+
+    def _start_upkeep(self, collector: Collector, cluster_id: str, cookie: str) -> None:
+        settings = self._settings
+        self._every(settings.collect_interval_s, partial(self._collect, collector))
+        disks = [disk for disk in self._disks if not disk.is_missing]
+        upkeep = [Upkeep(disk, settings) for disk in disks]
+        half = reading_half(
+            self._metadata, self._transport, self._clock, self._random, last_asked=frozenset({settings.bookie_id})
+        )  # fmt: skip
+        healer = Healer(self._metadata, half.reads, self._clock, disks, upkeep)
+        scrubs = []
+        for disk, compaction in zip(disks, upkeep, strict=True):
+            disk.on_damage = healer.wake
+            self._every(_SPACE_INTERVAL_S, partial(_look_after, disk))
+            self._every(settings.collect_interval_s, compaction.compact)
+            content = boot.cookie_content(settings, cluster_id, cookie, disk.position)
+            scrubs.append(Scrub(disk, settings, content, healer.wake))
+        assert self._dispatch is not None, "requests are served by now"
+        self._dispatch.scrub_by(scrubs)
+        for work in (collector.run, healer.run, *(scrub.run for scrub in scrubs)):
+            self._upkeep.append(asyncio.get_running_loop().create_task(work()))
+
+    def _start_auditor(self, counters: Counters) -> None:
+        if not self._settings.audit_delay_s:
+            return
+        auditor = Auditor(
+            self._settings, self._metadata, self._transport, self._clock, self._random, counters,
+            lambda: self._registration.session_id,
+        )  # fmt: skip
+        self._upkeep.append(asyncio.get_running_loop().create_task(auditor.run()))
+
+    def _every(self, interval_s: float, work: Callable[[], Awaitable[object]]) -> None:
+        self._upkeep.append(asyncio.get_running_loop().create_task(_repeat(interval_s, work)))
+
+    async def _collect(self, collector: Collector) -> None:
+        await collector.collect()
+        for disk in self._disks:
+            disk.files.wake()
+
+
+async def _look_after(disk: Disk) -> None:
+    disk.tick()
+    await disk.files.check_space()
+
+
+async def _repeat(interval_s: float, work: Callable[[], Awaitable[object]]) -> None:
+    while True:
+        await asyncio.sleep(interval_s)
+        try:
+            await work()
+        except Exception:
+            _log.exception("upkeep failed; it is tried again in %s s", interval_s)

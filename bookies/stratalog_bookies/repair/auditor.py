@@ -1,0 +1,196 @@
+"""The auditor's shell: under the lease it looks at all closed ledgers now and then, moves copies and fills gaps in others.
+
+A copy is moved by bringing every entry of its share to the target and then, not before, naming the target in the ledger's
+record by compare-and-set under the lease. What fails is tried again at the next look. It deletes nothing: what a replaced
+bookie still has goes with its ledger. An idle cluster costs one walk over the records in memory for each look.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from stratalog_bookies.client.core.fragments import with_moved
+from stratalog_bookies.client.ledger_records import put_ledger
+from stratalog_bookies.client.read_client import reading_half
+from stratalog_bookies.config import BookieSettings
+from stratalog_bookies.counters import Counters
+from stratalog_bookies.repair.audit_lease import AuditClaim
+from stratalog_bookies.repair.copier import Copier
+from stratalog_bookies.repair.core.audit_plan import Move, in_need, loads, plan_moves, weigh
+from stratalog_bookies.repair.core.audit_progress import Progress
+from stratalog_bookies.repair.core.lost_bookies import Gone, LostBookies
+from stratalog_bookies.repair.core.shares import share_of
+from stratalog_core.errors import StratalogError
+from stratalog_core.ports import Clock, Random, Transport
+from stratalog_metadata.client.api import MetadataClient
+from stratalog_metadata.records import Bookie, Ledger, LedgerState, ledger_key
+from stratalog_metadata.state.changes import Change
+from stratalog_metadata.state.commands import Requirement
+
+_COMMIT_TIMEOUT_S: Final = 10.0
+_FAILURES_TOLD: Final = 3
+_BOOKIES: Final = "bookie/"
+_log = logging.getLogger(__name__)
+
+SessionId = Callable[[], int]
+
+
+class Auditor:
+    """One in each bookie; only the one with the lease acts. ``session_id`` tells the bookie's session (0: none)."""
+
+    def __init__(
+        self,
+        settings: BookieSettings,
+        metadata: MetadataClient,
+        transport: Transport,
+        clock: Clock,
+        random: Random,
+        counters: Counters,
+        session_id: SessionId,
+    ) -> None:
+        self._settings = settings
+        self._metadata = metadata
+        self._clock = clock
+        self._random = random
+        self._counters = counters
+        self._session_id = session_id
+        half = reading_half(metadata, transport, clock, random)
+        self._directory = half.directory
+        self._copier = Copier(half.requests, half.reads, half.directory, counters, settings.audit_bytes_per_s)
+        self._claim = AuditClaim(metadata)
+        self._lost = LostBookies(settings.audit_delay_s)
+        self._progress = Progress()
+        self._failures = 0
+        self._stands: Counter[str] = Counter()
+        self._wake = asyncio.Event()
+        self._unsubscribe = metadata.view.subscribe(self._on_changes)
+
+    async def run(self) -> None:
+        """Look, pause, look again, until cancelled."""
+        try:
+            while True:
+                await self._look_safely()
+                await self._pause()
+        finally:
+            self._unsubscribe()
+            self._directory.close()
+
+    async def _look_safely(self) -> None:
+        try:
+            await self.look()
+        except StratalogError as failure:
+            _log.info("the audit is put off: %s", failure)
+        except Exception:
+            _log.exception("the audit failed by a defect; it is tried again")
+
+    async def _pause(self) -> None:
+        self._wake.clear()
+        try:
+            async with asyncio.timeout(self._settings.audit_interval_s):
+                await self._wake.wait()
+        except TimeoutError:
+            return
+
+    def _on_changes(self, changes: Sequence[Change]) -> None:
+        """See every return of a bookie, however short, and look at once when one begins to drain."""
+        bookies = [change for change in changes if change.key.startswith(_BOOKIES)]
+        if bookies:
+            self._observe()
+        if any(change.after is not None and _is_draining(change) for change in bookies):
+            self._wake.set()
+
+    def _observe(self) -> None:
+        self._lost.observe(self._metadata.view.all(Bookie), self._stands, self._clock.monotonic())
+
+    # -- one look
+
+    async def look(self) -> None:
+        """Mend what can be mended now, if this is the auditor. Raises what taking the lease raises."""
+        self._observe()
+        if await self._claim.hold(self._session_id()) is None:
+            return
+        ledgers = list(self._metadata.view.all(Ledger))
+        self._stands = loads(ledgers)
+        self._failures = 0
+        self._progress.begin(ledgers, self._directory.candidates())
+        urgent = in_need(ledgers, self._lost_now(), self._draining())
+        for ledger in [*urgent, *self._progress.unsettled(ledgers)]:
+            guards = self._claim.guards(self._session_id())
+            if guards is None:
+                return
+            await self._mend_safely(ledger.ledger_id, guards)
+            # Ledgers for which nothing can be done come by the thousand: others have their turn in between.
+            await asyncio.sleep(0)
+
+    def _lost_now(self) -> Gone:
+        self._observe()
+        return self._lost.lost(self._clock.monotonic())
+
+    def _draining(self) -> frozenset[str]:
+        return frozenset(each.bookie_id for each in self._metadata.view.all(Bookie) if each.draining)
+
+    async def _mend_safely(self, ledger_id: int, guards: tuple[Requirement, ...]) -> None:
+        try:
+            await self._mend(ledger_id, guards)
+        except StratalogError as failure:
+            self._failed(ledger_id, failure)
+
+    async def _mend(self, ledger_id: int, guards: tuple[Requirement, ...]) -> None:
+        found = self._metadata.view.get(ledger_key(ledger_id))
+        if found is None or not isinstance(found.record, Ledger) or found.record.state is not LedgerState.CLOSED:
+            return
+        ledger, version = found.record, found.version
+        candidates = weigh(self._directory.candidates(ledger_id), self._stands)
+        moves = plan_moves(ledger, self._lost_now().of(ledger_id), self._draining(), candidates, self._random)
+        for move in moves:
+            if await self._fill(ledger, move.fragment, move.position, move.target):
+                ledger, version = await self._commit(ledger, version, move, guards)
+        if not moves:
+            self._progress.placed(ledger)
+        await self._fill_gaps(ledger)
+
+    async def _fill_gaps(self, ledger: Ledger) -> None:
+        """Bring to each live bookie of the ledger what it should have and lacks: it was away when that was written."""
+        for fragment, position in self._progress.unchecked(ledger, self._lost.down().of(ledger.ledger_id)):
+            if await self._fill(ledger, fragment, position, ledger.fragments[fragment].bookies[position]):
+                self._progress.completed(ledger, fragment, position)
+
+    async def _fill(self, ledger: Ledger, fragment: int, position: int, bookie: str) -> bool:
+        """Bring to ``bookie`` what it lacks of this share; whether it has all of it now, durably."""
+        try:
+            copied = await self._copier.complete(ledger, share_of(ledger, fragment, position), bookie)
+        except StratalogError as failure:
+            self._failed(ledger.ledger_id, failure)
+            return False
+        if copied:
+            _log.info("ledger %d, fragment %d: %d entries copied to %s", ledger.ledger_id, fragment, copied, bookie)
+        return True
+
+    async def _commit(self, ledger: Ledger, version: int, move: Move, guards: tuple[Requirement, ...]) -> tuple[Ledger, int]:
+        """Name the target in the record, which has every entry by now; the new record and its version."""
+        left = ledger.fragments[move.fragment].bookies[move.position]
+        moved = with_moved(ledger, move.fragment, move.position, move.target)
+        version = await put_ledger(
+            self._metadata, self._clock, moved, version, requirements=guards, timeout_s=_COMMIT_TIMEOUT_S
+        )  # fmt: skip
+        self._counters.audit_moves += 1
+        self._stands.update({move.target: 1, left: -1})
+        self._progress.completed(moved, move.fragment, move.position)
+        _log.info(
+            "ledger %d, fragment %d: %s replaces %s (%s)", ledger.ledger_id, move.fragment, move.target, left, move.cause
+        )  # fmt: skip
+        return moved, version
+
+    def _failed(self, ledger_id: int, failure: StratalogError) -> None:
+        """Tell of the first failures of a look only: a bookie that is away fails them by the thousand."""
+        self._failures += 1
+        level = logging.WARNING if self._failures <= _FAILURES_TOLD else logging.DEBUG
+        _log.log(level, "ledger %d is mended later: %s: %s", ledger_id, type(failure).__name__, failure)
+
+
+def _is_draining(change: Change) -> bool:
+    return change.after is not None and isinstance(change.after.record, Bookie) and change.after.record.draining

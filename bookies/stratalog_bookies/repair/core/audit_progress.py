@@ -1,0 +1,66 @@
+"""What the auditor has found in order and need not look at again. Pure; bounded by the closed ledgers that there are.
+
+A copy that was complete stays so: bookies lose entries only with their disks, and then they are lost as a whole. Placements are
+checked again when a bookie comes, goes or changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
+
+from stratalog_bookies.client.core.placement import Candidate
+from stratalog_metadata.records import Ledger, LedgerState
+
+_Copy = tuple[int, int, str]
+"""First entry of the fragment, position, bookie."""
+
+
+class Progress:
+    """Forgotten when the process ends: the next auditor checks everything once."""
+
+    def __init__(self) -> None:
+        self._complete: dict[int, set[_Copy]] = {}
+        self._placed: set[int] = set()
+        self._places: tuple[tuple[str, str, str, bool], ...] = ()
+
+    def begin(self, ledgers: Iterable[Ledger], candidates: Sequence[Candidate]) -> None:
+        """A new look: forget ledgers that are gone, and all placements if there are other bookies to choose from."""
+        known = {ledger.ledger_id for ledger in ledgers if ledger.state is LedgerState.CLOSED}
+        self._complete = {ledger_id: copies for ledger_id, copies in self._complete.items() if ledger_id in known}
+        places = tuple((each.bookie_id, each.host, each.rack, each.live and each.takes_ledgers) for each in candidates)
+        self._placed = self._placed & known if places == self._places else set()
+        self._places = places
+
+    def unsettled(self, ledgers: Iterable[Ledger]) -> list[Ledger]:
+        """Closed ledgers whose placement or completeness is to be looked at."""
+        return [ledger for ledger in ledgers if ledger.state is LedgerState.CLOSED and not self._is_settled(ledger)]
+
+    def _is_settled(self, ledger: Ledger) -> bool:
+        complete = self._complete.get(ledger.ledger_id, set())
+        return ledger.ledger_id in self._placed and all(copy in complete for _, _, copy in _copies(ledger))
+
+    def placed(self, ledger: Ledger) -> None:
+        """The ledger's copies are where the bookies that there are allow them to be."""
+        self._placed.add(ledger.ledger_id)
+
+    def completed(self, ledger: Ledger, fragment: int, position: int) -> None:
+        """The copy has all that it should have."""
+        found = ledger.fragments[fragment]
+        copy = (found.first_entry, position, found.bookies[position])
+        self._complete.setdefault(ledger.ledger_id, set()).add(copy)
+
+    def unchecked(self, ledger: Ledger, down: AbstractSet[str]) -> list[tuple[int, int]]:
+        """Fragment and position of each copy that was not found complete yet and whose bookie can be asked."""
+        complete = self._complete.get(ledger.ledger_id, set())
+        return [
+            (fragment, position) for fragment, position, copy in _copies(ledger) if copy not in complete and copy[2] not in down
+        ]
+
+
+def _copies(ledger: Ledger) -> list[tuple[int, int, _Copy]]:
+    return [
+        (number, position, (fragment.first_entry, position, name))
+        for number, fragment in enumerate(ledger.fragments)
+        for position, name in enumerate(fragment.bookies)
+    ]

@@ -1,0 +1,127 @@
+"""Mends what is damaged on a bookie's disks with what the other replicas of a ledger have.
+
+A damaged entry is read from another bookie by the ledger's record, its CRC checked, compared with what the index knows of ours,
+and written again to the log; the newer copy hides the damaged one as soon as it is durable. That changes no fact: it is the
+entry that this bookie has acknowledged before, so neither fences nor the state of the ledger matter. What nobody can give stays
+unreadable, is reported, and is asked for again: it never becomes absent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from stratalog_bookies.client.ledger_reads import LedgerReads
+from stratalog_bookies.disk.compaction import Upkeep
+from stratalog_bookies.disk.core.corruption import DamagedEntry
+from stratalog_bookies.disk.core.disk_core import same_payload
+from stratalog_bookies.disk.core.index import Row
+from stratalog_bookies.disk.core.lookup import Place
+from stratalog_bookies.disk.disk import Disk
+from stratalog_bookies.protocol.messages import ReadEntry
+from stratalog_core.errors import Corrupt, StratalogError
+from stratalog_core.ports import Clock
+from stratalog_metadata.client.api import MetadataClient
+from stratalog_metadata.records import Ledger, ledger_key
+
+_log = logging.getLogger(__name__)
+_LOOK_S: Final = 1.0
+
+
+class Healer:
+    """Mends all disks of one bookie, one entry at a time."""
+
+    def __init__(
+        self, metadata: MetadataClient, reads: LedgerReads, clock: Clock, disks: Sequence[Disk], upkeep: Sequence[Upkeep]
+    ) -> None:
+        self._metadata = metadata
+        self._reads = reads
+        self._clock = clock
+        self._disks = disks
+        self._upkeep = upkeep
+        self._wanted = asyncio.Event()
+
+    def wake(self) -> None:
+        """There is something to mend."""
+        self._wanted.set()
+
+    async def run(self) -> None:
+        """Mend, and try again what could not be mended, until cancelled."""
+        while True:
+            await self._wait()
+            for disk, upkeep in zip(self._disks, self._upkeep, strict=True):
+                try:
+                    await self._mend(disk, upkeep)
+                except (StratalogError, OSError) as failure:
+                    _log.warning("disk %d is mended later: %s", disk.position, failure)
+                except Exception:
+                    _log.exception("mending disk %d failed by a defect; it is tried again", disk.position)
+
+    async def _wait(self) -> None:
+        pending = any(len(disk.damage) or disk.damage.files for disk in self._disks)
+        try:
+            async with asyncio.timeout(_LOOK_S if pending else None):
+                await self._wanted.wait()
+        except TimeoutError:
+            return
+        self._wanted.clear()
+
+    async def _mend(self, disk: Disk, upkeep: Upkeep) -> None:
+        for damaged in disk.damage.due(self._clock.monotonic()):
+            if disk.bookie.failure:
+                return
+            await self._heal_safely(disk, damaged)
+        await upkeep.evacuate_broken()
+
+    async def _heal_safely(self, disk: Disk, damaged: DamagedEntry) -> None:
+        try:
+            if await self._heal(disk, damaged):
+                disk.damage.healed += 1
+                disk.counters.healed_entries += 1
+                _log.warning(
+                    "entry %d of ledger %d was damaged and is whole again", damaged.entry_id, damaged.ledger_id
+                )  # fmt: skip
+        except (StratalogError, OSError) as failure:
+            first = not damaged.reason
+            damaged.put_off(self._clock.monotonic(), str(failure))
+            level = logging.ERROR if first else logging.DEBUG
+            _log.log(
+                level, "entry %d of ledger %d is damaged and no good copy was found: %s",
+                damaged.entry_id, damaged.ledger_id, failure,
+            )  # fmt: skip
+        else:
+            disk.damage.remove(damaged)
+            disk.unmark_unmovable(damaged.generation)
+
+    async def _heal(self, disk: Disk, damaged: DamagedEntry) -> bool:
+        """Whether a good copy was written; False if none is needed (any more). Raises if none can be had now."""
+        place = await disk.reads.damaged(damaged.ledger_id, damaged.entry_id)
+        if place is None:
+            return False
+        ledger = await self._ledger(damaged.ledger_id)
+        if ledger is None:
+            return False
+        found = (await self._reads.stored(ledger, damaged.entry_id, damaged.entry_id, 1))[0]
+        _check_same(place, found)
+        await disk.write_again(damaged.ledger_id, _row_of(found), bytes(found.payload), place.generation)
+        return True
+
+    async def _ledger(self, ledger_id: int) -> Ledger | None:
+        """The ledger's record; None if it surely was deleted: then the collector takes what is here."""
+        (found,) = await self._metadata.read([ledger_key(ledger_id)])
+        return found.record if found is not None and isinstance(found.record, Ledger) else None
+
+
+def _row_of(found: ReadEntry) -> Row:
+    return Row(found.entry_id, 0, found.payload_bytes, found.crc, found.lac, 0)
+
+
+def _check_same(place: Place, found: ReadEntry) -> None:
+    """Raise ``Corrupt`` if the replica's entry is another one than was acknowledged here."""
+    header = (place.ledger_id, found.entry_id, found.lac, found.payload_bytes, found.crc, 0)
+    if not same_payload(header, place.row):
+        raise Corrupt(
+            f"a replica holds another entry {found.entry_id} of ledger {place.ledger_id} than this bookie has acknowledged"
+        )

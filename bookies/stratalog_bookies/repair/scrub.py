@@ -1,0 +1,252 @@
+"""The scrub of one disk: looks at every byte that means something, paced, and has what is damaged mended.
+
+==========================  ==========================================================================================
+damage in                   what becomes of it
+==========================  ==========================================================================================
+an entry's payload          the entry is fetched from another replica (``healing.py``)
+a frame, a file's header    the file is closed, what lives in it is moved, and it is recycled (``upkeep.py``)
+an index file               made again from its log file
+the state file, the cookie  written again from memory
+==========================  ==========================================================================================
+
+The file that is being written is checked as far as it is durable. Fences, tombstones and LACs are in frames and in the state
+file, so they are covered by both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from stratalog_bookies.config import BookieSettings
+from stratalog_bookies.disk.core import log_format
+from stratalog_bookies.disk.core.contents import LogFile
+from stratalog_bookies.disk.core.cookie import COOKIE_FILE
+from stratalog_bookies.disk.core.index import Run
+from stratalog_bookies.disk.disk import Disk
+from stratalog_bookies.disk.log_files import LogFiles
+from stratalog_bookies.disk.transient_errors import is_passing, lacks_resources
+from stratalog_bookies.protocol.messages import DiskScrub
+from stratalog_bookies.repair.core.log_check import Checked, Copy, check_piece
+from stratalog_core.errors import Corrupt, StratalogError
+
+_log = logging.getLogger(__name__)
+_PIECE_BYTES: Final = 1024 * 1024
+_DEFAULT_BYTES_PER_S: Final = 8 * 1024 * 1024
+_SHORTAGE_PAUSE_S: Final = 1.0
+
+
+class Scrub:
+    """Scrubs of one disk, one at a time. ``on_damage`` wakes whoever mends; ``cookie`` is what its cookie file should hold."""
+
+    def __init__(self, disk: Disk, settings: BookieSettings, cookie: bytes, on_damage: Callable[[], None]) -> None:
+        self._disk = disk
+        self._settings = settings
+        self._cookie = cookie
+        self._on_damage = on_damage
+        self._wanted = asyncio.Event()
+        self._running = False
+        self._number = 0
+        self._total_bytes = 0
+        self._checked_bytes = 0
+        self._checked_entries = 0
+        self._found_before = 0
+        self._healed_before = 0
+        self._repaired = 0
+
+    async def run(self) -> None:
+        """Scrub at each interval and when asked, until cancelled."""
+        while True:
+            try:
+                async with asyncio.timeout(self._settings.scrub_interval_s if self._settings.scrub_bytes_per_s else None):
+                    await self._wanted.wait()
+            except TimeoutError:
+                pass
+            self._wanted.clear()
+            await self._scrub_safely()
+
+    def start(self) -> None:
+        """Begin one now, unless one is running; what could not be mended is tried again, too."""
+        if not self._running:
+            self._running = True
+            self._number += 1
+            self._wanted.set()
+        self._disk.damage.retry_all()
+        self._on_damage()
+
+    async def _scrub_safely(self) -> None:
+        try:
+            await self.scrub()
+        except (StratalogError, OSError) as failure:
+            _log.error("the scrub of disk %d was cut short: %s", self._disk.position, failure)
+        except Exception:
+            _log.exception("the scrub of disk %d failed by a defect", self._disk.position)
+        finally:
+            self._running = False
+
+    async def scrub(self) -> None:
+        """Check everything once. Raises ``OSError`` or ``StratalogError`` if the disk fails meanwhile."""
+        disk, contents = self._disk, self._disk.bookie.contents
+        if not self._running:
+            self._running = True
+            self._number += 1
+        self._begin()
+        await self._check_cookie()
+        await disk.files.check_state()
+        for generation in sorted(contents.files):
+            file = contents.files.get(generation)
+            if file is not None:
+                contents.pin((generation,))
+                try:
+                    await self._check_file(file)
+                finally:
+                    contents.unpin((generation,))
+        self._running = False
+
+    def _begin(self) -> None:
+        files = self._disk.bookie.contents.files.values()
+        self._total_bytes = sum([max(self._end_of(file) - log_format.FIRST_FRAME, 0) for file in files])
+        self._checked_bytes = self._checked_entries = self._repaired = 0
+        self._found_before, self._healed_before = self._disk.damage.found, self._disk.damage.healed
+
+    def status(self) -> DiskScrub:
+        """How far the scrub that runs has come, or what the last one found."""
+        damage = self._disk.damage
+        return DiskScrub(
+            position=self._disk.position,
+            number=self._number,
+            running=self._running,
+            total_bytes=self._total_bytes,
+            checked_bytes=self._checked_bytes,
+            checked_entries=self._checked_entries,
+            damaged_entries=damage.found - self._found_before,
+            healed_entries=damage.healed - self._healed_before,
+            waiting_entries=len(damage),
+            untried_entries=damage.untried,
+            broken_files=len(damage.files),
+            repaired_files=self._repaired,
+            examples=tuple(damage.examples(10)),
+        )
+
+    # -- files
+
+    async def _check_cookie(self) -> None:
+        if await self._disk.background.run(partial(self._disk.store.repair_file, COOKIE_FILE, self._cookie)):
+            self._repaired += 1
+            _log.error("the cookie of disk %d was damaged and has been written again", self._disk.position)
+
+    async def _check_file(self, file: LogFile) -> None:
+        if file.closed and file.runs:
+            await self._check_index(file)
+        broken = await self._broken(file)
+        if broken:
+            self._note_broken(file, broken)
+
+    def _note_broken(self, file: LogFile, reason: str) -> None:
+        if file.generation not in self._disk.damage.files:
+            self._disk.counters.scrub_errors += 1
+            self._disk.damage.files[file.generation] = reason
+            _log.error("log file %016x is damaged (%s): what it holds is moved", file.generation, reason)
+            self._on_damage()
+
+    async def _check_index(self, file: LogFile) -> None:
+        try:
+            await self._disk.background.run(partial(_load_index, self._disk.store, file.generation, list(file.runs.values())))
+        except (Corrupt, OSError) as lost:
+            if lacks_resources(lost):
+                return
+            self._disk.counters.scrub_errors += 1
+            await self._repair_index(file, str(lost))
+
+    async def _repair_index(self, file: LogFile, reason: str) -> None:
+        try:
+            await self._disk.reads.rebuild_index(file.generation, reason)
+        except (Corrupt, OSError) as failure:
+            if not is_passing(failure):
+                self._note_broken(file, f"its index cannot be made again: {failure}")
+        else:
+            self._repaired += 1
+
+    # -- frames
+
+    async def _broken(self, file: LogFile) -> str:
+        """Check all frames; says what is broken of the file itself. Damaged entries are noted."""
+        disk, position = self._disk, log_format.FIRST_FRAME
+        try:
+            await disk.background.run(partial(disk.store.check_header, file.generation))
+            while position < (end := self._end_of(file)):
+                checked = await disk.background.run(partial(_check, disk.store, file.generation, position, end))
+                await self._note(file, checked, checked.end - position)
+                if checked.broken:
+                    return f"no sound frame at byte {checked.end}"
+                position = checked.end
+        except Corrupt as damage:
+            return damage.message
+        except OSError as failure:
+            if not lacks_resources(failure):
+                return str(failure)
+            await asyncio.sleep(_SHORTAGE_PAUSE_S)
+        return ""
+
+    def _end_of(self, file: LogFile) -> int:
+        """Up to where the file is durable."""
+        log = self._disk.bookie.log
+        if file.generation == log.durable_generation and not file.closed:
+            return log.durable_position
+        return max(file.end, 0) if file.generation <= log.durable_generation else 0
+
+    async def _note(self, file: LogFile, checked: Checked, checked_bytes: int) -> None:
+        self._checked_bytes += checked_bytes
+        self._checked_entries += checked.entries
+        self._disk.counters.scrubbed_bytes += checked_bytes
+        for copy in checked.damaged:
+            if await self._may_matter(file, copy):
+                self._disk.counters.scrub_errors += 1
+                self._disk.note_damage(copy.ledger_id, copy.entry_id, file.generation)
+        await asyncio.sleep(checked_bytes / (self._settings.scrub_bytes_per_s or _DEFAULT_BYTES_PER_S))
+
+    async def _may_matter(self, file: LogFile, copy: Copy) -> bool:
+        """``_matters``; also if an index that must be known for that, mostly another file's, is lost: who mends looks again."""
+        try:
+            return await self._matters(file, copy)
+        except (Corrupt, OSError) as lost:
+            _log.info("entry %d of ledger %d is taken for needed: %s", copy.entry_id, copy.ledger_id, lost)
+            return True
+
+    async def _matters(self, file: LogFile, copy: Copy) -> bool:
+        """Whether this copy is the one that reads are answered from: its ledger lives, and no newer file has the entry."""
+        run = file.runs.get(copy.ledger_id)
+        if run is None:
+            return False
+        await self._disk.reads.load_missing([run])
+        if not self._disk.bookie.contents.holds(run):
+            return False
+        row = run.find(copy.entry_id)
+        if row is None or row.position != copy.position:
+            return False
+        return not await self._disk.reads.has_newer(copy.ledger_id, copy.entry_id, file.generation)
+
+
+def _check(store: LogFiles, generation: int, position: int, end: int) -> Checked:
+    """Check a piece from ``position`` on, of a frame at least. Blocking."""
+    file = store.open_log(generation)
+    try:
+        content = file.pread(min(_PIECE_BYTES, end - position), position)
+        claimed = log_format.claimed_bytes(memoryview(content), 0)
+        if len(content) < claimed <= end - position:
+            content = file.pread(claimed, position)
+    finally:
+        file.close()
+    if not content:
+        return Checked(position, 0, [], True)
+    return check_piece(memoryview(content), position, store.seed(generation))
+
+
+def _load_index(store: LogFiles, generation: int, runs: list[Run]) -> None:
+    """Raise ``Corrupt`` or ``OSError`` if the stored index cannot be used. Blocking."""
+    store.load_index(generation)
+    for run in runs:
+        store.load_rows(run)

@@ -1,0 +1,111 @@
+"""A bookie of several disks, one of them missing, foreign or damaged at the start: the others serve, and nothing is silent."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+from unit.bookies.bookie_cluster import PAYLOADS, Cluster, eventually, run_cluster
+
+from stratalog_bookies.protocol import messages
+from stratalog_bookies.protocol.messages import Range, Status
+from stratalog_core.errors import Invalid, StorageFailed
+from stratalog_metadata.records import Bookie, bookie_key
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
+    async with run_cluster(tmp_path) as made:
+        yield made
+
+
+async def start(cluster: Cluster, name: str, audit_delay_s: float = 0.3) -> None:
+    directories = (str(cluster.path / name / "0"), str(cluster.path / name / "1"))
+    # A lease beyond what any machine stands still for: a bookie that is taken for dead has its copies made anew, too.
+    await cluster.start_bookie(
+        name, audit_delay_s=audit_delay_s, data_dirs=directories, log_file_bytes=256 * 1024, lease_ms=60_000
+    )  # fmt: skip
+
+
+def record(cluster: Cluster, name: str) -> Bookie:
+    found = cluster.metadata.view.find(Bookie, bookie_key(name))
+    assert found is not None
+    return found
+
+
+def _is_gone(path: Path) -> None:
+    shutil.rmtree(path)
+
+
+def _is_foreign(path: Path) -> None:
+    cookie = path / "cookie"
+    cookie.write_text(cookie.read_text().replace('"b0"', '"b7"'))
+
+
+def _has_no_cookie(path: Path) -> None:
+    (path / "cookie").unlink()
+
+
+def _lost_its_state(path: Path) -> None:
+    content = bytearray((path / "state").read_bytes())
+    content[20] ^= 1
+    (path / "state").write_bytes(content)
+
+
+@pytest.mark.parametrize("lose", [_is_gone, _is_foreign, _has_no_cookie, _lost_its_state])
+async def test_one_disk_that_cannot_be_used_leaves_the_others(cluster: Cluster, lose: Callable[[Path], None]) -> None:
+    await start(cluster, "b0", audit_delay_s=0.0)
+    ledgers = [await cluster.sealed(1, 1) for _ in range(4)]
+    assert record(cluster, "b0").failed_disks == ()
+    await cluster.stop_bookie("b0")
+    lose(cluster.path / "b0" / "1")
+    await start(cluster, "b0", audit_delay_s=0.0)
+    assert (record(cluster, "b0").disks, record(cluster, "b0").failed_disks) == (2, (1,))
+    assert not record(cluster, "b0").read_only
+    requests = cluster.client._services.requests
+    for ledger in ledgers:
+        (answer,) = await requests.read("b0", [Range(ledger.ledger_id, 0, 1000)], 1 << 24)
+        if ledger.ledger_id % 2:
+            assert (answer.status, answer.decided_to, answer.entries) == (Status.STORAGE_FAILED, -1, []), "never absence"
+            assert (await requests.fence("b0", ledger.ledger_id)).status == Status.STORAGE_FAILED
+            with pytest.raises(StorageFailed):
+                await requests.recovery_read("b0", Range(ledger.ledger_id, 0, 10))
+        else:
+            assert [bytes(entry.payload) for entry in answer.entries] == PAYLOADS
+    channel = cluster.transport.channel(cluster.bookies["b0"][0].address)
+    info = messages.decode(messages.BookieInfo, await channel.call(messages.INFO, (), 10.0))
+    assert [disk.state for disk in info.disks] == ["writable", "failed"]
+    assert info.disks[1].reason
+
+
+async def test_without_a_sound_disk_it_does_not_start(cluster: Cluster) -> None:
+    await start(cluster, "b0", audit_delay_s=0.0)
+    await cluster.stop_bookie("b0")
+    first, second, aside = (cluster.path / "b0" / name for name in ("0", "1", "aside"))
+    first.rename(aside)
+    second.rename(first)
+    aside.rename(second)
+    with pytest.raises(Invalid, match="place in data_dirs 1, not 0"):
+        await start(cluster, "b0")
+
+
+async def test_what_a_failed_disk_held_is_made_anew_elsewhere(cluster: Cluster) -> None:
+    for number in range(4):
+        # Only b1 audits: while it is away, nobody makes all of its ledgers anew, however long its start takes.
+        await start(cluster, f"b{number}", audit_delay_s=0.3 if number == 1 else 0.0)
+    ledgers = [await cluster.sealed() for _ in range(6)]
+    await cluster.stop_bookie("b1")
+    _is_gone(cluster.path / "b1" / "0")
+    await start(cluster, "b1")
+    hurt = [ledger.ledger_id for ledger in ledgers if ledger.ledger_id % 2 == 0 and "b1" in cluster.named(ledger.ledger_id)]
+    others = {ledger.ledger_id: cluster.named(ledger.ledger_id) for ledger in ledgers if ledger.ledger_id not in hurt}
+    await eventually(lambda: not any("b1" in cluster.named(ledger_id) for ledger_id in hurt))
+    assert {ledger_id: cluster.named(ledger_id) for ledger_id in others} == others
+    for ledger in ledgers:
+        assert await cluster.missing(cluster.stored(ledger.ledger_id)) == 0
+        assert await cluster.read_back(ledger.ledger_id) == PAYLOADS
+    for _ in range(4):
+        fresh = await cluster.sealed()
+        assert fresh.ledger_id % 2 or "b1" not in cluster.named(fresh.ledger_id), "no new ledger on the failed disk"
