@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from stratalog_bookies.client import bookie_requests as requests
+from stratalog_bookies.client import bookie_requests
 from stratalog_bookies.client.core import recovery, writer
 from stratalog_bookies.client.core.recovery import Instruction, LedgerRecovery
 from stratalog_bookies.client.core.writer import LedgerWriterCore
@@ -175,7 +175,7 @@ def recovery_reads_do_not_fence() -> None:
     def encode(ranges: list[Range]) -> Sequence[Buffer]:
         return messages.encode_read(ranges, 8 << 20, 0)
 
-    _swap(requests, "_encode_recovery_read", encode)
+    _swap(bookie_requests, "_encode_recovery_read", encode)
 
 
 def lost_read_counts_as_absence() -> None:

@@ -9,7 +9,7 @@ from typing import Any, Final
 from stratalog_bookies.client import LedgerSpec
 from stratalog_bookies.client.core import placement
 from stratalog_bookies.client.core.placement import Candidate, Spread
-from stratalog_bookies.repair.core import audit_plan as plan
+from stratalog_bookies.repair.core import audit_plan
 from stratalog_broker import topic_configs
 from stratalog_broker.ledger_opening import LedgerOpening
 from stratalog_broker.partition_log import PartitionLog
@@ -44,8 +44,8 @@ def auditor_ignores_hosts() -> None:
     """Copies that share a host stay where they are, although another host has room."""
     best: Callable[..., Spread] = placement.best_spread
     spread_of: Callable[..., Spread] = placement.spread_of
-    _swap(plan, "best_spread", lambda candidates, size: dataclasses.replace(best(candidates, size), hosts=0))
-    _swap(plan, "spread_of", lambda members: dataclasses.replace(spread_of(members), hosts=0))
+    _swap(audit_plan, "best_spread", lambda candidates, size: dataclasses.replace(best(candidates, size), hosts=0))
+    _swap(audit_plan, "spread_of", lambda members: dataclasses.replace(spread_of(members), hosts=0))
 
 
 def acks_all_is_min_insync_replicas() -> None:

@@ -1,8 +1,8 @@
 """Recovering ledgers: fence, copy what may have been confirmed, close. Many at once, batched by bookie.
 
 Each ledger is a small state machine driven by answers; all of them advance in the same turns of the event loop, so that
-their requests leave together (``requests.py``) and their metadata commands commit together. Nothing waits for a slow bookie
-once enough others have answered.
+their requests leave together (``bookie_requests.py``) and their metadata commands commit together. Nothing waits for a slow
+bookie once enough others have answered.
 
 Where the partition's epoch shuts the old writer out, the view's record is the last that it made: the ledger is closed with one
 command. Else its record is read from the quorum, and set to IN_RECOVERY first.

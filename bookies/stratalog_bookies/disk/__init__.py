@@ -1,1 +1,1 @@
-"""disk"""
+"""The storage of one disk: its log, group commit, reads, checkpoints, recovery and compaction."""

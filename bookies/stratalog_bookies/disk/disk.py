@@ -182,7 +182,7 @@ class Disk:
     # -- damage
 
     def note_damage(self, ledger_id: int, entry_id: int, generation: int) -> None:
-        """An entry cannot be read: it is to be mended (``healing.py``)."""
+        """An entry cannot be read: it is to be mended (``entry_repair.py``)."""
         if self.damage.add(ledger_id, entry_id, generation):
             self.counters.damaged_entries += 1
             _log.error("entry %d of ledger %d, in log file %016x, is damaged", entry_id, ledger_id, generation)

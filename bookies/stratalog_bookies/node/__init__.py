@@ -1,1 +1,1 @@
-"""node"""
+"""The bookie process: start, registration, request dispatch and background tasks."""

@@ -1,1 +1,1 @@
-"""protocol"""
+"""The messages between bookies and their clients. A core: no I/O."""

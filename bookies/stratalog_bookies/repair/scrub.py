@@ -3,8 +3,8 @@
 ==========================  ==========================================================================================
 damage in                   what becomes of it
 ==========================  ==========================================================================================
-an entry's payload          the entry is fetched from another replica (``healing.py``)
-a frame, a file's header    the file is closed, what lives in it is moved, and it is recycled (``upkeep.py``)
+an entry's payload          the entry is fetched from another replica (``entry_repair.py``)
+a frame, a file's header    the file is closed, what lives in it is moved, and it is recycled (``compaction.py``)
 an index file               made again from its log file
 the state file, the cookie  written again from memory
 ==========================  ==========================================================================================

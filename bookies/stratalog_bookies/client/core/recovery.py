@@ -14,7 +14,7 @@ by setting the stored record to IN_RECOVERY or by a higher epoch, and hands in a
    the winner's end. An interrupted recovery leaves nothing behind that the next one could not repeat.
 
 Reads always use the record as it was handed in: replacements made while writing again hold none of the old copies.
-It does not write the entries (that is ``writer.py`` in recovery), close the record, or keep time.
+It does not write the entries (that is ``LedgerWriterCore`` in recovery), close the record, or keep time.
 """
 
 from __future__ import annotations

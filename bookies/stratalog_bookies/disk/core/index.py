@@ -55,7 +55,7 @@ class Run:
         self.stored_crc = 0
 
     def add(self, entry_id: int, row: bytes) -> None:
-        """Put a packed row in its place (the hot path appends by itself, see ``bookie.py``)."""
+        """Put a packed row in its place (the hot path appends by itself, see ``disk_core.py``)."""
         assert isinstance(self.rows, bytearray), "only the run of the open file grows"
         if entry_id > self.last:
             self.rows += row

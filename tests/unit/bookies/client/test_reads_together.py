@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from unit.bookies.client.test_ledger_client import SETTINGS, SPEC, Cluster, batch, cluster, open_writer
 
-from stratalog_bookies.client import bookie_requests as requests
+from stratalog_bookies.client import bookie_requests
 from stratalog_bookies.protocol import messages
 from stratalog_core.errors import NoSuchEntry
 from stratalog_metadata.records import Ledger
@@ -44,7 +44,7 @@ async def test_one_request_for_each_bookie(cluster: Cluster) -> None:
 
 async def test_what_does_not_fit_is_asked_again_of_the_same_bookie(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     ledgers = await _sealed(cluster, 1000)
-    monkeypatch.setattr(requests, "_READ_TOGETHER_BYTES_MAX", 3 * 3 * 1100)
+    monkeypatch.setattr(bookie_requests, "_READ_TOGETHER_BYTES_MAX", 3 * 3 * 1100)
     counting = cluster.counting_transport()
     # No hedges: they would count on a slow machine.
     client = cluster.client_over(counting, replace(SETTINGS, hedge_delay_ms=60_000))
@@ -59,7 +59,7 @@ async def test_what_does_not_fit_is_asked_again_of_the_same_bookie(cluster: Clus
 
 async def test_an_entry_beyond_the_bound_comes_alone(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     ledgers = await _sealed(cluster, 1000)
-    monkeypatch.setattr(requests, "_READ_TOGETHER_BYTES_MAX", 1)
+    monkeypatch.setattr(bookie_requests, "_READ_TOGETHER_BYTES_MAX", 1)
     client = cluster.client()
     found = await asyncio.gather(*(client.read_together(ledger, 0, 2) for ledger in ledgers[:5]))
     assert [[entry.entry_id for entry in entries] for entries in found] == [[0]] * 5
@@ -77,7 +77,7 @@ async def test_many_recoveries_share_a_small_bound(cluster: Cluster, monkeypatch
     for number, (writer, recorder) in enumerate(opened):
         writer.append(batch(100, bytes([number]) * 1000))
         await recorder.confirmed(0)
-    monkeypatch.setattr(requests, "_RECOVERY_READ_BYTES_MAX", 1)
+    monkeypatch.setattr(bookie_requests, "_RECOVERY_READ_BYTES_MAX", 1)
     # A retry would come too late for this test: what is left out must be asked again at once.
     hasty = cluster.client(replace(SETTINGS, recovery_retry_ms=60_000))
     closed = await hasty.recover([writer.ledger.ledger_id for writer, _ in opened])

@@ -227,7 +227,7 @@ class Limited:
         self.transport = TcpTransport()
 
     async def __aenter__(self) -> Limited:
-        script = str(Path(__file__).with_name("bookie_process.py"))
+        script = str(Path(__file__).parents[1] / "bookie_process.py")
         self.process = await asyncio.create_subprocess_exec(sys.executable, script, str(self.directory), self._loop)
         address = self.directory / "address"
         await until(lambda: address.exists() or self.process.returncode is not None)

@@ -632,7 +632,7 @@ class BookieProcess:
     async def __aenter__(self) -> Talk:
         address = self.directory / "address"
         address.unlink(missing_ok=True)
-        script = str(Path(__file__).with_name("bookie_process.py"))
+        script = str(Path(__file__).parents[1] / "bookie_process.py")
         self.process = await asyncio.create_subprocess_exec(sys.executable, script, str(self.directory))
         await until(lambda: address.exists() or self.process.returncode is not None)
         return Talk(self.transport.channel(address.read_text()))

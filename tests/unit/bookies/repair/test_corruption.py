@@ -23,7 +23,7 @@ from stratalog_bookies.disk.disk import Disk
 from stratalog_bookies.disk.log_files import LogFiles, index_path, log_path
 from stratalog_bookies.protocol import messages
 from stratalog_bookies.protocol.messages import EntryState, Range, ScrubDisks, ScrubStatus
-from stratalog_bookies.repair import entry_repair as healing
+from stratalog_bookies.repair import entry_repair
 from stratalog_bookies.repair.core.log_check import check_piece
 from stratalog_core.errors import Corrupt
 from stratalog_core.ports import Request
@@ -187,7 +187,7 @@ def test_damage_is_bounded_and_tried_again_later() -> None:
 
 @pytest.fixture
 async def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cluster]:
-    monkeypatch.setattr(healing, "_LOOK_S", 0.02)
+    monkeypatch.setattr(entry_repair, "_LOOK_S", 0.02)
     async with run_cluster(tmp_path) as made:
         for number in range(3):
             await start(made, f"b{number}")

@@ -1,1 +1,0 @@
-"""The auditor: finds closed ledgers that lack copies, and makes them anew. ``docs/protocols/ledger.md`` explains it."""
