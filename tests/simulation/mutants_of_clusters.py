@@ -18,7 +18,7 @@ from stratalog_broker.producer_state import ProducerStates
 from stratalog_broker.takeover import Takeover
 from stratalog_core.errors import OutcomeUnknown, StratalogError
 from stratalog_metadata.client.sessions import SessionKeeper
-from stratalog_metadata.controller.leases import LeaseBoard
+from stratalog_metadata.controller.leases import LeaseTable
 from stratalog_metadata.records import Ledger, LedgerState, Log, Partition, ledger_key, log_key
 from stratalog_metadata.state import machine as state_machine
 from stratalog_metadata.state.commands import Command, EpochIs
@@ -86,8 +86,8 @@ def lease_is_measured_by_the_wall_clock() -> None:
 
 def quorum_ends_sessions_early() -> None:
     """The leader ends a session after half its lease: the holder still believes in it."""
-    opened: Callable[..., None] = LeaseBoard.opened
-    _swap(LeaseBoard, "opened", lambda self, session_id, lease_s, *more: opened(self, session_id, lease_s / 2, *more))
+    opened: Callable[..., None] = LeaseTable.opened
+    _swap(LeaseTable, "opened", lambda self, session_id, lease_s, *more: opened(self, session_id, lease_s / 2, *more))
 
 
 def _recover_at_takeover(choose: Callable[[list[Ledger]], list[Ledger]]) -> None:

@@ -25,7 +25,7 @@ from stratalog_core.errors import (
 )
 from stratalog_core.ports import Clock, Random, Transport
 from stratalog_metadata.client.routing import Router
-from stratalog_metadata.client.unreachable_peers import CutLinks
+from stratalog_metadata.client.unreachable_peers import UnreachablePeers
 from stratalog_metadata.client.view import LocalView
 from stratalog_metadata.protocol import messages
 from stratalog_metadata.protocol.messages import CommandAnswer, ProposeAnswer, ProposeRequest
@@ -51,7 +51,7 @@ class Proposer:
         clock: Clock,
         random: Random,
         view: LocalView,
-        cuts: CutLinks | None = None,
+        cuts: UnreachablePeers | None = None,
     ) -> None:
         self._transport = transport
         self._clock = clock

@@ -17,7 +17,7 @@ from stratalog_core.ports import Clock, Random, Transport
 from stratalog_metadata.client.proposer import Proposer
 from stratalog_metadata.client.routing import Router
 from stratalog_metadata.client.sessions import SessionKeeper
-from stratalog_metadata.client.unreachable_peers import CutLinks
+from stratalog_metadata.client.unreachable_peers import UnreachablePeers
 from stratalog_metadata.client.view import LocalView
 from stratalog_metadata.protocol import messages
 from stratalog_metadata.protocol.broker_loads import BrokerLoad
@@ -60,7 +60,7 @@ class QuorumClient:
         self._random = random
         self._failure: StratalogError | None = None
         self._view = LocalView(self._failed)
-        self._cuts = CutLinks(transport)
+        self._cuts = UnreachablePeers(transport)
         self._proposer = Proposer(addresses, transport, clock, random, self._view, self._cuts)
         self._sessions = SessionKeeper(
             addresses, transport, clock, random, self._proposer.leader_moved, self._failed, self._cuts

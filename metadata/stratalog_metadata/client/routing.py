@@ -10,7 +10,7 @@ from typing import Final
 
 from stratalog_core.errors import Invalid, NotLeader, OutcomeUnknown, StratalogError, Unavailable
 from stratalog_core.ports import Random
-from stratalog_metadata.client.unreachable_peers import CutLinks
+from stratalog_metadata.client.unreachable_peers import UnreachablePeers
 from stratalog_metadata.protocol import messages
 
 BACKOFF_S_MIN: Final = 0.005
@@ -20,7 +20,7 @@ BACKOFF_S_MAX: Final = 0.25
 class Router:
     """One caller's path through the nodes. ``address`` is whom to ask now. Without ``cuts`` everybody is asked directly."""
 
-    def __init__(self, addresses: Sequence[str], random: Random, cuts: CutLinks | None = None) -> None:
+    def __init__(self, addresses: Sequence[str], random: Random, cuts: UnreachablePeers | None = None) -> None:
         if not addresses:
             raise Invalid("no metadata addresses are given: name at least one node as HOST:PORT")
         self._given = tuple(addresses)

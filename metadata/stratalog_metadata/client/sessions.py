@@ -20,7 +20,7 @@ from typing import Final
 from stratalog_core.errors import OutcomeUnknown, StratalogError, Unavailable
 from stratalog_core.ports import Channel, Clock, Random, Transport
 from stratalog_metadata.client.routing import Router
-from stratalog_metadata.client.unreachable_peers import CutLinks
+from stratalog_metadata.client.unreachable_peers import UnreachablePeers
 from stratalog_metadata.protocol import messages
 from stratalog_metadata.protocol.broker_loads import BrokerLoad
 from stratalog_metadata.protocol.messages import RenewAnswer, RenewRequest
@@ -58,7 +58,7 @@ class SessionKeeper:
         random: Random,
         on_leader_moved: Callable[[str], None],
         on_failed: Callable[[Exception], None],
-        cuts: CutLinks | None = None,
+        cuts: UnreachablePeers | None = None,
     ) -> None:
         self._has_several_nodes = len(addresses) > 1
         self._on_leader_moved = on_leader_moved

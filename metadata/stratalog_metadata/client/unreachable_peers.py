@@ -18,7 +18,7 @@ PROBE_S: Final = 1.0
 """How long a node is waited for, and how long until it is asked again."""
 
 
-class CutLinks:
+class UnreachablePeers:
     """Make it in a running event loop; ``close`` it before the transport. Bounded by the nodes that the client knows."""
 
     def __init__(self, transport: Transport) -> None:

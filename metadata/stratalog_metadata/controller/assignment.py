@@ -33,15 +33,15 @@ def assign(
     """
     if not live:
         return [_owned(partition, NO_OWNER, 0) for partition in partitions if _is_orphaned(partition)]
-    homeless = [partition for partition in partitions if not _has_live_owner(partition, live)]
-    if not homeless:
+    unassigned = [partition for partition in partitions if not _has_live_owner(partition, live)]
+    if not unassigned:
         return []
     counts = Counter(dict.fromkeys(live, 0))
     counts.update(partition.owner for partition in partitions if _has_live_owner(partition, live))
     takers = {broker_id: session_id for broker_id, session_id in live.items() if broker_id not in leaving} or live
     fair_share = -(-len(partitions) // len(takers))
     moved, rest = [], []
-    for partition in homeless:
+    for partition in unassigned:
         wanted = [broker_id for broker_id in preferred.get(partition.topic_id, ()) if broker_id in takers]
         if partition.owner in takers and counts[partition.owner] < fair_share:
             wanted = [partition.owner]

@@ -17,8 +17,8 @@ from typing import Final
 
 from stratalog_metadata.controller.assignment import assign
 from stratalog_metadata.controller.handovers import BalanceRules, Handovers
-from stratalog_metadata.controller.leases import LeaseBoard
-from stratalog_metadata.controller.load_history import LoadBook
+from stratalog_metadata.controller.leases import LeaseTable
+from stratalog_metadata.controller.load_history import LoadHistory
 from stratalog_metadata.records import Broker, DrainedBroker, Partition, Session, broker_key
 from stratalog_metadata.state.changes import Change
 from stratalog_metadata.state.commands import Command, ExpireSession, Put, Requirement, SessionAlive, Update, VersionIs
@@ -34,12 +34,12 @@ class Controller:
     def __init__(self, records: RecordMap, now: float, rules: BalanceRules = NO_RULES) -> None:
         sessions = [stored.record for stored in records.of_kind("session")]
         self._records = records
-        self._leases = LeaseBoard(
+        self._leases = LeaseTable(
             ((s.session_id, s.lease_ms / 1000, s.grace_ms / 1000) for s in sessions if isinstance(s, Session)), now
         )
         self._partitions_changed = True
         self._deciding = False
-        self.loads = LoadBook()
+        self.loads = LoadHistory()
         self._handovers = Handovers(records, rules, self.loads, now)
 
     def observe(self, changes: Iterable[Change], now: float) -> None:

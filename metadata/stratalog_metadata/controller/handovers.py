@@ -19,7 +19,7 @@ import msgspec
 
 from stratalog_core.ids import NO_OWNER
 from stratalog_metadata.controller.balance import NOTHING_MOVED, Place, Placed, plan_moves
-from stratalog_metadata.controller.load_history import LoadBook
+from stratalog_metadata.controller.load_history import LoadHistory
 from stratalog_metadata.records import (
     TOPIC_DEFAULTS_KEY,
     Broker,
@@ -54,7 +54,7 @@ class BalanceRules:
 class Handovers:
     """Told of every change by the controller; ``plan`` answers the next command, if there is anything to do."""
 
-    def __init__(self, records: RecordMap, rules: BalanceRules, loads: LoadBook, now: float) -> None:
+    def __init__(self, records: RecordMap, rules: BalanceRules, loads: LoadHistory, now: float) -> None:
         self._records = records
         self._rules = rules
         self._loads = loads

@@ -37,7 +37,7 @@ class _Lease:
         return self.suspect_until != NEVER
 
 
-class LeaseBoard:
+class LeaseTable:
     """Deadlines of sessions; seconds on the caller's monotonic clock."""
 
     __slots__ = ("_expired", "_leases", "_ticked_at")

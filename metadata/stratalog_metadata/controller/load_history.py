@@ -31,7 +31,7 @@ Kind = tuple[int, Key | None]
 """Partitions that carry the same: an owner's that no report names, or one that some report does."""
 
 
-class LoadBook:
+class LoadHistory:
     """The last reports of each broker."""
 
     def __init__(self) -> None:

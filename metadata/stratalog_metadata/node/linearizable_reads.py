@@ -14,7 +14,7 @@ CONFIRMED_MAX: Final = 10_000
 Serve = Callable[[Request], None]
 
 
-class ReadBook:
+class LinearizableReads:
     """``serve`` answers a request from the replica's records as they then are."""
 
     def __init__(self, core: Raft) -> None:

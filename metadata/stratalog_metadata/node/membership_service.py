@@ -34,7 +34,7 @@ AppendMembers = Callable[[Membership, OnAnswers], None]
 """Append a configuration and be told its fate; raises what the core refuses it with."""
 
 
-class MembershipDesk:
+class MembershipService:
     def __init__(
         self, core: Raft, peers: Peers, own: Identity, transport: Transport, clock: Clock, append: AppendMembers
     ) -> None:

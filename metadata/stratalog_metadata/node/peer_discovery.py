@@ -21,7 +21,7 @@ WAIT_S_MAX: Final = 0.5
 _log = logging.getLogger(__name__)
 
 
-class Seeker:
+class PeerDiscovery:
     """``addresses`` are all peers', the node's own included."""
 
     def __init__(self, own: Identity, addresses: Mapping[int, str], transport: Transport) -> None:

@@ -33,7 +33,7 @@ class _Batch:
             self.on_answers([known for known in self.answers if known is not None])
 
 
-class ProposalBook:
+class PendingProposals:
     def __init__(self) -> None:
         self._waiting: dict[int, tuple[int, _Batch, int]] = {}
 

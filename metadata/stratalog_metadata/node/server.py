@@ -19,7 +19,7 @@ from stratalog_core.ports import Background, Bound, Clock, Files, Listener, Rand
 from stratalog_metadata.node import joining
 from stratalog_metadata.node.config import MetadataSettings
 from stratalog_metadata.node.joining import Begin, Wait
-from stratalog_metadata.node.peer_discovery import Seeker
+from stratalog_metadata.node.peer_discovery import PeerDiscovery
 from stratalog_metadata.node.peers import Peers
 from stratalog_metadata.node.raft_node import RaftNode
 from stratalog_metadata.node.serving import ServingNode
@@ -127,7 +127,7 @@ class MetadataServer:
         return identity.claim(self._files, self._settings.node_id, self._settings.cluster_id, self._random)
 
     async def _join(self, own: Identity) -> None:
-        seeker = Seeker(own, self._addresses, self._transport)
+        seeker = PeerDiscovery(own, self._addresses, self._transport)
         try:
             await self._found_or_join(own, await seeker.until_begin())
         except (StratalogError, OSError) as failure:

@@ -19,10 +19,10 @@ from stratalog_metadata.node.config import MetadataSettings
 from stratalog_metadata.node.digest_comparison import DigestComparer
 from stratalog_metadata.node.forwarding import FORWARDED, ForwardedRequest, Forwarder
 from stratalog_metadata.node.leadership import Leadership
-from stratalog_metadata.node.linearizable_reads import ReadBook
-from stratalog_metadata.node.membership_service import MembershipDesk
+from stratalog_metadata.node.linearizable_reads import LinearizableReads
+from stratalog_metadata.node.membership_service import MembershipService
 from stratalog_metadata.node.peers import Peers, decode_messages
-from stratalog_metadata.node.pending_proposals import OnAnswers, ProposalBook
+from stratalog_metadata.node.pending_proposals import OnAnswers, PendingProposals
 from stratalog_metadata.node.raft_node import RaftNode
 from stratalog_metadata.node.read_requests import Answers
 from stratalog_metadata.node.recent_changes import RecentChanges
@@ -65,7 +65,7 @@ class ServingNode:
         self._replica = replica
         self._peers = peers
         self._identity = own
-        self._members = MembershipDesk(core, peers, own, transport, clock, self._append_members)
+        self._members = MembershipService(core, peers, own, transport, clock, self._append_members)
         self._clock = clock
         self._random = random
         self._on_cluster = on_cluster
@@ -73,11 +73,11 @@ class ServingNode:
         self._loop = asyncio.get_running_loop()
         self._recent = RecentChanges(replica.index, settings.watch_entries, settings.watch_bytes)
         self._watchers = Watchers(self._recent)
-        self._reads = ReadBook(core)
+        self._reads = LinearizableReads(core)
         self._answers = Answers(replica)
         self._forwarder = Forwarder(core, peers, transport)
         self.comparer = DigestComparer(core.node_id, replica.digest, transport, self._other_voters, on_failed)
-        self._proposals = ProposalBook()
+        self._proposals = PendingProposals()
         self._leadership: Leadership | None = None
         self._led_term = 0
         self._not_leading = asyncio.Event()

@@ -175,10 +175,10 @@ class Raft:
         """Hand over to a follower that has everything; says whether there is one. No proposals are taken meanwhile."""
         if self._leading is None:
             return False
-        heir = self._leading.begin_transfer(self._now)
-        if heir:
-            self._out.messages.append(TimeoutNow(sender=self.node_id, receiver=heir, term=self.term))
-        return heir != 0
+        transferee = self._leading.begin_transfer(self._now)
+        if transferee:
+            self._out.messages.append(TimeoutNow(sender=self.node_id, receiver=transferee, term=self.term))
+        return transferee != 0
 
     def unreachable(self, node_id: int) -> None:
         """Messages to ``node_id`` were lost: stop pipelining until it answers."""

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Final
 
 from stratalog_core.errors import Overloaded
-from stratalog_metadata.raft.catching_up import CatchUp
 from stratalog_metadata.raft.membership import Membership, check_change
 from stratalog_metadata.raft.messages import (
     Append,
@@ -28,6 +27,30 @@ from stratalog_metadata.raft.tail import LogTail
 
 ROUNDS_KEPT: Final = 1_000
 """Rounds of heartbeats whose beginning is remembered; an answer to an older one confirms no lease."""
+
+
+class CatchUp:
+    """Decides when a learner has caught up far enough to vote (``done``). Times are monotonic seconds.
+
+    Ongaro's dissertation, section 4.2.1: the leader replicates in rounds, each up to the end of the log at the beginning of
+    the round. After a round that took no longer than an election timeout the learner can vote without delaying commits.
+    """
+
+    __slots__ = ("_begun_at", "_round_s_max", "_target", "done")
+
+    def __init__(self, last_index: int, now: float, round_s_max: float) -> None:
+        self.done = False
+        self._target = last_index
+        self._begun_at = now
+        self._round_s_max = round_s_max
+
+    def acknowledged(self, match: int, last_index: int, now: float) -> None:
+        """Record that the learner stores all entries up to ``match``; the leader's log ends at ``last_index``."""
+        if match < self._target:
+            return
+        self.done = now - self._begun_at <= self._round_s_max or match >= last_index
+        self._target = last_index
+        self._begun_at = now
 
 
 class Replication:

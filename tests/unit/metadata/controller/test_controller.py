@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from stratalog_core.errors import StratalogError
 from stratalog_metadata.controller.assignment import assign
 from stratalog_metadata.controller.controller import Controller
-from stratalog_metadata.controller.leases import LeaseBoard
+from stratalog_metadata.controller.leases import LeaseTable
 from stratalog_metadata.records import Broker, Partition, partition_key
 from stratalog_metadata.state.commands import Applied, Command, Delete, ExpireSession, OpenSession, Put, SessionAlive, Update
 from stratalog_metadata.state.machine import apply
@@ -197,91 +197,91 @@ def test_ten_thousand_partitions_are_one_command() -> None:
 
 
 def test_renewals_keep_a_session_alive() -> None:
-    board = LeaseBoard([(1, 3.0, 0.0), (2, 3.0, 0.0)], now=0.0)
+    leases = LeaseTable([(1, 3.0, 0.0), (2, 3.0, 0.0)], now=0.0)
     for tenth in range(1, 60):
-        assert board.renew(1, tenth / 10)
-        expired = board.tick(tenth / 10)
+        assert leases.renew(1, tenth / 10)
+        expired = leases.tick(tenth / 10)
         assert expired == (frozenset({2}) if tenth / 10 >= 3.15 else frozenset())
 
 
 def test_a_session_that_was_declared_expired_does_not_come_back() -> None:
-    board = LeaseBoard([(1, 1.0, 0.0)], now=0.0)
+    leases = LeaseTable([(1, 1.0, 0.0)], now=0.0)
     for tenth in range(1, 12):
-        board.tick(tenth / 10)
-    assert board.tick(1.2) == {1}
-    assert not board.renew(1, 1.25)
-    board.ended(1)
-    assert board.tick(1.3) == frozenset()
+        leases.tick(tenth / 10)
+    assert leases.tick(1.2) == {1}
+    assert not leases.renew(1, 1.25)
+    leases.ended(1)
+    assert leases.tick(1.3) == frozenset()
 
 
 def test_a_stalled_leader_gives_everybody_the_lost_time() -> None:
-    board = LeaseBoard([(1, 1.0, 0.0)], now=0.0)
-    assert board.tick(60.0) == frozenset()
-    assert board.renew(1, 60.1)
+    leases = LeaseTable([(1, 1.0, 0.0)], now=0.0)
+    assert leases.tick(60.0) == frozenset()
+    assert leases.renew(1, 60.1)
 
 
-def expiry_s(board: LeaseBoard, session_id: int, until_s: float = 10.0) -> float:
-    """When the board declares the session expired; ticks are 50 ms apart."""
+def expiry_s(leases: LeaseTable, session_id: int, until_s: float = 10.0) -> float:
+    """When the leases declares the session expired; ticks are 50 ms apart."""
     for tick in range(1, round(until_s * 20)):
-        if session_id in board.tick(tick / 20):
+        if session_id in leases.tick(tick / 20):
             return tick / 20
     return float("inf")
 
 
-def graced(*session_ids: int) -> LeaseBoard:
+def graced(*session_ids: int) -> LeaseTable:
     """Leases of 3 s, grace 0.3 s, each renewed at 0 over the carrier ``("over", session)``."""
-    board = LeaseBoard([(session_id, 3.0, 0.3) for session_id in session_ids], now=0.0)
+    leases = LeaseTable([(session_id, 3.0, 0.3) for session_id in session_ids], now=0.0)
     for session_id in session_ids:
-        assert board.renew(session_id, 0.0, CARRIERS[session_id])
-    return board
+        assert leases.renew(session_id, 0.0, CARRIERS[session_id])
+    return leases
 
 
 CARRIERS = [object() for _ in range(4)]
 
 
 def test_a_session_whose_connection_broke_ends_after_its_grace() -> None:
-    board = graced(1, 2)
-    assert board.carrier_lost(CARRIERS[1], 0.0) == [1]
-    assert board.next_deadline() == 0.3
-    assert expiry_s(board, 1) == 0.3
+    leases = graced(1, 2)
+    assert leases.carrier_lost(CARRIERS[1], 0.0) == [1]
+    assert leases.next_deadline() == 0.3
+    assert expiry_s(leases, 1) == 0.3
 
 
 def test_a_renewal_over_any_connection_ends_the_suspicion() -> None:
-    board = graced(1, 2)
-    board.carrier_lost(CARRIERS[1], 0.0)
-    board.renew(1, 0.2, CARRIERS[3])
-    assert board.carrier_lost(CARRIERS[1], 0.25) == [], "an old connection's end means nothing"
-    assert expiry_s(board, 1) == 3.35
+    leases = graced(1, 2)
+    leases.carrier_lost(CARRIERS[1], 0.0)
+    leases.renew(1, 0.2, CARRIERS[3])
+    assert leases.carrier_lost(CARRIERS[1], 0.25) == [], "an old connection's end means nothing"
+    assert expiry_s(leases, 1) == 3.35
 
 
 def test_without_a_grace_only_the_lease_counts() -> None:
-    board = LeaseBoard([(1, 3.0, 0.0), (2, 3.0, 0.3)], now=0.0)
-    board.renew(1, 0.0, CARRIERS[1])
-    assert board.carrier_lost(CARRIERS[1], 0.0) == []
-    assert expiry_s(board, 1) == 3.15
+    leases = LeaseTable([(1, 3.0, 0.0), (2, 3.0, 0.3)], now=0.0)
+    leases.renew(1, 0.0, CARRIERS[1])
+    assert leases.carrier_lost(CARRIERS[1], 0.0) == []
+    assert expiry_s(leases, 1) == 3.15
 
 
 def test_a_new_leader_suspects_nobody() -> None:
-    board = LeaseBoard([(1, 3.0, 0.3), (2, 3.0, 0.3)], now=0.0)
-    assert board.carrier_lost(CARRIERS[1], 0.0) == []
-    assert expiry_s(board, 1) == 3.15
+    leases = LeaseTable([(1, 3.0, 0.3), (2, 3.0, 0.3)], now=0.0)
+    assert leases.carrier_lost(CARRIERS[1], 0.0) == []
+    assert expiry_s(leases, 1) == 3.15
 
 
 def test_if_all_connections_break_leases_count() -> None:
     """Then it is the leader's network, or nobody would be left to take over."""
-    board = graced(1, 2)
-    board.carrier_lost(CARRIERS[1], 0.0)
-    board.carrier_lost(CARRIERS[2], 0.1)
-    assert expiry_s(board, 1) == 3.15
+    leases = graced(1, 2)
+    leases.carrier_lost(CARRIERS[1], 0.0)
+    leases.carrier_lost(CARRIERS[2], 0.1)
+    assert expiry_s(leases, 1) == 3.15
 
 
 def test_a_short_stall_of_the_leader_does_not_use_up_a_grace() -> None:
-    board = graced(1, 2)
-    board.tick(0.0)
-    board.carrier_lost(CARRIERS[1], 0.0)
-    assert board.tick(0.45) == frozenset(), "its renewal may be waiting in a socket"
-    assert board.tick(0.65) == frozenset()
-    assert board.tick(0.8) == {1}
+    leases = graced(1, 2)
+    leases.tick(0.0)
+    leases.carrier_lost(CARRIERS[1], 0.0)
+    assert leases.tick(0.45) == frozenset(), "its renewal may be waiting in a socket"
+    assert leases.tick(0.65) == frozenset()
+    assert leases.tick(0.8) == {1}
 
 
 def test_the_controller_moves_the_partitions_of_a_killed_process_after_its_grace() -> None:

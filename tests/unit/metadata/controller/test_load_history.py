@@ -1,4 +1,4 @@
-"""The book of loads: what partitions carry, told from reports that name only the heaviest."""
+"""The history of loads: what partitions carry, told from reports that name only the heaviest."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stratalog_metadata.controller.balance import IDLE, WINDOWS, Rates
-from stratalog_metadata.controller.load_history import FRESH_S, REPORTS_MAX, WINDOW_S, LoadBook
+from stratalog_metadata.controller.load_history import FRESH_S, REPORTS_MAX, WINDOW_S, LoadHistory
 from stratalog_metadata.protocol.broker_loads import BrokerLoad, PartitionLoad
 from stratalog_metadata.records import Partition
 
@@ -30,9 +30,9 @@ def load(broker_id: int, partitions: int, named: dict[int, int], others: int = 0
     )  # fmt: skip
 
 
-def book(*loads: BrokerLoad, seconds: float = WINDOWS * WINDOW_S) -> LoadBook:
+def history(*loads: BrokerLoad, seconds: float = WINDOWS * WINDOW_S) -> LoadHistory:
     """The same reports for so long, up to now, which is 0."""
-    made = LoadBook()
+    made = LoadHistory()
     for number in reversed(range(int(seconds / REPORT_S))):
         for each in loads:
             made.reported(each, -number * REPORT_S - 0.1)
@@ -48,35 +48,35 @@ def close(rates: list[Rates], wanted: list[Rates]) -> bool:
 
 
 def test_named_partitions_carry_what_is_told_and_others_share_the_rest() -> None:
-    loads = book(load(1, 4, {0: 8 * MB, 1: 2 * MB}, others=3 * MB), load(2, 1, {}))
+    loads = history(load(1, 4, {0: 8 * MB, 1: 2 * MB}, others=3 * MB), load(2, 1, {}))
     rates = loads.rates([*(partition(index, 1) for index in range(4)), partition(4, 2)], 0.0)
     assert close(rates, [steady(8 * MB), steady(2 * MB), steady(1.5 * MB), steady(1.5 * MB), IDLE])
 
 
 def test_the_lightest_that_together_carry_next_to_nothing_are_idle() -> None:
-    loads = book(load(1, 103, {0: 100 * MB, 1: 8 * MB} | dict.fromkeys(range(2, 90), 10_000), others=10_000))
+    loads = history(load(1, 103, {0: 100 * MB, 1: 8 * MB} | dict.fromkeys(range(2, 90), 10_000), others=10_000))
     rates = loads.rates([partition(index, 1) for index in range(103)], 0.0)
     assert close(rates[:2], [steady(100 * MB), steady(8 * MB)])
     assert set(rates[2:]) == {IDLE}
-    equal = book(load(1, 100, {}, others=100 * MB)).rates([partition(index, 1) for index in range(100)], 0.0)
+    equal = history(load(1, 100, {}, others=100 * MB)).rates([partition(index, 1) for index in range(100)], 0.0)
     assert close(equal, [steady(1 * MB)] * 100), "equal ones carry something, or none does"
 
 
 def test_with_little_traffic_or_an_owner_unheard_of_all_are_idle() -> None:
-    assert book(load(1, 1, {0: 1000})).rates([partition(0, 1)], 0.0) == [IDLE]
-    busy = book(load(1, 1, {0: 10 * MB}))
+    assert history(load(1, 1, {0: 1000})).rates([partition(0, 1)], 0.0) == [IDLE]
+    busy = history(load(1, 1, {0: 10 * MB}))
     assert close(busy.rates([partition(0, 1)], 0.0), [steady(10 * MB)])
     assert busy.rates([partition(0, 1), partition(1, 2)], 0.0) == [IDLE, IDLE]
     assert busy.rates([partition(0, 1)], FRESH_S) == [IDLE]
 
 
 def test_a_load_that_has_just_begun_is_in_the_last_windows_only() -> None:
-    rates = book(load(1, 1, {0: 10 * MB}), seconds=2 * WINDOW_S).rates([partition(0, 1)], 0.0)
+    rates = history(load(1, 1, {0: 10 * MB}), seconds=2 * WINDOW_S).rates([partition(0, 1)], 0.0)
     assert close(rates, [(0.0, 10 * MB, 10 * MB)])
 
 
 def test_a_partition_takes_its_rate_along_when_it_moves() -> None:
-    loads = LoadBook()
+    loads = LoadHistory()
     for number in range(12):
         named = {0: 10 * MB}
         loads.reported(load(1, 9, named if number < 7 else {}, others=MB), number * REPORT_S)
@@ -99,13 +99,13 @@ def test_no_traffic_is_made_up(brokers: list[tuple[dict[int, int], int]]) -> Non
     ]
     partitions = [partition(100 * broker_id + index, broker_id) for broker_id in range(len(brokers)) for index in range(12)]
     total = sum(report.bytes_in_per_s for report in reports)
-    for window in zip(*book(*reports).rates(partitions, 0.0), strict=True):
+    for window in zip(*history(*reports).rates(partitions, 0.0), strict=True):
         assert sum(window) <= total * (1 + 1e-9)
         assert sum(window) >= total * 0.94 - 1024 * 1024
 
 
 def test_the_book_stays_small() -> None:
-    loads = LoadBook()
+    loads = LoadHistory()
     for number in range(1000):
         loads.reported(load(number % 10, 1, {}), number * 0.01)
     assert sum(len(reports) for reports in loads._reports.values()) == 10 * REPORTS_MAX

@@ -10,8 +10,8 @@ import pytest
 from stratalog_core.errors import Conflict, Invalid, NotLeader, OutcomeUnknown, StratalogError, Unavailable
 from stratalog_core.ports import Request, Transport
 from stratalog_metadata.client.routing import Router
-from stratalog_metadata.client.unreachable_peers import CutLinks
-from stratalog_metadata.controller.leases import LeaseBoard
+from stratalog_metadata.client.unreachable_peers import UnreachablePeers
+from stratalog_metadata.controller.leases import LeaseTable
 from stratalog_metadata.node.forwarding import Forwarder
 from stratalog_metadata.node.peers import Peers
 from stratalog_metadata.protocol import messages
@@ -48,17 +48,19 @@ async def network() -> Network:
 
 
 @pytest.fixture
-async def cuts(network: Network) -> CutLinks:
-    return CutLinks(cast(Transport, network))
+async def cuts(network: Network) -> UnreachablePeers:
+    return UnreachablePeers(cast(Transport, network))
 
 
-def router(cuts: CutLinks) -> Router:
+def router(cuts: UnreachablePeers) -> Router:
     made = Router(NODES, random.Random(1), cuts)
     made.succeeded()
     return made
 
 
-async def test_a_leader_that_does_not_answer_is_asked_through_the_node_that_names_it(cuts: CutLinks, network: Network) -> None:
+async def test_a_leader_that_does_not_answer_is_asked_through_the_node_that_names_it(
+    cuts: UnreachablePeers, network: Network
+) -> None:
     asked = router(cuts)
     asked.failed(OutcomeUnknown())
     assert asked.address == "b:1"
@@ -75,7 +77,7 @@ async def test_a_leader_that_does_not_answer_is_asked_through_the_node_that_name
     assert asked.address == "a:1"
 
 
-async def test_a_node_that_cannot_hand_on_is_left_for_another_one(cuts: CutLinks) -> None:
+async def test_a_node_that_cannot_hand_on_is_left_for_another_one(cuts: UnreachablePeers) -> None:
     asked = router(cuts)
     asked.failed(OutcomeUnknown())
     asked.failed(NotLeader("", leader="a:1"))
@@ -85,14 +87,14 @@ async def test_a_node_that_cannot_hand_on_is_left_for_another_one(cuts: CutLinks
     assert (asked.address, asked.forwards) == ("c:1", True)
 
 
-async def test_an_unknown_outcome_behind_a_node_does_not_cut_that_node_off(cuts: CutLinks) -> None:
+async def test_an_unknown_outcome_behind_a_node_does_not_cut_that_node_off(cuts: UnreachablePeers) -> None:
     asked = router(cuts)
     asked.failed(OutcomeUnknown("", forwarded=True))
     assert "a:1" not in cuts
     cuts.close()
 
 
-async def test_when_nobody_answers_all_are_asked_in_turn(cuts: CutLinks) -> None:
+async def test_when_nobody_answers_all_are_asked_in_turn(cuts: UnreachablePeers) -> None:
     asked = router(cuts)
     seen = []
     for _ in range(6):
@@ -191,13 +193,13 @@ def test_nothing_goes_further_than_one_hop_or_to_a_leader_that_is_not_heard() ->
 
 
 def test_a_session_that_is_renewed_through_another_node_ends_with_its_lease_only() -> None:
-    board, connection = LeaseBoard([(1, 3.0, 0.3), (2, 3.0, 0.3)], 1.0), object()
+    leases, connection = LeaseTable([(1, 3.0, 0.3), (2, 3.0, 0.3)], 1.0), object()
     for session_id in (1, 2):
-        board.renew(session_id, 1.0, connection)
-    board.renew(1, 1.1)
-    assert board.carrier_lost(connection, 1.1) == [2]
-    board.renew(2, 1.1, connection)
+        leases.renew(session_id, 1.0, connection)
+    leases.renew(1, 1.1)
+    assert leases.carrier_lost(connection, 1.1) == [2]
+    leases.renew(2, 1.1, connection)
     for tenth in range(11, 42):
-        assert 1 not in board.tick(tenth / 10), "its last renewal came in at 1.1"
-    board.tick(4.2)
-    assert 1 in board.tick(4.3)
+        assert 1 not in leases.tick(tenth / 10), "its last renewal came in at 1.1"
+    leases.tick(4.2)
+    assert 1 in leases.tick(4.3)

@@ -10,7 +10,7 @@ import pytest
 from stratalog_core.errors import Overloaded
 from stratalog_core.ports import Request
 from stratalog_metadata.node import linearizable_reads as reading
-from stratalog_metadata.node.linearizable_reads import ReadBook
+from stratalog_metadata.node.linearizable_reads import LinearizableReads
 from stratalog_metadata.raft import HardState, LogTail, Membership, Raft, RaftSettings
 
 
@@ -42,13 +42,13 @@ def test_reads_that_wait_for_the_quorum_are_bounded() -> None:
 
 def test_reads_that_wait_for_the_replica_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "CONFIRMED_MAX", 2)
-    book = ReadBook(leader(RaftSettings(node_id=1)))
+    reads = LinearizableReads(leader(RaftSettings(node_id=1)))
     request = cast(Request, object())
     for context in (1, 2):
-        book.begin(request, lambda _: None)
-        book.ready(context, 9)
+        reads.begin(request, lambda _: None)
+        reads.ready(context, 9)
     with pytest.raises(Overloaded, match="wait for this node to apply"):
-        book.begin(request, lambda _: None)
+        reads.begin(request, lambda _: None)
 
 
 def test_what_is_proposed_and_not_committed_is_bounded() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from stratalog_core.errors import Corrupt
 from stratalog_core.system import SystemFiles
-from stratalog_metadata.node.pending_proposals import ProposalBook
+from stratalog_metadata.node.pending_proposals import PendingProposals
 from stratalog_metadata.protocol.messages import CommandAnswer
 from stratalog_metadata.raft import Entry, EntryKind, HardState, Ready, Snapshot
 from stratalog_metadata.records import DynamicConfig, Versioned
@@ -138,37 +138,37 @@ class Answered:
 
 
 def test_a_batch_is_answered_when_all_are_decided() -> None:
-    book, answered = ProposalBook(), Answered()
-    book.add(5, 1, 2, answered)
-    book.applied(5, 1, Applied(index=5, allocated=(7,)))
+    pending, answered = PendingProposals(), Answered()
+    pending.add(5, 1, 2, answered)
+    pending.applied(5, 1, Applied(index=5, allocated=(7,)))
     assert not answered.answers
-    book.applied(6, 1, Corrupt("as an example"))
+    pending.applied(6, 1, Corrupt("as an example"))
     assert answered.codes == ["done", "corrupt"]
     assert answered.answers[0].allocated == (7,)
 
 
 def test_an_overruled_entry_surely_did_nothing() -> None:
-    book, answered = ProposalBook(), Answered()
-    book.add(5, 1, 1, answered)
-    book.applied(5, 2, None)
+    pending, answered = PendingProposals(), Answered()
+    pending.add(5, 1, 1, answered)
+    pending.applied(5, 2, None)
     assert answered.codes == ["not_leader"]
 
 
 def test_an_entry_replaced_by_this_very_node_may_still_be_committed_by_another() -> None:
-    book, first, second = ProposalBook(), Answered(), Answered()
-    book.add(5, 1, 1, first)
-    book.add(5, 3, 1, second)
+    pending, first, second = PendingProposals(), Answered(), Answered()
+    pending.add(5, 1, 1, first)
+    pending.add(5, 3, 1, second)
     assert first.codes == ["outcome_unknown"]
-    book.applied(5, 3, Applied(index=5))
+    pending.applied(5, 3, Applied(index=5))
     assert second.codes == ["done"]
 
 
 def test_what_cannot_be_learnt_any_more_is_unknown() -> None:
-    book, old, new = ProposalBook(), Answered(), Answered()
-    book.add(5, 1, 1, old)
-    book.add(9, 3, 1, new)
-    book.forget_before_term(3)
+    pending, old, new = PendingProposals(), Answered(), Answered()
+    pending.add(5, 1, 1, old)
+    pending.add(9, 3, 1, new)
+    pending.forget_before_term(3)
     assert old.codes == ["outcome_unknown"]
-    book.forget(up_to=9)
+    pending.forget(up_to=9)
     assert new.codes == ["outcome_unknown"]
-    assert len(book) == 0
+    assert len(pending) == 0
