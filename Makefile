@@ -67,7 +67,7 @@ types: .venv/.test  ## strict type check of code and tests
 	$(BIN)/mypy $(SOURCES)
 
 .PHONY: bench
-bench: .venv/.test  ## measure against Apache Kafka in turns; PROFILE=quick|grid|size|full|smoke CELLS='produce*' RUN=name ROUNDS=3; writes docs/benchmarks.md
+bench: .venv/.test  ## measure against Apache Kafka in turns; PROFILE=quick|grid|size|full|smoke CELLS='produce*' RUN=name ROUNDS=3; writes docs/lab/benchmarks.md
 	$(BIN)/python -m benchmarks.compare --profile $(or $(PROFILE),quick) --cells '$(or $(CELLS),*)' \
 		$(if $(RUN),--run $(RUN)) $(if $(ROUNDS),--rounds $(ROUNDS))
 

@@ -57,7 +57,7 @@ class Task:
 
 
 def main() -> None:
-    """Measure what is missing, write the journal, print the ratios; with ``--page`` write ``docs/benchmarks.md``, too."""
+    """Measure what is missing, write the journal, print the ratios; with ``--page`` write ``docs/lab/benchmarks.md``, too."""
     # An end from outside, too, unwinds: no cluster is left behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     # Ours, the clusters' and the load processes', which inherit it: ten thousand connections are as many files at both ends.
@@ -113,7 +113,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--against", nargs="*", default=["kafka"], choices=[each for each in DESCRIPTIONS if each != "stratalog"]
     )
-    parser.add_argument("--no-page", action="store_true", help="Leave docs/benchmarks.md as it is.")
+    parser.add_argument("--no-page", action="store_true", help="Leave docs/lab/benchmarks.md as it is.")
     parser.add_argument("--list", action="store_true", help="Name the cells and stop.")
     return parser.parse_args()
 

@@ -1,4 +1,4 @@
-"""``docs/benchmarks.md`` from a recorded run: goals, tables, pictures between two markers; words around them are by hand.
+"""``docs/lab/benchmarks.md`` from a recorded run: goals, tables, pictures between two markers; words around them are by hand.
 
 ``python -m benchmarks.page RUN`` makes it anew without measuring.
 """

@@ -75,4 +75,4 @@ def test_make_targets_in_the_docs_exist() -> None:
 
 
 def test_the_reference_page_is_fresh() -> None:
-    assert (ROOT / "docs" / "reference.md").read_text() == reference(), "run: python -m stratalog.reference > docs/reference.md"
+    assert (ROOT / "docs" / "reference.md").read_text() == reference(), "run: python -m stratalog.reference > docs/reference/settings.md"

@@ -1,4 +1,4 @@
-"""The reference page of settings, topic configs and APIs: ``python -m stratalog.reference > docs/reference.md``."""
+"""The reference page of settings, topic configs and APIs: ``python -m stratalog.reference > docs/reference/settings.md``."""
 
 from __future__ import annotations
 

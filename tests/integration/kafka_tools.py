@@ -1,6 +1,6 @@
 """What each command-line tool of Apache Kafka's distribution is run with against a cluster, and what must come of it.
 
-``python -m integration.kafka_tools > docs/kafka-tools.md`` makes the page; ``test_kafka_tools.py`` runs the tools.
+``python -m integration.kafka_tools > docs/reference/kafka-tools.md`` makes the page; ``test_kafka_tools.py`` runs the tools.
 """
 
 from __future__ import annotations
@@ -501,7 +501,7 @@ These tools ask nothing of a cluster:
 
 
 def page() -> str:
-    """``docs/kafka-tools.md``."""
+    """``docs/reference/kafka-tools.md``."""
     return "\n".join(_lines()) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""The ledger client: quorum-replicated ledgers over bookies. ``docs/protocols/ledger.md`` explains the protocol."""
+"""The ledger client: quorum-replicated ledgers over bookies. ``docs/reference/protocols/ledger.md`` explains the protocol."""
 
 from stratalog_bookies.client.config import LedgerClientSettings
 from stratalog_bookies.client.core.entry import Entry, EntryHead

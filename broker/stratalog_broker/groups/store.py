@@ -118,7 +118,7 @@ class GroupStore:
         table[partition] = committed
 
     def snapshot(self) -> bytes:
-        """The whole content as msgpack (docs/formats/consumer-offsets.md)."""
+        """The whole content as msgpack (docs/reference/formats/consumer-offsets.md)."""
         return _encoder.encode(
             _Snapshot(version=SNAPSHOT_VERSION, groups=tuple(self.images.values()), offsets=tuple(self._all_offsets()))
         )

@@ -1,4 +1,4 @@
-"""Requests and answers of the metadata quorum's RPC methods 0x0100…: msgpack maps. docs/protocols/metadata-rpc.md.
+"""Requests and answers of the metadata quorum's RPC methods 0x0100…: msgpack maps. docs/reference/protocols/metadata-rpc.md.
 
 Field names are permanent; a field that is added has a default.
 """

@@ -1,4 +1,4 @@
-"""Bytes of a snapshot: all records after one entry of the log. docs/formats/metadata-snapshot.md.
+"""Bytes of a snapshot: all records after one entry of the log. docs/reference/formats/metadata-snapshot.md.
 
 The same bytes travel to a follower that is too far behind, to a client whose view begins, and into the state file.
 """

@@ -1,6 +1,6 @@
 """The durable Raft log: append-only segment files and the vote file, over the ``Files`` port.
 
-Byte layout: docs/formats/metadata-log.md. Always: what ``persist`` was given is durable when it returns; a record is never
+Byte layout: docs/reference/formats/metadata-log.md. Always: what ``persist`` was given is durable when it returns; a record is never
 changed in place (a conflicting suffix is overruled by later records with the same indexes); a batch is written only
 after the one before it is durable. So a damaged record with a later batch after it was once durable: that is corruption
 and is refused. In the last batch, what a cut-off write leaves behind (sectors that were never written) is a torn tail, was

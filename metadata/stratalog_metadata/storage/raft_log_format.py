@@ -1,4 +1,4 @@
-"""Bytes of the Raft log's files: segment header, record, vote. Pure; described in docs/formats/metadata-log.md."""
+"""Bytes of the Raft log's files: segment header, record, vote. Pure; described in docs/reference/formats/metadata-log.md."""
 
 from __future__ import annotations
 

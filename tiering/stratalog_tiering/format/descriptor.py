@@ -1,7 +1,7 @@
 """Small JSON objects that let a bucket explain itself: whose it is, what its topics are, which manifests were committed.
 
 JSON, because people open these by hand. A reader ignores members it does not know; ``format_version`` rises only when
-an old reader would go wrong. Formats: ``docs/formats/object-keys.md``.
+an old reader would go wrong. Formats: ``docs/reference/formats/object-keys.md``.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The footer makes a segment explain itself: whose records it holds, where each block lies and what it must hash to, and
 what a reader or a new owner must know of leader epochs, aborted transactions and producers at its end. A footer that
 parses is consistent: its blocks tile the data without gap or overlap, their offsets are contiguous, and their leaf
-hashes give the Merkle root. Byte by byte: ``docs/formats/segment.md``.
+hashes give the Merkle root. Byte by byte: ``docs/reference/formats/segment.md``.
 
 This module reads and writes no object; it only packs and checks bytes.
 """

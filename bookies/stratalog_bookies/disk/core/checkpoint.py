@@ -1,5 +1,5 @@
 """What a disk stores beside its log, so that a restart need not read all of it. Pure codecs;
-``docs/formats/bookie-checkpoint.md``.
+``docs/reference/formats/bookie-checkpoint.md``.
 
 - An index file for each closed log file: the runs of its entries. Immutable; its table is read at the start, rows when needed.
 - The state file, replaced as a whole when a log file is closed: which closed files there are, and fences, LACs and

@@ -2,7 +2,7 @@
 
 A disk's log is a sequence of files of fixed size, numbered by a generation that never repeats. A file is recycled, not
 deleted, so behind its tail lie frames of an earlier generation: every frame's header CRC is seeded with the disk's cookie
-and the file's generation, and a foreign frame never matches. ``docs/formats/bookie-log.md`` has every byte.
+and the file's generation, and a foreign frame never matches. ``docs/reference/formats/bookie-log.md`` has every byte.
 
 Frames are written in groups, one write and one sync each, and a group begins only when the one before is durable. Each
 frame says where its group begins; so any sound frame proves that everything before its group's start was durable once. That

@@ -1,6 +1,6 @@
 """Figure 2 of the Raft paper (Ongaro and Ousterhout, 2014), rule by rule, on one core that is told what the others say.
 
-docs/protocols/raft.md lists which rule is which test.
+docs/reference/protocols/raft.md lists which rule is which test.
 """
 
 from __future__ import annotations
