@@ -71,6 +71,11 @@ bench: .venv/.test  ## measure against Apache Kafka in turns; PROFILE=quick|grid
 	$(BIN)/python -m benchmarks.compare --profile $(or $(PROFILE),quick) --cells '$(or $(CELLS),*)' \
 		$(if $(RUN),--run $(RUN)) $(if $(ROUNDS),--rounds $(ROUNDS))
 
+.PHONY: reference
+reference: .venv/.test  ## write the generated pages of docs/reference/
+	$(BIN)/python -m stratalog.reference docs/reference
+	PYTHONPATH=tests $(BIN)/python -m integration.kafka_tools > docs/reference/kafka-tools.md
+
 .PHONY: sim
 sim: .venv/.test  ## simulate whole clusters from seeds: SEEDS=20 FIRST_SEED=1 [PROGRESS=file RESULT=file.md], or SEED=7 [SHRINK=1] for one with its trace; SCENARIO=log
 	PYTHONHASHSEED=0 PYTHONPATH=tests $(BIN)/python -W ignore -m simulation --scenario $(or $(SCENARIO),all) \

@@ -21,7 +21,7 @@ from benchmarks.tables import SHOWN, all_tables, main_table, times
 from stratalog.bench.report import figure, flat
 
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
-PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
+PAGE = Path(__file__).parents[1] / "docs" / "lab" / "benchmarks.md"
 PICTURES = PAGE.with_name("benchmarks")
 
 _CELLS_MAX = 8

@@ -487,7 +487,7 @@ NOT_FOR_CLUSTERS = {
 
 _HEAD = f"""# Apache Kafka's command-line tools
 
-Made from what `tests/integration/test_kafka_tools.py` runs: every command-line tool of Apache Kafka {KAFKA_VERSION},
+Generated from what `tests/integration/test_kafka_tools.py` runs: every command-line tool of Apache Kafka {KAFKA_VERSION},
 unmodified, against a cluster of processes. A refusal names what is missing; no tool hangs or fails for another reason.
 
 | tool | run to | result |

@@ -98,4 +98,4 @@ def test_every_tool_of_the_distribution_is_in_the_table() -> None:
 
 def test_the_page_of_kafkas_tools_is_fresh() -> None:
     command = "PYTHONPATH=tests python -m integration.kafka_tools > docs/reference/kafka-tools.md"
-    assert (ROOT / "docs" / "kafka-tools.md").read_text() == page(), f"run: {command}"
+    assert (ROOT / "docs" / "reference" / "kafka-tools.md").read_text() == page(), f"run: {command}"

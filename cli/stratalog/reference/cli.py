@@ -1,0 +1,56 @@
+"""The reference page of the ``stratalog`` command, from the command tree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import click
+
+from stratalog.app import stratalog
+
+_HEAD = """# The `stratalog` command
+
+```sh
+stratalog topic create events --partitions 3
+```
+
+Results go to standard output, everything else to standard error. Exit codes are on [the page of errors](errors.md).
+Commands that destroy data ask first unless `--yes` is given. Name a cluster by `--data DIR` (its directory on this machine),
+`--bootstrap HOST:PORT` (Kafka) or `--metadata HOST:PORT` (the quorum). Generated from the code by `make reference`.
+"""
+
+
+def cli_page() -> str:
+    """The page's text."""
+    context = click.Context(stratalog, info_name="stratalog")
+    return _HEAD + "".join(_section(each) for each in _leaves(context))
+
+
+def _leaves(context: click.Context) -> Iterator[click.Context]:
+    """Contexts of all commands that are no groups."""
+    command = context.command
+    if not isinstance(command, click.Group):
+        yield context
+        return
+    for name in command.list_commands(context):
+        below = command.get_command(context, name)
+        assert below is not None
+        yield from _leaves(click.Context(below, info_name=name, parent=context))
+
+
+def _section(context: click.Context) -> str:
+    command = context.command
+    usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
+    rows = [row for parameter in command.params if (row := parameter.get_help_record(context))]
+    options = "".join(f"| `{_cell(names)}` | {_cell(text)} |\n" for names, text in rows)
+    table = f"\n| option | what |\n| --- | --- |\n{options}" if options else ""
+    return f"\n## {context.command_path}\n\n`{usage}`\n\n{_help(command)}\n{table}"
+
+
+def _help(command: click.Command) -> str:
+    text = (command.help or "").replace("\b\n", "")
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")

@@ -1,0 +1,29 @@
+"""The reference page of Kafka APIs, from the handler table."""
+
+from __future__ import annotations
+
+import inspect
+
+from stratalog_broker.handlers import HANDLERS
+from stratalog_broker.handlers.info import HandlerInfo
+
+_HEAD = """# Kafka APIs
+
+This is what ApiVersions returns. A client that asks for an API that is not in this table gets UNSUPPORTED_VERSION.
+[Kafka's tools](kafka-tools.md) shows the same from a user's side. Generated from the code by `make reference`.
+
+| key | API | versions |
+| --- | --- | --- |
+"""
+
+
+def kafka_apis_page() -> str:
+    """The page's text."""
+    return _HEAD + "".join(_row(key, info) for key, info in sorted(HANDLERS.items()))
+
+
+def _row(key: int, info: HandlerInfo) -> str:
+    module = inspect.getmodule(info.handle or info.handle_raw)
+    assert module is not None
+    name = "".join(word.capitalize() for word in module.__name__.rpartition(".")[2].split("_"))
+    return f"| {key} | {name} | {info.min_version}–{info.max_version} |\n"

@@ -1,0 +1,71 @@
+"""The reference page of settings, from the dataclass of each component."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from stratalog.roles.node import NodeSettings
+from stratalog_bookies.client import LedgerClientSettings
+from stratalog_bookies.config import BookieSettings
+from stratalog_broker.config import BrokerSettings
+from stratalog_metadata.node.config import MetadataSettings
+from stratalog_tiering.cold.block_source import ColdReaderSettings
+from stratalog_tiering.config import TieringSettings
+
+SECTIONS: tuple[tuple[str, type[Any]], ...] = (
+    ("node", NodeSettings),
+    ("metadata", MetadataSettings),
+    ("bookie", BookieSettings),
+    ("ledgers", LedgerClientSettings),
+    ("broker", BrokerSettings),
+    ("cold", ColdReaderSettings),
+    ("tiering", TieringSettings),
+)
+
+_HEAD = """# Settings
+
+```sh
+STRATALOG_BROKER_LISTEN=127.0.0.1:9092 stratalog broker --config broker.toml
+```
+
+Each process reads a TOML file (`--config FILE`) with one table per section below. An environment variable
+`STRATALOG_<SECTION>_<NAME>` takes precedence over the file. An unknown name is an error. A name ends with its unit.
+Generated from the code by `make reference`.
+"""
+
+
+def settings_page() -> str:
+    """The page's text."""
+    return "\n".join(_lines()) + "\n"
+
+
+def _lines() -> Iterator[str]:
+    yield _HEAD
+    for section, settings in SECTIONS:
+        yield f"## [{section}]\n"
+        yield "| name | type | default | bounds | what |"
+        yield "| --- | --- | --- | --- | --- |"
+        yield from (_row(field) for field in dataclasses.fields(settings))
+        yield ""
+
+
+def _row(field: dataclasses.Field[Any]) -> str:
+    default = "required" if field.default is dataclasses.MISSING else f"`{_shown(field.default)}`"
+    return f"| `{field.name}` | {field.type} | {default} | {_bounds(field)} | {field.metadata['help']} |"
+
+
+def _shown(default: Any) -> str:
+    if isinstance(default, tuple):
+        return ",".join(default)
+    return str(default)
+
+
+def _bounds(field: dataclasses.Field[Any]) -> str:
+    if field.metadata["choices"]:
+        return ", ".join(field.metadata["choices"])
+    low, high = field.metadata["minimum"], field.metadata["maximum"]
+    if low is None and high is None:
+        return ""
+    return f"{'' if low is None else low} … {'' if high is None else high}".strip()
