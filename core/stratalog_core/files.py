@@ -2,8 +2,9 @@
 
 What is written through the page cache is copied into pages that the kernel must find first, keep, and write back later. A log
 that is written once, in order, and rarely read pays that for bytes that nobody asks for again: writing around it (``O_DIRECT``
-and ``O_DSYNC``) halves what a bookie's bytes cost (``docs/lab/performance.md``). Large reads go around it, too, and cost a third;
-small ones go through it, because what lies beside them will be wanted; the kernel drops from it what is written directly.
+and ``O_DSYNC``) halves what a bookie's bytes cost (``docs/lab/performance.md``). Large reads go around it, too, and cost a
+third; small ones go through it, because what lies beside them will be wanted. The kernel drops from it what is written
+directly.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What travels to and from a bookie: methods 0x0201 to 0x020b. Pure; ``docs/reference/formats/bookie-messages.md`` has every byte.
+"""Messages to and from a bookie: methods 0x0201 to 0x020b. Pure; ``docs/reference/formats/bookie-messages.md`` has every byte.
 
 Bulk bodies (ADD, READ, READ_HEADERS) are packed by hand and carry payloads as they are: nothing here copies one. The rest is
 msgpack of one struct for each method. Every list and every id has a bound, and a malformed body raises ``Invalid``.

@@ -37,7 +37,7 @@ the tree says how:
 _KAFKA = """
 ## Errors to Kafka clients
 
-Kafka clients get Kafka's own error codes. A message, where the API has a field for one, names the value, the limit and the remedy.
+Kafka clients get Kafka's own error codes. Where an API has an error message, it names the value, the limit and the remedy.
 """
 
 

@@ -1,7 +1,7 @@
 """The durable Raft log: append-only segment files and the vote file, over the ``Files`` port.
 
-Byte layout: docs/reference/formats/metadata-log.md. Always: what ``persist`` was given is durable when it returns; a record is never
-changed in place (a conflicting suffix is overruled by later records with the same indexes); a batch is written only
+Byte layout: docs/reference/formats/metadata-log.md. Always: what ``persist`` was given is durable when it returns; a record is
+never changed in place (a conflicting suffix is overruled by later records with the same indexes); a batch is written only
 after the one before it is durable. So a damaged record with a later batch after it was once durable: that is corruption
 and is refused. In the last batch, what a cut-off write leaves behind (sectors that were never written) is a torn tail, was
 never acknowledged, and is removed; other damage is refused. ``mark`` covers what looks like a torn tail and is not.

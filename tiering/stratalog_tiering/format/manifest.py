@@ -11,7 +11,7 @@ A sealed page may still list segments below ``start_offset``; they are dead, and
 Objects that no longer count are remembered, in the order of their removal, until they are deleted: the newest few in the
 root, the others in lists, which are immutable objects of their own. So there is no bound on how many wait.
 
-Pure: this module packs, checks and looks up. Changes are made by ``manifest_edit.py``. Format: ``docs/reference/formats/manifest.md``.
+Pure: this module packs, checks and looks up. ``manifest_edit.py`` edits. Format: ``docs/reference/formats/manifest.md``.
 """
 
 from __future__ import annotations
