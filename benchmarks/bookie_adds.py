@@ -23,7 +23,7 @@ import uvloop
 
 from stratalog_bookies.protocol import messages
 from stratalog_core.ports import Channel
-from stratalog_core.rpc import TcpTransport
+from stratalog_core.rpc.tcp import TcpTransport
 
 TIMEOUT_S = 30.0
 LEDGER_MILLIONS = 8

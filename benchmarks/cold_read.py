@@ -18,8 +18,8 @@ from uuid import uuid4
 
 import uvloop
 
-from stratalog_core.batch import iterate_headers
-from stratalog_core.records import Record, build_batch
+from stratalog_core.batches.batch import iterate_headers
+from stratalog_core.batches.records import Record, build_batch
 from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_metadata.records import ManifestPointer, Topic
 from stratalog_tiering.cold.reader import ColdReader, ColdReaderSettings

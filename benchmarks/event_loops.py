@@ -1,7 +1,7 @@
 """Which event loop carries our requests at the least cost: `python -m benchmarks.event_loops`.
 
-A client and a server of :class:`stratalog_core.rpc.TcpTransport` in two processes over loopback, some requests under way at a
-time. Prints requests per second, and the CPU of both sides for each request, for asyncio's own loop, for uvloop, and for rloop
+A client and a server of :class:`stratalog_core.rpc.tcp.TcpTransport` in two processes over loopback, some requests in flight at
+a time. Prints requests per second and the CPU of both sides per request, for asyncio's own loop, for uvloop, and for rloop
 where it is installed, in turns.
 """
 
@@ -21,7 +21,7 @@ import uvloop
 
 from stratalog_core.errors import StratalogError
 from stratalog_core.ports import Request
-from stratalog_core.rpc import TcpTransport
+from stratalog_core.rpc.tcp import TcpTransport
 
 _METHOD = 0x0F01
 _TURNS = 3

@@ -10,8 +10,8 @@ import random
 import time
 from collections.abc import Sequence
 
-from stratalog_core.compression import NAMES
-from stratalog_core.records import Record, build_batch
+from stratalog_core.batches.compression import NAMES
+from stratalog_core.batches.records import Record, build_batch
 from stratalog_pipeline.decode import decode_run
 from stratalog_pipeline.schema import COLUMNS
 

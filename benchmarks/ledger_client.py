@@ -28,7 +28,7 @@ from stratalog_bookies.client import LedgerClient, LedgerClientSettings, LedgerS
 from stratalog_bookies.config import BookieSettings
 from stratalog_bookies.node.server import BookieServer
 from stratalog_core.errors import Overloaded, StratalogError
-from stratalog_core.rpc import TcpTransport
+from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
 from stratalog_metadata.client.quorum_client import QuorumClient
 from stratalog_metadata.embedded import embedded_quorum

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from crc32c import crc32c
 
-from stratalog_core.files import open_file
+from stratalog_core.files.open_files import open_file
 
 _MIB = 1024 * 1024
 _RUNS = 5

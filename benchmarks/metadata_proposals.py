@@ -20,7 +20,7 @@ from uuid import UUID
 import uvloop
 
 from stratalog_core.errors import OutcomeUnknown, Unavailable
-from stratalog_core.rpc import TcpTransport
+from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
 from stratalog_metadata.client.quorum_client import QuorumClient
 from stratalog_metadata.node.config import MetadataSettings

@@ -19,8 +19,8 @@ from pyarrow import parquet
 from pyspark.sql import DataFrame, SparkSession
 
 from benchmarks.kernels import BATCH_BYTES, one_batch
-from stratalog_core.batch import assign_offset
-from stratalog_core.compression import ZSTD
+from stratalog_core.batches.batch import assign_offset
+from stratalog_core.batches.compression import ZSTD
 from stratalog_pipeline.bucket import Bucket
 from stratalog_pipeline.options import parse_options
 from stratalog_pipeline.scan import scan_split

@@ -21,7 +21,7 @@ import pytest
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
-from stratalog_core import files
+from stratalog_core.files import open_files as files
 
 # Speed is no part of a property: a slow machine must not fail one. CI draws the same examples each time.
 hypothesis_settings.register_profile(

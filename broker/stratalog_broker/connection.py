@@ -24,9 +24,9 @@ from stratalog_broker.handlers.info import HandlerInfo, Waiting
 from stratalog_broker.memory import DECODED_BYTES_MAX, DECODED_FACTOR, REQUEST_BYTES
 from stratalog_broker.protocol.frame import LENGTH_BYTES, parse_head
 from stratalog_core.errors import Corrupt
+from stratalog_core.memory.receive_buffers import announced_memory
+from stratalog_core.memory.retained import retained_bytes
 from stratalog_core.ports import Buffer
-from stratalog_core.receive_buffers import announced_memory
-from stratalog_core.retained import retained_bytes
 
 if TYPE_CHECKING:
     from stratalog_broker.server import ConnectionRegistry
@@ -132,7 +132,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     @property
     def progress(self) -> tuple[int, int]:
-        """See ``stratalog_core.silent_clients``."""
+        """See ``stratalog_core.connections.silent_clients``."""
         return self._frames, self.unsent_bytes
 
     @property

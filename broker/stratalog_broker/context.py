@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from stratalog_broker.protocol.entities import ResponseFactory, response_factory
 from stratalog_broker.topic_configs import TopicConfigs
 from stratalog_core.ports import Buffer, Clock, Random
-from stratalog_core.record_searches import RecordSearches
+from stratalog_core.search_pool import SearchPool
 from stratalog_metadata.client.api import MetadataClient, MetadataView
 from stratalog_metadata.client.topic_defaults import topic_defaults
 from stratalog_metadata.records import Topic
@@ -46,7 +46,7 @@ class BrokerServices:
     metadata: MetadataClient
     ledgers: LedgerClient
     cold: ColdReader
-    searches: RecordSearches
+    searches: SearchPool
     clock: Clock
     random: Random
     deadlines: Deadlines = field(init=False)

@@ -8,10 +8,10 @@ from typing import Final
 
 from stratalog_bookies.client import LedgerClient
 from stratalog_broker.ledger_index import LedgerIndex
-from stratalog_core.batch import HEADER_BYTES, read_header
-from stratalog_core.checkpoint import is_checkpoint
+from stratalog_core.batches.batch import HEADER_BYTES, read_header
+from stratalog_core.batches.checkpoint import is_checkpoint
 from stratalog_core.errors import Corrupt
-from stratalog_core.loads import Loads
+from stratalog_core.single_flight import SingleFlight
 from stratalog_metadata.records import Ledger
 
 HEADS_AT_ONCE: Final = 8192
@@ -28,7 +28,7 @@ class IndexCache:
         self._bytes_max = bytes_max
         self.bytes_held = 0
         self._indexes: OrderedDict[int, LedgerIndex] = OrderedDict()
-        self._building: Loads[int, LedgerIndex] = Loads()
+        self._building: SingleFlight[int, LedgerIndex] = SingleFlight()
         self._slots = asyncio.Semaphore(_BUILDS_AT_ONCE)
 
     def put(self, ledger_id: int, index: LedgerIndex) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final, Protocol
 
 from stratalog_broker.partition import Acks, Outcome
-from stratalog_core.batch import read_header
+from stratalog_core.batches.batch import read_header
 from stratalog_core.errors import NotLeader
 from stratalog_core.ports import Buffer
 

@@ -1,7 +1,7 @@
 """How a broker divides its one memory budget, and when memory is worth returning to the system. Pure.
 
 Every queue and cache of a broker has a share of ``memory_bytes`` and charges real sizes: objects and receive buffers included
-(``stratalog_core.retained``). Interpreter, modules and metadata records come on top: they are what a broker has at its start.
+(``stratalog_core.memory.retained``). Interpreter, modules and metadata records come on top: a broker has them at its start.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ from typing import Final
 
 from stratalog_broker.ledger_index import LedgerIndex
 from stratalog_broker.producer_state import Displaced, ProducerStates
-from stratalog_core.batch import BatchHeader
-from stratalog_core.checkpoint import Checkpoint, EpochStart
+from stratalog_core.batches.batch import BatchHeader
+from stratalog_core.batches.checkpoint import Checkpoint, EpochStart
 from stratalog_core.errors import NotEnoughBookies, NotLeader, OutcomeUnknown, StratalogError, Unavailable
 
 LEDGER_BATCHES_MAX: Final = 100_000

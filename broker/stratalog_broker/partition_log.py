@@ -29,8 +29,8 @@ from stratalog_broker.replication_factor import is_roll_due, newest_ledger
 from stratalog_broker.roll_schedule import RollSchedule
 from stratalog_broker.tail_cache import PartitionTail
 from stratalog_broker.writer_reports import WriterReports
-from stratalog_core.batch import BatchHeader, assign_offset
-from stratalog_core.checkpoint import encode_checkpoint
+from stratalog_core.batches.batch import BatchHeader, assign_offset
+from stratalog_core.batches.checkpoint import encode_checkpoint
 from stratalog_core.errors import Fenced, NotLeader, Overloaded, StratalogError, Unavailable
 from stratalog_core.ids import TopicPartition
 from stratalog_metadata.records import Ledger, Topic, partition_key

@@ -14,7 +14,7 @@ from kio.schema.errors import ErrorCode
 
 from stratalog_bookies.client.ledger_writer import ENTRY_BYTES_MAX
 from stratalog_broker.topic_configs import TopicConfigs
-from stratalog_core.batch import (
+from stratalog_core.batches.batch import (
     COMPRESSION_MASK,
     CONTROL_BIT,
     CRC_START,

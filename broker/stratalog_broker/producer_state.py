@@ -17,8 +17,8 @@ from collections.abc import Iterable
 from enum import IntEnum
 from typing import Final
 
-from stratalog_core.batch import BatchHeader
-from stratalog_core.checkpoint import ProducerEntry, SequencedBatch
+from stratalog_core.batches.batch import BatchHeader
+from stratalog_core.batches.checkpoint import ProducerEntry, SequencedBatch
 
 BATCHES_REMEMBERED: Final = 5
 _SEQUENCE_MASK: Final = 0x7FFF_FFFF

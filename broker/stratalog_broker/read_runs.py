@@ -14,9 +14,9 @@ from collections.abc import Hashable, Sequence
 from itertools import islice
 from typing import Final, NamedTuple
 
-from stratalog_core.batch import read_header
+from stratalog_core.batches.batch import read_header
+from stratalog_core.memory.retained import retained_bytes
 from stratalog_core.ports import Buffer
-from stratalog_core.retained import retained_bytes
 
 KEPT_S: Final = 10.0
 

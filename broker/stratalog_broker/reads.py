@@ -18,8 +18,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from stratalog_broker.ledger_index import LedgerIndex
-from stratalog_core.batch import LENGTH_PREFIX_BYTES
-from stratalog_core.checkpoint import is_checkpoint
+from stratalog_core.batches.batch import LENGTH_PREFIX_BYTES
+from stratalog_core.batches.checkpoint import is_checkpoint
 from stratalog_core.errors import Corrupt, NotFound, StratalogError, Unavailable
 from stratalog_core.ports import Buffer
 from stratalog_metadata.records import (

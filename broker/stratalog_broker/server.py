@@ -32,10 +32,10 @@ from stratalog_broker.producer_ids import ProducerIds
 from stratalog_broker.reads import LogReader
 from stratalog_broker.registration import Registration
 from stratalog_broker.unsent_responses import UnsentResponses
+from stratalog_core.connections.silent_clients import LOOK_S, SilentClients
 from stratalog_core.errors import Invalid
 from stratalog_core.ports import Clock, Random
-from stratalog_core.record_searches import RecordSearches
-from stratalog_core.silent_clients import LOOK_S, SilentClients
+from stratalog_core.search_pool import SearchPool
 from stratalog_metadata.client.api import MetadataClient
 from stratalog_metadata.records import Broker
 from stratalog_tiering.cold.reader import ColdReader
@@ -166,7 +166,7 @@ class BrokerServer:
         metadata: MetadataClient,
         ledgers: LedgerClient,
         cold: ColdReader,
-        searches: RecordSearches,
+        searches: SearchPool,
         clock: Clock,
         random: Random,
         release_memory: Callable[[], object] = lambda: None,

@@ -12,8 +12,8 @@ from bisect import bisect_right
 from collections import deque
 from typing import Final
 
+from stratalog_core.memory.retained import COPY_BYTES, VIEW_BYTES, frame_bytes
 from stratalog_core.ports import Buffer
-from stratalog_core.retained import COPY_BYTES, VIEW_BYTES, frame_bytes
 
 COPIED_BYTES_MAX: Final = 1024
 """A copy of up to so many bytes costs less than the objects it saves (0.1 µs of some 30 for a batch)."""

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from stratalog_broker.index_cache import HEADS_AT_ONCE, IndexCache, check_end, index_entry
 from stratalog_broker.ledger_index import LedgerIndex
 from stratalog_broker.producer_state import ProducerStates
-from stratalog_core.batch import read_header
-from stratalog_core.checkpoint import (
+from stratalog_core.batches.batch import read_header
+from stratalog_core.batches.checkpoint import (
     Checkpoint,
     EpochStart,
     ProducerEntry,

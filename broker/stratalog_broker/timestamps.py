@@ -1,7 +1,7 @@
 """Searching a partition by time: cold history first, then each hot ledger by its index, then the records of one batch.
 
 Timestamps are the producers' and need not rise, so the answer is the first record, in offset order, that is not earlier than
-the time asked for. Only here does the broker look at records, beside its event loop (``stratalog_core.record_searches``).
+the time asked for. Only here does the broker look at records, beside its event loop (``stratalog_core.search_pool``).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from stratalog_broker.partition_log import PartitionLog
-from stratalog_core.batch import read_header
+from stratalog_core.batches.batch import read_header
 from stratalog_core.errors import NotFound
 from stratalog_metadata.records import LedgerRef, ManifestPointer
 

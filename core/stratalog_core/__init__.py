@@ -1,4 +1,5 @@
-"""What every Stratalog component shares: ids, errors, record batches, framing, RPC, ports and configuration.
+"""Shared by every Stratalog component: ids, errors, record batches, framing, RPC, files, ports and configuration.
 
-Nothing in here imports another component. Modules without ``rpc`` or ``system`` in their name do no I/O.
+Imports no other component. ``batches/``, ``connections/``, ``ids``, ``errors`` and ``quorum`` do no I/O; ``rpc/``, ``files/``
+and ``system`` touch the machine.
 """

@@ -1,6 +1,6 @@
 """The borders between our logic and the world: time, randomness, network, files, blocking work.
 
-Every shell takes these as arguments. The real ones are in ``system.py`` and ``rpc.py``; the simulator
+Every shell takes these as arguments. The real ones are in ``system.py`` and ``rpc/``; the simulator
 brings its own, behind the same contract suites.
 """
 

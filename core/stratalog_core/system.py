@@ -17,8 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from stratalog_core.directory_lock import lock_directory
-from stratalog_core.files import DirectFile, SystemFile, open_file
+from stratalog_core.files.directory_lock import lock_directory
+from stratalog_core.files.open_files import DirectFile, SystemFile, open_file
 
 Result = TypeVar("Result")
 

@@ -13,8 +13,8 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from stratalog_core import batch, compression
-from stratalog_core.batch import BatchHeader
+from stratalog_core.batches import batch, compression
+from stratalog_core.batches.batch import BatchHeader
 from stratalog_core.errors import Corrupt
 from stratalog_core.ports import Buffer
 from stratalog_pipeline import kernels

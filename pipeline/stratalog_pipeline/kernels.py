@@ -4,7 +4,7 @@
 all those records into an Arrow column, so that unwanted columns cost nothing. A record beyond the given room is left for
 the next call: one body may fill many column sets, and many bodies one. Whatever the bytes are, no index leaves the body
 or the columns: a checksum does not protect against a hostile writer. Malformed bytes end the walk with a code; the caller
-knows which batch it was. Layout of a record: ``stratalog_core.records``, which is the plain reference.
+knows which batch it was. Layout of a record: ``stratalog_core.batches.records``, which is the plain reference.
 
 Few arrays per kernel, and none inside a tuple, is on purpose: numba counts a reference for each array taken out of a
 tuple, which made one kernel with all columns in a tuple ten times slower. This module knows neither compression nor

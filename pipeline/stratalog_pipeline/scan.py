@@ -7,7 +7,7 @@ from itertools import chain
 
 import pyarrow as pa
 
-from stratalog_core.batch import BatchHeader
+from stratalog_core.batches.batch import BatchHeader
 from stratalog_core.errors import Corrupt
 from stratalog_pipeline.bucket import Bucket
 from stratalog_pipeline.decode import BatchDecoder, SkipBatch

@@ -20,7 +20,7 @@ from chaos.tether import tether
 from stratalog.exit_codes import ExitCode
 from stratalog.roles.runtime import Borders, Configuration, run
 from stratalog_core.errors import StratalogError
-from stratalog_core.rpc import TcpChannel, TcpTransport
+from stratalog_core.rpc.tcp import TcpChannel, TcpTransport
 
 
 class RoutedTransport(TcpTransport):

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote, unquote
 
-from stratalog_core.files import DirectFile
-from stratalog_core.kernel_io import PAGE_BYTES
+from stratalog_core.files.kernel_io import PAGE_BYTES
+from stratalog_core.files.open_files import DirectFile
 from stratalog_core.ports import BeginsWrites, Buffer, File, OnWritten
 from stratalog_core.system import SystemFiles
 

@@ -15,7 +15,7 @@ from kio.index import load_request_schema
 from stratalog_broker.handlers import HANDLERS
 from stratalog_broker.protocol.entities import encode_response as encode_entity
 from stratalog_broker.protocol.frame import is_flexible
-from stratalog_core.records import Record, build_batch
+from stratalog_core.batches.records import Record, build_batch
 
 TOPIC = "fuzzed"
 _VALUES: dict[str, Any] = {

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 from crc32c import crc32c
 
-from stratalog_core.batch import CRC_START, HEADER_BYTES, read_header
+from stratalog_core.batches.batch import CRC_START, HEADER_BYTES, read_header
 from stratalog_core.errors import Corrupt
 
 

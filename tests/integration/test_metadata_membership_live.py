@@ -16,7 +16,7 @@ import pytest
 from integration.process_cluster import ProcessCluster
 
 from stratalog_core.errors import Conflict, OutcomeUnknown, Retriable
-from stratalog_core.rpc import TcpTransport
+from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_core.system import SystemClock
 from stratalog_metadata.client.quorum_client import QuorumClient
 from stratalog_metadata.records import DynamicConfig

@@ -34,7 +34,7 @@ from simulation.kafka import (
     request_struct,
 )
 from simulation.machine import Machine, Ports, World
-from stratalog_core.records import Record
+from stratalog_core.batches.records import Record
 
 MEMBERS: Final = {"readers": 3, "tailers": 1}
 """Members of each group."""

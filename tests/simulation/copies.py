@@ -16,7 +16,7 @@ from simulation.stored import stored_entries
 from stratalog_bookies.client.core.fragments import fragment_end
 from stratalog_bookies.protocol import messages
 from stratalog_core import quorum
-from stratalog_core.checkpoint import is_checkpoint, part_position
+from stratalog_core.batches.checkpoint import is_checkpoint, part_position
 from stratalog_core.errors import StratalogError
 from stratalog_metadata.records import Fragment, Ledger, LedgerState
 

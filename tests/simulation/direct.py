@@ -15,9 +15,9 @@ from math import log
 
 from simulation.disk import Disk, SimulatedFile
 from simulation.loop import SimulatedLoop
-from stratalog_core.files import DirectFile
-from stratalog_core.kernel_io import BeginWrite, OnEnd, ReadsByKernel, Transfer
-from stratalog_core.receive_buffers import ReceiveBuffers
+from stratalog_core.files.kernel_io import BeginWrite, OnEnd, ReadsByKernel, Transfer
+from stratalog_core.files.open_files import DirectFile
+from stratalog_core.memory.receive_buffers import ReceiveBuffers
 
 TRANSFER_S = 0.0005
 """Mean time of one transfer."""
@@ -40,7 +40,7 @@ class SimulatedTransfers:
 
 
 class SimulatedDirect:
-    """See :class:`stratalog_core.files.Direct`."""
+    """See :class:`stratalog_core.files.open_files.Direct`."""
 
     def __init__(self, disk: Disk, file: SimulatedFile, transfers: SimulatedTransfers) -> None:
         self.number = -1

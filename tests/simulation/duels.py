@@ -32,8 +32,8 @@ from simulation.nemesis import Nemesis, NemesisPlan
 from simulation.weather import LOST, Weather
 from stratalog_bookies.client import LedgerClient, LedgerClientSettings, LedgerSpec, LedgerWriter
 from stratalog_bookies.protocol import messages
+from stratalog_core.batches.records import Record, build_batch
 from stratalog_core.errors import Corrupt, StratalogError
-from stratalog_core.records import Record, build_batch
 from stratalog_metadata.client.quorum_client import QuorumClient
 from stratalog_metadata.protocol import messages as metadata_messages
 from stratalog_metadata.records import Ledger, ledger_key

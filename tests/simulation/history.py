@@ -24,9 +24,9 @@ from simulation.final_checks import FinalChecks
 from simulation.machine import Machine, Ports, World
 from simulation.nemesis import Nemesis, NemesisPlan
 from simulation.object_store import Bucket, SimulatedStore, StoreFaults
-from stratalog_core.checkpoint import Checkpoint, encode_checkpoint
+from stratalog_core.batches.checkpoint import Checkpoint, encode_checkpoint
+from stratalog_core.batches.records import Record, build_batch
 from stratalog_core.errors import StratalogError, Unavailable
-from stratalog_core.records import Record, build_batch
 from stratalog_metadata.client.quorum_client import QuorumClient
 from stratalog_metadata.records import (
     KEEP_METADATA,

@@ -21,8 +21,8 @@ from kio.serial import entity_reader, entity_writer
 from simulation.machine import Ports, World
 from simulation.streams import End
 from stratalog.bench.group_wire import taken_frames
-from stratalog_core.batch import iterate_headers
-from stratalog_core.records import Record, iterate_records
+from stratalog_core.batches.batch import iterate_headers
+from stratalog_core.batches.records import Record, iterate_records
 
 PRODUCE, FETCH, LIST_OFFSETS, METADATA, CREATE_TOPICS, INIT_PRODUCER_ID = 0, 1, 2, 3, 19, 22
 DELETE_TOPICS, DELETE_RECORDS, CREATE_PARTITIONS = 20, 21, 37

@@ -21,8 +21,8 @@ from simulation.coverage import ENTRIES, Coverage
 from simulation.machine import Machine, Ports, World
 from simulation.nemesis import Nemesis, NemesisPlan
 from stratalog_bookies.client import LedgerClient, LedgerClientSettings, LedgerSpec, LedgerWriter
+from stratalog_core.batches.records import Record, build_batch
 from stratalog_core.errors import Corrupt, Overloaded, Retriable, StratalogError
-from stratalog_core.records import Record, build_batch
 from stratalog_metadata.client.quorum_client import QuorumClient
 from stratalog_metadata.records import Ledger, ledger_key
 

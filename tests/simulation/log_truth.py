@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from simulation.audit import Audit
 from simulation.coverage import ACKNOWLEDGED, Coverage
 from simulation.kafka import NONE, KafkaClient, NotServed
-from stratalog_core.records import Record
+from stratalog_core.batches.records import Record
 
 NO_ANSWER = -1
 OFFSET_OUT_OF_RANGE = 1

@@ -23,9 +23,9 @@ from stratalog_bookies.protocol import messages
 from stratalog_bookies.protocol.messages import EntryState, LedgerTail, Range, ReadEntry
 from stratalog_bookies.repair.copier import Copier
 from stratalog_bookies.repair.core.shares import Share
-from stratalog_core import files
-from stratalog_core.files import DirectFile
-from stratalog_core.kernel_io import PAGE_BYTES
+from stratalog_core.files import open_files as files
+from stratalog_core.files.kernel_io import PAGE_BYTES
+from stratalog_core.files.open_files import DirectFile
 from stratalog_core.ports import Buffer, Extent, Files, OnRead, OnWritten
 from stratalog_metadata.records import Fragment, Ledger
 

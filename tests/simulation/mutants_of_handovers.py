@@ -11,7 +11,7 @@ from stratalog_broker.handover import Departures, Release
 from stratalog_broker.partition import PartitionCore
 from stratalog_broker.partition_log import PartitionLog
 from stratalog_broker.read_runs import ReadRuns, Served
-from stratalog_core.checkpoint import Checkpoint
+from stratalog_core.batches.checkpoint import Checkpoint
 from stratalog_metadata.client import shared_commands
 from stratalog_metadata.state.commands import Command
 

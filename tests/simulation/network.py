@@ -1,7 +1,7 @@
 """The simulated network between processes: delays, reordering, requests that are lost or arrive twice, lost answers, one-way
 partitions.
 
-It carries the same requests as ``stratalog_core.rpc`` with the same promises: ``Unavailable`` only when a request surely never
+It carries the same requests as ``stratalog_core.rpc.tcp`` with the same promises: ``Unavailable`` only when a request never
 left, ``OutcomeUnknown`` when it left and no answer came. Bytes are copied at both ends, so that nobody shares memory.
 """
 
@@ -15,10 +15,10 @@ from typing import Final, NamedTuple
 
 from simulation.connections import Connections
 from simulation.loop import CURRENT, Process, SimulatedLoop
-from stratalog_core import framing
-from stratalog_core.awaited_calls import call_by_send
+from stratalog_core.connections import framing
 from stratalog_core.errors import Conflict, OutcomeUnknown, StratalogError, Unavailable
 from stratalog_core.ports import Buffer, Connection, Handler, OnReply
+from stratalog_core.rpc.awaited_calls import call_by_send
 from stratalog_metadata.protocol import messages
 
 NEVER_REPEATED: Final = frozenset({messages.PROPOSE, messages.FORWARD})

@@ -20,7 +20,7 @@ from stratalog_broker import partition_log
 from stratalog_broker.reads import LogReader
 from stratalog_broker.tail_cache import PartitionTail
 from stratalog_broker.writer_reports import WriterReports
-from stratalog_core.checkpoint import encode_checkpoint
+from stratalog_core.batches.checkpoint import encode_checkpoint
 from stratalog_core.errors import LedgerFenced, OutcomeUnknown, StratalogError
 from stratalog_metadata.protocol import messages
 from stratalog_metadata.protocol.messages import ProposeRequest

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 from simulation.coverage import REPEATED_TO_NEXT_OWNER, RETRIED_AT_NEXT_OWNER, SEVERAL_IN_FLIGHT
 from simulation.kafka import DUPLICATE_SEQUENCE, NONE, KafkaClient, NotServed
 from simulation.machine import Machine, Ports, World
-from stratalog_core.records import Record, build_batch
+from stratalog_core.batches.records import Record, build_batch
 
 if TYPE_CHECKING:
     from simulation.log_truth import Truth

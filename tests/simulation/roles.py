@@ -16,7 +16,7 @@ from stratalog_bookies.disk.core import extents
 from stratalog_bookies.node.server import BookieServer
 from stratalog_broker.config import BrokerSettings
 from stratalog_broker.server import BrokerServer
-from stratalog_core.record_searches import RecordSearches
+from stratalog_core.search_pool import SearchPool
 from stratalog_metadata.client.quorum_client import QuorumClient
 from stratalog_metadata.node.config import MetadataSettings
 from stratalog_metadata.node.server import MetadataServer
@@ -151,7 +151,7 @@ def broker(bucket: Bucket) -> Main:
     async def run(machine: Machine, ports: Ports) -> None:
         metadata = await connect_metadata(ports)
         store = SimulatedStore(bucket, ports.loop, ports.random)
-        searches = RecordSearches(ports.background, 1024 * 1024)
+        searches = SearchPool(ports.background, 1024 * 1024)
         cold = ColdReader(store, ColdReaderSettings(), ports.clock, background=ports.background, searches=searches)
         settings = BrokerSettings(
             broker_id=number_of(machine),

@@ -12,7 +12,7 @@ from simulation.background import SimulatedBackground
 from simulation.direct import SimulatedTransfers
 from simulation.disk import PAGE_BYTES, SECTOR_BYTES, Disk, SimulatedFiles
 from simulation.loop import SimulatedLoop
-from stratalog_core.files import DirectFile
+from stratalog_core.files.open_files import DirectFile
 
 PAGES = 6
 SEEDS = 300

@@ -16,8 +16,8 @@ from typing import Any, Final
 from kio.schema.errors import ErrorCode
 from unit.broker.wire_client import WireClient, connect, part
 
-from stratalog_core.batch import iterate_headers
-from stratalog_core.records import Record, build_batch
+from stratalog_core.batches.batch import iterate_headers
+from stratalog_core.batches.records import Record, build_batch
 
 TOPIC: Final = "probe"
 GROUP: Final = "probe"

@@ -26,8 +26,8 @@ from stratalog_bookies.client.ledger_reads import HEAD_BYTES, LedgerReads
 from stratalog_bookies.client.ledger_records import Superseded
 from stratalog_bookies.client.record_reads import RecordReads
 from stratalog_bookies.protocol.messages import LedgerTail, Range, RangeAnswer, Status
-from stratalog_core.batch import MAGIC, read_header
-from stratalog_core.checkpoint import is_checkpoint
+from stratalog_core.batches.batch import MAGIC, read_header
+from stratalog_core.batches.checkpoint import is_checkpoint
 from stratalog_core.errors import NoSuchLedger, StratalogError, Unavailable
 from stratalog_metadata.records import Ledger, LedgerState, Partition, Versioned, ledger_key, partition_key
 from stratalog_metadata.state.commands import EpochIs, Requirement

@@ -24,7 +24,7 @@ from stratalog_broker.groups.records import (
     topic_id_headers,
     topic_id_in,
 )
-from stratalog_core.records import Header
+from stratalog_core.batches.records import Header
 
 _PARTITION: Final = struct.Struct(">i")
 # Version 3 without metadata: i16 version, i64 offset, i32 leader epoch, i16 length 0, i64 time of the commit.

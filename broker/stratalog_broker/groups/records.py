@@ -20,8 +20,8 @@ from uuid import UUID
 import msgspec
 
 from stratalog_broker.groups.messages import GroupImage, MemberImage
+from stratalog_core.batches.records import Header
 from stratalog_core.errors import Corrupt
-from stratalog_core.records import Header
 
 OFFSET_KEY_VERSION: Final = 1
 GROUP_KEY_VERSION: Final = 2

@@ -16,11 +16,11 @@ import msgspec
 from stratalog_broker.groups.messages import GroupImage
 from stratalog_broker.groups.offset_rows import OffsetDecoder
 from stratalog_broker.groups.records import CommittedOffset, GroupKey, OffsetKey, decode_group_value
-from stratalog_core.batch import read_header
+from stratalog_core.batches.batch import read_header
+from stratalog_core.batches.records import Header, Record, iterate_records
 from stratalog_core.errors import Corrupt
 from stratalog_core.malformed import MALFORMED
 from stratalog_core.ports import Buffer
-from stratalog_core.records import Header, Record, iterate_records
 
 SNAPSHOT_VERSION: Final = 1
 

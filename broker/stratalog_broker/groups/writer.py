@@ -14,8 +14,8 @@ from kio.schema.errors import ErrorCode
 from stratalog_broker.groups.records import OffsetsRecord
 from stratalog_broker.protocol.errors import KafkaError
 from stratalog_core import errors
+from stratalog_core.batches.records import Record, build_batch
 from stratalog_core.ports import Clock
-from stratalog_core.records import Record, build_batch
 
 BATCH_BYTES_MAX: Final = 64 * 1024  # some thousand offsets: more would hold up the event loop
 WAITING_BYTES_MAX: Final = 32 * 1024 * 1024

@@ -30,7 +30,7 @@ from stratalog_broker.protocol.frame import response_head
 from stratalog_broker.reads import NOTHING, Batches
 from stratalog_core.errors import StratalogError, Unavailable
 from stratalog_core.ids import TopicPartition
-from stratalog_core.retained import retained_bytes
+from stratalog_core.memory.retained import retained_bytes
 
 _KEY: Final = 1
 _GRACE_S: Final = 0.02

@@ -33,7 +33,7 @@ from stratalog_broker.protocol.produce import (
     encode_response,
     parse_request,
 )
-from stratalog_core.batch import BatchHeader, assign_log_append_time
+from stratalog_core.batches.batch import BatchHeader, assign_log_append_time
 from stratalog_core.errors import NotLeader, StratalogError
 from stratalog_core.ids import TopicPartition
 

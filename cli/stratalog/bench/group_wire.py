@@ -17,9 +17,9 @@ from typing import Any, Final, NamedTuple, cast
 from kio.index import load_request_schema, load_response_schema
 from kio.serial import entity_reader, entity_writer
 
-from stratalog_core.batch import iterate_headers
+from stratalog_core.batches.batch import iterate_headers
+from stratalog_core.batches.records import Record, iterate_records
 from stratalog_core.errors import StratalogError
-from stratalog_core.records import Record, iterate_records
 
 FETCH, METADATA, OFFSET_COMMIT, OFFSET_FETCH, FIND_COORDINATOR = 1, 3, 8, 9, 10
 JOIN_GROUP, HEARTBEAT, LEAVE_GROUP, SYNC_GROUP, OFFSET_DELETE = 11, 12, 13, 14, 47

@@ -16,7 +16,7 @@ from stratalog.hot.scrub import BookieScrub, bookies_to_scrub, follow
 from stratalog.output import json_option, print_done, print_listing, progress_bar
 from stratalog.target import metadata_of, quorum_options
 from stratalog.tier.session import metadata_session
-from stratalog_core.rpc import TcpTransport
+from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_metadata.records import Ledger
 
 _SCRUB_COLUMNS = (

@@ -21,7 +21,7 @@ from stratalog_broker.config import BrokerSettings
 from stratalog_broker.listeners import Listener, parse_listeners
 from stratalog_core.errors import Invalid, Unavailable
 from stratalog_core.ports import Transport
-from stratalog_core.rpc import TcpTransport
+from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_core.system import SystemClock
 from stratalog_metadata.client.quorum_client import QuorumClient
 from stratalog_metadata.node.config import SECTION, MetadataSettings

@@ -9,7 +9,7 @@ from stratalog.hot.report import Row
 from stratalog_bookies.protocol import messages
 from stratalog_bookies.protocol.messages import BookieInfo
 from stratalog_core.errors import StratalogError
-from stratalog_core.rpc import TcpTransport
+from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_metadata.client.api import MetadataView
 from stratalog_metadata.records import Bookie
 

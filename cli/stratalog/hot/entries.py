@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from stratalog.hot.report import ledger_named
 from stratalog_bookies.client import Entry, LedgerClient
-from stratalog_core.batch import check_batch
-from stratalog_core.checkpoint import MAGIC
+from stratalog_core.batches.batch import check_batch
+from stratalog_core.batches.checkpoint import MAGIC
 from stratalog_core.errors import Invalid
 from stratalog_metadata.client.api import MetadataView
 from stratalog_metadata.records import Ledger, LedgerState

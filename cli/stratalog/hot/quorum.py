@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from stratalog_core.errors import Invalid
-from stratalog_core.rpc import TcpTransport
+from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_core.system import SystemClock
 from stratalog_metadata.client.administration import QuorumAdministration
 from stratalog_metadata.protocol.messages import MemberStatus, StatusAnswer

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 from stratalog.tier.session import metadata_session
 from stratalog_bookies.client import LedgerClient
-from stratalog_core.rpc import TcpTransport
+from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_core.system import SystemClock
 from stratalog_metadata.client.quorum_client import QuorumClient
 

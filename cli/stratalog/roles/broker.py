@@ -16,7 +16,7 @@ from stratalog_broker.memory import MemoryShares
 from stratalog_broker.message_loading import load_messages
 from stratalog_broker.server import BrokerServer
 from stratalog_core.ports import Background
-from stratalog_core.record_searches import RecordSearches
+from stratalog_core.search_pool import SearchPool
 from stratalog_core.system import return_free_memory
 from stratalog_tiering.cold.block_source import ColdReaderSettings
 from stratalog_tiering.cold.reader import ColdReader
@@ -36,7 +36,7 @@ async def start(node: Node) -> str:
     node.closing(ledgers.close)
     background = node.background(_THREADS, "broker")
     shares = MemoryShares.of(settings.memory_bytes)
-    searches = RecordSearches(node.background(_THREADS, "searches"), shares.searches)
+    searches = SearchPool(node.background(_THREADS, "searches"), shares.searches)
     cold = await _cold_reader(node, shares.cold, background, searches)
     node.closing(cold.close)
     server = BrokerServer(
@@ -67,7 +67,7 @@ def _load_messages(node: Node) -> None:
     node.closing(stop)
 
 
-async def _cold_reader(node: Node, memory_bytes: int, background: Background, searches: RecordSearches) -> ColdReader:
+async def _cold_reader(node: Node, memory_bytes: int, background: Background, searches: SearchPool) -> ColdReader:
     settings = node.configuration.section(ColdReaderSettings, "cold")
     files = await node.files(Path(node.settings.cache_dir)) if settings.disk_bytes and node.settings.cache_dir else None
     return ColdReader(

@@ -22,7 +22,7 @@ from stratalog.roles.open_files import raise_open_files
 from stratalog_core.config import load
 from stratalog_core.errors import Conflict, Invalid, StratalogError
 from stratalog_core.ports import Background, Clock, Files, Random, Transport
-from stratalog_core.rpc import TcpTransport
+from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
 from stratalog_metadata.client.quorum_client import QuorumClient
 from stratalog_tiering.store import STORE_THREADS, ObjectStore, check_store_url, open_store

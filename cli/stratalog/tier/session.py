@@ -6,7 +6,7 @@ import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from stratalog_core.rpc import TcpTransport
+from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_metadata.client.quorum_client import QuorumClient
 from stratalog_tiering.store import STORE_THREADS, ObjectStore, open_store

@@ -28,8 +28,8 @@ class Partition(RecordBase, frozen=True, kw_only=True, tag="partition"):
 
     ``replicas``: brokers in the order in which they are to own it, as somebody assigned them; empty: any broker.
 
-    ``handed``: the last owner's state at the log's end (a checkpoint part of ``stratalog_core.checkpoint``) if it is small. It
-    holds as long as the log ends there. Empty: the next owner gathers it.
+    ``handed``: the last owner's state at log end (a checkpoint part of ``stratalog_core.batches.checkpoint``) if it is small.
+    It holds as long as the log ends there. Empty: the next owner gathers it.
     """
 
     topic_id: UUID

@@ -7,9 +7,9 @@ from functools import partial
 
 from fuzz import seals
 from fuzz.target import MIB, Target
-from stratalog_core.batch import check_batch, iterate_headers
-from stratalog_core.compression import DECOMPRESSED_BYTES_MAX, NAMES, compress, decompress
-from stratalog_core.records import Record, build_batch, decode_varint, iterate_records
+from stratalog_core.batches.batch import check_batch, iterate_headers
+from stratalog_core.batches.compression import DECOMPRESSED_BYTES_MAX, NAMES, compress, decompress
+from stratalog_core.batches.records import Record, build_batch, decode_varint, iterate_records
 from stratalog_pipeline.decode import BatchDecoder
 from stratalog_pipeline.kernels import Room
 from stratalog_pipeline.schema import COLUMNS_WITH_HEADERS

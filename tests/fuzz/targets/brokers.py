@@ -21,8 +21,8 @@ from stratalog_broker.protocol.entities import decode_request, encode_response
 from stratalog_broker.protocol.frame import parse_head
 from stratalog_broker.protocol.produce import parse_request
 from stratalog_broker.topic_configs import TopicConfigs
-from stratalog_core.batch import assign_log_append_time, assign_offset
-from stratalog_core.checkpoint import (
+from stratalog_core.batches.batch import assign_log_append_time, assign_offset
+from stratalog_core.batches.checkpoint import (
     Checkpoint,
     EpochStart,
     ProducerEntry,

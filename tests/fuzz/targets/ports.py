@@ -24,8 +24,8 @@ from stratalog_bookies.config import BookieSettings
 from stratalog_bookies.node.server import BookieServer
 from stratalog_bookies.protocol import messages as bookie_messages
 from stratalog_broker.topics import NewTopic, TopicCommands
-from stratalog_core import framing
-from stratalog_core.rpc import TcpTransport
+from stratalog_core.connections import framing
+from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
 from stratalog_metadata.embedded import EmbeddedQuorum, embedded_quorum
 from stratalog_metadata.protocol import messages as metadata_messages

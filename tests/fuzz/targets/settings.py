@@ -8,8 +8,8 @@ from fuzz.target import Target, scratch_directory
 from stratalog.local.state import ClusterState, ProcessState, load_state, save_state, state_path
 from stratalog_bookies.config import BookieSettings
 from stratalog_broker.config import BrokerSettings
-from stratalog_core import framing
 from stratalog_core.config import load
+from stratalog_core.connections import framing
 from stratalog_core.errors import Conflict
 from stratalog_metadata.node.config import MetadataSettings
 from stratalog_pipeline.options import parse_options

@@ -12,8 +12,8 @@ from crc32c import crc32c
 from fuzz import seals
 from fuzz.target import Target
 from fuzz.targets.batches import UNPACKED, sound_batches
-from stratalog_core.batch import assign_offset, read_header
-from stratalog_core.records import iterate_records
+from stratalog_core.batches.batch import assign_offset, read_header
+from stratalog_core.batches.records import iterate_records
 from stratalog_tiering.format import object_keys
 from stratalog_tiering.format.descriptor import (
     PARTITIONS_MAX,

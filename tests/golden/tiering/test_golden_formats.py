@@ -13,8 +13,8 @@ from uuid import UUID
 
 import pytest
 
-from stratalog_core.checkpoint import EpochStart, ProducerEntry, SequencedBatch
-from stratalog_core.records import Record, build_batch
+from stratalog_core.batches.checkpoint import EpochStart, ProducerEntry, SequencedBatch
+from stratalog_core.batches.records import Record, build_batch
 from stratalog_tiering.format.descriptor import (
     ClusterDescriptor,
     CommitMarker,

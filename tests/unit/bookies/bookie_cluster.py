@@ -19,9 +19,9 @@ from stratalog_bookies.config import BookieSettings
 from stratalog_bookies.node.server import BookieServer
 from stratalog_bookies.protocol import messages
 from stratalog_bookies.repair.core.shares import share_of
+from stratalog_core.batches.records import Record, build_batch
 from stratalog_core.errors import StratalogError
-from stratalog_core.records import Record, build_batch
-from stratalog_core.rpc import TcpTransport
+from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
 from stratalog_metadata.client.api import MetadataClient
 from stratalog_metadata.embedded import embedded_quorum

@@ -11,7 +11,7 @@ import uvloop
 
 from stratalog_bookies.config import BookieSettings
 from stratalog_bookies.node.server import BookieServer
-from stratalog_core.rpc import TcpTransport
+from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
 from stratalog_metadata.embedded import embedded_quorum
 

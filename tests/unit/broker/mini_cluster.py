@@ -20,8 +20,8 @@ from stratalog_bookies.config import BookieSettings
 from stratalog_bookies.node.server import BookieServer
 from stratalog_broker.config import BrokerSettings
 from stratalog_broker.server import BrokerServer
-from stratalog_core.record_searches import RecordSearches
-from stratalog_core.rpc import TcpTransport
+from stratalog_core.rpc.tcp import TcpTransport
+from stratalog_core.search_pool import SearchPool
 from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
 from stratalog_metadata.client.quorum_client import QuorumClient
 from stratalog_metadata.embedded import embedded_quorum
@@ -107,7 +107,7 @@ class MiniCluster:
         stack.push_async_callback(ledgers.close)
         background = ThreadBackground(2, "searches")
         stack.callback(background.close)
-        searches = RecordSearches(background, 16 * 1024 * 1024)
+        searches = SearchPool(background, 16 * 1024 * 1024)
         cold = ColdReader(self.store, ColdReaderSettings(), clock, searches=searches)
         stack.push_async_callback(cold.close)
         defaults: dict[str, Any] = {

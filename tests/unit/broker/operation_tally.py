@@ -20,9 +20,9 @@ from typing import Any
 
 import pytest
 
-from stratalog_core.files import SystemFile
+from stratalog_core.files.open_files import SystemFile
 from stratalog_core.ports import BeginsWrites, Buffer, Channel, File, OnReply, OnWritten
-from stratalog_core.rpc import TcpChannel, TcpTransport
+from stratalog_core.rpc.tcp import TcpChannel, TcpTransport
 from stratalog_core.system import SystemFiles
 
 _SYSTEM_CALLS = {"send", "sendmsg", "recv", "recv_into"}
@@ -130,7 +130,7 @@ def _side(frame: FrameType | None) -> str:
         frame = frame.f_back
     if name.startswith("stratalog_broker"):
         return "client's connection"
-    if name in ("stratalog_core.rpc", "stratalog_core.frame_protocol"):
+    if name in ("stratalog_core.rpc.tcp", "stratalog_core.rpc.frame_protocol"):
         return "between ours"
     return "others" if name.startswith("stratalog") else _CLIENT
 

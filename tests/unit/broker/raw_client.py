@@ -17,7 +17,7 @@ from kio.static.constants import EntityType
 
 from stratalog_broker.protocol.entities import encode_response as encode_entity
 from stratalog_broker.protocol.frame import is_flexible
-from stratalog_core.records import Record, build_batch
+from stratalog_core.batches.records import Record, build_batch
 
 
 class RawClient:

@@ -15,9 +15,9 @@ from unit.broker.raw_client import RawClient, batch, fetch, list_offset, produce
 from unit.metadata.watching import until
 
 from stratalog_broker.topics import NewTopic, TopicCommands
-from stratalog_core.batch import iterate_headers
+from stratalog_core.batches.batch import iterate_headers
+from stratalog_core.batches.records import iterate_records
 from stratalog_core.errors import Corrupt
-from stratalog_core.records import iterate_records
 from stratalog_metadata.records import (
     Ledger,
     Log,

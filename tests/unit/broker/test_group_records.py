@@ -24,8 +24,8 @@ from stratalog_broker.groups.records import (
 )
 from stratalog_broker.groups.routing import java_string_hash, partition_of
 from stratalog_broker.groups.store import GroupStore
+from stratalog_core.batches.records import Record, build_batch
 from stratalog_core.errors import Corrupt
-from stratalog_core.records import Record, build_batch
 
 TEXT = st.text(max_size=20)
 INT32 = st.integers(-(2**31), 2**31 - 1)

@@ -9,9 +9,9 @@ import pytest
 
 from stratalog_bookies.client import EntryHead, LedgerClient
 from stratalog_broker.index_cache import IndexCache
-from stratalog_core.batch import HEADER_BYTES
+from stratalog_core.batches.batch import HEADER_BYTES
+from stratalog_core.batches.records import Record, build_batch
 from stratalog_core.errors import Corrupt
-from stratalog_core.records import Record, build_batch
 from stratalog_metadata.records import Fragment, Ledger, LedgerState
 
 BASE_OFFSET = 100

@@ -26,10 +26,10 @@ from stratalog_broker.load_meter import LoadMeter
 from stratalog_broker.protocol.entities import encode_response as encode_entity
 from stratalog_broker.protocol.errors import KafkaError
 from stratalog_broker.takeover import Takeover
-from stratalog_core.checkpoint import Checkpoint, encode_checkpoint
+from stratalog_core.batches.checkpoint import Checkpoint, encode_checkpoint
+from stratalog_core.batches.records import Record, build_batch
 from stratalog_core.errors import Corrupt, OutcomeUnknown
 from stratalog_core.ids import TopicPartition
-from stratalog_core.records import Record, build_batch
 from stratalog_metadata.records import Ledger, LedgerState, Log, Partition, Topic, log_key, partition_key, topic_key
 from stratalog_metadata.state.commands import Command, Delete, Put
 

@@ -19,7 +19,7 @@ from stratalog_broker import partitions as partitions_module
 from stratalog_broker.takeover import Takeover
 from stratalog_core.errors import StratalogError
 from stratalog_core.ports import Buffer, OnReply
-from stratalog_core.rpc import TcpChannel
+from stratalog_core.rpc.tcp import TcpChannel
 from stratalog_metadata.protocol import messages as metadata_messages
 from stratalog_metadata.records import Partition
 

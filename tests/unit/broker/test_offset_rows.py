@@ -20,8 +20,8 @@ from stratalog_broker.groups.records import (
     topic_id_headers,
 )
 from stratalog_broker.groups.store import GroupStore
+from stratalog_core.batches.records import Record, build_batch
 from stratalog_core.errors import Corrupt
-from stratalog_core.records import Record, build_batch
 
 
 def batch_of(commits: list[Commit], group_id: str) -> bytearray:

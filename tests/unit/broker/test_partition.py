@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from stratalog_broker.partition import Acks, OpenNext, PartitionCore, PendingBatch, RollLimits, Seal, State
 from stratalog_broker.producer_state import ProducerStates
-from stratalog_core.batch import BatchHeader
-from stratalog_core.checkpoint import Checkpoint, EpochStart
+from stratalog_core.batches.batch import BatchHeader
+from stratalog_core.batches.checkpoint import Checkpoint, EpochStart
 
 LIMITS = RollLimits(segment_bytes=1000, segment_ms=10_000, idle_ms=5_000)
 CHECKPOINT_ENTRIES = 1

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stratalog_broker.producer_state import BATCHES_REMEMBERED, Displaced, ProducerStates, Verdict
-from stratalog_core.batch import BatchHeader
-from stratalog_core.checkpoint import ProducerEntry
+from stratalog_core.batches.batch import BatchHeader
+from stratalog_core.batches.checkpoint import ProducerEntry
 
 _MAX = 2**31 - 1
 

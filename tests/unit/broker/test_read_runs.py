@@ -14,10 +14,10 @@ from stratalog_broker.partition_log import PartitionLog
 from stratalog_broker.pending_reads import AHEAD_BYTES, PendingReads
 from stratalog_broker.read_runs import KEPT_S, ReadRuns
 from stratalog_broker.reads import NOTHING, Batches, LogReader
+from stratalog_core.batches.records import Record, build_batch
 from stratalog_core.errors import Overloaded, Unavailable
+from stratalog_core.memory.retained import retained_bytes
 from stratalog_core.ports import Buffer, Clock
-from stratalog_core.records import Record, build_batch
-from stratalog_core.retained import retained_bytes
 
 RECORDS = 3
 SIZE = 100_000

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest_asyncio
 
 from stratalog_broker.registration import Registration
-from stratalog_core.rpc import TcpTransport
+from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_core.system import SystemClock
 from stratalog_metadata.client.quorum_client import QuorumClient
 from stratalog_metadata.embedded import embedded_quorum

@@ -27,8 +27,8 @@ from unit.broker.raw_client import (
 from stratalog_broker import admission
 from stratalog_broker.protocol.entities import encode_response as encode_entity
 from stratalog_broker.topics import NewTopic, TopicCommands
-from stratalog_core.batch import read_header
-from stratalog_core.records import iterate_records
+from stratalog_core.batches.batch import read_header
+from stratalog_core.batches.records import iterate_records
 
 MIB = 1024 * 1024
 

@@ -15,7 +15,7 @@ from unit.broker.mini_cluster import MiniCluster, run_cluster
 from unit.broker.raw_client import RawClient, request
 
 from stratalog_broker import connection
-from stratalog_core.silent_clients import FRAME_LOOKS_MAX, LOOK_S
+from stratalog_core.connections.silent_clients import FRAME_LOOKS_MAX, LOOK_S
 
 MIB = 1024 * 1024
 API_VERSIONS = struct.pack(">ihhih", 10, 18, 0, 7, -1)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from stratalog_broker.ledger_index import EntryRun, LedgerIndex
 from stratalog_broker.tail_cache import COPIED_BYTES_MAX, PartitionTail, TailCache
-from stratalog_core.retained import COPY_BYTES
+from stratalog_core.memory.retained import COPY_BYTES
 
 MIB = 1024 * 1024
 

@@ -12,7 +12,7 @@ from unit.broker.mini_cluster import run_cluster
 from unit.broker.raw_client import batch, list_offset, produce, request
 from unit.broker.test_server_protocol import create
 
-from stratalog_core.compression import ZSTD
+from stratalog_core.batches.compression import ZSTD
 from stratalog_core.ports import Background
 
 Result = TypeVar("Result")

@@ -15,7 +15,7 @@ from stratalog.app import stratalog
 from stratalog.brokers.draining import drain, owned, undrain, wait_until_drained
 from stratalog.brokers.report import broker_rows
 from stratalog_core.errors import Invalid, NotFound, Unavailable
-from stratalog_core.rpc import TcpTransport
+from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_metadata.client.quorum_client import QuorumClient
 from stratalog_metadata.embedded import EmbeddedQuorum, embedded_quorum
 from stratalog_metadata.protocol.broker_loads import BrokerLoad

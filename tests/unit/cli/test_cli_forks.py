@@ -13,9 +13,9 @@ import pytest
 import pytest_asyncio
 
 from stratalog.tier.forks import decide_fork, fork_text, forked_partitions, only_fork, wait_for_resolution
+from stratalog_core.batches.records import Record, build_batch
 from stratalog_core.errors import Invalid, NotFound, Unavailable
-from stratalog_core.records import Record, build_batch
-from stratalog_core.rpc import TcpTransport
+from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_metadata.client.quorum_client import QuorumClient
 from stratalog_metadata.embedded import embedded_quorum

@@ -24,11 +24,11 @@ from stratalog_bookies.client import LedgerClient, LedgerSpec
 from stratalog_bookies.config import BookieSettings
 from stratalog_bookies.node.server import BookieServer
 from stratalog_bookies.protocol import messages
-from stratalog_core.checkpoint import MAGIC
+from stratalog_core.batches.checkpoint import MAGIC
+from stratalog_core.batches.records import Record as KafkaRecord
+from stratalog_core.batches.records import build_batch
 from stratalog_core.errors import Corrupt, Invalid, NoSuchLedger, NotEnoughBookies, NotFound, StratalogError, Unavailable
-from stratalog_core.records import Record as KafkaRecord
-from stratalog_core.records import build_batch
-from stratalog_core.rpc import TcpTransport
+from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
 from stratalog_metadata.client.quorum_client import QuorumClient
 from stratalog_metadata.embedded import EmbeddedQuorum, embedded_quorum

@@ -13,7 +13,7 @@ import pytest
 from stratalog.tier.offload import Waiting, request_offload, wait_for_offload
 from stratalog.tier.report import open_requests, tier_report, topics_named
 from stratalog_core.errors import NotFound, Unavailable
-from stratalog_core.rpc import TcpTransport
+from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
 from stratalog_metadata.client.quorum_client import QuorumClient
 from stratalog_metadata.node.config import MetadataSettings

@@ -28,7 +28,7 @@ from stratalog.bench.group_wire import (
     request_part,
     taken_frames,
 )
-from stratalog_core.records import Record, build_batch
+from stratalog_core.batches.records import Record, build_batch
 
 _SCHEMA: Any = load_request_schema(FETCH, 11)
 

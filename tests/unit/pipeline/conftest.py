@@ -10,7 +10,7 @@ from uuid import UUID
 
 import pytest
 
-from stratalog_core.batch import read_header
+from stratalog_core.batches.batch import read_header
 from stratalog_tiering.format.descriptor import CommitMarker, DeletionMarker, TopicDescriptor, encode_descriptor
 from stratalog_tiering.format.entry import segment_entry
 from stratalog_tiering.format.footer import AbortedTransaction

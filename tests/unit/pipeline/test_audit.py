@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stratalog_core.records import Record, build_batch
+from stratalog_core.batches.records import Record, build_batch
 from stratalog_pipeline.bucket import Bucket
 from stratalog_pipeline.jobs.audit import PartitionAudit, SliceFinding, audit_split, combine
 from stratalog_pipeline.options import parse_options

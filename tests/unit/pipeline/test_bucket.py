@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from stratalog_core.batches.records import Record, build_batch
 from stratalog_core.errors import Corrupt, NoSuchObject
 from stratalog_core.ports import Background
-from stratalog_core.records import Record, build_batch
 from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_pipeline import bucket as bucket_module
 from stratalog_pipeline.bucket import Bucket

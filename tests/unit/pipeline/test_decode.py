@@ -1,4 +1,4 @@
-"""The compiled decoder against the plain one of ``stratalog_core.records``, and against damage of every kind."""
+"""The compiled decoder against the plain one of ``stratalog_core.batches.records``, and against damage of every kind."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from crc32c import crc32c
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from stratalog_core import compression
-from stratalog_core.batch import CONTROL_BIT, CRC_START, HEADER_BYTES, TIMESTAMP_TYPE_BIT, read_header
+from stratalog_core.batches import compression
+from stratalog_core.batches.batch import CONTROL_BIT, CRC_START, HEADER_BYTES, TIMESTAMP_TYPE_BIT, read_header
+from stratalog_core.batches.records import Record, build_batch, encode_varint, iterate_records
 from stratalog_core.errors import Corrupt
-from stratalog_core.records import Record, build_batch, encode_varint, iterate_records
 from stratalog_pipeline.decode import BatchDecoder, decode_run
 from stratalog_pipeline.kernels import TIMESTAMP_MS_MAX, Room
 from stratalog_pipeline.schema import COLUMNS, COLUMNS_WITH_HEADERS, arrow_schema

@@ -8,9 +8,9 @@ from uuid import UUID
 
 import pytest
 
-from stratalog_core.batch import TRANSACTIONAL_BIT
+from stratalog_core.batches.batch import TRANSACTIONAL_BIT
+from stratalog_core.batches.records import Record, build_batch
 from stratalog_core.errors import Corrupt, Invalid
-from stratalog_core.records import Record, build_batch
 from stratalog_pipeline.bucket import Bucket
 from stratalog_pipeline.options import parse_options
 from stratalog_pipeline.pruning import EVERYTHING, Pruning

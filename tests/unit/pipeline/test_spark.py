@@ -12,8 +12,8 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 
-from stratalog_core.compression import NAMES
-from stratalog_core.records import Record, build_batch
+from stratalog_core.batches.compression import NAMES
+from stratalog_core.batches.records import Record, build_batch
 from stratalog_pipeline.jobs.audit import audit
 from stratalog_pipeline.options import parse_options
 

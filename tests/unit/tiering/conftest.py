@@ -13,12 +13,12 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from stratalog_core.batch import read_header
-from stratalog_core.checkpoint import Checkpoint, encode_checkpoint
+from stratalog_core.batches.batch import read_header
+from stratalog_core.batches.checkpoint import Checkpoint, encode_checkpoint
+from stratalog_core.batches.records import Record, build_batch
 from stratalog_core.errors import Conflict
 from stratalog_core.ports import Buffer
-from stratalog_core.records import Record, build_batch
-from stratalog_core.rpc import TcpTransport
+from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_metadata.client.quorum_client import QuorumClient
 from stratalog_metadata.embedded import embedded_quorum

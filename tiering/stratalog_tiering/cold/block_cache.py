@@ -13,9 +13,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Final, Generic, TypeVar
 
-from stratalog_core.batch import iterate_headers
+from stratalog_core.batches.batch import iterate_headers
+from stratalog_core.memory.retained import VIEW_BYTES, frame_bytes
 from stratalog_core.ports import Background, Files
-from stratalog_core.retained import VIEW_BYTES, frame_bytes
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")

@@ -14,8 +14,8 @@ from typing import Final
 
 from stratalog_core.config import setting
 from stratalog_core.errors import Corrupt, NoSuchObject
-from stratalog_core.loads import Loads
 from stratalog_core.ports import Background, Clock, Files
+from stratalog_core.single_flight import SingleFlight
 from stratalog_tiering.cold.block_cache import BlockKey, CachedBlock, DiskCache, LruCache
 from stratalog_tiering.format.footer import BlockEntry, SegmentFooter
 from stratalog_tiering.format.manifest import SegmentEntry
@@ -55,7 +55,7 @@ class BlockSource:
         if files is not None and background is not None and settings.disk_bytes:
             self._disk = DiskCache(files, background, settings.disk_bytes)
         self._blocks: LruCache[BlockKey, CachedBlock] = LruCache(memory_bytes, lambda block: block.memory_bytes, self._evicted)
-        self._loads: Loads[BlockKey, CachedBlock] = Loads()
+        self._loads: SingleFlight[BlockKey, CachedBlock] = SingleFlight()
         self._fetch_limit = asyncio.Semaphore(settings.fetch_reads)
         self._read_ahead_limit = asyncio.Semaphore(settings.read_ahead_reads)
         self._disk_writes: set[asyncio.Task[None]] = set()

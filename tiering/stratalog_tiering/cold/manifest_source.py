@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final, TypeVar
 
 from stratalog_core.errors import Corrupt, NoSuchObject
-from stratalog_core.loads import Loads
 from stratalog_core.ports import Background, Buffer
+from stratalog_core.single_flight import SingleFlight
 from stratalog_core.stepwise import AT_ONCE_BYTES
 from stratalog_metadata.records import ManifestPointer
 from stratalog_tiering.cold.block_cache import LruCache
@@ -55,9 +55,9 @@ class ManifestSource:
         """What would hold the event loop up is parsed in ``background``, if there is one."""
         self._store = store
         self._background = background
-        self._manifest_loads: Loads[str, Manifest] = Loads()
-        self._page_loads: Loads[str, ManifestPage] = Loads()
-        self._footer_loads: Loads[str, SegmentFooter] = Loads()
+        self._manifest_loads: SingleFlight[str, Manifest] = SingleFlight()
+        self._page_loads: SingleFlight[str, ManifestPage] = SingleFlight()
+        self._footer_loads: SingleFlight[str, SegmentFooter] = SingleFlight()
         self._manifests: LruCache[str, Manifest] = LruCache(memory_bytes // 4, _manifest_bytes)
         self._pages: LruCache[str, ManifestPage] = LruCache(
             memory_bytes // 4, lambda page: len(page.segments) * _SEGMENT_ENTRY_BYTES

@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 from uuid import UUID
 
-from stratalog_core.batch import BatchHeader
-from stratalog_core.checkpoint import ProducerEntry
+from stratalog_core.batches.batch import BatchHeader
+from stratalog_core.batches.checkpoint import ProducerEntry
 from stratalog_core.errors import NotFound, StratalogError, Unavailable
-from stratalog_core.loads import Loads
 from stratalog_core.ports import Background, Clock, Files
-from stratalog_core.record_searches import InlineBackground, RecordSearches
+from stratalog_core.search_pool import InlineBackground, SearchPool
+from stratalog_core.single_flight import SingleFlight
 from stratalog_metadata.records import ManifestPointer
 from stratalog_tiering.cold.block_cache import BlockKey, LruCache
 from stratalog_tiering.cold.block_source import BlockSource, ColdReaderSettings
@@ -82,15 +82,15 @@ class ColdReader:
         memory_bytes: int = MEMORY_BYTES,
         files: Files | None = None,
         background: Background | None = None,
-        searches: RecordSearches | None = None,
+        searches: SearchPool | None = None,
     ) -> None:
         self._store = store
         self._settings = settings
         self._clock = clock
-        self._searches = searches or RecordSearches(InlineBackground(), memory_bytes)
+        self._searches = searches or SearchPool(InlineBackground(), memory_bytes)
         self._source = ManifestSource(store, memory_bytes // 4, background)
         self._blocks = BlockSource(store, settings, clock, memory_bytes // 4 * 3, files, background)
-        self._lookups: Loads[tuple[str, int], Found] = Loads()
+        self._lookups: SingleFlight[tuple[str, int], Found] = SingleFlight()
         self._streams: LruCache[tuple[UUID, int, int], _Stream] = LruCache(_STREAMS_MAX)
         self._tasks: set[asyncio.Task[None]] = set()
 

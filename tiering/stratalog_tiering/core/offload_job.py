@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from stratalog_core.batch import NO_PRODUCER_ID, BatchHeader, check_batch
-from stratalog_core.checkpoint import (
+from stratalog_core.batches.batch import NO_PRODUCER_ID, BatchHeader, check_batch
+from stratalog_core.batches.checkpoint import (
     EpochStart,
     ProducerEntry,
     SequencedBatch,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stratalog_core.checkpoint import EpochStart
+from stratalog_core.batches.checkpoint import EpochStart
 from stratalog_core.ports import Buffer
 from stratalog_tiering.format.manifest import SegmentEntry, object_sha256
 from stratalog_tiering.format.segment import SegmentFooter

@@ -17,7 +17,7 @@ from uuid import UUID
 import msgspec
 from crc32c import crc32c
 
-from stratalog_core.checkpoint import EpochStart, ProducerEntry
+from stratalog_core.batches.checkpoint import EpochStart, ProducerEntry
 from stratalog_core.errors import Corrupt, Invalid
 from stratalog_core.malformed import MALFORMED
 from stratalog_core.ports import Buffer

@@ -17,9 +17,9 @@ from uuid import UUID
 
 from crc32c import crc32c
 
-from stratalog_core.batch import MAGIC as BATCH_MAGIC
-from stratalog_core.batch import BatchHeader, crc_matches, iterate_headers, read_header
-from stratalog_core.checkpoint import EpochStart, ProducerEntry
+from stratalog_core.batches.batch import MAGIC as BATCH_MAGIC
+from stratalog_core.batches.batch import BatchHeader, crc_matches, iterate_headers, read_header
+from stratalog_core.batches.checkpoint import EpochStart, ProducerEntry
 from stratalog_core.errors import Corrupt, Invalid
 from stratalog_core.ports import Buffer
 from stratalog_tiering.format.footer import (

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from stratalog_core.batch import read_header
-from stratalog_core.checkpoint import is_checkpoint
+from stratalog_core.batches.batch import read_header
+from stratalog_core.batches.checkpoint import is_checkpoint
 from stratalog_metadata.records import Ledger
 from stratalog_tiering.core.commands import Guards
 from stratalog_tiering.core.planning import PartitionState, StoredLedger, is_sealed

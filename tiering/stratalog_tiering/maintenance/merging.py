@@ -17,7 +17,7 @@ from typing import Final
 
 import msgspec
 
-from stratalog_core.checkpoint import EpochStart
+from stratalog_core.batches.checkpoint import EpochStart
 from stratalog_tiering.cold.segment_check import require_sound
 from stratalog_tiering.core.commands import Guards, commit_segment
 from stratalog_tiering.core.offload_job import EPOCHS_MAX

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from uuid import UUID
 
-from stratalog_core.checkpoint import ProducerEntry
+from stratalog_core.batches.checkpoint import ProducerEntry
 from stratalog_core.ports import Buffer, Clock, Random
 from stratalog_metadata.records import ManifestPointer, Topic
 from stratalog_tiering.cold.manifest_source import ManifestSource

@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from stratalog_core.errors import Conflict, Corrupt, Invalid, NoSuchObject, StorageFailed
-from stratalog_core.files import open_file
-from stratalog_core.kernel_io import PAGE_BYTES
+from stratalog_core.files.kernel_io import PAGE_BYTES
+from stratalog_core.files.open_files import open_file
+from stratalog_core.files.uncached_reads import memory_bytes, read_uncached
+from stratalog_core.memory.receive_buffers import ReceiveBuffers
 from stratalog_core.ports import Background, Buffer, Clock, Random
-from stratalog_core.receive_buffers import ReceiveBuffers
 from stratalog_core.system import sync_directory
-from stratalog_core.uncached_reads import memory_bytes, read_uncached
 from stratalog_tiering.store.base import ObjectInfo, Upload, UploadedPart, check_key, check_range
 
 _ASIDE: Final = ".aside"

@@ -19,7 +19,7 @@ from stratalog_bookies.protocol import messages
 from stratalog_bookies.protocol.messages import Status
 from stratalog_core.errors import NotEnoughBookies, OutcomeUnknown, StratalogError
 from stratalog_core.ports import Bound, Buffer, Channel, OnReply
-from stratalog_core.rpc import TcpTransport
+from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_core.system import SystemClock
 from stratalog_metadata.client.api import MetadataClient, MetadataView
 from stratalog_metadata.protocol.broker_loads import BrokerLoad

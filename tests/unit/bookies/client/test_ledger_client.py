@@ -22,6 +22,7 @@ from stratalog_bookies.client.ledger_records import Superseded, put_ledger
 from stratalog_bookies.config import BookieSettings
 from stratalog_bookies.node.server import BookieServer
 from stratalog_bookies.protocol import messages
+from stratalog_core.batches.records import Record, build_batch
 from stratalog_core.errors import (
     Conflict,
     Invalid,
@@ -36,8 +37,7 @@ from stratalog_core.errors import (
     Unavailable,
 )
 from stratalog_core.ports import Buffer, Channel, OnReply
-from stratalog_core.records import Record, build_batch
-from stratalog_core.rpc import TcpChannel, TcpTransport
+from stratalog_core.rpc.tcp import TcpChannel, TcpTransport
 from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_metadata.client.api import MetadataClient, MetadataView
 from stratalog_metadata.embedded import embedded_quorum

@@ -12,10 +12,10 @@ import pytest
 from unit.bookies.node.test_server import Place, Talk, place, until
 
 from stratalog_bookies.protocol.messages import EntryState, Range, Status
-from stratalog_core import files as files_module
-from stratalog_core.files import DirectFile
-from stratalog_core.kernel_io import Transfer, kernel_reads
-from stratalog_core.receive_buffers import ReceiveBuffers
+from stratalog_core.files import open_files as files_module
+from stratalog_core.files.kernel_io import Transfer, kernel_reads
+from stratalog_core.files.open_files import DirectFile
+from stratalog_core.memory.receive_buffers import ReceiveBuffers
 
 __all__ = ["place"]
 SIZE = 30_000

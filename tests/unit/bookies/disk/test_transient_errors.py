@@ -29,7 +29,7 @@ from stratalog_bookies.protocol import messages
 from stratalog_bookies.protocol.messages import EntryState, Range, Status
 from stratalog_core.errors import StratalogError
 from stratalog_core.ports import Background, File, Files
-from stratalog_core.rpc import TcpTransport
+from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_core.system import SystemFiles, ThreadBackground
 
 COOKIE = "ab" * 16

@@ -41,7 +41,7 @@ from stratalog_bookies.protocol.messages import (
 )
 from stratalog_core.errors import Invalid, Overloaded, StorageFailed, StratalogError, Unavailable
 from stratalog_core.ports import Buffer, Channel, File, Files, OnWritten
-from stratalog_core.rpc import TcpTransport
+from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
 from stratalog_metadata.client.api import MetadataClient
 from stratalog_metadata.embedded import EmbeddedQuorum, embedded_quorum

@@ -12,7 +12,7 @@ import pytest
 
 from stratalog.exit_codes import ExitCode
 from stratalog_core.errors import StratalogError
-from stratalog_core.rpc import TcpTransport
+from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_metadata.embedded import embedded_quorum
 from stratalog_metadata.records import DynamicConfig, Session
 from stratalog_metadata.state.commands import Command, ExpireSession, Put

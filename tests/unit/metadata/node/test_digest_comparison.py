@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stratalog_core.errors import Corrupt
-from stratalog_core.rpc import TcpTransport
+from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_metadata.embedded import EmbeddedQuorum, embedded_quorum
 from stratalog_metadata.node import digest_comparison as comparing
 from stratalog_metadata.node.digest_comparison import Comparison, Verdict, compare

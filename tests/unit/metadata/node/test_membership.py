@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from stratalog_core.errors import Fenced, Invalid, NotFound, StratalogError, Unavailable
-from stratalog_core.rpc import TcpTransport
+from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
 from stratalog_metadata.client.administration import QuorumAdministration
 from stratalog_metadata.embedded import EmbeddedQuorum, embedded_quorum

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from stratalog_core.errors import Conflict, Corrupt, Invalid, OutcomeUnknown, StratalogError, Unavailable
-from stratalog_core.rpc import TcpTransport
+from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
 from stratalog_metadata.client.quorum_client import QuorumClient
 from stratalog_metadata.embedded import EmbeddedQuorum, embedded_quorum

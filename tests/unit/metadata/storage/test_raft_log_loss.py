@@ -14,7 +14,7 @@ from unit.metadata.storage.test_raft_log import SEGMENT, VOTE_TERM, entries_of, 
 
 from stratalog_core.errors import Corrupt
 from stratalog_core.ports import Buffer, File, Files
-from stratalog_core.rpc import TcpTransport
+from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_core.system import SystemFiles
 from stratalog_metadata.embedded import embedded_quorum
 from stratalog_metadata.raft import Entry, HardState, LogTail

@@ -11,10 +11,10 @@ import pytest
 import pytest_asyncio
 
 from stratalog_core import stepwise
-from stratalog_core.batch import iterate_headers
+from stratalog_core.batches.batch import iterate_headers
+from stratalog_core.batches.records import iterate_records
 from stratalog_core.errors import Corrupt, NotFound, Unavailable
 from stratalog_core.ports import Background
-from stratalog_core.records import iterate_records
 from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
 from stratalog_metadata.records import ManifestPointer
 from stratalog_tiering.cold import manifest_source

@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 
-from stratalog_core.checkpoint import Checkpoint, EpochStart, encode_checkpoint
+from stratalog_core.batches.checkpoint import Checkpoint, EpochStart, encode_checkpoint
 from stratalog_core.errors import Corrupt
 from stratalog_metadata.records import Fragment, Ledger, LedgerState, Topic
 from stratalog_tiering.core.offload_job import EPOCHS_MAX, OffloadJob

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stratalog_core.checkpoint import EpochStart
+from stratalog_core.batches.checkpoint import EpochStart
 from stratalog_core.errors import Corrupt, Invalid
 from stratalog_tiering.format.manifest import (
     ManifestPage,

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stratalog_core.batches.records import Record, build_batch
 from stratalog_core.errors import Corrupt, Invalid, StratalogError
-from stratalog_core.records import Record, build_batch
 from stratalog_tiering.format.footer import TRAILER_BYTES
 from stratalog_tiering.format.segment import (
     SegmentFooter,

@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 from stratalog_core.errors import Invalid, NoSuchObject
-from stratalog_core.files import DirectFile, open_file
+from stratalog_core.files.open_files import DirectFile, open_file
 from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_tiering.store import ObjectStore, UploadedPart, open_store
 

@@ -19,8 +19,8 @@ from simulation.loop import SimulatedLoop
 from simulation.object_store import Bucket, SimulatedStore
 from unit.tiering.memory_metadata import MemoryMetadata
 
-from stratalog_core.checkpoint import Checkpoint, encode_checkpoint
-from stratalog_core.records import Record, build_batch
+from stratalog_core.batches.checkpoint import Checkpoint, encode_checkpoint
+from stratalog_core.batches.records import Record, build_batch
 from stratalog_metadata.records import (
     Cluster,
     Fragment,

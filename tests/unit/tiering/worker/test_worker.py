@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from stratalog_core.checkpoint import Checkpoint, EpochStart, ProducerEntry, SequencedBatch
+from stratalog_core.batches.checkpoint import Checkpoint, EpochStart, ProducerEntry, SequencedBatch
+from stratalog_core.batches.records import Record, build_batch
 from stratalog_core.errors import Invalid, OutcomeUnknown, Unavailable
-from stratalog_core.records import Record, build_batch
 from stratalog_core.system import SystemClock
 from stratalog_metadata.records import (
     DeletedTopic,

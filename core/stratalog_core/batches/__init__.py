@@ -1,0 +1,1 @@
+"""Kafka record batches: their header, records, codecs, search by time, and checkpoint entries. Pure: no I/O."""

@@ -1,0 +1,114 @@
+"""Searching the records of one batch by time, in bounded memory: decompressed piece by piece, and no record is kept.
+
+A batch of 4 KB can unpack to 128 MiB and to millions of records, so a search runs beside the event loop, see
+``search_pool.py``. Only the head of each record is read: its length, and how far its timestamp and offset are from those of
+the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from stratalog_core.batches.batch import HEADER_BYTES, BatchHeader
+from stratalog_core.batches.compression import DECOMPRESSED_BYTES_MAX, decompress_pieces, decompression_bytes
+from stratalog_core.batches.records import decode_varint
+from stratalog_core.errors import Corrupt, Unavailable
+from stratalog_core.ports import Buffer
+
+_HEAD_BYTES_MAX: Final = 31
+"""A record's length, attributes, timestamp delta and offset delta, each number of ten bytes at most."""
+
+
+class FoundInBatch(NamedTuple):
+    offset: int
+    timestamp_ms: int
+
+
+def search_bytes(batch: Buffer, header: BatchHeader) -> int:
+    """Memory that a search of this batch takes beside the batch."""
+    return decompression_bytes(header.compression, memoryview(batch)[HEADER_BYTES : header.size_bytes])
+
+
+def first_reaching(
+    batch: Buffer,
+    header: BatchHeader,
+    timestamp_ms: int,
+    from_offset: int,
+    *,
+    is_wanted: Callable[[], bool] = lambda: True,
+    memory_bytes: int = DECOMPRESSED_BYTES_MAX,
+) -> FoundInBatch | None:
+    """The first record at or beyond ``from_offset`` whose timestamp is ``timestamp_ms`` or later.
+
+    A batch that claims to need more than ``memory_bytes`` may expand to no more than that: then it takes no more either. Raises
+    ``Corrupt`` for bytes that are no records or expand too far, and ``Unavailable`` once ``is_wanted`` says no.
+    """
+    search = _Search(header, timestamp_ms, from_offset)
+    content = memoryview(batch)[HEADER_BYTES : header.size_bytes]
+    limit_bytes = DECOMPRESSED_BYTES_MAX if search_bytes(batch, header) <= memory_bytes else memory_bytes
+    for piece in decompress_pieces(header.compression, content, limit_bytes):
+        if not is_wanted():
+            raise Unavailable("nobody waits for this search any more")
+        search.read(piece)
+        if search.found is not None or not search.records_left:
+            return search.found
+    search.end()
+    return search.found
+
+
+class _Search:
+    """A walk over the heads of a batch's records, fed with its decompressed bytes in pieces of any size."""
+
+    def __init__(self, header: BatchHeader, timestamp_ms: int, from_offset: int) -> None:
+        self._header = header
+        self._timestamp_ms = timestamp_ms
+        self._from_offset = from_offset
+        self._rest = b""
+        self._skip = 0
+        self._earlier = header.base_offset - 1
+        self.records_left = header.record_count
+        self.found: FoundInBatch | None = None
+
+    def read(self, piece: bytes) -> None:
+        """Walk on; the head of a record that may go on in the next piece waits for it."""
+        if self._skip >= len(piece):
+            self._skip -= len(piece)
+            return
+        self._walk(self._rest + piece[self._skip :], _HEAD_BYTES_MAX)
+
+    def end(self) -> None:
+        """There is no further piece. Raises ``Corrupt`` if records are missing."""
+        self._walk(self._rest, 1)
+        if self.found is None and (self.records_left or self._skip):
+            raise Corrupt(f"{self.records_left} records are missing in the batch at {self._header.base_offset}")
+
+    def _walk(self, content: bytes, ahead_bytes: int) -> None:
+        position, size = 0, len(content)
+        while self.records_left and size - position >= ahead_bytes:
+            start = position
+            length, position = decode_varint(content, position)
+            end = position + length
+            if length < 1:
+                raise Corrupt(f"record of {length} bytes in the batch at {self._header.base_offset}")
+            timestamp_delta, position = decode_varint(content, position + 1)
+            offset_delta, position = decode_varint(content, position)
+            if position > end:
+                raise Corrupt(f"record at byte {start} is too short for its head in the batch at {self._header.base_offset}")
+            self._see(timestamp_delta, offset_delta)
+            if self.found is not None:
+                return
+            position = end
+        self._skip = max(position - size, 0)
+        self._rest = content[position:]
+
+    def _see(self, timestamp_delta: int, offset_delta: int) -> None:
+        header = self._header
+        offset = header.base_offset + offset_delta
+        if not self._earlier < offset <= header.last_offset:
+            raise Corrupt(f"record offset {offset} does not rise from {self._earlier} to {header.last_offset} at the most")
+        self._earlier = offset
+        self.records_left -= 1
+        timestamp_ms = header.max_timestamp_ms if header.is_log_append_time else header.base_timestamp_ms + timestamp_delta
+        if timestamp_ms >= self._timestamp_ms and offset >= self._from_offset:
+            self.found = FoundInBatch(offset, timestamp_ms)

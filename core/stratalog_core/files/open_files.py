@@ -1,0 +1,340 @@
+"""Open files: one that is written through the page cache, and one that is written around it.
+
+What is written through the page cache is copied into pages that the kernel must find first, keep, and write back later. A log
+that is written once, in order, and rarely read pays that for bytes that nobody asks for again: writing around it (``O_DIRECT``
+and ``O_DSYNC``) halves what a bookie's bytes cost (``docs/lab/performance.md``). Large reads go around it, too, and cost a
+third; small ones go through it, because what lies beside them will be wanted. The kernel drops from it what is written
+directly.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import mmap
+import os
+import time
+from collections import deque
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Final, Protocol
+
+from stratalog_core.files.gathered_reads import GatheredReads
+from stratalog_core.files.kernel_io import (
+    BACKGROUND_BYTES_MAX,
+    PAGE_BYTES,
+    BeginWrite,
+    ReadsByKernel,
+    kernel_reads,
+    kernel_writes,
+)
+from stratalog_core.ports import Buffer, Extent, File, OnRead, OnWritten
+
+_IOV_MAX: Final = 1024
+_GATHERED_BYTES: Final = 4 * 1024 * 1024
+_HUGE_PAGE_BYTES: Final = 2 * 1024 * 1024
+_DIRECT: Final = getattr(os, "O_DIRECT", 0)
+_SUBMIT_S_MAX: Final = 0.05
+"""A file whose writes take longer to begin (its blocks are only reserved) is written from threads: the loop must not wait."""
+
+
+class SystemFile:
+    """A file by descriptor; see :class:`stratalog_core.ports.File`."""
+
+    __slots__ = ("_descriptor",)
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def size(self) -> int:
+        return os.fstat(self._descriptor).st_size
+
+    def pread(self, length: int, position: int) -> bytes:
+        content = os.pread(self._descriptor, length, position)
+        if len(content) == length or not content:
+            return content
+        # A signal or a page boundary may cut a read short: only an empty read means the end of the file.
+        pieces, done = [content], len(content)
+        while done < length and (content := os.pread(self._descriptor, length - done, position + done)):
+            pieces.append(content)
+            done += len(content)
+        return b"".join(pieces)
+
+    def pwritev(self, buffers: Sequence[Buffer], position: int) -> None:
+        for first in range(0, len(buffers), _IOV_MAX):
+            position = self._write_all(list(buffers[first : first + _IOV_MAX]), position)
+
+    def _write_all(self, buffers: list[Buffer], position: int) -> int:
+        while buffers:
+            written = os.pwritev(self._descriptor, buffers, position)
+            position += written
+            while buffers and written >= len(buffers[0]):
+                written -= len(buffers.pop(0))
+            if buffers and written:
+                buffers[0] = memoryview(buffers[0])[written:]
+        return position
+
+    def datasync(self) -> None:
+        os.fdatasync(self._descriptor)
+
+    def allocate(self, size: int) -> None:
+        os.posix_fallocate(self._descriptor, 0, size)
+
+    def truncate(self, size: int) -> None:
+        os.ftruncate(self._descriptor, size)
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+class Direct(Protocol):
+    """An open file for transfers of whole pages around the page cache; the simulator brings its own."""
+
+    @property
+    def number(self) -> int:
+        """The descriptor, as ``writes`` and ``reads`` want it."""
+        ...
+
+    def write(self, pages: memoryview, position: int) -> int:
+        """How many bytes were written. Raises ``OSError``."""
+        ...
+
+    def writes(self) -> BeginWrite | None:
+        """Begins a write that the kernel carries out by itself; None if it cannot."""
+        ...
+
+    def reads(self) -> ReadsByKernel | None:
+        """Reads that the kernel carries out by itself; None if it cannot."""
+        ...
+
+    def monotonic(self) -> float: ...
+    def close(self) -> None: ...
+
+
+class DirectDescriptor:
+    """See :class:`Direct`."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def write(self, pages: memoryview, position: int) -> int:
+        return os.pwrite(self.number, pages, position)
+
+    def writes(self) -> BeginWrite | None:
+        writes = kernel_writes()
+        return None if writes is None else writes.begin
+
+    def reads(self) -> ReadsByKernel | None:
+        return kernel_reads()
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    def close(self) -> None:
+        if self.number >= 0:
+            os.close(self.number)
+            self.number = -1
+
+
+class DirectFile:
+    """Written around the page cache, by one writer at a time; what ``pwritev`` wrote is durable when it returns.
+
+    Direct writes are whole, aligned pages. So a write is gathered in an aligned buffer, behind what its first page holds
+    already, and filled up with what its last page holds. That page is remembered: a log goes on where it ended, and reads
+    nothing.
+    """
+
+    __slots__ = ("_direct", "_file", "_may_submit", "_page_at", "_page_content", "_synced", "_writes_are_durable")
+
+    def __init__(self, file: File, direct: Direct, *, writes_are_durable: bool = True) -> None:
+        """``file`` is the same file through the page cache."""
+        self._file = file
+        self._direct = direct
+        self._writes_are_durable = writes_are_durable
+        self._synced = False
+        self._may_submit = True
+        self._page_at = -1
+        self._page_content = b""
+
+    def size(self) -> int:
+        return self._file.size()
+
+    def pread(self, length: int, position: int) -> bytes:
+        return self._file.pread(length, position)
+
+    def begin_write(self, buffers: Sequence[Buffer], position: int, done: OnWritten) -> bool:
+        """See :class:`stratalog_core.ports.BeginsWrites`. Only what is plain: whole pages behind the last ones, in one go."""
+        size, before = sum(map(len, buffers)), position % PAGE_BYTES
+        start, filled = position - before, before + size
+        known = not before or self._page_at == start
+        if not (known and self._synced and self._may_submit) or filled % PAGE_BYTES or not 0 < filled <= _GATHERED_BYTES:
+            return False
+        begin = self._direct.writes()
+        if begin is None:
+            return False
+        gathered = _take_gathered()
+        view = gathered.view
+        view[:before] = self._page_content[:before]
+        for buffer in buffers:
+            end = before + len(buffer)
+            view[before:end] = buffer
+            before = end
+        last_page = bytes(view[filled - PAGE_BYTES : filled])
+        begun_s = self._direct.monotonic()
+        on_end = partial(self._ended, gathered, start, filled, last_page, done)
+        try:
+            begin(self._direct.number, gathered.address, filled, start, on_end)
+        except OSError:
+            # Whatever it is, a blocking write meets it too, or gets by without what was short.
+            _gathered_kept.append(gathered)
+            return False
+        self._page_at = -1
+        self._may_submit = self._direct.monotonic() - begun_s < _SUBMIT_S_MAX
+        return True
+
+    def _ended(self, gathered: _Gathered, start: int, filled: int, last_page: bytes, done: OnWritten, result: int) -> None:
+        _gathered_kept.append(gathered)
+        if result != filled:
+            done(OSError(-result if result < 0 else errno.EIO, f"a direct write of {filled} bytes ended with {result}"))
+            return
+        self._page_at, self._page_content = start + filled - PAGE_BYTES, last_page
+        done(None)
+
+    def begin_reads(self, extents: Sequence[Extent], done: OnRead) -> bool:
+        """See :class:`stratalog_core.ports.BeginsReads`."""
+        reads = self._direct.reads()
+        if reads is None or not self._may_submit:
+            return False
+        begun_s = self._direct.monotonic()
+        try:
+            GatheredReads(done).begin(extents, reads.buffers, partial(reads.begin_all, self._direct.number))
+        except OSError:
+            return False
+        self._may_submit = self._direct.monotonic() - begun_s < _SUBMIT_S_MAX
+        return True
+
+    def pwritev(self, buffers: Sequence[Buffer], position: int) -> None:
+        gathered = _take_gathered()
+        try:
+            self._write_gathered(gathered.view, buffers, position)
+        finally:
+            _gathered_kept.append(gathered)
+
+    def _write_gathered(self, view: memoryview, buffers: Sequence[Buffer], position: int) -> None:
+        filled = position % PAGE_BYTES
+        start = position - filled
+        if filled:
+            view[:PAGE_BYTES] = self._page_content if self._page_at == start else self._page(start)
+        self._page_at = -1
+        start, filled = self._gather(view, buffers, start, filled)
+        beyond = filled % PAGE_BYTES
+        if beyond:
+            last = start + filled - beyond
+            view[filled : filled - beyond + PAGE_BYTES] = self._page(last)[beyond:]
+            filled += PAGE_BYTES - beyond
+        if filled:
+            self._write_pages(view, start, filled)
+
+    def _gather(self, view: memoryview, buffers: Sequence[Buffer], start: int, filled: int) -> tuple[int, int]:
+        """Copy into the aligned buffer, and write that whenever it is full. Returns where it begins, and how full it is."""
+        size = len(view)
+        for buffer in buffers:
+            end = filled + len(buffer)
+            if end < size:
+                view[filled:end] = buffer
+                filled = end
+                continue
+            rest = memoryview(buffer)
+            while len(rest):
+                taken = min(len(rest), size - filled)
+                view[filled : filled + taken] = rest[:taken]
+                rest = rest[taken:]
+                filled += taken
+                if filled == size:
+                    self._write_pages(view, start, filled)
+                    start, filled = start + filled, 0
+        return start, filled
+
+    def _page(self, start: int) -> bytes:
+        return self.pread(PAGE_BYTES, start).ljust(PAGE_BYTES, b"\0")
+
+    def _write_pages(self, view: memoryview, start: int, size: int) -> None:
+        done, piece = 0, size if self._writes_are_durable else BACKGROUND_BYTES_MAX
+        while done < size:
+            written = self._direct.write(view[done : min(done + piece, size)], start + done)
+            if written <= 0 or written % PAGE_BYTES:
+                raise OSError(errno.EIO, f"a direct write of {size - done} bytes ended after {written}")
+            done += written
+        self._page_at = start + size - PAGE_BYTES
+        self._page_content = bytes(view[size - PAGE_BYTES : size])
+
+    def datasync(self) -> None:
+        """Only what else changed is not durable yet: the size, until it has been synced once."""
+        if not self._synced:
+            self._file.datasync()
+            self._synced = self._writes_are_durable
+
+    def allocate(self, size: int) -> None:
+        self._synced = False
+        self._file.allocate(size)
+
+    def truncate(self, size: int) -> None:
+        self._synced, self._page_at = False, -1
+        self._file.truncate(size)
+
+    def close(self) -> None:
+        self._direct.close()
+        self._file.close()
+
+
+class _Gathered:
+    """Aligned memory that a write is gathered in."""
+
+    __slots__ = ("address", "view")
+
+    def __init__(self) -> None:
+        # Private: memory that is shared, which is what Python maps unless told otherwise, is given no huge pages.
+        memory = mmap.mmap(-1, _GATHERED_BYTES + _HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        with contextlib.suppress(OSError):  # The kernel may have been built without.
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        start = -address % _HUGE_PAGE_BYTES
+        self.address = address + start
+        self.view = memoryview(memory)[start : start + _GATHERED_BYTES]
+
+
+_gathered_kept: deque[_Gathered] = deque(maxlen=2)
+"""Those that no write is using: fresh ones are a thousand page faults."""
+
+
+def _take_gathered() -> _Gathered:
+    try:
+        return _gathered_kept.pop()
+    except IndexError:
+        return _Gathered()
+
+
+def open_file(path: Path, *, create: bool, direct: bool, synchronous: bool = True) -> SystemFile | DirectFile:
+    """Open for reading and writing; ``direct`` is only a wish where the file system knows no direct writes.
+
+    A direct file whose writes are not ``synchronous`` is durable after ``datasync``, and not before. Raises ``OSError``.
+    """
+    flags = os.O_RDWR | os.O_CLOEXEC
+    descriptor = os.open(path, flags | (os.O_CREAT if create else 0), 0o644)
+    if not direct or not _DIRECT:
+        return SystemFile(descriptor)
+    try:
+        direct_flags = flags | _DIRECT | (os.O_DSYNC if synchronous else 0)
+        direct_file = DirectDescriptor(os.open(path, direct_flags))
+    except OSError as refused:
+        if refused.errno == errno.EINVAL:
+            return SystemFile(descriptor)
+        os.close(descriptor)
+        raise
+    return DirectFile(SystemFile(descriptor), direct_file, writes_are_durable=synchronous)

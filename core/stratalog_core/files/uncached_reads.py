@@ -1,0 +1,63 @@
+"""Reading what the disk holds, around the page cache, into memory that the caller brings.
+
+What was written a moment ago and is read through the page cache comes from there: that tells nothing of the disk, and costs
+finding a page for each 4 KiB and copying it out. A direct read does neither. It is whole, aligned pages: the range is read with
+what its first and last page hold besides, and seen without.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+from pathlib import Path
+from typing import Final
+
+from stratalog_core.files.gathered_reads import pages_of
+from stratalog_core.files.kernel_io import BACKGROUND_BYTES_MAX, PAGE_BYTES
+from stratalog_core.ports import Extent
+
+_DIRECT: Final = getattr(os, "O_DIRECT", 0)
+
+
+def memory_bytes(start: int, length: int) -> int:
+    """Memory that ``read_uncached`` needs for a range: its pages, wherever in them the memory begins."""
+    first, end = pages_of(Extent(start, length))
+    return end - first + PAGE_BYTES
+
+
+def read_uncached(path: Path, start: int, length: int, memory: memoryview) -> memoryview:
+    """Bytes from ``start`` on, as a view of ``memory``; fewer than ``length`` only where the file ends. Blocks.
+
+    Where the file system knows no direct reads, it is read through the page cache. Raises ``OSError``.
+    """
+    first, end = pages_of(Extent(start, length))
+    at = -ctypes.addressof(ctypes.c_char.from_buffer(memory)) % PAGE_BYTES
+    pages = memory[at : at + end - first]
+    descriptor = _open(path)
+    try:
+        filled = _fill(descriptor, pages, first)
+    finally:
+        os.close(descriptor)
+    return pages[start - first : min(filled, start - first + length)]
+
+
+def _fill(descriptor: int, pages: memoryview, position: int) -> int:
+    """How many bytes there were. A read that is no whole number of pages has met the end of the file."""
+    filled = 0
+    while filled < len(pages):
+        read = os.preadv(descriptor, [pages[filled : filled + BACKGROUND_BYTES_MAX]], position + filled)
+        filled += read
+        if not read or read % PAGE_BYTES:
+            break
+    return filled
+
+
+def _open(path: Path) -> int:
+    flags = os.O_RDONLY | os.O_CLOEXEC
+    try:
+        return os.open(path, flags | _DIRECT)
+    except OSError as refused:
+        if refused.errno != errno.EINVAL:
+            raise
+        return os.open(path, flags)

@@ -1,0 +1,94 @@
+"""Searches by time inside batches: beside the event loop, a few at once, within one memory budget for the process.
+
+What waits is bounded, too, and a search that nobody waits for any more ends at its next piece.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from stratalog_core.batches.batch import BatchHeader
+from stratalog_core.batches.record_search import FoundInBatch, first_reaching, search_bytes
+from stratalog_core.errors import Overloaded
+from stratalog_core.ports import Background, Buffer
+
+WAITING_MAX: Final = 1_000
+READS_AT_ONCE: Final = 8
+_Result = TypeVar("_Result")
+
+
+class InlineBackground:
+    """Runs calls where they are made, for programs whose event loop serves nobody else."""
+
+    async def run(self, call: Callable[[], _Result]) -> _Result:
+        return call()
+
+    def close(self) -> None: ...
+
+
+class SearchPool:
+    """One for the process. ``background`` decides how many run at once; ``bytes_max`` bounds what they hold together."""
+
+    def __init__(self, background: Background, bytes_max: int, waiting_max: int = WAITING_MAX) -> None:
+        self._background = background
+        self._bytes_max = bytes_max
+        self._waiting_max = waiting_max
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self.bytes_held = 0
+        self.reads = asyncio.Semaphore(READS_AT_ONCE)
+        """Held by whoever reads a batch in order to search it."""
+
+    async def first_reaching(
+        self, batch: Buffer, header: BatchHeader, timestamp_ms: int, from_offset: int
+    ) -> FoundInBatch | None:
+        """See ``record_search.first_reaching``. Raises ``Overloaded`` when too many searches wait already."""
+        size = min(search_bytes(batch, header), self._bytes_max)
+        await self._admitted(size)
+        is_wanted = True
+        search = asyncio.ensure_future(
+            self._background.run(
+                lambda: first_reaching(
+                    batch, header, timestamp_ms, from_offset, is_wanted=lambda: is_wanted, memory_bytes=self._bytes_max
+                )
+            )
+        )
+        search.add_done_callback(lambda search: self._ended(search, size))
+        try:
+            return await asyncio.shield(search)
+        finally:
+            is_wanted = False
+
+    async def _admitted(self, size: int) -> None:
+        """Wait until ``size`` bytes are free; first come, first served."""
+        if not self._waiting and (not self.bytes_held or self.bytes_held + size <= self._bytes_max):
+            self.bytes_held += size
+            return
+        if len(self._waiting) >= self._waiting_max:
+            raise Overloaded(f"{len(self._waiting)} searches by time wait already")
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((size, turn))
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self._free(size)
+            raise
+
+    def _ended(self, search: asyncio.Future[FoundInBatch | None], size: int) -> None:
+        if not search.cancelled():
+            search.exception()
+        self._free(size)
+
+    def _free(self, size: int) -> None:
+        self.bytes_held -= size
+        while self._waiting:
+            wanted, turn = self._waiting[0]
+            if not turn.cancelled():
+                if self.bytes_held and self.bytes_held + wanted > self._bytes_max:
+                    return
+                self.bytes_held += wanted
+                turn.set_result(None)
+            self._waiting.popleft()

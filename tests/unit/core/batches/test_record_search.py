@@ -1,0 +1,155 @@
+"""Searches inside a batch: they find what reading all records finds, in memory that does not depend on what they unpack."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import tracemalloc
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stratalog_core.batches.batch import HEADER, HEADER_BYTES, LENGTH_PREFIX_BYTES, MAGIC, TIMESTAMP_TYPE_BIT, read_header
+from stratalog_core.batches.compression import LZ4, NAMES, NONE, SNAPPY, ZSTD, compress
+from stratalog_core.batches.record_search import FoundInBatch, first_reaching, search_bytes
+from stratalog_core.batches.records import Record, build_batch, iterate_records
+from stratalog_core.errors import Corrupt, Overloaded, Unavailable
+from stratalog_core.search_pool import SearchPool
+from stratalog_core.system import ThreadBackground
+
+MIB = 1024 * 1024
+records = st.lists(st.tuples(st.integers(1, 3), st.integers(0, 200), st.binary(max_size=300)), min_size=1, max_size=40).map(
+    lambda rows: [
+        Record(offset=sum(row[0] for row in rows[: number + 1]), timestamp_ms=row[1], key=None, value=row[2])
+        for number, row in enumerate(rows)
+    ]
+)
+
+
+@settings(deadline=None)
+@given(records, st.sampled_from(tuple(NAMES.values())), st.booleans(), st.integers(0, 201), st.integers(0, 130))
+def test_a_search_finds_what_reading_everything_finds(
+    written: list[Record], codec: int, is_append_time: bool, timestamp_ms: int, from_offset: int
+) -> None:
+    batch = build_batch(written, compression=codec, attributes=TIMESTAMP_TYPE_BIT if is_append_time else 0)
+    expected = next(
+        (
+            FoundInBatch(record.offset, record.timestamp_ms)
+            for record in iterate_records(batch)
+            if record.timestamp_ms >= timestamp_ms and record.offset >= from_offset
+        ),
+        None,
+    )
+    assert first_reaching(batch, read_header(batch), timestamp_ms, from_offset) == expected
+
+
+def bomb(codec: int, records_count: int, value_bytes: int = 0) -> bytes:
+    """A batch of records that all are old, but say that one is not."""
+    first = build_batch([Record(offset=0, timestamp_ms=0, key=None, value=bytes(value_bytes))])[HEADER_BYTES:]
+    packed = compress(codec, bytes(first) * records_count)
+    size = HEADER_BYTES + len(packed)
+    head = bytearray(HEADER_BYTES)
+    HEADER.pack_into(
+        head, 0, 0, size - LENGTH_PREFIX_BYTES, 0, MAGIC, 0, codec, records_count, 0, 1_000, -1, -1, -1, records_count
+    )
+    return bytes(head) + packed
+
+
+@pytest.mark.parametrize("codec", [codec for codec in NAMES.values() if codec not in (NONE, SNAPPY)])
+def test_memory_of_a_search_does_not_depend_on_what_it_unpacks(codec: int) -> None:
+    """One record of 64 MB, after which the next one is found to break the order: all of it has been read."""
+    batch = bomb(codec, 2, 64 * MIB - 1000)
+    tracemalloc.start()
+    try:
+        with pytest.raises(Corrupt, match="does not rise"):
+            first_reaching(batch, read_header(batch), 1_000, 0)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak <= search_bytes(batch, read_header(batch)) + MIB < 12 * MIB
+
+
+def test_a_header_that_claims_more_than_it_can_hold_is_not_believed() -> None:
+    claimed = b"\xff\xff\xff\xff\x07" + bytes(100)
+    head = bytearray(HEADER_BYTES)
+    HEADER.pack_into(head, 0, 0, HEADER_BYTES - 12 + len(claimed), 0, MAGIC, 0, SNAPPY, 1, 0, 0, -1, -1, -1, 1)
+    with pytest.raises(Corrupt):
+        first_reaching(bytes(head) + claimed, read_header(head), 0, 0)
+
+
+LARGE = [Record(offset=number, timestamp_ms=0, key=None, value=bytes(3 * MIB)) for number in range(2)]
+
+
+def test_what_needs_more_than_there_is_may_expand_to_no_more() -> None:
+    batch = build_batch(LARGE, compression=LZ4)
+    header = read_header(batch)
+    assert first_reaching(batch, header, 0, 1) == FoundInBatch(1, 0)
+    assert first_reaching(batch, header, 0, 0, memory_bytes=300_000) == FoundInBatch(0, 0), "its head comes first"
+    with pytest.raises(Corrupt, match="limit of 300000"):
+        first_reaching(batch, header, 0, 1, memory_bytes=300_000)
+
+
+def test_a_search_that_nobody_waits_for_ends_at_its_next_piece() -> None:
+    batch = build_batch(LARGE, compression=ZSTD)
+    asked = []
+
+    def is_wanted() -> bool:
+        asked.append(1)
+        return len(asked) < 3
+
+    with pytest.raises(Unavailable):
+        first_reaching(batch, read_header(batch), 5, 0, is_wanted=is_wanted)
+    assert len(asked) == 3
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.sampled_from(tuple(NAMES.values())), st.binary(max_size=200), st.integers(1, 50))
+def test_arbitrary_bytes_find_nothing_worse_than_corrupt(codec: int, noise: bytes, count: int) -> None:
+    head = bytearray(HEADER_BYTES)
+    HEADER.pack_into(head, 0, 0, HEADER_BYTES - 12 + len(noise), 0, MAGIC, 0, codec, 100, 0, 9, -1, -1, -1, count)
+    with contextlib.suppress(Corrupt):
+        first_reaching(bytes(head) + noise, read_header(head), 9, 0)
+
+
+class Held:
+    """Threads that search when they are let go, and what each was given."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        self.pool = ThreadBackground(2, "searches")
+
+    def run(self, call):  # type: ignore[no-untyped-def]
+        def waited():  # type: ignore[no-untyped-def]
+            self.go.wait(20)
+            return call()
+
+        return self.pool.run(waited)
+
+    def close(self) -> None:
+        self.go.set()
+        self.pool.close()
+
+
+async def test_searches_wait_for_memory_in_order_and_the_queue_is_bounded() -> None:
+    batch = build_batch([Record(offset=0, timestamp_ms=7, key=None, value=b"x")], compression=ZSTD)
+    header = read_header(batch)
+    size = search_bytes(batch, header)
+    held = Held()
+    searches = SearchPool(held, 2 * size, waiting_max=2)
+    try:
+        tasks = [asyncio.ensure_future(searches.first_reaching(batch, header, 7, 0)) for _ in range(4)]
+        await asyncio.sleep(0)
+        assert searches.bytes_held == 2 * size
+        with pytest.raises(Overloaded):
+            await searches.first_reaching(batch, header, 7, 0)
+        tasks[2].cancel()
+        tasks[0].cancel()
+        await asyncio.gather(tasks[0], tasks[2], return_exceptions=True)
+        assert searches.bytes_held == 2 * size, "a thread that runs holds its memory until it ends"
+        held.go.set()
+        assert list(await asyncio.gather(tasks[1], tasks[3])) == [FoundInBatch(0, 7)] * 2
+        assert searches.bytes_held == 0
+    finally:
+        held.close()
