@@ -61,6 +61,20 @@ def test_the_project_names_no_place_but_its_own() -> None:
     assert [_name(path) for path in texts if _WORKPLACE.search(path.read_text())] == []
 
 
+@pytest.mark.parametrize("module", sorted((ROOT / "tests").rglob("*.py")), ids=_name)
+def test_importing_a_test_module_changes_no_other_module(module: Path) -> None:
+    """Pytest imports all test modules into one process: what one of them patches on import is patched for all tests."""
+    statements = ast.parse(module.read_text()).body
+    imports = [statement for statement in statements if isinstance(statement, ast.Import | ast.ImportFrom)]
+    imported = {(alias.asname or alias.name).split(".")[0] for statement in imports for alias in statement.names}
+    for statement in statements:
+        changed = statement.targets if isinstance(statement, ast.Assign) else []
+        if isinstance(statement, ast.Expr) and isinstance(call := statement.value, ast.Call):
+            changed = call.args[:1] if _last_name(call) == "setattr" else []
+        names = {node.id for target in changed for node in ast.walk(target) if isinstance(node, ast.Name)}
+        assert not names & imported, ast.unparse(statement)
+
+
 @functools.cache
 def _reads() -> dict[str, set[tuple[str, Path]]]:
     """By attribute: the names of the objects that it is read from, and the modules."""

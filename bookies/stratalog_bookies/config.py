@@ -38,6 +38,11 @@ class BookieSettings:
         True,
         help="write logs around the page cache, for half the CPU; false: what was just written is read from memory",
     )
+    direct_read_bytes_min: int = setting(
+        64 * 1024,
+        minimum=512,
+        help="a READ of at least this much payload (bytes) bypasses the page cache if logs are written so",
+    )
     in_flight_bytes_max: int = setting(
         128 * _MEBIBYTE, minimum=_MEBIBYTE, help="adds that may wait for the disks (bytes); more is answered OVERLOADED"
     )

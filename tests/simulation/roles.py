@@ -12,7 +12,6 @@ from simulation.machine import Machine, Ports
 from simulation.object_store import Bucket, SimulatedStore
 from stratalog_bookies.client import LedgerClient, LedgerClientSettings
 from stratalog_bookies.config import BookieSettings
-from stratalog_bookies.disk.core import extents
 from stratalog_bookies.node.server import BookieServer
 from stratalog_broker.config import BrokerSettings
 from stratalog_broker.server import BrokerServer
@@ -36,8 +35,6 @@ KAFKA_PORT: Final = 9092
 OFFSETS_PARTITIONS: Final = 3
 """Of ``__consumer_offsets``."""
 DIRECT_SHARE: Final = 0.75
-# Entries are small here: what bookies read around the page cache from 64 KiB on is read so from here on.
-vars(extents)["PAYLOAD_BYTES_MIN"] = 512
 CLUSTER_ID: Final = "simulated-cluster-0001"
 START_TIMEOUT_S: Final = 120.0
 MERGE_FAN_IN: Final = 4
@@ -116,6 +113,8 @@ async def run_bookie(machine: Machine, ports: Ports, **others: Any) -> None:
         spare_files=1,
         collect_interval_s=2.0,
         free_bytes_min=0,
+        # Entries are small here, and some of them are to be read around the page cache.
+        direct_read_bytes_min=512,
         # Some log through the page cache, as where a file system knows no other way.
         direct_io=machine.world.random(f"{machine.name}/direct").random() < DIRECT_SHARE,
         **others,

@@ -61,7 +61,8 @@ class Disk:
         self.commit = GroupCommit(bookie, store, background, counters, self._after_group)
         self.files = FileKeeper(bookie, store, settings, background, counters, self._room_changed)
         self.reads = DiskReads(
-            bookie, store, background, counters, settings.read_jobs, self.note_damage, self._note_lost_index
+            bookie, store, background, counters, settings.read_jobs, settings.direct_read_bytes_min,
+            self.note_damage, self._note_lost_index,
         )  # fmt: skip
         self.on_group: Callable[[], None] = lambda: None
         self.on_damage: Callable[[], None] = lambda: None

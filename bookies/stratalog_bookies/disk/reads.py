@@ -54,6 +54,7 @@ class DiskReads:
         background: Background,
         counters: Counters,
         jobs: int,
+        direct_bytes_min: int,
         on_damage: OnDamage,
         on_lost_index: Callable[[int, str], None],
     ) -> None:
@@ -61,6 +62,7 @@ class DiskReads:
         self._store = store
         self._background = background
         self._counters = counters
+        self._direct_bytes_min = direct_bytes_min
         self._on_damage = on_damage
         self._on_lost_index = on_lost_index
         self._slots = asyncio.Semaphore(jobs)
@@ -81,7 +83,7 @@ class DiskReads:
 
     async def _payloads(self, places: Sequence[Place], head_bytes: int | None) -> Sequence[Buffer | None]:
         """None for what cannot be read. Raises ``OSError``."""
-        if head_bytes is None and (pieces := pieces_of(places)) is not None:
+        if head_bytes is None and (pieces := pieces_of(places, self._direct_bytes_min)) is not None:
             views = await self._direct.read(pieces)
             if views is not None:
                 self._counters.direct_reads += 1

@@ -16,7 +16,6 @@ from stratalog_core.ports import Extent
 
 GAP_BYTES_MAX: Final = 32 * 1024
 """So much between two entries is read and thrown away: a read of its own costs as much."""
-PAYLOAD_BYTES_MIN: Final = 64 * 1024
 WASTED_SHARE_MAX: Final = 0.5
 EXTENTS_MAX: Final = 32
 
@@ -44,10 +43,14 @@ class ReadPieces(NamedTuple):
     slices: list[Slice]
 
 
-def pieces_of(places: Sequence[Place]) -> ReadPieces | None:
-    """What to read directly for these entries; None if the page cache serves them better."""
+def pieces_of(places: Sequence[Place], bytes_min: int) -> ReadPieces | None:
+    """What to read around the page cache for these entries; None if the page cache serves them better.
+
+    That is so for less than ``bytes_min`` of payload, for more than ``EXTENTS_MAX`` pieces, and where most of the bytes
+    between the entries belong to others.
+    """
     payload_bytes = sum([place.row.payload_bytes for place in places])
-    if payload_bytes < PAYLOAD_BYTES_MIN:
+    if payload_bytes < bytes_min:
         return None
     pieces = _gathered(places)
     extents = [extent for file in pieces.files for extent in file.extents]

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from stratalog_bookies.disk.core.extents import (
     EXTENTS_MAX,
     GAP_BYTES_MAX,
-    PAYLOAD_BYTES_MIN,
     WASTED_SHARE_MAX,
     ReadPieces,
     pieces_of,
@@ -18,6 +17,7 @@ from stratalog_bookies.disk.core.lookup import Place
 from stratalog_core.ports import Extent
 
 KIB = 1024
+BYTES_MIN = 64 * KIB
 
 
 def places(*entries: tuple[int, int, int]) -> list[Place]:
@@ -43,7 +43,7 @@ def logs(draw: st.DrawFn) -> list[Place]:
 
 @given(logs())
 def test_slices_are_the_entries_wherever_they_lie(wanted: list[Place]) -> None:
-    pieces = pieces_of(wanted)
+    pieces = pieces_of(wanted, BYTES_MIN)
     if pieces is None:
         return
     assert [len(wanted)] == [len(pieces.slices)]
@@ -69,15 +69,17 @@ def extents(pieces: ReadPieces | None) -> list[tuple[int, list[Extent]]]:
 def test_neighbours_are_one_piece_and_what_lies_apart_is_not() -> None:
     size = 100 * KIB
     near, far = 4096 + size + 1000, 4096 + 10 * size
-    found = pieces_of(places((1, 4096, size), (1, near, size), (1, far, size), (2, far, size)))
+    found = pieces_of(places((1, 4096, size), (1, near, size), (1, far, size), (2, far, size)), BYTES_MIN)
     assert extents(found) == [(1, [Extent(4096, 2 * size + 1000), Extent(far, size)]), (2, [Extent(far, size)])]
 
 
 def test_little_scattered_or_many_pieces_are_left_to_the_page_cache() -> None:
-    assert pieces_of(places((1, 4096, PAYLOAD_BYTES_MIN - 1))) is None
-    assert pieces_of(places((1, 4096, PAYLOAD_BYTES_MIN))) is not None
-    assert pieces_of(places(*((1, 4096 + 20 * KIB * number, KIB) for number in range(100)))) is None, "mostly others' entries"
+    assert pieces_of(places((1, 4096, BYTES_MIN - 1)), BYTES_MIN) is None
+    assert pieces_of(places((1, 4096, BYTES_MIN)), BYTES_MIN) is not None
+    assert pieces_of(places(*((1, 4096 + 20 * KIB * number, KIB) for number in range(100))), BYTES_MIN) is None, (
+        "mostly others' entries"
+    )
     apart = [(1, 4096 + 200 * KIB * number, 100 * KIB) for number in range(EXTENTS_MAX + 1)]
-    assert pieces_of(places(*apart)) is None
-    assert pieces_of(places(*apart[1:])) is not None
-    assert pieces_of([]) is None
+    assert pieces_of(places(*apart), BYTES_MIN) is None
+    assert pieces_of(places(*apart[1:]), BYTES_MIN) is not None
+    assert pieces_of([], BYTES_MIN) is None
