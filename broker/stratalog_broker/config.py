@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stratalog_core.config import setting
+from stratalog_core.partition_state.replay_state import PRODUCERS_MAX
 
 _MIB = 1024 * 1024
 
@@ -87,8 +88,9 @@ class BrokerSettings:
 
     fetch_sessions_max: int = setting(1_000, help="Incremental fetch sessions (KIP-227) kept", minimum=0, maximum=100_000)
     producers_max: int = setting(
-        10_000, help="Idempotent producers remembered per partition; the longest silent is forgotten", minimum=1
-    )
+        10_000, help="Idempotent producers remembered per partition; the longest silent is forgotten",
+        minimum=1, maximum=PRODUCERS_MAX,
+    )  # fmt: skip
     partition_queue_bytes: int = setting(
         32 * _MIB, help="Batches that may wait for a partition's next ledger to open", minimum=_MIB
     )

@@ -8,7 +8,7 @@ from typing import Final
 
 from stratalog_bookies.client import LedgerClient
 from stratalog_broker.ledger_index import LedgerIndex
-from stratalog_core.batches.batch import HEADER_BYTES, read_header
+from stratalog_core.batches.batch import HEADER_BYTES, BatchHeader, read_header
 from stratalog_core.batches.checkpoint import is_checkpoint
 from stratalog_core.errors import Corrupt
 from stratalog_core.single_flight import SingleFlight
@@ -66,7 +66,7 @@ class IndexCache:
             last = min(first + HEADS_AT_ONCE - 1, ledger.last_entry)
             async with self._slots:
                 for entry in await self._ledgers.read_headers(ledger, first, last):
-                    index_entry(index, entry.entry_id, entry.head)
+                    index_batch(index, entry.entry_id, entry.head)
         check_end(index, ledger)
         self.put(ledger.ledger_id, index)
         return index
@@ -76,16 +76,17 @@ class IndexCache:
         await self._building.close()
 
 
-def index_entry(index: LedgerIndex, entry_id: int, head: bytes | memoryview) -> None:
-    """Add an entry by its first bytes; checkpoint parts are passed over. Raises ``Corrupt`` at a gap."""
+def index_batch(index: LedgerIndex, entry_id: int, head: bytes | memoryview) -> BatchHeader | None:
+    """Add an entry by its first bytes and return its header; None for a checkpoint part. Raises ``Corrupt`` at a gap."""
     if is_checkpoint(head):
-        return
+        return None
     if len(head) < HEADER_BYTES:
         raise Corrupt(f"entry {entry_id} is too short for a record batch: {len(head)} bytes")
     header = read_header(head)
     if header.base_offset != index.end_offset:
         raise Corrupt(f"entry {entry_id} begins at offset {header.base_offset} where {index.end_offset} is due")
     index.append(entry_id, header.base_offset, header.next_offset, header.max_timestamp_ms, header.size_bytes)
+    return header
 
 
 def check_end(index: LedgerIndex, ledger: Ledger) -> None:

@@ -23,11 +23,15 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import Final
 
+import msgspec
+
 from stratalog_broker.ledger_index import LedgerIndex
-from stratalog_broker.producer_state import Displaced, ProducerStates
-from stratalog_core.batches.batch import BatchHeader
-from stratalog_core.batches.checkpoint import Checkpoint, EpochStart
+from stratalog_core.batches.batch import TRANSACTIONAL_BIT, BatchHeader
+from stratalog_core.batches.checkpoint import Checkpoint
 from stratalog_core.errors import NotEnoughBookies, NotLeader, OutcomeUnknown, StratalogError, Unavailable
+from stratalog_core.partition_state.producer_states import Displaced
+from stratalog_core.partition_state.replay_state import ReplayState
+from stratalog_core.partition_state.transactions import AbortedTransaction
 
 LEDGER_BATCHES_MAX: Final = 100_000
 """Batches in one ledger, so that its index and the headers that a takeover reads stay bounded."""
@@ -145,30 +149,22 @@ class RollLimits:
     idle_ms: int
 
 
-def _readable(epochs: list[EpochStart], log_start_offset: int) -> list[EpochStart]:
-    """The history without epochs of which retention has left nothing."""
-    gone = sum(following.start_offset <= log_start_offset for following in epochs[1:])
-    return epochs[gone:]
-
-
 class PartitionCore:
     """See the module's header. Times are monotonic milliseconds."""
 
     def __init__(
         self,
+        state: ReplayState,
         *,
         leader_epoch: int,
         log_start_offset: int,
-        next_offset: int,
-        leader_epochs: tuple[EpochStart, ...],
-        producers: ProducerStates,
         limits: RollLimits,
     ) -> None:
+        self._replayed = state
         self.leader_epoch = leader_epoch
         self.log_start_offset = log_start_offset
-        self.next_offset = next_offset
-        self.high_watermark = next_offset
-        self.producers = producers
+        self.next_offset = self.high_watermark = state.next_offset
+        self.producers = state.producers
         self.limits = limits
         self.state = State.IDLE
         self._is_awaited = False
@@ -179,10 +175,10 @@ class PartitionCore:
         self.queue_bytes = 0
         self.pending: deque[PendingBatch] = deque()
         self._first_copies: deque[PendingBatch] = deque()
-        earlier = [start for start in leader_epochs if start.start_offset < next_offset]
-        self.leader_epochs = _readable(earlier, log_start_offset)
-        if not earlier or earlier[-1].epoch < leader_epoch:
-            self.leader_epochs.append(EpochStart(leader_epoch, next_offset))
+        self._undecided: deque[tuple[PendingBatch, BatchHeader]] = deque()
+        """Unconfirmed batches of transactions."""
+        state.forget_below(log_start_offset)
+        state.begin_epoch(leader_epoch)
 
     # -- appends -------------------------------------------------------------------------------------------------------
 
@@ -192,9 +188,11 @@ class PartitionCore:
         end_offset = base_offset + header.last_offset_delta + 1
         self.next_offset = end_offset
         pending = PendingBatch(batch, base_offset, end_offset, header.max_timestamp_ms, acks)
+        pending.displaced = self._replayed.append(header, base_offset)
         if header.producer_id >= 0:
             pending.producer_id = header.producer_id
-            pending.displaced = self.producers.appended(header, base_offset)
+            if header.attributes & TRANSACTIONAL_BIT:
+                self._undecided.append((pending, header))
         return pending
 
     @property
@@ -268,7 +266,15 @@ class PartitionCore:
             self.high_watermark = done[-1].end_offset
         while self._first_copies and self._first_copies[0].entry_id <= entry_id:
             self._first_copies.popleft()
+        if self._undecided:
+            self._decide()
         return done
+
+    def _decide(self) -> None:
+        """Enter the confirmed batches of transactions."""
+        while self._undecided and self._undecided[0][0].end_offset <= self.high_watermark:
+            pending, header = self._undecided.popleft()
+            self._replayed.transactions.replay(header, pending.base_offset, pending.batch)
 
     def opened(self, ledger_id: int, base_offset: int, now_ms: int, jitter: float = 0.0) -> None:
         """The next ledger takes appends. ``jitter``: from 0 to 1, how much of ``segment.jitter.ms`` it is sealed earlier."""
@@ -330,14 +336,10 @@ class PartitionCore:
 
     def checkpoint(self, application_state: bytes | None) -> Checkpoint:
         """What the next owner must know if the log ends with what is confirmed."""
-        return Checkpoint(
-            offset=self.high_watermark,
-            leader_epochs=tuple(self.leader_epochs),
-            producers=self.producers.snapshot(
-                (batch.producer_id, batch.displaced) for batch in reversed(list(self._unconfirmed())) if batch.producer_id >= 0
-            ),
-            application_state=application_state,
-        )
+        unconfirmed = reversed(list(self._unconfirmed()))
+        displaced = ((batch.producer_id, batch.displaced) for batch in unconfirmed if batch.producer_id >= 0)
+        checkpoint = self._replayed.checkpoint(self.high_watermark, displaced)
+        return msgspec.structs.replace(checkpoint, application_state=application_state)
 
     def resign(self) -> list[PendingBatch]:
         """Stop for ever; returns the batches whose fate this broker no longer knows or that were never written."""
@@ -346,17 +348,27 @@ class PartitionCore:
         self.pending.clear()
         self.queue.clear()
         self._first_copies.clear()
+        self._undecided.clear()
         self.queue_bytes = 0
         return abandoned
 
     # -- questions -----------------------------------------------------------------------------------------------------
+
+    @property
+    def last_stable_offset(self) -> int:
+        """First offset of the oldest open transaction; the high watermark if none is open."""
+        return self._replayed.transactions.last_stable_offset(self.high_watermark)
+
+    def aborted_between(self, start_offset: int, end_offset: int) -> list[AbortedTransaction]:
+        """Aborted transactions that overlap the offsets from ``start_offset`` to below ``end_offset``."""
+        return self._replayed.transactions.aborted_between(start_offset, end_offset)
 
     def end_of_epoch(self, epoch: int) -> tuple[int, int]:
         """``(greatest epoch <= epoch, its end offset)`` (KIP-320), or ``(-1, -1)`` if nothing is known of it."""
         if epoch >= self.leader_epoch:
             return (self.leader_epoch, self.next_offset) if epoch == self.leader_epoch else (-1, -1)
         found = -1
-        for start in self.leader_epochs:
+        for start in self._replayed.leader_epochs:
             if start.epoch > epoch:
                 return (found, start.start_offset) if found >= 0 else (epoch, start.start_offset)
             found = start.epoch
@@ -365,7 +377,7 @@ class PartitionCore:
     def epoch_at(self, offset: int) -> int:
         """Leader epoch that wrote ``offset``; -1 if unknown."""
         epoch = -1
-        for start in self.leader_epochs:
+        for start in self._replayed.leader_epochs:
             if start.start_offset > offset:
                 break
             epoch = start.epoch
@@ -373,7 +385,8 @@ class PartitionCore:
 
     def validate_state(self) -> None:
         """Assert what always holds."""
-        assert self.log_start_offset <= self.high_watermark <= self.next_offset
+        assert self.log_start_offset <= self.high_watermark <= self.next_offset == self._replayed.next_offset
+        assert self.last_stable_offset <= self.high_watermark
         batches = list(self._unconfirmed())
         expected = self.high_watermark
         for batch in batches:
@@ -383,4 +396,4 @@ class PartitionCore:
         assert self.queue_bytes == sum(len(batch.batch) for batch in self.queue)
         assert (self.open is not None) == (self.state in (State.OPEN, State.DRAINING)) or self.state is State.RESIGNED
         assert not (self.pending and self.state in (State.IDLE, State.OPENING)), "an unconfirmed batch has an open ledger"
-        self.producers.validate_state()
+        self._replayed.validate_state()

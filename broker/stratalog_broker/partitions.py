@@ -302,11 +302,9 @@ class Partitions:
             topic=topic,
             topic_partition=identity,
             core=PartitionCore(
+                state=taken.state,
                 leader_epoch=taken.partition.leader_epoch,
                 log_start_offset=taken.log_start_offset,
-                next_offset=taken.next_offset,
-                leader_epochs=taken.leader_epochs,
-                producers=taken.producers,
                 limits=self._services.configs_of(topic).roll_limits(self._services.settings.ledger_idle_ms),
             ),
             tails=self.memory.tails,

@@ -2,8 +2,9 @@
 
 For each partition: every ledger that is not CLOSED is fenced, recovered and sealed (an owner has at most two such: the one it
 was sealing and the next); requests of all partitions leave together. Then the newest ledger that holds a whole checkpoint
-is found; its checkpoint and the headers of all batches after it give leader epochs, producers, next offset and the index. Only
-for internal topics are the batches themselves read. A partition without hot ledgers takes all that from its cold history.
+is found; its checkpoint and the headers of all batches after it give the partition's state and the index. Of transaction
+markers the whole batch is read, and for internal topics of all batches. A partition without hot ledgers takes all that from its
+cold history.
 
 An owner that has handed the partition over left its state in the partition's record or, if it is large, behind the last batch:
 then no headers are read, and the index is built when a reader needs it.
@@ -16,15 +17,15 @@ that cannot be read yet is tried again by the caller.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from stratalog_broker.index_cache import HEADS_AT_ONCE, IndexCache, check_end, index_entry
+from stratalog_broker.index_cache import HEADS_AT_ONCE, IndexCache, check_end, index_batch
 from stratalog_broker.ledger_index import LedgerIndex
-from stratalog_broker.producer_state import ProducerStates
-from stratalog_core.batches.batch import read_header
+from stratalog_core.batches.batch import is_control
 from stratalog_core.batches.checkpoint import (
     Checkpoint,
     EpochStart,
@@ -35,6 +36,7 @@ from stratalog_core.batches.checkpoint import (
 )
 from stratalog_core.errors import Corrupt, NotFound, Unavailable
 from stratalog_core.ids import TopicPartition
+from stratalog_core.partition_state.replay_state import ReplayState
 from stratalog_metadata.records import (
     Ledger,
     LedgerRef,
@@ -62,9 +64,7 @@ class TakenOver:
 
     partition: Partition
     log_start_offset: int
-    next_offset: int
-    leader_epochs: tuple[EpochStart, ...]
-    producers: ProducerStates
+    state: ReplayState
     application_state: bytes | None
     batches: Sequence[memoryview]
     more_is_coming: bool
@@ -114,7 +114,7 @@ class Takeover:
                 raise
             _log.warning("%s is taken over from its cold history: %s", partition.key(), failure)
         log = self._services.view.find(Log, log_key(partition.topic_id, partition.index))
-        replay = _Replay(ProducerStates(self._services.settings.producers_max))
+        replay = _Replay(self._services.settings.producers_max)
         await self._load_cold(partition, replay)
         return _taken_over(partition, log, replay)
 
@@ -130,7 +130,7 @@ class Takeover:
     async def _rebuild_hot(self, partition: Partition, recovered: Mapping[int, Recovered], *, wants_batches: bool) -> TakenOver:
         log = self._services.view.find(Log, log_key(partition.topic_id, partition.index))
         log_start_offset = log.log_start_offset if log is not None else 0
-        replay = _Replay(ProducerStates(self._services.settings.producers_max))
+        replay = _Replay(self._services.settings.producers_max)
         refs = log.ledgers if log is not None else ()
         ending = await self._ending(partition, self._closed(refs[-1])) if refs and not recovered else None
         ledgers: list[_ReadLedger] = []
@@ -178,12 +178,19 @@ class Takeover:
         record.
         """
         index = LedgerIndex(ref.base_offset)
+        replay.state.skip_to(ref.base_offset)
         while heads:
-            replay.heads(index, heads)
+            replay.heads(index, heads, await self._control_batches(ledger, heads))
             heads = await self._heads(ledger, heads[-1].entry_id + 1)
         check_end(index, ledger)
-        replay.ended(ref, index)
         return index
+
+    async def _control_batches(self, ledger: Ledger, heads: Sequence[EntryHead]) -> dict[int, memoryview]:
+        """The control batches among ``heads``, whole, by entry id: a marker's type is in its record."""
+        entry_ids = [head.entry_id for head in heads if is_control(head.head) and not is_checkpoint(head.head)]
+        read = self._services.ledgers.read_together
+        found = await asyncio.gather(*(read(ledger, entry_id, entry_id) for entry_id in entry_ids))
+        return {entry.entry_id: entry.payload for (entry,) in found}
 
     def _closed(self, ref: LedgerRef) -> Ledger:
         ledger = self._services.view.find(Ledger, ledger_key(ref.ledger_id))
@@ -255,12 +262,11 @@ def _taken_over(
     partition: Partition, log: Log | None, replay: _Replay, batches: Sequence[memoryview] = (), *, more_is_coming: bool = False
 ) -> TakenOver:
     log_start_offset = log.log_start_offset if log is not None else 0
+    replay.state.skip_to(log_start_offset)
     return TakenOver(
         partition=partition,
         log_start_offset=log_start_offset,
-        next_offset=max(replay.next_offset, log_start_offset),
-        leader_epochs=tuple(replay.leader_epochs),
-        producers=replay.producers,
+        state=replay.state,
         application_state=replay.application_state,
         batches=batches,
         more_is_coming=more_is_coming,
@@ -270,41 +276,28 @@ def _taken_over(
 class _Replay:
     """Checkpoint plus the headers after it."""
 
-    def __init__(self, producers: ProducerStates) -> None:
-        self.producers = producers
-        self.next_offset = 0
-        self.leader_epochs: list[EpochStart] = []
+    def __init__(self, producers_max: int) -> None:
+        self.state = ReplayState(producers_max=producers_max)
         self.application_state: bytes | None = None
         self.is_loaded = False
 
     def load(self, checkpoint: Checkpoint) -> None:
         self.is_loaded = True
-        self.producers.load(checkpoint.producers)
-        self.next_offset = checkpoint.offset
-        self.leader_epochs = list(checkpoint.leader_epochs)
+        self.state.load(checkpoint)
         self.application_state = checkpoint.application_state
 
-    def heads(self, index: LedgerIndex, heads: Sequence[EntryHead]) -> None:
-        """The next entries of a ledger."""
+    def heads(self, index: LedgerIndex, heads: Sequence[EntryHead], control_batches: Mapping[int, memoryview]) -> None:
+        """Replay the next entries of a ledger, except checkpoints."""
         for head in heads:
-            index_entry(index, head.entry_id, head.head)
-            if not is_checkpoint(head.head):
-                header = read_header(head.head)
-                if header.producer_id >= 0:
-                    self.producers.appended(header, header.base_offset)
-
-    def ended(self, ref: LedgerRef, index: LedgerIndex) -> None:
-        """All entries of a ledger were replayed."""
-        last_epoch = self.leader_epochs[-1].epoch if self.leader_epochs else -1
-        if len(index) and ref.leader_epoch > last_epoch:
-            self.leader_epochs.append(EpochStart(ref.leader_epoch, ref.base_offset))
-        self.next_offset = max(self.next_offset, index.end_offset)
+            header = index_batch(index, head.entry_id, head.head)
+            if header is not None:
+                self.state.replay(header, control_batches.get(head.entry_id, head.head))
 
 
 def _require_whole(partition: Partition, replay: _Replay, begin: int) -> None:
     """Raise ``Corrupt`` unless an internal topic's state is known up to offset ``begin``, where its replay begins."""
-    if replay.next_offset != begin:
-        known = f"a checkpoint of offset {replay.next_offset}" if replay.is_loaded else "no complete checkpoint"
+    if replay.state.next_offset != begin:
+        known = f"a checkpoint of offset {replay.state.next_offset}" if replay.is_loaded else "no complete checkpoint"
         raise Corrupt(f"the log of {identity_of(partition)} begins at offset {begin} and has {known}: its state is lost")
 
 

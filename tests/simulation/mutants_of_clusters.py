@@ -9,14 +9,16 @@ import msgspec
 
 from stratalog_bookies.client import Recovered
 from stratalog_bookies.node.collector import Collector
-from stratalog_broker import producer_state, takeover
+from stratalog_broker import takeover
 from stratalog_broker.ledger_opening import LedgerOpening
 from stratalog_broker.partition import PartitionCore
 from stratalog_broker.partition_log import PartitionLog
 from stratalog_broker.partitions import Partitions
-from stratalog_broker.producer_state import ProducerStates
 from stratalog_broker.takeover import Takeover
 from stratalog_core.errors import OutcomeUnknown, StratalogError
+from stratalog_core.partition_state import producer_states
+from stratalog_core.partition_state.producer_states import ProducerStates
+from stratalog_core.partition_state.replay_state import ReplayState
 from stratalog_metadata.client.sessions import SessionKeeper
 from stratalog_metadata.controller.leases import LeaseTable
 from stratalog_metadata.records import Ledger, LedgerState, Log, Partition, ledger_key, log_key
@@ -138,13 +140,13 @@ def takeover_does_not_recover() -> None:
 def producers_are_forgotten_at_takeover() -> None:
     """A new owner does not know what producers have sent before."""
     _swap(ProducerStates, "load", lambda self, entries: None)
-    replay: Callable[..., None] = takeover._Replay.heads
+    replay: Callable[..., None] = ReplayState.replay
 
-    def heads(self: Any, index: Any, found: Any) -> None:
-        replay(self, index, found)
+    def replayed(self: ReplayState, header: Any, batch: Any) -> None:
+        replay(self, header, batch)
         self.producers = ProducerStates(1000)
 
-    _swap(takeover._Replay, "heads", heads)
+    _swap(ReplayState, "replay", replayed)
 
 
 def checkpoints_without_producers() -> None:
@@ -156,16 +158,20 @@ def repeated_batches_are_appended() -> None:
     """A batch that was appended already gets an offset again."""
 
     def judge(self: ProducerStates, header: Any) -> Any:
-        return producer_state.Verdict.APPEND, None
+        return producer_states.Verdict.APPEND, None
 
     _swap(ProducerStates, "judge", judge)
 
 
 def takeover_begins_at_the_last_ledgers_base() -> None:
     """A takeover begins at the last ledger's base offset instead of its end."""
-    _swap(
-        takeover._Replay, "ended", lambda self, ref, index: setattr(self, "next_offset", max(self.next_offset, ref.base_offset))
-    )
+    taken_over: Callable[..., Any] = takeover._taken_over
+
+    def at_the_base(partition: Partition, log: Any, replay: Any, *others: Any, **more: Any) -> Any:
+        replay.state.next_offset = log.ledgers[-1].base_offset if log is not None and log.ledgers else replay.state.next_offset
+        return taken_over(partition, log, replay, *others, **more)
+
+    _swap(takeover, "_taken_over", at_the_base)
 
 
 def acknowledged_at_the_first_copy() -> None:

@@ -13,8 +13,8 @@ from stratalog_broker.groups.store import GroupStore
 from stratalog_broker.groups.writer import RecordWriter
 from stratalog_broker.ledger_trimming import LedgerTrimming
 from stratalog_broker.partition_log import PartitionLog
-from stratalog_broker.producer_state import ProducerStates
 from stratalog_broker.takeover import Takeover
+from stratalog_core.partition_state.producer_states import ProducerStates
 
 
 def _swap(owner: object, name: str, new: object) -> Any:

@@ -23,7 +23,6 @@ from stratalog_broker.handlers.info import HandlerInfo
 from stratalog_broker.partition import Acks, OnDone, Outcome
 from stratalog_broker.partition_log import PartitionLog
 from stratalog_broker.produce_checks import Refused, check_produced
-from stratalog_broker.producer_state import Verdict
 from stratalog_broker.protocol.errors import produce_error_code_of
 from stratalog_broker.protocol.frame import response_head
 from stratalog_broker.protocol.produce import (
@@ -36,6 +35,7 @@ from stratalog_broker.protocol.produce import (
 from stratalog_core.batches.batch import BatchHeader, assign_log_append_time
 from stratalog_core.errors import NotLeader, StratalogError
 from stratalog_core.ids import TopicPartition
+from stratalog_core.partition_state.producer_states import Verdict
 
 _KEY: Final = 0
 _TIMED_OUT: Final = int(ErrorCode.request_timed_out)

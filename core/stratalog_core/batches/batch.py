@@ -42,6 +42,7 @@ _LEADER_EPOCH = struct.Struct(">i")
 _CRC = struct.Struct(">I")
 _ATTRIBUTES = struct.Struct(">h")
 _MAX_TIMESTAMP = struct.Struct(">q")
+_ATTRIBUTES_LOW_BYTE: Final = 22
 
 
 class BatchHeader(NamedTuple):
@@ -105,6 +106,11 @@ def read_header(buffer: Buffer, position: int = 0) -> BatchHeader:
         return BatchHeader._make(HEADER.unpack_from(buffer, position))
     except struct.error:
         raise Corrupt(f"record batch header is cut short: {len(buffer) - position} of {HEADER_BYTES} bytes") from None
+
+
+def is_control(head: Buffer) -> bool:
+    """Whether a batch, or its first bytes, has the control bit; False if they are fewer than a header."""
+    return len(head) >= HEADER_BYTES and bool(head[_ATTRIBUTES_LOW_BYTE] & CONTROL_BIT)
 
 
 def iterate_headers(buffer: Buffer) -> Iterator[tuple[int, BatchHeader]]:

@@ -16,7 +16,6 @@ from stratalog_broker.groups.records import CommittedOffset, OffsetKey
 from stratalog_broker.groups.store import GroupStore
 from stratalog_broker.handlers import HANDLERS
 from stratalog_broker.produce_checks import Refused, check_produced
-from stratalog_broker.producer_state import ProducerStates
 from stratalog_broker.protocol.entities import decode_request, encode_response
 from stratalog_broker.protocol.frame import parse_head
 from stratalog_broker.protocol.produce import parse_request
@@ -31,6 +30,7 @@ from stratalog_core.batches.checkpoint import (
     encode_checkpoint,
     is_checkpoint,
 )
+from stratalog_core.partition_state.producer_states import ProducerStates
 from stratalog_metadata.records import Topic
 
 PRODUCE = 0

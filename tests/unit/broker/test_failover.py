@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 import threading
 import time
 from pathlib import Path
@@ -10,10 +11,16 @@ from typing import Any
 
 import confluent_kafka
 from confluent_kafka.admin import AdminClient, NewTopic
-from unit.broker.mini_cluster import MiniCluster, in_thread, run_cluster
+from unit.broker.mini_cluster import MiniCluster, in_thread, run_cluster, until_served
 from unit.broker.raw_client import batch
 from unit.broker.raw_client import produce as produce_raw
 from unit.broker.test_round_trip import consume, produce
+
+from stratalog_core.batches.batch import CONTROL_BIT, TRANSACTIONAL_BIT
+from stratalog_core.batches.records import Record, build_batch
+from stratalog_core.ids import TopicPartition
+from stratalog_core.partition_state.transactions import ABORT, COMMIT, AbortedTransaction
+from stratalog_metadata.records import Topic
 
 PARTITIONS = 4
 
@@ -25,7 +32,7 @@ def create_topic(cluster: MiniCluster, topic: str, replicas: int, **configs: str
 
 
 def produce_slowly(bootstrap: str, topic: str, count: int, half_way: threading.Event) -> dict[bytes, tuple[int, int]]:
-    """Delivered values and their (partition, offset)."""
+    """Delivered values and tsuccessor (partition, offset)."""
     delivered: dict[bytes, tuple[int, int]] = {}
     failures: list[Any] = []
 
@@ -109,3 +116,30 @@ async def test_acks_1_is_answered_with_the_first_copy_also_in_a_ledger_that_bega
         assert (answer.error_code, answer.base_offset) == (0, 1)
         # Nothing can be sealed any more.
         await cluster.brokers.pop(1).kill()
+
+
+async def test_a_takeover_knows_the_transactions_that_the_last_owner_left(tmp_path: Path) -> None:
+    """The type of a marker is in its record, beyond the headers that a takeover reads."""
+
+    def sent(producer_id: int, marker: int | None = None) -> bytearray:
+        key = None if marker is None else struct.pack(">hh", 0, marker)
+        attributes = TRANSACTIONAL_BIT | (0 if marker is None else CONTROL_BIT)
+        record = Record(offset=0, timestamp_ms=1, key=key, value=b"")
+        sequence = 0 if marker is None else -1
+        identity = {"producer_id": producer_id, "producer_epoch": 0, "base_sequence": sequence}
+        return build_batch([record], attributes=attributes, **identity)
+
+    async with run_cluster(tmp_path, bookies=1, brokers=1) as cluster:
+        await in_thread(lambda: create_topic(cluster, "flights", 1))
+        topic = next(topic for topic in cluster.metadata.view.all(Topic) if topic.name == "flights")
+        identity = TopicPartition(topic.topic_id, 0)
+        await until_served(cluster.broker, topic.topic_id)
+        for batch_sent in (sent(1), sent(2), sent(1, ABORT), sent(3), sent(2, COMMIT)):
+            await cluster.broker.services.partitions.append_internal(identity, batch_sent)
+        await cluster.brokers.pop(1).kill()
+        successor = (await cluster.start_broker(2)).server
+        await until_served(successor, topic.topic_id)
+        log = successor.services.partitions.find(identity)
+        assert log is not None
+        assert (log.core.high_watermark, log.core.last_stable_offset) == (5, 3)
+        assert log.core.aborted_between(0, 5) == [AbortedTransaction(1, 0, 2, 1)]

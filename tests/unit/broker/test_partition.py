@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
+import struct
 from collections import deque
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stratalog_broker.partition import Acks, OpenNext, PartitionCore, PendingBatch, RollLimits, Seal, State
-from stratalog_broker.producer_state import ProducerStates
-from stratalog_core.batches.batch import BatchHeader
-from stratalog_core.batches.checkpoint import Checkpoint, EpochStart
+from stratalog_core.batches.batch import CONTROL_BIT, TRANSACTIONAL_BIT, BatchHeader, read_header
+from stratalog_core.batches.checkpoint import Checkpoint, EpochStart, OngoingTransaction
+from stratalog_core.batches.records import Record, build_batch
+from stratalog_core.partition_state.replay_state import ReplayState
+from stratalog_core.partition_state.transactions import COMMIT
 
 LIMITS = RollLimits(segment_bytes=1000, segment_ms=10_000, idle_ms=5_000)
 CHECKPOINT_ENTRIES = 1
 
 
 def core(next_offset: int = 100, epochs: tuple[EpochStart, ...] = (EpochStart(1, 0),)) -> PartitionCore:
-    return PartitionCore(
-        leader_epoch=3,
-        log_start_offset=0,
-        next_offset=next_offset,
-        leader_epochs=epochs,
-        producers=ProducerStates(100),
-        limits=LIMITS,
-    )
+    state = ReplayState()
+    state.load(Checkpoint(offset=next_offset, leader_epochs=epochs))
+    return PartitionCore(state, leader_epoch=3, log_start_offset=0, limits=LIMITS)
 
 
 def header(records: int, producer_id: int = -1, sequence: int = -1) -> BatchHeader:
@@ -236,3 +234,30 @@ def test_ends_of_epochs_are_kafkas() -> None:
     assert partition.epoch_at(50) == 1
     later = core(epochs=(EpochStart(2, 20),))
     assert later.end_of_epoch(1) == (1, 20)
+
+
+def test_the_last_stable_offset_waits_for_an_open_transaction() -> None:
+    """Transactions are those of confirmed batches: readers see nothing else, and a checkpoint holds nothing else."""
+    partition = core()
+    ledgers = Ledgers(partition)
+    batches = [
+        build_batch([Record(offset=0, timestamp_ms=0, key=key, value=b"")], attributes=attributes, producer_id=7,
+                    producer_epoch=0, base_sequence=sequence)
+        for attributes, key, sequence in (
+            (TRANSACTIONAL_BIT, None, 0),
+            (TRANSACTIONAL_BIT | CONTROL_BIT, struct.pack(">hh", 0, COMMIT), -1),
+        )
+    ]  # fmt: skip
+    ledgers.append(1, 10)
+    ledgers.finish_opening()
+    for batch in batches:
+        pending = partition.place(memoryview(batch), read_header(batch), partition.next_offset, Acks.ALL)
+        ledgers.write(pending)
+    assert (partition.high_watermark, partition.last_stable_offset) == (100, 100)
+    ledgers.confirm(2)
+    assert (partition.high_watermark, partition.last_stable_offset) == (102, 101)
+    assert partition.checkpoint(None).transactions == (OngoingTransaction(7, 101),)
+    ledgers.confirm(1)
+    assert (partition.high_watermark, partition.last_stable_offset) == (103, 103)
+    assert partition.checkpoint(None).transactions == ()
+    partition.validate_state()

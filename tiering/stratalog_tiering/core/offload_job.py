@@ -1,35 +1,26 @@
 """Turns the entries of sealed ledgers into one segment. Sans-IO: entries in, byte parts out.
 
 Every entry must come, in order and sound; every batch must continue the offsets; each ledger must end exactly where
-its record says. Checkpoint entries are not copied: they tell leader epochs and producers, which, with the headers of the
-batches that follow, give what a new owner must know at the segment's end.
+its record says; no transaction may be open at the segment's end. Checkpoint entries are not copied: the partition's state is
+replayed from them and the batches that follow, and the footer has the state at the segment's end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Protocol
 
-from stratalog_core.batches.batch import NO_PRODUCER_ID, BatchHeader, check_batch
-from stratalog_core.batches.checkpoint import (
-    EpochStart,
-    ProducerEntry,
-    SequencedBatch,
-    decode_checkpoint,
-    is_checkpoint,
-    part_position,
-)
+from stratalog_core.batches.batch import check_batch
+from stratalog_core.batches.checkpoint import decode_checkpoint, is_checkpoint, part_position
 from stratalog_core.errors import Corrupt
+from stratalog_core.partition_state.replay_state import ReplayState
 from stratalog_core.ports import Buffer
 from stratalog_metadata.records import Ledger, Topic
 from stratalog_tiering.format.entry import segment_entry
 from stratalog_tiering.format.manifest import SegmentEntry
 from stratalog_tiering.format.object_keys import segment_key
-from stratalog_tiering.format.segment import SegmentFooter, SegmentIdentity, SegmentWriter
-
-EPOCHS_MAX: Final = 10_000
-_BATCHES_REMEMBERED: Final = 5
+from stratalog_tiering.format.segment import AbortedTransaction, SegmentFooter, SegmentIdentity, SegmentWriter
 
 
 class SourceEntry(Protocol):
@@ -59,7 +50,8 @@ class OffloadJob:
         self._position = 0
         self._next_entry = 0
         self._checkpoint_parts: list[bytes] = []
-        self._state = _OwnerState()
+        self._state = ReplayState(first.base_offset)
+        self._aborted: list[AbortedTransaction] = []
         identity = SegmentIdentity(
             topic_id=topic.topic_id, topic_name=topic.name, partition=first.partition, base_offset=first.base_offset,
             ledger_ids=tuple(ledger.ledger_id for ledger in ledgers),
@@ -96,11 +88,18 @@ class OffloadJob:
         return self._writer.take_parts()
 
     def finish(self, created_at_ms: int) -> list[Buffer]:
-        """The segment's last bytes."""
+        """The segment's last bytes. Raises ``Corrupt`` while a transaction is undecided."""
         assert self.next_read is None, "all entries are given before a segment is finished"
-        epochs = self._state.epochs_below(self._writer.next_offset)
+        state = self._state
+        for ongoing in state.transactions.snapshot():
+            raise Corrupt(
+                f"producer {ongoing.producer_id} has a transaction open since offset {ongoing.first_offset}: only decided"
+                f" transactions are offloaded, and the segment ends at {state.next_offset}"
+            )
+        self._keep_aborted()
         self._footer = self._writer.finish(
-            created_at_ms=created_at_ms, leader_epochs=epochs, producers=self._state.producers()
+            created_at_ms=created_at_ms, leader_epochs=state.leader_epochs,
+            aborted_transactions=self._aborted, producers=state.producers.snapshot(),
         )  # fmt: skip
         parts = self._writer.take_parts()
         self._tail = parts[-1]
@@ -121,7 +120,7 @@ class OffloadJob:
             return
         header = check_batch(payload)
         self._writer.append(payload, header)
-        self._state.appended(header)
+        self._state.replay(header, payload)
 
     def _add_checkpoint_part(self, payload: memoryview) -> None:
         self._checkpoint_parts.append(bytes(payload))
@@ -129,7 +128,15 @@ class OffloadJob:
         if len(self._checkpoint_parts) == parts:
             checkpoint = decode_checkpoint(self._checkpoint_parts)
             self._checkpoint_parts.clear()
-            self._state.load(checkpoint.leader_epochs, checkpoint.producers)
+            self._keep_aborted()
+            self._state.load(checkpoint)
+
+    def _keep_aborted(self) -> None:
+        """Collect the aborted transactions that the state knows: a checkpoint replaces it."""
+        for one in self._state.transactions.aborted:
+            self._aborted.append(
+                AbortedTransaction(producer_id=one.producer_id, first_offset=one.first_offset, last_offset=one.last_offset)
+            )
 
     def _end_ledger(self, ledger: Ledger) -> None:
         if self._checkpoint_parts:
@@ -140,37 +147,3 @@ class OffloadJob:
             )
         self._position += 1
         self._next_entry = 0
-
-
-class _OwnerState:
-    """What a partition's owner knows at an offset, replayed from a checkpoint and the batch headers after it."""
-
-    def __init__(self) -> None:
-        self._epochs: dict[int, int] = {}
-        self._producers: dict[int, ProducerEntry] = {}
-
-    def load(self, epochs: Iterable[EpochStart], producers: Iterable[ProducerEntry]) -> None:
-        for start in epochs:
-            self._epochs.setdefault(start.epoch, start.start_offset)
-        self._producers = {entry.producer_id: entry for entry in producers}
-
-    def appended(self, header: BatchHeader) -> None:
-        self._epochs.setdefault(header.leader_epoch, header.base_offset)
-        if header.producer_id != NO_PRODUCER_ID:
-            self._producer_appended(header)
-
-    def _producer_appended(self, header: BatchHeader) -> None:
-        # Re-inserted, so that the order is that of last use, as in the owner's own snapshots.
-        known = self._producers.pop(header.producer_id, None)
-        batches = known.batches if known is not None and known.producer_epoch == header.producer_epoch else ()
-        batch = SequencedBatch(header.base_sequence, header.last_sequence, header.last_offset, header.max_timestamp_ms)
-        latest = (*batches, batch)[-_BATCHES_REMEMBERED:]
-        self._producers[header.producer_id] = ProducerEntry(header.producer_id, header.producer_epoch, latest)
-
-    def epochs_below(self, end_offset: int) -> tuple[EpochStart, ...]:
-        """Epochs that began below ``end_offset``, oldest first, the newest ``EPOCHS_MAX`` of them."""
-        starts = sorted(item for item in self._epochs.items() if item[1] < end_offset)
-        return tuple(EpochStart(epoch, start) for epoch, start in starts[-EPOCHS_MAX:])
-
-    def producers(self) -> tuple[ProducerEntry, ...]:
-        return tuple(self._producers.values())

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 from uuid import UUID
 
 import pytest
 
-from stratalog_core.batches.checkpoint import Checkpoint, EpochStart, encode_checkpoint
+from stratalog_core.batches.batch import CONTROL_BIT, TRANSACTIONAL_BIT
+from stratalog_core.batches.checkpoint import (
+    Checkpoint,
+    EpochStart,
+    OngoingTransaction,
+    ProducerEntry,
+    SequencedBatch,
+    encode_checkpoint,
+)
+from stratalog_core.batches.records import Record, build_batch
 from stratalog_core.errors import Corrupt
+from stratalog_core.partition_state.producer_states import BATCHES_REMEMBERED
+from stratalog_core.partition_state.replay_state import EPOCHS_MAX
+from stratalog_core.partition_state.transactions import ABORT, COMMIT
 from stratalog_metadata.records import Fragment, Ledger, LedgerState, Topic
-from stratalog_tiering.core.offload_job import EPOCHS_MAX, OffloadJob
-from stratalog_tiering.format.segment import parse_footer
+from stratalog_tiering.core.offload_job import OffloadJob
+from stratalog_tiering.format.segment import AbortedTransaction, parse_footer
 
 Batches = Callable[..., list[bytes]]
 TOPIC = Topic(name="t", topic_id=UUID(int=1), partition_count=1, replication_factor=1)
@@ -93,12 +106,53 @@ def test_a_ledger_may_not_end_within_its_checkpoint() -> None:
 
 
 def test_the_history_of_epochs_is_bounded_and_below_the_end(make_batches: Batches) -> None:
-    epochs = tuple(EpochStart(epoch, epoch) for epoch in range(EPOCHS_MAX + 50))
     base = EPOCHS_MAX + 20
+    epochs = tuple(EpochStart(epoch, epoch) for epoch in range(base + 1))
     payloads = [*encode_checkpoint(Checkpoint(offset=base, leader_epochs=epochs)), *make_batches(base, [5], epoch=base)]
     job = job_for(ledger(1, base, base + 5, len(payloads)))
     job.add_entries(numbered(payloads))
     job.finish(1)
     found = job.footer.leader_epochs
     assert len(found) == EPOCHS_MAX
-    assert found[-1] == EpochStart(base + 4, base + 4)
+    assert found[-1] == EpochStart(base, base)
+
+
+def transactional(offset: int, producer_id: int, control: int | None = None) -> bytes:
+    """A batch of one record in a producer's transaction, or the marker that ends it."""
+    key = None if control is None else struct.pack(">hh", 0, control)
+    attributes = TRANSACTIONAL_BIT | (CONTROL_BIT if control is not None else 0)
+    record = Record(offset=offset, timestamp_ms=1, key=key, value=b"")
+    identity = {"producer_id": producer_id, "producer_epoch": 0, "base_sequence": -1 if control is not None else 0}
+    return bytes(build_batch([record], attributes=attributes, **identity))
+
+
+def test_aborted_transactions_of_all_ledgers_are_in_the_footer() -> None:
+    first = [*checkpoint(0), transactional(0, 1), transactional(1, 2), transactional(2, 1, ABORT)]
+    second = [*checkpoint(3, transactions=(OngoingTransaction(2, 1),)), transactional(3, 3), transactional(4, 2, ABORT)]
+    second += [transactional(5, 3, COMMIT), encode_checkpoint(Checkpoint(offset=6))[0]]
+    job = job_for(ledger(1, 0, 3, len(first)), ledger(2, 3, 6, len(second)))
+    job.add_entries(numbered(first))
+    job.add_entries(numbered(second))
+    job.finish(1)
+    assert job.footer.aborted_transactions == (
+        AbortedTransaction(producer_id=1, first_offset=0, last_offset=2),
+        AbortedTransaction(producer_id=2, first_offset=1, last_offset=4),
+    )
+
+
+def test_an_undecided_transaction_is_not_offloaded() -> None:
+    payloads = [*checkpoint(0), transactional(0, 7)]
+    job = job_for(ledger(1, 0, 1, len(payloads)))
+    job.add_entries(numbered(payloads))
+    with pytest.raises(Corrupt, match="producer 7 has a transaction open since offset 0"):
+        job.finish(1)
+
+
+def test_the_footer_remembers_of_a_producer_no_more_than_an_owner_does() -> None:
+    """The checkpoint may be of a release that remembers more batches."""
+    batches = tuple(SequencedBatch(number, number, number, 0) for number in range(7))
+    payloads = [*checkpoint(7, producers=(ProducerEntry(1, 0, batches),)), transactional(7, 2), transactional(8, 2, COMMIT)]
+    job = job_for(ledger(1, 7, 9, len(payloads)))
+    job.add_entries(numbered(payloads))
+    job.finish(1)
+    assert job.footer.producers[0] == ProducerEntry(1, 0, batches[-BATCHES_REMEMBERED:])

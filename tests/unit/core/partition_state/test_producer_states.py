@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stratalog_broker.producer_state import BATCHES_REMEMBERED, Displaced, ProducerStates, Verdict
 from stratalog_core.batches.batch import BatchHeader
 from stratalog_core.batches.checkpoint import ProducerEntry
+from stratalog_core.partition_state.producer_states import BATCHES_REMEMBERED, Displaced, ProducerStates, Verdict
 
 _MAX = 2**31 - 1
 

@@ -2,18 +2,18 @@
 
 Kafka's rules (KIP-98, KIP-360): a producer numbers its records per partition; the broker remembers the last five batches of
 each producer id. A batch equal to one of them is a retry and is answered with the offset it has; the next one must
-continue the sequence; a higher epoch begins at sequence 0; a lower one is refused. Of a producer that is not known any
-first sequence is taken, as Kafka does, because its state may have left with retention.
+continue the sequence; a higher epoch begins at sequence 0; a lower one is refused. A transaction marker can raise the epoch.
+A producer that is not known may begin at any sequence, as in Kafka, because its state may have left with retention.
 
-The state holds batches from the moment they get their offsets, but a checkpoint must hold the state at its own offset: no later
-batch, and every producer that has an earlier one, even if its whole pipeline is unconfirmed or a new epoch has begun. So
-``appended`` returns what the batch displaced, the unconfirmed batch keeps it, and ``snapshot`` puts it back. The number of
-producers is bounded: the longest silent one is forgotten.
+An owner adds a batch when it assigns the offset, before the quorum confirms it. A checkpoint must hold the state at its own
+offset, without the unconfirmed batches. So ``appended`` and ``marked`` return what the batch displaced, the owner keeps it with
+the unconfirmed batch, and ``snapshot`` puts it back. The number of producers is bounded: the one that has been silent longest
+is forgotten, but not within its transaction.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Sequence
 from enum import IntEnum
 from typing import Final
 
@@ -44,17 +44,18 @@ class Producer:
 
 
 Displaced = SequencedBatch | Producer | None
-"""What an appended batch has pushed out: the oldest batch remembered, or the whole state of an earlier epoch."""
+"""What undoes a batch: the oldest batch remembered before it, or the producer as it was; None: remove the batch."""
 
 
 class ProducerStates:
-    """State by producer id, in the order of last use."""
+    """State by producer id, in the order of last use. ``in_transaction``: ids that are not forgotten while another can be."""
 
-    __slots__ = ("_producers", "_producers_max")
+    __slots__ = ("_in_transaction", "_producers", "_producers_max")
 
-    def __init__(self, producers_max: int) -> None:
+    def __init__(self, producers_max: int, in_transaction: Container[int] = ()) -> None:
         self._producers: dict[int, Producer] = {}
         self._producers_max = producers_max
+        self._in_transaction = in_transaction
 
     def __len__(self) -> int:
         return len(self._producers)
@@ -77,13 +78,13 @@ class ProducerStates:
         return Verdict.OUT_OF_ORDER, None
 
     def appended(self, header: BatchHeader, base_offset: int) -> Displaced:
-        """Remember a batch with a producer id that got ``base_offset``; called in offset order, by append and by replay.
+        """Remember a data batch with a producer id that got ``base_offset``; call in offset order.
 
         Returns what ``snapshot`` needs if the batch is still unconfirmed then.
         """
         displaced: Displaced = None
         producer = self._producers.pop(header.producer_id, None)
-        if producer is None or producer.epoch != header.producer_epoch:
+        if producer is None or producer.epoch != header.producer_epoch or not producer.batches:
             displaced, producer = producer, Producer(header.producer_epoch, [])
         self._producers[header.producer_id] = producer
         last_offset = base_offset + header.last_offset_delta
@@ -92,17 +93,33 @@ class ProducerStates:
         if len(producer.batches) > BATCHES_REMEMBERED:
             displaced = producer.batches.pop(0)
         if len(self._producers) > self._producers_max:
-            del self._producers[next(iter(self._producers))]
+            self._forget_one()
         return displaced
 
-    def load(self, entries: Iterable[ProducerEntry]) -> None:
-        """Replace everything by a checkpoint's content."""
+    def marked(self, header: BatchHeader) -> Displaced:
+        """Take over the epoch of a transaction marker, which has no sequence; returns the same as ``appended``."""
+        before = self._producers.pop(header.producer_id, None)
+        if before is None or before.epoch < header.producer_epoch:
+            self._producers[header.producer_id] = Producer(header.producer_epoch, [])
+        else:
+            self._producers[header.producer_id] = Producer(before.epoch, list(before.batches))
+        if len(self._producers) > self._producers_max:
+            self._forget_one()
+        return before
+
+    def _forget_one(self) -> None:
+        longest_silent = next(iter(self._producers))
+        del self._producers[next((one for one in self._producers if one not in self._in_transaction), longest_silent)]
+
+    def load(self, entries: Sequence[ProducerEntry]) -> None:
+        """Replace everything by a checkpoint's content, as much of its newest as the bounds allow."""
         self._producers = {
-            entry.producer_id: Producer(entry.producer_epoch, list(entry.batches[-BATCHES_REMEMBERED:])) for entry in entries
+            entry.producer_id: Producer(entry.producer_epoch, list(entry.batches[-BATCHES_REMEMBERED:]))
+            for entry in entries[-self._producers_max :]
         }
 
     def snapshot(self, unconfirmed: Iterable[tuple[int, Displaced]] = ()) -> tuple[ProducerEntry, ...]:
-        """State before the ``unconfirmed`` batches, of which it gets producer id and what was displaced, latest first."""
+        """State before the ``unconfirmed`` batches: of each the producer id and what it displaced, latest first."""
         before: dict[int, Producer | None] = {}
         for producer_id, displaced in unconfirmed:
             producer = before[producer_id] if producer_id in before else self._producers.get(producer_id)
@@ -113,7 +130,7 @@ class ProducerStates:
         )
 
     def validate_state(self) -> None:
-        """Assert what always holds."""
+        """Assert the bounds and the order of batches; O(producers)."""
         assert len(self._producers) <= self._producers_max
         for producer in self._producers.values():
             assert len(producer.batches) <= BATCHES_REMEMBERED
@@ -122,7 +139,7 @@ class ProducerStates:
 
 
 def _without_last(producer: Producer, displaced: Displaced) -> Producer | None:
-    """The producer before its last batch; None if that was its first."""
+    """The producer before its last batch or marker; None if that was its first."""
     if isinstance(displaced, Producer):
         return displaced
     batches = producer.batches[:-1]

@@ -1,0 +1,120 @@
+"""Transactions of one partition: open ones, aborted ones, and the last stable offset. Sans-IO.
+
+Kafka's rules (KIP-98): a transaction begins in a partition with its producer's first transactional batch there and ends with a
+control batch, the marker, which says whether it committed or aborted. The last stable offset is the first offset of the oldest
+open transaction. A reader with isolation level ``read_committed`` reads below it and skips the aborted transactions.
+
+The replay starts at a checkpoint, which holds the open transactions and no aborted ones. So the aborted transactions are
+complete for reads at or beyond ``aborted_from``: whatever overlaps such a read ended after the checkpoint. Their number is
+bounded; dropping the oldest raises ``aborted_from``. What lies below it is in ledgers and segments, not here.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_left
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from stratalog_core.batches.batch import CONTROL_BIT, BatchHeader
+from stratalog_core.batches.checkpoint import OngoingTransaction
+from stratalog_core.batches.records import iterate_records
+from stratalog_core.errors import Corrupt
+from stratalog_core.ports import Buffer
+
+ABORT: Final = 0
+COMMIT: Final = 1
+_MARKER_KEY: Final = struct.Struct(">hh")
+"""Version and type of a control record (Kafka documentation, "Control Batches"); later versions may append fields."""
+
+
+class AbortedTransaction(NamedTuple):
+    """A producer's batches from ``first_offset`` on were aborted by the marker at ``last_offset``."""
+
+    producer_id: int
+    first_offset: int
+    last_offset: int
+    last_stable_offset: int
+    """As of the marker: each transaction that ended later begins at or beyond it, so a search can stop here."""
+
+
+def read_marker(batch: Buffer, header: BatchHeader) -> int:
+    """Type of the first control record in a whole control batch: ``ABORT``, ``COMMIT`` or another. Raises ``Corrupt``."""
+    if len(batch) < header.size_bytes:
+        raise Corrupt(f"control batch at offset {header.base_offset} is cut to {len(batch)} of {header.size_bytes} bytes")
+    record = next(iterate_records(batch, header), None)
+    if record is None or record.key is None or len(record.key) < _MARKER_KEY.size:
+        raise Corrupt(f"control batch at offset {header.base_offset} has no control record")
+    _, kind = _MARKER_KEY.unpack_from(record.key)
+    return int(kind)
+
+
+class Transactions:
+    """See the module's header. Call ``replay`` in offset order, with confirmed batches only."""
+
+    __slots__ = ("_aborted", "_aborted_max", "aborted_from", "first_offsets")
+
+    def __init__(self, aborted_max: int) -> None:
+        self.first_offsets: dict[int, int] = {}
+        """Open transactions by producer id, oldest first."""
+        self.aborted_from = 0
+        """Reads at or beyond this offset find all aborted transactions here."""
+        self._aborted: list[AbortedTransaction] = []
+        self._aborted_max = aborted_max
+
+    @property
+    def aborted(self) -> tuple[AbortedTransaction, ...]:
+        """All that are known, in the order of their markers."""
+        return tuple(self._aborted)
+
+    def load(self, ongoing: Iterable[OngoingTransaction], offset: int) -> None:
+        """Replace everything by a checkpoint's content; ``offset`` is the checkpoint's."""
+        in_order = sorted(ongoing, key=lambda one: one.first_offset)
+        self.first_offsets.clear()
+        self.first_offsets.update((one.producer_id, one.first_offset) for one in in_order)
+        self._aborted, self.aborted_from = [], offset
+
+    def replay(self, header: BatchHeader, base_offset: int, batch: Buffer) -> None:
+        """Take in a transactional batch; ``batch`` must be whole if it is a control batch. Raises ``Corrupt``."""
+        if not header.attributes & CONTROL_BIT:
+            self.first_offsets.setdefault(header.producer_id, base_offset)
+            return
+        kind = read_marker(batch, header)
+        if kind not in (ABORT, COMMIT):
+            return
+        first_offset = self.first_offsets.pop(header.producer_id, None)
+        if first_offset is None or kind == COMMIT:
+            return
+        last_offset = base_offset + header.last_offset_delta
+        stable = self.last_stable_offset(last_offset + 1)
+        self._aborted.append(AbortedTransaction(header.producer_id, first_offset, last_offset, stable))
+        if len(self._aborted) > self._aborted_max:
+            self.aborted_from = self._aborted.pop(0).last_offset + 1
+
+    def last_stable_offset(self, high_watermark: int) -> int:
+        """First offset of the oldest open transaction; ``high_watermark`` if none is open."""
+        return next(iter(self.first_offsets.values()), high_watermark)
+
+    def aborted_between(self, start_offset: int, end_offset: int) -> list[AbortedTransaction]:
+        """Aborted transactions that overlap the offsets from ``start_offset`` to below ``end_offset``, in marker order."""
+        found = []
+        first = bisect_left(self._aborted, start_offset, key=lambda one: one.last_offset)
+        for one in self._aborted[first:]:
+            if one.first_offset < end_offset:
+                found.append(one)
+            if one.last_stable_offset >= end_offset:
+                break
+        return found
+
+    def snapshot(self) -> tuple[OngoingTransaction, ...]:
+        """Open transactions, oldest first, for a checkpoint."""
+        return tuple(OngoingTransaction(producer_id, first) for producer_id, first in self.first_offsets.items())
+
+    def validate_state(self) -> None:
+        """Assert the bound and the orders; O(transactions)."""
+        firsts = list(self.first_offsets.values())
+        assert firsts == sorted(firsts), "open transactions are in the order of their first offsets"
+        assert len(self._aborted) <= self._aborted_max
+        ends = [one.last_offset for one in self._aborted]
+        assert ends == sorted(ends), "aborted transactions are in marker order"
+        assert not ends or ends[0] >= self.aborted_from
