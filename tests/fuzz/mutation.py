@@ -46,7 +46,7 @@ def changes() -> st.SearchStrategy[list[Change]]:
     return st.lists(change, min_size=0, max_size=5)
 
 
-def damaged(inputs: Sequence[bytes], bytes_max: int) -> st.SearchStrategy[bytes]:
+def corrupt(inputs: Sequence[bytes], bytes_max: int) -> st.SearchStrategy[bytes]:
     """One of ``inputs`` with up to five changes, cut to ``bytes_max``."""
     chosen = st.sampled_from(inputs)
     return st.builds(lambda one, done, other: mutate(one, done, other)[:bytes_max], chosen, changes(), chosen)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from fuzz.mutation import damaged
+from fuzz.mutation import corrupt
 from fuzz.registry import PURE
 from fuzz.target import Target
 
@@ -45,7 +45,7 @@ def test_damaged_inputs(target: Target) -> None:
         phases=(Phase.generate, Phase.shrink),
         suppress_health_check=list(HealthCheck),
     )
-    @given(damaged(inputs, target.input_bytes_max) | st.binary(max_size=200))
+    @given(corrupt(inputs, target.input_bytes_max) | st.binary(max_size=200))
     def run(content: bytes) -> None:
         target.execute_measured(content)
 

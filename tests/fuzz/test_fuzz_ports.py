@@ -8,7 +8,7 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
-from fuzz.mutation import damaged
+from fuzz.mutation import corrupt
 from fuzz.target import MIB, Target
 from fuzz.targets.ports import CLOSE, TARGETS
 
@@ -33,7 +33,7 @@ def test_hostile_clients(target: Target) -> None:
         phases=(Phase.generate,),
         suppress_health_check=list(HealthCheck),
     )
-    @given(damaged(inputs, target.input_bytes_max))
+    @given(corrupt(inputs, target.input_bytes_max))
     def attack(content: bytes) -> None:
         target.execute(content)
 

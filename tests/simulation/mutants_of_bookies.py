@@ -16,7 +16,7 @@ from stratalog_bookies.client.ledger_writer import LedgerWriter
 from stratalog_bookies.disk.core import cookie
 from stratalog_bookies.disk.core.checkpoint import LedgerState, State
 from stratalog_bookies.disk.core.contents import Contents
-from stratalog_bookies.disk.core.disk_core import Bookie
+from stratalog_bookies.disk.core.disk_core import DiskCore
 from stratalog_bookies.disk.core.log import Write
 from stratalog_bookies.disk.log_files import STATE, LogFiles
 from stratalog_bookies.protocol import messages
@@ -117,25 +117,25 @@ def direct_reads_come_from_the_next_page() -> None:
 def fence_is_in_memory_only() -> None:
     """A fence is answered and not written to the log: a restart forgets it."""
 
-    def fence(self: Bookie, ledger_ids: Iterable[int]) -> int:
+    def fence(self: DiskCore, ledger_ids: Iterable[int]) -> int:
         for ledger_id in ledger_ids:
             if ledger_id not in self.contents.tombstones:
                 self.contents.ledger(ledger_id).fenced = True
         return self.log.sequence
 
-    _swap(Bookie, "fence", fence)
+    _swap(DiskCore, "fence", fence)
 
 
 def fence_is_answered_and_not_kept() -> None:
     """A bookie says that the ledger is fenced, and takes the old writer's adds all the same."""
 
-    def fence(self: Bookie, ledger_ids: Iterable[int]) -> int:
+    def fence(self: DiskCore, ledger_ids: Iterable[int]) -> int:
         for ledger_id in ledger_ids:
             if ledger_id not in self.contents.tombstones:
                 self.contents.ledger(ledger_id)
         return self.log.sequence
 
-    _swap(Bookie, "fence", fence)
+    _swap(DiskCore, "fence", fence)
 
 
 def checkpoint_forgets_fences() -> None:
@@ -324,13 +324,13 @@ def closed_without_fragments_of_the_rewrite() -> None:
 
 def bookie_tells_a_last_entry_too_low() -> None:
     """The answer to a fence names the last entry but one."""
-    tail: Callable[..., LedgerTail] = Bookie._tail
+    tail: Callable[..., LedgerTail] = DiskCore._tail
 
-    def low(self: Bookie, ledger_id: int) -> LedgerTail:
+    def low(self: DiskCore, ledger_id: int) -> LedgerTail:
         told = tail(self, ledger_id)
         return msgspec.structs.replace(told, last_entry=max(told.last_entry - 1, -1))
 
-    _swap(Bookie, "_tail", low)
+    _swap(DiskCore, "_tail", low)
 
 
 def sealed_before_all_is_confirmed() -> None:

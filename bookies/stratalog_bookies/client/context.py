@@ -9,7 +9,7 @@ from stratalog_bookies.client.add_sender import AddSender
 from stratalog_bookies.client.bookie_requests import BookieRequests
 from stratalog_bookies.client.config import LedgerClientSettings
 from stratalog_bookies.client.directory import BookieDirectory
-from stratalog_bookies.client.record_puts import RecordPuts
+from stratalog_bookies.client.ledger_records import LedgerRecordPuts
 from stratalog_core.errors import Overloaded
 from stratalog_core.ports import Clock, Random
 from stratalog_metadata.client.api import MetadataClient
@@ -55,7 +55,7 @@ class EntryHolder(Holder, Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Services:
+class ClientContext:
     """Ports and shared parts. ``busy`` has every writer that holds entries, lacks a bookie, or has a LAC to tell."""
 
     metadata: MetadataClient
@@ -64,7 +64,7 @@ class Services:
     settings: LedgerClientSettings
     directory: BookieDirectory
     requests: BookieRequests
-    puts: RecordPuts
+    puts: LedgerRecordPuts
     sender: AddSender
     busy: dict[EntryHolder, None]
     held: HeldBytes

@@ -22,7 +22,7 @@ class BookieDirectory:
         clock: Clock,
         health: BookieHealth,
         read_health: BookieHealth,
-        last_asked: frozenset[str] = frozenset(),
+        last_resort: frozenset[str] = frozenset(),
     ) -> None:
         """``last_asked`` are bookies to read from only when all others have failed."""
         self._view = view
@@ -30,7 +30,7 @@ class BookieDirectory:
         self._clock = clock
         self.health = health
         self.read_health = read_health
-        self._last_asked = last_asked
+        self._last_resort = last_resort
         self._channels: dict[str, Channel] = {}
         self._load: dict[str, int] = {}
         self._down: set[str] | None = None
@@ -71,7 +71,7 @@ class BookieDirectory:
     def avoided(self) -> set[str]:
         """Bookies to ask last: those that failed or were slow lately, and those without a session."""
         if self._down is None:
-            self._down = {each.bookie_id for each in self._view.all(Bookie) if each.session_id == 0} | self._last_asked
+            self._down = {each.bookie_id for each in self._view.all(Bookie) if each.session_id == 0} | self._last_resort
         now = self._clock.monotonic()
         return self._down | self.health.avoided(now) | self.read_health.avoided(now)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from stratalog_bookies.client.context import Services
+from stratalog_bookies.client.context import ClientContext
 from stratalog_bookies.client.core.entry import PendingEntry
 from stratalog_bookies.client.core.placement import Candidate, choose_replacements
 from stratalog_bookies.client.core.writer import LedgerWriterCore, Send
@@ -21,15 +21,15 @@ _HOLD_MS: Final = 1000
 """So long confirmed entries are kept for a replacement whose commit is under way."""
 
 
-class EntryPump:
+class EntryReplicator:
     """One ledger's entries on their way. Subclasses say how a change is committed and who is told."""
 
-    def __init__(self, services: Services, core: LedgerWriterCore) -> None:
-        self._services = services
+    def __init__(self, context: ClientContext, core: LedgerWriterCore) -> None:
+        self._context = context
         self._core = core
         self._changing: asyncio.Task[None] | None = None
         self._change_ticks = 0
-        self._mend_tried = 0
+        self._replace_tried = 0
         self._tick_lac = -1
         self._stalled_ticks = 0
         self._ended = False
@@ -49,8 +49,8 @@ class EntryPump:
 
     def deliver(self) -> None:
         """Called after events: mend at once what has just failed."""
-        if self._core.failed_mask & ~self._mend_tried:
-            self._mend()
+        if self._core.failed_mask & ~self._replace_tried:
+            self._replace_failed()
 
     def on_tick(self) -> bool:
         core = self._core
@@ -58,16 +58,16 @@ class EntryPump:
             return not core.is_settled
         if self._changing is not None:
             self._change_ticks += 1
-            if self._change_ticks * self._services.settings.tick_ms > _HOLD_MS:
+            if self._change_ticks * self._context.settings.tick_ms > _HOLD_MS:
                 core.let_go()
             self._take_back_meanwhile()
         elif core.failed_mask:
-            self._mend()
+            self._replace_failed()
         self._check_progress()
         return not core.is_settled or core.failed_mask != 0
 
     def _check_progress(self) -> None:
-        core, settings = self._core, self._services.settings
+        core, settings = self._core, self._context.settings
         if not core.unconfirmed or core.lac != self._tick_lac or core.error is not None:
             self._tick_lac, self._stalled_ticks = core.lac, 0
             return
@@ -77,28 +77,28 @@ class EntryPump:
             self.deliver()
 
     def _send(self, entry: PendingEntry) -> None:
-        self._services.sender.send(self._core.targets(entry), entry)
+        self._context.sender.send(self._core.targets(entry), entry)
         self._watch()
 
     def _watch(self) -> None:
-        self._services.busy[self] = None
+        self._context.busy[self] = None
 
     def _send_all(self, sends: list[Send]) -> None:
         for bookie, entry in sends:
-            self._services.sender.send((bookie,), entry)
+            self._context.sender.send((bookie,), entry)
 
-    def _mend(self) -> None:
+    def _replace_failed(self) -> None:
         """Replace failed bookies by spare ones; take back those that are live again where there is none."""
         core = self._core
-        self._mend_tried = core.failed_mask
+        self._replace_tried = core.failed_mask
         if self._ended:
             core.give_up()
         if self._changing is not None or self._ended or core.error is not None or not core.failed_mask:
             return
         self._watch()
-        candidates = self._services.directory.candidates(core.ledger.ledger_id)
+        candidates = self._context.directory.candidates(core.ledger.ledger_id)
         ensemble = core.ledger.fragments[-1].bookies
-        replacements = choose_replacements(candidates, ensemble, core.failed_positions, self._services.random)
+        replacements = choose_replacements(candidates, ensemble, core.failed_positions, self._context.random)
         if replacements:
             self._change_ticks = 0
             proposed = core.begin_change(replacements)
@@ -112,13 +112,13 @@ class EntryPump:
         positions = [position for position in self._core.failed_positions if ensemble[position] in back]
         if positions:
             self._send_all(self._core.revive(positions))
-            self._mend_tried = self._core.failed_mask
+            self._replace_tried = self._core.failed_mask
 
     def _take_back_meanwhile(self) -> None:
         """Who failed while a change is under way need not wait for its end to be taken back: without them, nothing may move."""
         core = self._core
         if core.error is None and core.staying_failed_mask:
-            candidates = self._services.directory.candidates(core.ledger.ledger_id)
+            candidates = self._context.directory.candidates(core.ledger.ledger_id)
             self._take_back(candidates, core.ledger.fragments[-1].bookies)
 
     async def _change(self, proposed: Ledger) -> None:
@@ -137,7 +137,7 @@ class EntryPump:
             if core.error is None:
                 self._send_all(core.commit_change())
         self._changing = None
-        self._mend_tried &= core.failed_mask
+        self._replace_tried &= core.failed_mask
         self.deliver()
 
     async def _commit(self, proposed: Ledger) -> None:

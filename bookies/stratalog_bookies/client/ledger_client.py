@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from stratalog_bookies.client.add_sender import AddSender
 from stratalog_bookies.client.bookie_requests import BookieRequests
 from stratalog_bookies.client.config import LedgerClientSettings
-from stratalog_bookies.client.context import EntryHolder, HeldBytes, Services
+from stratalog_bookies.client.context import ClientContext, EntryHolder, HeldBytes
 from stratalog_bookies.client.core.bookie_health import BookieHealth
 from stratalog_bookies.client.core.entry import Entry, EntryHead
-from stratalog_bookies.client.core.placement import choose_ensemble, require_bookies
+from stratalog_bookies.client.core.placement import Candidate, Spread, choose_ensemble, require_bookies, spread_of
 from stratalog_bookies.client.directory import BookieDirectory
 from stratalog_bookies.client.ledger import LedgerListener, LedgerSpec
 from stratalog_bookies.client.ledger_ids import LedgerIds
 from stratalog_bookies.client.ledger_reads import LacNews, LedgerReads
-from stratalog_bookies.client.ledger_records import Superseded
+from stratalog_bookies.client.ledger_records import LedgerRecordPuts, Superseded
 from stratalog_bookies.client.ledger_recovery import LedgerRecoveries, Recovered
 from stratalog_bookies.client.ledger_writer import LedgerWriter
-from stratalog_bookies.client.record_puts import RecordPuts
-from stratalog_bookies.client.spread_watch import SpreadWatch
 from stratalog_core.errors import LedgerFenced
 from stratalog_core.ports import Clock, Random, Transport
 from stratalog_metadata.client.api import MetadataClient
@@ -49,18 +47,18 @@ class LedgerClient:
         directory = BookieDirectory(
             metadata.view, transport, clock, BookieHealth(avoid_s, avoid_s_max), BookieHealth(avoid_s, avoid_s_max)
         )  # fmt: skip
-        self._services = Services(
+        self._context = ClientContext(
             metadata=metadata, clock=clock, random=random, settings=settings, directory=directory,
             requests=BookieRequests(directory, settings.request_timeout_ms / 1000),
-            puts=RecordPuts(metadata, clock),
+            puts=LedgerRecordPuts(metadata, clock),
             sender=AddSender(directory, settings, self._on_bookie_failed),
             busy=self._busy, held=HeldBytes(settings.held_bytes_max, self._busy),
         )  # fmt: skip
         self._reads = LedgerReads(
-            self._services.requests, directory, random,
+            self._context.requests, directory, random,
             hedge_s=settings.hedge_delay_ms / 1000, deadline_s=settings.read_deadline_ms / 1000,
         )  # fmt: skip
-        self._recoveries = LedgerRecoveries(self._services, self._reads)
+        self._recoveries = LedgerRecoveries(self._context, self._reads)
         self._ids = LedgerIds(metadata, settings.ledger_id_block)
         self._spread = SpreadWatch()
         self._loop = asyncio.get_running_loop()
@@ -68,7 +66,7 @@ class LedgerClient:
 
     def require_bookies(self, write_quorum: int, ack_quorum: int) -> None:
         """Raises ``NotEnoughBookies`` if no ledger with these quorums could be opened now, as far as this process knows."""
-        require_bookies(self._services.directory.candidates(), write_quorum, write_quorum, ack_quorum)
+        require_bookies(self._context.directory.candidates(), write_quorum, write_quorum, ack_quorum)
 
     async def create(
         self,
@@ -85,9 +83,9 @@ class LedgerClient:
         ``OutcomeUnknown`` (re-read the log: the ledger may be in it, empty), ``LedgerFenced`` (it was made, and taken over).
         """
         ledger_id = await self._ids.take()
-        candidates = self._services.directory.candidates(ledger_id)
+        candidates = self._context.directory.candidates(ledger_id)
         ensemble = choose_ensemble(
-            candidates, spec.ensemble_size, spec.write_quorum, spec.ack_quorum, self._services.random
+            candidates, spec.ensemble_size, spec.write_quorum, spec.ack_quorum, self._context.random
         )  # fmt: skip
         self._spread.chosen(ensemble, candidates)
         ledger = Ledger(
@@ -95,15 +93,15 @@ class LedgerClient:
             leader_epoch=spec.leader_epoch, write_quorum=spec.write_quorum, ack_quorum=spec.ack_quorum,
             fragments=(Fragment(first_entry=0, bookies=ensemble),),
         )  # fmt: skip
-        services = self._services
+        context = self._context
         try:
-            version = await services.puts.put(
+            version = await context.puts.put(
                 ledger, ABSENT, requirements=requirements, updates=updates(ledger),
                 timeout_s=self._settings.confirm_deadline_ms / 1000,
             )  # fmt: skip
         except Superseded:
             raise LedgerFenced(f"ledger {ledger.ledger_id} was taken over as soon as it was made") from None
-        return LedgerWriter(services, ledger, version, listener, requirements)
+        return LedgerWriter(context, ledger, version, listener, requirements)
 
     async def recover(self, ledger_ids: Sequence[int], *, requirements: tuple[Requirement, ...] = ()) -> list[Ledger]:
         """Fence, recover and close ledgers whose writers are gone; returns CLOSED records in the order of ``ledger_ids``.
@@ -162,8 +160,8 @@ class LedgerClient:
         """
         if not ledger_ids:
             return
-        requests = self._services.requests
-        names = self._services.directory.registered()
+        requests = self._context.requests
+        names = self._context.directory.registered()
         outcomes = await asyncio.gather(*(requests.delete(name, ledger_ids) for name in names), return_exceptions=True)
         for name, outcome in zip(names, outcomes, strict=True):
             if isinstance(outcome, BaseException):
@@ -175,7 +173,7 @@ class LedgerClient:
 
     def _on_tick(self) -> None:
         self._tick = self._loop.call_later(self._settings.tick_ms / 1000, self._on_tick)
-        self._services.sender.on_tick()
+        self._context.sender.on_tick()
         lacs: dict[str, list[tuple[int, int]]] = {}
         for holder in list(self._busy):
             if isinstance(holder, LedgerWriter):
@@ -184,18 +182,18 @@ class LedgerClient:
                 self._busy.pop(holder, None)
         for bookie, pairs in lacs.items():
             # Best effort: it only saves recovery and readers some work.
-            self._services.requests.write_lacs(bookie, pairs).add_done_callback(_ignore_outcome)
+            self._context.requests.write_lacs(bookie, pairs).add_done_callback(_ignore_outcome)
 
     async def close(self) -> None:
         """Stop. Writers that are open stay as they are in metadata: whoever owns the partition next recovers them."""
         self._tick.cancel()
-        self._services.sender.close()
+        self._context.sender.close()
         for holder in list(self._busy):
             if isinstance(holder, LedgerWriter):
                 holder.abandon()
         self._busy.clear()
-        self._services.directory.close()
-        await self._services.puts.close()
+        self._context.directory.close()
+        await self._context.puts.close()
         await self._recoveries.close()
         await self._ids.close()
 
@@ -210,3 +208,27 @@ def _gather_lac(writer: LedgerWriter, lacs: dict[str, list[tuple[int, int]]]) ->
 def _ignore_outcome(future: asyncio.Future[bytes]) -> None:
     if not future.cancelled():
         future.exception()
+
+
+class SpreadWatch:
+    """Remembers the last report for each ensemble size."""
+
+    def __init__(self) -> None:
+        self._short: dict[int, Spread] = {}
+
+    def chosen(self, ensemble: Sequence[str], candidates: Iterable[Candidate]) -> None:
+        """A ledger was placed on ``ensemble``."""
+        known = list(candidates)
+        size, spread = len(ensemble), spread_of(each for each in known if each.bookie_id in ensemble)
+        there = spread_of(known)
+        is_short = (there.hosts > 1 and spread.hosts < size) or (there.racks > 1 and spread.racks < size)
+        before = self._short.get(size)
+        if is_short and spread != before:
+            self._short[size] = spread
+            _log.warning(
+                "new ensembles of %d bookies share failure domains (hosts: %d, racks: %d) until there are bookies on more hosts"
+                " and racks; the auditor then moves copies apart", size, spread.hosts, spread.racks,
+            )  # fmt: skip
+        elif before is not None and not is_short:
+            del self._short[size]
+            _log.info("new ensembles of %d bookies no longer share failure domains", size)

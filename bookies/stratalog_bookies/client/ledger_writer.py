@@ -10,9 +10,9 @@ from typing import Final
 
 import msgspec
 
-from stratalog_bookies.client.context import Services
+from stratalog_bookies.client.context import ClientContext
 from stratalog_bookies.client.core.writer import LedgerWriterCore
-from stratalog_bookies.client.entry_replicator import EntryPump
+from stratalog_bookies.client.entry_replicator import EntryReplicator
 from stratalog_bookies.client.ledger import LedgerListener
 from stratalog_bookies.client.ledger_records import Superseded, put_ledger
 from stratalog_core.errors import Conflict, Fenced, Invalid, LedgerFenced, StratalogError
@@ -26,18 +26,18 @@ ENTRY_BYTES_MAX: Final = 32 * 1024 * 1024
 _log = logging.getLogger(__name__)
 
 
-class LedgerWriter(EntryPump):
+class LedgerWriter(EntryReplicator):
     """Appends are pipelined and confirmed in order; the listener is told. Ends by ``seal``, ``abandon`` or failure."""
 
     def __init__(
         self,
-        services: Services,
+        context: ClientContext,
         ledger: Ledger,
         version: int,
         listener: LedgerListener,
         requirements: tuple[Requirement, ...] = (),
     ) -> None:
-        super().__init__(services, LedgerWriterCore(ledger, sink=self))
+        super().__init__(context, LedgerWriterCore(ledger, sink=self))
         self._version = version
         self._listener = listener
         self._requirements = tuple(each for each in requirements if isinstance(each, EpochIs | SessionAlive))
@@ -48,7 +48,7 @@ class LedgerWriter(EntryPump):
         self._all_confirmed: asyncio.Future[None] | None = None
         self._conveyed_lac = -1
         self._tick_next_entry = 0
-        services.directory.count_ledger(ledger.fragments[-1].bookies, 1)
+        context.directory.count_ledger(ledger.fragments[-1].bookies, 1)
 
     @property
     def ledger(self) -> Ledger:
@@ -103,12 +103,12 @@ class LedgerWriter(EntryPump):
             payload_bytes = sum(map(len, parts))
         if payload_bytes > ENTRY_BYTES_MAX:
             raise Invalid(f"an entry of {payload_bytes} bytes exceeds the limit of {ENTRY_BYTES_MAX}: send smaller batches")
-        services = self._services
-        services.held.take(payload_bytes)
+        context = self._context
+        context.held.take(payload_bytes)
         self._conveyed_lac = core.lac
         entry = core.append(parts, payload_bytes)
-        services.sender.send(core.targets(entry), entry)
-        services.busy[self] = None
+        context.sender.send(core.targets(entry), entry)
+        context.busy[self] = None
         return entry.entry_id
 
     def _refusal(self) -> StratalogError:
@@ -161,7 +161,7 @@ class LedgerWriter(EntryPump):
     def _end_writing(self) -> None:
         if not self._ended:
             self._end()
-            self._services.directory.count_ledger(self.ledger.fragments[-1].bookies, -1)
+            self._context.directory.count_ledger(self.ledger.fragments[-1].bookies, -1)
 
     def on_tick(self) -> bool:
         busy = super().on_tick()
@@ -178,14 +178,14 @@ class LedgerWriter(EntryPump):
         return core.lac
 
     async def _commit(self, proposed: Ledger) -> None:
-        services = self._services
+        context = self._context
         before = self.ledger.fragments[-1].bookies
         self._version = await put_ledger(
-            services.metadata, services.clock, proposed, self._version, requirements=self._requirements,
-            timeout_s=services.settings.confirm_deadline_ms / 1000,
+            context.metadata, context.clock, proposed, self._version, requirements=self._requirements,
+            timeout_s=context.settings.confirm_deadline_ms / 1000,
         )  # fmt: skip
-        services.directory.count_ledger(before, -1)
-        services.directory.count_ledger(proposed.fragments[-1].bookies, 1)
+        context.directory.count_ledger(before, -1)
+        context.directory.count_ledger(proposed.fragments[-1].bookies, 1)
 
     async def seal(
         self, end_offset: int, updates: tuple[Update, ...] = (), requirements: tuple[Requirement, ...] = ()
@@ -225,7 +225,7 @@ class LedgerWriter(EntryPump):
     def _closed_at(self, end_offset: int) -> Ledger:
         return msgspec.structs.replace(
             self.ledger, state=LedgerState.CLOSED, last_entry=self.lac, payload_bytes=self._core.appended_bytes,
-            end_offset=end_offset, closed_at_ms=self._services.clock.wall_ms(),
+            end_offset=end_offset, closed_at_ms=self._context.clock.wall_ms(),
         )  # fmt: skip
 
     async def _close(self, closed: Ledger, updates: tuple[Update, ...], requirements: tuple[Requirement, ...]) -> None:
@@ -237,10 +237,10 @@ class LedgerWriter(EntryPump):
         await self._put(closed)
 
     async def _put(self, closed: Ledger, updates: tuple[Update, ...] = (), requirements: tuple[Requirement, ...] = ()) -> None:
-        services = self._services
-        self._version = await services.puts.put(
+        context = self._context
+        self._version = await context.puts.put(
             closed, self._version, requirements=(*self._requirements, *requirements), updates=updates,
-            timeout_s=services.settings.confirm_deadline_ms / 1000,
+            timeout_s=context.settings.confirm_deadline_ms / 1000,
         )  # fmt: skip
 
     def _fail(self, error: StratalogError) -> StratalogError:

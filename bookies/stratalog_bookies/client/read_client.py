@@ -14,7 +14,7 @@ from stratalog_metadata.client.api import MetadataClient
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReadingHalf:
+class ReadClient:
     """Where bookies are, questions to them, and reads of ledgers."""
 
     directory: BookieDirectory
@@ -22,16 +22,16 @@ class ReadingHalf:
     reads: LedgerReads
 
 
-def reading_half(
-    metadata: MetadataClient, transport: Transport, clock: Clock, random: Random, *, last_asked: frozenset[str] = frozenset()
-) -> ReadingHalf:
+def open_read_client(
+    metadata: MetadataClient, transport: Transport, clock: Clock, random: Random, *, last_resort: frozenset[str] = frozenset()
+) -> ReadClient:
     """With the default time-outs; ``last_asked`` are bookies to read from only when all others have failed."""
     settings = LedgerClientSettings()
     avoid_s, avoid_s_max = settings.bookie_avoid_ms / 1000, settings.bookie_avoid_ms_max / 1000
     health, read_health = BookieHealth(avoid_s, avoid_s_max), BookieHealth(avoid_s, avoid_s_max)
-    directory = BookieDirectory(metadata.view, transport, clock, health, read_health, last_asked)
+    directory = BookieDirectory(metadata.view, transport, clock, health, read_health, last_resort)
     requests = BookieRequests(directory, settings.request_timeout_ms / 1000)
     reads = LedgerReads(
         requests, directory, random, hedge_s=settings.hedge_delay_ms / 1000, deadline_s=settings.read_deadline_ms / 1000
     )  # fmt: skip
-    return ReadingHalf(directory=directory, requests=requests, reads=reads)
+    return ReadClient(directory=directory, requests=requests, reads=reads)

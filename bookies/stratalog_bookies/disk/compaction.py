@@ -19,7 +19,7 @@ from stratalog_bookies.disk.core.index import Row, Run
 from stratalog_bookies.disk.core.lookup import Place
 from stratalog_bookies.disk.disk import Disk
 from stratalog_bookies.disk.reads import read_places
-from stratalog_bookies.disk.transient_errors import is_passing
+from stratalog_bookies.disk.transient_errors import is_transient
 from stratalog_bookies.protocol.messages import ENTRY_HEADER_BYTES
 from stratalog_core.errors import Corrupt, StorageFailed
 
@@ -27,19 +27,19 @@ _log = logging.getLogger(__name__)
 _CHUNK_BYTES = 1024 * 1024
 
 
-class Upkeep:
+class Compaction:
     """Compaction of one disk."""
 
     def __init__(self, disk: Disk, settings: BookieSettings) -> None:
         self._disk = disk
-        self._contents = disk.bookie.contents
+        self._contents = disk.core.contents
         self._settings = settings
         self._lock = asyncio.Lock()
 
     async def compact(self) -> None:
         """Empty the files of which too little is alive, sparsest first, as long as there is room."""
         for file in self._contents.sparse_files(self._settings.compaction_live_ratio):
-            if self._disk.bookie.failure:
+            if self._disk.core.failure:
                 return
             try:
                 await self._empty(file)
@@ -49,14 +49,14 @@ class Upkeep:
 
     async def evacuate_broken(self) -> None:
         """Empty the files whose frames are broken. Raises ``StorageFailed`` if there is no room."""
-        broken = self._disk.damage.files
+        broken = self._disk.corruption.files
         for generation in list(broken):
             file = self._contents.files.get(generation)
             if file is None:
                 del broken[generation]
             elif not file.closed:
                 await self._disk.leave_file(generation)
-                await self._disk.commit.durable(self._disk.bookie.log.sequence)
+                await self._disk.commit.durable(self._disk.core.log.sequence)
                 self._disk.files.look()
             elif await self._empty(file):
                 _log.warning("log file %016x was broken and has been emptied", generation)
@@ -72,9 +72,9 @@ class Upkeep:
             self._contents.pin((file.generation,))
             try:
                 file.unmovable = not await self._move_all(file)
-                await self._disk.commit.durable(self._disk.bookie.log.sequence)
+                await self._disk.commit.durable(self._disk.core.log.sequence)
             except (Corrupt, OSError) as lost:
-                if not is_passing(lost):
+                if not is_transient(lost):
                     file.unmovable = True
                 _log.error("log file %016x cannot be emptied: %s", file.generation, lost)
                 return False
@@ -102,13 +102,13 @@ class Upkeep:
         moved_bytes = 0
         for row, payload in zip(wanted, payloads, strict=True):
             if payload is None:
-                disk.note_damage(run.ledger_id, row.entry_id, generation)
+                disk.note_corruption(run.ledger_id, row.entry_id, generation)
                 continue
             await disk.room(add_room(1, ENTRY_HEADER_BYTES + len(payload)), reserve=True)
-            disk.bookie.move(run.ledger_id, row, payload, generation)
+            disk.core.move(run.ledger_id, row, payload, generation)
             moved_bytes += len(payload)
         disk.counters.compacted_bytes += moved_bytes
-        await disk.commit.durable(disk.bookie.log.sequence)
+        await disk.commit.durable(disk.core.log.sequence)
         await asyncio.sleep(moved_bytes / self._settings.compaction_bytes_per_s)
         return None not in payloads
 

@@ -15,15 +15,14 @@ from functools import partial
 
 from stratalog_bookies.config import BookieSettings
 from stratalog_bookies.counters import Counters
-from stratalog_bookies.disk.core.corruption import Damage
-from stratalog_bookies.disk.core.disk_core import Added, Bookie, Header, add_room, control_room
+from stratalog_bookies.disk.core.corruption import KnownCorruption
+from stratalog_bookies.disk.core.disk_core import Added, DiskCore, Header, add_room, control_room
 from stratalog_bookies.disk.core.index import Row
 from stratalog_bookies.disk.core.log_format import PAGE_BYTES
 from stratalog_bookies.disk.group_commit import GroupCommit
-from stratalog_bookies.disk.log_file_lifecycle import FileKeeper
+from stratalog_bookies.disk.log_file_lifecycle import LogFileLifecycle
 from stratalog_bookies.disk.log_files import LogFiles
 from stratalog_bookies.disk.reads import DiskReads
-from stratalog_bookies.disk.statuses import OnStatuses, StatusGather
 from stratalog_bookies.disk.transient_errors import lacks_resources
 from stratalog_bookies.protocol.messages import ENTRY_HEADER_BYTES, DiskInfo, LedgerTail, Status
 from stratalog_core.errors import Corrupt, StorageFailed
@@ -31,6 +30,28 @@ from stratalog_core.ports import Background
 
 _log = logging.getLogger(__name__)
 _FAILED = bytes([Status.STORAGE_FAILED if status == Status.OK else status for status in range(256)])
+
+OnStatuses = Callable[[bytearray], None]
+
+
+class StatusGather:
+    """Calls ``done`` with all statuses when every part has come."""
+
+    def __init__(self, statuses: bytearray, parts: int, done: OnStatuses) -> None:
+        self._statuses = statuses
+        self._missing = parts
+        self._done = done
+
+    def part(self, first: int) -> OnStatuses:
+        """Receiver of the statuses from position ``first`` on."""
+
+        def receive(statuses: bytearray) -> None:
+            self._statuses[first : first + len(statuses)] = statuses
+            self._missing -= 1
+            if not self._missing:
+                self._done(self._statuses)
+
+        return receive
 
 
 class Disk:
@@ -42,7 +63,7 @@ class Disk:
     def __init__(
         self,
         position: int,
-        bookie: Bookie,
+        core: DiskCore,
         store: LogFiles,
         settings: BookieSettings,
         background: Background,
@@ -53,19 +74,19 @@ class Disk:
     ) -> None:
         self.position = position
         self.is_missing = is_missing
-        self.bookie = bookie
+        self.core = core
         self.store = store
         self.background = background
         self.counters = counters
-        self.damage = Damage()
-        self.commit = GroupCommit(bookie, store, background, counters, self._after_group)
-        self.files = FileKeeper(bookie, store, settings, background, counters, self._room_changed)
+        self.corruption = KnownCorruption()
+        self.commit = GroupCommit(core, store, background, counters, self._after_group)
+        self.files = LogFileLifecycle(core, store, settings, background, counters, self._room_changed)
         self.reads = DiskReads(
-            bookie, store, background, counters, settings.read_jobs, settings.direct_read_bytes_min,
-            self.note_damage, self._note_lost_index,
+            core, store, background, counters, settings.read_jobs, settings.direct_read_bytes_min,
+            self.note_corruption, self._note_lost_index,
         )  # fmt: skip
         self.on_group: Callable[[], None] = lambda: None
-        self.on_damage: Callable[[], None] = lambda: None
+        self.on_corruption: Callable[[], None] = lambda: None
         self._settings = settings
         self._on_change = on_change
         self._seen_sequence = 0
@@ -92,26 +113,26 @@ class Disk:
     def add(
         self, headers: Sequence[Header], body: memoryview, header_at: int, payload_at: int, add_bytes: int, done: OnStatuses
     ) -> None:
-        """``Bookie.add`` of entries with ``add_bytes`` bytes of headers and payloads. Never blocks.
+        """``DiskCore.add`` of entries with ``add_bytes`` bytes of headers and payloads. Never blocks.
 
         ``done`` gets the statuses when they are decided and what is OK is durable.
         """
         needed = add_room(len(headers), add_bytes)
-        if (self._held or not self.bookie.takes(needed)) and self.bookie.refusal is None:
+        if (self._held or not self.core.takes(needed)) and self.core.refusal is None:
             self._held.append((needed, True, partial(self._add_now, headers, body, header_at, payload_at, done)))
         else:
             self._add_now(headers, body, header_at, payload_at, done)
 
     def _add_now(self, headers: Sequence[Header], body: memoryview, header_at: int, payload_at: int, done: OnStatuses) -> None:
-        added = self.bookie.add(headers, body, header_at, payload_at)
-        if not self.bookie.log.has_next_file:
+        added = self.core.add(headers, body, header_at, payload_at)
+        if not self.core.log.has_next_file:
             self.files.look()
         if added.deferred:
             done = self._decide_later(added, headers, body, header_at, payload_at, done)
         self.commit.when_durable(added.sequence, partial(self._answer, added.statuses, done))
 
     def _answer(self, statuses: bytearray, done: OnStatuses) -> None:
-        done(statuses.translate(_FAILED) if self.bookie.failure else statuses)
+        done(statuses.translate(_FAILED) if self.core.failure else statuses)
 
     def _decide_later(
         self, added: Added, headers: Sequence[Header], body: memoryview, header_at: int, payload_at: int, done: OnStatuses
@@ -145,85 +166,85 @@ class Disk:
     async def fence(self, ledger_ids: Sequence[int]) -> list[LedgerTail]:
         """Durable fences, and where the ledgers end. Raises ``StorageFailed``."""
         await self.room(control_room(len(ledger_ids)), reserve=False)
-        await self.commit.durable(self.bookie.fence(ledger_ids))
+        await self.commit.durable(self.core.fence(ledger_ids))
         self.counters.fences += len(ledger_ids)
-        return self.bookie.tails(ledger_ids)
+        return self.core.tails(ledger_ids)
 
     async def tails(self, ledger_ids: Sequence[int]) -> list[LedgerTail]:
         """Where ledgers end, counting only what is durable. Raises ``StorageFailed``."""
-        await self.commit.durable(self.bookie.log.sequence)
-        return self.bookie.tails(ledger_ids)
+        await self.commit.durable(self.core.log.sequence)
+        return self.core.tails(ledger_ids)
 
     async def write_lacs(self, lacs: Sequence[tuple[int, int]]) -> bytearray:
         """Durable explicit LACs. Raises ``StorageFailed``."""
         await self.room(control_room(len(lacs)), reserve=False)
-        statuses, sequence = self.bookie.write_lacs(lacs)
+        statuses, sequence = self.core.write_lacs(lacs)
         await self.commit.durable(sequence)
         return statuses
 
     async def delete(self, ledger_ids: Sequence[int]) -> None:
         """Durable tombstones. Raises ``StorageFailed``."""
         await self.room(control_room(len(ledger_ids)), reserve=False)
-        await self.commit.durable(self.bookie.delete(ledger_ids))
+        await self.commit.durable(self.core.delete(ledger_ids))
         self.counters.ledgers_deleted += len(ledger_ids)
         self.files.wake()
 
     async def room(self, needed: int, *, reserve: bool) -> None:
         """Wait until frames of so many bytes can be placed. Raises ``StorageFailed``."""
-        while not self.bookie.failure and (self._held or not self.bookie.takes(needed, reserve=reserve)):
-            if self.bookie.read_only and not self._held:
-                raise StorageFailed(f"the disk is full: {self.bookie.read_only}", read_only=True)
+        while not self.core.failure and (self._held or not self.core.takes(needed, reserve=reserve)):
+            if self.core.read_only and not self._held:
+                raise StorageFailed(f"the disk is full: {self.core.read_only}", read_only=True)
             room: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._held.append((needed, reserve, partial(_resolve, room)))
             self.files.look()
             await room
-        if self.bookie.failure:
-            raise StorageFailed(self.bookie.failure, read_only=False)
+        if self.core.failure:
+            raise StorageFailed(self.core.failure, read_only=False)
 
     # -- damage
 
-    def note_damage(self, ledger_id: int, entry_id: int, generation: int) -> None:
+    def note_corruption(self, ledger_id: int, entry_id: int, generation: int) -> None:
         """An entry cannot be read: it is to be mended (``entry_repair.py``)."""
-        if self.damage.add(ledger_id, entry_id, generation):
+        if self.corruption.add(ledger_id, entry_id, generation):
             self.counters.damaged_entries += 1
             _log.error("entry %d of ledger %d, in log file %016x, is damaged", entry_id, ledger_id, generation)
-            self.on_damage()
+            self.on_corruption()
 
     def _note_lost_index(self, generation: int, reason: str) -> None:
-        self.damage.files.setdefault(generation, f"its index and its frames are damaged: {reason}")
+        self.corruption.files.setdefault(generation, f"its index and its frames are damaged: {reason}")
 
     def unmark_unmovable(self, generation: int) -> None:
         """What kept this file from being compacted has been mended."""
-        file = self.bookie.contents.files.get(generation)
+        file = self.core.contents.files.get(generation)
         if file is not None:
             file.unmovable = False
 
     async def leave_file(self, generation: int) -> None:
         """Write to another file than this one from now on. Raises ``StorageFailed``."""
-        while self.bookie.log.generation == generation:
+        while self.core.log.generation == generation:
             await self.room(self.store.file_bytes, reserve=False)
-            if self.bookie.log.generation == generation:
-                self.bookie.roll()
+            if self.core.log.generation == generation:
+                self.core.roll()
         self.files.look()
 
     async def write_again(self, ledger_id: int, row: Row, payload: bytes, generation: int) -> None:
         """A durable copy of an entry whose copy in log file ``generation`` is damaged. Raises ``StorageFailed``."""
         await self.leave_file(generation)
         await self.room(add_room(1, ENTRY_HEADER_BYTES + len(payload)), reserve=True)
-        self.bookie.move(ledger_id, row, payload, generation)
-        await self.commit.durable(self.bookie.log.sequence)
+        self.core.move(ledger_id, row, payload, generation)
+        await self.commit.durable(self.core.log.sequence)
 
     def tick(self) -> None:
         """Called now and then: an idle log gets its tail proved, so that later damage is never taken for a torn write."""
-        log = self.bookie.log
+        log = self.core.log
         if log.sequence == self._seen_sequence == log.durable_sequence:
             self._prove_tail()
         self._seen_sequence = log.sequence
 
     def _prove_tail(self) -> None:
-        log = self.bookie.log
+        log = self.core.log
         if log.sequence > max(self._proved_sequence, 1):
-            self.bookie.prove_tail()
+            self.core.prove_tail()
             self._proved_sequence = self._seen_sequence = log.sequence
             self.commit.when_durable(log.sequence, lambda: None)
 
@@ -231,7 +252,7 @@ class Disk:
 
     def _after_group(self) -> None:
         self.files.look()
-        if self.bookie.failure:
+        if self.core.failure:
             self._room_changed()
         self.on_group()
 
@@ -239,7 +260,7 @@ class Disk:
         held, self._held = self._held, deque()
         while held:
             needed, reserve, call = held[0]
-            if self.bookie.refusal is None and not self.bookie.takes(needed, reserve=reserve):
+            if self.core.refusal is None and not self.core.takes(needed, reserve=reserve):
                 break
             held.popleft()
             call()
@@ -248,19 +269,19 @@ class Disk:
 
     def info(self) -> DiskInfo:
         """For INFO."""
-        files = self.bookie.contents.files.values()
+        files = self.core.contents.files.values()
         return DiskInfo(
             position=self.position,
-            state="failed" if self.bookie.failure else "read_only" if self.bookie.read_only else "writable",
-            reason=self.bookie.failure or self.bookie.read_only,
+            state="failed" if self.core.failure else "read_only" if self.core.read_only else "writable",
+            reason=self.core.failure or self.core.read_only,
             free_bytes=self.files.free_bytes,
             log_files=len(files),
-            log_bytes=sum([file.end if file.end > 0 else self.bookie.log.tail for file in files]),
+            log_bytes=sum([file.end if file.end > 0 else self.core.log.tail for file in files]),
             live_bytes=sum([file.live_bytes for file in files]),
-            ledgers=len(self.bookie.contents.ledgers),
-            damaged_entries=len(self.damage),
-            damaged_files=len(self.damage.files),
-            sparse_files=len(self.bookie.contents.sparse_files(self._settings.compaction_live_ratio)),
+            ledgers=len(self.core.contents.ledgers),
+            damaged_entries=len(self.corruption),
+            damaged_files=len(self.corruption.files),
+            sparse_files=len(self.core.contents.sparse_files(self._settings.compaction_live_ratio)),
             unmovable_files=sum([file.unmovable for file in files]),
         )
 

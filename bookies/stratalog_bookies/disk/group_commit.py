@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import partial
 
 from stratalog_bookies.counters import Counters
-from stratalog_bookies.disk.core.disk_core import Bookie
+from stratalog_bookies.disk.core.disk_core import DiskCore
 from stratalog_bookies.disk.core.log import Write
 from stratalog_bookies.disk.log_files import LogFiles
 from stratalog_core.errors import StorageFailed
@@ -27,9 +27,9 @@ class GroupCommit:
     """Makes one disk's groups durable and tells those who wait."""
 
     def __init__(
-        self, bookie: Bookie, store: LogFiles, background: Background, counters: Counters, on_written: Callable[[], None]
+        self, core: DiskCore, store: LogFiles, background: Background, counters: Counters, on_written: Callable[[], None]
     ) -> None:
-        self._bookie = bookie
+        self._core = core
         self._store = store
         self._background = background
         self._counters = counters
@@ -39,11 +39,11 @@ class GroupCommit:
         self._idle: list[asyncio.Future[None]] = []
 
     def when_durable(self, sequence: int, call: Callable[[], None]) -> None:
-        """Call when all groups up to ``sequence`` are durable, or the disk has failed (``Bookie.failure`` tells which).
+        """Call when all groups up to ``sequence`` are durable, or the disk has failed (``DiskCore.failure`` tells which).
 
         Sequences must not fall from one call to the next.
         """
-        if sequence <= self._bookie.log.durable_sequence or self._bookie.failure:
+        if sequence <= self._core.log.durable_sequence or self._core.failure:
             call()
             return
         self._waiting.append((sequence, call))
@@ -53,12 +53,12 @@ class GroupCommit:
 
     async def durable(self, sequence: int) -> None:
         """The same, awaited. Raises ``StorageFailed``."""
-        if sequence > self._bookie.log.durable_sequence and not self._bookie.failure:
+        if sequence > self._core.log.durable_sequence and not self._core.failure:
             reached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self.when_durable(sequence, lambda: None if reached.done() else reached.set_result(None))
             await reached
-        if self._bookie.failure:
-            raise StorageFailed(self._bookie.failure, read_only=False)
+        if self._core.failure:
+            raise StorageFailed(self._core.failure, read_only=False)
 
     async def close(self) -> None:
         """Wait until all that was placed is durable, or the disk has failed."""
@@ -73,7 +73,7 @@ class GroupCommit:
         try:
             if failure is not None:
                 raise failure
-            if self._bookie.failure:
+            if self._core.failure:
                 # Whoever keeps its files has retired the disk meanwhile.
                 self._answer_all()
             else:
@@ -91,9 +91,9 @@ class GroupCommit:
 
     def _go_on(self, written: Write | None) -> None:
         if written is not None:
-            self._bookie.written(written.sequence)
+            self._core.written(written.sequence)
             self._counters.log_groups += 1
-        following = self._bookie.take()
+        following = self._core.take()
         if following is not None:
             self._begin(following)
         if written is not None:
@@ -119,7 +119,7 @@ class GroupCommit:
 
     def _fail(self, failure: Exception) -> None:
         _log.critical("a write or sync of the log failed; the disk is retired: %s", failure)
-        self._bookie.fail(f"the disk failed: {failure}")
+        self._core.fail(f"the disk failed: {failure}")
         self._answer_all()
 
     def _answer_all(self) -> None:

@@ -15,9 +15,9 @@ from functools import partial
 
 from stratalog_bookies.config import BookieSettings
 from stratalog_bookies.counters import Counters
-from stratalog_bookies.disk.core.disk_core import Bookie
+from stratalog_bookies.disk.core.disk_core import DiskCore
 from stratalog_bookies.disk.log_files import LogFiles
-from stratalog_bookies.disk.transient_errors import is_passing
+from stratalog_bookies.disk.transient_errors import is_transient
 from stratalog_core.errors import Corrupt
 from stratalog_core.ports import Background
 
@@ -27,12 +27,12 @@ _IDLE_BYTES = 1024 * 1024
 """A disk that took less than this in that time has time for spares."""
 
 
-class FileKeeper:
+class LogFileLifecycle:
     """One disk's files. ``on_change`` is called when room appeared, or the disk became or ceased to be writable."""
 
     def __init__(
         self,
-        bookie: Bookie,
+        core: DiskCore,
         store: LogFiles,
         settings: BookieSettings,
         background: Background,
@@ -40,8 +40,8 @@ class FileKeeper:
         on_change: Callable[[], None],
     ) -> None:
         self.free_bytes = 0
-        self._first_open = bookie.log.generation
-        self._bookie = bookie
+        self._first_open = core.log.generation
+        self._core = core
         self._store = store
         self._settings = settings
         self._background = background
@@ -66,7 +66,7 @@ class FileKeeper:
 
     def look(self) -> None:
         """Cheap; called after everything that may have filled a file."""
-        log = self._bookie.log
+        log = self._core.log
         if not log.has_next_file or log.durable_generation > self._first_open:
             self._wanted.set()
 
@@ -95,8 +95,8 @@ class FileKeeper:
 
     async def _prepare_next(self) -> None:
         """Have the next file ready, or take no more adds until there is space (and a file descriptor) for it."""
-        log = self._bookie.log
-        if self._bookie.failure or (log.has_next_file and not self._bookie.read_only):
+        log = self._core.log
+        if self._core.failure or (log.has_next_file and not self._core.read_only):
             return
         # Looked at now: between two looks of ``check_space`` a fast writer fills many files.
         self.free_bytes = await self._background.run(self._store.free_bytes)
@@ -107,7 +107,7 @@ class FileKeeper:
                     await self._background.run(partial(self._store.prepare, log.generation + 1))
                 log.prepared_generation = log.generation + 1
             except OSError as failure:
-                if not is_passing(failure):
+                if not is_transient(failure):
                     raise
                 lack = str(failure)
         self._set_read_only(lack)
@@ -120,16 +120,16 @@ class FileKeeper:
 
         Without it a full disk whose files are mostly dead would stay full for ever.
         """
-        to_gain = self._bookie.contents.sparse_files(self._settings.compaction_live_ratio)
+        to_gain = self._core.contents.sparse_files(self._settings.compaction_live_ratio)
         return bool(to_gain) and self.free_bytes >= self._store.file_bytes
 
     def _may_grow(self) -> bool:
         return self.free_bytes - self._store.file_bytes >= self._settings.free_bytes_min
 
     def _set_read_only(self, reason: str) -> None:
-        if bool(reason) != bool(self._bookie.read_only):
+        if bool(reason) != bool(self._core.read_only):
             _log.warning("the disk takes no more adds: %s", reason) if reason else _log.info("the disk takes adds again")
-        self._bookie.read_only = reason
+        self._core.read_only = reason
         self._on_change()
 
     async def check_space(self) -> None:
@@ -139,8 +139,8 @@ class FileKeeper:
         except OSError as failure:
             self._failed(failure)
             return
-        bookie = self._bookie
-        if not bookie.log.has_next_file or bookie.read_only or self._put_off:
+        core = self._core
+        if not core.log.has_next_file or core.read_only or self._put_off:
             self._wanted.set()
 
     async def _fill_spares(self) -> None:
@@ -159,14 +159,14 @@ class FileKeeper:
             self.free_bytes = await self._background.run(self._store.free_bytes)
 
     def _appended_bytes(self) -> int:
-        log = self._bookie.log
+        log = self._core.log
         return log.generation * self._store.file_bytes + log.tail
 
     # -- checkpoints and freeing
 
     async def _close_full(self) -> None:
-        contents = self._bookie.contents
-        while not self._bookie.failure and (generation := self._bookie.next_to_close()) is not None:
+        contents = self._core.contents
+        while not self._core.failure and (generation := self._core.next_to_close()) is not None:
             async with self._lock:
                 runs = list(contents.files[generation].runs.values())
                 await self._background.run(partial(self._store.save_index, generation, runs))
@@ -178,10 +178,10 @@ class FileKeeper:
 
     async def _free_dead(self) -> None:
         """Recycle closed files in which nothing is left. Raises ``OSError``."""
-        contents = self._bookie.contents
+        contents = self._core.contents
         async with self._lock:
             dead = frozenset(file.generation for file in contents.dead_files())
-            if not (dead or self._dropped) or self._bookie.failure:
+            if not (dead or self._dropped) or self._core.failure:
                 return
             if dead:
                 state = contents.state(self._first_open, without=dead)
@@ -205,10 +205,10 @@ class FileKeeper:
                 await self._background.run(store.load_state)
                 return
             except (Corrupt, OSError) as lost:
-                if is_passing(lost):
+                if is_transient(lost):
                     return
                 _log.error("the state file is damaged and written again: %s", lost)
-            state = self._bookie.contents.state(self._first_open)
+            state = self._core.contents.state(self._first_open)
             try:
                 await self._background.run(partial(store.save_state, state))
             except OSError as failure:
@@ -216,10 +216,10 @@ class FileKeeper:
 
     def _failed(self, failure: Exception) -> None:
         """Space and file descriptors may come back; every other error of the disk retires it."""
-        if is_passing(failure):
+        if is_transient(failure):
             _log.warning("the log files are kept later: %s", failure)
             self._put_off = True
             return
         _log.critical("the disk failed and is retired: %s", failure)
-        self._bookie.fail(f"the disk failed: {failure}")
+        self._core.fail(f"the disk failed: {failure}")
         self._on_change()

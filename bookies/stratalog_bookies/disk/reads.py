@@ -15,14 +15,14 @@ from typing import NamedTuple, TypeVar
 from crc32c import crc32c
 
 from stratalog_bookies.counters import Counters
-from stratalog_bookies.disk.core.disk_core import Bookie
+from stratalog_bookies.disk.core.disk_core import DiskCore
 from stratalog_bookies.disk.core.extents import pieces_of
 from stratalog_bookies.disk.core.index import SMALL_BYTES_MAX, Row, Run
 from stratalog_bookies.disk.core.lookup import Budget, Found, Place, RunsNeeded, locate
 from stratalog_bookies.disk.direct_reads import DirectReads
 from stratalog_bookies.disk.log_files import LogFiles
 from stratalog_bookies.disk.recovery import make_index
-from stratalog_bookies.disk.transient_errors import is_passing, lacks_resources
+from stratalog_bookies.disk.transient_errors import is_transient, lacks_resources
 from stratalog_bookies.protocol import messages
 from stratalog_bookies.protocol.messages import HEAD_BYTES_MAX, EntryState, Range
 from stratalog_core.errors import Corrupt
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 Payload = TypeVar("Payload", bytes, memoryview)
-OnDamage = Callable[[int, int, int], None]
+OnCorruption = Callable[[int, int, int], None]
 """Told of an entry that cannot be read: ledger, entry, log file."""
 
 
@@ -49,21 +49,21 @@ class DiskReads:
 
     def __init__(
         self,
-        bookie: Bookie,
+        core: DiskCore,
         store: LogFiles,
         background: Background,
         counters: Counters,
         jobs: int,
         direct_bytes_min: int,
-        on_damage: OnDamage,
+        on_corruption: OnCorruption,
         on_lost_index: Callable[[int, str], None],
     ) -> None:
-        self._bookie = bookie
+        self._core = core
         self._store = store
         self._background = background
         self._counters = counters
         self._direct_bytes_min = direct_bytes_min
-        self._on_damage = on_damage
+        self._on_corruption = on_corruption
         self._on_lost_index = on_lost_index
         self._slots = asyncio.Semaphore(jobs)
         self._direct = DirectReads(store, background)
@@ -74,11 +74,11 @@ class DiskReads:
             found = await self._locate(ranges, budget)
             places = [place for each in found for place in each.places]
             generations = list({place.generation for place in places})
-            self._bookie.contents.pin(generations)
+            self._core.contents.pin(generations)
             try:
                 pieces = await self._payloads(places, head_bytes)
             finally:
-                self._bookie.contents.unpin(generations)
+                self._core.contents.unpin(generations)
         return self._answers(found, pieces)
 
     async def _payloads(self, places: Sequence[Place], head_bytes: int | None) -> Sequence[Buffer | None]:
@@ -91,9 +91,9 @@ class DiskReads:
         return await self._background.run(partial(read_places, self._store, places, head_bytes))
 
     async def _locate(self, ranges: Sequence[Range], budget: Budget) -> list[Found]:
-        while isinstance(found := locate(self._bookie, ranges, budget), RunsNeeded):
+        while isinstance(found := locate(self._core, ranges, budget), RunsNeeded):
             await self.load(found.runs)
-        self._bookie.contents.cache.trim()
+        self._core.contents.cache.trim()
         return found
 
     async def load(self, runs: Sequence[Run]) -> None:
@@ -101,7 +101,7 @@ class DiskReads:
 
         Runs that go meanwhile (their ledger was deleted, or compaction moved them) are left out: look again what is there.
         """
-        contents = self._bookie.contents
+        contents = self._core.contents
         for run in runs:
             rows = await self.rows(run)
             if run.rows is None and contents.holds(run):
@@ -116,7 +116,7 @@ class DiskReads:
 
         An index that is damaged is made again from its log file first.
         """
-        contents = self._bookie.contents
+        contents = self._core.contents
         if not contents.holds(run):
             return b""
         contents.pin((run.generation,))
@@ -133,11 +133,11 @@ class DiskReads:
                 raise
             await self.rebuild_index(run.generation, str(lost))
         # An index that was made again tells nothing of a run that went meanwhile: it may lie elsewhere, or nowhere.
-        return await self._background.run(partial(self._store.load_rows, run)) if self._bookie.contents.holds(run) else b""
+        return await self._background.run(partial(self._store.load_rows, run)) if self._core.contents.holds(run) else b""
 
     async def rebuild_index(self, generation: int, reason: str) -> None:
         """Make the index of a closed file again. Raises ``Corrupt`` or ``OSError`` if the file is damaged, too."""
-        contents = self._bookie.contents
+        contents = self._core.contents
         file = contents.files.get(generation)
         if file is None or not file.closed:
             raise Corrupt(f"log file {generation:016x} has no index (any more): {reason}")
@@ -146,7 +146,7 @@ class DiskReads:
         try:
             rebuilt = await self._background.run(partial(make_index, self._store, generation, file.end))
         except (Corrupt, OSError) as failure:
-            if not is_passing(failure):
+            if not is_transient(failure):
                 self._on_lost_index(generation, str(failure))
             raise
         finally:
@@ -160,24 +160,24 @@ class DiskReads:
     async def has_newer(self, ledger_id: int, entry_id: int, generation: int) -> bool:
         """Whether a newer file than this one has the entry, too. Raises as ``load`` does."""
         while True:
-            ledger = self._bookie.contents.ledgers.get(ledger_id)
+            ledger = self._core.contents.ledgers.get(ledger_id)
             runs = [run for run in ledger.runs if run.generation > generation and run.may_hold(entry_id)] if ledger else []
             missing = [run for run in runs if run.rows is None]
             if not missing:
                 return any(run.find(entry_id) is not None for run in runs)
             await self.load(missing)
 
-    async def damaged(self, ledger_id: int, entry_id: int) -> Place | None:
+    async def corrupt(self, ledger_id: int, entry_id: int) -> Place | None:
         """Where the entry is, if it exists and cannot be read. Raises as ``read`` does."""
         (found,) = await self._locate([Range(ledger_id, entry_id, entry_id)], Budget(1, 1))
         if not found.places:
             return None
         (place,) = found.places
-        self._bookie.contents.pin((place.generation,))
+        self._core.contents.pin((place.generation,))
         try:
             (payload,) = await self._background.run(partial(read_places, self._store, found.places, None))
         finally:
-            self._bookie.contents.unpin((place.generation,))
+            self._core.contents.unpin((place.generation,))
         return place if payload is None else None
 
     def _answers(self, found: Sequence[Found], pieces: Sequence[Buffer | None]) -> list[RangeRead]:
@@ -197,7 +197,7 @@ class DiskReads:
         self._counters.unreadable_entries += read.count(None)
         for place, piece in zip(places, read, strict=True):
             if piece is None:
-                self._on_damage(place.ledger_id, place.row.entry_id, place.generation)
+                self._on_corruption(place.ledger_id, place.row.entry_id, place.generation)
 
 
 def read_places(store: LogFiles, places: Sequence[Place], head_bytes: int | None) -> list[bytes | None]:

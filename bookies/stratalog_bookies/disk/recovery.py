@@ -16,7 +16,7 @@ from crc32c import crc32c
 from stratalog_bookies.disk.core import checkpoint, log_format
 from stratalog_bookies.disk.core.checkpoint import State
 from stratalog_bookies.disk.core.contents import Contents
-from stratalog_bookies.disk.core.disk_core import Bookie, Header
+from stratalog_bookies.disk.core.disk_core import DiskCore, Header
 from stratalog_bookies.disk.core.index import ROW, SMALL_BYTES_MAX, Run
 from stratalog_bookies.disk.core.log import Log
 from stratalog_bookies.disk.core.log_format import Frame
@@ -44,7 +44,7 @@ def create(store: LogFiles) -> None:
     store.save_state(_NEW)
 
 
-def recover(store: LogFiles, contents: Contents, cookie: bytes, *, ledgers_max: int) -> Bookie:
+def recover(store: LogFiles, contents: Contents, cookie: bytes, *, ledgers_max: int) -> DiskCore:
     """Bring ``contents`` up to the end of the log and open a new file behind it. Raises ``Corrupt`` or ``OSError``."""
     state = store.load_state()
     contents.restore(state)
@@ -63,7 +63,7 @@ def recover(store: LogFiles, contents: Contents, cookie: bytes, *, ledgers_max: 
     for replayed in tail:
         contents.file_closed(replayed)
     _remove_unnamed(store, contents, empty, generation)
-    return Bookie(contents, Log(cookie, generation, store.file_bytes), ledgers_max=ledgers_max)
+    return DiskCore(contents, Log(cookie, generation, store.file_bytes), ledgers_max=ledgers_max)
 
 
 def _check_complete(state: State, existing: list[int], tail: list[int]) -> None:
@@ -92,18 +92,18 @@ def replay_file(contents: Contents, cookie: bytes, generation: int, content: byt
     contents.open_file(generation)
     try:
         scan = log_format.scan(content, log_format.frame_seed(cookie, generation), durable_end)
-    except Corrupt as damage:
+    except Corrupt as corruption:
         raise Corrupt(
-            f"log file {generation:016x} is damaged: {damage.message}. Nothing was changed. Restore the file, or wipe the disk"
-            " and let its entries be replicated again",
+            f"log file {generation:016x} is corrupt: {corruption.message}. Nothing was changed. Restore the file, or wipe the"
+            " disk and let the auditor replicate its entries again",
             generation=generation,
-        ) from damage
-    if scan.damaged_frames:
-        count = len(scan.damaged_frames)
+        ) from corruption
+    if scan.corrupt_frames:
+        count = len(scan.corrupt_frames)
         _log.error("log file %016x: payloads of %d frames are damaged; they are kept as unreadable", generation, count)
     view = memoryview(content)
     for frame in scan.frames:
-        replay(contents, view, frame, generation, is_sound=frame.position not in scan.damaged_frames)
+        replay(contents, view, frame, generation, is_sound=frame.position not in scan.corrupt_frames)
     contents.end_file(generation, scan.end)
 
 

@@ -13,7 +13,7 @@ _NO_SPACE: Final = frozenset((errno.ENOSPC, errno.EDQUOT))
 _NO_RESOURCES: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM))
 
 
-def is_passing(failure: BaseException) -> bool:
+def is_transient(failure: BaseException) -> bool:
     """Whether the same call may succeed later, with nothing lost in between."""
     return isinstance(failure, OSError) and failure.errno in _NO_SPACE | _NO_RESOURCES
 

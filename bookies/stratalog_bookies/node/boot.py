@@ -22,7 +22,7 @@ from stratalog_bookies.disk.core.cookie import (
     disk_key,
     encode_cookie,
 )
-from stratalog_bookies.disk.core.disk_core import Bookie
+from stratalog_bookies.disk.core.disk_core import DiskCore
 from stratalog_bookies.disk.core.log import Log
 from stratalog_bookies.disk.log_files import LogFiles
 from stratalog_bookies.disk.missing_disk import MissingFiles
@@ -91,21 +91,21 @@ def _set_up(files: Files, cookie: DiskCookie, log_file_bytes: int) -> None:
     files.write_atomic(COOKIE_FILE, encode_cookie(cookie))
 
 
-def missing_disk(cookie: str, disk: int, settings: BookieSettings, reason: str) -> tuple[LogFiles, Bookie]:
+def missing_disk(cookie: str, disk: int, settings: BookieSettings, reason: str) -> tuple[LogFiles, DiskCore]:
     """What stands in the place of a disk that cannot be used: failed from the beginning."""
     key = disk_key(cookie, disk)
     store = LogFiles(MissingFiles(reason), key, settings.log_file_bytes)
     contents = Contents(index_bytes_max=0, tombstones_max=settings.tombstones_max)
-    bookie = Bookie(contents, Log(key, 1, settings.log_file_bytes), ledgers_max=settings.ledgers_max)
-    bookie.fail(reason)
-    return store, bookie
+    core = DiskCore(contents, Log(key, 1, settings.log_file_bytes), ledgers_max=settings.ledgers_max)
+    core.fail(reason)
+    return store, core
 
 
-def recover_disk(files: Files, cookie: str, disk: int, settings: BookieSettings) -> tuple[LogFiles, Bookie]:
+def recover_disk(files: Files, cookie: str, disk: int, settings: BookieSettings) -> tuple[LogFiles, DiskCore]:
     """Bring one disk back. Blocking. Raises ``Corrupt`` or ``OSError``."""
     key = disk_key(cookie, disk)
     store = LogFiles(files, key, settings.log_file_bytes, direct=settings.direct_io)
     contents = Contents(index_bytes_max=settings.index_bytes_max, tombstones_max=settings.tombstones_max)
-    bookie = recovery.recover(store, contents, key, ledgers_max=settings.ledgers_max)
+    core = recovery.recover(store, contents, key, ledgers_max=settings.ledgers_max)
     _log.info("disk %d: %d ledgers in %d log files", disk, len(contents.ledgers), len(contents.files))
-    return store, bookie
+    return store, core

@@ -53,7 +53,7 @@ class Collector:
         for change in changes:
             if change.after is None and change.key.startswith(_LEDGERS) and len(self._gone) < LEDGERS_MAX:
                 ledger_id = int(change.key.removeprefix(_LEDGERS), 16)
-                if self._disk_of(ledger_id).bookie.contents.ledgers.get(ledger_id) is not None:
+                if self._disk_of(ledger_id).core.contents.ledgers.get(ledger_id) is not None:
                     self._gone[ledger_id] = None
                     self._wanted.set()
 
@@ -68,7 +68,7 @@ class Collector:
 
     async def collect(self) -> int:
         """One pass over all ledgers; returns how many were deleted. Never raises for a quorum that is away."""
-        held = [set(disk.bookie.contents.ledgers) for disk in self._disks]
+        held = [set(disk.core.contents.ledgers) for disk in self._disks]
         if not any(held):
             return 0
         try:
@@ -95,7 +95,7 @@ class Collector:
         return bytearray(Status.OK if ledger_id in deleted else Status.CONFLICT for ledger_id in ledger_ids)
 
     async def _delete(self, disk: Disk, ledger_ids: set[int]) -> int:
-        if ledger_ids and not disk.bookie.failure:
+        if ledger_ids and not disk.core.failure:
             await disk.delete(sorted(ledger_ids))
         return len(ledger_ids)
 
@@ -107,7 +107,7 @@ class Collector:
         return not self.refusal
 
     async def _disbelief(self) -> str:
-        greatest = max((ledger_id for disk in self._disks for ledger_id in disk.bookie.contents.ledgers), default=-1)
+        greatest = max((ledger_id for disk in self._disks for ledger_id in disk.core.contents.ledgers), default=-1)
         found = await self._metadata.read([CLUSTER_KEY, counter_key(LEDGER_IDS)])
         cluster, counter = (each.record if each is not None else None for each in found)
         if not isinstance(cluster, Cluster) or cluster.cluster_id != self._cluster_id:

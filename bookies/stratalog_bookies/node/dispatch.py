@@ -17,9 +17,8 @@ from stratalog_bookies.config import BookieSettings
 from stratalog_bookies.counters import Counters
 from stratalog_bookies.disk.core.disk_core import Header
 from stratalog_bookies.disk.core.lookup import Budget, Found
-from stratalog_bookies.disk.disk import Disk
+from stratalog_bookies.disk.disk import Disk, StatusGather
 from stratalog_bookies.disk.reads import RangeRead
-from stratalog_bookies.disk.statuses import StatusGather
 from stratalog_bookies.disk.transient_errors import lacks_resources
 from stratalog_bookies.node.collector import Collector
 from stratalog_bookies.node.lac_waiters import LacWaiters
@@ -243,10 +242,8 @@ class Dispatch:
     async def _list(self, body: memoryview) -> Answer:
         wanted = messages.decode(messages.ListLedgers, body)
         limit = max(1, min(wanted.limit, LEDGERS_MAX))
-        held = sorted(
-            ledger_id for disk in self._disks for ledger_id in disk.bookie.contents.ledgers if ledger_id > wanted.after
-        )
-        page = tuple(self._disk(ledger_id).bookie.summary(ledger_id) for ledger_id in held[:limit])
+        held = sorted(ledger_id for disk in self._disks for ledger_id in disk.core.contents.ledgers if ledger_id > wanted.after)
+        page = tuple(self._disk(ledger_id).core.summary(ledger_id) for ledger_id in held[:limit])
         return [messages.encode(messages.LedgerPage(ledgers=page, more=len(held) > limit))]
 
     async def _info(self, _: memoryview) -> Answer:

@@ -77,13 +77,13 @@ class LacWaiters:
 
 
 def _tail(disk: Disk, ledger_id: int) -> LedgerTail:
-    if disk.bookie.failure:
+    if disk.core.failure:
         return LedgerTail(ledger_id=ledger_id, status=Status.STORAGE_FAILED)
-    return disk.bookie.tails((ledger_id,))[0]
+    return disk.core.tails((ledger_id,))[0]
 
 
 def _is_news(disk: Disk, tail: LedgerTail, above: int) -> bool:
     """A ledger that was never seen may come yet; one that was deleted does not."""
     if tail.status == Status.NO_SUCH_LEDGER:
-        return tail.ledger_id in disk.bookie.contents.tombstones
+        return tail.ledger_id in disk.core.contents.tombstones
     return tail.status != Status.OK or tail.fenced or tail.lac > above

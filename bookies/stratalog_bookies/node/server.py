@@ -12,17 +12,17 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
-from stratalog_bookies.client.read_client import reading_half
+from stratalog_bookies.client.read_client import open_read_client
 from stratalog_bookies.config import BookieSettings
 from stratalog_bookies.counters import Counters
-from stratalog_bookies.disk.compaction import Upkeep
+from stratalog_bookies.disk.compaction import Compaction
 from stratalog_bookies.disk.disk import Disk
 from stratalog_bookies.node import boot
 from stratalog_bookies.node.collector import Collector
 from stratalog_bookies.node.dispatch import Dispatch
 from stratalog_bookies.node.registration import Registration
 from stratalog_bookies.repair.auditor import Auditor
-from stratalog_bookies.repair.entry_repair import Healer
+from stratalog_bookies.repair.entry_repair import EntryRepair
 from stratalog_bookies.repair.scrub import Scrub
 from stratalog_core.errors import Invalid, StratalogError
 from stratalog_core.ports import Background, Bound, Clock, Files, Listener, Random, Transport
@@ -132,10 +132,10 @@ class BookieServer:
         return disk
 
     def _failed_disks(self) -> tuple[int, ...]:
-        return tuple(disk.position for disk in self._disks if disk.bookie.failure)
+        return tuple(disk.position for disk in self._disks if disk.core.failure)
 
     def _is_read_only(self) -> bool:
-        return all(disk.bookie.refusal is not None for disk in self._disks)
+        return all(disk.core.refusal is not None for disk in self._disks)
 
     def _disk_changed(self) -> None:
         if len(self._disks) == len(self._files):
@@ -147,14 +147,14 @@ class BookieServer:
         settings = self._settings
         self._every(settings.collect_interval_s, partial(self._collect, collector))
         disks = [disk for disk in self._disks if not disk.is_missing]
-        upkeep = [Upkeep(disk, settings) for disk in disks]
-        half = reading_half(
-            self._metadata, self._transport, self._clock, self._random, last_asked=frozenset({settings.bookie_id})
+        upkeep = [Compaction(disk, settings) for disk in disks]
+        half = open_read_client(
+            self._metadata, self._transport, self._clock, self._random, last_resort=frozenset({settings.bookie_id})
         )  # fmt: skip
-        healer = Healer(self._metadata, half.reads, self._clock, disks, upkeep)
+        healer = EntryRepair(self._metadata, half.reads, self._clock, disks, upkeep)
         scrubs = []
         for disk, compaction in zip(disks, upkeep, strict=True):
-            disk.on_damage = healer.wake
+            disk.on_corruption = healer.wake
             self._every(_SPACE_INTERVAL_S, partial(_look_after, disk))
             self._every(settings.collect_interval_s, compaction.compact)
             content = boot.cookie_content(settings, cluster_id, cookie, disk.position)

@@ -15,28 +15,53 @@ from typing import Final
 
 from stratalog_bookies.client.core.fragments import with_moved
 from stratalog_bookies.client.ledger_records import put_ledger
-from stratalog_bookies.client.read_client import reading_half
+from stratalog_bookies.client.read_client import open_read_client
 from stratalog_bookies.config import BookieSettings
 from stratalog_bookies.counters import Counters
-from stratalog_bookies.repair.audit_lease import AuditClaim
 from stratalog_bookies.repair.copier import Copier
 from stratalog_bookies.repair.core.audit_plan import Move, in_need, loads, plan_moves, weigh
 from stratalog_bookies.repair.core.audit_progress import Progress
 from stratalog_bookies.repair.core.lost_bookies import Gone, LostBookies
 from stratalog_bookies.repair.core.shares import share_of
-from stratalog_core.errors import StratalogError
+from stratalog_core.errors import Conflict, SessionExpired, StratalogError
 from stratalog_core.ports import Clock, Random, Transport
 from stratalog_metadata.client.api import MetadataClient
-from stratalog_metadata.records import Bookie, Ledger, LedgerState, ledger_key
+from stratalog_metadata.records import Bookie, Lease, Ledger, LedgerState, lease_key, ledger_key
 from stratalog_metadata.state.changes import Change
-from stratalog_metadata.state.commands import Requirement
+from stratalog_metadata.state.commands import ABSENT, Command, Put, Requirement, SessionAlive, VersionIs
 
+AUDIT_WORK: Final = "bookies/audit"
 _COMMIT_TIMEOUT_S: Final = 10.0
 _FAILURES_TOLD: Final = 3
 _BOOKIES: Final = "bookie/"
 _log = logging.getLogger(__name__)
 
 SessionId = Callable[[], int]
+
+
+class AuditLease:
+    """The right to move copies."""
+
+    def __init__(self, metadata: MetadataClient) -> None:
+        self._metadata = metadata
+
+    def guards(self, session_id: int) -> tuple[Requirement, ...] | None:
+        """Requirements for every command of the auditor; None if this session does not hold the lease."""
+        found = self._metadata.view.get(lease_key(AUDIT_WORK))
+        if found is None or not session_id or not isinstance(found.record, Lease) or found.record.session_id != session_id:
+            return None
+        return SessionAlive(session_id=session_id), VersionIs(key=lease_key(AUDIT_WORK), version=found.version)
+
+    async def hold(self, session_id: int) -> tuple[Requirement, ...] | None:
+        """Take the lease if nobody has it. Raises ``Retriable`` or ``OutcomeUnknown``: ask again later."""
+        if session_id and self._metadata.view.get(lease_key(AUDIT_WORK)) is None:
+            lease = Lease(name=AUDIT_WORK, session_id=session_id)
+            requirements = (SessionAlive(session_id=session_id), VersionIs(key=lease.key(), version=ABSENT))
+            try:
+                await self._metadata.propose(Command(updates=(Put(record=lease),), requirements=requirements))
+            except (Conflict, SessionExpired):
+                return None
+        return self.guards(session_id)
 
 
 class Auditor:
@@ -58,10 +83,10 @@ class Auditor:
         self._random = random
         self._counters = counters
         self._session_id = session_id
-        half = reading_half(metadata, transport, clock, random)
+        half = open_read_client(metadata, transport, clock, random)
         self._directory = half.directory
         self._copier = Copier(half.requests, half.reads, half.directory, counters, settings.audit_bytes_per_s)
-        self._claim = AuditClaim(metadata)
+        self._lease = AuditLease(metadata)
         self._lost = LostBookies(settings.audit_delay_s)
         self._progress = Progress()
         self._failures = 0
@@ -111,7 +136,7 @@ class Auditor:
     async def look(self) -> None:
         """Mend what can be mended now, if this is the auditor. Raises what taking the lease raises."""
         self._observe()
-        if await self._claim.hold(self._session_id()) is None:
+        if await self._lease.hold(self._session_id()) is None:
             return
         ledgers = list(self._metadata.view.all(Ledger))
         self._stands = loads(ledgers)
@@ -119,10 +144,10 @@ class Auditor:
         self._progress.begin(ledgers, self._directory.candidates())
         urgent = in_need(ledgers, self._lost_now(), self._draining())
         for ledger in [*urgent, *self._progress.unsettled(ledgers)]:
-            guards = self._claim.guards(self._session_id())
+            guards = self._lease.guards(self._session_id())
             if guards is None:
                 return
-            await self._mend_safely(ledger.ledger_id, guards)
+            await self._restore_safely(ledger.ledger_id, guards)
             # Ledgers for which nothing can be done come by the thousand: others have their turn in between.
             await asyncio.sleep(0)
 
@@ -133,13 +158,13 @@ class Auditor:
     def _draining(self) -> frozenset[str]:
         return frozenset(each.bookie_id for each in self._metadata.view.all(Bookie) if each.draining)
 
-    async def _mend_safely(self, ledger_id: int, guards: tuple[Requirement, ...]) -> None:
+    async def _restore_safely(self, ledger_id: int, guards: tuple[Requirement, ...]) -> None:
         try:
-            await self._mend(ledger_id, guards)
+            await self._restore(ledger_id, guards)
         except StratalogError as failure:
             self._failed(ledger_id, failure)
 
-    async def _mend(self, ledger_id: int, guards: tuple[Requirement, ...]) -> None:
+    async def _restore(self, ledger_id: int, guards: tuple[Requirement, ...]) -> None:
         found = self._metadata.view.get(ledger_key(ledger_id))
         if found is None or not isinstance(found.record, Ledger) or found.record.state is not LedgerState.CLOSED:
             return

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from stratalog_bookies.client.ledger_reads import LedgerReads
-from stratalog_bookies.disk.compaction import Upkeep
-from stratalog_bookies.disk.core.corruption import DamagedEntry
+from stratalog_bookies.disk.compaction import Compaction
+from stratalog_bookies.disk.core.corruption import CorruptEntry
 from stratalog_bookies.disk.core.disk_core import same_payload
 from stratalog_bookies.disk.core.index import Row
 from stratalog_bookies.disk.core.lookup import Place
@@ -30,11 +30,11 @@ _log = logging.getLogger(__name__)
 _LOOK_S: Final = 1.0
 
 
-class Healer:
+class EntryRepair:
     """Mends all disks of one bookie, one entry at a time."""
 
     def __init__(
-        self, metadata: MetadataClient, reads: LedgerReads, clock: Clock, disks: Sequence[Disk], upkeep: Sequence[Upkeep]
+        self, metadata: MetadataClient, reads: LedgerReads, clock: Clock, disks: Sequence[Disk], upkeep: Sequence[Compaction]
     ) -> None:
         self._metadata = metadata
         self._reads = reads
@@ -53,14 +53,14 @@ class Healer:
             await self._wait()
             for disk, upkeep in zip(self._disks, self._upkeep, strict=True):
                 try:
-                    await self._mend(disk, upkeep)
+                    await self._repair_disk(disk, upkeep)
                 except (StratalogError, OSError) as failure:
                     _log.warning("disk %d is mended later: %s", disk.position, failure)
                 except Exception:
                     _log.exception("mending disk %d failed by a defect; it is tried again", disk.position)
 
     async def _wait(self) -> None:
-        pending = any(len(disk.damage) or disk.damage.files for disk in self._disks)
+        pending = any(len(disk.corruption) or disk.corruption.files for disk in self._disks)
         try:
             async with asyncio.timeout(_LOOK_S if pending else None):
                 await self._wanted.wait()
@@ -68,44 +68,44 @@ class Healer:
             return
         self._wanted.clear()
 
-    async def _mend(self, disk: Disk, upkeep: Upkeep) -> None:
-        for damaged in disk.damage.due(self._clock.monotonic()):
-            if disk.bookie.failure:
+    async def _repair_disk(self, disk: Disk, upkeep: Compaction) -> None:
+        for corrupt in disk.corruption.due(self._clock.monotonic()):
+            if disk.core.failure:
                 return
-            await self._heal_safely(disk, damaged)
+            await self._repair_safely(disk, corrupt)
         await upkeep.evacuate_broken()
 
-    async def _heal_safely(self, disk: Disk, damaged: DamagedEntry) -> None:
+    async def _repair_safely(self, disk: Disk, corrupt: CorruptEntry) -> None:
         try:
-            if await self._heal(disk, damaged):
-                disk.damage.healed += 1
+            if await self._repair(disk, corrupt):
+                disk.corruption.repaired += 1
                 disk.counters.healed_entries += 1
                 _log.warning(
-                    "entry %d of ledger %d was damaged and is whole again", damaged.entry_id, damaged.ledger_id
+                    "entry %d of ledger %d was damaged and is whole again", corrupt.entry_id, corrupt.ledger_id
                 )  # fmt: skip
         except (StratalogError, OSError) as failure:
-            first = not damaged.reason
-            damaged.put_off(self._clock.monotonic(), str(failure))
+            first = not corrupt.reason
+            corrupt.put_off(self._clock.monotonic(), str(failure))
             level = logging.ERROR if first else logging.DEBUG
             _log.log(
                 level, "entry %d of ledger %d is damaged and no good copy was found: %s",
-                damaged.entry_id, damaged.ledger_id, failure,
+                corrupt.entry_id, corrupt.ledger_id, failure,
             )  # fmt: skip
         else:
-            disk.damage.remove(damaged)
-            disk.unmark_unmovable(damaged.generation)
+            disk.corruption.remove(corrupt)
+            disk.unmark_unmovable(corrupt.generation)
 
-    async def _heal(self, disk: Disk, damaged: DamagedEntry) -> bool:
+    async def _repair(self, disk: Disk, corrupt: CorruptEntry) -> bool:
         """Whether a good copy was written; False if none is needed (any more). Raises if none can be had now."""
-        place = await disk.reads.damaged(damaged.ledger_id, damaged.entry_id)
+        place = await disk.reads.corrupt(corrupt.ledger_id, corrupt.entry_id)
         if place is None:
             return False
-        ledger = await self._ledger(damaged.ledger_id)
+        ledger = await self._ledger(corrupt.ledger_id)
         if ledger is None:
             return False
-        found = (await self._reads.stored(ledger, damaged.entry_id, damaged.entry_id, 1))[0]
+        found = (await self._reads.stored(ledger, corrupt.entry_id, corrupt.entry_id, 1))[0]
         _check_same(place, found)
-        await disk.write_again(damaged.ledger_id, _row_of(found), bytes(found.payload), place.generation)
+        await disk.write_again(corrupt.ledger_id, _row_of(found), bytes(found.payload), place.generation)
         return True
 
     async def _ledger(self, ledger_id: int) -> Ledger | None:

@@ -28,7 +28,7 @@ from stratalog_bookies.disk.core.cookie import COOKIE_FILE
 from stratalog_bookies.disk.core.index import Run
 from stratalog_bookies.disk.disk import Disk
 from stratalog_bookies.disk.log_files import LogFiles
-from stratalog_bookies.disk.transient_errors import is_passing, lacks_resources
+from stratalog_bookies.disk.transient_errors import is_transient, lacks_resources
 from stratalog_bookies.protocol.messages import DiskScrub
 from stratalog_bookies.repair.core.log_check import Checked, Copy, check_piece
 from stratalog_core.errors import Corrupt, StratalogError
@@ -42,11 +42,11 @@ _SHORTAGE_PAUSE_S: Final = 1.0
 class Scrub:
     """Scrubs of one disk, one at a time. ``on_damage`` wakes whoever mends; ``cookie`` is what its cookie file should hold."""
 
-    def __init__(self, disk: Disk, settings: BookieSettings, cookie: bytes, on_damage: Callable[[], None]) -> None:
+    def __init__(self, disk: Disk, settings: BookieSettings, cookie: bytes, on_corruption: Callable[[], None]) -> None:
         self._disk = disk
         self._settings = settings
         self._cookie = cookie
-        self._on_damage = on_damage
+        self._on_corruption = on_corruption
         self._wanted = asyncio.Event()
         self._running = False
         self._number = 0
@@ -74,8 +74,8 @@ class Scrub:
             self._running = True
             self._number += 1
             self._wanted.set()
-        self._disk.damage.retry_all()
-        self._on_damage()
+        self._disk.corruption.retry_all()
+        self._on_corruption()
 
     async def _scrub_safely(self) -> None:
         try:
@@ -89,7 +89,7 @@ class Scrub:
 
     async def scrub(self) -> None:
         """Check everything once. Raises ``OSError`` or ``StratalogError`` if the disk fails meanwhile."""
-        disk, contents = self._disk, self._disk.bookie.contents
+        disk, contents = self._disk, self._disk.core.contents
         if not self._running:
             self._running = True
             self._number += 1
@@ -107,14 +107,14 @@ class Scrub:
         self._running = False
 
     def _begin(self) -> None:
-        files = self._disk.bookie.contents.files.values()
+        files = self._disk.core.contents.files.values()
         self._total_bytes = sum([max(self._end_of(file) - log_format.FIRST_FRAME, 0) for file in files])
         self._checked_bytes = self._checked_entries = self._repaired = 0
-        self._found_before, self._healed_before = self._disk.damage.found, self._disk.damage.healed
+        self._found_before, self._healed_before = self._disk.corruption.found, self._disk.corruption.repaired
 
     def status(self) -> DiskScrub:
         """How far the scrub that runs has come, or what the last one found."""
-        damage = self._disk.damage
+        corruption = self._disk.corruption
         return DiskScrub(
             position=self._disk.position,
             number=self._number,
@@ -122,13 +122,13 @@ class Scrub:
             total_bytes=self._total_bytes,
             checked_bytes=self._checked_bytes,
             checked_entries=self._checked_entries,
-            damaged_entries=damage.found - self._found_before,
-            healed_entries=damage.healed - self._healed_before,
-            waiting_entries=len(damage),
-            untried_entries=damage.untried,
-            broken_files=len(damage.files),
+            damaged_entries=corruption.found - self._found_before,
+            healed_entries=corruption.repaired - self._healed_before,
+            waiting_entries=len(corruption),
+            untried_entries=corruption.untried,
+            broken_files=len(corruption.files),
             repaired_files=self._repaired,
-            examples=tuple(damage.examples(10)),
+            examples=tuple(corruption.examples(10)),
         )
 
     # -- files
@@ -146,11 +146,11 @@ class Scrub:
             self._note_broken(file, broken)
 
     def _note_broken(self, file: LogFile, reason: str) -> None:
-        if file.generation not in self._disk.damage.files:
+        if file.generation not in self._disk.corruption.files:
             self._disk.counters.scrub_errors += 1
-            self._disk.damage.files[file.generation] = reason
+            self._disk.corruption.files[file.generation] = reason
             _log.error("log file %016x is damaged (%s): what it holds is moved", file.generation, reason)
-            self._on_damage()
+            self._on_corruption()
 
     async def _check_index(self, file: LogFile) -> None:
         try:
@@ -165,7 +165,7 @@ class Scrub:
         try:
             await self._disk.reads.rebuild_index(file.generation, reason)
         except (Corrupt, OSError) as failure:
-            if not is_passing(failure):
+            if not is_transient(failure):
                 self._note_broken(file, f"its index cannot be made again: {failure}")
         else:
             self._repaired += 1
@@ -183,8 +183,8 @@ class Scrub:
                 if checked.broken:
                     return f"no sound frame at byte {checked.end}"
                 position = checked.end
-        except Corrupt as damage:
-            return damage.message
+        except Corrupt as corruption:
+            return corruption.message
         except OSError as failure:
             if not lacks_resources(failure):
                 return str(failure)
@@ -193,7 +193,7 @@ class Scrub:
 
     def _end_of(self, file: LogFile) -> int:
         """Up to where the file is durable."""
-        log = self._disk.bookie.log
+        log = self._disk.core.log
         if file.generation == log.durable_generation and not file.closed:
             return log.durable_position
         return max(file.end, 0) if file.generation <= log.durable_generation else 0
@@ -202,10 +202,10 @@ class Scrub:
         self._checked_bytes += checked_bytes
         self._checked_entries += checked.entries
         self._disk.counters.scrubbed_bytes += checked_bytes
-        for copy in checked.damaged:
+        for copy in checked.corrupt:
             if await self._may_matter(file, copy):
                 self._disk.counters.scrub_errors += 1
-                self._disk.note_damage(copy.ledger_id, copy.entry_id, file.generation)
+                self._disk.note_corruption(copy.ledger_id, copy.entry_id, file.generation)
         await asyncio.sleep(checked_bytes / (self._settings.scrub_bytes_per_s or _DEFAULT_BYTES_PER_S))
 
     async def _may_matter(self, file: LogFile, copy: Copy) -> bool:
@@ -222,7 +222,7 @@ class Scrub:
         if run is None:
             return False
         await self._disk.reads.load_missing([run])
-        if not self._disk.bookie.contents.holds(run):
+        if not self._disk.core.contents.holds(run):
             return False
         row = run.find(copy.entry_id)
         if row is None or row.position != copy.position:

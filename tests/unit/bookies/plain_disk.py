@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from stratalog_bookies.disk import recovery
 from stratalog_bookies.disk.core.contents import Contents
-from stratalog_bookies.disk.core.disk_core import Bookie, add_room, control_room
+from stratalog_bookies.disk.core.disk_core import DiskCore, add_room, control_room
 from stratalog_bookies.disk.core.lookup import Budget, RunsNeeded, locate
 from stratalog_bookies.disk.log_files import STATE, LogFiles
 from stratalog_bookies.disk.reads import read_places
@@ -31,11 +31,11 @@ class PlainDisk:
         if not files.exists(STATE):
             recovery.create(self.store)
         contents = Contents(index_bytes_max=index_bytes_max, tombstones_max=100)
-        self.bookie: Bookie = recovery.recover(self.store, contents, KEY, ledgers_max=1000)
+        self.core: DiskCore = recovery.recover(self.store, contents, KEY, ledgers_max=1000)
 
     @property
     def contents(self) -> Contents:
-        return self.bookie.contents
+        return self.core.contents
 
     def add(self, *entries: Entry, flags: int = 0, lac_lag: int = 1) -> list[Status]:
         """Add entries in one request; nothing is durable yet."""
@@ -47,42 +47,42 @@ class PlainDisk:
         headers = messages.decode_add(body)
         self.make_room(add_room(len(headers), len(body)))
         start = messages.payloads_start(len(headers))
-        added = self.bookie.add(headers, body, messages.COUNT_BYTES, start)
+        added = self.core.add(headers, body, messages.COUNT_BYTES, start)
         for index, run in added.deferred:
             self.load([run])
             at = start + sum(header[3] for header in headers[:index])
-            again = self.bookie.add(headers[index : index + 1], body, 4 + index * ENTRY_HEADER_BYTES, at)
+            again = self.core.add(headers[index : index + 1], body, 4 + index * ENTRY_HEADER_BYTES, at)
             assert not again.deferred
             added.statuses[index] = again.statuses[0]
         return [Status(status) for status in added.statuses]
 
     def fence(self, *ledger_ids: int) -> None:
         self.make_room(control_room(len(ledger_ids)))
-        self.bookie.fence(ledger_ids)
+        self.core.fence(ledger_ids)
 
     def delete(self, *ledger_ids: int) -> None:
         self.make_room(control_room(len(ledger_ids)))
-        self.bookie.delete(ledger_ids)
+        self.core.delete(ledger_ids)
 
     def write_lac(self, ledger_id: int, lac: int) -> Status:
         self.make_room(control_room(1))
-        return Status(self.bookie.write_lacs([(ledger_id, lac)])[0][0])
+        return Status(self.core.write_lacs([(ledger_id, lac)])[0][0])
 
     def make_room(self, needed: int) -> None:
-        if not self.bookie.takes(needed):
-            generation = self.bookie.log.generation + 1
+        if not self.core.takes(needed):
+            generation = self.core.log.generation + 1
             self.store.prepare(generation)
-            self.bookie.log.prepared_generation = generation
+            self.core.log.prepared_generation = generation
 
     def commit(self) -> None:
         """Make all that was placed durable."""
-        while (write := self.bookie.take()) is not None:
+        while (write := self.core.take()) is not None:
             self.store.write(write)
-            self.bookie.written(write.sequence)
+            self.core.written(write.sequence)
 
     def close_full(self) -> None:
         """Checkpoint every file that is full and durable."""
-        while (generation := self.bookie.next_to_close()) is not None:
+        while (generation := self.core.next_to_close()) is not None:
             self.store.save_index(generation, list(self.contents.files[generation].runs.values()))
             self.store.save_state(self.contents.state(generation + 1))
             self.contents.file_closed(generation)
@@ -105,7 +105,7 @@ class PlainDisk:
             for row in list(run.between(run.first, run.last)):
                 payload = self.store.open_log(generation).pread(row.payload_bytes, row.position)
                 self.make_room(add_room(1, ENTRY_HEADER_BYTES + row.payload_bytes))
-                self.bookie.move(run.ledger_id, row, payload, generation)
+                self.core.move(run.ledger_id, row, payload, generation)
 
     def load(self, runs: Sequence[object]) -> None:
         for run in itertools.chain(*(file.runs.values() for file in self.contents.files.values())):
@@ -115,7 +115,7 @@ class PlainDisk:
     def read(self, ledger_id: int, first: int = 0, last: int = 1 << 40, max_bytes: int = 1 << 30) -> dict[int, bytes | None]:
         """All visible entries of a range; None for those that cannot be read."""
         budget = Budget(max_bytes, messages.ENTRIES_MAX)
-        while isinstance(found := locate(self.bookie, [Range(ledger_id, first, last)], budget), RunsNeeded):
+        while isinstance(found := locate(self.core, [Range(ledger_id, first, last)], budget), RunsNeeded):
             self.load(found.runs)
         places = found[0].places
         pieces = read_places(self.store, places, None)

@@ -16,7 +16,7 @@ _RETRY_S_MAX: Final = 60.0
 
 
 @dataclass(slots=True, eq=False)
-class DamagedEntry:
+class CorruptEntry:
     """An entry whose copy in log file ``generation`` cannot be read. ``reason`` is why it could not be mended."""
 
     ledger_id: int
@@ -33,14 +33,14 @@ class DamagedEntry:
         self.reason = reason
 
 
-class Damage:
+class KnownCorruption:
     """Entries that wait for a good copy, and log files whose frames are broken."""
 
     def __init__(self) -> None:
-        self._entries: dict[tuple[int, int], DamagedEntry] = {}
+        self._entries: dict[tuple[int, int], CorruptEntry] = {}
         self.files: dict[int, str] = {}
         self.found = 0
-        self.healed = 0
+        self.repaired = 0
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -56,11 +56,11 @@ class Damage:
         known = self._entries.get(key)
         if (known is not None and known.generation == generation) or len(self._entries) >= ENTRIES_MAX:
             return False
-        self._entries[key] = DamagedEntry(ledger_id, entry_id, generation)
+        self._entries[key] = CorruptEntry(ledger_id, entry_id, generation)
         self.found += 1
         return True
 
-    def due(self, now: float) -> list[DamagedEntry]:
+    def due(self, now: float) -> list[CorruptEntry]:
         return [each for each in self._entries.values() if each.due_s <= now]
 
     def retry_all(self) -> None:
@@ -68,7 +68,7 @@ class Damage:
         for each in self._entries.values():
             each.tries, each.due_s = 0, 0.0
 
-    def remove(self, entry: DamagedEntry) -> None:
+    def remove(self, entry: CorruptEntry) -> None:
         """Mended, or not needed any more."""
         if self._entries.get((entry.ledger_id, entry.entry_id)) is entry:
             del self._entries[entry.ledger_id, entry.entry_id]

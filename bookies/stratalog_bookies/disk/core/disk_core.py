@@ -52,7 +52,7 @@ class Added(NamedTuple):
     deferred: list[tuple[int, Run]]
 
 
-class Bookie:
+class DiskCore:
     """One disk: a log and its contents."""
 
     def __init__(

@@ -82,7 +82,7 @@ class Scan(NamedTuple):
 
     frames: list[Frame]
     end: int
-    damaged_frames: frozenset[int]
+    corrupt_frames: frozenset[int]
 
 
 def aligned(position: int) -> int:
@@ -191,14 +191,14 @@ def scan(content: bytes, seed: int, durable_end: int = 0) -> Scan:
     if end < proved:
         raise Corrupt(f"no sound frame at byte {end}, though everything up to byte {proved} was durable", position=end)
     kept: list[Frame] = []
-    damaged = set[int]()
+    corrupt = set[int]()
     for frame in frames:
         if not payloads_match(view, frame):
             if frame.position >= proved:
-                return Scan(kept, frame.position, frozenset(damaged))
-            damaged.add(frame.position)
+                return Scan(kept, frame.position, frozenset(corrupt))
+            corrupt.add(frame.position)
         kept.append(frame)
-    return Scan(kept, end, frozenset(damaged))
+    return Scan(kept, end, frozenset(corrupt))
 
 
 def _walk(view: memoryview, seed: int) -> tuple[list[Frame], int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from stratalog_bookies.disk.core.disk_core import Bookie
+from stratalog_bookies.disk.core.disk_core import DiskCore
 from stratalog_bookies.disk.core.index import Ledger, Row, Run, clusters, merged
 from stratalog_bookies.protocol.messages import Range, Status
 
@@ -70,12 +70,12 @@ class Budget:
         return not self._untouched and (self._entries_left <= 0 or self._bytes_left <= 0)
 
 
-def locate(bookie: Bookie, ranges: Sequence[Range], budget: Budget) -> list[Found] | RunsNeeded:
+def locate(core: DiskCore, ranges: Sequence[Range], budget: Budget) -> list[Found] | RunsNeeded:
     """Places of all durable entries in the ranges, as far as the budget goes; it is not touched if runs are needed first."""
     mark = budget.mark()
     answer = []
     for each in ranges:
-        found = _locate_range(bookie, each, budget)
+        found = _locate_range(core, each, budget)
         if isinstance(found, RunsNeeded):
             budget.reset(mark)
             return found
@@ -83,24 +83,24 @@ def locate(bookie: Bookie, ranges: Sequence[Range], budget: Budget) -> list[Foun
     return answer
 
 
-def _locate_range(bookie: Bookie, wanted: Range, budget: Budget) -> Found | RunsNeeded:
-    ledger = bookie.contents.ledgers.get(wanted.ledger_id)
+def _locate_range(core: DiskCore, wanted: Range, budget: Budget) -> Found | RunsNeeded:
+    ledger = core.contents.ledgers.get(wanted.ledger_id)
     if ledger is None:
         return Found(Status.NO_SUCH_LEDGER, min(wanted.last, _ENTRY_ID_MAX), [])
     if budget.is_used_up:
         return Found(Status.OK, min(wanted.first, _ENTRY_ID_MAX) - 1, [])
-    return _locate_in(bookie, ledger, wanted, budget)
+    return _locate_in(core, ledger, wanted, budget)
 
 
-def _locate_in(bookie: Bookie, ledger: Ledger, wanted: Range, budget: Budget) -> Found | RunsNeeded:
+def _locate_in(core: DiskCore, ledger: Ledger, wanted: Range, budget: Budget) -> Found | RunsNeeded:
     places: list[Place] = []
     for cluster in clusters(ledger.runs_between(wanted.first, wanted.last)):
         missing = [run for run in cluster if run.rows is None]
         if missing:
             return RunsNeeded(missing)
         for run in cluster:
-            bookie.contents.cache.touch(run)
-        for run, row in merged(cluster, wanted.first, wanted.last, bookie.is_visible):
+            core.contents.cache.touch(run)
+        for run, row in merged(cluster, wanted.first, wanted.last, core.is_visible):
             if not budget.take(row.payload_bytes):
                 return Found(Status.OK, row.entry_id - 1, places)
             places.append(Place(wanted.ledger_id, run.generation, row))

@@ -24,31 +24,31 @@ class Checked(NamedTuple):
 
     end: int
     entries: int
-    damaged: list[Copy]
+    corrupt: list[Copy]
     broken: bool
 
 
 def check_piece(content: memoryview, base: int, seed: int) -> Checked:
     """Check the frames in ``content``, which lies at ``base`` of its file and begins with a frame; the last may be cut."""
     at = entries = 0
-    damaged: list[Copy] = []
+    corrupt: list[Copy] = []
     while at < len(content):
         frame = log_format.read_frame(content, at, seed, base)
         if frame is None:
             is_cut = at > 0 and log_format.claimed_bytes(content, at) > len(content) - at
-            return Checked(base + at, entries, damaged, not is_cut)
+            return Checked(base + at, entries, corrupt, not is_cut)
         if frame.kind == log_format.ENTRIES:
             entries += frame.item_count
-            damaged += _damaged(content, frame, base)
+            corrupt += _damaged(content, frame, base)
         at = frame.end
-    return Checked(base + at, entries, damaged, False)
+    return Checked(base + at, entries, corrupt, False)
 
 
 def _damaged(content: memoryview, frame: Frame, base: int) -> list[Copy]:
-    damaged = []
+    corrupt = []
     head, start = frame.head_start, frame.payload_start
     for ledger_id, entry_id, _, payload_bytes, crc, _ in log_format.entries_of(content, frame):
         if crc32c(content[start : start + payload_bytes], crc32c(content[head : head + CHECKED_BYTES])) != crc:
-            damaged.append(Copy(ledger_id, entry_id, base + start))
+            corrupt.append(Copy(ledger_id, entry_id, base + start))
         head, start = head + ENTRY_HEADER_BYTES, start + payload_bytes
-    return damaged
+    return corrupt

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from stratalog_bookies.client.core.placement import Candidate
-from stratalog_bookies.client.spread_watch import SpreadWatch
+from stratalog_bookies.client.ledger_client import SpreadWatch
 
 
 def bookies(*places: tuple[str, str]) -> list[Candidate]:

@@ -57,7 +57,7 @@ def test_a_fence_refuses_the_writer_and_takes_recovery(disk: PlainDisk) -> None:
     assert disk.add((1, 0, b"zero")) == [Status.FENCED]
     assert disk.add((1, 1, b"one"), (2, 0, b"x"), flags=RECOVERY_ADD) == [OK, OK]
     disk.commit()
-    assert disk.bookie.tails([1, 2, 9]) == [
+    assert disk.core.tails([1, 2, 9]) == [
         LedgerTail(ledger_id=1, last_entry=1, lac=0, fenced=True),
         LedgerTail(ledger_id=2, last_entry=0, lac=-1, fenced=True),
         LedgerTail(ledger_id=9, status=Status.NO_SUCH_LEDGER),
@@ -66,11 +66,11 @@ def test_a_fence_refuses_the_writer_and_takes_recovery(disk: PlainDisk) -> None:
 
 def test_a_fence_is_durable_after_all_that_came_before_it(disk: PlainDisk) -> None:
     disk.add((1, 0, b"zero"))
-    sequence = disk.bookie.fence([1])
-    assert disk.bookie.fence([1]) == sequence > disk.bookie.log.durable_sequence
+    sequence = disk.core.fence([1])
+    assert disk.core.fence([1]) == sequence > disk.core.log.durable_sequence
     disk.commit()
-    assert disk.bookie.log.durable_sequence == sequence
-    assert disk.bookie.fence([1]) == sequence
+    assert disk.core.log.durable_sequence == sequence
+    assert disk.core.fence([1]) == sequence
 
 
 def test_a_deleted_ledger_takes_nothing(disk: PlainDisk) -> None:
@@ -82,7 +82,7 @@ def test_a_deleted_ledger_takes_nothing(disk: PlainDisk) -> None:
     ]  # fmt: skip
     disk.fence(1)
     assert disk.write_lac(1, 5) == Status.NO_SUCH_LEDGER
-    assert disk.bookie.tails([1])[0].status == Status.NO_SUCH_LEDGER
+    assert disk.core.tails([1])[0].status == Status.NO_SUCH_LEDGER
     disk.commit()
     assert disk.read(1) == {}
 
@@ -98,7 +98,7 @@ def test_an_explicit_lac_only_rises(disk: PlainDisk) -> None:
     disk.add((1, 0, b"zero"), (1, 1, b"one"))
     assert disk.write_lac(1, 1) == OK
     assert disk.write_lac(1, 0) == OK
-    assert disk.bookie.tails([1])[0].lac == 1
+    assert disk.core.tails([1])[0].lac == 1
     disk.fence(1)
     assert disk.write_lac(1, 9) == Status.FENCED
     assert disk.write_lac(7, 0) == Status.NO_SUCH_LEDGER
@@ -130,8 +130,8 @@ def test_a_request_may_cross_the_end_of_a_file() -> None:
         assert set(disk.add(*entries[first : first + 20])) == {OK}
     disk.commit()
     disk.close_full()
-    disk.bookie.validate_state()
-    assert disk.bookie.log.generation > 2
+    disk.core.validate_state()
+    assert disk.core.log.generation > 2
     for ledger_id in (1, 2, 3):
         assert disk.read(ledger_id) == {entry: payload for ledger, entry, payload in entries if ledger == ledger_id}
     assert disk.add((1, 0, bytes(1)), (1, 0, bytes([0]) * 1200)) == [Status.CONFLICT, OK]
@@ -141,24 +141,24 @@ def test_a_failed_disk_takes_nothing_and_acknowledges_nothing(disk: PlainDisk) -
     disk.add((1, 0, b"durable"))
     disk.commit()
     disk.add((1, 1, b"not durable"))
-    disk.bookie.fail("sync failed")
-    assert disk.bookie.take() is None
+    disk.core.fail("sync failed")
+    assert disk.core.take() is None
     assert disk.add((1, 2, b"x")) == [Status.STORAGE_FAILED]
     assert disk.read(1) == {0: b"durable"}
 
 
 def test_a_full_disk_refuses_adds_and_records_fences(disk: PlainDisk) -> None:
     disk.add((1, 0, b"zero"))
-    disk.bookie.read_only = "full"
+    disk.core.read_only = "full"
     assert disk.add((1, 1, b"one"), flags=RECOVERY_ADD) == [Status.READ_ONLY]
     disk.fence(1)
     disk.commit()
-    disk.bookie.read_only = ""
+    disk.core.read_only = ""
     assert disk.add((1, 1, b"one")) == [Status.FENCED]
 
 
 def located(disk: PlainDisk, budget: Budget, *ranges: Range) -> list[Found]:
-    found = locate(disk.bookie, ranges, budget)
+    found = locate(disk.core, ranges, budget)
     assert isinstance(found, list)
     return found
 
@@ -180,7 +180,7 @@ def test_an_answer_says_how_far_it_decides(disk: PlainDisk) -> None:
 
 def test_ledgers_are_bounded() -> None:
     disk = PlainDisk(SimulatedDisk("bookie", random.Random(1)).mount())
-    disk.bookie._ledgers_max = 2
+    disk.core._ledgers_max = 2
     assert disk.add((1, 0, b""), (2, 0, b""), (3, 0, b"")) == [OK, OK, Status.OVERLOADED]
 
 

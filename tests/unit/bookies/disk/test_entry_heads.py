@@ -45,7 +45,7 @@ def _written() -> tuple[SimulatedDisk, PlainDisk, dict[int, bytes]]:
     disk = PlainDisk(simulated.mount(), file_bytes=FILE_BYTES)
     disk.add(*((1, entry, payload) for entry, payload in payloads.items()))
     disk.commit()
-    disk.bookie.prove_tail()
+    disk.core.prove_tail()
     disk.commit()
     return simulated, disk, payloads
 
@@ -105,7 +105,7 @@ async def test_heads_that_rotted_everywhere_are_unreadable_and_not_absent(cluste
 
 
 def _rot_a_head(cluster: Cluster, name: str, ledger_id: int) -> None:
-    (run,) = cluster.bookies[name][0]._disks[0].bookie.contents.ledgers[ledger_id].runs
+    (run,) = cluster.bookies[name][0]._disks[0].core.contents.ledgers[ledger_id].runs
     row = run.find(ENTRIES // 2)
     assert row is not None
     path = cluster.path / name / log_path(run.generation)

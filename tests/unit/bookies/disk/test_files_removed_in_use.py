@@ -14,7 +14,7 @@ from simulation.disk import Disk as SimulatedDisk
 from unit.bookies.disk.test_transient_errors import COOKIE, Rationed, add, entries, running, settings_of
 
 from stratalog_bookies.disk import recovery
-from stratalog_bookies.disk.compaction import Upkeep
+from stratalog_bookies.disk.compaction import Compaction
 from stratalog_bookies.disk.core import log_format
 from stratalog_bookies.disk.core.cookie import disk_key
 from stratalog_bookies.disk.core.index import ROW, ROW_BYTES
@@ -59,14 +59,14 @@ class _Bench:
         self.disk = disk
         self._files = disk.store._files
         self.background = background
-        self.contents = disk.bookie.contents
+        self.contents = disk.core.contents
         self.settings = settings_of(path, index_bytes_max=0, compaction_live_ratio=1.0)
-        self.upkeep = Upkeep(disk, self.settings)
+        self.upkeep = Compaction(disk, self.settings)
         self.scrub = Scrub(disk, self.settings, b"", lambda: None)
 
     async def roll(self, ledger_id: int) -> None:
         """Fill the file that is written with another ledger, until it is closed."""
-        file = self.contents.files[self.disk.bookie.log.generation]
+        file = self.contents.files[self.disk.core.log.generation]
         for entry_id in range(3):
             await add(self.disk, ledger_id, entry_id, _PAYLOAD)
         await self.until(lambda: file.closed)
@@ -109,8 +109,8 @@ async def bench(tmp_path: Path) -> AsyncIterator[_Bench]:
         await bench.until(lambda: sum(file.closed for file in bench.contents.files.values()) >= 3)
         bench.contents.cache.trim()
         yield bench
-        assert not disk.bookie.failure
-        disk.bookie.validate_state()
+        assert not disk.core.failure
+        disk.core.validate_state()
         assert not any(file.pins for file in bench.contents.files.values())
 
 
@@ -207,7 +207,7 @@ async def test_a_scrub_passes_over_a_ledger_that_is_deleted_while_it_looks(bench
     await bench.disk.delete([12])
     read.set()
     assert not await looking
-    assert len(bench.disk.damage) == 0
+    assert len(bench.disk.corruption) == 0
 
 
 async def test_a_scrub_goes_on_behind_a_file_that_is_lost_with_its_index(bench: _Bench) -> None:
@@ -215,8 +215,8 @@ async def test_a_scrub_goes_on_behind_a_file_that_is_lost_with_its_index(bench: 
     await bench.rot_entry(11, 0)
     await bench.lose(first)
     await bench.scrub.scrub()
-    assert set(bench.disk.damage.files) == {first}
-    assert [(each.ledger_id, each.generation) for each in bench.disk.damage.due(0)] == [(11, second)]
+    assert set(bench.disk.corruption.files) == {first}
+    assert [(each.ledger_id, each.generation) for each in bench.disk.corruption.due(0)] == [(11, second)]
 
 
 async def test_another_files_damage_is_not_this_ones(bench: _Bench) -> None:
@@ -230,5 +230,5 @@ async def test_another_files_damage_is_not_this_ones(bench: _Bench) -> None:
     await bench.rot_entry(20, 5)
     await bench.lose(newer)
     await bench.scrub.scrub()
-    assert set(bench.disk.damage.files) == {newer}
-    assert (20, 5, older) in [(each.ledger_id, each.entry_id, each.generation) for each in bench.disk.damage.due(0)]
+    assert set(bench.disk.corruption.files) == {newer}
+    assert (20, 5, older) in [(each.ledger_id, each.entry_id, each.generation) for each in bench.disk.corruption.due(0)]

@@ -44,15 +44,15 @@ class Held:
 
     def __init__(self, path: Path, background: ThreadBackground) -> None:
         self.disk = PlainDisk(SystemFiles(path), file_bytes=64 * 1024)
-        self.bookie = self.disk.bookie
+        self.core = self.disk.core
         self.disk.store = self.files = HeldFiles(self.disk.store)
-        self.commit = GroupCommit(self.bookie, self.files, background, Counters(), lambda: None)
+        self.commit = GroupCommit(self.core, self.files, background, Counters(), lambda: None)
         self.answered: list[int] = []
         self._entries = 0
 
     def add(self, payload_bytes: int = 100) -> None:
         self.disk.add((1, self._entries, b"x" * payload_bytes))
-        self.commit.when_durable(self.bookie.log.sequence, partial(self.answered.append, self._entries))
+        self.commit.when_durable(self.core.log.sequence, partial(self.answered.append, self._entries))
         self._entries += 1
 
 
@@ -89,12 +89,12 @@ async def test_what_comes_meanwhile_is_the_next_group(held: Held) -> None:
 
 async def test_a_disk_that_is_retired_before_a_group_begins_leaves_nobody_waiting(held: Held) -> None:
     held.add()
-    held.bookie.fail("its files cannot be kept")
+    held.core.fail("its files cannot be kept")
     await held.commit.close()
     assert held.answered == [0]
     assert not held.files.held, "nothing is written to it any more"
     with pytest.raises(StorageFailed, match="cannot be kept"):
-        await held.commit.durable(held.bookie.log.sequence)
+        await held.commit.durable(held.core.log.sequence)
 
 
 async def test_a_disk_that_is_retired_while_a_group_is_written_answers_at_its_end(
@@ -103,14 +103,14 @@ async def test_a_disk_that_is_retired_while_a_group_is_written_answers_at_its_en
     held.add()
     await until(lambda: held.files.held)
     held.add()
-    durable = held.bookie.log.durable_sequence
-    held.bookie.fail("its files cannot be kept")
+    durable = held.core.log.durable_sequence
+    held.core.fail("its files cannot be kept")
     with caplog.at_level(logging.ERROR):
         held.files.end()
     await held.commit.close()
     assert held.answered == [0, 1]
-    assert held.bookie.log.durable_sequence == durable, "nothing is durable on a failed disk"
-    assert held.bookie.failure == "its files cannot be kept"
+    assert held.core.log.durable_sequence == durable, "nothing is durable on a failed disk"
+    assert held.core.failure == "its files cannot be kept"
     assert not caplog.records, "it failed for another reason than its writes"
 
 
@@ -121,7 +121,7 @@ async def test_a_write_that_fails_is_told_to_all_and_nothing_follows(held: Held)
     held.files.end(OSError(errno.EIO, "broken"))
     await held.commit.close()
     assert held.answered == [0, 1]
-    assert "broken" in held.bookie.failure
+    assert "broken" in held.core.failure
     assert not held.files.held
 
 
@@ -129,7 +129,7 @@ async def test_an_answer_that_cannot_be_given_keeps_no_other_back(held: Held) ->
     def refuse() -> None:
         raise ValueError("nobody is there")
 
-    held.commit.when_durable(held.bookie.log.sequence + 1, refuse)
+    held.commit.when_durable(held.core.log.sequence + 1, refuse)
     held.add()
     await until(lambda: held.files.held)
     held.files.end(OSError(errno.EIO, "broken"))
@@ -153,16 +153,16 @@ async def test_closing_waits_for_what_is_under_way_and_what_follows(held: Held) 
 
 async def test_a_group_of_the_next_file_follows_the_last_of_the_file_before(held: Held) -> None:
     """And the first one's file may be let go of as soon as that one is durable."""
-    first = held.bookie.log.generation
+    first = held.core.log.generation
     held.add(40_000)
     await until(lambda: held.files.held)
     held.add(40_000)
-    assert held.bookie.log.generation == first + 1
-    assert held.bookie.next_to_close() is None, "its last group is under way"
+    assert held.core.log.generation == first + 1
+    assert held.core.next_to_close() is None, "its last group is under way"
     held.files.end()
     assert [write.generation for write, _ in held.files.held] == [first + 1]
     held.files.end()
-    assert held.bookie.next_to_close() == first
+    assert held.core.next_to_close() == first
     held.disk.close_full()
     held.add()
     await until(lambda: held.files.held)

@@ -92,7 +92,7 @@ class Model:
         self.deletions |= self.deletions_asked
 
     def check(self, disk: PlainDisk) -> None:
-        disk.bookie.validate_state()
+        disk.core.validate_state()
         for ledger_id in range(4):
             found = disk.read(ledger_id)
             if ledger_id in self.deletions:
@@ -103,14 +103,14 @@ class Model:
             if ledger_id not in self.deletions_asked:
                 missing = {entry for ledger, entry in self.acknowledged if ledger == ledger_id} - set(found)
                 assert not missing, f"acknowledged entries {missing} of ledger {ledger_id} are gone"
-            tail = disk.bookie.tails([ledger_id])[0]
+            tail = disk.core.tails([ledger_id])[0]
             assert not tail.fenced or ledger_id in self.fences_asked
             assert tail.fenced or ledger_id not in self.fences or ledger_id in self.deletions_asked
 
     def restarted(self, disk: PlainDisk) -> None:
         """What was in doubt is decided now: what is there counts as acknowledged, and stays."""
         self.pending = set()
-        self.fences_asked = {ledger_id for ledger_id in range(4) if disk.bookie.tails([ledger_id])[0].fenced}
+        self.fences_asked = {ledger_id for ledger_id in range(4) if disk.core.tails([ledger_id])[0].fenced}
         self.deletions_asked = {ledger_id for ledger_id in range(4) if ledger_id in disk.contents.tombstones}
         self.acknowledged = {(ledger, entry) for ledger in range(4) for entry in disk.read(ledger)}
         self.asked = {key: payload for key, payload in self.asked.items() if key in self.acknowledged}
@@ -129,7 +129,7 @@ class Run:
         getattr(self, kind)(ledger_id, number)
 
     def add(self, ledger_id: int, number: int) -> None:
-        entry_id = self.disk.bookie.tails([ledger_id])[0].last_entry + 1
+        entry_id = self.disk.core.tails([ledger_id])[0].last_entry + 1
         self.put([(ledger_id, entry_id + index, number % 700) for index in range(number % 5 + 1)], RECOVERY_ADD)
 
     def add_gap(self, ledger_id: int, number: int) -> None:
@@ -201,7 +201,7 @@ def test_what_was_acknowledged_survives_stops_at_any_step(
             model.restarted(run.disk)
             for step in life:
                 run.step(*step)
-                run.disk.bookie.validate_state()
+                run.disk.core.validate_state()
         except Stopped:
             pass
         machine.crash()
@@ -223,7 +223,7 @@ def test_a_torn_tail_is_cut_off_at_any_byte(cut: int) -> None:
     disk.add((1, 0, b"a" * 900))
     disk.commit()
     disk.add((1, 1, b"b" * 1500), (1, 2, b"c" * 1500))
-    write = disk.bookie.take()
+    write = disk.core.take()
     assert write is not None
     whole = b"".join(write.buffers)
     disk.store.open_log(write.generation).pwritev((whole[:cut],), write.position)
@@ -242,17 +242,17 @@ def test_a_damaged_frame_before_durable_ones_stops_the_start() -> None:
         disk.commit()
     before = {name: bytes(content.now) for name, content in machine.content.items()}
     machine.flip_bit(log_path(2), log_format.FIRST_FRAME + 70, 3)
-    damaged = {name: bytes(content.now) for name, content in machine.content.items()}
-    with pytest.raises(Corrupt, match="0000000000000002 is damaged"):
+    corrupt = {name: bytes(content.now) for name, content in machine.content.items()}
+    with pytest.raises(Corrupt, match="0000000000000002 is corrupt"):
         PlainDisk(machine.mount())
-    assert {name: bytes(content.now) for name, content in machine.content.items()} == damaged != before
+    assert {name: bytes(content.now) for name, content in machine.content.items()} == corrupt != before
 
 
 def test_a_damaged_end_of_a_file_is_known_from_the_next_file() -> None:
     machine = machine_with()
     disk = PlainDisk(machine.mount(), file_bytes=16 * 1024)
     entry = 0
-    while disk.bookie.log.generation == 2:
+    while disk.core.log.generation == 2:
         disk.add((1, entry, bytes(3000)))
         disk.commit()
         entry += 1
@@ -292,7 +292,7 @@ def test_entries_of_an_earlier_generation_are_not_taken_for_new_ones() -> None:
     assert disk.store.spare_files == 1
     disk.add((2, 1, b"y" * sizes[0]))
     disk.commit()
-    generation, end = disk.bookie.log.generation, disk.bookie.log.tail
+    generation, end = disk.core.log.generation, disk.core.log.tail
     assert end == 2 * log_format.PAGE_BYTES
     content = disk.store.open_log(generation).pread(1 << 20, 0)
     assert content[end : end + 4] == log_format.FRAME_MAGIC

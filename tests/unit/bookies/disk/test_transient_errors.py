@@ -19,7 +19,7 @@ from simulation.disk import Disk as SimulatedDisk
 from stratalog_bookies.config import BookieSettings
 from stratalog_bookies.counters import Counters
 from stratalog_bookies.disk import recovery
-from stratalog_bookies.disk.compaction import Upkeep
+from stratalog_bookies.disk.compaction import Compaction
 from stratalog_bookies.disk.core.cookie import disk_key
 from stratalog_bookies.disk.core.lookup import Budget
 from stratalog_bookies.disk.disk import Disk
@@ -112,7 +112,7 @@ async def _live_through_it(path: Path, background: Background, refused: Callable
     rationed = Rationed(files)
     written = 0
     async with running(rationed, settings_of(path), background) as disk:
-        upkeep = Upkeep(disk, settings_of(path))
+        upkeep = Compaction(disk, settings_of(path))
         rationed.calls = 0
         rationed.refused = refused
         for entry in range(12):
@@ -123,20 +123,20 @@ async def _live_through_it(path: Path, background: Background, refused: Callable
                 assert status is Status.OK
             written += 1
         await disk.delete([1])
-        while disk.bookie.contents.sparse_files(0.4) or disk.bookie.contents.dead_files() or disk.files._dropped:
+        while disk.core.contents.sparse_files(0.4) or disk.core.contents.dead_files() or disk.files._dropped:
             await upkeep.compact()
             await disk.files.check_space()
             await asyncio.sleep(0.001)
-            assert not disk.bookie.failure
+            assert not disk.core.failure
         calls = rationed.calls
         rationed.refused = lambda number: False
         assert await entries(disk, 2) == {entry: bytes([entry]) * 3000 for entry in range(written)}
-        disk.bookie.validate_state()
+        disk.core.validate_state()
         assert disk.counters.files_recycled >= 3
-        assert not any(file.unmovable for file in disk.bookie.contents.files.values())
+        assert not any(file.unmovable for file in disk.core.contents.files.values())
     async with running(rationed, settings_of(path), background) as disk:
         assert await entries(disk, 2) == {entry: bytes([entry]) * 3000 for entry in range(written)}
-        assert 1 in disk.bookie.contents.tombstones
+        assert 1 in disk.core.contents.tombstones
     return calls
 
 
@@ -184,9 +184,9 @@ async def test_a_full_disk_of_dead_files_is_compacted_with_space_lent_for_it(tmp
             entry += 1
         assert status is Status.READ_ONLY
         await disk.delete([1])
-        upkeep = Upkeep(disk, settings)
+        upkeep = Compaction(disk, settings)
         async with asyncio.timeout(TIMEOUT_S):
-            while disk.bookie.read_only:
+            while disk.core.read_only:
                 await upkeep.compact()
                 await disk.files.check_space()
                 await asyncio.sleep(0)
@@ -206,7 +206,7 @@ async def test_a_file_that_is_freed_before_its_turn_does_not_end_compaction(tmp_
             assert await add(disk, 2, entry, b"long-lived") is Status.OK
             assert await add(disk, 1, entry, bytes(20_000)) is Status.OK
         await disk.delete([1])
-        upkeep, contents = Upkeep(disk, settings), disk.bookie.contents
+        upkeep, contents = Compaction(disk, settings), disk.core.contents
         await until(lambda: len(contents.sparse_files(0.4)) >= 2)
         first = contents.sparse_files(0.4)[0].generation
         async with asyncio.timeout(TIMEOUT_S), upkeep._lock:

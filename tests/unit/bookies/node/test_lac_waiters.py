@@ -83,7 +83,7 @@ async def test_a_failed_bookie_is_passed_over(cluster: Cluster) -> None:
         assert (await cluster.client.await_lac(writer.ledger, 0, 20.0)).lac >= 1
     for name in ("b1", "b2"):
         disk = cluster.bookies[name][0]._disks[0]
-        disk.bookie.fail("the disk failed")
+        disk.core.fail("the disk failed")
     with pytest.raises(Unavailable, match=Status.STORAGE_FAILED.name):
         await cluster.client.await_lac(writer.ledger, 2, 20.0)
     writer.abandon()

@@ -12,7 +12,7 @@ from unit.bookies.bookie_cluster import ENTRIES, PAYLOADS, Cluster, batch, event
 
 from stratalog_bookies.protocol import messages
 from stratalog_bookies.protocol.messages import Status
-from stratalog_bookies.repair.audit_lease import AUDIT_WORK
+from stratalog_bookies.repair.auditor import AUDIT_WORK
 from stratalog_core.errors import Invalid, NoSuchLedger
 from stratalog_core.ports import Request
 from stratalog_metadata.records import (

@@ -18,7 +18,7 @@ from unit.bookies.plain_disk import KEY, PlainDisk
 from stratalog_bookies.disk import recovery
 from stratalog_bookies.disk.core import log_format
 from stratalog_bookies.disk.core.checkpoint import INDEX_HEADER_BYTES
-from stratalog_bookies.disk.core.corruption import Damage
+from stratalog_bookies.disk.core.corruption import KnownCorruption
 from stratalog_bookies.disk.disk import Disk
 from stratalog_bookies.disk.log_files import LogFiles, index_path, log_path
 from stratalog_bookies.protocol import messages
@@ -49,7 +49,7 @@ def _stopped_disk() -> SimulatedDisk:
     disk.delete(3)
     disk.fence(2)
     disk.commit()
-    disk.bookie.prove_tail()
+    disk.core.prove_tail()
     disk.commit()
     return simulated
 
@@ -117,15 +117,15 @@ def test_every_bit_of_a_log_file_is_checked() -> None:
     assert len(meaningful) > 400
     for position in meaningful:
         for bit in range(8):
-            damaged = bytearray(content[log_format.FIRST_FRAME : scan.end])
-            damaged[position - log_format.FIRST_FRAME] ^= 1 << bit
-            checked = check_piece(memoryview(damaged), log_format.FIRST_FRAME, store.seed(generation))
-            if checked.end < scan.end and not checked.damaged:
-                rest = memoryview(damaged)[checked.end - log_format.FIRST_FRAME :]
+            corrupt = bytearray(content[log_format.FIRST_FRAME : scan.end])
+            corrupt[position - log_format.FIRST_FRAME] ^= 1 << bit
+            checked = check_piece(memoryview(corrupt), log_format.FIRST_FRAME, store.seed(generation))
+            if checked.end < scan.end and not checked.corrupt:
+                rest = memoryview(corrupt)[checked.end - log_format.FIRST_FRAME :]
                 checked = check_piece(rest, checked.end, store.seed(generation))
-            assert checked.broken or checked.damaged, f"bit {bit} of byte {position}"
+            assert checked.broken or checked.corrupt, f"bit {bit} of byte {position}"
     whole = check_piece(memoryview(content)[log_format.FIRST_FRAME : scan.end], log_format.FIRST_FRAME, store.seed(generation))
-    assert (whole.end, whole.broken, whole.damaged) == (scan.end, False, [])
+    assert (whole.end, whole.broken, whole.corrupt) == (scan.end, False, [])
     assert whole.entries == 1 + 3 + len(ENTRIES_OF_2)
 
 
@@ -142,7 +142,7 @@ def test_a_piece_that_ends_inside_a_frame_is_not_damage(cut: int) -> None:
         piece = content[position : min(end, position + max(cut, claimed))]
         checked = check_piece(piece, position, store.seed(generation))
         assert not checked.broken
-        assert not checked.damaged
+        assert not checked.corrupt
         position, entries = checked.end, entries + checked.entries
     assert (position, entries) == (end, 1 + 3 + len(ENTRIES_OF_2))
 
@@ -155,9 +155,9 @@ def test_the_tail_of_an_idle_log_is_proved() -> None:
         disk.add((1, 0, b"zero"))
         disk.commit()
         if proved:
-            disk.bookie.prove_tail()
+            disk.core.prove_tail()
             disk.commit()
-        path = log_path(disk.bookie.log.generation)
+        path = log_path(disk.core.log.generation)
         simulated.flip_bit(path, simulated.content[path].now.index(b"zero") - 40, 3)
         if proved:
             with pytest.raises(Corrupt, match="no sound frame"):
@@ -167,19 +167,19 @@ def test_the_tail_of_an_idle_log_is_proved() -> None:
 
 
 def test_damage_is_bounded_and_tried_again_later() -> None:
-    damage = Damage()
-    assert damage.add(1, 0, 7)
-    assert not damage.add(1, 0, 7)
-    (entry,) = damage.due(0.0)
+    corruption = KnownCorruption()
+    assert corruption.add(1, 0, 7)
+    assert not corruption.add(1, 0, 7)
+    (entry,) = corruption.due(0.0)
     entry.put_off(0.0, "nobody has it")
-    assert damage.due(0.5) == []
-    assert [each.entry_id for each in damage.due(1.0)] == [0]
-    assert list(damage.examples(5)) == ["entry 0 of ledger 1: nobody has it"]
+    assert corruption.due(0.5) == []
+    assert [each.entry_id for each in corruption.due(1.0)] == [0]
+    assert list(corruption.examples(5)) == ["entry 0 of ledger 1: nobody has it"]
     for number in range(20_000):
-        damage.add(2, number, 7)
-    assert len(damage) == 10_000
-    damage.remove(entry)
-    assert len(damage) == 9_999
+        corruption.add(2, number, 7)
+    assert len(corruption) == 10_000
+    corruption.remove(entry)
+    assert len(corruption) == 9_999
 
 
 # -- mending, in a cluster
@@ -230,7 +230,7 @@ async def held(cluster: Cluster, name: str, ledger: Ledger) -> list[bytes | None
     found: list[bytes | None] = []
     while len(found) <= ledger.last_entry:
         asked = Range(ledger.ledger_id, len(found), ledger.last_entry)
-        (answer,) = await cluster.client._services.requests.read(name, [asked], 1 << 24)
+        (answer,) = await cluster.client._context.requests.read(name, [asked], 1 << 24)
         assert [entry.entry_id for entry in answer.entries] == list(range(len(found), answer.decided_to + 1))
         found += [bytes(each.payload) if each.state == EntryState.PRESENT else None for each in answer.entries]
     return found
@@ -256,8 +256,8 @@ def _place(disk: Disk, directory: Path, what: str) -> tuple[Path, int]:
         return directory / "state", 30
     if where == "cookie":
         return directory / "cookie", 60
-    files = disk.bookie.contents.files
-    generation = min(files) if where in ("closed", "index") else disk.bookie.log.generation
+    files = disk.core.contents.files
+    generation = min(files) if where in ("closed", "index") else disk.core.log.generation
     path = directory / (index_path(generation) if where == "index" else log_path(generation))
     if where == "index":
         return path, {"header": 9, "table": INDEX_HEADER_BYTES + 3, "rows": path.stat().st_size - 5}[field]
@@ -281,7 +281,7 @@ PLACES = [
 async def test_the_scrub_mends_every_kind_of_damage(cluster: Cluster) -> None:
     ledgers = [await cluster.sealed() for _ in range(6)]
     directory = cluster.path / "b1"
-    await eventually(lambda: any(file.closed for file in disk_of(cluster, "b1").bookie.contents.files.values()))
+    await eventually(lambda: any(file.closed for file in disk_of(cluster, "b1").core.contents.files.values()))
     for what in PLACES:
         writer = await cluster.write(entries=2)
         await eventually(lambda w=writer: w.unconfirmed_bytes == 0)  # type: ignore[misc]
@@ -297,7 +297,7 @@ async def test_the_scrub_mends_every_kind_of_damage(cluster: Cluster) -> None:
     assert disk_of(cluster, "b1").counters.mended_files >= 5
     await cluster.stop_bookie("b1")
     await start(cluster, "b1")
-    contents = disk_of(cluster, "b1").bookie.contents
+    contents = disk_of(cluster, "b1").core.contents
     for ledger in ledgers:
         assert await held(cluster, "b1", ledger) == PAYLOADS[: ledger.last_entry + 1]
     assert all(contents.ledgers[ledger.ledger_id].fenced for ledger in ledgers[6:])
@@ -312,7 +312,7 @@ async def test_a_read_mends_what_it_finds_damaged(cluster: Cluster) -> None:
     flip(path, position)
     assert (await held(cluster, "b0", ledger)).count(None) == 1
     await eventually(lambda: disk_of(cluster, "b0").counters.healed_entries == 1)
-    await eventually(lambda: len(disk_of(cluster, "b0").damage) == 0)
+    await eventually(lambda: len(disk_of(cluster, "b0").corruption) == 0)
     assert await held(cluster, "b0", ledger) == PAYLOADS
     await cluster.stop_bookie("b0")
     await start(cluster, "b0")
@@ -340,7 +340,7 @@ async def test_damage_without_a_good_copy_is_told_and_mended_when_one_is_back(cl
 async def test_a_copy_of_another_entry_is_never_taken(cluster: Cluster) -> None:
     """A replica with another payload under the same id: nothing is mended with it, and nothing is absent."""
     ledger = await cluster.sealed(entries=1)
-    row = disk_of(cluster, "b0").bookie.contents.ledgers[ledger.ledger_id].runs[0]
+    row = disk_of(cluster, "b0").core.contents.ledgers[ledger.ledger_id].runs[0]
     forged = messages.pack_entry(ledger.ledger_id, 0, -1, (b"forged",))
     for name in ("b1", "b2"):
         await cluster.stop_bookie(name)
@@ -362,11 +362,11 @@ async def test_rot_in_the_last_batchs_header_does_not_move_a_recovered_ledgers_e
     await cluster.sealed()  # so that the page of the last entry is not written again
     for name in ("b0", "b1"):
         disk = disk_of(cluster, name)
-        run = disk.bookie.contents.ledgers[writer.ledger.ledger_id].runs[-1]
+        run = disk.core.contents.ledgers[writer.ledger.ledger_id].runs[-1]
         row = run.find(ENTRIES - 1)
         assert row is not None
         flip(cluster.path / name / log_path(run.generation), row.position + BASE_OFFSET_LAST_BYTE)
-    cluster.client._services.directory._last_asked = frozenset({"b2"})
+    cluster.client._context.directory._last_resort = frozenset({"b2"})
     (recovered,) = await cluster.client.recover([writer.ledger.ledger_id])
     assert (recovered.last_entry, recovered.end_offset) == (ENTRIES - 1, ENTRIES)
     assert recovered.payload_bytes == sum(map(len, PAYLOADS))
@@ -374,7 +374,7 @@ async def test_rot_in_the_last_batchs_header_does_not_move_a_recovered_ledgers_e
 
 def all_confirmed(cluster: Cluster, ledger_id: int) -> bool:
     """Whether every bookie knows that all is confirmed, so that recovery has nothing to read again."""
-    tails = [disk_of(cluster, name).bookie.tails([ledger_id])[0] for name in cluster.bookies]
+    tails = [disk_of(cluster, name).core.tails([ledger_id])[0] for name in cluster.bookies]
     return all(tail.lac == tail.last_entry == ENTRIES - 1 for tail in tails)
 
 
