@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from stratalog.reference import SECTIONS
+from stratalog.reference import METRIC_GROUPS, SECTIONS
 from stratalog_broker.topic_configs import TOPIC_CONFIG_KEYS, TopicConfigs
+from stratalog_core.metrics.groups import definitions
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = [
@@ -105,6 +106,27 @@ def test_every_setting_is_read(section: str, kind: type[Any], field: dataclasses
         if "settings" in name.lower() or name in _ASIDE or (name == "self" and module == own)
     }
     assert read, f"[{section}] {field.name} is read by nobody: give it an effect, or delete it"
+
+
+def test_every_metric_group_is_documented() -> None:
+    """A group that is in no table of the reference is found by nobody."""
+    declared = {
+        f"{'.'.join(module.relative_to(ROOT).with_suffix('').parts[1:])}.{node.name}"
+        for module in MODULES
+        for node in ast.walk(ast.parse(module.read_text()))
+        if isinstance(node, ast.ClassDef) and "MetricGroup" in {_last_name(base) for base in node.bases}
+    }
+    assert {f"{group.__module__}.{group.__qualname__}" for _, groups in METRIC_GROUPS for group in groups} == declared
+
+
+def test_metric_names_end_with_their_unit_and_are_unique() -> None:
+    metrics = [metric for _, groups in METRIC_GROUPS for group in groups for metric in definitions(group)]
+    names = [metric.name for metric in metrics]
+    assert len(set(names)) == len(names)
+    for metric in metrics:
+        if metric.unit in ("bytes", "seconds"):
+            assert metric.name.removesuffix("_total").endswith(f"_{metric.unit}")
+        assert metric.meaning[0].isupper()
 
 
 _ASIDE = {"_rules", "section"}

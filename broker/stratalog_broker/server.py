@@ -215,9 +215,10 @@ class BrokerServer:
     @property
     def kafka_address(self) -> str:
         """``host:port`` that the first listener is bound to."""
-        return self._bound()[0].address
+        return self.listeners[0].address
 
-    def _bound(self) -> list[Listener]:
+    @property
+    def listeners(self) -> list[Listener]:
         """The listeners with their real ports."""
         assert self._servers, "the broker is started"
         pairs = zip(self._listeners, self._servers, strict=True)
@@ -245,7 +246,7 @@ class BrokerServer:
         self._sweeper = loop.call_later(LOOK_S, self._sweep)
 
     def _record(self) -> Broker:
-        first, *further = advertised_endpoints(self._bound(), self._settings.advertised)
+        first, *further = advertised_endpoints(self.listeners, self._settings.advertised)
         return Broker(
             broker_id=self._settings.broker_id,
             host=first.host,

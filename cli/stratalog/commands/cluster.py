@@ -141,7 +141,7 @@ def status(data: Path, as_json: bool) -> None:
         _report(local, as_json=True)
         return
     click.echo(f"bootstrap {local.state.bootstrap}\nstore     {local.state.store}")
-    print_rows(local.rows(), ("name", "role", "state", "pid", "address", "resident_bytes"))
+    print_rows(local.rows(), ("name", "role", "state", "pid", "address", "http", "resident_bytes"))
 
 
 def _report(local: LocalCluster, *, as_json: bool) -> None:

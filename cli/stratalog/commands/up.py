@@ -49,6 +49,8 @@ def _refuse_cluster(data: Path) -> None:
 def _remember(data: Path, node: Node, address: str) -> None:
     """Let the other commands find it by ``--data``."""
     started_at = psutil.Process().create_time()
-    process = ProcessState(name="up", role=_ROLE, address=address, pid=os.getpid(), started_at=started_at)
+    process = ProcessState(
+        name="up", role=_ROLE, address=address, pid=os.getpid(), started_at=started_at, http=node.http_address
+    )
     metadata = ",".join(node.settings.metadata)
     save_state(data, ClusterState(bootstrap=address, metadata=metadata, store=node.settings.store, processes=(process,)))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgspec
+
 from stratalog.local import minio, processes
 from stratalog.local.plan import Plan, to_toml
 from stratalog.local.readiness import BrokerProbe, wait_for_bookies, wait_until
@@ -154,13 +156,14 @@ class LocalCluster:
     def _forget_pids(self, group: Sequence[ProcessState]) -> None:
         state = self.state
         for process in group:
-            state = state.replaced(ProcessState(name=process.name, role=process.role, address=process.address))
+            state = state.replaced(msgspec.structs.replace(process, pid=None, started_at=0.0))
         save_state(self._data, state)
 
 
 def _row(process: ProcessState) -> dict[str, object]:
     found = processes.running(process)
     row: dict[str, object] = {"name": process.name, "role": process.role, "address": process.address}
+    row["http"] = process.http
     row["pid"] = process.pid if found else None
     row["state"] = "running" if found else "ended" if process.pid is not None else "stopped"
     row["resident_bytes"] = found.memory_info().rss if found else None

@@ -36,11 +36,14 @@ class Plan:
 
 def plan_cluster(data: Path, sizes: Sizes, *, cluster_id: str, store: str | None, minio: bool) -> Plan:
     """Choose addresses for all; the store is ``store``, or a MinIO of the cluster's own, or a directory below ``data``."""
-    addresses = iter([f"127.0.0.1:{port}" for port in free_ports(sizes.metadata + sizes.bookies + sizes.brokers + int(minio))])
+    listening = sizes.metadata + sizes.bookies + sizes.brokers
+    addresses = iter([f"127.0.0.1:{port}" for port in free_ports(2 * listening + sizes.tiering + int(minio))])
     metadata = _processes("metadata", sizes.metadata, addresses)
     bookies = _processes("bookie", sizes.bookies, addresses)
     brokers = _processes("broker", sizes.brokers, addresses)
-    tiering = tuple(ProcessState(name=f"tiering-{i}", role="tiering", address="") for i in range(1, sizes.tiering + 1))
+    tiering = tuple(
+        ProcessState(name=f"tiering-{i}", role="tiering", address="", http=next(addresses)) for i in range(1, sizes.tiering + 1)
+    )
     stores = (ProcessState(name=MINIO, role="store", address=next(addresses)),) if minio else ()
     state = ClusterState(
         bootstrap=",".join(broker.address for broker in brokers),
@@ -52,7 +55,9 @@ def plan_cluster(data: Path, sizes: Sizes, *, cluster_id: str, store: str | None
 
 
 def _processes(role: str, count: int, addresses: Iterator[str]) -> tuple[ProcessState, ...]:
-    return tuple(ProcessState(name=f"{role}-{i}", role=role, address=next(addresses)) for i in range(1, count + 1))
+    return tuple(
+        ProcessState(name=f"{role}-{i}", role=role, address=next(addresses), http=next(addresses)) for i in range(1, count + 1)
+    )
 
 
 def _configurations(data: Path, state: ClusterState, cluster_id: str) -> dict[str, Tables]:
@@ -84,7 +89,8 @@ def _configurations(data: Path, state: ClusterState, cluster_id: str) -> dict[st
         configurations[process.name] = {"node": {**node, **cache}, "broker": table}
     for process in state.of_role("tiering"):
         configurations[process.name] = {"node": node, "tiering": {"worker_id": process.name}}
-    return configurations
+    http = {process.name: process.http for process in state.processes}
+    return {name: {**tables, "http": {"listen": http[name]}} for name, tables in configurations.items()}
 
 
 def to_toml(tables: Tables) -> str:

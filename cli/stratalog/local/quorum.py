@@ -26,10 +26,11 @@ def add_metadata(local: LocalCluster, *, timeout_s: float) -> str:
     before = _addresses(state)
     config = local.data / "config"
     number = max(int(path.stem.rpartition("-")[2]) for path in config.glob(f"{ROLE}-*.toml")) + 1
-    process = ProcessState(name=f"{ROLE}-{number}", role=ROLE, address=f"127.0.0.1:{free_ports(1)[0]}")
+    address, http = (f"127.0.0.1:{port}" for port in free_ports(2))
+    process = ProcessState(name=f"{ROLE}-{number}", role=ROLE, address=address, http=http)
     table = dict(_read(config / f"{state.of_role(ROLE)[0].name}.toml")[ROLE])
     table |= {"node_id": number, "listen": process.address, "data_dir": str(local.data / process.name)}
-    (config / f"{process.name}.toml").write_text(to_toml({"node": {}, ROLE: table}))
+    (config / f"{process.name}.toml").write_text(to_toml({"node": {}, ROLE: table, "http": {"listen": http}}))
     _save(local, msgspec.structs.replace(state, processes=_inserted(state, process)))
     local.start([process.name], timeout_s=timeout_s)
     asyncio.run(_add(before, number, process.address, timeout_s))

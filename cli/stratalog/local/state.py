@@ -15,13 +15,16 @@ from stratalog_core.malformed import MALFORMED
 
 
 class ProcessState(msgspec.Struct, frozen=True, kw_only=True):
-    """One process. ``started_at`` (seconds since 1970) tells it from another that got the same ``pid`` later."""
+    """One process. ``started_at`` (seconds since 1970) tells it from another that got the same ``pid`` later. ``http`` is the
+    address of its metrics and health endpoints, empty if it has none.
+    """
 
     name: str
     role: str
     address: str
     pid: int | None = None
     started_at: float = 0.0
+    http: str = ""
 
 
 class ClusterState(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,6 +10,8 @@ from stratalog.roles.node import NodeSettings
 from stratalog_bookies.client import LedgerClientSettings
 from stratalog_bookies.config import BookieSettings
 from stratalog_broker.config import BrokerSettings
+from stratalog_core.http.settings import SECTION as HTTP_SECTION
+from stratalog_core.http.settings import HttpSettings
 from stratalog_metadata.node.config import MetadataSettings
 from stratalog_tiering.cold.block_source import ColdReaderSettings
 from stratalog_tiering.config import TieringSettings
@@ -22,6 +24,7 @@ SECTIONS: tuple[tuple[str, type[Any]], ...] = (
     ("broker", BrokerSettings),
     ("cold", ColdReaderSettings),
     ("tiering", TieringSettings),
+    (HTTP_SECTION, HttpSettings),
 )
 
 _HEAD = """# Settings

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from stratalog.roles.priority import take_turns
+from stratalog.roles.readiness import check_bookie
 from stratalog.roles.runtime import Node
 from stratalog_bookies.config import BookieSettings
 from stratalog_bookies.disk.missing_disk import MissingFiles
@@ -27,6 +29,7 @@ async def start(node: Node) -> str:
     )
     await server.start()
     node.closing(server.close)
+    node.serving_when(partial(check_bookie, node.transport, server.address, settings.bookie_id, node.read_record))
     return server.address
 
 

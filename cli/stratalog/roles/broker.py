@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import gc
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from stratalog.roles.open_files import connections_within, open_files_max
 from stratalog.roles.priority import take_turns
+from stratalog.roles.readiness import check_broker
 from stratalog.roles.runtime import Node
 from stratalog_bookies.client import LedgerClient, LedgerClientSettings
 from stratalog_broker.config import BrokerSettings
@@ -45,6 +47,7 @@ async def start(node: Node) -> str:
     )  # fmt: skip
     await server.start()
     node.closing(server.close)
+    node.serving_when(partial(check_broker, server.listeners, settings.broker_id, node.read_record))
     _load_messages(node)
     return server.kafka_address
 

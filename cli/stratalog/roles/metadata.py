@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from stratalog.roles.priority import take_turns
+from stratalog.roles.readiness import check_metadata_node
 from stratalog.roles.runtime import Node
 from stratalog_metadata.node.config import SECTION, MetadataSettings
 from stratalog_metadata.node.server import MetadataServer
@@ -25,5 +27,6 @@ async def start(node: Node) -> str:
     )
     await server.start()
     node.closing(server.close)
+    node.serving_when(partial(check_metadata_node, node.transport, server.address))
     node.watching(lambda: server.failure)
     return server.address

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -20,7 +21,12 @@ import uvloop
 from stratalog.roles.node import NodeSettings
 from stratalog.roles.open_files import raise_open_files
 from stratalog_core.config import load
-from stratalog_core.errors import Conflict, Invalid, StratalogError
+from stratalog_core.errors import Conflict, Invalid, StratalogError, Unavailable
+from stratalog_core.http.endpoints import Ready
+from stratalog_core.http.service import HttpService
+from stratalog_core.http.settings import SECTION as HTTP_SECTION
+from stratalog_core.http.settings import HttpSettings
+from stratalog_core.metrics.registry import Registry
 from stratalog_core.ports import Background, Clock, Files, Random, Transport
 from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
@@ -59,6 +65,12 @@ class Borders:
 SYSTEM_BORDERS = Borders()
 
 
+class Phase(Enum):
+    STARTING = "starting"
+    SERVING = "serving"
+    STOPPING = "stopping"
+
+
 class Node:
     """The real ports of one process, and the components on it, closed in reverse order."""
 
@@ -74,6 +86,11 @@ class Node:
         self._stack = stack
         self._metadata: QuorumClient | None = None
         self._failures: list[Callable[[], StratalogError | None]] = []
+        self._http_settings = configuration.section(HttpSettings, HTTP_SECTION)
+        self.metrics = Registry(self._http_settings.label_sets_max)
+        self.http_address = ""
+        self.phase = Phase.STARTING
+        self._checks: list[Ready] = []
         self.closing(self.transport.close)
 
     def watching(self, failure: Callable[[], StratalogError | None]) -> None:
@@ -83,6 +100,23 @@ class Node:
     def failure(self) -> StratalogError | None:
         """The first failure of what is watched."""
         return next((found for failure in self._failures if (found := failure()) is not None), None)
+
+    async def serve_http(self, role: str) -> None:
+        """Serve metrics and health until the node stops. Raises ``Conflict``, ``Invalid`` or ``OSError``."""
+        service = HttpService(self._http_settings, role, self.metrics, self.check_serving, self.clock)
+        self.closing(service.close)
+        await service.start()
+        self.http_address = service.address
+
+    def serving_when(self, check: Ready) -> None:
+        """The process serves only while ``check`` passes, as well as those that were added before."""
+        self._checks.append(check)
+
+    async def check_serving(self, timeout_s: float) -> str:
+        """What the process serves as. Raises ``Unavailable`` with the reason if it does not, and what a check raises."""
+        if self.phase is not Phase.SERVING:
+            raise Unavailable(self.phase.value)
+        return "; ".join([await check(timeout_s) for check in self._checks])
 
     def closing(self, close: Callable[[], Awaitable[None]]) -> None:
         """Have ``close`` awaited when the node stops, before what was registered earlier."""
@@ -123,6 +157,11 @@ class Node:
             await self._metadata.start()
         return self._metadata
 
+    async def read_record(self, key: str, timeout_s: float) -> object:
+        """The metadata record under ``key`` by a linearizable read; None if there is none."""
+        (found,) = await (await self.metadata()).read([key], timeout_s)
+        return found.record if found is not None else None
+
     def store(self) -> ObjectStore:
         """The object store of ``[node] store``, closed when the node stops."""
         if not self.settings.store:
@@ -162,13 +201,16 @@ async def _serve(configuration: Configuration, name: str, start: Start, borders:
     stack = AsyncExitStack()
     try:
         node = Node(configuration, stack, borders)
+        await node.serve_http(name)
         address = await _unless_stopped(start(node), stopped)
         if address is not None:
+            node.phase = Phase.SERVING
             _log.info("%s serves at %s", name, address)
             # Modules and what the start left stay for good: no collection needs to walk them.
             gc.collect()
             gc.freeze()
             await _until_stopped(node, stopped)
+            node.phase = Phase.STOPPING
             # A broker that gives thousands of partitions away makes much garbage; a look at all it has is a second of its time.
             gc.freeze()
     except StratalogError as failure:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from stratalog.roles.priority import give_way
+from stratalog.roles.readiness import check_tiering_worker
 from stratalog.roles.runtime import Node
 from stratalog_bookies.client import LedgerClient, LedgerClientSettings
 from stratalog_tiering.config import TieringSettings
@@ -24,4 +27,5 @@ async def start(node: Node) -> str:
     worker = TieringWorker(settings, metadata, node.store(), ledgers, node.clock, node.random, background)
     await worker.start()
     node.closing(worker.close)
+    node.serving_when(partial(check_tiering_worker, settings.worker_id, node.read_record))
     return settings.worker_id

@@ -1,0 +1,1 @@
+"""The HTTP endpoints of a process: ``/metrics``, ``/healthz`` and ``/readyz``, and the small server behind them."""
