@@ -1,4 +1,8 @@
-"""Ledger ids, taken from the quorum in blocks ahead of need. Ids of a block that was lost or not used up are never used."""
+"""Ledger ids, allocated from the quorum in blocks ahead of need.
+
+An id is returned once. Ids of a block that was lost or not used up are never used. Nor are those below the ``lost_below`` of
+the quorum's counter: metadata was restored from an old copy, and bookies may know such an id.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from typing import Final
 
 from stratalog_core.errors import OutcomeUnknown, Unavailable
 from stratalog_metadata.client.api import MetadataClient
-from stratalog_metadata.records import LEDGER_IDS
+from stratalog_metadata.records import LEDGER_IDS, Counter, counter_key
 from stratalog_metadata.state.commands import Allocate, Command
 
 _FIRST_ATTEMPT_S: Final = 3.0
@@ -25,12 +29,19 @@ class LedgerIds:
         self._refill: asyncio.Task[None] | None = None
 
     async def take(self) -> int:
-        """Raises what the quorum answers if it cannot be reached."""
-        while not self._free:
+        """The next id. Raises the quorum's error if it cannot be reached."""
+        while not self._usable():
             await asyncio.shield(self._refilling())
         if len(self._free) <= self._block // 2:
             self._refilling()
         return self._free.popleft()
+
+    def _usable(self) -> bool:
+        """Drop the ids that the quorum no longer accepts; whether any are left."""
+        counter = self._metadata.view.find(Counter, counter_key(LEDGER_IDS))
+        while self._free and counter is not None and self._free[0] < counter.lost_below:
+            self._free.popleft()
+        return bool(self._free)
 
     def _refilling(self) -> asyncio.Task[None]:
         if self._refill is None or self._refill.done():

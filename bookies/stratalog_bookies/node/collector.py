@@ -3,6 +3,10 @@
 The listing of what the disks hold is taken first, the linearizable scan of metadata second. A ledger's record exists before
 its first entry, so one that is held and not found was deleted. The same rule guards DELETE: a ledger that metadata still
 has is kept, whoever asks. Answers that fail or belong to another cluster delete nothing.
+
+Metadata that was restored from an old copy has no record of ledgers that were made after the copy. The counter of ledger ids
+proves it: ids below its ``lost_below`` may belong to such ledgers, and those without a record are kept. Until the counter has
+been raised above all ids that this bookie knows, nothing is deleted.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from stratalog_bookies.disk.disk import Disk
 from stratalog_bookies.protocol.messages import LEDGERS_MAX, Status
@@ -19,18 +24,26 @@ from stratalog_metadata.records import CLUSTER_KEY, LEDGER_IDS, Cluster, Counter
 from stratalog_metadata.state.changes import Change
 
 _LEDGERS = "ledger/"
+NOTHING: Final = 2**63
+"""Above every ledger id."""
 _GATHER_S = 0.1
 """Deletions come by the thousand when a topic goes: they are gathered for so long."""
 _log = logging.getLogger(__name__)
 
 
 class Collector:
-    """Garbage collection of one bookie. ``refusal`` says why nothing at all is deleted, if metadata is not to be believed."""
+    """Garbage collection of one bookie. ``refusal`` says why ledgers without a record are kept; empty if none are.
 
-    def __init__(self, metadata: MetadataClient, disks: Sequence[Disk], cluster_id: str) -> None:
+    ``on_ids_lost`` is called when metadata has not allocated an id that this bookie knows.
+    """
+
+    def __init__(
+        self, metadata: MetadataClient, disks: Sequence[Disk], cluster_id: str, on_ids_lost: Callable[[], None] = lambda: None
+    ) -> None:
         self._metadata = metadata
         self._disks = disks
         self._cluster_id = cluster_id
+        self._on_ids_lost = on_ids_lost
         self.refusal = ""
         self._gone: dict[int, None] = {}
         self._wanted = asyncio.Event()
@@ -72,11 +85,13 @@ class Collector:
         if not any(held):
             return 0
         try:
-            if not await self._is_to_be_believed():
-                return 0
+            first = await self._first_deletable()
             records = [found.record for found in await self._metadata.scan(_LEDGERS)]
             known = {record.ledger_id for record in records if isinstance(record, Ledger)}
-            return sum([await self._delete(disk, ids - known) for disk, ids in zip(self._disks, held, strict=True)])
+            unknown = [ids - known for ids in held]
+            self._explain(sum(ledger_id < first for ids in unknown for ledger_id in ids), first)
+            doomed = [{ledger_id for ledger_id in ids if ledger_id >= first} for ids in unknown]
+            return sum([await self._delete(disk, ids) for disk, ids in zip(self._disks, doomed, strict=True)])
         except (Retriable, OutcomeUnknown, StorageFailed) as failure:
             _log.info("nothing is collected now: %s", failure)
             return 0
@@ -87,8 +102,8 @@ class Collector:
         """
         found = await self._metadata.read([ledger_key(ledger_id) for ledger_id in ledger_ids])
         gone = [ledger_id for ledger_id, record in zip(ledger_ids, found, strict=True) if record is None]
-        if gone and not await self._is_to_be_believed():
-            gone = []
+        first = await self._first_deletable() if gone else 0
+        gone = [ledger_id for ledger_id in gone if ledger_id >= first]
         for disk in self._disks:
             await self._delete(disk, {ledger_id for ledger_id in gone if disk_of(ledger_id) is disk})
         deleted = set(gone)
@@ -99,20 +114,40 @@ class Collector:
             await disk.delete(sorted(ledger_ids))
         return len(ledger_ids)
 
-    async def _is_to_be_believed(self) -> bool:
-        """Whether it is this cluster's metadata, and has handed out the id of every ledger that is held."""
-        self.refusal = await self._disbelief()
-        if self.refusal:
-            _log.error("nothing is deleted: %s", self.refusal)
-        return not self.refusal
+    def greatest_ledger_id(self) -> int:
+        """Greatest id of a ledger that the disks have held or deleted; -1 if there was none."""
+        return max((disk.core.contents.greatest_ledger_id for disk in self._disks), default=-1)
 
-    async def _disbelief(self) -> str:
-        greatest = max((ledger_id for disk in self._disks for ledger_id in disk.core.contents.ledgers), default=-1)
+    async def _first_deletable(self) -> int:
+        """Ledgers of this id and above are deleted if they have no record. ``NOTHING`` if metadata is not to be believed."""
         found = await self._metadata.read([CLUSTER_KEY, counter_key(LEDGER_IDS)])
         cluster, counter = (each.record if each is not None else None for each in found)
         if not isinstance(cluster, Cluster) or cluster.cluster_id != self._cluster_id:
-            return f"the metadata quorum is not of cluster {self._cluster_id}"
-        next_id = counter.next_value if isinstance(counter, Counter) else 0
-        if greatest >= next_id:
-            return f"ledger {greatest} is held, and metadata has handed out ids below {next_id} only: it has lost its memory"
-        return ""
+            self._refuse(f"the metadata quorum is not of cluster {self._cluster_id}")
+            return NOTHING
+        ids = counter if isinstance(counter, Counter) else Counter(name=LEDGER_IDS)
+        greatest = self.greatest_ledger_id()
+        if greatest >= ids.next_value:
+            self._on_ids_lost()
+            self._refuse(
+                f"this bookie has held ledger {greatest}, and metadata has allocated ids below {ids.next_value} only:"
+                " it was restored from an old copy"
+            )
+            return NOTHING
+        return ids.lost_below
+
+    def _explain(self, kept: int, first: int) -> None:
+        if first == NOTHING:
+            return
+        if kept:
+            self._refuse(
+                f"{kept} ledgers with ids below {first} have no record and are kept: metadata was restored from an old copy"
+                " and may have forgotten them"
+            )
+        else:
+            self.refusal = ""
+
+    def _refuse(self, reason: str) -> None:
+        if reason != self.refusal:
+            _log.error("ledgers are kept: %s", reason)
+        self.refusal = reason

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 import msgspec
 
@@ -26,6 +27,7 @@ class Registration:
     def __init__(self, settings: BookieSettings, metadata: MetadataClient) -> None:
         self._settings = settings
         self._metadata = metadata
+        self._greatest_ledger_id: Callable[[], int] = lambda: -1
         self._key = bookie_key(settings.bookie_id)
         self._wanted: Bookie | None = None
         self._session_id = 0
@@ -55,8 +57,20 @@ class Registration:
         (found,) = await self._metadata.read([self._key])
         return found
 
-    async def register(self, cookie: str, address: str, *, read_only: bool, failed_disks: tuple[int, ...]) -> None:
-        """Claim the record and keep it up to date from now on. Raises ``Invalid`` if it bears another cookie."""
+    async def register(
+        self,
+        cookie: str,
+        address: str,
+        *,
+        read_only: bool,
+        failed_disks: tuple[int, ...],
+        greatest_ledger_id: Callable[[], int] = lambda: -1,
+    ) -> None:
+        """Claim the record and keep it up to date from now on. Raises ``Invalid`` if it bears another cookie.
+
+        ``greatest_ledger_id`` returns the greatest id of a ledger that the disks have held or deleted.
+        """
+        self._greatest_ledger_id = greatest_ledger_id
         self._wanted = Bookie(
             bookie_id=self._settings.bookie_id,
             address=address,
@@ -78,6 +92,10 @@ class Registration:
         if wanted != self._wanted:
             self._wanted = wanted
             self._changed.set()
+
+    def report_ledger_ids(self) -> None:
+        """Write the record again, with the greatest ledger id: metadata has forgotten that it allocated it."""
+        self._changed.set()
 
     async def close(self) -> None:
         """End the session now, so that nobody waits for the lease."""
@@ -123,7 +141,9 @@ class Registration:
             raise Invalid(f"bookie {wanted.bookie_id} is registered with another cookie: choose another bookie_id")
         # Draining is the operator's word: it outlives restarts.
         draining = found is not None and isinstance(found.record, Bookie) and found.record.draining
-        record = msgspec.structs.replace(wanted, session_id=self._session_id, draining=draining)
+        record = msgspec.structs.replace(
+            wanted, session_id=self._session_id, draining=draining, greatest_ledger_id=self._greatest_ledger_id()
+        )
         if found is not None and found.record == record:
             return
         version = ABSENT if found is None else found.version

@@ -87,11 +87,17 @@ class BookieServer:
         for position, files in enumerate(self._files):
             self._disks.append(await self._open_disk(position, files, cookie, counters, lost))
         cluster_id = await self._registration.cluster_id()
-        collector = Collector(self._metadata, self._disks, cluster_id)
+        collector = Collector(self._metadata, self._disks, cluster_id, self._registration.report_ledger_ids)
         self._dispatch = Dispatch(self._settings, self._disks, collector, counters)
         self._listener = await bound.listen(self._dispatch.handle)
         address = self._settings.advertised or bound.address
-        await self._registration.register(cookie, address, read_only=self._is_read_only(), failed_disks=self._failed_disks())
+        await self._registration.register(
+            cookie,
+            address,
+            read_only=self._is_read_only(),
+            failed_disks=self._failed_disks(),
+            greatest_ledger_id=collector.greatest_ledger_id,
+        )
         self._start_upkeep(collector, cluster_id, cookie)
         self._start_auditor(counters)
 

@@ -338,7 +338,7 @@ class DiskInfo(Control, frozen=True, kw_only=True):
 
 
 class BookieInfo(Control, frozen=True, kw_only=True):
-    """Answer to INFO (empty body). Counters rise from the process's start. ``keeps_all``: why no ledger may be deleted."""
+    """Answer to INFO (empty body). Counters rise from the process's start. ``keeps_all``: why unknown ledgers are kept."""
 
     bookie_id: str
     read_only: bool

@@ -26,8 +26,8 @@ def _of_bookie(name: str, answer: BookieInfo | StratalogError) -> Iterator[Findi
         yield fail(_CHECK, f"{name} does not answer: {answer.message}", "see its log, or start it again")
         return
     if answer.keeps_all:
-        detail = f"{name} deletes nothing: {answer.keeps_all}"
-        yield fail(_CHECK, detail, "bring back the metadata of this cluster: what was restored or founded anew is too old")
+        detail = f"{name} keeps ledgers: {answer.keeps_all}"
+        yield fail(_CHECK, detail, "restore the newest copy of this cluster's metadata")
     for disk in answer.disks:
         yield from _of_disk(f"{name}, disk {disk.position}", disk)
 

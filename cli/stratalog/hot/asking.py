@@ -45,4 +45,4 @@ def with_remarks(rows: list[Row], answers: Answers) -> list[Row]:
 def _remark(answer: BookieInfo | StratalogError | None) -> str:
     if isinstance(answer, StratalogError):
         return f"does not answer: {answer.message}"
-    return f"deletes nothing: {answer.keeps_all}" if answer is not None and answer.keeps_all else ""
+    return f"keeps ledgers: {answer.keeps_all}" if answer is not None and answer.keeps_all else ""

@@ -56,6 +56,7 @@ class Bookie(RecordBase, frozen=True, kw_only=True, tag="bookie"):
     ``draining``: an operator decommissions it. It gets no new ledgers, and the auditor moves its closed ones to others.
     Of its ``disks`` those in ``failed_disks`` (positions) cannot be used: ledgers whose id modulo ``disks`` is among them are
     lost there, and no others. ``host`` names the machine that it shares with other bookies; empty: the address tells it.
+    ``greatest_ledger_id`` is the greatest id of a ledger that it held or had deleted when the record was written (-1: none).
     """
 
     bookie_id: str
@@ -68,6 +69,7 @@ class Bookie(RecordBase, frozen=True, kw_only=True, tag="bookie"):
     disks: int = 1
     failed_disks: tuple[int, ...] = ()
     host: str = ""
+    greatest_ledger_id: int = -1
 
     def key(self) -> str:
         return bookie_key(self.bookie_id)

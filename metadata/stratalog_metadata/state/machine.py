@@ -5,7 +5,9 @@ against the records before the command; a command takes effect whole or not at a
 the command's index as its version.
 
 Beyond the requirements that a command brings, these always hold: a record that names a session names a live one; a
-session begins and ends only by ``OpenSession`` and ``ExpireSession``; a counter never falls or goes; a cluster keeps its id.
+session begins and ends only by ``OpenSession`` and ``ExpireSession``; a counter never falls or goes; a cluster keeps its id;
+the counter of ledger ids is greater than the greatest id that any bookie has reported, and a new ledger's id is at least the
+counter's ``lost_below``. The last two hold after a restore from an old copy, too, as soon as the bookies have registered.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import msgspec
 from stratalog_core.errors import Conflict, Invalid, SessionExpired, StaleEpoch, StratalogError
 from stratalog_metadata.records import (
     CLUSTER_KEY,
+    LEDGER_IDS,
     QUORUM_KEY,
     SESSION_IDS,
     Bookie,
@@ -24,6 +27,7 @@ from stratalog_metadata.records import (
     Cluster,
     Counter,
     Lease,
+    Ledger,
     Partition,
     Quorum,
     Record,
@@ -59,6 +63,8 @@ COUNTER_MAX = 2**63 - 1
 LEADER_EPOCH_MAX = 2**31 - 1
 """Kafka's clients know no greater one."""
 COMMAND_UPDATES_MAX = 200_000
+LOST_LEDGER_IDS_MAX = 2**40
+"""A bookie that reports an id further beyond the counter is not believed: it would use up the counter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,10 +135,16 @@ def _check_cluster(found: Versioned | None, record: Cluster) -> None:
 
 
 def _check_counter(found: Versioned | None, record: Counter) -> None:
+    before = found.record if found is not None and isinstance(found.record, Counter) else Counter(name=record.name)
     if not 0 <= record.next_value <= COUNTER_MAX:
         raise Invalid(f"counter {record.name} cannot stand at {record.next_value}; the most is {COUNTER_MAX}")
-    if found is not None and isinstance(found.record, Counter) and found.record.next_value > record.next_value:
-        raise Invalid(f"counter {record.name} is at {found.record.next_value} and cannot fall to {record.next_value}")
+    if before.next_value > record.next_value:
+        raise Invalid(f"counter {record.name} is at {before.next_value} and cannot fall to {record.next_value}")
+    if not before.lost_below <= record.lost_below <= record.next_value:
+        raise Invalid(
+            f"lost_below of counter {record.name} is {record.lost_below};"
+            f" allowed are {before.lost_below}..{record.next_value}: it never falls"
+        )
 
 
 def members_changed(records: RecordMap, index: int, quorum: Quorum) -> Outcome:
@@ -187,10 +199,35 @@ class _Work:
             _check_cluster(found, record)
         if isinstance(record, Counter):
             _check_counter(found, record)
+        if isinstance(record, Ledger) and found is None:
+            self._check_new_ledger(record.ledger_id)
         session_id = _session_of(record)
         if session_id and self._get(session_key(session_id)) is None:
             raise _expired(session_id)
         self._put(record)
+        if isinstance(record, Bookie):
+            self._skip_lost_ids(record.greatest_ledger_id)
+
+    def _check_new_ledger(self, ledger_id: int) -> None:
+        counter = self._ledger_ids()
+        if ledger_id < counter.lost_below:
+            raise Conflict(
+                f"ledger id {ledger_id} may have been used before metadata was restored; minimum is {counter.lost_below}:"
+                " allocate another one",
+                key=counter.key(),
+                expected=counter.lost_below,
+                found=ledger_id,
+            )
+
+    def _skip_lost_ids(self, greatest: int) -> None:
+        """Raise the counter of ledger ids above an id that a bookie knows and this history has not allocated."""
+        counter = self._ledger_ids()
+        if counter.next_value <= greatest < min(counter.next_value + LOST_LEDGER_IDS_MAX, COUNTER_MAX):
+            self._put(Counter(name=LEDGER_IDS, next_value=greatest + 1, lost_below=greatest + 1))
+
+    def _ledger_ids(self) -> Counter:
+        found = self._get(counter_key(LEDGER_IDS))
+        return found.record if found is not None and isinstance(found.record, Counter) else Counter(name=LEDGER_IDS)
 
     def _delete(self, key: str) -> None:
         if key.startswith("session/"):
@@ -207,10 +244,11 @@ class _Work:
         if not 1 <= count <= ALLOCATE_MAX:
             raise Invalid(f"count of {name} is {count}; allowed are 1..{ALLOCATE_MAX}")
         found = self._get(counter_key(name))
-        first = found.record.next_value if found is not None and isinstance(found.record, Counter) else first_ever
+        counter = found.record if found is not None and isinstance(found.record, Counter) else None
+        first = counter.next_value if counter is not None else first_ever
         if first + count > COUNTER_MAX:
             raise Invalid(f"counter {name} is at {first} and has no {count} numbers left")
-        self._put(Counter(name=name, next_value=first + count))
+        self._put(Counter(name=name, next_value=first + count, lost_below=counter.lost_below if counter is not None else 0))
         self.allocated.append(first)
         return first
 

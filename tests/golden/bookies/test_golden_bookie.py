@@ -123,6 +123,7 @@ def state() -> State:
         closed=(ClosedFile(generation=3, end=9000), ClosedFile(generation=17, end=65_536)),
         ledgers=checkpoint.pack_ledgers([LedgerState(ledger_id=7, lac=4, last_entry=5, fenced=True)]),
         tombstones=checkpoint.pack_tombstones([8]),
+        greatest_ledger_id=9,
     )
 
 

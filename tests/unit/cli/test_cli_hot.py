@@ -216,7 +216,7 @@ async def test_damage_that_nobody_can_mend_fails_the_scrub_and_the_doctor(
 
 
 async def test_a_bookie_that_metadata_cannot_be_right_about_says_so(quorum: EmbeddedQuorum, tmp_path: Path) -> None:
-    """Ids are handed out before ledgers are written: one that never was is of a metadata that knew more."""
+    """An id is allocated before its ledger is written: metadata that has not allocated it was restored from an old copy."""
     transport, background = TcpTransport(), ThreadBackground(8, "bookie")
     settings = BookieSettings(bookie_id="b1", data_dirs=(str(tmp_path / "disk"),), free_bytes_min=0, collect_interval_s=0.05)
     files = [SystemFiles(tmp_path / "disk")]
@@ -227,10 +227,11 @@ async def test_a_bookie_that_metadata_cannot_be_right_about_says_so(quorum: Embe
     async with asyncio.timeout(30.0):
         while not (wrong := [each for each in await check_disks(quorum.client.view) if each.verdict is Verdict.FAIL]):  # noqa: ASYNC110 (the bookie looks by itself)
             await asyncio.sleep(0.02)
-    assert "b1 deletes nothing: ledger 77 is held" in wrong[0].detail
+    assert wrong[0].detail.startswith("b1 keeps ledgers: ")
+    assert "restored from an old copy" in wrong[0].detail
     where = ("--metadata", ",".join(quorum.addresses), "--json")
     (row,) = (await asyncio.to_thread(_invoke, "bookie", "list", *where))["bookies"]
-    assert row["remark"].startswith("deletes nothing: ledger 77")
+    assert row["remark"].startswith("keeps ledgers: ")
     await server.close()
     rows = with_remarks(bookie_rows(quorum.client.view), {"b1": Unavailable("cannot connect")})
     assert rows[0]["remark"] == "does not answer: cannot connect"

@@ -54,12 +54,17 @@ class LedgerState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
-    """Content of the state file. ``ledgers`` and ``tombstones`` are packed, see ``pack_ledgers`` and ``pack_tombstones``."""
+    """Content of the state file. ``ledgers`` and ``tombstones`` are packed, see ``pack_ledgers`` and ``pack_tombstones``.
+
+    ``greatest_ledger_id`` covers all ledgers that the disk has ever held or deleted, those without a tombstone included
+    (-1: none).
+    """
 
     next_generation: int
     closed: tuple[ClosedFile, ...] = ()
     ledgers: bytes = b""
     tombstones: bytes = b""
+    greatest_ledger_id: int = -1
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -115,7 +120,7 @@ def _check_state(state: State) -> None:
         raise Corrupt(f"state file has tables of {len(state.ledgers)} and {len(state.tombstones)} bytes, which are not whole")
     held = {ledger.ledger_id for ledger in unpack_ledgers(state.ledgers)}
     gone = unpack_tombstones(state.tombstones)
-    if not held.isdisjoint(gone) or any(ledger_id > ID_MAX for ledger_id in (*held, *gone)):
+    if not held.isdisjoint(gone) or any(ledger_id > ID_MAX for ledger_id in (*held, *gone, state.greatest_ledger_id)):
         raise Corrupt("state file names a ledger that is held and deleted, or one that cannot be")
     closed = {file.generation for file in state.closed}
     if len(closed) < len(state.closed) or not all(0 < generation < state.next_generation for generation in closed):

@@ -50,6 +50,8 @@ class Contents:
         self.tombstones: dict[int, None] = {}
         self.files: dict[int, LogFile] = {}
         self.cache = RunCache(index_bytes_max)
+        self.greatest_ledger_id = -1
+        """Greatest id of a ledger that this disk has ever held or deleted; -1 if there was none."""
         self._tombstones_max = tombstones_max
 
     # -- ledgers
@@ -60,10 +62,12 @@ class Contents:
         ledger = self.ledgers.get(ledger_id)
         if ledger is None:
             ledger = self.ledgers[ledger_id] = Ledger(ledger_id)
+            self.greatest_ledger_id = max(self.greatest_ledger_id, ledger_id)
         return ledger
 
     def delete(self, ledger_id: int) -> None:
         """Forget a ledger's entries and remember that it is deleted."""
+        self.greatest_ledger_id = max(self.greatest_ledger_id, ledger_id)
         self.tombstones.pop(ledger_id, None)
         self.tombstones[ledger_id] = None
         while len(self.tombstones) > self._tombstones_max:
@@ -176,10 +180,12 @@ class Contents:
             closed=tuple(sorted(closed, key=lambda file: file.generation)),
             ledgers=pack_ledgers(self._ledger_states()),
             tombstones=pack_tombstones(self.tombstones),
+            greatest_ledger_id=self.greatest_ledger_id,
         )
 
     def restore(self, state: State) -> None:
         """Take over a state file; the closed files' runs follow by ``restore_runs``."""
+        self.greatest_ledger_id = state.greatest_ledger_id
         for file in state.closed:
             self.open_file(file.generation).end = file.end
         for ledger_id in unpack_tombstones(state.tombstones):
@@ -207,6 +213,7 @@ class Contents:
         """Assert that ledgers, files and runs agree."""
         for ledger in self.ledgers.values():
             assert ledger.ledger_id not in self.tombstones, "a deleted ledger is gone"
+            assert ledger.ledger_id <= self.greatest_ledger_id, "the greatest id covers every ledger"
             for run in ledger.runs:
                 assert self.files[run.generation].runs[ledger.ledger_id] is run, "a run is in its file's map"
                 assert run.last <= ledger.last_entry, "no entry is beyond the last"

@@ -18,6 +18,7 @@ from uuid import UUID
 
 import pytest
 
+from stratalog_bookies.client.ledger_ids import LedgerIds
 from stratalog_bookies.config import BookieSettings
 from stratalog_bookies.counters import Counters
 from stratalog_bookies.disk import recovery
@@ -44,16 +45,19 @@ from stratalog_core.ports import Buffer, Channel, File, Files, OnWritten
 from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
 from stratalog_metadata.client.api import MetadataClient
+from stratalog_metadata.client.quorum_client import QuorumClient
 from stratalog_metadata.embedded import EmbeddedQuorum, embedded_quorum
 from stratalog_metadata.records import (
     CLUSTER_KEY,
     LEDGER_IDS,
     Bookie,
     Cluster,
+    Counter,
     Fragment,
     Ledger,
     Versioned,
     bookie_key,
+    counter_key,
     ledger_key,
 )
 from stratalog_metadata.state.changes import Change
@@ -485,13 +489,49 @@ async def test_nothing_is_collected_on_a_guess(place: Place) -> None:
     metadata.cluster_id = ""
     await disk.fence([IDS_GIVEN])
     assert await collector.collect() == 0, "metadata that never gave this id has forgotten more than that"
-    assert collector.refusal == "ledger 1000 is held, and metadata has handed out ids below 1000 only: it has lost its memory"
+    assert collector.refusal == (
+        "this bookie has held ledger 1000, and metadata has allocated ids below 1000 only: it was restored from an old copy"
+    )
     assert list(await collector.delete([100], lambda _: disk)) == [Status.CONFLICT]
     assert set(core.contents.ledgers) == {1, 100, IDS_GIVEN}
     await place.quorum.client.propose(Command(updates=(Allocate(counter=LEDGER_IDS, count=1),)))
     assert await collector.collect() == 2
     assert not collector.refusal
     assert set(core.contents.ledgers) == {1}
+    await disk.close()
+    background.close()
+
+
+async def test_ledgers_that_restored_metadata_may_have_forgotten_are_kept(place: Place) -> None:
+    """The bookie reports the greatest id that it has held or deleted; ledgers below it are kept, later ones are deleted."""
+    background = ThreadBackground(8, "bookie")
+    files = SystemFiles(place.directory / "disk")
+    store, core = boot.recover_disk(_set_up(files), "ab" * 16, 0, place.settings)
+    disk = Disk(0, core, store, place.settings, background, Counters(), lambda: None)
+    await disk.files.start()
+    registration = Registration(place.settings, place.quorum.client)
+    client = place.quorum.client
+    collector = Collector(client, [disk], await registration.cluster_id(), registration.report_ledger_ids)
+    await registration.register(
+        "ab" * 16, "h:1", read_only=False, failed_disks=(), greatest_ledger_id=collector.greatest_ledger_id
+    )
+    await disk.fence([1, 100, 107, IDS_GIVEN + 10])
+    await disk.delete([IDS_GIVEN + 10])
+
+    assert await collector.collect() == 0
+    assert "metadata has allocated ids below 1000 only" in collector.refusal
+    await until(lambda: _lost_below(client) == IDS_GIVEN + 11)
+    assert await collector.collect() == 0
+    assert list(await collector.delete([107], lambda _: disk)) == [Status.CONFLICT]
+    assert "2 ledgers with ids below 1011 have no record and are kept" in collector.refusal
+    ids = LedgerIds(client, 1)
+    later = await ids.take()
+    assert later == IDS_GIVEN + 11
+    await disk.fence([later])
+    assert await collector.collect() == 1
+    assert set(core.contents.ledgers) == {1, 100, 107}
+    await ids.close()
+    await registration.close()
     await disk.close()
     background.close()
 
@@ -512,6 +552,12 @@ async def test_a_deletion_is_heard_of_by_the_ledgers_own_number(place: Place, le
     assert list(collector._gone) == [ledger_id]
     await disk.close()
     background.close()
+
+
+def _lost_below(client: QuorumClient) -> int:
+    found = client.view.find(Counter, counter_key(LEDGER_IDS))
+    assert found is not None
+    return found.lost_below
 
 
 def _set_up(files: SystemFiles) -> SystemFiles:

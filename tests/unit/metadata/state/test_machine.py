@@ -11,12 +11,15 @@ from hypothesis import strategies as st
 from stratalog_core.errors import Conflict, Invalid, SessionExpired, StaleEpoch, StratalogError
 from stratalog_metadata.records import (
     CLUSTER_KEY,
+    LEDGER_IDS,
     Bookie,
     Broker,
     Cluster,
     Counter,
     DynamicConfig,
+    Fragment,
     Lease,
+    Ledger,
     Partition,
     Session,
     TieringWorker,
@@ -41,7 +44,7 @@ from stratalog_metadata.state.commands import (
     Update,
     VersionIs,
 )
-from stratalog_metadata.state.machine import Outcome, apply
+from stratalog_metadata.state.machine import LOST_LEDGER_IDS_MAX, Outcome, apply
 from stratalog_metadata.state.record_map import RecordMap
 
 TOPIC = UUID(int=7)
@@ -174,6 +177,90 @@ def test_a_cluster_keeps_its_id(machine: Machine) -> None:
     machine.done(Put(record=Cluster(cluster_id="a" * 22, format_version=2)))
     assert isinstance(machine.refused(Put(record=Cluster(cluster_id="b" * 22))), Invalid)
     assert isinstance(machine.refused(Delete(key=CLUSTER_KEY)), Invalid)
+
+
+def bookie(greatest_ledger_id: int) -> Bookie:
+    return Bookie(bookie_id="b1", address="h:1", cookie="c", greatest_ledger_id=greatest_ledger_id)
+
+
+def ledger(ledger_id: int) -> Ledger:
+    return Ledger(
+        ledger_id=ledger_id, topic_id=TOPIC, partition=0, base_offset=0, leader_epoch=0, write_quorum=1, ack_quorum=1,
+        fragments=(Fragment(first_entry=0, bookies=("b1",)),),
+    )  # fmt: skip
+
+
+def ledger_ids(machine: Machine) -> Counter:
+    found = machine.records.get(counter_key(LEDGER_IDS))
+    assert found is not None
+    assert isinstance(found.record, Counter)
+    return found.record
+
+
+def test_ledger_ids_that_a_bookie_knows_are_not_allocated_again(machine: Machine) -> None:
+    """Metadata that was restored from an old copy has allocated fewer ids than bookies have seen."""
+    machine.done(Allocate(counter=LEDGER_IDS, count=100))
+    machine.done(Put(record=bookie(greatest_ledger_id=250)))
+    assert ledger_ids(machine) == Counter(name=LEDGER_IDS, next_value=251, lost_below=251)
+    assert machine.done(Allocate(counter=LEDGER_IDS, count=10)).allocated == (251,)
+    assert ledger_ids(machine) == Counter(name=LEDGER_IDS, next_value=261, lost_below=251)
+
+
+def test_a_block_of_lost_ids_cannot_be_used(machine: Machine) -> None:
+    """A broker may have taken the block before the bookies registered."""
+    machine.done(Put(record=ledger(7)))
+    machine.done(Allocate(counter=LEDGER_IDS, count=100))
+    machine.done(Put(record=bookie(greatest_ledger_id=250)))
+    refused = machine.refused(Put(record=ledger(99)))
+    assert isinstance(refused, Conflict)
+    assert refused.detail == {"key": counter_key(LEDGER_IDS), "expected": 251, "found": 99}
+    machine.done(Put(record=ledger(7)))
+    machine.done(Put(record=ledger(251)))
+
+
+@pytest.mark.parametrize("greatest", [-1, 0, 99])
+def test_a_bookie_that_knows_allocated_ids_changes_nothing(machine: Machine, greatest: int) -> None:
+    machine.done(Allocate(counter=LEDGER_IDS, count=100))
+    machine.done(Put(record=bookie(greatest_ledger_id=greatest)))
+    assert ledger_ids(machine) == Counter(name=LEDGER_IDS, next_value=100)
+
+
+def test_an_absurd_report_does_not_use_up_the_counter(machine: Machine) -> None:
+    machine.done(Allocate(counter=LEDGER_IDS, count=100))
+    machine.done(Put(record=bookie(greatest_ledger_id=100 + LOST_LEDGER_IDS_MAX)))
+    assert ledger_ids(machine) == Counter(name=LEDGER_IDS, next_value=100)
+
+
+@pytest.mark.parametrize("lost_below", [0, 250, 252])
+def test_the_limit_of_lost_ids_never_falls_nor_passes_the_counter(machine: Machine, lost_below: int) -> None:
+    machine.done(Allocate(counter=LEDGER_IDS, count=100))
+    machine.done(Put(record=bookie(greatest_ledger_id=250)))
+    refused = machine.refused(Put(record=Counter(name=LEDGER_IDS, next_value=251, lost_below=lost_below)))
+    assert isinstance(refused, Invalid)
+    assert "allowed are 251..251" in refused.message
+
+
+@given(st.lists(st.one_of(
+    st.builds(lambda count: Allocate(counter=LEDGER_IDS, count=count), st.integers(1, 50)),
+    st.builds(lambda greatest: Put(record=bookie(greatest)), st.integers(-1, 400)),
+    st.builds(lambda ledger_id: Put(record=ledger(ledger_id)), st.integers(0, 400)),
+)))  # fmt: skip
+def test_no_id_is_allocated_or_used_that_a_bookie_reported_as_lost(updates: list[Update]) -> None:
+    machine, lost_below = Machine(), 0
+    for update in updates:
+        outcome = machine.apply(update)
+        if isinstance(update, Allocate):
+            assert isinstance(outcome.result, Applied)
+            assert outcome.result.allocated[0] >= lost_below
+        elif isinstance(update, Put) and isinstance(update.record, Ledger):
+            known = machine.records.get(update.record.key())
+            assert known is not None or update.record.ledger_id < lost_below
+        if machine.records.get(counter_key(LEDGER_IDS)) is not None:
+            counter = ledger_ids(machine)
+            assert lost_below <= counter.lost_below <= counter.next_value
+            lost_below = counter.lost_below
+            reported = machine.records.get(bookie_key("b1"))
+            assert reported is None or getattr(reported.record, "greatest_ledger_id", -1) < counter.next_value
 
 
 @pytest.mark.parametrize("count", [0, -1, 1_000_001])

@@ -1,0 +1,121 @@
+"""Metadata that is restored from an old copy, under real processes: producers go on, and bookies delete nothing on its word."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
+from integration.process_cluster import ProcessCluster
+
+from stratalog_bookies.protocol import messages
+from stratalog_bookies.protocol.messages import LedgerPage, ListLedgers
+from stratalog_core.rpc.tcp import TcpTransport
+
+pytestmark = pytest.mark.integration
+RECORDS = 20
+PARTITIONS = 4
+DELIVERY_MS = 20_000
+"""Less than a failed takeover waits before it is tried again."""
+TIMEOUT_S = 60.0
+METADATA = "metadata-1"
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[ProcessCluster]:
+    running = ProcessCluster(tmp_path / "data")
+    running.run("cluster", "start", "--metadata", "1", "--bookies", "3", "--brokers", "1", "--tiering", "0")
+    try:
+        for bookie in running.processes("bookie"):
+            config = running.data / "config" / f"{bookie['name']}.toml"
+            config.write_text(config.read_text().replace("[bookie]", "[bookie]\ncollect_interval_s = 0.5", 1))
+        yield running
+    finally:
+        running.run("cluster", "stop")
+
+
+def produce(cluster: ProcessCluster, topic: str, partitions: int, text: str) -> list[str]:
+    """Produce to all partitions with acks=all; returns the values that were acknowledged."""
+    acknowledged: list[str] = []
+    failures: list[KafkaError] = []
+
+    def delivered(error: KafkaError | None, message: Message) -> None:
+        if error is not None:
+            failures.append(error)
+        else:
+            acknowledged.append((message.value() or b"").decode())
+
+    producer = Producer({"bootstrap.servers": cluster.bootstrap, "delivery.timeout.ms": DELIVERY_MS, "log_level": 0})
+    for number in range(RECORDS):
+        producer.produce(topic, f"{text}-{number}", partition=number % partitions, on_delivery=delivered)
+    producer.flush(TIMEOUT_S)
+    assert not failures, f"{len(failures)} of {RECORDS} records of {text!r} were not acknowledged: {failures[0]}"
+    return sorted(acknowledged)
+
+
+def consume(cluster: ProcessCluster, topic: str, partitions: int, count: int) -> list[str]:
+    consumer = Consumer({"bootstrap.servers": cluster.bootstrap, "group.id": "reader", "auto.offset.reset": "earliest"})
+    consumer.assign([TopicPartition(topic, partition, 0) for partition in range(partitions)])
+    found: list[str] = []
+    deadline = time.monotonic() + TIMEOUT_S
+    while len(found) < count and time.monotonic() < deadline:
+        message = consumer.poll(1.0)
+        if message is not None and message.error() is None:
+            found.append((message.value() or b"").decode())
+    consumer.close()
+    return sorted(found)
+
+
+def until(holds: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not holds():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.2)
+
+
+def remarks(cluster: ProcessCluster) -> list[str]:
+    """What each bookie says is wrong."""
+    return [bookie["remark"] for bookie in cluster.json("bookie", "list")["bookies"]]
+
+
+def held(cluster: ProcessCluster) -> set[int]:
+    """Ids of the ledgers that the bookies hold; each ledger is on all three."""
+
+    async def ask() -> set[int]:
+        transport = TcpTransport()
+        channels = [transport.channel(bookie["address"]) for bookie in cluster.json("bookie", "list")["bookies"]]
+        request = messages.encode(ListLedgers())
+        pages = [messages.decode(LedgerPage, await channel.call(messages.LIST, (request,), 10.0)) for channel in channels]
+        await transport.close()
+        return set.intersection(*({ledger.ledger_id for ledger in page.ledgers} for page in pages))
+
+    return asyncio.run(ask())
+
+
+def test_producers_go_on_and_nothing_acknowledged_is_deleted(cluster: ProcessCluster, tmp_path: Path) -> None:
+    topic = cluster.new_topic(PARTITIONS)
+    acknowledged = produce(cluster, topic, PARTITIONS, "before the copy")
+    cluster.run("cluster", "stop")
+    shutil.copytree(cluster.data / METADATA, tmp_path / "copy")
+    cluster.run("cluster", "start")
+    forgotten, deleted = cluster.new_topic(PARTITIONS), cluster.new_topic(PARTITIONS)
+    produce(cluster, forgotten, PARTITIONS, "forgotten")
+    produce(cluster, deleted, PARTITIONS, "deleted")
+    cluster.admin.delete_topics([deleted])[deleted].result(30)
+    until(lambda: len(held(cluster)) == PARTITIONS * 2, "bookies have deleted the ledgers of a deleted topic")
+    ledgers = held(cluster)
+    cluster.run("cluster", "stop")
+    shutil.rmtree(cluster.data / METADATA)
+    shutil.copytree(tmp_path / "copy", cluster.data / METADATA)
+
+    cluster.run("cluster", "start")
+    acknowledged += produce(cluster, topic, PARTITIONS, "after the restore")
+
+    assert consume(cluster, topic, PARTITIONS, len(acknowledged)) == sorted(acknowledged)
+    until(lambda: all("have no record and are kept" in remark for remark in remarks(cluster)), "bookies say what they keep")
+    assert ledgers <= held(cluster), "ledgers that metadata has forgotten are kept"
+    assert len(held(cluster) - ledgers) >= PARTITIONS, "what was produced after the restore is in new ledgers"
