@@ -16,7 +16,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from stratalog_core.errors import Invalid, StratalogError, Unavailable
-from stratalog_tiering.store.s3_location import S3Location
+from stratalog_tiering.store.store_url import S3Location
 
 if TYPE_CHECKING:
     from minio import MinioAdmin

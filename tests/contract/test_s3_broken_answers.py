@@ -18,8 +18,8 @@ from stratalog_core.errors import Corrupt, Invalid, NoSuchObject, StratalogError
 from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_tiering.store import READ_ENGINES, ObjectStore, open_store
 from stratalog_tiering.store.s3 import S3Store
-from stratalog_tiering.store.s3_location import S3Location
 from stratalog_tiering.store.s3_reads import ReadLimits
+from stratalog_tiering.store.store_url import S3Location
 
 CONTENT = bytes(range(256)) * 400
 PATIENT = ReadLimits(total_s=60.0, silence_s=30.0)

@@ -116,7 +116,7 @@ class Ledgers:
 
 
 class LedgersOfProcess:
-    """See :class:`stratalog_tiering.offload.ledger_source.LedgerSource`."""
+    """See :class:`stratalog_tiering.offload.ports.LedgerSource`."""
 
     def __init__(self, ledgers: Ledgers, ports: Ports) -> None:
         self._ledgers = ledgers

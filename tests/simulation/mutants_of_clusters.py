@@ -24,10 +24,10 @@ from stratalog_metadata.controller.leases import LeaseTable
 from stratalog_metadata.records import Ledger, LedgerState, Log, Partition, ledger_key, log_key
 from stratalog_metadata.state import machine as state_machine
 from stratalog_metadata.state.commands import Command, EpochIs
-from stratalog_tiering.core import commands, planning
+from stratalog_tiering.core import commit_protocol, partition, planning
 from stratalog_tiering.core.commit_protocol import ManifestCommit, Next
-from stratalog_tiering.core.planning import PartitionState, StoredLedger
-from stratalog_tiering.maintenance import retention
+from stratalog_tiering.core.partition import PartitionSnapshot, StoredLedger
+from stratalog_tiering.maintenance import orphans
 from stratalog_tiering.offload import offloading
 from stratalog_tiering.store import ObjectInfo
 
@@ -218,15 +218,16 @@ def what_was_held_is_answered_as_done() -> None:
 def hot_copies_go_before_the_commit() -> None:
     """A sealed ledger counts as cold once any manifest is committed, and its hot copy goes unlooked."""
 
-    def is_cold(state: PartitionState, ledger: Ledger) -> bool:
-        return state.pointer is not None and planning.is_sealed(ledger)
+    def is_cold(state: PartitionSnapshot, ledger: Ledger) -> bool:
+        return state.pointer is not None and partition.is_sealed(ledger)
 
-    async def cold_since(ports: Any, state: PartitionState) -> Mapping[int, int]:
+    async def cold_since(ports: Any, state: PartitionSnapshot) -> Mapping[int, int]:
         return {stored.ledger.ledger_id: 0 for stored in state.ledgers}
 
     from stratalog_tiering.worker import partition_work
 
-    _swap(planning, "is_cold", is_cold)
+    for module in (partition, planning):
+        _swap(module, "is_cold", is_cold)
     _swap(partition_work, "cold_since", cold_since)
     _swap(partition_work, "drop_hot", offloading.drop)
 
@@ -255,7 +256,7 @@ def copies_are_not_read_back() -> None:
 
 def commits_do_not_look_at_the_manifest() -> None:
     """A segment's commit requires nothing: not the lease, not the manifest that it was made from."""
-    commit: Callable[..., Command] = commands.commit_segment
+    commit: Callable[..., Command] = commit_protocol.commit_segment
 
     def commit_segment(*args: Any) -> Command:
         return msgspec.structs.replace(commit(*args), requirements=())
@@ -265,7 +266,7 @@ def commits_do_not_look_at_the_manifest() -> None:
 
 def drops_do_not_look_at_the_log() -> None:
     """Hot ledgers leave the log as it was when the worker looked."""
-    drop: Callable[..., Command] = commands.drop_ledgers
+    drop: Callable[..., Command] = commit_protocol.drop_ledgers
 
     def drop_ledgers(*args: Any) -> Command:
         return msgspec.structs.replace(drop(*args), requirements=())
@@ -276,15 +277,15 @@ def drops_do_not_look_at_the_log() -> None:
 def sweep_does_not_look_at_the_manifest() -> None:
     """Everything older than the grace period is swept."""
 
-    def orphans(listed: Iterable[ObjectInfo], referenced: frozenset[str], before_ms: int) -> list[str]:
+    def all_old(listed: Iterable[ObjectInfo], referenced: frozenset[str], before_ms: int) -> list[str]:
         return [info.key for info in listed if info.last_modified_ms < before_ms]
 
-    _swap(retention, "orphans", orphans)
+    _swap(orphans, "orphans", all_old)
 
 
 def nothing_is_swept() -> None:
     """Objects of attempts that failed stay for ever."""
-    _swap(retention, "orphans", lambda listed, referenced, before_ms: [])
+    _swap(orphans, "orphans", lambda listed, referenced, before_ms: [])
 
 
 def hot_copies_stay() -> None:
@@ -294,9 +295,9 @@ def hot_copies_stay() -> None:
 
 def pointer_claims_more_than_the_manifest() -> None:
     """The pointer in metadata says one offset more than the manifest holds."""
-    pointer: Callable[..., Command] = commands.commit_segment
+    pointer: Callable[..., Command] = commit_protocol.commit_segment
 
-    def commit_segment(state: PartitionState, new: Any, ledgers: Sequence[StoredLedger], guards: Any) -> Command:
+    def commit_segment(state: PartitionSnapshot, new: Any, ledgers: Sequence[StoredLedger], guards: Any) -> Command:
         return pointer(state, msgspec.structs.replace(new, end_offset=new.end_offset + 1), ledgers, guards)
 
     _swap(offloading, "commit_segment", commit_segment)

@@ -13,7 +13,7 @@ from stratalog_tiering.core.forks import Fork
 from stratalog_tiering.format.manifest import SegmentEntry
 from stratalog_tiering.format.manifest_edit import ManifestEdit
 from stratalog_tiering.format.removed_objects import RemovedObjects
-from stratalog_tiering.maintenance import merging, retention
+from stratalog_tiering.maintenance import merging, orphans, retention
 from stratalog_tiering.maintenance.merging import FAN_IN, MergeLimits
 from stratalog_tiering.offload import commit, offloading
 
@@ -36,7 +36,7 @@ def forks_are_looked_for_by_the_sweep_at_the_newest_version_only() -> None:
         fork = found(listed, known, settled_version)
         return fork if fork is not None and fork.store_version >= fork.metadata_version else None
 
-    retention.find_fork = newest_only  # type: ignore[attr-defined]
+    orphans.find_fork = newest_only  # type: ignore[attr-defined]
 
 
 def commits_do_not_look_for_forks() -> None:
@@ -46,7 +46,7 @@ def commits_do_not_look_for_forks() -> None:
 
 def sweep_does_not_look_for_forks() -> None:
     """Commits refuse a fork, the sweep takes the other line for orphans."""
-    retention.find_fork = lambda listed, known, settled_version=0: None  # type: ignore[attr-defined]
+    orphans.find_fork = lambda listed, known, settled_version=0: None  # type: ignore[attr-defined]
 
 
 def decided_forks_are_deleted_at_once() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from stratalog_broker.reads import LogReader
-from stratalog_tiering.core.planning import PartitionState, StoredLedger, is_sealed
+from stratalog_tiering.core.partition import PartitionSnapshot, StoredLedger, is_sealed
 from stratalog_tiering.core.policy import TierPolicy
 from stratalog_tiering.maintenance import hot_expiry
 
@@ -20,12 +20,12 @@ def hot_ledgers_expire_whatever_their_age() -> None:
     """Without the store every sealed ledger but the newest is removed."""
 
     def all_but_the_newest(
-        state: PartitionState, policy: TierPolicy, newest_ms: Mapping[int, int], now_ms: int
+        state: PartitionSnapshot, policy: TierPolicy, newest_ms: Mapping[int, int], now_ms: int
     ) -> tuple[StoredLedger, ...]:
         sealed = [stored for stored in state.ledgers[:-1] if is_sealed(stored.ledger)]
         return tuple(sealed)
 
-    hot_expiry.expired_ledgers = all_but_the_newest
+    hot_expiry.expired_ledgers = all_but_the_newest  # type: ignore[attr-defined]
 
 
 IN_OUTAGES: Final = (

@@ -12,9 +12,8 @@ import pytest
 
 from stratalog_core.batches.batch import read_header
 from stratalog_tiering.format.descriptor import CommitMarker, DeletionMarker, TopicDescriptor, encode_descriptor
-from stratalog_tiering.format.entry import segment_entry
 from stratalog_tiering.format.footer import AbortedTransaction
-from stratalog_tiering.format.manifest import Reason, SegmentEntry, empty_manifest
+from stratalog_tiering.format.manifest import Reason, SegmentEntry, empty_manifest, segment_entry
 from stratalog_tiering.format.manifest_edit import ManifestEdit, NewManifest, Previous
 from stratalog_tiering.format.object_keys import deletion_marker_key, marker_key, segment_key, topic_key
 from stratalog_tiering.format.removed_objects import ManifestLimits

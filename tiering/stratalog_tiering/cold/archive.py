@@ -12,8 +12,8 @@ from collections.abc import AsyncIterator, Sequence
 from stratalog_core.errors import Invalid, NotFound
 from stratalog_metadata.records import ManifestPointer
 from stratalog_tiering.cold.manifest_source import ManifestSource
-from stratalog_tiering.format.descriptor import TopicDescriptor, decode_descriptor
-from stratalog_tiering.format.manifest import Manifest, SegmentEntry
+from stratalog_tiering.format.descriptor import CommitMarker, TopicDescriptor, decode_descriptor
+from stratalog_tiering.format.manifest import Manifest, SegmentEntry, pointer_to
 from stratalog_tiering.format.object_keys import (
     TOPICS_PREFIX,
     deletion_marker_key,
@@ -23,7 +23,6 @@ from stratalog_tiering.format.object_keys import (
     topic_key,
 )
 from stratalog_tiering.format.segment import SegmentFooter
-from stratalog_tiering.offload.publish import pointer_to, read_marker
 from stratalog_tiering.store import ObjectStore
 
 
@@ -38,6 +37,11 @@ async def live_topics(store: ObjectStore) -> list[TopicDescriptor]:
     live = [topic_key(topic_id) for topic_id in topic_ids if deletion_marker_key(topic_id) not in keys]
     found = [decode_descriptor(await store.get(key), TopicDescriptor, key) for key in live]
     return sorted(found, key=lambda topic: (topic.name, topic.topic_id))
+
+
+async def read_marker(store: ObjectStore, key: str) -> CommitMarker:
+    """The commit marker at ``key``. Raises ``NoSuchObject``, ``Corrupt``, ``Unavailable``."""
+    return decode_descriptor(await store.get(key), CommitMarker, key)
 
 
 def ambiguous_name(name: str, topics: Sequence[TopicDescriptor]) -> str:

@@ -1,11 +1,11 @@
-"""When a partition's upkeep is due. Pure; times are passed in.
+"""When a partition's maintenance is due.
 
-Retention and merging are looked at when something that they depend on has changed, and when the first segment or removed object
-expires; not oftener than at an interval, and otherwise never, so an unchanged partition costs no request. Orphans are looked
-for at an interval. The first looks of a session are spread over the intervals.
+Retention and merging are due when something that they depend on has changed, and when the first segment or removed object
+expires: at most once per interval, and otherwise never, so an unchanged partition costs no request. Orphans are swept at an
+interval. The first run of each task in a session is spread over the interval.
 
-An upkeep that fails is tried again soon and does not keep the other one from its turn. Until it has succeeded its error stands,
-whatever else goes well.
+A failed task is retried soon and does not delay the other one. The partition's reported error stays until every failed task
+has succeeded. No I/O; times are passed in.
 """
 
 from __future__ import annotations
@@ -17,78 +17,79 @@ from typing import Final
 from stratalog_tiering.config import TieringSettings
 
 RETRY_S: Final = 60.0
-"""A failed upkeep is tried again after this, or after its interval if that is shorter."""
+"""Pause before a failed task is retried, or its interval if that is shorter."""
 
 
-class Upkeep(Enum):
+class MaintenanceTask(Enum):
     RETENTION = "retention"
-    """Retention, deletion of what was removed a grace period ago, merging."""
+    """Retention, deletion of objects that were removed a grace period ago, merging."""
     SWEEP = "sweep"
+    """Deletion of orphaned objects."""
 
 
-class UpkeepTimes:
-    """``now`` is on the monotonic clock, in seconds; what expires does so in wall time.
+class MaintenanceTimes:
+    """Due times of one partition. ``now`` is monotonic, in seconds; expiry times are wall time, in ms.
 
-    ``depends_on`` is what retention depends on, None while a partition has no cold history.
+    ``depends_on`` is everything that retention depends on, None while the partition has no cold history.
     """
 
     def __init__(self, settings: TieringSettings, now: float, *, spread: float, spread_s: float, recheck: bool) -> None:
-        """The first looks are at the fraction ``spread`` of the intervals, or of ``spread_s`` if that is longer.
+        """The first runs are at the fraction ``spread`` of the intervals, or of ``spread_s`` if that is longer.
 
-        With ``recheck`` everything is due at once and counts as failed: an earlier session has left an error, and nobody knows
-        of which upkeep.
+        With ``recheck`` every task is due at once and counts as failed, because an earlier session has reported an error
+        without naming its task.
         """
         self._intervals_s = {
-            Upkeep.RETENTION: settings.retention_interval_ms / 1000,
-            Upkeep.SWEEP: settings.sweep_interval_ms / 1000,
+            MaintenanceTask.RETENTION: settings.retention_interval_ms / 1000,
+            MaintenanceTask.SWEEP: settings.sweep_interval_ms / 1000,
         }
-        first_s = {upkeep: 0.0 if recheck else spread * max(each, spread_s) for upkeep, each in self._intervals_s.items()}
-        self._at = {upkeep: now + wait_s for upkeep, wait_s in first_s.items()}
-        self._failed = set(Upkeep) if recheck else set[Upkeep]()
+        first_s = {task: 0.0 if recheck else spread * max(each, spread_s) for task, each in self._intervals_s.items()}
+        self._at = {task: now + wait_s for task, wait_s in first_s.items()}
+        self._failed = set(MaintenanceTask) if recheck else set[MaintenanceTask]()
         self._seen: Hashable = None
         self._expires_at_ms: int | None = None
 
-    def due(self, depends_on: Hashable, now: float, wall_ms: int) -> Upkeep | None:
-        """What to do now; the longest due first."""
-        times = {upkeep: self._due_s(upkeep, depends_on, now, wall_ms) for upkeep in Upkeep}
-        due = [upkeep for upkeep in Upkeep if times[upkeep] <= 0]
-        return min(due, key=lambda upkeep: self._at[upkeep], default=None)
+    def due(self, depends_on: Hashable, now: float, wall_ms: int) -> MaintenanceTask | None:
+        """The task to run now, the one that has been due longest; None if there is none."""
+        times = {task: self._due_s(task, depends_on, now, wall_ms) for task in MaintenanceTask}
+        due = [task for task in MaintenanceTask if times[task] <= 0]
+        return min(due, key=lambda task: self._at[task], default=None)
 
     def next_s(self, depends_on: Hashable, now: float, wall_ms: int) -> float:
-        """Seconds until something is due, if nothing changes."""
-        return max(0.0, min(self._due_s(upkeep, depends_on, now, wall_ms) for upkeep in Upkeep))
+        """Seconds until a task is due, if nothing changes."""
+        return max(0.0, min(self._due_s(task, depends_on, now, wall_ms) for task in MaintenanceTask))
 
-    def _due_s(self, upkeep: Upkeep, depends_on: Hashable, now: float, wall_ms: int) -> float:
-        wait_s = self._at[upkeep] - now
-        if upkeep is Upkeep.SWEEP:
+    def _due_s(self, task: MaintenanceTask, depends_on: Hashable, now: float, wall_ms: int) -> float:
+        wait_s = self._at[task] - now
+        if task is MaintenanceTask.SWEEP:
             return wait_s
         if depends_on is None:
             return float("inf")
-        if depends_on != self._seen or upkeep in self._failed:
+        if depends_on != self._seen or task in self._failed:
             return wait_s
         return float("inf") if self._expires_at_ms is None else max(wait_s, (self._expires_at_ms - wall_ms) / 1000)
 
     def swept(self, now: float) -> None:
-        self._done(Upkeep.SWEEP, now + self._intervals_s[Upkeep.SWEEP])
+        self._done(MaintenanceTask.SWEEP, now + self._intervals_s[MaintenanceTask.SWEEP])
 
     def changed(self, now: float) -> None:
-        """Retention committed something: look again at once, there may be more."""
+        """Retention committed a change: it is due again at once, because there may be more."""
         self._seen = None
-        self._done(Upkeep.RETENTION, now)
+        self._done(MaintenanceTask.RETENTION, now)
 
-    def looked_at(self, depends_on: Hashable, expires_at_ms: int | None, now: float) -> None:
-        """There is nothing for retention to do before ``expires_at_ms`` (wall time; None: before something changes)."""
+    def nothing_due_before(self, depends_on: Hashable, expires_at_ms: int | None, now: float) -> None:
+        """Retention found nothing to do before ``expires_at_ms`` (wall time), or before something changes (None)."""
         self._seen, self._expires_at_ms = depends_on, expires_at_ms
-        self._done(Upkeep.RETENTION, now + self._intervals_s[Upkeep.RETENTION])
+        self._done(MaintenanceTask.RETENTION, now + self._intervals_s[MaintenanceTask.RETENTION])
 
-    def failed(self, upkeep: Upkeep, now: float) -> None:
-        self._failed.add(upkeep)
-        self._at[upkeep] = now + min(RETRY_S, self._intervals_s[upkeep])
+    def failed(self, task: MaintenanceTask, now: float) -> None:
+        self._failed.add(task)
+        self._at[task] = now + min(RETRY_S, self._intervals_s[task])
 
-    def _done(self, upkeep: Upkeep, again_at: float) -> None:
-        self._failed.discard(upkeep)
-        self._at[upkeep] = again_at
+    def _done(self, task: MaintenanceTask, again_at: float) -> None:
+        self._failed.discard(task)
+        self._at[task] = again_at
 
     def has_failed(self, depends_on: Hashable) -> bool:
-        """Whether an upkeep has failed and not succeeded since."""
-        return bool(self._failed if depends_on is not None else self._failed - {Upkeep.RETENTION})
+        """Whether a task has failed and not succeeded since."""
+        return bool(self._failed if depends_on is not None else self._failed - {MaintenanceTask.RETENTION})

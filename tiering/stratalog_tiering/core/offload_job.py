@@ -17,8 +17,7 @@ from stratalog_core.errors import Corrupt
 from stratalog_core.partition_state.replay_state import ReplayState
 from stratalog_core.ports import Buffer
 from stratalog_metadata.records import Ledger, Topic
-from stratalog_tiering.format.entry import segment_entry
-from stratalog_tiering.format.manifest import SegmentEntry
+from stratalog_tiering.format.manifest import SegmentEntry, segment_entry
 from stratalog_tiering.format.object_keys import segment_key
 from stratalog_tiering.format.segment import AbortedTransaction, SegmentFooter, SegmentIdentity, SegmentWriter
 

@@ -1,8 +1,8 @@
-"""What to do next for a partition, decided from metadata alone. Pure.
+"""The next step of a partition, decided from metadata alone.
 
-The order is: drop empty ledgers, offload what is sealed, drop hot copies whose time has come, fulfil a request. A
-ledger is offloaded only from exactly where the manifest ends, so neither gap nor overlap can arise; a hot copy goes
-only when the manifest that metadata points to holds all of it.
+Steps in order: drop empty ledgers, offload sealed ones, drop hot copies whose time has come, fulfil a request. A ledger is
+offloaded only if it begins exactly where the manifest ends, so segments never overlap and never leave a gap. A hot copy is
+dropped only if the committed manifest covers all of it. No I/O; ``worker/partition_work.py`` carries the steps out.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from stratalog_core.errors import Corrupt
-from stratalog_metadata.records import ForkDecision, Ledger, LedgerState, Log, ManifestPointer, TierRequest, Topic
+from stratalog_metadata.records import Ledger, TierRequest
+from stratalog_tiering.core.partition import PartitionSnapshot, StoredLedger, is_cold, is_sealed
 from stratalog_tiering.core.policy import TierPolicy
 
 LEDGERS_PER_SEGMENT_MAX: Final = 64
@@ -20,82 +21,39 @@ DROPS_AT_ONCE_MAX: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
-    """A record's version beside the record, for the requirements of a command."""
-
-    version: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredLedger(Stored):
-    ledger: Ledger
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartitionState:
-    """One partition in metadata at one moment. ``ledgers`` are those of ``log``, in order. Version 0: there is none."""
-
-    topic: Topic
-    log: Log
-    log_version: int
-    ledgers: tuple[StoredLedger, ...]
-    pointer: ManifestPointer | None
-    pointer_version: int
-    request: TierRequest | None
-    request_version: int
-    fork_decision: ForkDecision | None = None
-    fork_decision_version: int = 0
-
-    @property
-    def pending_decision(self) -> ForkDecision | None:
-        """How to resolve a fork, if somebody has decided and it was not found impossible."""
-        return self.fork_decision if self.fork_decision is not None and not self.fork_decision.refused else None
-
-    @property
-    def cold_end(self) -> int:
-        """Where the manifest ends, or will begin: at the first ledger if retention has removed all that was before it."""
-        if self.pointer is not None:
-            end_offset = self.pointer.end_offset
-            hot = (stored.ledger.base_offset for stored in self.ledgers if not is_cold(self, stored.ledger))
-            first_hot = next(hot, end_offset)
-            return first_hot if end_offset < first_hot <= self.log.log_start_offset else end_offset
-        return self.log.ledgers[0].base_offset if self.log.ledgers else self.log.log_start_offset
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DropEmpty:
-    """Ledgers without a record leave the log; there is nothing to copy."""
+    """Remove sealed ledgers without records from the log."""
 
     ledgers: tuple[StoredLedger, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offload:
-    """Neighbouring sealed ledgers become one segment."""
+    """Make one segment of neighbouring sealed ledgers."""
 
     ledgers: tuple[StoredLedger, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DropHot:
-    """Hot copies go, if their cold copies still verify."""
+    """Delete hot copies, if their cold copies still verify."""
 
     ledgers: tuple[StoredLedger, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fulfil:
-    """The request is done: remove it."""
+    """Remove the tier request: it has been carried out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolveFork:
-    """Somebody has decided which line of a forked history stays. Before anything else, and whatever the manifests say."""
+    """Carry out the operator's decision on a forked history. It comes before every other step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Idle:
-    """Nothing to do before ``until_ms`` (wall time; None: before metadata changes)."""
+    """Do nothing before ``until_ms`` (wall time), or before metadata changes (None)."""
 
     until_ms: int | None = None
 
@@ -105,16 +63,19 @@ Step = ResolveFork | DropEmpty | Offload | DropHot | Fulfil | Idle
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanLimits:
+    """The worker's settings that planning depends on."""
+
     segment_bytes: int
     deletion_lag_ms: int
 
 
 def next_step(
-    state: PartitionState, policy: TierPolicy, limits: PlanLimits, cold_since_ms: Mapping[int, int], now_ms: int
+    state: PartitionSnapshot, policy: TierPolicy, limits: PlanLimits, cold_since_ms: Mapping[int, int], now_ms: int
 ) -> Step:
-    """``cold_since_ms`` tells, by ledger id, when the manifest that covers a ledger was committed.
+    """The next step for ``state``.
 
-    Raises ``Corrupt`` if ledgers and manifest do not meet: then nothing may be done but to tell people.
+    ``cold_since_ms`` is the wall time from which each cold ledger has been in the store, by ledger id.
+    Raises ``Corrupt`` if the hot ledgers do not continue the manifest: no step is safe then.
     """
     empty = tuple(_droppable_empty(state))
     if empty:
@@ -130,25 +91,16 @@ def next_step(
     return Idle(until_ms=until_ms)
 
 
-def is_sealed(ledger: Ledger) -> bool:
-    return ledger.state is LedgerState.CLOSED
-
-
-def is_cold(state: PartitionState, ledger: Ledger) -> bool:
-    """Whether the committed manifest holds all of a sealed ledger (or held it, before retention)."""
-    return state.pointer is not None and is_sealed(ledger) and ledger.end_offset <= state.pointer.end_offset
-
-
 def decided_end(ledger: Ledger) -> int:
-    """Offset below which all of a sealed ledger's transactions are decided: all of it, while there are no transactions.
+    """The offset below which every transaction of a sealed ledger is decided: its end, since transactions are not served yet.
 
-    Once there are, the checkpoint that begins the next ledger tells, and a ledger is offloaded when this is its end.
+    With transactions, the checkpoint at the start of the next ledger gives it; a ledger is offloaded when this is its end.
     """
     return ledger.end_offset
 
 
-def _droppable_empty(state: PartitionState) -> Iterator[StoredLedger]:
-    """Sealed ledgers without records whose offset something else remembers: a later ledger, the manifest, or zero."""
+def _droppable_empty(state: PartitionSnapshot) -> Iterator[StoredLedger]:
+    """Sealed ledgers without records whose offset is also known from a later ledger or the manifest, or is zero."""
     for position, stored in enumerate(state.ledgers):
         ledger = stored.ledger
         if is_sealed(ledger) and ledger.end_offset == ledger.base_offset:
@@ -157,8 +109,8 @@ def _droppable_empty(state: PartitionState) -> Iterator[StoredLedger]:
                 yield stored
 
 
-def _sealed_run(state: PartitionState, policy: TierPolicy, segment_bytes: int) -> tuple[StoredLedger, ...]:
-    """Sealed ledgers from the manifest's end on that become one segment: as many as size and retention allow."""
+def _sealed_run(state: PartitionSnapshot, policy: TierPolicy, segment_bytes: int) -> tuple[StoredLedger, ...]:
+    """Sealed ledgers from the manifest's end on that make one segment: as many as segment size and retention allow."""
     run: list[StoredLedger] = []
     bytes_max, span_ms = policy.segment_bytes_max(segment_bytes), policy.segment_span_ms
     total_bytes, expected = 0, state.cold_end
@@ -168,13 +120,13 @@ def _sealed_run(state: PartitionState, policy: TierPolicy, segment_bytes: int) -
             continue
         if ledger.base_offset != expected:
             raise Corrupt(
-                f"ledger {ledger.ledger_id} begins at offset {ledger.base_offset} where {expected} was expected: "
+                f"ledger {ledger.ledger_id} begins at offset {ledger.base_offset}; expected {expected}: "
                 "cold and hot history do not meet"
             )
         if not is_sealed(ledger) or decided_end(ledger) < ledger.end_offset or ledger.end_offset == ledger.base_offset:
             break
         total_bytes += ledger.payload_bytes
-        # The first ledger was open for ``segment.ms`` at most before it was closed.
+        # The first ledger was open for at most ``segment.ms`` before it was closed.
         too_long = run and span_ms is not None and _closed_apart_ms(run[0].ledger, ledger) > span_ms - policy.segment_ms
         if run and (total_bytes > bytes_max or len(run) == LEDGERS_PER_SEGMENT_MAX or too_long):
             break
@@ -188,9 +140,9 @@ def _closed_apart_ms(first: Ledger, later: Ledger) -> int:
 
 
 def _expired_hot(
-    state: PartitionState, policy: TierPolicy, limits: PlanLimits, cold_since_ms: Mapping[int, int], now_ms: int
+    state: PartitionSnapshot, policy: TierPolicy, limits: PlanLimits, cold_since_ms: Mapping[int, int], now_ms: int
 ) -> tuple[tuple[StoredLedger, ...], int | None]:
-    """Hot copies from the oldest on that may go now, and when the next one may."""
+    """The oldest hot copies that may be dropped now, and the wall time from which the next one may."""
     expired: list[StoredLedger] = []
     for stored in state.ledgers:
         if not is_cold(state, stored.ledger):
@@ -203,7 +155,7 @@ def _expired_hot(
 
 
 def _kept_until_ms(
-    state: PartitionState, ledger: Ledger, policy: TierPolicy, limits: PlanLimits, cold_since_ms: Mapping[int, int]
+    state: PartitionSnapshot, ledger: Ledger, policy: TierPolicy, limits: PlanLimits, cold_since_ms: Mapping[int, int]
 ) -> int | None:
     asked = state.request is not None and state.request.delete_hot and ledger.base_offset < state.request.end_offset
     if asked or ledger.end_offset <= state.log.log_start_offset:
@@ -212,7 +164,7 @@ def _kept_until_ms(
     return policy.hot_copy_kept_until_ms(ledger.closed_at_ms, since_ms, limits.deletion_lag_ms)
 
 
-def _is_fulfilled(state: PartitionState, request: TierRequest) -> bool:
+def _is_fulfilled(state: PartitionSnapshot, request: TierRequest) -> bool:
     if request.end_offset < 0 or request.end_offset > state.cold_end:
         return False
     hot_left = any(stored.ledger.base_offset < request.end_offset for stored in state.ledgers)

@@ -1,4 +1,4 @@
-"""What a topic's configuration asks of tiering, under Kafka's names. Other names are other components' business."""
+"""What a topic's configuration asks of tiering, under Kafka's names. Keys that tiering does not use are ignored. No I/O."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ UNLIMITED: Final = -1
 LIKE_TIERING: Final = -2
 HOUR_MS: Final = 3_600_000
 OVERSHOOT: Final = 8
-"""Retention lets whole segments go, and keeps at most this fraction more than was asked for."""
+"""A segment spans at most this fraction of the retention, so that expiry of whole segments keeps little more than asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierPolicy:
-    """``retention_*``: -1 is for ever. ``local_retention_ms``: -2 lets hot copies go after the deletion lag, -1 never."""
+    """``retention_*`` -1: unlimited. ``local_retention_ms`` -2: drop hot copies after the deletion lag; -1: keep them."""
 
     retention_ms: int = SEVEN_DAYS_MS
     retention_bytes: int = UNLIMITED
@@ -25,15 +25,15 @@ class TierPolicy:
 
     @property
     def segment_span_ms(self) -> int | None:
-        """Most time between the records of a segment that is made of several ledgers or segments; None: any."""
+        """Longest time between the records of a segment made of several ledgers or segments; None: unlimited."""
         return None if self.retention_ms == UNLIMITED else max(self.segment_ms, self.retention_ms // OVERSHOOT)
 
     def segment_bytes_max(self, wanted_bytes: int) -> int:
-        """Largest such segment, where ``wanted_bytes`` is what the worker aims at."""
+        """Largest size of such a segment; ``wanted_bytes`` is the worker's target."""
         return wanted_bytes if self.retention_bytes == UNLIMITED else min(wanted_bytes, self.retention_bytes // OVERSHOOT)
 
     def hot_copy_kept_until_ms(self, closed_at_ms: int, cold_since_ms: int, deletion_lag_ms: int) -> int | None:
-        """When a hot copy may go (wall time); None: never."""
+        """Wall time from which a hot copy may be dropped; None: never."""
         if self.local_retention_ms == UNLIMITED:
             return None
         kept_ms = max(0, self.local_retention_ms)
@@ -41,7 +41,7 @@ class TierPolicy:
 
 
 def tier_policy(configs: Mapping[str, str]) -> TierPolicy:
-    """From the configs of a topic that are set, which brokers have validated; what is not set has Kafka's default."""
+    """The policy of a topic whose explicitly set, validated configs are ``configs``; missing keys have Kafka's defaults."""
     return TierPolicy(
         retention_ms=int(configs.get("retention.ms", SEVEN_DAYS_MS)),
         retention_bytes=int(configs.get("retention.bytes", UNLIMITED)),

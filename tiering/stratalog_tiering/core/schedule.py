@@ -1,6 +1,7 @@
-"""When which piece of work is due, by name. Pure: time is passed in, changes of metadata are handed in.
+"""When each piece of work of a tiering worker is due, by name, and how fast a burst of sealed ledgers is started.
 
-A heap, so that a worker with ten thousand partitions pays for those that are due and not for all, each time one becomes due.
+Times are seconds on the monotonic clock and are passed in. A heap keeps the cost of a due piece of work independent of the
+number of partitions. No I/O.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from collections.abc import Iterable, Iterator
 
 
 class Schedule:
-    """Names with the monotonic time at which they are due; a name that is at work keeps what became due meanwhile.
+    """Names with the time at which they are due. A name that is being worked on keeps a due time that arrives meanwhile.
 
-    ``_due`` is the truth. Entries of the heap that do not agree with it, or whose name is at work, are dropped where they
-    surface; a name's end puts it back.
+    ``_due`` holds the current due times. Heap entries that disagree with it, or whose name is being worked on, are dropped
+    when they reach the top; ``ended`` adds the name again.
     """
 
     def __init__(self) -> None:
@@ -26,7 +27,7 @@ class Schedule:
         return len(self._at_work)
 
     def set_due(self, name: str, at: float) -> None:
-        """Due at ``at``, or earlier if it was."""
+        """Make the name due at ``at``, unless it is due earlier already."""
         if at < self._due.get(name, float("inf")):
             self._due[name] = at
             self._offer(name)
@@ -36,7 +37,7 @@ class Schedule:
             self.set_due(name, at)
 
     def take_due(self, now: float, at_once_max: int) -> Iterator[str]:
-        """Names to begin with now, the longest due first; each is at work until :meth:`ended`."""
+        """Names to start now, longest due first, at most ``at_once_max`` in progress; each stays so until :meth:`ended`."""
         while len(self._at_work) < at_once_max:
             at = self.next_at()
             if at is None or at > now:
@@ -47,7 +48,7 @@ class Schedule:
             yield name
 
     def ended(self, name: str, again_at: float | None) -> None:
-        """The work is done for now; None: it becomes due by a change only."""
+        """Record that the work on a name has ended; ``again_at`` None: only a change makes it due again."""
         self._at_work.discard(name)
         if again_at is not None:
             self.set_due(name, again_at)
@@ -55,7 +56,7 @@ class Schedule:
             self._offer(name)
 
     def next_at(self) -> float | None:
-        """When something that is not at work is due next."""
+        """The next due time among names that are not being worked on; None if there is none."""
         heap = self._heap
         while heap and (self._due.get(heap[0][1]) != heap[0][0] or heap[0][1] in self._at_work):
             heapq.heappop(heap)
@@ -64,3 +65,23 @@ class Schedule:
     def _offer(self, name: str) -> None:
         if name not in self._at_work:
             heapq.heappush(self._heap, (self._due[name], name))
+
+
+class BurstPacer:
+    """Spreads bursts: the first ``burst`` start at once, the rest at ``per_s`` per second, and none later than ``longest_s``.
+
+    A broker's death seals thousands of ledgers within seconds. Their offload can wait; the takeovers, the metadata quorum and
+    the bookies, which often run on the same cores, cannot. Under a lasting overload every start is late by ``longest_s`` and no
+    more.
+    """
+
+    def __init__(self, burst: int, per_s: float, longest_s: float) -> None:
+        self._interval_s = 1 / per_s
+        self._ahead_s = burst / per_s
+        self._longest_s = longest_s
+        self._last = float("-inf")
+
+    def next_at(self, now: float) -> float:
+        """Start time of the next one: from ``now`` to ``now + longest_s``."""
+        self._last = min(max(self._last, now - self._ahead_s) + self._interval_s, now + self._longest_s)
+        return max(self._last, now)

@@ -32,6 +32,8 @@ from stratalog_core.errors import Corrupt, Invalid
 from stratalog_core.malformed import MALFORMED
 from stratalog_core.ports import Buffer
 from stratalog_core.stepwise import decode_map
+from stratalog_metadata.records import ManifestPointer
+from stratalog_tiering.format.footer import SegmentFooter
 
 FORMAT_VERSION: Final = 2
 MANIFEST_MAGIC: Final = b"SLMANIFS"
@@ -222,6 +224,47 @@ def decode_removed_list(content: Buffer, sha256: bytes) -> RemovedList:
 def object_sha256(content: Buffer) -> bytes:
     """The digest by which pointers, chains and page references name an object."""
     return hashlib.sha256(content).digest()
+
+
+def segment_entry(key: str, footer: SegmentFooter, tail: Buffer, leader_epochs: tuple[EpochStart, ...]) -> SegmentEntry:
+    """The manifest's entry for a new segment, whose footer and trailer are the bytes ``tail``."""
+    return SegmentEntry(
+        key=key,
+        base_offset=footer.base_offset,
+        end_offset=footer.end_offset,
+        object_bytes=footer.data_bytes + len(tail),
+        data_bytes=footer.data_bytes,
+        record_count=footer.record_count,
+        max_timestamp_ms=footer.max_timestamp_ms,
+        first_timestamp_min_ms=footer.first_timestamp_min_ms,
+        merkle_root=footer.merkle_root,
+        footer_sha256=object_sha256(tail),
+        leader_epochs=leader_epochs,
+        created_at_ms=footer.created_at_ms,
+    )
+
+
+def pointer_to(manifest: Manifest, key: str, sha256: bytes) -> ManifestPointer:
+    """The metadata record whose compare-and-set commits ``manifest``, which is stored at ``key``."""
+    return ManifestPointer(
+        topic_id=manifest.topic_id,
+        index=manifest.partition,
+        manifest_version=manifest.version,
+        object_key=key,
+        sha256=sha256.hex(),
+        start_offset=manifest.start_offset,
+        end_offset=manifest.end_offset,
+        cold_bytes=manifest.cold_bytes,
+        newest_ms=_newest_ms(manifest),
+    )
+
+
+def _newest_ms(manifest: Manifest) -> int:
+    """An upper bound of all records' timestamps. Records without one count from their upload."""
+    created_ms = manifest.segments[-1].created_at_ms if manifest.segments else manifest.created_at_ms
+    pages_ms = max((page.max_timestamp_ms for page in manifest.pages), default=-1)
+    segments_ms = max((entry.max_timestamp_ms for entry in manifest.segments), default=-1)
+    return max(created_ms, pages_ms, segments_ms)
 
 
 def check_manifest(manifest: Manifest) -> None:

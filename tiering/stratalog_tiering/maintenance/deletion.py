@@ -1,4 +1,8 @@
-"""What belongs to no partition any more: objects of deleted topics, and uploads that nobody will finish."""
+"""Deletes what no partition owns: the objects of deleted topics, and multipart uploads that were never completed.
+
+A deleted topic is hidden from readers of the bucket at once; its objects stay for the grace period. Segments of live topics are
+not deleted here (``retention.py``, ``orphans.py``).
+"""
 
 from __future__ import annotations
 
@@ -6,21 +10,24 @@ from typing import Final
 
 from stratalog_metadata.records import DeletedTopic
 from stratalog_metadata.state.commands import Command, Delete
-from stratalog_tiering.core.commands import Guards
+from stratalog_tiering.core.commit_protocol import Guards
+from stratalog_tiering.format.descriptor import DeletionMarker
 from stratalog_tiering.format.object_keys import deletion_marker_key, parse_segment_key, topic_key, topic_prefixes
+from stratalog_tiering.offload.commit import put_once
 from stratalog_tiering.offload.ports import WorkerPorts
-from stratalog_tiering.offload.publish import mark_deleted
+from stratalog_tiering.store import ObjectStore
 
 UPLOAD_AGE_MIN_MS: Final = 3_600_000
-"""No upload younger than this is given up, however short the grace period: it may be under way."""
+"""Younger uploads are never aborted, however short the grace period: they may be in progress."""
 
 _BATCH: Final = 1000
 
 
 async def collect_deleted_topic(ports: WorkerPorts, deleted: DeletedTopic, guards: Guards) -> int | None:
-    """Work on a deleted topic: hide it from readers of the bucket at once, delete its objects after the grace period.
+    """Hide a deleted topic from readers of the bucket, and delete its objects once the grace period has passed.
 
-    None when all is gone and its record with it; else when to come again (wall time, ms).
+    Returns the wall time (ms) at which to call it again, or None once the objects and the topic's record are gone.
+    Raises ``Unavailable``, ``OutcomeUnknown``, ``Conflict``.
     """
     await mark_deleted(ports.store, deleted)
     due_ms = deleted.deleted_at_ms + ports.settings.grace_ms
@@ -28,11 +35,17 @@ async def collect_deleted_topic(ports: WorkerPorts, deleted: DeletedTopic, guard
         return due_ms
     for prefix in topic_prefixes(deleted.topic_id):
         await _delete_below(ports, prefix)
-    # The marker last: without it the descriptor would name a live topic.
+    # The marker goes last: without it the descriptor would name a live topic.
     await ports.store.delete([topic_key(deleted.topic_id)])
     await ports.store.delete([deletion_marker_key(deleted.topic_id)])
     await ports.metadata.propose(Command(updates=(Delete(key=deleted.key()),), requirements=guards))
     return None
+
+
+async def mark_deleted(store: ObjectStore, deleted: DeletedTopic) -> None:
+    """Write the marker that hides a deleted topic from readers of the bucket. Idempotent."""
+    marker = DeletionMarker(topic_id=deleted.topic_id, deleted_at_ms=deleted.deleted_at_ms)
+    await put_once(store, deletion_marker_key(deleted.topic_id), marker)
 
 
 async def _delete_below(ports: WorkerPorts, prefix: str) -> None:
@@ -46,7 +59,7 @@ async def _delete_below(ports: WorkerPorts, prefix: str) -> None:
 
 
 async def abort_stale_uploads(ports: WorkerPorts) -> int:
-    """Give up uploads of segments that began before the grace period (an hour at least); how many."""
+    """Abort uploads of segments that began before the grace period, and at least an hour ago; returns how many."""
     before_ms = ports.clock.wall_ms() - max(UPLOAD_AGE_MIN_MS, ports.settings.grace_ms)
     uploads = [upload async for upload in ports.store.list_uploads()]
     stale = [u for u in uploads if 0 < u.initiated_ms < before_ms and parse_segment_key(u.key) is not None]

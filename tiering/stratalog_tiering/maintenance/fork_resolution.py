@@ -24,16 +24,16 @@ from stratalog_metadata.records import (
     partition_key,
 )
 from stratalog_metadata.state.commands import ABSENT, Command, Delete, Put, Update, VersionIs
+from stratalog_tiering.cold.archive import read_marker
 from stratalog_tiering.cold.manifest_source import ManifestSource
-from stratalog_tiering.core.commands import Guards, ledgers_unchanged, pointer_unchanged
+from stratalog_tiering.core.commit_protocol import Guards, ledgers_unchanged, pointer_unchanged
 from stratalog_tiering.core.forks import Fork, find_fork
-from stratalog_tiering.core.planning import PartitionState, StoredLedger, is_sealed
+from stratalog_tiering.core.partition import PartitionSnapshot, StoredLedger, is_sealed
 from stratalog_tiering.format.manifest import Manifest, Reason, RemovedObject
 from stratalog_tiering.format.manifest_edit import ManifestEdit, Previous
 from stratalog_tiering.format.object_keys import is_marker, manifests_prefix, marker_key, parse_manifest_key, partition_prefixes
-from stratalog_tiering.offload.commit import commit_manifest, previous_version
+from stratalog_tiering.offload.commit import commit_manifest, previous_version, store_manifest
 from stratalog_tiering.offload.ports import WorkerPorts
-from stratalog_tiering.offload.publish import read_marker, store_manifest
 from stratalog_tiering.store import ObjectStore
 
 _log = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ async def _manifest(source: ManifestSource, key: str, sha256: bytes) -> Manifest
         return None
 
 
-async def resolve_fork(ports: WorkerPorts, state: PartitionState, guards: Guards) -> bool:
+async def resolve_fork(ports: WorkerPorts, state: PartitionSnapshot, guards: Guards) -> bool:
     """Carry out the decision that metadata holds for this partition. Whether a manifest was committed.
 
     If it cannot be carried out, the reason is written into it, and the fork stays.
@@ -105,7 +105,7 @@ async def resolve_fork(ports: WorkerPorts, state: PartitionState, guards: Guards
 
 
 async def _resolve(
-    ports: WorkerPorts, state: PartitionState, decision: ForkDecision, lines: Lines | None, guards: Guards
+    ports: WorkerPorts, state: PartitionSnapshot, decision: ForkDecision, lines: Lines | None, guards: Guards
 ) -> bool:
     name = f"{state.topic.name}-{state.log.index}"
     if lines is None or (lines.fork.metadata_key, lines.fork.store_key) != (decision.metadata_key, decision.store_key):
@@ -128,7 +128,7 @@ async def _resolve(
     return await commit_manifest(ports, state, pointer, command, [new.key, *(key for key, _ in new.parts)])
 
 
-async def _others(ports: WorkerPorts, state: PartitionState, kept: Manifest, now_ms: int) -> list[RemovedObject]:
+async def _others(ports: WorkerPorts, state: PartitionSnapshot, kept: Manifest, now_ms: int) -> list[RemovedObject]:
     """All objects of the partition that are not live in the kept line; markers after the manifests that they prove.
 
     Raises ``Invalid`` if objects of that line are not in the store: the other line has removed them since.
@@ -148,7 +148,7 @@ async def _others(ports: WorkerPorts, state: PartitionState, kept: Manifest, now
     return sorted(others, key=lambda other: is_marker(other.key))
 
 
-async def _keep_store(ports: WorkerPorts, state: PartitionState, decision: ForkDecision, kept: Manifest) -> Command:
+async def _keep_store(ports: WorkerPorts, state: PartitionSnapshot, decision: ForkDecision, kept: Manifest) -> Command:
     """What else changes with the pointer: ledgers that do not continue the line go, and the partition is taken over anew."""
     contained = await _ledgers_of(ports, kept, min((ref.base_offset for ref in state.log.ledgers), default=kept.end_offset))
     ledgers = dropped_ledgers(state, kept.end_offset, contained, discard_hot=decision.discard_hot)
@@ -186,7 +186,7 @@ async def _ledgers_of(ports: WorkerPorts, manifest: Manifest, from_offset: int) 
 
 
 def dropped_ledgers(
-    state: PartitionState, end_offset: int, contained: Set[int], *, discard_hot: bool
+    state: PartitionSnapshot, end_offset: int, contained: Set[int], *, discard_hot: bool
 ) -> tuple[StoredLedger, ...]:
     """Ledgers that leave the log when a line is kept that ends at ``end_offset`` and was made of the ledgers ``contained``.
 
@@ -226,6 +226,6 @@ def _ids(ledgers: Sequence[StoredLedger]) -> str:
     return ", ".join(str(stored.ledger.ledger_id) for stored in ledgers)
 
 
-def _decided(state: PartitionState) -> VersionIs:
+def _decided(state: PartitionSnapshot) -> VersionIs:
     assert state.fork_decision is not None
     return VersionIs(key=state.fork_decision.key(), version=state.fork_decision_version)

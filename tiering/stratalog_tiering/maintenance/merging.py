@@ -20,13 +20,12 @@ import msgspec
 from stratalog_core.batches.checkpoint import EpochStart
 from stratalog_core.partition_state.replay_state import EPOCHS_MAX
 from stratalog_tiering.cold.segment_check import require_sound
-from stratalog_tiering.core.commands import Guards, commit_segment
-from stratalog_tiering.core.planning import PartitionState
+from stratalog_tiering.core.commit_protocol import Guards, commit_segment
+from stratalog_tiering.core.partition import PartitionSnapshot
 from stratalog_tiering.core.policy import TierPolicy
 from stratalog_tiering.core.retention import newest_ms, oldest_ms
-from stratalog_tiering.format.entry import segment_entry
 from stratalog_tiering.format.footer import AbortedTransaction
-from stratalog_tiering.format.manifest import SegmentEntry
+from stratalog_tiering.format.manifest import SegmentEntry, segment_entry
 from stratalog_tiering.format.manifest_edit import ManifestEdit
 from stratalog_tiering.format.object_keys import segment_key
 from stratalog_tiering.format.segment import SegmentFooter, SegmentIdentity, SegmentWriter, audit_block, iterate_block_batches
@@ -82,7 +81,7 @@ def _run_from(segments: Sequence[SegmentEntry], merges: int, limits: MergeLimits
     return ()
 
 
-async def merge_small(ports: WorkerPorts, state: PartitionState, policy: TierPolicy, guards: Guards) -> bool:
+async def merge_small(ports: WorkerPorts, state: PartitionSnapshot, policy: TierPolicy, guards: Guards) -> bool:
     """Merge one run, if there is one. Whether a merged segment was committed. Raises ``Corrupt``, ``OutcomeUnknown`` …"""
     previous = await previous_version(ports, state)
     run = mergeable_run(previous.manifest.segments, merge_limits(policy, ports.settings.segment_bytes))
@@ -96,7 +95,7 @@ async def merge_small(ports: WorkerPorts, state: PartitionState, policy: TierPol
     return await commit_edit(ports, state, edit, lambda pointer: commit_segment(state, pointer, (), guards), [entry.key])
 
 
-async def _write_merged(ports: WorkerPorts, state: PartitionState, run: Sequence[SegmentEntry]) -> SegmentEntry:
+async def _write_merged(ports: WorkerPorts, state: PartitionSnapshot, run: Sequence[SegmentEntry]) -> SegmentEntry:
     footers = [await ports.source.footer(entry) for entry in run]
     writer = SegmentWriter(_identity(footers), ports.settings.block_bytes)
     key = segment_key(

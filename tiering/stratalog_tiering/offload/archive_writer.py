@@ -1,7 +1,7 @@
-"""Writes history straight into a bucket that no cluster owns: for benchmarks, tests and tools that make archives.
+"""Writes history into a bucket that no cluster owns, for benchmarks, tests and tools that make archives.
 
-A cluster's own history is written by the tiering worker, whose commits the metadata quorum decides. Here there is one
-writer and nothing to race with, so the marker is the commit.
+There is one writer and no metadata quorum, so the commit marker is the commit. A cluster's own history is written by the
+tiering worker only.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ from stratalog_core.batches.checkpoint import ProducerEntry
 from stratalog_core.ports import Buffer, Clock, Random
 from stratalog_metadata.records import ManifestPointer, Topic
 from stratalog_tiering.cold.manifest_source import ManifestSource
-from stratalog_tiering.format.entry import segment_entry
 from stratalog_tiering.format.footer import AbortedTransaction
-from stratalog_tiering.format.manifest import SegmentEntry, empty_manifest
+from stratalog_tiering.format.manifest import SegmentEntry, empty_manifest, segment_entry
 from stratalog_tiering.format.manifest_edit import ManifestEdit, Previous
 from stratalog_tiering.format.object_keys import segment_key
 from stratalog_tiering.format.removed_objects import ManifestLimits
 from stratalog_tiering.format.segment import BLOCK_BYTES_TARGET, SegmentIdentity, SegmentWriter
-from stratalog_tiering.offload.publish import describe_topic, mark_committed, store_manifest
+from stratalog_tiering.offload.commit import describe_topic, mark_committed, store_manifest
 from stratalog_tiering.store import ObjectStore
 
 
@@ -59,7 +58,10 @@ class ArchiveWriter:
         producers: Sequence[ProducerEntry] = (),
         aborted_transactions: Sequence[AbortedTransaction] = (),
     ) -> tuple[ManifestPointer, SegmentEntry]:
-        """Write one segment of ``batches`` and commit it. ``base_offset`` only matters for a partition's first segment."""
+        """Write ``batches`` as one segment and commit it. ``base_offset`` is used for a partition's first segment only.
+
+        Raises ``Corrupt`` if the batches do not continue the partition's offsets, and the store's errors.
+        """
         if not self._previous:
             await describe_topic(self._store, self._topic)
         previous = self._previous.get(partition) or self._first(partition, base_offset or 0)

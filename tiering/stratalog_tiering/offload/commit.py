@@ -1,28 +1,37 @@
-"""Stores a manifest version and commits it, unless history has forked; deletes exactly what a definite loser left."""
+"""Commits a manifest version: the one place where cold history changes.
+
+The order is: refuse a forked history, store the pages and lists, store the manifest object and read it back, set the pointer
+in metadata by compare-and-set, write the commit marker. The compare-and-set is the commit; the object store never decides it.
+What each answer of metadata allows is decided in ``core/commit_protocol.py``.
+
+A marker is written only after its commit is certain, so a marked version is committed; a version without a marker may have
+lost its race. After an unknown outcome nothing is deleted. This module does not decide what a new version contains
+(``format/manifest_edit.py``).
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
 
-from stratalog_core.errors import Conflict, Corrupt, Fenced, OutcomeUnknown, StratalogError
-from stratalog_metadata.records import ManifestPointer, manifest_pointer_key
+from stratalog_core.errors import Conflict, Corrupt, Fenced, NoSuchObject, OutcomeUnknown, StratalogError
+from stratalog_metadata.records import ManifestPointer, Topic, manifest_pointer_key
 from stratalog_metadata.state.commands import ABSENT, Command
 from stratalog_tiering.core.commit_protocol import ManifestCommit, Next
 from stratalog_tiering.core.forks import find_fork, fork_error
-from stratalog_tiering.core.planning import PartitionState
-from stratalog_tiering.format.manifest import Manifest, empty_manifest
-from stratalog_tiering.format.manifest_edit import ManifestEdit, Previous
-from stratalog_tiering.format.object_keys import manifests_prefix, parse_manifest_key
+from stratalog_tiering.core.partition import PartitionSnapshot
+from stratalog_tiering.format.descriptor import CommitMarker, Descriptor, TopicDescriptor, encode_descriptor
+from stratalog_tiering.format.manifest import Manifest, decode_manifest, empty_manifest, pointer_to
+from stratalog_tiering.format.manifest_edit import ManifestEdit, NewManifest, Previous
+from stratalog_tiering.format.object_keys import manifests_prefix, marker_key, parse_manifest_key, topic_key
 from stratalog_tiering.offload.ports import WorkerPorts
-from stratalog_tiering.offload.publish import mark_committed, store_manifest
-from stratalog_tiering.store import ObjectInfo
+from stratalog_tiering.store import ObjectInfo, ObjectStore
 
 _log = logging.getLogger(__name__)
 
 
-async def previous_version(ports: WorkerPorts, state: PartitionState) -> Previous:
-    """What the next edit starts from."""
+async def previous_version(ports: WorkerPorts, state: PartitionSnapshot) -> Previous:
+    """The version that the next edit starts from: the committed one, or an empty manifest. Raises as `committed_manifest`."""
     pointer = state.pointer
     if pointer is None:
         topic = state.topic
@@ -31,8 +40,11 @@ async def previous_version(ports: WorkerPorts, state: PartitionState) -> Previou
     return Previous(manifest=manifest, key=pointer.object_key, sha256=bytes.fromhex(pointer.sha256))
 
 
-async def committed_manifest(ports: WorkerPorts, state: PartitionState, pointer: ManifestPointer) -> Manifest:
-    """The manifest that ``pointer`` names. Raises ``Forked`` if it is not in the store because metadata went back."""
+async def committed_manifest(ports: WorkerPorts, state: PartitionSnapshot, pointer: ManifestPointer) -> Manifest:
+    """The manifest that ``pointer`` names.
+
+    Raises ``Forked`` if it is missing because metadata was restored from an old copy, else ``Corrupt`` or ``Unavailable``.
+    """
     try:
         return await ports.source.manifest(pointer)
     except Corrupt:
@@ -40,10 +52,10 @@ async def committed_manifest(ports: WorkerPorts, state: PartitionState, pointer:
         raise
 
 
-async def refuse_fork(ports: WorkerPorts, state: PartitionState) -> None:
-    """Raise ``Forked`` if the newest markers in the store are not metadata's; ``Conflict`` if ``state`` is outdated.
+async def refuse_fork(ports: WorkerPorts, state: PartitionSnapshot) -> None:
+    """Raise ``Forked`` if the store's newest commit markers are not those of metadata, ``Conflict`` if ``state`` is outdated.
 
-    One listing, which begins with the newest version and is not read further than to metadata's.
+    One listing, newest version first, that ends at metadata's version.
     """
     pointer = state.pointer
     version, key = (pointer.manifest_version, pointer.object_key) if pointer is not None else (0, "")
@@ -58,20 +70,21 @@ async def refuse_fork(ports: WorkerPorts, state: PartitionState) -> None:
         return
     (found,) = await ports.metadata.read([manifest_pointer_key(state.log.topic_id, state.log.index)])
     if (found.version if found is not None else ABSENT) != state.pointer_version:
-        raise Conflict(f"the manifest of {state.topic.name}-{state.log.index} has changed since the work was planned")
+        raise Conflict(f"the manifest of {state.topic.name}-{state.log.index} has changed since this step was planned")
     raise fork_error(fork, state.topic.name, state.log.index)
 
 
 async def commit_edit(
     ports: WorkerPorts,
-    state: PartitionState,
+    state: PartitionSnapshot,
     edit: ManifestEdit,
     command: Callable[[ManifestPointer], Command],
     own_keys: Sequence[str] = (),
 ) -> bool:
-    """Store the version that ``edit`` ends in and commit it by ``command``; see :func:`commit_manifest`.
+    """Store the version that ``edit`` makes and commit it with ``command``; returns and raises as :func:`commit_manifest`.
 
-    ``own_keys`` were written for this commit alone. Raises ``Forked``, having stored nothing, if history has forked.
+    ``own_keys`` are objects that were written for this commit only. Raises ``Forked``, having stored nothing, if history has
+    forked.
     """
     await refuse_fork(ports, state)
     edit.seal(ports.clock.wall_ms(), await ports.source.pages(edit.pages_for_sealing()))
@@ -82,13 +95,22 @@ async def commit_edit(
     return await commit_manifest(ports, state, pointer, command(pointer), written)
 
 
-async def commit_manifest(
-    ports: WorkerPorts, state: PartitionState, pointer: ManifestPointer, command: Command, own_keys: list[str]
-) -> bool:
-    """Whether ``pointer``, whose objects are stored, was committed by ``command``; then it is marked, too.
+async def store_manifest(store: ObjectStore, new: NewManifest) -> ManifestPointer:
+    """Store pages, lists and manifest; returns the pointer to commit. Raises ``Conflict`` if a key exists: keys are fresh."""
+    for key, content in new.parts:
+        await store.put(key, [content])
+    await store.put(new.key, [new.content])
+    decode_manifest(await store.get(new.key), new.sha256)
+    return pointer_to(new.manifest, new.key, new.sha256)
 
-    False: it definitely was not, and ``own_keys`` were deleted. Raises ``OutcomeUnknown`` or ``Fenced``, having deleted
-    nothing.
+
+async def commit_manifest(
+    ports: WorkerPorts, state: PartitionSnapshot, pointer: ManifestPointer, command: Command, own_keys: list[str]
+) -> bool:
+    """Commit ``pointer``, whose objects are stored, with ``command``, and write its marker. True if it was committed.
+
+    False: it was certainly not committed, and ``own_keys`` were deleted. Raises ``OutcomeUnknown`` or ``Fenced``, having
+    deleted nothing.
     """
     core = ManifestCommit(pointer.object_key, state.pointer_version)
     step, failure = await _propose(ports, core, command)
@@ -101,22 +123,14 @@ async def commit_manifest(
         await _mark(ports, pointer)
         return True
     if step is Next.LOST:
-        _log.info("manifest version %d of %s lost its race; its objects go", pointer.manifest_version, pointer.key())
+        _log.info(
+            "manifest version %d of %s lost its race; its objects are deleted", pointer.manifest_version, pointer.key()
+        )  # fmt: skip
         await ports.delete_objects(own_keys)
         return False
     if isinstance(failure, Fenced):
         raise failure
-    raise OutcomeUnknown(f"whether manifest version {pointer.manifest_version} of {pointer.key()} was committed is not known")
-
-
-async def _mark(ports: WorkerPorts, pointer: ManifestPointer) -> None:
-    try:
-        await mark_committed(ports.store, pointer)
-    except StratalogError as failure:
-        # The commit stands all the same. Whoever next works on the partition writes the marker, and before any hot copy goes.
-        _log.warning(
-            "manifest version %d of %s is committed, its marker is not: %s", pointer.manifest_version, pointer.key(), failure
-        )
+    raise OutcomeUnknown(f"it is unknown whether manifest version {pointer.manifest_version} of {pointer.key()} was committed")
 
 
 async def _propose(ports: WorkerPorts, core: ManifestCommit, command: Command) -> tuple[Next, StratalogError | None]:
@@ -133,3 +147,51 @@ async def _read_pointer(ports: WorkerPorts, core: ManifestCommit, key: str) -> N
     except StratalogError:
         return core.pointer_not_read()
     return core.pointer_read(found)
+
+
+async def _mark(ports: WorkerPorts, pointer: ManifestPointer) -> None:
+    try:
+        await mark_committed(ports.store, pointer)
+    except StratalogError as failure:
+        # The version is committed. The partition's next worker writes the marker before it drops any hot copy.
+        _log.warning(
+            "manifest version %d of %s is committed, but its marker was not written: %s",
+            pointer.manifest_version, pointer.key(), failure,
+        )  # fmt: skip
+
+
+async def mark_committed(store: ObjectStore, pointer: ManifestPointer) -> None:
+    """Write the marker of a committed version. Idempotent."""
+    marker = CommitMarker(
+        manifest_key=pointer.object_key, manifest_version=pointer.manifest_version, sha256=pointer.sha256
+    )  # fmt: skip
+    await put_once(store, marker_key(pointer.object_key), marker)
+
+
+async def is_marked(store: ObjectStore, pointer: ManifestPointer) -> bool:
+    """Whether the version that ``pointer`` names has its marker."""
+    try:
+        await store.head(marker_key(pointer.object_key))
+    except NoSuchObject:
+        return False
+    return True
+
+
+async def describe_topic(store: ObjectStore, topic: Topic) -> None:
+    """Write or renew the topic's descriptor, for readers without metadata."""
+    descriptor = TopicDescriptor(
+        topic_id=topic.topic_id,
+        name=topic.name,
+        partition_count=topic.partition_count,
+        replication_factor=topic.replication_factor,
+        configs=topic.configs,
+    )
+    await store.put(topic_key(topic.topic_id), [encode_descriptor(descriptor)], if_absent=False)
+
+
+async def put_once(store: ObjectStore, key: str, descriptor: Descriptor) -> None:
+    """Write a descriptor that never changes; does nothing if the key exists."""
+    try:
+        await store.put(key, [encode_descriptor(descriptor)])
+    except Conflict:
+        return

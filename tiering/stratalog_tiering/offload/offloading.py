@@ -1,6 +1,7 @@
-"""Moves sealed ledgers into the object store: read, upload, read back and verify, commit; later drop the hot copy.
+"""Moves sealed ledgers to the object store: read, upload, read back and verify, commit; later drop the hot copy.
 
-Thin: what is decided is decided in ``planning.py``, ``offload_job.py`` and ``commit.py``.
+A hot copy is dropped only while the committed manifest covers it and the cold copy still verifies. Decides nothing itself:
+``core/planning.py`` chooses the ledgers, ``core/offload_job.py`` makes the segment, ``commit.py`` commits it.
 """
 
 from __future__ import annotations
@@ -11,25 +12,32 @@ from collections.abc import Mapping, Sequence
 from stratalog_core.errors import Corrupt, StratalogError
 from stratalog_metadata.records import ManifestPointer
 from stratalog_tiering.cold.segment_check import check_presence, require_sound
-from stratalog_tiering.core.commands import Guards, commit_segment, drop_ledgers
+from stratalog_tiering.core.commit_protocol import Guards, commit_segment, drop_ledgers
 from stratalog_tiering.core.offload_job import OffloadJob
-from stratalog_tiering.core.planning import PartitionState, StoredLedger, is_cold
+from stratalog_tiering.core.partition import PartitionSnapshot, StoredLedger, is_cold
 from stratalog_tiering.format.manifest import Manifest, Reason, SegmentEntry
 from stratalog_tiering.format.manifest_edit import ManifestEdit
-from stratalog_tiering.offload.commit import commit_edit, committed_manifest, previous_version, refuse_fork
+from stratalog_tiering.offload.commit import (
+    commit_edit,
+    committed_manifest,
+    describe_topic,
+    is_marked,
+    mark_committed,
+    previous_version,
+    refuse_fork,
+)
 from stratalog_tiering.offload.ports import WorkerPorts
-from stratalog_tiering.offload.publish import describe_topic, is_marked, mark_committed
 from stratalog_tiering.offload.upload import StreamedUpload, abort_quietly
 
 _log = logging.getLogger(__name__)
 
 
-async def offload(ports: WorkerPorts, state: PartitionState, ledgers: Sequence[StoredLedger], guards: Guards) -> bool:
-    """Make one segment of ``ledgers`` and commit it. False: somebody else changed the partition meanwhile; plan again.
+async def offload(ports: WorkerPorts, state: PartitionSnapshot, ledgers: Sequence[StoredLedger], guards: Guards) -> bool:
+    """Make one segment of ``ledgers`` and commit it. False: another command changed the partition first; plan again.
 
-    Raises ``Corrupt`` (a ledger or the copy is wrong; nothing was committed), ``OutcomeUnknown``, ``Unavailable``.
+    Raises ``Corrupt`` (a ledger or the uploaded copy is damaged; nothing was committed), ``OutcomeUnknown``, ``Unavailable``.
     """
-    await refuse_fork(ports, state)  # before the upload, which would be for nothing
+    await refuse_fork(ports, state)  # before an upload that could not be committed
     await describe_topic(ports.store, state.topic)
     job = OffloadJob(
         state.topic,
@@ -47,7 +55,7 @@ async def offload(ports: WorkerPorts, state: PartitionState, ledgers: Sequence[S
 
 
 async def _skip_expired(ports: WorkerPorts, edit: ManifestEdit, offset: int) -> None:
-    """Let history go on at ``offset`` where retention has removed all that was before, hot ledgers included."""
+    """Let history continue at ``offset`` if retention has removed everything before it, hot ledgers included."""
     if edit.end_offset < offset:
         below, now_ms = edit.end_offset, ports.clock.wall_ms()
         edit.drop_below(below, now_ms, lambda entry: Reason.LOG_START, await ports.source.pages(edit.pages_for_drop(below)))
@@ -72,15 +80,15 @@ async def _upload(ports: WorkerPorts, job: OffloadJob) -> None:
         raise
 
 
-async def drop_hot(ports: WorkerPorts, state: PartitionState, ledgers: Sequence[StoredLedger], guards: Guards) -> None:
-    """Delete hot copies whose cold copies are there, by size and footer, under a manifest that readers can find.
+async def drop_hot(ports: WorkerPorts, state: PartitionSnapshot, ledgers: Sequence[StoredLedger], guards: Guards) -> None:
+    """Drop the hot copies of ``ledgers``, after checking size and footer of their cold copies and writing the commit marker.
 
-    Raises ``Corrupt`` if a cold copy is not, or history has forked (then the hot one stays), ``Conflict`` (plan again),
+    Raises ``Corrupt`` if a cold copy is damaged or history has forked (the hot copies stay), ``Conflict`` (plan again),
     ``OutcomeUnknown``.
     """
     await refuse_fork(ports, state)
     pointer = state.pointer
-    assert pointer is not None, "only cold ledgers are dropped as hot copies"
+    assert pointer is not None, "only ledgers that a committed manifest covers are dropped"
     for stored in ledgers:
         await _check_cold_copy(ports, pointer, max(stored.ledger.base_offset, pointer.start_offset), stored.ledger.end_offset)
     if not await is_marked(ports.store, pointer):
@@ -93,28 +101,28 @@ async def _check_cold_copy(ports: WorkerPorts, pointer: ManifestPointer, offset:
     while offset < end_offset:
         entry = await ports.source.segment_at(manifest, offset)
         if entry is None:
-            raise Corrupt(f"manifest {pointer.object_key} does not hold offset {offset}: the hot copy stays")
+            raise Corrupt(f"manifest {pointer.object_key} does not cover offset {offset}: the hot copy stays")
         await check_presence(ports.store, ports.source, entry)
         offset = entry.end_offset
 
 
 async def drop(
     ports: WorkerPorts,
-    state: PartitionState,
+    state: PartitionSnapshot,
     ledgers: Sequence[StoredLedger],
     guards: Guards,
     log_start_offset: int | None = None,
 ) -> None:
-    """Take ledgers out of metadata, then tell the bookies; see :func:`drop_ledgers`."""
+    """Remove ledgers from metadata (:func:`drop_ledgers`), then tell the bookies."""
     await ports.metadata.propose(drop_ledgers(state, ledgers, guards, log_start_offset))
     try:
         await ports.ledgers.delete([stored.ledger.ledger_id for stored in ledgers])
     except StratalogError as failure:
-        _log.info("bookies will find deleted ledgers by themselves: %s", failure)
+        _log.info("bookies were not told of deleted ledgers and will find them themselves: %s", failure)
 
 
-async def cold_since(ports: WorkerPorts, state: PartitionState) -> Mapping[int, int]:
-    """When the segment that covers each cold ledger was made (wall time, ms), by ledger id; 0 where retention took it."""
+async def cold_since(ports: WorkerPorts, state: PartitionSnapshot) -> Mapping[int, int]:
+    """Wall time (ms) at which each cold ledger's segment was made, by ledger id; 0 if retention has removed the segment."""
     if state.pointer is None or not any(is_cold(state, stored.ledger) for stored in state.ledgers):
         return {}
     manifest = await committed_manifest(ports, state, state.pointer)
@@ -126,6 +134,6 @@ async def cold_since(ports: WorkerPorts, state: PartitionState) -> Mapping[int, 
 
 
 def _covered_since_ms(entry: SegmentEntry, manifest: Manifest, grace_ms: int) -> int:
-    """A fork that was decided later may have put another copy in the place of the one that was offloaded."""
+    """A fork that was resolved later may have replaced the offloaded copy by another one."""
     is_settled_later = entry.created_at_ms < manifest.settled_at_ms
     return manifest.settled_at_ms + grace_ms if is_settled_later else entry.created_at_ms

@@ -1,21 +1,78 @@
-"""What the parts of one tiering worker share: its borders, settings and limits."""
+"""What all parts of one tiering worker share: its clients, settings and rate limits, and the border to the ledgers.
+
+``LedgerSource`` is the only way in which tiering reaches the bookies, so that this package does not depend on theirs.
+"""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final, Protocol
 
 from stratalog_core.ports import Background, Clock, Random
 from stratalog_metadata.client.api import MetadataClient
+from stratalog_metadata.records import Ledger
 from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.config import TieringSettings
-from stratalog_tiering.offload.ledger_source import LedgerSource
-from stratalog_tiering.offload.throttle import Throttle
+from stratalog_tiering.core.offload_job import SourceEntry
 from stratalog_tiering.store import ObjectStore
+
+_BURST_S: Final = 0.25
+
+
+class EntryHead(Protocol):
+    """The first bytes of an entry, as a ledger reader returns them."""
+
+    @property
+    def head(self) -> bytes: ...
+
+
+class LedgerSource(Protocol):
+    """Reads sealed ledgers, and tells the bookies which ledgers were deleted."""
+
+    async def read(self, ledger: Ledger, first: int, last: int, max_bytes: int) -> Sequence[SourceEntry]:
+        """Entries from ``first`` on, at least one and none after ``last``, with matching checksums.
+
+        Raises ``NoSuchEntry`` only if every replica reports the entry as absent, else ``Unavailable``.
+        """
+        ...
+
+    async def read_headers(self, ledger: Ledger, first: int, last: int) -> Sequence[EntryHead]:
+        """The first bytes of every entry from ``first`` to ``last``, enough for a batch header. Raises as ``read`` does."""
+        ...
+
+    async def delete(self, ledger_ids: Sequence[int]) -> None:
+        """Tell the bookies that these ledgers are no longer in metadata. Their own garbage collection finds any it misses."""
+        ...
+
+
+class Throttle:
+    """Limits a rate shared by several tasks: a token bucket on the monotonic clock that holds a quarter of a second."""
+
+    def __init__(self, per_s: float, clock: Clock) -> None:
+        self._per_s = per_s
+        self._clock = clock
+        self._available = per_s * _BURST_S
+        self._filled_at = clock.monotonic()
+
+    async def take(self, units: int) -> None:
+        """Return when ``units`` more fit into the rate. More than a burst is granted as well, and later takers pay for it."""
+        self._fill()
+        self._available -= units
+        # Debts queue up in order: each taker sleeps until the bucket, including its own share, is back at zero.
+        if self._available < 0:
+            await asyncio.sleep(-self._available / self._per_s)
+
+    def _fill(self) -> None:
+        now = self._clock.monotonic()
+        self._available = min(self._per_s * _BURST_S, self._available + (now - self._filled_at) * self._per_s)
+        self._filled_at = now
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerPorts:
-    """One per worker. ``reading`` limits bytes read from bookies, ``deleting`` objects deleted."""
+    """One per worker. ``reading`` limits bytes per second read from bookies, ``deleting`` objects deleted per second."""
 
     settings: TieringSettings
     metadata: MetadataClient
@@ -29,10 +86,11 @@ class WorkerPorts:
     deleting: Throttle
 
     def random_id(self) -> int:
+        """64 random bits for a new object key."""
         return self.random.getrandbits(64)
 
-    async def delete_objects(self, keys: list[str]) -> None:
-        """Delete objects, paced, in batches of a second's worth at most."""
+    async def delete_objects(self, keys: Sequence[str]) -> None:
+        """Delete objects at the configured rate, at most 200 per request."""
         batch = min(self.settings.deletes_per_s, 200)
         for first in range(0, len(keys), batch):
             await self.deleting.take(len(keys[first : first + batch]))

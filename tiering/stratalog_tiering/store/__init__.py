@@ -21,8 +21,7 @@ from stratalog_tiering.store.base import (
     UploadedPart,
 )
 from stratalog_tiering.store.filesystem import FilesystemStore
-from stratalog_tiering.store.s3_location import S3Location
-from stratalog_tiering.store.store_url import check_store_url, parse_s3_url, shown_url
+from stratalog_tiering.store.store_url import S3Location, check_store_url, parse_s3_url, shown_url
 
 STORE_THREADS: Final = 8
 """Calls at once that the ``background`` of a store should run."""

@@ -30,8 +30,8 @@ from stratalog_tiering.store.s3_async import CONNECT_TIMEOUT_S, AsyncClient
 from stratalog_tiering.store.s3_attempts import repeated, written_once
 from stratalog_tiering.store.s3_catalogue import S3Catalogue
 from stratalog_tiering.store.s3_errors import UploadGone, from_botocore
-from stratalog_tiering.store.s3_location import S3Location
 from stratalog_tiering.store.s3_reads import Aioboto3Reads, ObstoreReads, ReadEngine, ReadLimits, check_length
+from stratalog_tiering.store.store_url import S3Location
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client

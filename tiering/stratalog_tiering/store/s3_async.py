@@ -23,9 +23,9 @@ from botocore.exceptions import BotoCoreError, ClientError
 from botocore.parsers import ResponseParserError
 
 from stratalog_core.errors import Unavailable
+from stratalog_tiering.store.s3_attempts import time_limit
 from stratalog_tiering.store.s3_errors import from_botocore, no_answer
-from stratalog_tiering.store.s3_location import S3Location
-from stratalog_tiering.store.s3_time_limit import time_limit
+from stratalog_tiering.store.store_url import S3Location
 
 CONNECT_TIMEOUT_S: Final = 2.0
 REQUEST_TIMEOUT_S: Final = 30.0

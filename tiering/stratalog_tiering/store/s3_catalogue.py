@@ -13,7 +13,7 @@ from stratalog_core.errors import Unavailable
 from stratalog_tiering.store.base import ObjectInfo, Upload
 from stratalog_tiering.store.s3_async import AsyncClient
 from stratalog_tiering.store.s3_attempts import repeated
-from stratalog_tiering.store.s3_location import S3Location, object_info
+from stratalog_tiering.store.store_url import S3Location
 
 _DELETE_BATCH: Final = 1000
 
@@ -27,7 +27,7 @@ class S3Catalogue:
 
     async def head(self, key: str) -> ObjectInfo:
         answer = await self._repeated("head_object", key, Key=self._location.name(key))
-        return object_info(key, answer["ContentLength"], answer["ETag"], answer["LastModified"].timestamp())
+        return _object_info(key, answer["ContentLength"], answer["ETag"], answer["LastModified"].timestamp())
 
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
         more: dict[str, Any] = {}
@@ -35,7 +35,7 @@ class S3Catalogue:
             answer = await self._repeated("list_objects_v2", prefix, Prefix=self._location.prefix + prefix, **more)
             for found in answer.get("Contents", ()):
                 key = self._location.key(found["Key"])
-                yield object_info(key, found["Size"], found["ETag"], found["LastModified"].timestamp())
+                yield _object_info(key, found["Size"], found["ETag"], found["LastModified"].timestamp())
             if not answer.get("IsTruncated"):
                 return
             more = {"ContinuationToken": answer["NextContinuationToken"]}
@@ -68,3 +68,8 @@ class S3Catalogue:
 
     async def _repeated(self, operation: str, key: str, **arguments: Any) -> Any:
         return await repeated(lambda: self._client.request(operation, key, **arguments))
+
+
+def _object_info(key: str, size: int, etag: str, modified_s: float) -> ObjectInfo:
+    """``modified_s`` is seconds since 1970."""
+    return ObjectInfo(key=key, size_bytes=size, etag=etag.strip('"'), last_modified_ms=int(modified_s * 1000))

@@ -24,10 +24,9 @@ from obstore.store import S3Store as ObstoreS3
 
 from stratalog_core.errors import Corrupt, OutcomeUnknown, Unavailable
 from stratalog_tiering.store.s3_async import CONNECT_TIMEOUT_S, AsyncClient
-from stratalog_tiering.store.s3_attempts import repeated
+from stratalog_tiering.store.s3_attempts import repeated, time_limit
 from stratalog_tiering.store.s3_errors import from_obstore
-from stratalog_tiering.store.s3_location import S3Location
-from stratalog_tiering.store.s3_time_limit import time_limit
+from stratalog_tiering.store.store_url import S3Location
 
 _PIECE_BYTES: Final = 256 * 1024
 _Result = TypeVar("_Result")

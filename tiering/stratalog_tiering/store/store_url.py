@@ -1,17 +1,18 @@
-"""Store URLs: which are accepted, and how any is shown. Pure.
+"""Store URLs: parsing, validation, and display without secrets.
 
-A URL never holds credentials: one that does is refused, and no error, log or report repeats them. So what is printed of a wrong
-URL goes through :func:`shown_url`; one that was accepted may be printed as it is.
+A URL never holds credentials: one that does is refused, and no error, log or report repeats them. A refused URL is displayed
+only through :func:`shown_url`; an accepted one may be displayed as it is. Opens nothing.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, Literal
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from stratalog_core.errors import Invalid
-from stratalog_tiering.store.s3_location import S3Location
+from stratalog_tiering.store.base import check_key
 
 OPTIONS: Final = frozenset({"endpoint", "region", "read_engine"})
 _HIDDEN: Final = "***"
@@ -23,8 +24,34 @@ _USAGE: Final = (
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class S3Location:
+    """Where in S3 a store is. ``prefix`` is empty or ends with ``/``; ``endpoint`` None means AWS."""
+
+    bucket: str
+    prefix: str
+    endpoint: str | None
+    region: str
+
+    @property
+    def url(self) -> str:
+        return f"s3://{self.bucket}/{self.prefix}"
+
+    @property
+    def addressing(self) -> Literal["path", "auto"]:
+        """Addressing style: private servers seldom have a DNS name for each bucket."""
+        return "path" if self.endpoint else "auto"
+
+    def name(self, key: str) -> str:
+        """The object's name in the bucket. Raises ``Invalid`` for a key that is not plain."""
+        return self.prefix + check_key(key)
+
+    def key(self, name: str) -> str:
+        return name.removeprefix(self.prefix)
+
+
 def shown_url(url: str) -> str:
-    """``url`` without what may be secret: what is not plainly a bucket, a path or a known option is hidden."""
+    """``url`` for display: everything that is not plainly a bucket, a path or a known option is replaced by ``***``."""
     whole, _, fragment = url.partition("#")
     place, _, query = whole.partition("?")
     shown = _shown_place(place)
@@ -51,13 +78,13 @@ def _shown_option(option: str) -> str:
 
 
 def check_store_url(url: str) -> None:
-    """Raise ``Invalid`` unless ``url`` is a store's: a directory or ``s3://``. Nothing is opened."""
+    """Raise ``Invalid`` unless ``url`` names a directory or is a valid ``s3://`` URL. Opens nothing."""
     scheme = _split(url).scheme
     if scheme == "s3":
         parse_s3_url(url)
     elif scheme not in ("", "file"):
         raise Invalid(
-            f"store {shown_url(url)!r} is of no known kind; use /dir, file:///dir or s3://bucket/prefix?endpoint=…&region=…"
+            f"store {shown_url(url)!r} has an unknown scheme; use /dir, file:///dir or s3://bucket/prefix?endpoint=…&region=…"
         )
 
 
@@ -82,7 +109,7 @@ def _split(url: str) -> SplitResult:
     try:
         return urlsplit(url)
     except ValueError:
-        raise Invalid(f"store {shown_url(url)!r} is no URL: {_USAGE}") from None
+        raise Invalid(f"store {shown_url(url)!r} is not a URL: {_USAGE}") from None
 
 
 def _is_endpoint(endpoint: str) -> bool:

@@ -1,13 +1,14 @@
-"""Which worker does what: rendezvous hashing over the live workers says who should, a lease in metadata says who may.
+"""Which worker does which work: rendezvous hashing over the live workers proposes one, a lease in metadata decides.
 
-Every command of tiering requires the session to live and the lease's version, so that a worker that lost either can
-change nothing any more, whatever it still believes.
+Every command of a worker requires that its session is alive and that it still holds the lease (``guards``), so a worker that
+has lost either cannot change anything, even if it does not know yet.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from typing import Final
 from uuid import UUID
 
 from stratalog_core.errors import Conflict
@@ -15,25 +16,27 @@ from stratalog_metadata.client.api import MetadataClient
 from stratalog_metadata.records import Lease, TieringWorker, lease_key
 from stratalog_metadata.state.commands import ABSENT, Command, Delete, Put, Requirement, SessionAlive, VersionIs
 
-
-def preferred_worker(name: str, workers: Sequence[str]) -> str | None:
-    """The worker that should do the work called ``name``: each join or leave moves only that worker's share."""
-    return max(workers, key=lambda worker: (hashlib.blake2b(f"{worker}\0{name}".encode()).digest(), worker), default=None)
+UPLOADS_LEASE: Final = "tiering/uploads"
+"""Name of the lease on stale multipart uploads of the whole bucket."""
 
 
-def partition_work(topic_id: UUID, index: int) -> str:
+def partition_lease(topic_id: UUID, index: int) -> str:
+    """Name of the lease on a partition."""
     return f"tiering/{topic_id.hex}/{index}"
 
 
-def deletion_work(topic_id: UUID) -> str:
+def deletion_lease(topic_id: UUID) -> str:
+    """Name of the lease on the objects of a deleted topic."""
     return f"tiering/deleted/{topic_id.hex}"
 
 
-UPLOADS_WORK = "tiering/uploads"
+def preferred_worker(name: str, workers: Sequence[str]) -> str | None:
+    """The worker that should hold the lease ``name``; a worker that joins or leaves moves only its own share of names."""
+    return max(workers, key=lambda worker: (hashlib.blake2b(f"{worker}\0{name}".encode()).digest(), worker), default=None)
 
 
-class Claims:
-    """Leases of one session; none are held before ``begin``."""
+class WorkerLeases:
+    """The leases of one session. It holds none before ``begin``."""
 
     def __init__(self, metadata: MetadataClient, worker_id: str) -> None:
         self._metadata = metadata
@@ -44,19 +47,19 @@ class Claims:
         self._session_id = session_id
 
     def is_ours(self, name: str) -> bool:
-        """Whether this worker should do it, as far as the view knows the live workers."""
+        """Whether this worker is the preferred one among the live workers of the view."""
         workers = sorted(worker.worker_id for worker in self._metadata.view.all(TieringWorker))
         return preferred_worker(name, workers) == self._worker_id
 
     def guards(self, name: str) -> tuple[Requirement, ...] | None:
-        """Requirements under which we may act, or None if we do not hold the lease."""
+        """What every command under the lease must require; None if this session does not hold it."""
         found = self._metadata.view.get(lease_key(name))
         if found is None or not isinstance(found.record, Lease) or found.record.session_id != self._session_id:
             return None
         return SessionAlive(session_id=self._session_id), VersionIs(key=lease_key(name), version=found.version)
 
     async def hold(self, name: str) -> tuple[Requirement, ...] | None:
-        """Take the lease if nobody has it; the guards, or None if another session holds it."""
+        """Acquire the lease if it is free; returns its guards, or None if another session holds it."""
         if self._metadata.view.get(lease_key(name)) is None:
             lease = Lease(name=name, session_id=self._session_id)
             requirements = (SessionAlive(session_id=self._session_id), VersionIs(key=lease.key(), version=ABSENT))
@@ -67,7 +70,7 @@ class Claims:
         return self.guards(name)
 
     async def release(self, name: str) -> None:
-        """Give the lease up, if we hold it."""
+        """Release the lease; does nothing if this session does not hold it."""
         guards = self.guards(name)
         if guards is not None:
             try:

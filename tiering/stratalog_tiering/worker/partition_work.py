@@ -1,4 +1,9 @@
-"""All that tiering does for one partition, one step after the other, under the partition's lease."""
+"""The work on one partition, one step after the other, under the partition's lease.
+
+Planned steps (``core/planning.py``) and maintenance (``core/maintenance_times.py``) take turns. Failures are reported in the
+partition's ``TierStatus`` and retried with back-off; a ``Conflict`` means that the partition changed, and the step is planned
+again. While the store cannot be reached, expired hot ledgers are removed without it (``maintenance/hot_expiry.py``).
+"""
 
 from __future__ import annotations
 
@@ -10,58 +15,47 @@ from stratalog_core.errors import Conflict, StorageFailed, StratalogError, Unava
 from stratalog_metadata.client.topic_defaults import topic_defaults
 from stratalog_metadata.records import TierStatus, Topic, configs_in_force, log_key, tier_status_key
 from stratalog_metadata.state.commands import Command, Put, VersionIs
-from stratalog_tiering.core.commands import Guards, fulfil_request
-from stratalog_tiering.core.maintenance_times import Upkeep, UpkeepTimes
-from stratalog_tiering.core.partition_state import partition_state
-from stratalog_tiering.core.planning import (
-    DropEmpty,
-    DropHot,
-    Fulfil,
-    Idle,
-    Offload,
-    PartitionState,
-    PlanLimits,
-    ResolveFork,
-    Step,
-    is_cold,
-    next_step,
-)
+from stratalog_tiering.core.commit_protocol import Guards, fulfil_request
+from stratalog_tiering.core.maintenance_times import MaintenanceTask, MaintenanceTimes
+from stratalog_tiering.core.partition import PartitionSnapshot, is_cold, partition_snapshot
+from stratalog_tiering.core.planning import DropEmpty, DropHot, Fulfil, Idle, Offload, PlanLimits, ResolveFork, Step, next_step
 from stratalog_tiering.core.policy import UNLIMITED, TierPolicy, tier_policy
 from stratalog_tiering.maintenance.fork_resolution import resolve_fork
 from stratalog_tiering.maintenance.hot_expiry import HotExpiry
 from stratalog_tiering.maintenance.merging import merge_small
-from stratalog_tiering.maintenance.retention import apply_retention, next_expiry_ms, sweep_orphans
+from stratalog_tiering.maintenance.orphans import sweep_orphans
+from stratalog_tiering.maintenance.retention import apply_retention, next_expiry_ms
+from stratalog_tiering.offload.commit import mark_committed
 from stratalog_tiering.offload.offloading import cold_since, drop, drop_hot, offload
 from stratalog_tiering.offload.ports import WorkerPorts
-from stratalog_tiering.offload.publish import mark_committed
-from stratalog_tiering.worker.leases import Claims, partition_work
+from stratalog_tiering.worker.leases import WorkerLeases, partition_lease
 
 STEPS_AT_ONCE_MAX: Final = 100
-"""Steps after which a partition lets the others have their turn."""
+"""Steps after which the partition yields to the others."""
 
 _STATUS_INTERVAL_S: Final = 2.0
 _REPORT_AGAIN_S: Final = 10.0
-"""After this a report that could not be written is tried again."""
+"""Pause before a status that could not be written is written again."""
 _log = logging.getLogger(__name__)
 
 
 class PartitionWork:
     """One partition, for the length of one session. ``run`` is never called twice at once."""
 
-    def __init__(self, ports: WorkerPorts, claims: Claims, topic: Topic, index: int, spread_s: float) -> None:
-        """The first look at its upkeep is at a random time within ``spread_s``, or within the upkeep's interval."""
+    def __init__(self, ports: WorkerPorts, leases: WorkerLeases, topic: Topic, index: int, spread_s: float) -> None:
+        """Maintenance first runs at a random time within ``spread_s``, or within its interval if that is longer."""
         self._ports = ports
-        self._claims = claims
+        self._leases = leases
         self._topic_name = topic.name
         self._topic_id = topic.topic_id
         self._index = index
-        self._lease = partition_work(topic.topic_id, index)
+        self._lease = partition_lease(topic.topic_id, index)
         self._marked = ""
         self._failures = 0
         self._offloaded_at_ms = 0
         self._hot_expiry = HotExpiry()
         self._next_report = 0.0
-        self._times = UpkeepTimes(
+        self._times = MaintenanceTimes(
             ports.settings,
             ports.clock.monotonic(),
             spread=ports.random.random(),
@@ -69,14 +63,14 @@ class PartitionWork:
             recheck=bool(self._reported_error()),
         )
         self._cold_since: tuple[Hashable, Mapping[int, int]] = (None, {})
-        """When cold ledgers became cold, and what that depends on."""
+        """When each cold ledger became cold, and the state that this was computed from."""
 
     async def run(self, topic: Topic) -> float | None:
-        """Work until there is nothing to do now. Seconds after which to come again; None: when metadata changes."""
+        """Work until nothing is left to do; returns the seconds until the next call, None: when metadata changes."""
         try:
             pause_s = await self._work(topic)
         except Conflict as changed:
-            _log.debug("%s changed under our hands: %s", self._lease, changed)
+            _log.debug("%s changed during a step: %s", self._lease, changed)
             return self._pause_s()
         except StratalogError as failure:
             _log.warning("%s: %s: %s", self._lease, type(failure).__name__, failure)
@@ -88,37 +82,37 @@ class PartitionWork:
         return pause_s
 
     async def _work(self, topic: Topic) -> float | None:
-        kept_up = False
+        maintained = False
         for _ in range(STEPS_AT_ONCE_MAX):
-            state = partition_state(self._ports.metadata.view, topic, self._index)
+            state = partition_snapshot(self._ports.metadata.view, topic, self._index)
             if state is None or not (state.ledgers or state.pointer or state.request or state.pending_decision):
                 return await self._settled(None, None)
             step = await self._plan(state)
-            upkeep = self._times.due(self._retained(state), self._ports.clock.monotonic(), self._ports.clock.wall_ms())
-            if isinstance(step, Idle) and upkeep is None:
+            task = self._times.due(self._retained(state), self._ports.clock.monotonic(), self._ports.clock.wall_ms())
+            if isinstance(step, Idle) and task is None:
                 return await self._settled(self._until(step, state), state)
-            guards = await self._claims.hold(self._lease)
+            guards = await self._leases.hold(self._lease)
             if guards is None:
                 return None
             await self._ensure_marked(state)
-            # In turns: where ledgers are sealed all the time there is always something to offload.
-            kept_up = upkeep is not None and (isinstance(step, Idle) or not (kept_up or isinstance(step, ResolveFork)))
-            if kept_up and upkeep is not None:
-                await self._upkeep(upkeep, state, guards)
+            # Alternate: while ledgers are sealed all the time there is always something to offload.
+            maintained = task is not None and (isinstance(step, Idle) or not (maintained or isinstance(step, ResolveFork)))
+            if maintained and task is not None:
+                await self._maintain(task, state, guards)
             else:
                 await self._do(step, state, guards)
         return 0.0
 
-    async def _settled(self, pause_s: float | None, state: PartitionState | None) -> float | None:
-        """Nothing is left to do now: an error that was reported is over, unless an upkeep still fails."""
+    async def _settled(self, pause_s: float | None, state: PartitionSnapshot | None) -> float | None:
+        """Clear the reported error, now that nothing is left to do, unless a maintenance task still fails."""
         if self._reported_error() != self._unresolved(state):
             await self._report(None, state)
             if self._reported_error():
                 return _REPORT_AGAIN_S if pause_s is None else min(pause_s, _REPORT_AGAIN_S)
         return pause_s
 
-    def _retained(self, state: PartitionState) -> Hashable:
-        """What retention and merging depend on, besides the time; None without cold history."""
+    def _retained(self, state: PartitionSnapshot) -> Hashable:
+        """Everything but time that retention and merging depend on; None without cold history."""
         if state.pointer is None:
             return None
         policy, hot_bytes = self._policy(state), 0
@@ -126,8 +120,8 @@ class PartitionWork:
             hot_bytes = sum(stored.ledger.payload_bytes for stored in state.ledgers if not is_cold(state, stored.ledger))
         return state.pointer_version, state.log.log_start_offset, policy, hot_bytes
 
-    def _unresolved(self, state: PartitionState | None) -> str:
-        """The reported error, if an upkeep still fails; else nothing."""
+    def _unresolved(self, state: PartitionSnapshot | None) -> str:
+        """The reported error if a maintenance task still fails, else an empty string."""
         depends_on = self._retained(state) if state is not None else None
         return self._reported_error() if self._times.has_failed(depends_on) else ""
 
@@ -135,7 +129,7 @@ class PartitionWork:
         status = self._ports.metadata.view.find(TierStatus, tier_status_key(self._topic_id, self._index))
         return "" if status is None else status.last_error
 
-    async def _plan(self, state: PartitionState) -> Step:
+    async def _plan(self, state: PartitionSnapshot) -> Step:
         if state.pending_decision is not None:
             return ResolveFork()
         settings = self._ports.settings
@@ -146,10 +140,10 @@ class PartitionWork:
             self._cold_since = depends_on, await cold_since(self._ports, state)
         return next_step(state, self._policy(state), limits, self._cold_since[1], self._ports.clock.wall_ms())
 
-    def _policy(self, state: PartitionState) -> TierPolicy:
+    def _policy(self, state: PartitionSnapshot) -> TierPolicy:
         return tier_policy(configs_in_force(state.topic, topic_defaults(self._ports.metadata.view)))
 
-    async def _do(self, step: Step, state: PartitionState, guards: Guards) -> None:
+    async def _do(self, step: Step, state: PartitionSnapshot, guards: Guards) -> None:
         if isinstance(step, Offload):
             if await offload(self._ports, state, step.ledgers, guards):
                 self._offloaded_at_ms = self._ports.clock.wall_ms()
@@ -164,61 +158,61 @@ class PartitionWork:
             await self._ports.metadata.propose(fulfil_request(state, guards))
 
     async def _expire_hot(self, topic: Topic) -> None:
-        """The store may be away for long: bookies must not keep what is past retention."""
+        """Remove expired hot ledgers without the store, so that a long outage of the store does not fill the bookies."""
         try:
-            state = partition_state(self._ports.metadata.view, topic, self._index)
-            guards = await self._claims.hold(self._lease) if state is not None and len(state.ledgers) > 1 else None
+            state = partition_snapshot(self._ports.metadata.view, topic, self._index)
+            guards = await self._leases.hold(self._lease) if state is not None and len(state.ledgers) > 1 else None
             if state is None or guards is None:
                 return
             expired = await self._hot_expiry.drop_expired(self._ports, state, self._policy(state), guards)
         except StratalogError as failure:
-            _log.info("%s: expired hot ledgers stay for now: %s", self._lease, failure)
+            _log.info("%s: expired hot ledgers were not removed: %s", self._lease, failure)
             return
         if expired:
             what = f"{len(expired)} ledgers up to offset {expired[-1].ledger.end_offset}"
-            _log.warning("%s: %s are past retention and are removed without the store", self._lease, what)
+            _log.warning("%s: removed %s without the store: they are past retention", self._lease, what)
 
-    async def _ensure_marked(self, state: PartitionState) -> None:
-        """Repair what a worker left that died between commit and marker."""
+    async def _ensure_marked(self, state: PartitionSnapshot) -> None:
+        """Write the commit marker that a worker may have left unwritten when it died after the commit."""
         pointer = state.pointer
         if pointer is not None and pointer.object_key != self._marked:
             await mark_committed(self._ports.store, pointer)
             self._marked = pointer.object_key
 
-    async def _upkeep(self, upkeep: Upkeep, state: PartitionState, guards: Guards) -> None:
-        """Raises what it fails with."""
+    async def _maintain(self, task: MaintenanceTask, state: PartitionSnapshot, guards: Guards) -> None:
+        """Run one maintenance task and note when it is due again. Raises the task's own error."""
         try:
-            if upkeep is Upkeep.SWEEP:
+            if task is MaintenanceTask.SWEEP:
                 await sweep_orphans(self._ports, state)
                 self._times.swept(self._ports.clock.monotonic())
             else:
                 await self._retain(state, self._policy(state), guards)
         except StratalogError:
-            self._times.failed(upkeep, self._ports.clock.monotonic())
+            self._times.failed(task, self._ports.clock.monotonic())
             raise
 
-    async def _retain(self, state: PartitionState, policy: TierPolicy, guards: Guards) -> None:
-        """Apply retention, or merge one run of small segments, or find when there will be something to do."""
+    async def _retain(self, state: PartitionSnapshot, policy: TierPolicy, guards: Guards) -> None:
+        """Apply retention, else merge one run of small segments, else compute when retention is due next."""
         if await apply_retention(self._ports, state, policy, guards) or await merge_small(self._ports, state, policy, guards):
             self._times.changed(self._ports.clock.monotonic())
         else:
             expires_at_ms = await next_expiry_ms(self._ports, state, policy)
-            self._times.looked_at(self._retained(state), expires_at_ms, self._ports.clock.monotonic())
+            self._times.nothing_due_before(self._retained(state), expires_at_ms, self._ports.clock.monotonic())
 
-    def _until(self, idle: Idle, state: PartitionState) -> float:
+    def _until(self, idle: Idle, state: PartitionSnapshot) -> float:
         clock = self._ports.clock
-        upkeep_s = self._times.next_s(self._retained(state), clock.monotonic(), clock.wall_ms())
+        maintenance_s = self._times.next_s(self._retained(state), clock.monotonic(), clock.wall_ms())
         if idle.until_ms is None:
-            return upkeep_s
-        return min(upkeep_s, max(0.0, (idle.until_ms - clock.wall_ms()) / 1000))
+            return maintenance_s
+        return min(maintenance_s, max(0.0, (idle.until_ms - clock.wall_ms()) / 1000))
 
     def _pause_s(self) -> float:
         self._failures += 1
         longest_s = self._ports.settings.retry_ms_max / 1000
         return float(min(longest_s, 0.1 * 2 ** min(self._failures, 20))) * (0.5 + self._ports.random.random() / 2)
 
-    async def _report(self, failure: StratalogError | None, state: PartitionState | None = None) -> None:
-        """Say in metadata how it went, at a bounded rate, but never miss that an error is over."""
+    async def _report(self, failure: StratalogError | None, state: PartitionSnapshot | None = None) -> None:
+        """Write the partition's status to metadata, rate-limited, but always when the error changes."""
         now, key = self._ports.clock.monotonic(), tier_status_key(self._topic_id, self._index)
         last = self._ports.metadata.view.find(TierStatus, key)
         text = f"{type(failure).__name__}: {failure.message}" if failure is not None else self._unresolved(state)

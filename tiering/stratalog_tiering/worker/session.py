@@ -1,4 +1,8 @@
-"""One session of a tiering worker: what metadata shows becomes work, done a few pieces at once, until the session ends."""
+"""One session of a tiering worker: turns metadata changes into due work and runs a few pieces of it at once.
+
+Everything stops when the session expires, because every lease of the worker belongs to its session. Which partition needs
+what is decided in ``partition_work.py``.
+"""
 
 from __future__ import annotations
 
@@ -11,33 +15,32 @@ from uuid import UUID
 from stratalog_core.errors import StratalogError
 from stratalog_metadata.records import DeletedTopic, DynamicConfig, Lease, Ledger, LedgerState, Log, TieringWorker, Topic
 from stratalog_metadata.state.changes import Change
-from stratalog_tiering.core.pace import Pace
-from stratalog_tiering.core.partition_state import PartitionId, partition_of
-from stratalog_tiering.core.schedule import Schedule
+from stratalog_tiering.core.partition import PartitionId, partition_of
+from stratalog_tiering.core.schedule import BurstPacer, Schedule
 from stratalog_tiering.maintenance.deletion import abort_stale_uploads, collect_deleted_topic
 from stratalog_tiering.offload.ports import WorkerPorts
-from stratalog_tiering.worker.leases import UPLOADS_WORK, Claims, deletion_work, partition_work
+from stratalog_tiering.worker.leases import UPLOADS_LEASE, WorkerLeases, deletion_lease, partition_lease
 from stratalog_tiering.worker.partition_work import PartitionWork
 
 _UPLOADS_INTERVAL_S: Final = 3600.0
 _FAILED_PAUSE_S: Final = 10.0
-_SEALS_AT_ONCE: Final = 10
-_SEALS_PER_S: Final = 5.0
-_SEAL_WAITS_S: Final = 30.0
-"""Of sealed ledgers that come at once, all but the first wait a little, and none longer than this."""
-_FIRST_LOOKS_PER_S: Final = 10
-"""Partitions whose upkeep a new session looks at for the first time: sealed ledgers must not wait behind thousands of them."""
+_SEALED_BURST: Final = 10
+_SEALED_PER_S: Final = 5.0
+_SEALED_WAIT_MAX_S: Final = 30.0
+"""Sealed ledgers of a burst are started at this pace; none waits longer than this."""
+_FIRST_MAINTENANCE_PER_S: Final = 10
+"""Rate of first maintenance runs in a new session, so that sealed ledgers do not queue behind thousands of them."""
 _log = logging.getLogger(__name__)
 
 
 class WorkerSession:
-    """``run`` until ``expire`` is called; then nothing of it runs any more."""
+    """``run`` works until ``expire`` is called; after that no task of the session runs."""
 
     def __init__(self, ports: WorkerPorts) -> None:
         self._ports = ports
-        self._claims = Claims(ports.metadata, ports.settings.worker_id)
+        self._leases = WorkerLeases(ports.metadata, ports.settings.worker_id)
         self._schedule = Schedule()
-        self._pace = Pace(_SEALS_AT_ONCE, _SEALS_PER_S, _SEAL_WAITS_S)
+        self._pacer = BurstPacer(_SEALED_BURST, _SEALED_PER_S, _SEALED_WAIT_MAX_S)
         self._wake = asyncio.Event()
         self._expired = False
         self._session_id = 0
@@ -47,7 +50,7 @@ class WorkerSession:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def expire(self) -> None:
-        """The session is over: stop everything at once."""
+        """End the session: cancel all of its work at once."""
         self._expired = True
         for task in self._tasks:
             task.cancel()
@@ -56,10 +59,10 @@ class WorkerSession:
     async def run(self, session_id: int) -> None:
         """Work under this session until :meth:`expire`."""
         self._session_id = session_id
-        self._claims.begin(session_id)
+        self._leases.begin(session_id)
         stop_watching = self._ports.metadata.view.subscribe(self._on_changes)
         try:
-            self._look_at_all()
+            self._schedule_all()
             while not self._expired:
                 self._wake.clear()
                 self._start_due()
@@ -75,66 +78,66 @@ class WorkerSession:
         full = self._schedule.at_work_count >= self._ports.settings.partitions_at_once
         pause_s = None if next_at is None or full else max(0.0, next_at - self._ports.clock.monotonic())
         try:
-            # Not wait_for: before Python 3.12 it loses a cancellation that comes together with the event.
+            # Not wait_for: before Python 3.12 it loses a cancellation that arrives together with the event.
             async with asyncio.timeout(pause_s):
                 await self._wake.wait()
         except TimeoutError:
             return
 
-    def _look_at_all(self) -> None:
-        """Everything that there may be work for is due now."""
+    def _schedule_all(self) -> None:
+        """Make all work due now."""
         view, now = self._ports.metadata.view, self._ports.clock.monotonic()
         for topic in view.all(Topic):
-            self._look_at_topic(topic)
+            self._schedule_topic(topic)
         for topic_id in self._topics.keys() - {topic.topic_id for topic in view.all(Topic)}:
             self._forget_topic(topic_id)
-        self._schedule.set_all_due((deletion_work(deleted.topic_id) for deleted in view.all(DeletedTopic)), now)
-        self._schedule.set_due(UPLOADS_WORK, now)
+        self._schedule.set_all_due((deletion_lease(deleted.topic_id) for deleted in view.all(DeletedTopic)), now)
+        self._schedule.set_due(UPLOADS_LEASE, now)
 
-    def _look_at_topic(self, topic: Topic) -> None:
-        """A topic is new or has changed, or who works on it: all its partitions are due now."""
+    def _schedule_topic(self, topic: Topic) -> None:
+        """Make all partitions of a topic due now: the topic is new, has changed, or is now another worker's."""
         if topic.internal:
             return
         self._topics[topic.topic_id] = topic
-        names = {partition_work(topic.topic_id, index): (topic.topic_id, index) for index in range(topic.partition_count)}
+        names = {partition_lease(topic.topic_id, index): (topic.topic_id, index) for index in range(topic.partition_count)}
         self._names.update(names)
         self._schedule.set_all_due(names, self._ports.clock.monotonic())
 
     def _forget_topic(self, topic_id: UUID) -> None:
-        """A topic is gone: its partitions are due, to give their leases up."""
+        """Forget a deleted topic. Its partitions are due once more, to release their leases."""
         topic = self._topics.pop(topic_id, None)
-        names = [partition_work(topic_id, index) for index in range(topic.partition_count if topic is not None else 0)]
+        names = [partition_lease(topic_id, index) for index in range(topic.partition_count if topic is not None else 0)]
         for name in names:
             self._names.pop(name, None)
             self._partitions.pop(name, None)
         self._schedule.set_all_due(names, self._ports.clock.monotonic())
 
     def _on_changes(self, changes: Sequence[Change]) -> None:
-        now, look_at_all = self._ports.clock.monotonic(), False
+        now, all_due = self._ports.clock.monotonic(), False
         for change in changes:
             versioned = change.after or change.before
             record = versioned.record if versioned is not None else None
             if isinstance(record, Topic):
                 self._on_topic(record, is_gone=change.after is None)
             elif isinstance(record, DeletedTopic):
-                self._schedule.set_due(deletion_work(record.topic_id), now)
-            look_at_all = look_at_all or isinstance(record, TieringWorker | DynamicConfig)
-            # What we gave up ourselves is not due again: that would be taken and given up for ever.
+                self._schedule.set_due(deletion_lease(record.topic_id), now)
+            all_due = all_due or isinstance(record, TieringWorker | DynamicConfig)
+            # A lease that this session released is not due again: it would be acquired and released in a loop.
             if isinstance(record, Lease) and change.after is None and record.session_id != self._session_id:
                 self._schedule.set_due(record.name, now)
             partition = partition_of(record)
             if partition is not None and partition[0] in self._topics and not _is_opening(change):
-                at = self._pace.next_at(now) if change.after is not None and isinstance(record, Ledger) else now
-                self._schedule.set_due(partition_work(*partition), at)
-        if look_at_all:
-            self._look_at_all()
+                at = self._pacer.next_at(now) if change.after is not None and isinstance(record, Ledger) else now
+                self._schedule.set_due(partition_lease(*partition), at)
+        if all_due:
+            self._schedule_all()
         self._wake.set()
 
     def _on_topic(self, topic: Topic, *, is_gone: bool) -> None:
         if is_gone:
             self._forget_topic(topic.topic_id)
         else:
-            self._look_at_topic(topic)
+            self._schedule_topic(topic)
 
     def _start_due(self) -> None:
         for name in self._schedule.take_due(self._ports.clock.monotonic(), self._ports.settings.partitions_at_once):
@@ -145,21 +148,21 @@ class WorkerSession:
     async def _run_one(self, name: str) -> None:
         again_s: float | None = _FAILED_PAUSE_S
         try:
-            if self._claims.is_ours(name):
+            if self._leases.is_ours(name):
                 again_s = await self._work(name)
             else:
-                await self._claims.release(name)
+                await self._leases.release(name)
                 again_s = None
         except StratalogError as failure:
             _log.warning("%s: %s: %s", name, type(failure).__name__, failure)
         except Exception:
-            _log.exception("%s failed by a defect; it is tried again", name)
+            _log.exception("%s failed with an unexpected error; it will be retried", name)
         finally:
             self._schedule.ended(name, None if again_s is None else self._ports.clock.monotonic() + again_s)
             self._wake.set()
 
     async def _work(self, name: str) -> float | None:
-        if name == UPLOADS_WORK:
+        if name == UPLOADS_LEASE:
             return await self._collect_uploads()
         partition = self._names.get(name)
         if partition is None:
@@ -168,31 +171,31 @@ class WorkerSession:
         work = self._partitions.get(name)
         if work is None:
             work = self._partitions[name] = PartitionWork(
-                self._ports, self._claims, topic, partition[1], len(self._names) / _FIRST_LOOKS_PER_S
+                self._ports, self._leases, topic, partition[1], len(self._names) / _FIRST_MAINTENANCE_PER_S
             )
         return await work.run(topic)
 
     async def _collect_uploads(self) -> float | None:
-        if await self._claims.hold(UPLOADS_WORK) is not None:
+        if await self._leases.hold(UPLOADS_LEASE) is not None:
             await abort_stale_uploads(self._ports)
-            await self._claims.release(UPLOADS_WORK)
+            await self._leases.release(UPLOADS_LEASE)
         return _UPLOADS_INTERVAL_S
 
     async def _collect_topic(self, name: str) -> float | None:
-        deleted = next((d for d in self._ports.metadata.view.all(DeletedTopic) if deletion_work(d.topic_id) == name), None)
-        guards = await self._claims.hold(name) if deleted is not None else None
+        deleted = next((d for d in self._ports.metadata.view.all(DeletedTopic) if deletion_lease(d.topic_id) == name), None)
+        guards = await self._leases.hold(name) if deleted is not None else None
         if deleted is None or guards is None:
-            await self._claims.release(name)
+            await self._leases.release(name)
             return None
         again_ms = await collect_deleted_topic(self._ports, deleted, guards)
         if again_ms is not None:
             return max(0.0, (again_ms - self._ports.clock.wall_ms()) / 1000)
-        await self._claims.release(name)
+        await self._leases.release(name)
         return None
 
 
 def _is_opening(change: Change) -> bool:
-    """Whether a ledger was opened, or began to be recovered: until it is sealed, there is nothing to do for tiering."""
+    """Whether the change opens a ledger or begins its recovery: tiering has nothing to do until the ledger is sealed."""
     before = change.before.record if change.before is not None else None
     after = change.after.record if change.after is not None else None
     if isinstance(after, Ledger):

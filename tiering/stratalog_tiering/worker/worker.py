@@ -1,8 +1,8 @@
-"""The tiering worker: a role that offloads, verifies, trims and collects garbage, for all partitions that fall to it.
+"""The tiering worker: a role that offloads, verifies, applies retention and collects garbage for its share of the partitions.
 
-Life: claim the bucket, open a session, register, work (``worker_session.py``). When the session ends, everything stops at
-once and begins anew with another session. A worker owns no partition and keeps no state of its own: what it must know
-stands in metadata and in the bucket, so any number of workers may come and go.
+It claims the bucket, opens a session, registers and works (``session.py``). When the session ends, all work stops at once and
+a new session begins. A worker keeps no state of its own: everything that it must know is in metadata and in the bucket, so
+workers can be added and removed at any time.
 """
 
 from __future__ import annotations
@@ -19,11 +19,9 @@ from stratalog_metadata.records import TieringWorker as WorkerRecord
 from stratalog_metadata.state.commands import Command, Put, SessionAlive
 from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.config import TieringSettings
-from stratalog_tiering.offload.ledger_source import LedgerSource
-from stratalog_tiering.offload.ports import WorkerPorts
-from stratalog_tiering.offload.publish import claim_bucket
-from stratalog_tiering.offload.throttle import Throttle
+from stratalog_tiering.offload.ports import LedgerSource, Throttle, WorkerPorts
 from stratalog_tiering.store import ObjectStore
+from stratalog_tiering.worker.bucket_claim import claim_bucket
 from stratalog_tiering.worker.session import WorkerSession
 
 _START_ATTEMPTS: Final = 15
@@ -32,9 +30,9 @@ _log = logging.getLogger(__name__)
 
 
 class TieringWorker:
-    """``start`` returns when the bucket is claimed; work goes on in the background until ``close``.
+    """One worker. ``start`` returns once the bucket is claimed; the work continues in the background until ``close``.
 
-    ``background`` runs the checksums of what is offloaded; the store has threads of its own.
+    ``background`` computes the checksums of offloaded data; the store has its own threads.
     """
 
     def __init__(
@@ -64,12 +62,16 @@ class TieringWorker:
         self._main: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Raises ``Invalid`` if it is another cluster's, ``Unavailable`` or ``OutcomeUnknown`` if it does not answer."""
+        """Claim the bucket and start to work.
+
+        Raises ``Invalid`` if the bucket belongs to another cluster, ``Unavailable`` or ``OutcomeUnknown`` if the store does not
+        answer.
+        """
         await self._claim_bucket()
         self._main = asyncio.ensure_future(self._run())
 
     async def close(self) -> None:
-        """Stop, and give leases up, so that others can go on at once. What was under way is begun anew by them."""
+        """Stop and close the session, which releases all leases. Other workers repeat what was in progress."""
         if self._main is not None:
             self._main.cancel()
             await asyncio.gather(self._main, return_exceptions=True)
@@ -84,10 +86,10 @@ class TieringWorker:
                 await claim_bucket(self._ports.store, cluster.cluster_id)
                 return
             except (Unavailable, OutcomeUnknown) as failure:
-                # A claim whose outcome is unknown is made again: it takes effect once, and what stands there is read after it.
+                # Claiming is idempotent, and the claim is read back, so an unknown outcome is simply retried.
                 if attempt + 1 == _START_ATTEMPTS:
                     raise
-                _log.info("waiting for store and cluster: %s", failure)
+                _log.info("waiting for the store and the cluster's identity: %s", failure)
                 await asyncio.sleep(_PAUSE_S)
 
     async def _run(self) -> None:
@@ -115,4 +117,4 @@ class TieringWorker:
         try:
             await self._metadata.close_session(session_id)
         except StratalogError as failure:
-            _log.info("the session is left to expire: %s", failure)
+            _log.info("the session was not closed and will expire: %s", failure)

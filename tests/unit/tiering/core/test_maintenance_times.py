@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stratalog_tiering.config import TieringSettings
-from stratalog_tiering.core.maintenance_times import RETRY_S, Upkeep, UpkeepTimes
+from stratalog_tiering.core.maintenance_times import RETRY_S, MaintenanceTask, MaintenanceTimes
 
 RETENTION_S, SWEEP_S = 60.0, 3600.0
 SETTINGS = TieringSettings(
@@ -14,13 +14,13 @@ SETTINGS = TieringSettings(
 )  # fmt: skip
 
 
-def times(*, spread: float = 0.0, recheck: bool = False) -> UpkeepTimes:
-    return UpkeepTimes(SETTINGS, 0.0, spread=spread, spread_s=0.0, recheck=recheck)
+def times(*, spread: float = 0.0, recheck: bool = False) -> MaintenanceTimes:
+    return MaintenanceTimes(SETTINGS, 0.0, spread=spread, spread_s=0.0, recheck=recheck)
 
 
-def looked(at: UpkeepTimes, depends_on: str, expires_at_ms: int | None = None, now: float = 0.0) -> None:
+def looked(at: MaintenanceTimes, depends_on: str, expires_at_ms: int | None = None, now: float = 0.0) -> None:
     at.swept(now)
-    at.looked_at(depends_on, expires_at_ms, now)
+    at.nothing_due_before(depends_on, expires_at_ms, now)
 
 
 def test_an_unchanged_partition_is_left_alone_until_something_expires() -> None:
@@ -28,19 +28,19 @@ def test_an_unchanged_partition_is_left_alone_until_something_expires() -> None:
     looked(at, "v1", expires_at_ms=500_000)
     assert at.due("v1", 499.0, 499_000) is None
     assert at.next_s("v1", 499.0, 499_000) == 1.0
-    assert at.due("v1", 500.0, 500_000) is Upkeep.RETENTION
+    assert at.due("v1", 500.0, 500_000) is MaintenanceTask.RETENTION
     looked(at, "v1", None, 500.0)
     assert at.next_s("v1", 500.0, 500_000) == SWEEP_S
 
 
-def test_a_change_is_looked_at_but_not_oftener_than_once_in_an_interval() -> None:
+def test_a_change_is_nothing_due_before_but_not_oftener_than_once_in_an_interval() -> None:
     at = times()
     looked(at, "v1")
     assert at.due("v2", RETENTION_S - 1, 0) is None
     assert at.next_s("v2", RETENTION_S - 1, 0) == 1.0
-    assert at.due("v2", RETENTION_S, 0) is Upkeep.RETENTION
+    assert at.due("v2", RETENTION_S, 0) is MaintenanceTask.RETENTION
     at.changed(RETENTION_S)
-    assert at.due("v3", RETENTION_S, 0) is Upkeep.RETENTION, "there may be more to do"
+    assert at.due("v3", RETENTION_S, 0) is MaintenanceTask.RETENTION, "there may be more to do"
 
 
 def test_nothing_is_retained_before_there_is_cold_history() -> None:
@@ -52,13 +52,13 @@ def test_nothing_is_retained_before_there_is_cold_history() -> None:
 
 def test_a_failure_keeps_neither_the_other_from_its_turn_nor_is_it_forgotten() -> None:
     at = times()
-    assert {at.due("v1", 0.0, 0)} <= set(Upkeep)
-    at.failed(Upkeep.SWEEP, 0.0)
-    assert at.due("v1", 0.0, 0) is Upkeep.RETENTION
-    at.looked_at("v1", None, 0.0)
+    assert {at.due("v1", 0.0, 0)} <= set(MaintenanceTask)
+    at.failed(MaintenanceTask.SWEEP, 0.0)
+    assert at.due("v1", 0.0, 0) is MaintenanceTask.RETENTION
+    at.nothing_due_before("v1", None, 0.0)
     assert at.due("v1", 0.0, 0) is None
     assert at.has_failed("v1")
-    assert at.due("v1", RETRY_S, 0) is Upkeep.SWEEP
+    assert at.due("v1", RETRY_S, 0) is MaintenanceTask.SWEEP
     at.swept(RETRY_S)
     assert not at.has_failed("v1")
 
@@ -69,8 +69,8 @@ def test_an_error_of_an_earlier_session_is_over_when_all_has_succeeded_once() ->
     at.swept(0.0)
     assert not at.has_failed(None), "there is nothing to retain"
     assert at.has_failed("v1")
-    assert at.due("v1", 0.0, 0) is Upkeep.RETENTION
-    at.looked_at("v1", None, 0.0)
+    assert at.due("v1", 0.0, 0) is MaintenanceTask.RETENTION
+    at.nothing_due_before("v1", None, 0.0)
     assert not at.has_failed("v1")
 
 
@@ -81,8 +81,8 @@ STEPS = st.tuples(st.floats(0, 500), st.sampled_from(["v1", "v2", None]), st.sam
 def test_what_is_due_is_due_in_no_time_and_work_never_comes_faster_than_the_intervals(
     steps: list[tuple[float, str | None, str]],
 ) -> None:
-    at, now, done = times(), 0.0, dict.fromkeys(Upkeep, -1000000000.0)
-    intervals = {Upkeep.RETENTION: RETENTION_S, Upkeep.SWEEP: SWEEP_S}
+    at, now, done = times(), 0.0, dict.fromkeys(MaintenanceTask, -1000000000.0)
+    intervals = {MaintenanceTask.RETENTION: RETENTION_S, MaintenanceTask.SWEEP: SWEEP_S}
     for later_s, depends_on, outcome in steps:
         now += later_s
         upkeep = at.due(depends_on, now, int(now * 1000))
@@ -93,7 +93,7 @@ def test_what_is_due_is_due_in_no_time_and_work_never_comes_faster_than_the_inte
         done[upkeep] = now
         if outcome == "fail":
             at.failed(upkeep, now)
-        elif upkeep is Upkeep.SWEEP:
+        elif upkeep is MaintenanceTask.SWEEP:
             at.swept(now)
         else:
-            at.looked_at(depends_on, None, now)
+            at.nothing_due_before(depends_on, None, now)

@@ -11,19 +11,9 @@ from hypothesis import strategies as st
 from stratalog_core.errors import Corrupt, Invalid
 from stratalog_metadata.records import Fragment, Ledger, LedgerRef, LedgerState, Log, ManifestPointer, TierRequest, Topic
 from stratalog_metadata.state.commands import SessionAlive, VersionIs
-from stratalog_tiering.core.commands import commit_segment, drop_ledgers, fulfil_request, move_start
-from stratalog_tiering.core.planning import (
-    DropEmpty,
-    DropHot,
-    Fulfil,
-    Idle,
-    Offload,
-    PartitionState,
-    PlanLimits,
-    Step,
-    StoredLedger,
-    next_step,
-)
+from stratalog_tiering.core.commit_protocol import commit_segment, drop_ledgers, fulfil_request, move_start
+from stratalog_tiering.core.partition import PartitionSnapshot, StoredLedger
+from stratalog_tiering.core.planning import DropEmpty, DropHot, Fulfil, Idle, Offload, PlanLimits, Step, next_step
 from stratalog_tiering.core.policy import TierPolicy, tier_policy
 from stratalog_tiering.maintenance.fork_resolution import dropped_ledgers
 
@@ -42,7 +32,7 @@ def ledger(number: int, base: int, end: int, *, closed: bool = True, size: int =
 
 def state(
     *ledgers: StoredLedger, cold: tuple[int, int] | None = None, request: TierRequest | None = None, start: int = 0
-) -> PartitionState:
+) -> PartitionSnapshot:
     pointer = None
     if cold is not None:
         pointer = ManifestPointer(
@@ -53,14 +43,14 @@ def state(
         LedgerRef(ledger_id=stored.ledger.ledger_id, base_offset=stored.ledger.base_offset, leader_epoch=0)
         for stored in ledgers
     )
-    return PartitionState(
+    return PartitionSnapshot(
         topic=TOPIC, log=Log(topic_id=TOPIC.topic_id, index=0, ledgers=refs, log_start_offset=start), log_version=1,
         ledgers=ledgers, pointer=pointer, pointer_version=1 if pointer else 0, request=request,
         request_version=1 if request else 0,
     )  # fmt: skip
 
 
-def plan(current: PartitionState, now_ms: int = 0, policy: TierPolicy | None = None, cold_since: int = 2000) -> Step:
+def plan(current: PartitionSnapshot, now_ms: int = 0, policy: TierPolicy | None = None, cold_since: int = 2000) -> Step:
     since = {stored.ledger.ledger_id: cold_since for stored in current.ledgers}
     return next_step(current, policy or TierPolicy(), LIMITS, since, now_ms)
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stratalog_metadata.records import Fragment, Ledger, LedgerRef, LedgerState, Log, ManifestPointer, Topic
-from stratalog_tiering.core.planning import PartitionState, StoredLedger
+from stratalog_tiering.core.partition import PartitionSnapshot, StoredLedger
 from stratalog_tiering.core.policy import TierPolicy
-from stratalog_tiering.maintenance.hot_expiry import expired_ledgers
+from stratalog_tiering.core.retention import expired_ledgers
 
 NOW_MS = 1_000_000
 TOPIC = Topic(name="t", topic_id=UUID(int=1), partition_count=1, replication_factor=1)
@@ -28,14 +28,14 @@ def ledger(number: int, size: int = 100, *, closed: bool = True) -> StoredLedger
     return StoredLedger(version=1, ledger=made)
 
 
-def state(ledgers: list[StoredLedger], cold_newest_ms: int | None = None) -> PartitionState:
+def state(ledgers: list[StoredLedger], cold_newest_ms: int | None = None) -> PartitionSnapshot:
     """Hot ledgers after ten cold offsets, if there are cold ones."""
     refs = tuple(LedgerRef(ledger_id=s.ledger.ledger_id, base_offset=s.ledger.base_offset, leader_epoch=0) for s in ledgers)
     pointer = ManifestPointer(
         topic_id=TOPIC.topic_id, index=0, manifest_version=1, object_key="m", sha256="", start_offset=0, end_offset=10,
         cold_bytes=1, newest_ms=cold_newest_ms or 0,
     )  # fmt: skip
-    return PartitionState(
+    return PartitionSnapshot(
         topic=TOPIC, log=Log(topic_id=TOPIC.topic_id, index=0, ledgers=refs), log_version=1, ledgers=tuple(ledgers),
         pointer=pointer if cold_newest_ms is not None else None, pointer_version=1, request=None, request_version=0,
     )  # fmt: skip

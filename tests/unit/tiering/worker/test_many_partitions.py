@@ -35,13 +35,11 @@ from stratalog_metadata.records import (
 )
 from stratalog_metadata.state.commands import Command, Put
 from stratalog_tiering.config import TieringSettings
-from stratalog_tiering.format.entry import segment_entry
-from stratalog_tiering.format.manifest import SegmentEntry, empty_manifest
+from stratalog_tiering.format.manifest import SegmentEntry, empty_manifest, pointer_to, segment_entry
 from stratalog_tiering.format.manifest_edit import ManifestEdit, Previous
 from stratalog_tiering.format.object_keys import marker_key, segment_key
 from stratalog_tiering.format.segment import SegmentIdentity, SegmentWriter
-from stratalog_tiering.offload.ledger_source import EntryHead
-from stratalog_tiering.offload.publish import pointer_to
+from stratalog_tiering.offload.ports import EntryHead
 from stratalog_tiering.worker.worker import TieringWorker
 
 TOPICS: Final = 100
