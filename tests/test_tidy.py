@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from stratalog.reference import METRIC_GROUPS, SECTIONS
-from stratalog_broker.topic_configs import TOPIC_CONFIG_KEYS, TopicConfigs
+from stratalog_broker.configs.topic_configs import TOPIC_CONFIG_KEYS, TopicConfigs
 from stratalog_core.metrics.groups import definitions
 
 ROOT = Path(__file__).parents[1]

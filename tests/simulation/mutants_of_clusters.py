@@ -9,12 +9,12 @@ import msgspec
 
 from stratalog_bookies.client import Recovered
 from stratalog_bookies.node.collector import Collector
-from stratalog_broker import takeover
-from stratalog_broker.ledger_opening import LedgerOpening
-from stratalog_broker.partition import PartitionCore
-from stratalog_broker.partition_log import PartitionLog
-from stratalog_broker.partitions import Partitions
-from stratalog_broker.takeover import Takeover
+from stratalog_broker.partitions import takeover
+from stratalog_broker.partitions.core import PartitionCore
+from stratalog_broker.partitions.ledger_opening import LedgerOpening
+from stratalog_broker.partitions.log import PartitionLog
+from stratalog_broker.partitions.ownership import Partitions
+from stratalog_broker.partitions.takeover import Takeover
 from stratalog_core.errors import OutcomeUnknown, StratalogError
 from stratalog_core.partition_state import producer_states
 from stratalog_core.partition_state.producer_states import ProducerStates

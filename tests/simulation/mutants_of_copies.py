@@ -10,10 +10,10 @@ from stratalog_bookies.client import LedgerSpec
 from stratalog_bookies.client.core import placement
 from stratalog_bookies.client.core.placement import Candidate, Spread
 from stratalog_bookies.repair.core import audit_plan
-from stratalog_broker import topic_configs
-from stratalog_broker.ledger_opening import LedgerOpening
-from stratalog_broker.partition_log import PartitionLog
-from stratalog_broker.replication_factor import newest_ledger
+from stratalog_broker.admin.replication_factor import newest_ledger
+from stratalog_broker.configs import topic_configs
+from stratalog_broker.partitions.ledger_opening import LedgerOpening
+from stratalog_broker.partitions.log import PartitionLog
 from stratalog_metadata.records import Topic
 
 

@@ -8,12 +8,12 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
-from stratalog_broker import takeover
-from stratalog_broker.groups.store import GroupStore
-from stratalog_broker.groups.writer import RecordWriter
-from stratalog_broker.ledger_trimming import LedgerTrimming
-from stratalog_broker.partition_log import PartitionLog
-from stratalog_broker.takeover import Takeover
+from stratalog_broker.coordination.groups.store import GroupStore
+from stratalog_broker.coordination.groups.writer import RecordWriter
+from stratalog_broker.partitions import takeover
+from stratalog_broker.partitions.ledger_trimming import LedgerTrimming
+from stratalog_broker.partitions.log import PartitionLog
+from stratalog_broker.partitions.takeover import Takeover
 from stratalog_core.partition_state.producer_states import ProducerStates
 
 

@@ -7,10 +7,10 @@ from typing import Any, Final
 
 import msgspec
 
-from stratalog_broker.handover import Departures, Release
-from stratalog_broker.partition import PartitionCore
-from stratalog_broker.partition_log import PartitionLog
-from stratalog_broker.read_runs import ReadRuns, Served
+from stratalog_broker.partitions.core import PartitionCore
+from stratalog_broker.partitions.handover import Departures, Release
+from stratalog_broker.partitions.log import PartitionLog
+from stratalog_broker.reads.read_runs import ReadRuns, Served
 from stratalog_core.batches.checkpoint import Checkpoint
 from stratalog_metadata.client import shared_commands
 from stratalog_metadata.state.commands import Command

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from stratalog_broker.read_runs import ReadRuns
-from stratalog_broker.tail_cache import PartitionTail
+from stratalog_broker.partitions.tail_cache import PartitionTail
+from stratalog_broker.reads.read_runs import ReadRuns
 
 _NO_END = 1 << 62
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from stratalog_broker.reads import LogReader
+from stratalog_broker.reads.log_reader import LogReader
 from stratalog_tiering.core.partition import PartitionSnapshot, StoredLedger, is_sealed
 from stratalog_tiering.core.policy import TierPolicy
 from stratalog_tiering.maintenance import hot_expiry

@@ -16,10 +16,10 @@ from simulation.coverage import Coverage
 from simulation.loop import CURRENT
 from stratalog_bookies.client.ledger_recovery import LedgerRecoveries
 from stratalog_bookies.client.ledger_writer import LedgerWriter
-from stratalog_broker import partition_log
-from stratalog_broker.reads import LogReader
-from stratalog_broker.tail_cache import PartitionTail
-from stratalog_broker.writer_reports import WriterReports
+from stratalog_broker.partitions import log as partition_log
+from stratalog_broker.partitions.tail_cache import PartitionTail
+from stratalog_broker.partitions.writer_reports import WriterReports
+from stratalog_broker.reads.log_reader import LogReader
 from stratalog_core.batches.checkpoint import encode_checkpoint
 from stratalog_core.errors import LedgerFenced, OutcomeUnknown, StratalogError
 from stratalog_metadata.protocol import messages

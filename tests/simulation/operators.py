@@ -8,7 +8,7 @@ from typing import Final
 
 from simulation import roles
 from simulation.machine import Machine, Ports
-from stratalog_broker.replication_factor import change_replication_factor
+from stratalog_broker.admin.replication_factor import change_replication_factor
 from stratalog_core.errors import NotFound, StratalogError
 
 FACTORS: Final = (2, 3, 4)

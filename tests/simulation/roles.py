@@ -13,8 +13,8 @@ from simulation.object_store import Bucket, SimulatedStore
 from stratalog_bookies.client import LedgerClient, LedgerClientSettings
 from stratalog_bookies.config import BookieSettings
 from stratalog_bookies.node.server import BookieServer
-from stratalog_broker.config import BrokerSettings
-from stratalog_broker.server import BrokerServer
+from stratalog_broker.configs.settings import BrokerSettings
+from stratalog_broker.network.server import BrokerServer
 from stratalog_core.search_pool import SearchPool
 from stratalog_metadata.client.quorum_client import QuorumClient
 from stratalog_metadata.node.config import MetadataSettings

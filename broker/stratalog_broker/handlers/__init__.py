@@ -34,7 +34,7 @@ from stratalog_broker.handlers import (
     produce,
     sync_group,
 )
-from stratalog_broker.handlers.info import HandlerInfo
+from stratalog_broker.requests.handler_info import HandlerInfo
 
 _MODULES: Final = (
     alter_configs,

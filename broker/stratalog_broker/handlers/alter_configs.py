@@ -12,12 +12,12 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
-from stratalog_broker.context import RequestContext
-from stratalog_broker.default_commands import configure_defaults
-from stratalog_broker.handlers.info import HandlerInfo
+from stratalog_broker.admin.topic_defaults import configure_defaults
+from stratalog_broker.admin.topics import EditConfigs, TopicCommands
+from stratalog_broker.configs.topic_configs import topic_config_name
 from stratalog_broker.protocol.errors import KafkaError, error_code_of
-from stratalog_broker.topic_configs import topic_config_name
-from stratalog_broker.topics import EditConfigs, TopicCommands
+from stratalog_broker.requests.context import RequestContext
+from stratalog_broker.requests.handler_info import HandlerInfo
 from stratalog_core.errors import StratalogError
 
 TOPIC: Final = 2

@@ -11,9 +11,9 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
-from stratalog_broker.context import RequestContext
-from stratalog_broker.handlers.info import HandlerInfo
 from stratalog_broker.protocol.entities import encode_response, response_factory
+from stratalog_broker.requests.context import RequestContext
+from stratalog_broker.requests.handler_info import HandlerInfo
 
 _KEY: Final = 18
 

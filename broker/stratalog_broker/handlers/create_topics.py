@@ -14,13 +14,13 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
-from stratalog_broker.context import RequestContext
-from stratalog_broker.handlers.config_rows import topic_config_rows
-from stratalog_broker.handlers.info import HandlerInfo
+from stratalog_broker.admin.config_rows import topic_config_rows
+from stratalog_broker.admin.topic_limits import check_cluster, check_request
+from stratalog_broker.admin.topics import BROKER_DEFAULT, PARTITIONS_MAX, NewTopic, TopicCommands
 from stratalog_broker.protocol.durations import request_timeout_s
 from stratalog_broker.protocol.errors import KafkaError, error_code_of
-from stratalog_broker.topic_limits import check_cluster, check_request
-from stratalog_broker.topics import BROKER_DEFAULT, PARTITIONS_MAX, NewTopic, TopicCommands
+from stratalog_broker.requests.context import RequestContext
+from stratalog_broker.requests.handler_info import HandlerInfo
 from stratalog_core.errors import StratalogError
 from stratalog_metadata.client.topic_defaults import topic_defaults
 from stratalog_metadata.records import Topic

@@ -10,11 +10,11 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
-from stratalog_broker.context import RequestContext
-from stratalog_broker.handlers.info import HandlerInfo
-from stratalog_broker.partition_log import PartitionLog
+from stratalog_broker.partitions.log import PartitionLog
 from stratalog_broker.protocol.durations import request_timeout_s
 from stratalog_broker.protocol.errors import KafkaError, error_code_of
+from stratalog_broker.requests.context import RequestContext
+from stratalog_broker.requests.handler_info import HandlerInfo
 from stratalog_core.errors import Conflict, StratalogError
 from stratalog_metadata.records import Log
 from stratalog_metadata.state.commands import Command, Put, VersionIs

@@ -10,12 +10,12 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
-from stratalog_broker.context import RequestContext
-from stratalog_broker.handlers.group_topics import topic_by_id
-from stratalog_broker.handlers.info import HandlerInfo
+from stratalog_broker.admin.topics import TopicCommands
+from stratalog_broker.coordination.group_topics import topic_by_id
 from stratalog_broker.protocol.durations import request_timeout_s
 from stratalog_broker.protocol.errors import KafkaError, error_code_of
-from stratalog_broker.topics import TopicCommands
+from stratalog_broker.requests.context import RequestContext
+from stratalog_broker.requests.handler_info import HandlerInfo
 from stratalog_core.errors import StratalogError
 
 _IDS_SINCE: Final = 6

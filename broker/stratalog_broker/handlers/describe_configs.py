@@ -10,11 +10,11 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
-from stratalog_broker.context import RequestContext
-from stratalog_broker.handlers.config_rows import ConfigRow, broker_config_rows, default_config_rows, topic_config_rows
-from stratalog_broker.handlers.info import HandlerInfo
+from stratalog_broker.admin.config_rows import ConfigRow, broker_config_rows, default_config_rows, topic_config_rows
+from stratalog_broker.admin.topics import check_topic_name
 from stratalog_broker.protocol.errors import KafkaError
-from stratalog_broker.topics import check_topic_name
+from stratalog_broker.requests.context import RequestContext
+from stratalog_broker.requests.handler_info import HandlerInfo
 from stratalog_metadata.client.topic_defaults import topic_defaults
 from stratalog_metadata.records import Topic, topic_key
 

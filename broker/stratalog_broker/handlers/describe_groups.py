@@ -6,12 +6,12 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
-from stratalog_broker.context import RequestContext
-from stratalog_broker.groups.coordinator import GroupCoordinator
-from stratalog_broker.groups.group import Group
-from stratalog_broker.groups.rebalance import GroupState
-from stratalog_broker.handlers.info import HandlerInfo
+from stratalog_broker.coordination.groups.coordinator import GroupCoordinator
+from stratalog_broker.coordination.groups.group import Group
+from stratalog_broker.coordination.groups.rebalance import GroupState
 from stratalog_broker.protocol.errors import KafkaError
+from stratalog_broker.requests.context import RequestContext
+from stratalog_broker.requests.handler_info import HandlerInfo
 
 _NOT_FOUND_SINCE: Final = 6
 

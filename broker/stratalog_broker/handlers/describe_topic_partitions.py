@@ -10,10 +10,10 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
-from stratalog_broker.context import RequestContext
-from stratalog_broker.handlers.info import HandlerInfo
+from stratalog_broker.cluster.replicas import Replicas
 from stratalog_broker.protocol.metadata import PartitionState
-from stratalog_broker.replicas import Replicas
+from stratalog_broker.requests.context import RequestContext
+from stratalog_broker.requests.handler_info import HandlerInfo
 from stratalog_metadata.records import Topic, topic_key
 
 PAGE_PARTITIONS_MAX: Final = 2_000

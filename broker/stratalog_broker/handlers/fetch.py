@@ -19,15 +19,15 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
-from stratalog_broker.context import RequestContext
-from stratalog_broker.fetch_sessions import FINAL_EPOCH, INITIAL_EPOCH, FetchSession, FetchWanted, SessionRefused
-from stratalog_broker.handlers.info import HandlerInfo, Waiting
-from stratalog_broker.partition_log import PartitionLog
+from stratalog_broker.partitions.log import PartitionLog
 from stratalog_broker.protocol.errors import fetch_error_code_of
 from stratalog_broker.protocol.fetch import TOPIC_ID_VERSION, PartitionFetched, encode_response
 from stratalog_broker.protocol.fetch_request import SESSION_VERSION, FetchRequest, parse_request
 from stratalog_broker.protocol.frame import response_head
-from stratalog_broker.reads import NOTHING, Batches
+from stratalog_broker.reads.fetch_sessions import FINAL_EPOCH, INITIAL_EPOCH, FetchSession, FetchWanted, SessionRefused
+from stratalog_broker.reads.log_reader import NOTHING, Batches
+from stratalog_broker.requests.context import RequestContext
+from stratalog_broker.requests.handler_info import HandlerInfo, Waiting
 from stratalog_core.errors import StratalogError, Unavailable
 from stratalog_core.ids import TopicPartition
 from stratalog_core.memory.retained import retained_bytes

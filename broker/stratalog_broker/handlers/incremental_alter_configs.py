@@ -9,13 +9,13 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
-from stratalog_broker.config_keys import ConfigKind, elements
-from stratalog_broker.context import RequestContext
+from stratalog_broker.admin.topics import EditConfigs
+from stratalog_broker.configs.config_keys import ConfigKind, elements
+from stratalog_broker.configs.topic_configs import topic_config_key
 from stratalog_broker.handlers.alter_configs import alter, name_in
-from stratalog_broker.handlers.info import HandlerInfo
 from stratalog_broker.protocol.errors import KafkaError
-from stratalog_broker.topic_configs import topic_config_key
-from stratalog_broker.topics import EditConfigs
+from stratalog_broker.requests.context import RequestContext
+from stratalog_broker.requests.handler_info import HandlerInfo
 from stratalog_core.errors import Invalid
 
 SET, DELETE, APPEND, SUBTRACT = range(4)

@@ -11,9 +11,9 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
-from stratalog_broker.context import RequestContext
-from stratalog_broker.handlers.info import HandlerInfo
 from stratalog_broker.protocol.errors import error_code_of
+from stratalog_broker.requests.context import RequestContext
+from stratalog_broker.requests.handler_info import HandlerInfo
 from stratalog_core.errors import Retriable, StratalogError
 
 _KEY: Final = 22

@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import Any, Final
 from uuid import UUID
 
-from stratalog_broker.context import RequestContext
-from stratalog_broker.groups.messages import JoinAnswer, JoinRequest
-from stratalog_broker.handlers.info import HandlerInfo
+from stratalog_broker.coordination.groups.messages import JoinAnswer, JoinRequest
 from stratalog_broker.protocol.durations import milliseconds
 from stratalog_broker.protocol.errors import KafkaError
+from stratalog_broker.requests.context import RequestContext
+from stratalog_broker.requests.handler_info import HandlerInfo
 
 _ID_PREFIX_CHARACTERS_MAX: Final = 255
 

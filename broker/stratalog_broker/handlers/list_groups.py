@@ -9,9 +9,9 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
-from stratalog_broker.context import RequestContext
-from stratalog_broker.groups.coordinator import GroupCoordinator
-from stratalog_broker.handlers.info import HandlerInfo
+from stratalog_broker.coordination.groups.coordinator import GroupCoordinator
+from stratalog_broker.requests.context import RequestContext
+from stratalog_broker.requests.handler_info import HandlerInfo
 
 CLASSIC: Final = "classic"
 

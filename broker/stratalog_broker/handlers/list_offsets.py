@@ -13,13 +13,13 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
-from stratalog_broker.context import RequestContext
-from stratalog_broker.handlers.info import HandlerInfo
-from stratalog_broker.handlers.leadership import leader_epoch_error, why_not_here
-from stratalog_broker.partition_log import PartitionLog
+from stratalog_broker.partitions.leadership import leader_epoch_error, why_not_here
+from stratalog_broker.partitions.log import PartitionLog
 from stratalog_broker.protocol.errors import fetch_error_code_of
 from stratalog_broker.protocol.list_offsets import OffsetRow, encode_list_offsets
-from stratalog_broker.timestamps import Found, find_greatest, find_time
+from stratalog_broker.reads.time_searches import Found, find_greatest, find_time
+from stratalog_broker.requests.context import RequestContext
+from stratalog_broker.requests.handler_info import HandlerInfo
 from stratalog_core.errors import StratalogError
 
 _KEY: Final = 2

@@ -14,11 +14,11 @@ from uuid import UUID
 
 from kio.schema.errors import ErrorCode
 
-from stratalog_broker.context import RequestContext
-from stratalog_broker.handlers.info import HandlerInfo
+from stratalog_broker.admin.topics import NewTopic, TopicCommands, check_topic_name
 from stratalog_broker.protocol.errors import KafkaError, error_code_of
 from stratalog_broker.protocol.metadata import encode_metadata, encode_topic
-from stratalog_broker.topics import NewTopic, TopicCommands, check_topic_name
+from stratalog_broker.requests.context import RequestContext
+from stratalog_broker.requests.handler_info import HandlerInfo
 from stratalog_core.errors import StratalogError
 from stratalog_metadata.records import CLUSTER_KEY, Broker, Cluster, Topic, topic_key
 

@@ -10,12 +10,12 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
-from stratalog_broker.context import RequestContext
-from stratalog_broker.groups.offset_rows import Commit
-from stratalog_broker.handlers.group_topics import TopicName, resolve_topic
-from stratalog_broker.handlers.info import HandlerInfo
+from stratalog_broker.coordination.group_topics import TopicName, resolve_topic
+from stratalog_broker.coordination.groups.offset_rows import Commit
 from stratalog_broker.protocol.errors import KafkaError
 from stratalog_broker.protocol.offset_commit import CommittedTopic, encode_offset_commit
+from stratalog_broker.requests.context import RequestContext
+from stratalog_broker.requests.handler_info import HandlerInfo
 
 _TOPIC_IDS_SINCE: Final = 10
 

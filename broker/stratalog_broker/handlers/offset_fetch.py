@@ -12,13 +12,13 @@ from uuid import UUID
 
 from kio.schema.errors import ErrorCode
 
-from stratalog_broker.context import RequestContext
-from stratalog_broker.groups.records import CommittedOffset
-from stratalog_broker.groups.store import TopicPartitionName
-from stratalog_broker.handlers.group_topics import TopicName, topic_by_id
-from stratalog_broker.handlers.info import HandlerInfo
+from stratalog_broker.coordination.group_topics import TopicName, topic_by_id
+from stratalog_broker.coordination.groups.records import CommittedOffset
+from stratalog_broker.coordination.groups.store import TopicPartitionName
 from stratalog_broker.protocol.errors import KafkaError
 from stratalog_broker.protocol.offset_fetch import CommittedRow, FetchedGroup, FetchedTopic, encode_offset_fetch
+from stratalog_broker.requests.context import RequestContext
+from stratalog_broker.requests.handler_info import HandlerInfo
 from stratalog_metadata.records import Topic, topic_key
 
 _GROUPS_SINCE: Final = 8

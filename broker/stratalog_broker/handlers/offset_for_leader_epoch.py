@@ -10,9 +10,9 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
-from stratalog_broker.context import RequestContext
-from stratalog_broker.handlers.info import HandlerInfo
-from stratalog_broker.handlers.leadership import leader_epoch_error, why_not_here
+from stratalog_broker.partitions.leadership import leader_epoch_error, why_not_here
+from stratalog_broker.requests.context import RequestContext
+from stratalog_broker.requests.handler_info import HandlerInfo
 
 _KEY: Final = 23
 

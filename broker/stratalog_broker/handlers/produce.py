@@ -18,11 +18,9 @@ from typing import Final
 
 from kio.schema.errors import ErrorCode
 
-from stratalog_broker.context import RequestContext
-from stratalog_broker.handlers.info import HandlerInfo
-from stratalog_broker.partition import Acks, OnDone, Outcome
-from stratalog_broker.partition_log import PartitionLog
-from stratalog_broker.produce_checks import Refused, check_produced
+from stratalog_broker.partitions.core import Acks, OnDone, Outcome
+from stratalog_broker.partitions.log import PartitionLog
+from stratalog_broker.partitions.produce_checks import Refused, check_produced
 from stratalog_broker.protocol.errors import produce_error_code_of
 from stratalog_broker.protocol.frame import response_head
 from stratalog_broker.protocol.produce import (
@@ -32,6 +30,8 @@ from stratalog_broker.protocol.produce import (
     encode_response,
     parse_request,
 )
+from stratalog_broker.requests.context import RequestContext
+from stratalog_broker.requests.handler_info import HandlerInfo
 from stratalog_core.batches.batch import BatchHeader, assign_log_append_time
 from stratalog_core.errors import NotLeader, StratalogError
 from stratalog_core.ids import TopicPartition

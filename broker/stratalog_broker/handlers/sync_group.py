@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from stratalog_broker.context import RequestContext
-from stratalog_broker.groups.messages import SyncAnswer, SyncRequest
-from stratalog_broker.handlers.info import HandlerInfo
+from stratalog_broker.coordination.groups.messages import SyncAnswer, SyncRequest
 from stratalog_broker.protocol.errors import KafkaError
+from stratalog_broker.requests.context import RequestContext
+from stratalog_broker.requests.handler_info import HandlerInfo
 
 
 async def handle(context: RequestContext, request: Any) -> Any:

@@ -12,9 +12,9 @@ from __future__ import annotations
 import struct
 from typing import Final, NamedTuple
 
-from stratalog_broker.fetch_sessions import FetchWanted, PartitionKey
 from stratalog_broker.protocol.fetch import FLEXIBLE_VERSION, TOPIC_ID_VERSION
 from stratalog_broker.protocol.frame import ELEMENTS_MAX, read_uvarint, skip_tagged_fields
+from stratalog_broker.reads.fetch_sessions import FetchWanted, PartitionKey
 from stratalog_core.errors import Corrupt
 
 SESSION_VERSION: Final = 7

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from stratalog.brokers.report import Row
-from stratalog_broker.default_commands import configure_defaults
+from stratalog_broker.admin.topic_defaults import configure_defaults
+from stratalog_broker.configs.topic_configs import TOPIC_CONFIG_KEYS, default_text, topic_config_name
 from stratalog_broker.protocol.errors import KafkaError
-from stratalog_broker.topic_configs import TOPIC_CONFIG_KEYS, default_text, topic_config_name
 from stratalog_core.errors import Invalid
 from stratalog_metadata.client.api import MetadataClient, MetadataView
 from stratalog_metadata.client.topic_defaults import topic_defaults

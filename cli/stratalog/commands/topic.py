@@ -25,7 +25,7 @@ from stratalog.output import json_option, print_done, print_json, print_listing,
 from stratalog.places import TARGETS, places
 from stratalog.target import bootstrap_of, cluster_options, kafka_options, metadata_of, name_values
 from stratalog.tier.session import metadata_session
-from stratalog_broker.replication_factor import change_replication_factor
+from stratalog_broker.admin.replication_factor import change_replication_factor
 from stratalog_core.errors import NotFound
 from stratalog_metadata.records import Topic
 

@@ -12,8 +12,8 @@ from stratalog.roles.node import NodeSettings
 from stratalog.roles.readiness import ReadRecord
 from stratalog.roles.runtime import Configuration
 from stratalog_bookies.config import BookieSettings
-from stratalog_broker.config import BrokerSettings
-from stratalog_broker.listeners import parse_listeners
+from stratalog_broker.configs.listeners import parse_listeners
+from stratalog_broker.configs.settings import BrokerSettings
 from stratalog_core.errors import Invalid
 from stratalog_core.ports import Transport
 from stratalog_core.rpc.tcp import TcpTransport

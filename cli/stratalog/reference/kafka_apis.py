@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 
 from stratalog_broker.handlers import HANDLERS
-from stratalog_broker.handlers.info import HandlerInfo
+from stratalog_broker.requests.handler_info import HandlerInfo
 
 _HEAD = """# Kafka APIs
 

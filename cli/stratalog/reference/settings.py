@@ -9,7 +9,7 @@ from typing import Any
 from stratalog.roles.node import NodeSettings
 from stratalog_bookies.client import LedgerClientSettings
 from stratalog_bookies.config import BookieSettings
-from stratalog_broker.config import BrokerSettings
+from stratalog_broker.configs.settings import BrokerSettings
 from stratalog_core.http.settings import SECTION as HTTP_SECTION
 from stratalog_core.http.settings import HttpSettings
 from stratalog_metadata.node.config import MetadataSettings

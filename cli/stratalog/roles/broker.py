@@ -13,10 +13,10 @@ from stratalog.roles.priority import take_turns
 from stratalog.roles.readiness import check_broker
 from stratalog.roles.runtime import Node
 from stratalog_bookies.client import LedgerClient, LedgerClientSettings
-from stratalog_broker.config import BrokerSettings
-from stratalog_broker.memory import MemoryShares
-from stratalog_broker.message_loading import load_messages
-from stratalog_broker.server import BrokerServer
+from stratalog_broker.configs.memory import MemoryShares
+from stratalog_broker.configs.settings import BrokerSettings
+from stratalog_broker.network.message_loading import load_messages
+from stratalog_broker.network.server import BrokerServer
 from stratalog_core.ports import Background
 from stratalog_core.search_pool import SearchPool
 from stratalog_core.system import return_free_memory

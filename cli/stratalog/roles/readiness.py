@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from stratalog_bookies.protocol import messages as bookie_messages
-from stratalog_broker.listeners import Listener
+from stratalog_broker.configs.listeners import Listener
 from stratalog_core.errors import Unavailable
 from stratalog_core.ports import Transport
 from stratalog_metadata.protocol import messages

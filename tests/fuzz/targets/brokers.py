@@ -10,16 +10,16 @@ from fuzz import seals
 from fuzz.kafka_requests import sound_frames
 from fuzz.target import Target
 from fuzz.targets.batches import sound_batches
-from stratalog_broker.groups import records
-from stratalog_broker.groups.messages import GroupImage, MemberImage
-from stratalog_broker.groups.records import CommittedOffset, OffsetKey
-from stratalog_broker.groups.store import GroupStore
+from stratalog_broker.configs.topic_configs import TopicConfigs
+from stratalog_broker.coordination.groups import records
+from stratalog_broker.coordination.groups.messages import GroupImage, MemberImage
+from stratalog_broker.coordination.groups.records import CommittedOffset, OffsetKey
+from stratalog_broker.coordination.groups.store import GroupStore
 from stratalog_broker.handlers import HANDLERS
-from stratalog_broker.produce_checks import Refused, check_produced
+from stratalog_broker.partitions.produce_checks import Refused, check_produced
 from stratalog_broker.protocol.entities import decode_request, encode_response
 from stratalog_broker.protocol.frame import parse_head
 from stratalog_broker.protocol.produce import parse_request
-from stratalog_broker.topic_configs import TopicConfigs
 from stratalog_core.batches.batch import assign_log_append_time, assign_offset
 from stratalog_core.batches.checkpoint import (
     Checkpoint,

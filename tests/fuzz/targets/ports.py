@@ -23,7 +23,7 @@ from fuzz.targets import bookies, metadata
 from stratalog_bookies.config import BookieSettings
 from stratalog_bookies.node.server import BookieServer
 from stratalog_bookies.protocol import messages as bookie_messages
-from stratalog_broker.topics import NewTopic, TopicCommands
+from stratalog_broker.admin.topics import NewTopic, TopicCommands
 from stratalog_core.connections import framing
 from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground

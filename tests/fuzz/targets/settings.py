@@ -7,7 +7,7 @@ from functools import partial
 from fuzz.target import Target, scratch_directory
 from stratalog.local.state import ClusterState, ProcessState, load_state, save_state, state_path
 from stratalog_bookies.config import BookieSettings
-from stratalog_broker.config import BrokerSettings
+from stratalog_broker.configs.settings import BrokerSettings
 from stratalog_core.config import load
 from stratalog_core.connections import framing
 from stratalog_core.errors import Conflict

@@ -18,8 +18,8 @@ from unit.metadata.watching import until
 from stratalog_bookies.client import LedgerClient, LedgerClientSettings
 from stratalog_bookies.config import BookieSettings
 from stratalog_bookies.node.server import BookieServer
-from stratalog_broker.config import BrokerSettings
-from stratalog_broker.server import BrokerServer
+from stratalog_broker.configs.settings import BrokerSettings
+from stratalog_broker.network.server import BrokerServer
 from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_core.search_pool import SearchPool
 from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground

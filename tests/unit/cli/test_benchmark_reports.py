@@ -25,7 +25,7 @@ from benchmarks.progress import bar, expected_s, left_s, limit_s, window_s
 from benchmarks.usage import Used, used_within
 
 from stratalog.bench.java_tools import ToolFailed, parse_consumer, parse_end_to_end, parse_producer
-from stratalog_broker.config import BrokerSettings
+from stratalog_broker.configs.settings import BrokerSettings
 from stratalog_core.errors import Unavailable
 
 

@@ -13,7 +13,7 @@ import yaml
 from stratalog.app import stratalog
 from stratalog.roles.node import NodeSettings
 from stratalog_bookies.config import BookieSettings
-from stratalog_broker.config import BrokerSettings
+from stratalog_broker.configs.settings import BrokerSettings
 from stratalog_core.config import load
 from stratalog_metadata.node.config import MetadataSettings
 from stratalog_tiering.config import TieringSettings

@@ -1,0 +1,96 @@
+"""Settings of a broker as DescribeConfigs shows them: all of them, those that Kafka has too under Kafka's names.
+
+All of it is read-only: settings are given when a broker starts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from stratalog_broker.configs.config_keys import ConfigKind, ConfigSource
+from stratalog_broker.configs.listeners import parse_listeners
+from stratalog_broker.configs.settings import BrokerSettings
+
+OWN_PREFIX: Final = "stratalog."
+"""Before the names of settings that Kafka has no name for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerConfig:
+    """One name. ``values``: the one in force and, if somebody set it, the built-in one."""
+
+    name: str
+    kind: ConfigKind
+    values: tuple[tuple[str, ConfigSource], ...]
+    documentation: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _KafkaName:
+    name: str
+    kind: ConfigKind | None = None
+    convert: Callable[[Any], object] = lambda value: value
+
+
+def _listeners(texts: Sequence[str]) -> str:
+    listeners = parse_listeners(texts, "listen")
+    return ",".join(f"{listener.name or 'PLAINTEXT'}://{listener.address}" for listener in listeners)
+
+
+_KAFKA_NAMES: Final[Mapping[str, tuple[_KafkaName, ...]]] = {
+    "broker_id": (_KafkaName(name="broker.id"), _KafkaName(name="node.id")),
+    "listen": (_KafkaName(name="listeners", kind=ConfigKind.LIST, convert=_listeners),),
+    "rack": (_KafkaName(name="broker.rack"),),
+    "lease_ms": (_KafkaName(name="broker.session.timeout.ms"),),
+    "auto_create_topics": (_KafkaName(name="auto.create.topics.enable"),),
+    "default_partitions": (_KafkaName(name="num.partitions"),),
+    "default_replication_factor": (_KafkaName(name="default.replication.factor"),),
+    "offsets_topic_partitions": (_KafkaName(name="offsets.topic.num.partitions"),),
+    "offsets_topic_replication_factor": (_KafkaName(name="offsets.topic.replication.factor"),),
+    "offsets_retention_ms": (_KafkaName(name="offsets.retention.minutes", convert=lambda value: value // 60_000),),
+    "frame_bytes_max": (_KafkaName(name="socket.request.max.bytes"),),
+    "response_bytes_max": (_KafkaName(name="fetch.max.bytes"),),
+    "connections_max": (_KafkaName(name="max.connections"),),
+    "connection_idle_ms": (_KafkaName(name="connections.max.idle.ms", kind=ConfigKind.LONG),),
+    "fetch_sessions_max": (_KafkaName(name="max.incremental.fetch.session.cache.slots"),),
+    "group_session_timeout_min_ms": (_KafkaName(name="group.min.session.timeout.ms"),),
+    "group_session_timeout_max_ms": (_KafkaName(name="group.max.session.timeout.ms"),),
+    "group_initial_rebalance_delay_ms": (_KafkaName(name="group.initial.rebalance.delay.ms"),),
+    "group_members_max": (_KafkaName(name="group.max.size"),),
+}
+_KINDS: Final = {"int": ConfigKind.LONG, "float": ConfigKind.DOUBLE, "bool": ConfigKind.BOOLEAN, "str": ConfigKind.STRING}
+_ALWAYS: Final = ("delete.topic.enable", "remote.log.storage.system.enable")
+
+
+def broker_configs(settings: BrokerSettings) -> Iterator[BrokerConfig]:
+    """All settings of a broker, and what is true of every broker."""
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        is_set = value != field.default
+        for known in _KAFKA_NAMES.get(field.name, (_KafkaName(name=OWN_PREFIX + field.name.replace("_", ".")),)):
+            values = [(text_of(known.convert(value)), ConfigSource.STATIC_BROKER if is_set else ConfigSource.DEFAULT)]
+            if is_set and field.default is not dataclasses.MISSING:
+                values.append((text_of(known.convert(field.default)), ConfigSource.DEFAULT))
+            yield BrokerConfig(
+                name=known.name, kind=known.kind or _kind_of(field, known), values=tuple(values),
+                documentation=f"[broker] {field.name}: {field.metadata['help']}.",
+            )  # fmt: skip
+    for name in _ALWAYS:
+        yield BrokerConfig(
+            name=name, kind=ConfigKind.BOOLEAN, values=(("true", ConfigSource.DEFAULT),), documentation="Always."
+        )
+
+
+def _kind_of(field: dataclasses.Field[Any], known: _KafkaName) -> ConfigKind:
+    is_own = known.name.startswith(OWN_PREFIX)
+    return ConfigKind.INT if field.type == "int" and not is_own else _KINDS.get(str(field.type), ConfigKind.LIST)
+
+
+def text_of(value: object) -> str:
+    """A setting as Kafka's tools print it."""
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,77 @@
+"""Changes a topic's replication factor, and says which ledgers still have another one.
+
+The factor holds for ledgers that are opened after the change. Owners roll their open ledgers as soon as they hear of it; sealed
+ledgers keep their copies until they leave the bookies. An internal topic's state is written anew at once, into a ledger of
+the new factor: otherwise it would stay in the old one until the next group changes.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+from uuid import UUID
+
+import msgspec
+
+from stratalog_bookies.client import LedgerClient
+from stratalog_broker.admin.compare_and_set import decided_anew
+from stratalog_broker.admin.topics import REPLICATION_FACTOR_MAX
+from stratalog_broker.configs.topic_configs import TopicConfigs, check_topic_configs
+from stratalog_core.errors import Invalid, NotEnoughBookies, NotFound
+from stratalog_metadata.client.api import MetadataClient, MetadataView
+from stratalog_metadata.records import Bookie, Ledger, Log, Topic, ledger_key, log_key, topic_key
+from stratalog_metadata.state.commands import Command, Put, VersionIs
+
+_TIMEOUT_S: Final = 10.0
+
+
+async def change_replication_factor(metadata: MetadataClient, name: str, factor: int) -> Topic:
+    """Returns the topic as it is now.
+
+    Raises ``NotFound``, ``Invalid``, ``Conflict`` (others keep changing the topic), ``OutcomeUnknown`` (ask again: the same
+    change twice is one).
+    """
+
+    async def attempt() -> Topic:
+        (found,) = await metadata.read([topic_key(name)], _TIMEOUT_S)
+        if found is None or not isinstance(found.record, Topic):
+            raise NotFound(f"no topic {name!r}: see `stratalog topic list`")
+        topic = found.record
+        if topic.replication_factor == factor:
+            return topic
+        _check(metadata.view, topic, factor)
+        changed = msgspec.structs.replace(topic, replication_factor=factor)
+        command = Command(updates=(Put(record=changed),), requirements=(VersionIs(key=topic.key(), version=found.version),))
+        await metadata.propose(command, _TIMEOUT_S)
+        return changed
+
+    return await decided_anew(f"topic {name!r}", attempt)
+
+
+def _check(view: MetadataView, topic: Topic, factor: int) -> None:
+    bookies = sum(not each.draining for each in view.all(Bookie))
+    most = min(bookies, REPLICATION_FACTOR_MAX)
+    if not 1 <= factor <= most:
+        raise Invalid(f"replication factor is {factor}; maximum is {most}: {bookies} bookies take ledgers, start more")
+    check_topic_configs(topic.configs, factor, internal=topic.internal)
+
+
+def newest_ledger(view: MetadataView, topic_id: UUID, index: int) -> Ledger | None:
+    """The last ledger in a partition's log; None if all of it is cold, or nothing was ever written."""
+    log = view.find(Log, log_key(topic_id, index))
+    return view.find(Ledger, ledger_key(log.ledgers[-1].ledger_id)) if log is not None and log.ledgers else None
+
+
+def is_roll_due(ledgers: LedgerClient, ledger: Ledger, topic: Topic, configs: TopicConfigs) -> bool:
+    """Whether a ledger has other quorums than its topic asks for, and there are bookies for a new one."""
+    if has_quorums_of(ledger, topic, configs):
+        return False
+    try:
+        ledgers.require_bookies(topic.replication_factor, configs.ack_quorum)
+    except NotEnoughBookies:
+        return False
+    return True
+
+
+def has_quorums_of(ledger: Ledger, topic: Topic, configs: TopicConfigs) -> bool:
+    """Whether a ledger has the copies and the ack quorum that its topic asks for now."""
+    return (ledger.write_quorum, ledger.ack_quorum) == (topic.replication_factor, configs.ack_quorum)

@@ -1,0 +1,41 @@
+"""Changing the cluster-wide defaults of topic configs. They are stored under the topics' names, in one record."""
+
+from __future__ import annotations
+
+from kio.schema.errors import ErrorCode
+
+from stratalog_broker.admin.compare_and_set import decided_anew
+from stratalog_broker.admin.topics import EditConfigs
+from stratalog_broker.configs.topic_configs import topic_config_key
+from stratalog_broker.protocol.errors import KafkaError
+from stratalog_core.errors import Invalid
+from stratalog_metadata.client.api import MetadataClient
+from stratalog_metadata.records import TOPIC_DEFAULTS_KEY, DynamicConfig
+from stratalog_metadata.state.commands import ABSENT, Command, Put, VersionIs
+
+
+async def configure_defaults(metadata: MetadataClient, edit: EditConfigs, timeout_s: float, *, validate_only: bool) -> None:
+    """Replace the defaults by what ``edit`` makes of them. Raises ``KafkaError`` INVALID_CONFIG."""
+
+    async def attempt() -> None:
+        stored = metadata.view.get(TOPIC_DEFAULTS_KEY)
+        record = stored.record if stored is not None else None
+        before = record.configs if isinstance(record, DynamicConfig) else {}
+        after = dict(edit(dict(before)))
+        _check(after)
+        if validate_only or after == before:
+            return
+        version = ABSENT if stored is None else stored.version
+        requirements = (VersionIs(key=TOPIC_DEFAULTS_KEY, version=version),)
+        updates = (Put(record=DynamicConfig(resource="", configs=after)),)
+        await metadata.propose(Command(updates=updates, requirements=requirements), timeout_s)
+
+    await decided_anew("the cluster's defaults", attempt)
+
+
+def _check(configs: dict[str, str]) -> None:
+    try:
+        for name, value in configs.items():
+            topic_config_key(name).check(value)
+    except Invalid as refused:
+        raise KafkaError(ErrorCode.invalid_config, refused.message) from refused

@@ -1,0 +1,37 @@
+"""How many topics and partitions a cluster has at most. Every node keeps a record of each in memory.
+
+Counted in this broker's view: requests to several brokers at one moment may pass a limit by what each of them creates.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kio.schema.errors import ErrorCode
+
+from stratalog_broker.protocol.errors import KafkaError
+from stratalog_metadata.records import Topic
+
+if TYPE_CHECKING:
+    from stratalog_broker.requests.context import BrokerServices
+
+
+def check_request(services: BrokerServices, partitions: int) -> None:
+    """Raise ``KafkaError`` POLICY_VIOLATION if one request may not create so many partitions."""
+    most = services.settings.request_partitions_max
+    if partitions > most:
+        text = f"the request creates {partitions} partitions; request_partitions_max is {most}: create them in parts"
+        raise KafkaError(ErrorCode.policy_violation, text)
+
+
+def check_cluster(services: BrokerServices, topics: int, partitions: int) -> None:
+    """Raise ``KafkaError`` POLICY_VIOLATION if the cluster may not have so many more. Internal topics do not count."""
+    settings = services.settings
+    found = [topic.partition_count for topic in services.view.all(Topic) if not topic.internal]
+    if topics and len(found) + topics > settings.topics_max:
+        text = f"there would be {len(found) + topics} topics; topics_max is {settings.topics_max}: delete some, or raise it"
+        raise KafkaError(ErrorCode.policy_violation, text)
+    total = sum(found) + partitions
+    if total > settings.partitions_max:
+        text = f"there would be {total} partitions; partitions_max is {settings.partitions_max}: delete some, or raise it"
+        raise KafkaError(ErrorCode.policy_violation, text)

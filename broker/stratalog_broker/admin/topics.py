@@ -1,0 +1,340 @@
+"""Creating, growing, configuring and deleting topics: commands to the metadata quorum, guarded by what they were decided on.
+
+A new topic's partitions have no owner yet: the controller assigns them as soon as the command is committed, and the calls
+here return when this broker's view shows owners. Deletion removes every record of the topic in one command, its ledgers
+included, and leaves a ``DeletedTopic`` for the collector of the object store; nothing is deleted from any store here.
+Replica assignments say how many copies there are and which brokers are preferred as owners; copies are on bookies.
+
+Failures that an answer has a code for are ``KafkaError``; those of the quorum are of the common error tree.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+from uuid import UUID
+
+from kio.schema.errors import ErrorCode
+
+from stratalog_broker.admin.compare_and_set import decided_anew
+from stratalog_broker.admin.topic_limits import check_cluster
+from stratalog_broker.configs.topic_configs import check_topic_configs
+from stratalog_broker.partitions.internal_topics import INTERNAL_TOPICS
+from stratalog_broker.protocol.errors import KafkaError
+from stratalog_core.errors import Conflict, Invalid, OutcomeUnknown
+from stratalog_metadata.client.api import MetadataView
+from stratalog_metadata.records import (
+    Bookie,
+    Broker,
+    DeletedTopic,
+    Ledger,
+    Log,
+    Partition,
+    Topic,
+    fork_decision_key,
+    log_key,
+    manifest_pointer_key,
+    partition_key,
+    tier_request_key,
+    tier_status_key,
+    topic_key,
+)
+from stratalog_metadata.state.commands import ABSENT, Command, Delete, Put, Update, VersionIs
+
+if TYPE_CHECKING:
+    from stratalog_broker.requests.context import BrokerServices
+
+NAME_CHARACTERS_MAX: Final = 249
+PARTITIONS_MAX: Final = 10_000
+REPLICATION_FACTOR_MAX: Final = 15
+BROKER_DEFAULT: Final = -1
+_OF_EACH_PARTITION: Final = (
+    partition_key,
+    log_key,
+    manifest_pointer_key,
+    tier_request_key,
+    tier_status_key,
+    fork_decision_key,
+)
+_NAME: Final = re.compile(r"[a-zA-Z0-9._-]+\Z")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewTopic:
+    """What to create; ``BROKER_DEFAULT`` leaves a number to the broker's settings."""
+
+    name: str
+    partition_count: int = BROKER_DEFAULT
+    replication_factor: int = BROKER_DEFAULT
+    configs: Mapping[str, str] = field(default_factory=dict)
+    internal: bool = False
+    assigned: Sequence[tuple[int, ...]] = ()
+    """Brokers of each partition, the preferred owner first; empty: any."""
+
+
+EditConfigs = Callable[[dict[str, str]], Mapping[str, str]]
+
+
+def check_topic_name(name: str) -> None:
+    """Raises ``KafkaError`` INVALID_TOPIC_EXCEPTION. The rule is Kafka's, but "." and "_" do not collide."""
+    if not name or len(name) > NAME_CHARACTERS_MAX or name in (".", "..") or not _NAME.match(name):
+        raise KafkaError(
+            ErrorCode.invalid_topic_exception,
+            f"topic name {name[:300]!r}: 1 to {NAME_CHARACTERS_MAX} characters of a-z A-Z 0-9 . _ - and neither '.' nor '..'",
+        )
+
+
+class TopicCommands:
+    """Commands on topics. Holds no state: make one wherever it is needed."""
+
+    def __init__(self, services: BrokerServices) -> None:
+        self._services = services
+        self._metadata = services.metadata
+
+    @property
+    def _view(self) -> MetadataView:
+        return self._metadata.view
+
+    # -- create
+
+    async def create(self, new: NewTopic, timeout_s: float, *, validate_only: bool = False) -> Topic:
+        """Create a topic and wait until its partitions have owners (or ``timeout_s`` is over: REQUEST_TIMED_OUT)."""
+        topic = self._plan(new)
+        if validate_only:
+            return topic
+        updates = (Put(record=topic), *_partition_updates(topic, 0, new.assigned))
+        requirements = (VersionIs(key=topic.key(), version=ABSENT),)
+        try:
+            await self._metadata.propose(Command(updates=updates, requirements=requirements), timeout_s)
+        except Conflict:
+            raise KafkaError(ErrorCode.topic_already_exists, f"topic {new.name!r} already exists") from None
+        except OutcomeUnknown:
+            await self._confirm(topic, timeout_s)
+        await self._wait_for_owners(topic, timeout_s)
+        return topic
+
+    def _plan(self, new: NewTopic) -> Topic:
+        """The record to write. Raises ``KafkaError`` for whatever is wrong with the wish."""
+        check_topic_name(new.name)
+        if new.name in INTERNAL_TOPICS and not new.internal:
+            raise KafkaError(ErrorCode.invalid_topic_exception, f"topic {new.name!r} is internal: it is created on demand")
+        if self._view.get(topic_key(new.name)) is not None:
+            raise KafkaError(ErrorCode.topic_already_exists, f"topic {new.name!r} already exists")
+        topic = Topic(
+            name=new.name, topic_id=UUID(int=self._services.random.getrandbits(128), version=4),
+            partition_count=self._partition_count(new.partition_count),
+            replication_factor=self._replication_factor(new.replication_factor),
+            configs=dict(new.configs), internal=new.internal,
+        )  # fmt: skip
+        _check_configs(topic)
+        self._check_assigned(new.assigned)
+        if not topic.internal:
+            check_cluster(self._services, 1, topic.partition_count)
+        return topic
+
+    def _check_assigned(self, assigned: Sequence[tuple[int, ...]]) -> None:
+        living = {broker.broker_id for broker in self._view.all(Broker)}
+        for brokers in assigned:
+            if len(set(brokers)) != len(brokers):
+                raise KafkaError(ErrorCode.invalid_replica_assignment, f"replica assignment {brokers} names one broker twice")
+            unknown = sorted(set(brokers) - living)
+            if unknown:
+                text = f"replica assignment {brokers} names broker {unknown[0]}; those that live are {sorted(living)}"
+                raise KafkaError(ErrorCode.invalid_replica_assignment, text)
+
+    def _partition_count(self, wanted: int) -> int:
+        count = self._services.settings.default_partitions if wanted == BROKER_DEFAULT else wanted
+        if not 1 <= count <= PARTITIONS_MAX:
+            raise KafkaError(ErrorCode.invalid_partitions, f"{count} partitions: choose 1 to {PARTITIONS_MAX}, or -1")
+        return count
+
+    def _replication_factor(self, wanted: int) -> int:
+        factor = self._services.settings.default_replication_factor if wanted == BROKER_DEFAULT else wanted
+        most = min(self.registered_bookies(), REPLICATION_FACTOR_MAX)
+        if not 1 <= factor <= most:
+            text = f"replication factor {factor}: there are {self.registered_bookies()} bookies, choose 1 to {most}, or -1"
+            raise KafkaError(ErrorCode.invalid_replication_factor, text)
+        return factor
+
+    def registered_bookies(self) -> int:
+        """Live or not: one that is down for a moment must not lower the copies of a topic that is created meanwhile."""
+        return sum(1 for _ in self._view.all(Bookie))
+
+    async def _confirm(self, topic: Topic, timeout_s: float) -> None:
+        """The outcome was unknown: read what is there, and go on only if it is ours."""
+        (found,) = await self._metadata.read([topic.key()], timeout_s)
+        if found is None or not isinstance(found.record, Topic) or found.record.topic_id != topic.topic_id:
+            raise OutcomeUnknown(f"creation of topic {topic.name!r} was not confirmed: look whether it exists, then try again")
+
+    async def ensure_internal(self, name: str, partition_count: int, replication_factor: int, timeout_s: float) -> Topic:
+        """The internal topic, created now if it does not exist; COORDINATOR_NOT_AVAILABLE while there are too few bookies."""
+        found = self._view.find(Topic, topic_key(name))
+        if found is not None:
+            return found
+        if self.registered_bookies() < replication_factor:
+            text = f"{name} needs {replication_factor} bookies and there are {self.registered_bookies()}: start more, or lower"
+            raise KafkaError(ErrorCode.coordinator_not_available, f"{text} [broker] offsets_topic_replication_factor")
+        new = NewTopic(
+            name=name, partition_count=partition_count, replication_factor=replication_factor, internal=True,
+            configs={"cleanup.policy": "compact"},
+        )  # fmt: skip
+        try:
+            return await self.create(new, timeout_s)
+        except KafkaError as refused:
+            if refused.code is not ErrorCode.topic_already_exists:
+                raise
+            return await self._wait_for_topic(name, timeout_s)
+
+    # -- grow, configure
+
+    async def grow(
+        self,
+        name: str,
+        partition_count: int,
+        timeout_s: float,
+        *,
+        assigned: Sequence[tuple[int, ...]] = (),
+        validate_only: bool = False,
+    ) -> Topic:
+        """Raise the number of partitions and wait until the new ones have owners; ``assigned`` as in ``NewTopic``."""
+        self._check_assigned(assigned)
+
+        def plan(topic: Topic) -> Topic:
+            if topic.internal:
+                text = f"topic {name!r} is internal: its number of partitions decides which of them a group belongs to"
+                raise KafkaError(ErrorCode.invalid_topic_exception, text)
+            if not topic.partition_count < partition_count <= PARTITIONS_MAX:
+                text = f"topic {name!r} has {topic.partition_count} partitions: choose more, up to {PARTITIONS_MAX}"
+                raise KafkaError(ErrorCode.invalid_partitions, text)
+            check_cluster(self._services, 0, partition_count - topic.partition_count)
+            return _changed(topic, partition_count=partition_count)
+
+        topic = await self._edit(name, plan, timeout_s, assigned=assigned, validate_only=validate_only)
+        if not validate_only:
+            await self._wait_for_owners(topic, timeout_s)
+        return topic
+
+    async def configure(self, name: str, edit: EditConfigs, timeout_s: float, *, validate_only: bool = False) -> Topic:
+        """Replace a topic's configs by what ``edit`` makes of them. Raises ``KafkaError`` INVALID_CONFIG."""
+
+        def plan(topic: Topic) -> Topic:
+            changed = _changed(topic, configs=dict(edit(dict(topic.configs))))
+            _check_configs(changed)
+            return changed
+
+        return await self._edit(name, plan, timeout_s, validate_only=validate_only)
+
+    async def _edit(
+        self,
+        name: str,
+        plan: Callable[[Topic], Topic],
+        timeout_s: float,
+        *,
+        assigned: Sequence[tuple[int, ...]] = (),
+        validate_only: bool,
+    ) -> Topic:
+        """Compare and set a topic; decided anew when somebody else was faster."""
+
+        async def attempt() -> Topic:
+            stored = self._view.get(topic_key(name))
+            topic = _topic_of(name, stored.record if stored is not None else None)
+            changed = plan(topic)
+            if validate_only or stored is None:
+                return changed
+            updates = (Put(record=changed), *_partition_updates(changed, topic.partition_count, assigned))
+            requirements = (VersionIs(key=topic.key(), version=stored.version),)
+            await self._metadata.propose(Command(updates=updates, requirements=requirements), timeout_s)
+            return changed
+
+        return await decided_anew(f"topic {name!r}", attempt)
+
+    # -- delete
+
+    async def delete(self, name: str, timeout_s: float) -> Topic:
+        """Delete a topic: its records, and those of its partitions and ledgers, go in one command."""
+
+        async def attempt() -> Topic:
+            stored = self._view.get(topic_key(name))
+            topic = _topic_of(name, stored.record if stored is not None else None)
+            if topic.internal:
+                raise KafkaError(ErrorCode.invalid_topic_exception, f"topic {name!r} is internal and cannot be deleted")
+            ledgers = [ledger for ledger in self._view.all(Ledger) if ledger.topic_id == topic.topic_id]
+            requirements = [VersionIs(key=topic.key(), version=stored.version if stored is not None else ABSENT)]
+            for index in range(topic.partition_count):
+                log = self._view.get(log_key(topic.topic_id, index))
+                requirements.append(VersionIs(key=log_key(topic.topic_id, index), version=log.version if log else ABSENT))
+            updates = self._deletion(topic, ledgers)
+            await self._metadata.propose(Command(updates=updates, requirements=tuple(requirements)), timeout_s)
+            return topic
+
+        return await decided_anew(f"topic {name!r}", attempt)  # it changes when a partition opens a ledger
+
+    def _deletion(self, topic: Topic, ledgers: list[Ledger]) -> tuple[Update, ...]:
+        keys = [topic.key(), *(ledger.key() for ledger in ledgers)]
+        for index in range(topic.partition_count):
+            keys += [make_key(topic.topic_id, index) for make_key in _OF_EACH_PARTITION]
+        deleted = DeletedTopic(topic_id=topic.topic_id, name=topic.name, deleted_at_ms=self._services.clock.wall_ms())
+        return (*(Delete(key=key) for key in keys), Put(record=deleted))
+
+    # -- waiting for the view
+
+    async def _wait_for_owners(self, topic: Topic, timeout_s: float) -> None:
+        def owned() -> bool:
+            keys = (partition_key(topic.topic_id, index) for index in range(topic.partition_count))
+            partitions = (self._view.find(Partition, key) for key in keys)
+            return all(partition is not None and partition.owner >= 0 for partition in partitions)
+
+        await self._wait_until(owned, timeout_s, f"partitions of topic {topic.name!r} have no owner yet")
+
+    async def _wait_for_topic(self, name: str, timeout_s: float) -> Topic:
+        await self._wait_until(
+            lambda: self._view.get(topic_key(name)) is not None, timeout_s, f"topic {name!r} is not seen yet"
+        )
+        return _topic_of(name, self._view.find(Topic, topic_key(name)))
+
+    async def _wait_until(self, condition: Callable[[], bool], timeout_s: float, otherwise: str) -> None:
+        changed = asyncio.Event()
+        unsubscribe = self._view.subscribe(lambda _: changed.set())
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not condition():
+                    changed.clear()
+                    await changed.wait()
+        except TimeoutError:
+            raise KafkaError(ErrorCode.request_timed_out, otherwise) from None
+        finally:
+            unsubscribe()
+
+
+def _partition_updates(topic: Topic, first: int, assigned: Sequence[tuple[int, ...]]) -> tuple[Update, ...]:
+    """Partitions without an owner and empty logs, from partition ``first`` on; ``assigned``: of each of these, or empty."""
+    indexes = range(first, topic.partition_count)
+    partitions = [
+        Put(record=Partition(topic_id=topic.topic_id, index=index, replicas=assigned[index - first] if assigned else ()))
+        for index in indexes
+    ]
+    return (*partitions, *(Put(record=Log(topic_id=topic.topic_id, index=index)) for index in indexes))
+
+
+def _topic_of(name: str, record: object) -> Topic:
+    if not isinstance(record, Topic):
+        raise KafkaError(ErrorCode.unknown_topic_or_partition, f"there is no topic {name[:NAME_CHARACTERS_MAX]!r}")
+    return record
+
+
+def _changed(topic: Topic, *, partition_count: int | None = None, configs: dict[str, str] | None = None) -> Topic:
+    return Topic(
+        name=topic.name, topic_id=topic.topic_id, replication_factor=topic.replication_factor, internal=topic.internal,
+        partition_count=topic.partition_count if partition_count is None else partition_count,
+        configs=topic.configs if configs is None else configs,
+    )  # fmt: skip
+
+
+def _check_configs(topic: Topic) -> None:
+    try:
+        check_topic_configs(topic.configs, topic.replication_factor, internal=topic.internal)
+    except Invalid as refused:
+        raise KafkaError(ErrorCode.invalid_config, refused.message) from refused

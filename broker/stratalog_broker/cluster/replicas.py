@@ -1,0 +1,74 @@
+"""What Kafka clients are told of a partition's replicas: derived, because copies are on bookies and not on brokers.
+
+A partition has as many replicas as its topic asks for copies: its owner and further brokers, each once if there are fewer
+brokers than copies. An explicit assignment names them in its order. In sync are the owner and one more broker for each further
+live copy of the newest hot ledger; all that live, when everything is in the object store or nothing was written.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from functools import cache
+from itertools import islice
+
+from stratalog_broker.admin.replication_factor import newest_ledger
+from stratalog_broker.protocol.metadata import PartitionState
+from stratalog_core.ids import NO_OWNER
+from stratalog_metadata.client.api import MetadataView
+from stratalog_metadata.records import Bookie, Broker, Ledger, Partition, Topic, partition_key
+
+_Lists = tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+"""Leader, replicas, those in sync, those offline."""
+
+
+class Replicas:
+    """Brokers and bookies as a view has them now: make one for each answer. Ten thousand partitions have few kinds of lists."""
+
+    def __init__(self, view: MetadataView) -> None:
+        self._view = view
+        self._brokers = sorted(broker.broker_id for broker in view.all(Broker))
+        self._bookies = {bookie.bookie_id: bookie for bookie in view.all(Bookie) if bookie.session_id}
+        self._lists = cache(self._lists_of)
+
+    def of(self, topic: Topic, index: int) -> PartitionState:
+        """One partition of a topic."""
+        partition = self._view.find(Partition, partition_key(topic.topic_id, index))
+        if partition is None:
+            return PartitionState(NO_OWNER, -1)
+        copies = topic.replication_factor
+        newest = newest_ledger(self._view, topic.topic_id, index)
+        live_copies = copies if newest is None else self._live_copies(newest)
+        leader, *lists = self._lists(partition.owner, partition.replicas, copies, live_copies)
+        return PartitionState(leader, partition.leader_epoch, *lists)
+
+    def _live_copies(self, ledger: Ledger) -> int:
+        """Of what is written last; striped entries count with the fewest copies that one of them may have."""
+        live = ledger.write_quorum
+        for name in ledger.fragments[-1].bookies:
+            bookie = self._bookies.get(name)
+            if bookie is None or bookie.has_failed_for(ledger.ledger_id):
+                live -= 1
+        return live
+
+    def _lists_of(self, owner: int, assigned: tuple[int, ...], copies: int, live_copies: int) -> _Lists:
+        replicas = replicas_of(owner, assigned, self._brokers, copies)
+        offline = tuple(replica for replica in replicas if replica not in self._brokers)
+        if owner not in self._brokers:
+            return NO_OWNER, replicas, (), offline
+        others = [replica for replica in replicas if replica != owner and replica not in offline]
+        synced = {owner, *others[: max(live_copies - 1, 0)]}
+        return owner, replicas, tuple(replica for replica in replicas if replica in synced), offline
+
+
+def replicas_of(owner: int, assigned: Sequence[int], brokers: Sequence[int], copies: int) -> tuple[int, ...]:
+    """Brokers to name, the owner always among them: in the order of the assignment, or else the owner first.
+
+    ``brokers`` are live, by id; those with the ids after the owner's follow it, so that each is named about as often.
+    """
+    first = bisect_right(brokers, owner)
+    others = (*brokers[first:], *brokers[:first])
+    named = (owner,) if owner != NO_OWNER else ()
+    if owner in assigned[:copies]:
+        named = ()
+    return tuple(islice(dict.fromkeys((*named, *assigned, *others)), copies))

@@ -1,0 +1,271 @@
+"""Topic configuration: Kafka's names and types, our bounds and defaults, and the parsed form that the hot path reads.
+
+A config that is listed has an effect, or describes what always holds and takes no other value. Kafka's other names are refused
+with the reason. ``Topic.configs`` stores only what somebody set. Where defaults differ from Kafka's: ``segment.bytes`` and
+``segment.ms`` are lower, because a segment is sealed before it goes to the object store; ``min.insync.replicas`` is the ack
+quorum, by default a majority of the copies.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from stratalog_broker.configs.config_keys import LONG_MAX, ConfigKey, ConfigKind, find_key, key_table
+from stratalog_broker.partitions.core import RollLimits
+from stratalog_core.errors import Invalid
+from stratalog_core.ports import Random
+from stratalog_core.quorum import majority
+from stratalog_metadata.records import Topic, configs_in_force
+
+_HOUR_MS: Final = 3_600_000
+_DAY_MS: Final = 24 * _HOUR_MS
+_MIB: Final = 1024 * 1024
+ACK_QUORUM: Final = "stratalog.ack.quorum"
+MIN_INSYNC: Final = "min.insync.replicas"
+
+
+def _int(
+    name: str, default: int, documentation: str, minimum: int = 0, maximum: int | None = None, broker_name: str = ""
+) -> ConfigKey:
+    return ConfigKey(
+        name=name, kind=ConfigKind.INT, default=str(default), documentation=documentation, minimum=minimum, maximum=maximum,
+        broker_name=broker_name,
+    )  # fmt: skip
+
+
+def _long(name: str, default: int, documentation: str, minimum: int = 0, broker_name: str = "") -> ConfigKey:
+    return ConfigKey(
+        name=name, kind=ConfigKind.LONG, default=str(default), documentation=documentation, minimum=minimum,
+        broker_name=broker_name,
+    )  # fmt: skip
+
+
+def _fixed(name: str, kind: ConfigKind, value: str, documentation: str, reason: str, broker_name: str = "") -> ConfigKey:
+    return ConfigKey(
+        name=name, kind=kind, default=value, documentation=documentation, reason=reason, is_fixed=True, broker_name=broker_name
+    )  # fmt: skip
+
+
+_WITH_EFFECT: Final = (
+    ConfigKey(
+        name="message.timestamp.type", kind=ConfigKind.STRING, default="CreateTime", choices=("CreateTime", "LogAppendTime"),
+        documentation="Whether a record bears the producer's time or that of its arrival.",
+        broker_name="log.message.timestamp.type",
+    ),
+    _long(
+        "local.retention.ms", -2, "How long verified cold data stays on bookies too; -2: as briefly as possible.", -2,
+        "log.local.retention.ms",
+    ),
+    _int("max.message.bytes", 1_048_588, "Largest record batch, as compressed.", 0, 64 * _MIB, "message.max.bytes"),
+    _long(
+        "message.timestamp.after.max.ms", _HOUR_MS, "How far ahead of arrival a record's time may be.",
+        broker_name="log.message.timestamp.after.max.ms",
+    ),
+    _long(
+        "message.timestamp.before.max.ms", LONG_MAX, "How far behind arrival a record's time may be.",
+        broker_name="log.message.timestamp.before.max.ms",
+    ),
+    _int(
+        MIN_INSYNC, 1,
+        "Copies on disk before acks=all is answered; never fewer than stratalog.ack.quorum, which is also the default. Above"
+        " the replication factor acks=all is refused.", 1,
+    ),
+    ConfigKey(
+        name="preferred.leader.rack", kind=ConfigKind.STRING, default="",
+        documentation="Brokers in this rack (broker.rack) lead the topic's partitions while there are any; empty: any broker.",
+    ),
+    _long(
+        "retention.bytes", -1, "Size of a partition, hot and cold, beyond which its oldest segments go; -1: none.", -1,
+        "log.retention.bytes",
+    ),
+    _long("retention.ms", 7 * _DAY_MS, "Age beyond which segments go; -1: none.", -1, "log.retention.ms"),
+    _int("segment.bytes", 256 * _MIB, "Size at which a ledger is sealed.", 64 * 1024, broker_name="log.segment.bytes"),
+    _long(
+        "segment.jitter.ms", 0, "Most that a ledger is sealed before segment.ms, at random, so that not all are at once.",
+        broker_name="log.roll.jitter.ms",
+    ),
+    _long("segment.ms", _HOUR_MS, "Age at which a ledger is sealed.", 100, "log.roll.ms"),
+    _int(
+        ACK_QUORUM, 1,
+        "Copies on disk before acks=all is answered; default: a majority of the replication factor. Fewer than that keep writes"
+        " going with more bookies away, and risk acknowledged records: the loss of so few disks loses them.", 1, 15,
+    ),
+)  # fmt: skip
+
+_ALWAYS: Final = (
+    _fixed(
+        "cleanup.policy", ConfigKind.LIST, "delete", "Old segments are deleted.", "compaction is not served yet",
+        "log.cleanup.policy",
+    ),
+    _fixed(
+        "compression.type", ConfigKind.STRING, "producer", "Batches are stored as the producer compressed them.",
+        "brokers do not compress; set compression.type of the producer",
+    ),
+    _fixed(
+        "flush.messages", ConfigKind.LONG, "1", "Every batch is on disk before it is acknowledged.",
+        "every batch is on disk before it is acknowledged", "log.flush.interval.messages",
+    ),
+    _fixed(
+        "flush.ms", ConfigKind.LONG, "0", "Every batch is on disk before it is acknowledged.",
+        "every batch is on disk before it is acknowledged", "log.flush.interval.ms",
+    ),
+    _fixed(
+        "index.interval.bytes", ConfigKind.INT, "0", "Every batch is indexed.", "every batch is indexed",
+        "log.index.interval.bytes",
+    ),
+    _fixed(
+        "local.retention.bytes", ConfigKind.LONG, "-2", "Verified cold data stays on bookies as briefly as possible.",
+        "local.retention.ms bounds by time, a bound by size is not served yet", "log.local.retention.bytes",
+    ),
+    _fixed(
+        "preallocate", ConfigKind.BOOLEAN, "false", "Ledgers share a bookie's log files and have no files of their own.",
+        "ledgers have no files of their own; [bookie] spare_files preallocates log files", "log.preallocate",
+    ),
+    _fixed(
+        "remote.log.copy.disable", ConfigKind.BOOLEAN, "false", "Sealed segments move to the object store.",
+        "every topic is tiered",
+    ),
+    _fixed(
+        "remote.log.delete.on.disable", ConfigKind.BOOLEAN, "false", "Tiering is never off, so nothing is deleted by that.",
+        "every topic is tiered",
+    ),
+    _fixed(
+        "remote.storage.enable", ConfigKind.BOOLEAN, "true", "Sealed segments move to the object store.",
+        "every topic is tiered; set local.retention.ms to keep data on bookies too",
+    ),
+    _fixed(
+        "unclean.leader.election.enable", ConfigKind.BOOLEAN, "false", "An acknowledged record is never given up.",
+        "an acknowledged record is never given up",
+    ),
+)  # fmt: skip
+
+TOPIC_CONFIG_KEYS: Final = key_table((*_WITH_EFFECT, *_ALWAYS))
+
+_COMPACTION: Final = "compaction is not served yet"
+_THROTTLE: Final = "ownership moves without copying, so there is nothing to throttle"
+TOPIC_CONFIGS_NOT_SERVED: Final[Mapping[str, str]] = {
+    "delete.retention.ms": _COMPACTION,
+    "file.delete.delay.ms": "[tiering] deletion_lag_ms and grace_ms say when deleted data goes",
+    "follower.replication.throttled.replicas": _THROTTLE,
+    "leader.replication.throttled.replicas": _THROTTLE,
+    "max.compaction.lag.ms": _COMPACTION,
+    "min.cleanable.dirty.ratio": _COMPACTION,
+    "min.compaction.lag.ms": _COMPACTION,
+    "segment.index.bytes": "indexes grow with their ledger; [broker] index_bytes bounds their memory",
+}
+"""Kafka's names that say nothing true here, with the reason."""
+
+_BY_DEFAULT_NAME: Final = {key.default_name: key for key in TOPIC_CONFIG_KEYS.values()}
+_OF_INTERNAL_TOPICS: Final = frozenset({"cleanup.policy", MIN_INSYNC, "preferred.leader.rack", "segment.bytes", "segment.ms"})
+"""What can be set for an internal topic. The rest has no effect on it: it is neither tiered nor subject to retention."""
+
+
+def topic_config_key(name: str) -> ConfigKey:
+    """The config of this name. Raises ``Invalid`` for a name that is not served, with the reason or the nearest known one."""
+    reason = TOPIC_CONFIGS_NOT_SERVED.get(name)
+    if reason is not None:
+        raise Invalid(f"topic config {name} is not served: {reason}; leave it out")
+    return find_key(TOPIC_CONFIG_KEYS, name, "topic")
+
+
+def topic_config_name(name: str) -> str:
+    """The topic config whose cluster-wide default has this name in Kafka; any other name as it is."""
+    key = _BY_DEFAULT_NAME.get(name)
+    return name if key is None else key.name
+
+
+def check_topic_configs(configs: Mapping[str, str], replication_factor: int, *, internal: bool = False) -> None:
+    """Raises ``Invalid`` for an unknown name, a value out of bounds, or values that contradict each other."""
+    if internal:
+        _check_internal(configs, replication_factor)
+        configs = {name: value for name, value in configs.items() if name != "cleanup.policy"}
+    for name, value in configs.items():
+        topic_config_key(name).check(value)
+    quorum = int(configs.get(ACK_QUORUM, "1"))
+    if quorum > replication_factor:
+        raise Invalid(f"{ACK_QUORUM} is {quorum}; maximum is the replication factor, {replication_factor}")
+
+
+def _check_internal(configs: Mapping[str, str], replication_factor: int) -> None:
+    """An internal topic says "compact" to Kafka's tools, although its checkpoints do that, and stays as durable as it began."""
+    foreign = sorted(configs.keys() - _OF_INTERNAL_TOPICS)
+    if foreign:
+        choices = ", ".join(sorted(_OF_INTERNAL_TOPICS))
+        raise Invalid(f"{foreign[0]} cannot be set for an internal topic; choose of {choices}")
+    policy = configs.get("cleanup.policy", "delete")
+    if policy != "compact":
+        raise Invalid(f"cleanup.policy={policy} of an internal topic; it has to be compact")
+    quorum, least = configs.get(MIN_INSYNC, ""), majority(replication_factor)
+    if quorum.isdecimal() and not least <= int(quorum) <= replication_factor:
+        bounds = f"{least} to {replication_factor}" if least < replication_factor else f"{least}"
+        raise Invalid(f"{MIN_INSYNC} is {quorum}; an internal topic with {replication_factor} copies takes {bounds}")
+
+
+def default_value(key: ConfigKey, configs: Mapping[str, str], replication_factor: int) -> str:
+    """What holds for a topic with ``configs`` in force, none of which is ``key``."""
+    if key.name == MIN_INSYNC and ACK_QUORUM in configs:
+        return configs[ACK_QUORUM]
+    return str(majority(replication_factor)) if key.name in (MIN_INSYNC, ACK_QUORUM) else key.default
+
+
+def default_text(key: ConfigKey) -> str:
+    """The built-in default for people."""
+    return "a majority of the copies" if key.name in (MIN_INSYNC, ACK_QUORUM) else key.default
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicConfigs:
+    """The configs that the broker acts on, parsed."""
+
+    max_message_bytes: int
+    message_timestamp_after_max_ms: int
+    message_timestamp_before_max_ms: int
+    min_insync_replicas: int
+    segment_bytes: int
+    segment_jitter_ms: int
+    segment_ms: int
+    is_log_append_time: bool
+    ack_quorum: int
+    """Bookies that have a batch before acks=all is answered; never more than there are copies."""
+    takes_acks_all: bool
+    """False if ``min.insync.replicas`` asks for more copies than there are."""
+
+    @classmethod
+    def of(cls, topic: Topic, defaults: Mapping[str, str]) -> TopicConfigs:
+        """Configs in force for a stored topic (cheap: topics with equal configs share one)."""
+        return _parse(tuple(sorted(configs_in_force(topic, defaults).items())), topic.replication_factor)
+
+    def jitter(self, random: Random) -> float:
+        """How much of ``segment.jitter.ms`` the next ledger is sealed earlier, from 0 to 1."""
+        return random.random() if self.segment_jitter_ms else 0.0
+
+    def roll_limits(self, idle_ms: int) -> RollLimits:
+        """When the partition core ends a ledger."""
+        return RollLimits(
+            segment_bytes=self.segment_bytes, segment_ms=self.segment_ms, segment_jitter_ms=self.segment_jitter_ms,
+            idle_ms=idle_ms,
+        )  # fmt: skip
+
+
+_DERIVED: Final = frozenset({"is_log_append_time", "ack_quorum", "takes_acks_all"})
+_NUMBERS: Final = tuple(
+    field for field in TopicConfigs.__dataclass_fields__ if field not in _DERIVED
+)  # field names are Kafka's with "_" for "."
+
+
+@functools.lru_cache(maxsize=1024)
+def _parse(configs: tuple[tuple[str, str], ...], replication_factor: int) -> TopicConfigs:
+    given = dict(configs)
+
+    def value(name: str) -> str:
+        return given.get(name) or default_value(TOPIC_CONFIG_KEYS[name], given, replication_factor)
+
+    numbers = {field: int(value(field.replace("_", "."))) for field in _NUMBERS}
+    wanted = max(numbers["min_insync_replicas"], int(value(ACK_QUORUM)))
+    return TopicConfigs(
+        **numbers, is_log_append_time=value("message.timestamp.type") == "LogAppendTime",
+        ack_quorum=min(wanted, replication_factor), takes_acks_all=wanted <= replication_factor,
+    )  # fmt: skip

@@ -1,0 +1,36 @@
+"""Topics as group requests name them: by name up to a version, by id from then on. Groups store names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from kio.schema.errors import ErrorCode
+
+from stratalog_broker.requests.context import RequestContext
+from stratalog_metadata.records import Topic, topic_key
+
+
+@dataclass(frozen=True, slots=True)
+class TopicName:
+    """A topic of a request, by name and id if there is one; ``error`` says if the request's word means nothing."""
+
+    name: str
+    topic_id: UUID | None
+    error: ErrorCode = ErrorCode.none
+
+
+def resolve_topic(context: RequestContext, topic: Any, *, by_id: bool) -> TopicName:
+    """The topic that an element of a request means."""
+    if by_id:
+        known = topic_by_id(context, topic.topic_id)
+        return TopicName(known.name if known else "", topic.topic_id, ErrorCode.none if known else ErrorCode.unknown_topic_id)
+    known = context.services.view.find(Topic, topic_key(topic.name))
+    if known is None:
+        return TopicName(topic.name, None, ErrorCode.unknown_topic_or_partition)
+    return TopicName(topic.name, known.topic_id)
+
+
+def topic_by_id(context: RequestContext, topic_id: UUID | None) -> Topic | None:
+    return context.services.partitions.topic_by_id(topic_id.bytes) if topic_id is not None else None

@@ -1,0 +1,220 @@
+"""The shell of one coordinator partition: an internal-topic application with tickets, timers and a record writer.
+
+Everything that decides is in ``coordinator.py``. Requests that come while the partition is not loaded never get here
+(``service.py``). When the partition is resigned, everybody who waits is told NOT_COORDINATOR.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Container, Iterable, Sequence
+from typing import Final, TypeVar
+from uuid import UUID
+
+from kio.schema.errors import ErrorCode
+
+from stratalog_broker.coordination.groups.coordinator import GroupCoordinator, Work
+from stratalog_broker.coordination.groups.group_table import CoordinatorLimits
+from stratalog_broker.coordination.groups.messages import (
+    Answer,
+    Instant,
+    JoinAnswer,
+    JoinRequest,
+    LeavingMember,
+    SyncAnswer,
+    SyncRequest,
+)
+from stratalog_broker.coordination.groups.offset_rows import Commit
+from stratalog_broker.coordination.groups.records import OffsetsRecord
+from stratalog_broker.coordination.groups.store import GroupStore, TopicPartitionName
+from stratalog_broker.coordination.groups.writer import Append, RecordWriter
+from stratalog_broker.partitions.internal_topics import CONSUMER_OFFSETS
+from stratalog_broker.protocol.errors import KafkaError
+from stratalog_core.ports import Buffer, Clock
+
+_log = logging.getLogger(__name__)
+EXPIRY_INTERVAL_S: Final = 600.0
+AnswerType = TypeVar("AnswerType", JoinAnswer, SyncAnswer)
+
+
+class GroupApplication:
+    """Groups of one partition of ``__consumer_offsets``, while this broker owns it. ``name`` is for the log."""
+
+    def __init__(self, append: Append, clock: Clock, limits: CoordinatorLimits, name: str = CONSUMER_OFFSETS) -> None:
+        self._name = name
+        self._clock = clock
+        self._limits = limits
+        self._writer = RecordWriter(append, clock)
+        self._coordinator: GroupCoordinator | None = None
+        self._store = GroupStore()
+        self._tickets: dict[int, asyncio.Future[JoinAnswer | SyncAnswer]] = {}
+        self._next_ticket = 0
+        self._wake: asyncio.TimerHandle | None = None
+        self._wake_at_ms = 0
+        self._expiry: asyncio.TimerHandle | None = None
+
+    # -- InternalTopicApplication
+
+    def load(self, state: bytes | None, batches: Iterable[Buffer]) -> None:
+        self._store = GroupStore.from_snapshot(state)
+        for batch in batches:
+            self._store.apply_batch(batch)
+        if self.unreadable_records:
+            first = self._store.first_unreadable
+            _log.error("replay of %s skipped %d records that it cannot read; %s", self._name, self.unreadable_records, first)
+        self._coordinator = GroupCoordinator(self._limits, self._store, self.now())
+        self._plan_wake()
+        self._expiry = asyncio.get_running_loop().call_later(EXPIRY_INTERVAL_S, self._expire)
+
+    def apply(self, batch: Buffer) -> None:
+        self._store.apply_batch(batch)
+
+    def snapshot(self) -> bytes:
+        return self._store.snapshot()
+
+    def resigned(self) -> None:
+        self._coordinator = None
+        for timer in (self._wake, self._expiry):
+            if timer is not None:
+                timer.cancel()
+        tickets, self._tickets = self._tickets, {}
+        for future in tickets.values():
+            if not future.done():
+                future.set_exception(KafkaError(ErrorCode.not_coordinator))
+
+    # -- requests
+
+    @property
+    def unreadable_records(self) -> int:
+        """Records of the partition that were skipped since it was loaded, in replay or since then."""
+        return self._store.unreadable
+
+    @property
+    def is_loaded(self) -> bool:
+        return self._coordinator is not None
+
+    @property
+    def coordinator(self) -> GroupCoordinator:
+        """The core, to read from. Raises ``KafkaError`` NOT_COORDINATOR once the partition is resigned."""
+        if self._coordinator is None:
+            raise KafkaError(ErrorCode.not_coordinator)
+        return self._coordinator
+
+    def now(self) -> Instant:
+        return Instant(monotonic_ms=int(self._clock.monotonic() * 1000), wall_ms=self._clock.wall_ms())
+
+    async def join(self, group_id: str, make_request: Callable[[int], JoinRequest]) -> JoinAnswer:
+        """JoinGroup; returns when the group's join phase is over. ``make_request`` gets the ticket."""
+        ticket, answer = self._open_ticket(JoinAnswer)
+        self._do(self.coordinator.join(group_id, make_request(ticket), self.now()))
+        return await self._answer(ticket, answer)
+
+    async def sync(self, group_id: str, make_request: Callable[[int], SyncRequest]) -> SyncAnswer:
+        """SyncGroup; returns when the leader's assignment is in the log."""
+        ticket, answer = self._open_ticket(SyncAnswer)
+        self._do(self.coordinator.sync(group_id, make_request(ticket), self.now()))
+        return await self._answer(ticket, answer)
+
+    def heartbeat(self, group_id: str, member_id: str, group_instance_id: str | None, generation: int) -> ErrorCode:
+        return self.coordinator.heartbeat(group_id, member_id, group_instance_id, generation, self.now())
+
+    def leave(self, group_id: str, members: Sequence[LeavingMember]) -> list[ErrorCode]:
+        """LeaveGroup: a code for each member."""
+        errors, work = self.coordinator.leave(group_id, members, self.now())
+        self._do(work)
+        return errors
+
+    async def commit(
+        self, group_id: str, member_id: str, group_instance_id: str | None, generation: int, commits: Sequence[Commit]
+    ) -> list[ErrorCode]:
+        """OffsetCommit: a code for each commit, when those that are fine are in the log."""
+        coordinator = self.coordinator
+        errors, records = coordinator.plan_commit(group_id, member_id, group_instance_id, generation, commits, self.now())
+        with coordinator.pending(group_id, commits):
+            return await self._write_for(errors, records)
+
+    async def delete_group(self, group_id: str) -> ErrorCode:
+        error, records = self.coordinator.plan_delete(group_id, self.now())
+        (written,) = await self._write_for([error], records)
+        return written
+
+    async def delete_offsets(
+        self, group_id: str, partitions: Sequence[TopicPartitionName]
+    ) -> tuple[ErrorCode, list[ErrorCode]]:
+        """OffsetDelete: a code for the group, and one for each partition."""
+        error, errors, records = self.coordinator.plan_delete_offsets(group_id, partitions)
+        return error, await self._write_for(errors, records)
+
+    def topics(self) -> set[tuple[str, UUID | None]]:
+        """Names and ids of all topics of which a group has committed offsets here."""
+        tables = self._store.offsets.values() if self.is_loaded else ()
+        return {(topic, committed.topic_id) for table in tables for (topic, _), committed in table.items()}
+
+    def forget_topic(self, topic: str, gone: Container[UUID | None]) -> None:
+        """Remove the offsets of deleted topics of this name; see ``plan_topic_deletion``."""
+        if self._coordinator is not None:
+            for _, records in self._coordinator.plan_topic_deletion(topic, gone):
+                self._writer.write(records, lambda _: None)
+
+    async def _write_for(self, errors: list[ErrorCode], records: Sequence[OffsetsRecord]) -> list[ErrorCode]:
+        if not records:
+            return errors
+        written = await self._writer.written(records)
+        if written is ErrorCode.none:
+            return errors
+        return [written if error is ErrorCode.none else error for error in errors]
+
+    # -- tickets, work and time
+
+    def _open_ticket(self, _: type[AnswerType]) -> tuple[int, asyncio.Future[AnswerType]]:
+        self._next_ticket += 1
+        future: asyncio.Future[AnswerType] = asyncio.get_running_loop().create_future()
+        self._tickets[self._next_ticket] = future  # type: ignore[assignment]  # a ticket's answer has its request's type
+        return self._next_ticket, future
+
+    async def _answer(self, ticket: int, future: asyncio.Future[AnswerType]) -> AnswerType:
+        try:
+            return await future
+        finally:
+            self._tickets.pop(ticket, None)
+
+    def _do(self, work: Iterable[Work]) -> None:
+        for item in work:
+            if isinstance(item, Answer):
+                future = self._tickets.get(item.ticket)
+                if future is not None and not future.done():
+                    future.set_result(item.value)
+            else:
+                self._writer.write(item.records, self._report(item.group_id, item.token))
+        self._plan_wake()
+
+    def _report(self, group_id: str, token: int) -> Callable[[ErrorCode], None]:
+        def written(error: ErrorCode) -> None:
+            if self._coordinator is not None:
+                self._do(self._coordinator.on_written(group_id, token, error, self.now()))
+
+        return written
+
+    def _plan_wake(self) -> None:
+        at_ms = self._coordinator.wake_at_ms if self._coordinator is not None else None
+        if at_ms is None or (self._wake is not None and self._wake_at_ms <= at_ms):
+            return
+        if self._wake is not None:
+            self._wake.cancel()
+        delay_s = max(at_ms - self.now().monotonic_ms, 0) / 1000
+        self._wake_at_ms = at_ms
+        self._wake = asyncio.get_running_loop().call_later(delay_s, self._tick)
+
+    def _tick(self) -> None:
+        self._wake = None
+        if self._coordinator is not None:
+            self._do(self._coordinator.tick(self.now()))
+
+    def _expire(self) -> None:
+        if self._coordinator is None:
+            return
+        self._expiry = asyncio.get_running_loop().call_later(EXPIRY_INTERVAL_S, self._expire)
+        for _, records in self._coordinator.plan_expiry(self.now()):
+            self._writer.write(records, lambda _: None)
+        self._plan_wake()

@@ -1,0 +1,44 @@
+"""When committed offsets may be forgotten (KIP-211): nobody uses them any more, for as long as the retention says.
+
+A group without members counts from when it became empty or from the commit, whichever is later; a group that never had
+members counts from the commit; in a stable consumer group only topics that no member wants any more expire.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from stratalog_broker.coordination.groups.group import Group
+from stratalog_broker.coordination.groups.rebalance import GroupState
+from stratalog_broker.coordination.groups.records import CommittedOffset, subscribed_topics
+from stratalog_broker.coordination.groups.store import TopicPartitionName
+
+CONSUMER_PROTOCOL: Final = "consumer"
+
+
+def topics_wanted_by(group: Group) -> frozenset[str] | None:
+    """Topics to which the members of a consumer group subscribe, or None if that cannot be told."""
+    topics: set[str] = set()
+    for member in group.membership.members.values():
+        for _, metadata in member.protocols:
+            wanted = subscribed_topics(metadata)
+            if wanted is None:
+                return None
+            topics |= wanted
+    return frozenset(topics)
+
+
+def expired_offsets(
+    group: Group | None, offsets: Mapping[TopicPartitionName, CommittedOffset], horizon_ms: int
+) -> list[TopicPartitionName]:
+    """The offsets that were last needed at or before ``horizon_ms`` (wall time)."""
+    old = [name for name, committed in offsets.items() if committed.committed_at_ms <= horizon_ms]
+    if not old or group is None or not group.protocol_type:
+        return old
+    if group.state is GroupState.EMPTY:
+        return old if group.state_since_ms <= horizon_ms else []
+    if group.state is not GroupState.STABLE or group.protocol_type != CONSUMER_PROTOCOL:
+        return []
+    wanted = topics_wanted_by(group)
+    return [] if wanted is None else [name for name in old if name[0] not in wanted]

@@ -1,0 +1,187 @@
+"""JoinGroup of the classic protocol: new and known members, static members that return. No I/O.
+
+New dynamic members are first told their id (KIP-394); static members keep their place over a restart (KIP-345) and, as
+leaders, may skip a needless assignment (KIP-814).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from kio.schema.errors import ErrorCode
+
+from stratalog_broker.coordination.groups.membership import Member
+from stratalog_broker.coordination.groups.messages import (
+    NO_MEMBER,
+    GroupLimits,
+    Instant,
+    Instruction,
+    JoinAnswer,
+    JoinRequest,
+    SyncAnswer,
+)
+from stratalog_broker.coordination.groups.rebalance import GroupState, Rebalance
+
+Instructions = tuple[Instruction, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Replacement:
+    old_id: str
+    new_id: str
+    ticket: int
+    can_skip: bool
+
+
+class JoiningGroup(Rebalance):
+    """A group as far as joining goes."""
+
+    def __init__(self, group_id: str, limits: GroupLimits, state_since_ms: int) -> None:
+        super().__init__(group_id, limits, state_since_ms)
+        self._replacements: dict[int, _Replacement] = {}
+        """Static members whose replacement is being persisted, by token."""
+
+    def join(self, request: JoinRequest, now: Instant) -> Instructions:
+        """Join or rejoin; the answer may come only after a rebalance."""
+        error = self._check_join(request)
+        if error is not ErrorCode.none:
+            self._refuse(request, error)
+        elif request.member_id == NO_MEMBER:
+            self._join_unknown(request, now)
+        else:
+            self._join_known(request, now)
+        return self._drain()
+
+    def _check_join(self, request: JoinRequest) -> ErrorCode:
+        limits = self.limits
+        if self.state is GroupState.DEAD:
+            return ErrorCode.coordinator_not_available
+        if not limits.session_timeout_ms_min <= request.session_timeout_ms <= limits.session_timeout_ms_max:
+            return ErrorCode.invalid_session_timeout
+        if not self._speaks(request):
+            return ErrorCode.inconsistent_group_protocol
+        if sum(len(metadata) for _, metadata in request.protocols) > limits.member_metadata_bytes_max:
+            return ErrorCode.message_too_large
+        return ErrorCode.none if self._has_room(request) else ErrorCode.group_max_size_reached
+
+    def _speaks(self, request: JoinRequest) -> bool:
+        """Whether the member has a protocol in common with all the others, of the same type."""
+        if not request.protocol_type or not 0 < len(request.protocols) <= self.limits.protocols_max:
+            return False
+        if not self.membership.members:
+            return True
+        return request.protocol_type == self.protocol_type and self.membership.can_work_with(request.protocols)
+
+    def _has_room(self, request: JoinRequest) -> bool:
+        known = request.member_id in self.membership.members or request.member_id in self.pending_members
+        returning = request.group_instance_id in self.membership.instances
+        return known or returning or len(self.membership) + len(self.pending_members) < self.limits.members_max
+
+    def _refuse(self, request: JoinRequest, error: ErrorCode) -> None:
+        self._answer(request.ticket, JoinAnswer(error=error, member_id=request.member_id))
+
+    def _join_unknown(self, request: JoinRequest, now: Instant) -> None:
+        if request.group_instance_id is not None:
+            current_id = self.membership.instances.get(request.group_instance_id)
+            if current_id is None:
+                self._add(request, request.fresh_member_id, now)
+            else:
+                self._replace_static(request, self.membership.members[current_id], now)
+        elif request.requires_known_member:
+            at_ms = now.monotonic_ms + request.session_timeout_ms
+            self.pending_members[request.fresh_member_id] = at_ms
+            self.wake_at_ms = min(self.wake_at_ms, at_ms)
+            answer = JoinAnswer(error=ErrorCode.member_id_required, member_id=request.fresh_member_id)
+            self._answer(request.ticket, answer)
+        else:
+            self._add(request, request.fresh_member_id, now)
+
+    def _join_known(self, request: JoinRequest, now: Instant) -> None:
+        if request.member_id in self.pending_members and request.group_instance_id is None:
+            self._add(request, request.member_id, now)
+            return
+        error = self.membership.validate(request.member_id, request.group_instance_id)
+        if error is not ErrorCode.none:
+            self._refuse(request, error)
+            return
+        member = self.membership.members[request.member_id]
+        if self._may_keep_generation(member, request):
+            self._expect_heartbeat(member, now)
+            self._answer(request.ticket, self._join_answer(member))
+        else:
+            self._update(member, request)
+            self._rebalance_or_complete_join(now)
+
+    def _may_keep_generation(self, member: Member, request: JoinRequest) -> bool:
+        """A member that repeats its join unchanged gets the running generation; a stable group's leader forces a new one.
+
+        The leader rejoins when it saw the topics' metadata change, which its own metadata does not show.
+        """
+        if member.protocols != request.protocols:
+            return False
+        if self.state is GroupState.COMPLETING_REBALANCE:
+            return True
+        return self.state is GroupState.STABLE and member.member_id != self.membership.leader
+
+    def _add(self, request: JoinRequest, member_id: str, now: Instant) -> None:
+        member = Member(
+            member_id=member_id, group_instance_id=request.group_instance_id, client_id=request.client_id,
+            client_host=request.client_host, session_timeout_ms=request.session_timeout_ms,
+            rebalance_timeout_ms=request.rebalance_timeout_ms, protocols=request.protocols, is_new=True,
+        )  # fmt: skip
+        self.pending_members.pop(member_id, None)
+        if not self.membership.members:
+            self.protocol_type = request.protocol_type
+        self.membership.add(member, request.ticket)
+        self._expect_heartbeat(member, now, self.limits.new_member_timeout_ms)
+        self._member_came = True
+        self._rebalance_or_complete_join(now)
+
+    def _update(self, member: Member, request: JoinRequest) -> None:
+        self._answer_join(member, JoinAnswer(error=ErrorCode.rebalance_in_progress, member_id=member.member_id))
+        self.membership.set_protocols(member, request.protocols)
+        member.session_timeout_ms = request.session_timeout_ms
+        member.rebalance_timeout_ms = request.rebalance_timeout_ms
+        self.membership.set_join_ticket(member, request.ticket)
+
+    def _replace_static(self, request: JoinRequest, member: Member, now: Instant) -> None:
+        """A static member restarted: it takes its old place, in a stable group without a rebalance (KIP-345)."""
+        old_id = member.member_id
+        self._answer_join(member, JoinAnswer(error=ErrorCode.fenced_instance_id, member_id=old_id))
+        self._answer_sync(member, SyncAnswer(error=ErrorCode.fenced_instance_id))
+        self.membership.rename(member, request.fresh_member_id)
+        if old_id in self.unsynced:
+            self.unsynced.remove(old_id)
+            self.unsynced.add(member.member_id)
+        self._update(member, request)
+        self._expect_heartbeat(member, now)
+        if self.state is GroupState.STABLE and self.membership.choose_protocol() == self.protocol_name:
+            token = self._persist()
+            self._replacements[token] = _Replacement(
+                old_id=old_id, new_id=member.member_id, ticket=request.ticket, can_skip=request.can_skip_assignment
+            )
+        else:
+            self._rebalance_or_complete_join(now)
+
+    def _finish_replacement(self, replaced: _Replacement, error: ErrorCode) -> None:
+        """Answer a returning static member. Without KIP-814 it is told the old leader id, lest it assign anew."""
+        member = self.membership.members.get(replaced.new_id)
+        if member is None or member.join_ticket != replaced.ticket or self.state is not GroupState.STABLE:
+            return  # a rebalance, or the member's next restart, has taken the request over
+        if error is not ErrorCode.none:
+            self._answer_join(member, JoinAnswer(error=error))
+            self.membership.rename(member, replaced.old_id)
+            return
+        answer = self._join_answer(member)
+        if answer.members and replaced.can_skip:
+            answer = dataclasses.replace(answer, skip_assignment=True)
+        elif answer.members:
+            answer = dataclasses.replace(answer, members=(), leader=replaced.old_id)
+        self._answer_join(member, answer)
+
+    def validate_state(self) -> None:
+        """Assert what always holds."""
+        super().validate_state()
+        if self.state is GroupState.STABLE:
+            assert self.membership.joining <= len(self._replacements)

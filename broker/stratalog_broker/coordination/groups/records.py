@@ -1,0 +1,246 @@
+"""Records of ``__consumer_offsets`` in Kafka's own schemas, so that its tools read them.
+
+Big-endian; a string is an i16 length and UTF-8 (null: -1), bytes have an i32 length, an array an i32 count. Each key and
+value begins with an i16 version. Written: ``OffsetCommitKey`` v1, ``OffsetCommitValue`` v3, ``GroupMetadataKey`` v2,
+``GroupMetadataValue`` v3. Read as well: OffsetCommit values v0–v3 and group values v0–v3, as older Kafkas wrote them.
+A null value deletes the key. Keys of other versions (newer group protocols) are skipped.
+
+Ours alone is a record header of offset commits, which Kafka's tools do not look at: ``stratalog.topic_id``, the sixteen bytes
+of the topic's id, so that a topic created anew under an old name does not inherit offsets.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+from uuid import UUID
+
+import msgspec
+
+from stratalog_broker.coordination.groups.messages import GroupImage, MemberImage
+from stratalog_core.batches.records import Header
+from stratalog_core.errors import Corrupt
+
+OFFSET_KEY_VERSION: Final = 1
+GROUP_KEY_VERSION: Final = 2
+VALUE_VERSION: Final = 3
+TOPIC_ID_HEADER: Final = "stratalog.topic_id"
+_UUID_BYTES: Final = 16
+_I16: Final = struct.Struct(">h")
+_I32: Final = struct.Struct(">i")
+_I64: Final = struct.Struct(">q")
+
+
+class CommittedOffset(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a group committed for one partition. ``leader_epoch`` -1: the client did not say.
+
+    ``topic_id`` tells incarnations of a topic apart; it travels in the record's header, not in its value.
+    """
+
+    offset: int
+    leader_epoch: int
+    metadata: str
+    committed_at_ms: int
+    topic_id: UUID | None = None
+
+
+def is_of(committed: CommittedOffset, topic_id: UUID | None) -> bool:
+    """Whether an offset belongs to the topic with this id (offsets without an id belong to any that exists)."""
+    return topic_id is not None and committed.topic_id in (None, topic_id)
+
+
+class OffsetsRecord(NamedTuple):
+    """A record to write; ``value`` None deletes the key."""
+
+    key: bytes
+    value: bytes | None
+    headers: tuple[Header, ...] = ()
+
+    @property
+    def size_bytes(self) -> int:
+        """Roughly: framing is left out."""
+        return len(self.key) + len(self.value or b"")
+
+
+class OffsetKey(NamedTuple):
+    """Names the offset of a group in a partition of a topic."""
+
+    group_id: str
+    topic: str
+    partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupKey:
+    """Names a group's metadata."""
+
+    group_id: str
+
+
+def encode_offset_key(key: OffsetKey) -> bytes:
+    return b"".join((_I16.pack(OFFSET_KEY_VERSION), _string(key.group_id), _string(key.topic), _I32.pack(key.partition)))
+
+
+def encode_group_key(group_id: str) -> bytes:
+    return _I16.pack(GROUP_KEY_VERSION) + _string(group_id)
+
+
+def encode_offset_value(offset: CommittedOffset) -> bytes:
+    head = _I16.pack(VALUE_VERSION) + _I64.pack(offset.offset) + _I32.pack(offset.leader_epoch)
+    return head + _string(offset.metadata) + _I64.pack(offset.committed_at_ms)
+
+
+def topic_id_headers(topic_id: UUID | None) -> tuple[Header, ...]:
+    return () if topic_id is None else ((TOPIC_ID_HEADER, topic_id.bytes),)
+
+
+def topic_id_in(headers: Sequence[Header]) -> UUID | None:
+    """The topic id that a commit's headers carry. Raises ``Corrupt`` if it is none."""
+    content = next((content for name, content in headers if name == TOPIC_ID_HEADER), None)
+    if content is None:
+        return None
+    if len(content) != _UUID_BYTES:
+        raise Corrupt(f"header {TOPIC_ID_HEADER} has {len(content)} bytes instead of {_UUID_BYTES}")
+    return UUID(bytes=content)
+
+
+def encode_group_value(image: GroupImage) -> bytes:
+    head = (
+        _I16.pack(VALUE_VERSION), _string(image.protocol_type), _I32.pack(image.generation), _string(image.protocol_name),
+        _string(image.leader), _I64.pack(image.state_since_ms), _I32.pack(len(image.members)),
+    )  # fmt: skip
+    return b"".join((*head, *map(_encode_member, image.members)))
+
+
+def _encode_member(member: MemberImage) -> bytes:
+    names = (member.member_id, member.group_instance_id, member.client_id, member.client_host)
+    timeouts = _I32.pack(member.rebalance_timeout_ms) + _I32.pack(member.session_timeout_ms)
+    return b"".join((*map(_string, names), timeouts, _bytes(member.subscription), _bytes(member.assignment)))
+
+
+def decode_key(key: bytes) -> OffsetKey | GroupKey | None:
+    """The key, or None for one of a version that is not ours to keep. Raises ``Corrupt``."""
+    reader = _Reader(key)
+    version = reader.i16()
+    if version in (0, OFFSET_KEY_VERSION):
+        return OffsetKey(reader.string(), reader.string(), reader.i32())
+    if version == GROUP_KEY_VERSION:
+        return GroupKey(reader.string())
+    return None
+
+
+def decode_offset_value(value: bytes, topic_id: UUID | None = None) -> CommittedOffset:
+    """Raises ``Corrupt``, for unknown versions too."""
+    reader = _Reader(value)
+    version = reader.version()
+    offset = reader.i64()
+    leader_epoch = reader.i32() if version == 3 else -1
+    return CommittedOffset(
+        offset=offset, leader_epoch=leader_epoch, metadata=reader.string(), committed_at_ms=reader.i64(), topic_id=topic_id
+    )  # fmt: skip
+
+
+def decode_group_value(group_id: str, value: bytes) -> GroupImage:
+    """Raises ``Corrupt``, for unknown versions too."""
+    reader = _Reader(value)
+    version = reader.version()
+    protocol_type, generation = reader.string(), reader.i32()
+    protocol_name, leader = reader.nullable_string(), reader.nullable_string()
+    state_since_ms = reader.i64() if version >= 2 else -1
+    members = tuple(_decode_member(reader, version) for _ in range(reader.count()))
+    return GroupImage(
+        group_id=group_id, protocol_type=protocol_type, generation=generation, protocol_name=protocol_name, leader=leader,
+        state_since_ms=state_since_ms, members=members,
+    )  # fmt: skip
+
+
+def _decode_member(reader: _Reader, version: int) -> MemberImage:
+    member_id = reader.string()
+    group_instance_id = reader.nullable_string() if version >= 3 else None
+    client_id, client_host = reader.string(), reader.string()
+    rebalance_timeout_ms = reader.i32() if version >= 1 else None
+    session_timeout_ms = reader.i32()
+    return MemberImage(
+        member_id=member_id, group_instance_id=group_instance_id, client_id=client_id, client_host=client_host,
+        rebalance_timeout_ms=session_timeout_ms if rebalance_timeout_ms is None else rebalance_timeout_ms,
+        session_timeout_ms=session_timeout_ms, subscription=reader.blob(), assignment=reader.blob(),
+    )  # fmt: skip
+
+
+def subscribed_topics(subscription: bytes) -> frozenset[str] | None:
+    """Topics in a ``ConsumerProtocolSubscription`` (any version begins with them), or None if it is something else."""
+    reader = _Reader(subscription)
+    try:
+        reader.i16()
+        return frozenset(reader.string() for _ in range(reader.count()))
+    except Corrupt:
+        return None
+
+
+def _string(text: str | None) -> bytes:
+    if text is None:
+        return _I16.pack(-1)
+    encoded = text.encode()
+    return _I16.pack(len(encoded)) + encoded
+
+
+def _bytes(content: bytes) -> bytes:
+    return _I32.pack(len(content)) + content
+
+
+class _Reader:
+    """Reads one key or value from its beginning; every cut is ``Corrupt``."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+        self._position = 0
+
+    def i16(self) -> int:
+        return self._unpack(_I16)
+
+    def i32(self) -> int:
+        return self._unpack(_I32)
+
+    def i64(self) -> int:
+        return self._unpack(_I64)
+
+    def version(self) -> int:
+        version = self.i16()
+        if not 0 <= version <= VALUE_VERSION:
+            raise Corrupt(f"value has version {version}; versions 0 to {VALUE_VERSION} are read")
+        return version
+
+    def count(self) -> int:
+        count = self.i32()
+        if not 0 <= count <= len(self._content) - self._position:
+            raise Corrupt(f"array claims {count} elements in {len(self._content) - self._position} bytes")
+        return count
+
+    def string(self) -> str:
+        return self.nullable_string() or ""
+
+    def nullable_string(self) -> str | None:
+        length = self.i16()
+        if length < 0:
+            return None
+        try:
+            return self._take(length).decode()
+        except UnicodeDecodeError as malformed:
+            raise Corrupt(f"string before byte {self._position} is not UTF-8") from malformed
+
+    def blob(self) -> bytes:
+        length = self.i32()
+        return b"" if length < 0 else self._take(length)
+
+    def _unpack(self, field: struct.Struct) -> int:
+        (value,) = field.unpack(self._take(field.size))
+        return int(value)
+
+    def _take(self, length: int) -> bytes:
+        piece = self._content[self._position : self._position + length]
+        if len(piece) != length:
+            raise Corrupt(f"field of {length} bytes at byte {self._position} exceeds its {len(self._content)} bytes")
+        self._position += length
+        return piece

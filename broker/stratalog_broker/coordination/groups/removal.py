@@ -1,0 +1,94 @@
+"""What makes groups and offsets go: administrators, deleted topics and time (KIP-211, KIP-496). No I/O.
+
+Each method plans: it returns the records that have to be written; nothing is gone before they are in the log. A record that
+removes an offset comes after all commits that are pending now, and removes these, too. That is what an administrator means who
+deletes a group or its offsets. Expiry and deleted topics leave partitions with pending commits alone until the next time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Sequence
+from uuid import UUID
+
+from kio.schema.errors import ErrorCode
+
+from stratalog_broker.coordination.groups.expiry import CONSUMER_PROTOCOL, expired_offsets, topics_wanted_by
+from stratalog_broker.coordination.groups.group_table import GroupTable
+from stratalog_broker.coordination.groups.messages import Instant
+from stratalog_broker.coordination.groups.rebalance import GroupState
+from stratalog_broker.coordination.groups.records import OffsetKey, OffsetsRecord, encode_group_key, encode_offset_key
+from stratalog_broker.coordination.groups.store import TopicPartitionName
+
+
+class RemovingTable(GroupTable):
+    """Groups that can be removed, whole or offset by offset."""
+
+    def plan_delete(self, group_id: str, now: Instant) -> tuple[ErrorCode, list[OffsetsRecord]]:
+        """DeleteGroups: the records that make a group without members vanish with all its offsets."""
+        if not self._exists(group_id):
+            return ErrorCode.group_id_not_found, []
+        group = self.groups.get(group_id)
+        error = ErrorCode.none if group is None else group.delete(now)
+        if error is not ErrorCode.none:
+            return error, []
+        self.groups.pop(group_id, None)
+        return ErrorCode.none, self._tombstones(
+            group_id, sorted({*self.store.offsets_of(group_id), *self.pending_of(group_id)})
+        )
+
+    def plan_delete_offsets(
+        self, group_id: str, partitions: Sequence[TopicPartitionName]
+    ) -> tuple[ErrorCode, list[ErrorCode], list[OffsetsRecord]]:
+        """OffsetDelete: a code for the group, one for each partition, and the records."""
+        if not self._exists(group_id):
+            return ErrorCode.group_id_not_found, [], []
+        group = self.groups.get(group_id)
+        subscribed: frozenset[str] = frozenset()
+        if group is not None and group.state is not GroupState.EMPTY:
+            if group.protocol_type != CONSUMER_PROTOCOL:
+                return ErrorCode.non_empty_group, [], []
+            subscribed = topics_wanted_by(group) or frozenset(topic for topic, _ in partitions)
+        errors = [ErrorCode.group_subscribed_to_topic if topic in subscribed else ErrorCode.none for topic, _ in partitions]
+        known = {*self.store.offsets_of(group_id), *self.pending_of(group_id)}
+        gone = [name for name, code in zip(partitions, errors, strict=True) if code is ErrorCode.none and name in known]
+        return ErrorCode.none, errors, self._offset_tombstones(group_id, gone)
+
+    def plan_expiry(self, now: Instant) -> list[tuple[str, list[OffsetsRecord]]]:
+        """Per group the records that remove expired offsets, and groups that have nothing left (KIP-211)."""
+        horizon_ms = now.wall_ms - self.limits.offsets_retention_ms
+        planned = []
+        for group_id in sorted({*self.groups, *self.store.offsets, *self.store.images}):
+            stored, pending = self.store.offsets_of(group_id), self.pending_of(group_id)
+            expired = expired_offsets(self.groups.get(group_id), stored, horizon_ms)
+            expired = [name for name in expired if name not in pending]
+            if len(expired) == len(stored) and not pending and self._is_empty(group_id):
+                records = self._tombstones(group_id, expired)
+                self.groups.pop(group_id, None)
+            else:
+                records = self._offset_tombstones(group_id, expired)
+            if records:
+                planned.append((group_id, records))
+        return planned
+
+    def plan_topic_deletion(self, topic: str, gone: Container[UUID | None]) -> list[tuple[str, list[OffsetsRecord]]]:
+        """Per group the records that forget the offsets of deleted topics of this name, whose ids are ``gone``.
+
+        None stands for offsets that were committed without an id. Those of a topic that has taken the name since then stay.
+        """
+        planned = []
+        for group_id, table in self.store.offsets.items():
+            names = [name for name, committed in table.items() if name[0] == topic and committed.topic_id in gone]
+            if names:
+                pending = self.pending_of(group_id)
+                planned.append((group_id, self._offset_tombstones(group_id, [name for name in names if name not in pending])))
+        return planned
+
+    def _tombstones(self, group_id: str, names: Iterable[TopicPartitionName]) -> list[OffsetsRecord]:
+        records = self._offset_tombstones(group_id, names)
+        if group_id in self.store.images:
+            records.append(OffsetsRecord(encode_group_key(group_id), None))
+        return records
+
+    def _offset_tombstones(self, group_id: str, names: Iterable[TopicPartitionName]) -> list[OffsetsRecord]:
+        keys = (encode_offset_key(OffsetKey(group_id, topic, partition)) for topic, partition in names)
+        return [OffsetsRecord(key, None) for key in keys]

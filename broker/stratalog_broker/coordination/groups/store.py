@@ -1,0 +1,146 @@
+"""What a partition of ``__consumer_offsets`` says: the metadata of its groups and the offsets that they committed.
+
+This is the durable half of a coordinator: it changes only by records that the quorum has, in the order of their offsets,
+and is the whole content of the checkpoints' ``application_state``. Live group members are in ``group.py``.
+
+A record that cannot be read is skipped and counted: whatever one record says, the others are still somebody's offsets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import msgspec
+
+from stratalog_broker.coordination.groups.messages import GroupImage
+from stratalog_broker.coordination.groups.offset_rows import OffsetDecoder
+from stratalog_broker.coordination.groups.records import CommittedOffset, GroupKey, OffsetKey, decode_group_value
+from stratalog_core.batches.batch import read_header
+from stratalog_core.batches.records import Header, Record, iterate_records
+from stratalog_core.errors import Corrupt
+from stratalog_core.malformed import MALFORMED
+from stratalog_core.ports import Buffer
+
+SNAPSHOT_VERSION: Final = 1
+
+TopicPartitionName = tuple[str, int]
+"""Topic name and partition: groups know topics by name."""
+
+
+class _StoredOffset(msgspec.Struct, frozen=True, array_like=True):
+    group_id: str
+    topic: str
+    partition: int
+    committed: CommittedOffset
+
+
+class _Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """Fields may be added with defaults; a change of meaning needs a new version."""
+
+    version: int
+    groups: tuple[GroupImage, ...]
+    offsets: tuple[_StoredOffset, ...]
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(_Snapshot)
+
+
+class GroupStore:
+    """Groups and offsets by group id. No group has an empty table of offsets."""
+
+    def __init__(self) -> None:
+        self.images: dict[str, GroupImage] = {}
+        self.offsets: dict[str, dict[TopicPartitionName, CommittedOffset]] = {}
+        self.offset_count = 0
+        self.unreadable = 0
+        """Records that were skipped; the rest of a batch in which no next record is found counts as one."""
+        self.first_unreadable = ""
+
+    def offsets_of(self, group_id: str) -> dict[TopicPartitionName, CommittedOffset]:
+        return self.offsets.get(group_id, {})
+
+    def apply_batch(self, batch: Buffer) -> None:
+        """Apply one batch; what cannot be read of it is skipped and counted."""
+        header = read_header(batch)
+        if header.is_control:
+            return
+        decoder = OffsetDecoder()
+        try:
+            for record in iterate_records(batch, header):
+                if record.key is not None:
+                    self._apply_readable(decoder, record)
+        except Corrupt as damaged:
+            self._skip(header.base_offset, damaged)
+
+    def _apply_readable(self, decoder: OffsetDecoder, record: Record) -> None:
+        assert record.key is not None
+        try:
+            self._apply(decoder, record.key, record.value, record.headers)
+        except Corrupt as damaged:
+            self._skip(record.offset, damaged)
+
+    def _skip(self, offset: int, damaged: Corrupt) -> None:
+        self.unreadable += 1
+        self.first_unreadable = self.first_unreadable or f"offset {offset}: {damaged.message}"
+
+    def apply(self, key: bytes, value: bytes | None, headers: Sequence[Header] = ()) -> None:
+        """Apply one record. Raises ``Corrupt``."""
+        self._apply(OffsetDecoder(), key, value, headers)
+
+    def _apply(self, decoder: OffsetDecoder, key: bytes, value: bytes | None, headers: Sequence[Header]) -> None:
+        match decoder.key(key):
+            case OffsetKey() as name:
+                if value is None:
+                    self._drop(name)
+                else:
+                    self._put(name.group_id, (name.topic, name.partition), decoder.value(value, headers))
+            case GroupKey(group_id=group_id):
+                if value is None:
+                    self.images.pop(group_id, None)
+                else:
+                    self.images[group_id] = decode_group_value(group_id, value)
+            case None:
+                pass
+
+    def _drop(self, key: OffsetKey) -> None:
+        committed = self.offsets.get(key.group_id)
+        if committed is None or committed.pop((key.topic, key.partition), None) is None:
+            return
+        self.offset_count -= 1
+        if not committed:
+            del self.offsets[key.group_id]
+
+    def _put(self, group_id: str, partition: TopicPartitionName, committed: CommittedOffset) -> None:
+        table = self.offsets.setdefault(group_id, {})
+        self.offset_count += partition not in table
+        table[partition] = committed
+
+    def snapshot(self) -> bytes:
+        """The whole content as msgpack (docs/reference/formats/consumer-offsets.md)."""
+        return _encoder.encode(
+            _Snapshot(version=SNAPSHOT_VERSION, groups=tuple(self.images.values()), offsets=tuple(self._all_offsets()))
+        )
+
+    def _all_offsets(self) -> Iterator[_StoredOffset]:
+        for group_id, table in self.offsets.items():
+            for (topic, partition), committed in table.items():
+                yield _StoredOffset(group_id, topic, partition, committed)
+
+    @classmethod
+    def from_snapshot(cls, content: bytes | None) -> GroupStore:
+        """Raises ``Corrupt`` for anything but a snapshot of a version that this release reads."""
+        store = cls()
+        if content is None:
+            return store
+        try:
+            snapshot = _decoder.decode(content)
+        except MALFORMED as malformed:
+            raise Corrupt(f"snapshot of consumer groups is malformed: {malformed}") from malformed
+        if snapshot.version != SNAPSHOT_VERSION:
+            raise Corrupt(f"snapshot of consumer groups has version {snapshot.version}; this release reads {SNAPSHOT_VERSION}")
+        store.images = {image.group_id: image for image in snapshot.groups}
+        for stored in snapshot.offsets:
+            store._put(stored.group_id, (stored.topic, stored.partition), stored.committed)
+        return store

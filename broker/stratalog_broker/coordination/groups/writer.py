@@ -1,0 +1,97 @@
+"""Writes a coordinator's records: all of one turn of the event loop as one batch, several batches in flight.
+
+Answers with an error code instead of raising, because what the log refuses is told to many waiting clients.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+from kio.schema.errors import ErrorCode
+
+from stratalog_broker.coordination.groups.records import OffsetsRecord
+from stratalog_broker.protocol.errors import KafkaError
+from stratalog_core import errors
+from stratalog_core.batches.records import Record, build_batch
+from stratalog_core.ports import Clock
+
+BATCH_BYTES_MAX: Final = 64 * 1024  # some thousand offsets: more would hold up the event loop
+WAITING_BYTES_MAX: Final = 32 * 1024 * 1024
+Append = Callable[[bytearray], Awaitable[int]]
+Written = Callable[[ErrorCode], None]
+
+
+def coordinator_error_of(error: errors.StratalogError) -> ErrorCode:
+    """What a group's client is told when its record could not be written: look elsewhere, or try again here."""
+    if isinstance(error, errors.NotLeader | errors.Fenced):
+        return ErrorCode.not_coordinator
+    return ErrorCode.coordinator_not_available
+
+
+class RecordWriter:
+    """Queue of records before one partition. ``append`` returns after the partition's application has applied the batch."""
+
+    def __init__(self, append: Append, clock: Clock) -> None:
+        self._append = append
+        self._clock = clock
+        self._queue: list[tuple[Sequence[OffsetsRecord], Written]] = []
+        self._queued_bytes = 0
+        self._waiting_bytes = 0
+        self._appends: set[asyncio.Task[None]] = set()
+
+    def write(self, records: Sequence[OffsetsRecord], written: Written) -> None:
+        """Queue records; ``written`` is called once, later, with ``none`` when the quorum has them and they are applied."""
+        if not records:
+            asyncio.get_running_loop().call_soon(written, ErrorCode.none)
+            return
+        size_bytes = sum(record.size_bytes for record in records)
+        if self._waiting_bytes + size_bytes > WAITING_BYTES_MAX:
+            asyncio.get_running_loop().call_soon(written, ErrorCode.coordinator_not_available)
+            return
+        if not self._queue:
+            asyncio.get_running_loop().call_soon(self._flush)
+        elif self._queued_bytes + size_bytes > BATCH_BYTES_MAX:
+            self._flush()
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._queue.append((records, written))
+        self._queued_bytes += size_bytes
+        self._waiting_bytes += size_bytes
+
+    async def written(self, records: Sequence[OffsetsRecord]) -> ErrorCode:
+        """The same, awaited."""
+        done: asyncio.Future[ErrorCode] = asyncio.get_running_loop().create_future()
+        self.write(records, lambda error: None if done.done() else done.set_result(error))
+        return await done
+
+    def _flush(self) -> None:
+        if not self._queue:
+            return
+        queue, size_bytes = self._queue, self._queued_bytes
+        self._queue, self._queued_bytes = [], 0
+        task = asyncio.get_running_loop().create_task(self._append_all(queue, size_bytes))
+        self._appends.add(task)
+        task.add_done_callback(self._appends.discard)
+
+    async def _append_all(self, queue: list[tuple[Sequence[OffsetsRecord], Written]], size_bytes: int) -> None:
+        error = ErrorCode.none
+        try:
+            await self._append(self._batch([record for records, _ in queue for record in records]))
+        except errors.StratalogError as failure:
+            error = coordinator_error_of(failure)
+        except KafkaError as refused:
+            error = refused.code
+        finally:
+            self._waiting_bytes -= size_bytes
+        for _, written in queue:
+            written(error)
+
+    def _batch(self, records: Sequence[OffsetsRecord]) -> bytearray:
+        now_ms = self._clock.wall_ms()
+        return build_batch(
+            [
+                Record(offset=offset, timestamp_ms=now_ms, key=record.key, value=record.value, headers=record.headers)
+                for offset, record in enumerate(records)
+            ]
+        )

@@ -1,0 +1,311 @@
+"""One Kafka client connection: cuts frames, keeps answers in order, and bounds what the client can make us hold.
+
+Kafka handles a connection's requests one after the other and answers in order. Here Produce requests start at once, because
+clients pipeline them; all others wait for the one before; answers leave in the order of the requests. What is written in
+one turn of the loop leaves in one call, which was measured to be worth a factor of three on small requests.
+
+Reading: small frames come through one buffer that all connections share (so that an idle one costs next to nothing), a
+frame that is not complete gets a buffer of its exact size, which then belongs to the request. A connection is not
+read while it has too many unanswered requests, while its client does not take its answers, or, between two frames, while
+the requests of all connections fill their share of the broker's memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, cast
+
+from stratalog_broker.configs.memory import DECODED_BYTES_MAX, DECODED_FACTOR, REQUEST_BYTES
+from stratalog_broker.network.dispatch import dispatch_raw, find_handler, run_handler
+from stratalog_broker.protocol.frame import LENGTH_BYTES, parse_head
+from stratalog_broker.requests.context import RequestContext
+from stratalog_broker.requests.handler_info import HandlerInfo, Waiting
+from stratalog_core.errors import Corrupt
+from stratalog_core.memory.receive_buffers import announced_memory
+from stratalog_core.memory.retained import retained_bytes
+from stratalog_core.ports import Buffer
+
+if TYPE_CHECKING:
+    from stratalog_broker.network.server import ConnectionRegistry
+
+_log = logging.getLogger(__name__)
+SHARED_BUFFER_BYTES: Final = 64 * 1024
+_WRITE_HIGH_BYTES: Final = 4 * 1024 * 1024
+_UNCOUNTED_BYTES: Final = 4096
+"""Unsent bytes of one connection that are not worth charging: what an idle connection costs."""
+PRODUCE_KEY: Final = 0
+
+
+class ClientConnection(asyncio.BufferedProtocol):
+    """See the module's header. ``Connection`` of :mod:`stratalog_broker.requests.context` is what handlers see of it."""
+
+    def __init__(self, registry: ConnectionRegistry, listener: str) -> None:
+        self.listener = listener
+        self._registry = registry
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._rest = b""
+        self._frame: memoryview | None = None
+        self._frame_filled = 0
+        self._order: deque[RequestContext] = deque()
+        self._queue: deque[tuple[HandlerInfo, RequestContext, memoryview]] = deque()
+        self._running: asyncio.Task[None] | None = None
+        self._ends_with_client = False
+        self._waiting: Waiting | None = None
+        self._waiting_context: RequestContext | None = None
+        self._outgoing: list[Buffer] = []
+        self._flush_scheduled = False
+        self._retained = 0
+        self._is_paused = False
+        self._is_stalled = False
+        self._is_writing_paused = False
+        self.client_host = ""
+        self._frames = 0
+
+    # -- reading ---------------------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=_WRITE_HIGH_BYTES)
+        peer = transport.get_extra_info("peername")
+        self.client_host = str(peer[0]) if isinstance(peer, tuple) else ""
+        if not self._registry.opened(self):
+            self._transport.abort()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        if self._frame is not None:
+            return self._frame[self._frame_filled :]
+        shared = self._registry.shared_buffer
+        rest = len(self._rest)
+        shared[:rest] = self._rest
+        return shared[rest:]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        try:
+            if self._frame is not None:
+                self._frame_filled += nbytes
+                if self._frame_filled == len(self._frame):
+                    frame, self._frame = self._frame, None
+                    self._received(frame)
+            else:
+                end = len(self._rest) + nbytes
+                self._rest = b""
+                self._cut_frames(self._registry.shared_buffer, end)
+        except Corrupt as bad:
+            self.close(bad.message)
+        self.regulate()
+
+    def _cut_frames(self, buffer: memoryview, end: int) -> None:
+        """Handle the whole frames at the beginning of ``buffer`` and keep what follows."""
+        position = 0
+        while end - position >= LENGTH_BYTES:
+            size = int.from_bytes(buffer[position : position + LENGTH_BYTES], "big", signed=True)
+            if not 0 < size <= self._registry.services.settings.frame_bytes_max:
+                raise Corrupt(f"a frame of {size} bytes; frame_bytes_max is {self._registry.services.settings.frame_bytes_max}")
+            if not self._registry.charge(size + REQUEST_BYTES):
+                self._is_stalled = True
+                self._registry.wait_for_room(self)
+                break
+            position += LENGTH_BYTES
+            if end - position < size:
+                frame = announced_memory(size)
+                self._frame_filled = end - position
+                frame[: self._frame_filled] = buffer[position:end]
+                self._frame = frame
+                return
+            self._received(memoryview(bytearray(buffer[position : position + size])))
+            position += size
+        self._rest = bytes(buffer[position:end])
+
+    def room_made(self) -> None:
+        """The broker holds fewer request bytes: go on where reading stopped."""
+        self._is_stalled = False
+        rest, self._rest = self._rest, b""
+        try:
+            self._cut_frames(memoryview(rest), len(rest))
+        except Corrupt as bad:
+            self.close(bad.message)
+        self.regulate()
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """See ``stratalog_core.connections.silent_clients``."""
+        return self._frames, self.unsent_bytes
+
+    @property
+    def partial_bytes(self) -> int:
+        """Bytes of a frame that has begun, if it is read."""
+        return 0 if self._is_paused else self._frame_filled if self._frame is not None else len(self._rest)
+
+    @property
+    def is_owed(self) -> bool:
+        """Whether requests are being handled that do not wait for the client to take answers."""
+        return bool(self._order) and not self._is_writing_paused
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._order
+
+    # -- handling --------------------------------------------------------------------------------------------------------
+
+    def _received(self, frame: memoryview) -> None:
+        self._frames += 1
+        if self._retained and not self.unsent_bytes:
+            self.all_sent()
+        try:
+            head = parse_head(frame)
+        except Corrupt:
+            self._registry.discharge(len(frame) + REQUEST_BYTES)
+            raise
+        decoded_bytes = 0 if head.api_key == PRODUCE_KEY else min(len(frame) * DECODED_FACTOR, DECODED_BYTES_MAX)
+        self._registry.charge_more(decoded_bytes)
+        context = RequestContext(
+            self._registry.services,
+            self,
+            api_key=head.api_key,
+            api_version=head.api_version,
+            correlation_id=head.correlation_id,
+            client_id=head.client_id,
+            request_bytes=len(frame) + REQUEST_BYTES + decoded_bytes,
+        )
+        self._order.append(context)
+        info = find_handler(context)
+        if info is None:
+            return
+        body = frame[head.body_start :]
+        if info.key == PRODUCE_KEY:
+            dispatch_raw(info, context, body)
+            return
+        self._queue.append((info, context, body))
+        if self._running is None and self._waiting is None:
+            self._run_queue()
+
+    def _run_queue(self) -> None:
+        """Handle queued requests until one has to wait, or the client does not take its answers."""
+        while self._queue and self._running is None and self._waiting is None and not self._is_writing_paused:
+            info, context, body = self._queue.popleft()
+            if info.handle_raw is not None:
+                self._waiting = dispatch_raw(info, context, body)
+                self._waiting_context = context
+            else:
+                self._ends_with_client = info.ends_with_client
+                self._running = self._loop.create_task(run_handler(info, context, body))
+                self._running.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._running = None
+        if not task.cancelled() and task.exception() is not None:
+            _log.error("handling a request failed", exc_info=task.exception())
+            self.close("a request could not be handled")
+        if self._transport is not None and not self._transport.is_closing():
+            self._run_queue()
+
+    def respond(self, context: RequestContext, parts: Sequence[Buffer]) -> None:
+        """Queue an answer; it leaves when all before it have left."""
+        order = self._order
+        while order and order[0].response is not None:
+            self._outgoing.extend(order.popleft().response or ())
+        if self._outgoing and not self._flush_scheduled:
+            self._flush_scheduled = True
+            self._loop.call_soon(self._flush)
+        if self._is_paused:
+            self.regulate()
+            if self._registry.is_draining and not order:
+                self._registry.became_idle()
+        if context is self._waiting_context and self._waiting is not None:
+            self._waiting = self._waiting_context = None
+            self._run_queue()
+
+    def _flush(self) -> None:
+        self._flush_scheduled = False
+        outgoing, self._outgoing = self._outgoing, []
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.writelines(outgoing)
+            if self.unsent_bytes > _UNCOUNTED_BYTES:
+                # uvloop sends at the end of this turn: what is left then waits for the client.
+                self._loop.call_soon(self._count_unsent, outgoing)
+
+    def _count_unsent(self, outgoing: Sequence[Buffer]) -> None:
+        """Charge what the socket did not take; until all has left, any view of it may be held."""
+        if self.unsent_bytes:
+            self._retained += retained_bytes(outgoing)
+            self._registry.responses.hold(self, self._retained)
+        elif self._retained:
+            self.all_sent()
+
+    def all_sent(self) -> None:
+        """The client has taken everything."""
+        self._retained = 0
+        self._registry.responses.release(self)
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes of responses that the client has not taken."""
+        return self._transport.get_write_buffer_size() if self._transport is not None else 0
+
+    def released(self, request_bytes: int) -> None:
+        """A request's bytes are no longer held by anybody."""
+        self._registry.discharge(request_bytes)
+
+    # -- bounds ----------------------------------------------------------------------------------------------------------
+
+    def pause_writing(self) -> None:
+        self._is_writing_paused = True
+        self.regulate()
+
+    def resume_writing(self) -> None:
+        self._is_writing_paused = False
+        if self._retained and not self.unsent_bytes:
+            self.all_sent()
+        self._run_queue()
+        self.regulate()
+
+    def regulate(self) -> None:
+        """Read on, or stop reading, as the bounds want it now."""
+        registry = self._registry
+        too_many = len(self._order) >= registry.services.settings.connection_requests_max
+        # A frame that has begun is charged already, and only its end makes room.
+        has_no_room = self._is_stalled or (registry.is_full and self._frame is None)
+        wanted = too_many or self._is_writing_paused or has_no_room or registry.is_draining
+        if wanted == self._is_paused or self._transport is None or self._transport.is_closing():
+            return
+        self._is_paused = wanted
+        if wanted:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
+
+    def drain(self) -> None:
+        """Take no more requests."""
+        self.regulate()
+
+    # -- the end ---------------------------------------------------------------------------------------------------------
+
+    def close(self, reason: str) -> None:
+        """Drop the client, who learns nothing more."""
+        if self._transport is not None and not self._transport.is_closing():
+            _log.info("closing the connection of %s: %s", self.client_host, reason)
+            self._transport.abort()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._registry.closed(self)
+        if self._frame is not None:
+            self._registry.discharge(len(self._frame) + REQUEST_BYTES)
+            self._frame = None
+        # Cancel requests that wait or only read. Let others finish, for they may change something, and discard their responses.
+        if self._running is not None and self._ends_with_client:
+            self._running.cancel()
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = self._waiting_context = None
+        for _, context, _ in self._queue:
+            context.release()
+        self._queue.clear()
+        self._outgoing.clear()
+        self.all_sent()

@@ -1,0 +1,101 @@
+"""Indexes of sealed hot ledgers, built from batch headers when a reader first needs them; bounded."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from typing import Final
+
+from stratalog_bookies.client import LedgerClient
+from stratalog_broker.partitions.ledger_index import LedgerIndex
+from stratalog_core.batches.batch import HEADER_BYTES, BatchHeader, read_header
+from stratalog_core.batches.checkpoint import is_checkpoint
+from stratalog_core.errors import Corrupt
+from stratalog_core.single_flight import SingleFlight
+from stratalog_metadata.records import Ledger
+
+HEADS_AT_ONCE: Final = 8192
+"""Entry headers held at a time while an index is built."""
+_BUILDS_AT_ONCE: Final = 4
+"""Each holds up to 3 MB of headers."""
+
+
+class IndexCache:
+    """One for the broker. Equal requests that come while an index is built share the work."""
+
+    def __init__(self, ledgers: LedgerClient, bytes_max: int) -> None:
+        self._ledgers = ledgers
+        self._bytes_max = bytes_max
+        self.bytes_held = 0
+        self._indexes: OrderedDict[int, LedgerIndex] = OrderedDict()
+        self._building: SingleFlight[int, LedgerIndex] = SingleFlight()
+        self._slots = asyncio.Semaphore(_BUILDS_AT_ONCE)
+
+    def put(self, ledger_id: int, index: LedgerIndex) -> None:
+        """Keep the index of a ledger that has been sealed."""
+        self.drop(ledger_id)
+        self._indexes[ledger_id] = index
+        self.bytes_held += index.memory_bytes
+        self.resize(self._bytes_max)
+
+    def resize(self, bytes_max: int) -> None:
+        """Keep the indexes within another bound from now on; the one used last stays in any case."""
+        self._bytes_max = bytes_max
+        while self.bytes_held > bytes_max and len(self._indexes) > 1:
+            _, oldest = self._indexes.popitem(last=False)
+            self.bytes_held -= oldest.memory_bytes
+
+    def drop(self, ledger_id: int) -> None:
+        """Forget a ledger that is deleted."""
+        index = self._indexes.pop(ledger_id, None)
+        if index is not None:
+            self.bytes_held -= index.memory_bytes
+
+    async def get(self, ledger: Ledger) -> LedgerIndex:
+        """Index of a CLOSED ledger. Raises what reading its headers raises."""
+        index = self._indexes.get(ledger.ledger_id)
+        if index is not None:
+            self._indexes.move_to_end(ledger.ledger_id)
+            return index
+        # Kept although its readers give up: the index of a large ledger can take longer than one read may.
+        return await self._building.get(ledger.ledger_id, lambda: self._build(ledger), keep=True)
+
+    async def _build(self, ledger: Ledger) -> LedgerIndex:
+        index = LedgerIndex(ledger.base_offset)
+        for first in range(0, ledger.last_entry + 1, HEADS_AT_ONCE):
+            last = min(first + HEADS_AT_ONCE - 1, ledger.last_entry)
+            async with self._slots:
+                for entry in await self._ledgers.read_headers(ledger, first, last):
+                    index_batch(index, entry.entry_id, entry.head)
+        check_end(index, ledger)
+        self.put(ledger.ledger_id, index)
+        return index
+
+    async def close(self) -> None:
+        """Stop what is being built."""
+        await self._building.close()
+
+
+def index_batch(index: LedgerIndex, entry_id: int, head: bytes | memoryview) -> BatchHeader | None:
+    """Add an entry by its first bytes and return its header; None for a checkpoint part. Raises ``Corrupt`` at a gap."""
+    if is_checkpoint(head):
+        return None
+    if len(head) < HEADER_BYTES:
+        raise Corrupt(f"entry {entry_id} is too short for a record batch: {len(head)} bytes")
+    header = read_header(head)
+    if header.base_offset != index.end_offset:
+        raise Corrupt(f"entry {entry_id} begins at offset {header.base_offset} where {index.end_offset} is due")
+    index.append(entry_id, header.base_offset, header.next_offset, header.max_timestamp_ms, header.size_bytes)
+    return header
+
+
+def check_end(index: LedgerIndex, ledger: Ledger) -> None:
+    """Raise ``Corrupt`` unless the index of a CLOSED ledger ends where its record says.
+
+    Heads are read without a checksum: rot in one shows as a gap at the next batch, and in the last one only here.
+    """
+    if index.end_offset != ledger.end_offset:
+        raise Corrupt(
+            f"the batch headers of ledger {ledger.ledger_id} end at offset {index.end_offset}, its record says"
+            f" {ledger.end_offset}: a bookie's copy is damaged"
+        )

@@ -1,0 +1,110 @@
+"""Opening a partition's next ledger: one command that makes the ledger and enters it in the partition's log.
+
+The command requires that the partition is still this owner's and that the log is as it was read, so that two owners, or two
+attempts of one, never both extend it. An attempt of unknown outcome may leave an empty ledger in the log: it is
+sealed before the next one is opened. Opening a ledger removes none: ``ledger_trimming.py`` does that for internal topics.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from stratalog_bookies.client import LedgerListener, LedgerSpec, LedgerWriter
+from stratalog_core.errors import Conflict, NotLeader, Overloaded, Retriable
+from stratalog_core.ids import TopicPartition
+from stratalog_metadata.records import Ledger, LedgerRef, LedgerState, Log, Topic, ledger_key, log_key
+from stratalog_metadata.state.commands import EpochIs, Put, Update, VersionIs
+
+if TYPE_CHECKING:
+    from stratalog_broker.requests.context import BrokerServices
+
+_log = logging.getLogger(__name__)
+_RETRY_S: Final = 0.1
+_ROOM_RETRY_S: Final = 0.02
+
+
+class LedgerOpening:
+    """For one partition under one owner, whose ``requirement`` guards every command."""
+
+    def __init__(self, services: BrokerServices, topic_partition: TopicPartition, requirement: EpochIs) -> None:
+        self._services = services
+        self._identity = topic_partition
+        self._requirement = requirement
+
+    async def open(self, topic: Topic, base_offset: int, listener: LedgerListener, checkpoint: Sequence[bytes]) -> LedgerWriter:
+        """A writer for a new ledger at ``base_offset``, to which the parts of its checkpoint have been appended.
+
+        Tries again while nothing has happened. Raises ``StaleEpoch`` or ``NotLeader`` (no longer ours), ``OutcomeUnknown``,
+        ``Corrupt``.
+        """
+        writer = await self._open(topic, base_offset, listener)
+        try:
+            for number, part in enumerate(checkpoint):
+                if number:
+                    await asyncio.sleep(0)  # the checksums of a large checkpoint must not hold up the event loop
+                await _append(writer, part)
+        except BaseException:
+            writer.abandon()
+            raise
+        return writer
+
+    async def _open(self, topic: Topic, base_offset: int, listener: LedgerListener) -> LedgerWriter:
+        while True:
+            try:
+                return await self._open_once(topic, base_offset, listener)
+            except NotLeader:
+                raise
+            except (Retriable, Conflict) as again:
+                _log.info("opening a ledger of %s: %s", self._identity, again)
+            await asyncio.sleep(_RETRY_S)
+
+    async def _open_once(self, topic: Topic, base_offset: int, listener: LedgerListener) -> LedgerWriter:
+        key = log_key(self._identity.topic_id, self._identity.partition)
+        versioned = self._services.view.get(key)
+        if versioned is None or not isinstance(versioned.record, Log):
+            raise NotLeader(f"{self._identity} has no log: its topic was deleted")
+        log = versioned.record
+        await self._seal_leftovers(log)
+
+        def updates(ledger: Ledger) -> tuple[Update, ...]:
+            ref = LedgerRef(ledger_id=ledger.ledger_id, base_offset=base_offset, leader_epoch=self._requirement.leader_epoch)
+            return (Put(record=msgspec.structs.replace(log, ledgers=(*log.ledgers, ref))),)
+
+        requirements = (self._requirement, VersionIs(key=key, version=versioned.version))
+        return await self._services.ledgers.create(
+            self._spec(topic, base_offset), requirements=requirements, updates=updates, listener=listener
+        )
+
+    def _spec(self, topic: Topic, base_offset: int) -> LedgerSpec:
+        copies = topic.replication_factor
+        return LedgerSpec(
+            topic_id=self._identity.topic_id,
+            partition=self._identity.partition,
+            base_offset=base_offset,
+            leader_epoch=self._requirement.leader_epoch,
+            ensemble_size=copies,
+            write_quorum=copies,
+            ack_quorum=self._services.configs_of(topic).ack_quorum,
+        )
+
+    async def _seal_leftovers(self, log: Log) -> None:
+        """Seal what an attempt of unknown outcome left open; what was really written to is sealed by now."""
+        records = (self._services.view.find(Ledger, ledger_key(ref.ledger_id)) for ref in log.ledgers)
+        leftovers = [record.ledger_id for record in records if record is not None and record.state is not LedgerState.CLOSED]
+        if leftovers:
+            await self._services.ledgers.recover(leftovers, requirements=(self._requirement,))
+
+
+async def _append(writer: LedgerWriter, entry: bytes) -> None:
+    """Append as soon as the ledger client has room: a large checkpoint can exceed what it holds at once."""
+    while True:
+        try:
+            writer.append(entry)
+            return
+        except Overloaded:
+            await asyncio.sleep(_ROOM_RETRY_S)

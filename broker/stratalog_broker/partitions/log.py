@@ -1,0 +1,419 @@
+"""One owned partition: the shell that joins the partition core to a ledger writer, the tail cache and those who wait.
+
+Life of an append: offsets are set in place, the batch becomes an entry of the open ledger (or waits for the next one),
+the writer reports the first copy and the quorum, the core moves the high watermark, producers are answered and fetches
+woken. All of it happens in callbacks of one event loop; tasks exist only while a ledger is opened or sealed.
+
+A writer that fails, a command with unknown outcome or a session that ends leaves this object resigned for good; its successor
+is made by takeover, here or on another broker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, Protocol
+
+import msgspec
+
+from stratalog_bookies.client import LedgerWriter
+from stratalog_broker.admin.replication_factor import is_roll_due, newest_ledger
+from stratalog_broker.partitions.core import Acks, OnDone, OpenNext, PartitionCore, Seal, State
+from stratalog_broker.partitions.internal_topics import InternalTopicApplication
+from stratalog_broker.partitions.ledger_index import LedgerIndex
+from stratalog_broker.partitions.ledger_opening import LedgerOpening
+from stratalog_broker.partitions.ledger_trimming import LedgerTrimming
+from stratalog_broker.partitions.quorum_admission import Admission
+from stratalog_broker.partitions.roll_schedule import RollSchedule
+from stratalog_broker.partitions.tail_cache import PartitionTail
+from stratalog_broker.partitions.writer_reports import WriterReports
+from stratalog_core.batches.batch import BatchHeader, assign_offset
+from stratalog_core.batches.checkpoint import encode_checkpoint
+from stratalog_core.errors import Fenced, NotLeader, Overloaded, StratalogError, Unavailable
+from stratalog_core.ids import TopicPartition
+from stratalog_metadata.records import Ledger, Topic, partition_key
+from stratalog_metadata.state.commands import EpochIs
+
+if TYPE_CHECKING:
+    from stratalog_broker.partitions.handover import Release
+    from stratalog_broker.partitions.index_cache import IndexCache
+    from stratalog_broker.partitions.tail_cache import TailCache
+    from stratalog_broker.requests.context import BrokerServices
+
+_log = logging.getLogger(__name__)
+_ROOM_RETRY_S: Final = 0.02
+_BUSY_MS: Final = 1000
+
+
+class Watcher(Protocol):
+    """Waits for partitions."""
+
+    def moved(self, log: PartitionLog) -> None:
+        """The high watermark has moved, or the end has come; nothing is to be done with the partition within this call."""
+        ...
+
+
+OnLost = Callable[["PartitionLog", StratalogError], None]
+
+
+class PartitionLog:
+    """Serving from its making until ``resign``."""
+
+    def __init__(
+        self,
+        *,
+        services: BrokerServices,
+        topic: Topic,
+        topic_partition: TopicPartition,
+        core: PartitionCore,
+        tails: TailCache,
+        indexes: IndexCache,
+        application: InternalTopicApplication | None,
+        on_lost: OnLost,
+        rolls: RollSchedule,
+    ) -> None:
+        self.topic_partition = topic_partition
+        self.core = core
+        self.tail = PartitionTail(tails, core.next_offset)
+        self.application = application
+        self.admission = Admission(services.ledgers, services.clock)
+        self.watchers: dict[Watcher, None] = {}
+        """Told after the high watermark has moved, and when the partition is resigned; who came first is told first."""
+        self.is_serving = True
+        self.is_leaving = False
+        """A handover is under way, or waits for its turn."""
+        self.bytes_in = 0
+        self.bytes_out = 0
+        self.bytes_in_reported = 0
+        """What the load meter has told the controller; as the counters, from zero on with each owner."""
+        self.bytes_out_reported = 0
+        self._services = services
+        self._indexes = indexes
+        self._on_lost = on_lost
+        self._rolls = rolls
+        self._ledger_opening = LedgerOpening(services, topic_partition, self.requirement)
+        self._trimming = None if application is None else LedgerTrimming(services, topic_partition, self.requirement)
+        self._writer: LedgerWriter | None = None
+        self._being_sealed: dict[int, tuple[Ledger, LedgerIndex]] = {}
+        self._opening: asyncio.Task[None] | None = None
+        self._sealing: asyncio.Task[None] | None = None
+        self._seal_waiters: list[asyncio.Future[int]] = []
+        self._release: Callable[[], Release | None] | None = None
+        self._held_busy = False
+        self._retry: asyncio.TimerHandle | None = None
+        self._first_copies_wanted = False
+        self.update_topic(topic)
+
+    def update_topic(self, topic: Topic) -> None:
+        """Take over changed configs, of the topic or of the cluster's defaults."""
+        self.topic = topic
+        self.configs = self._services.configs_of(topic)
+        self.core.limits = self.configs.roll_limits(self._services.settings.ledger_idle_ms)
+        self._watch_age()
+        self._follow_quorums()
+
+    def _follow_quorums(self) -> None:
+        """Roll the open ledger if the topic asks for other copies by now; an internal topic begins the next one at once."""
+        opened = self._writer.ledger if self._writer is not None else None
+        if opened is None and self.application is not None and self.core.state is State.IDLE:
+            opened = newest_ledger(self._services.view, self.topic_partition.topic_id, self.topic_partition.partition)
+        if opened is not None and is_roll_due(self._services.ledgers, opened, self.topic, self.configs):
+            self.core.seal_now()
+            if self.application is not None:
+                self.core.open_ahead()
+            self._act()
+
+    @property
+    def requirement(self) -> EpochIs:
+        """What every command of this owner requires."""
+        key = partition_key(self.topic_partition.topic_id, self.topic_partition.partition)
+        return EpochIs(key=key, owner=self._services.settings.broker_id, leader_epoch=self.core.leader_epoch)
+
+    @property
+    def lacks_quorum(self) -> bool:
+        """Whether too few bookies of the open ledger answer."""
+        return self._writer is not None and self._writer.lacks_quorum
+
+    @property
+    def is_unsealed(self) -> bool:
+        """Whether a ledger is open, will be, or is being sealed."""
+        return self.core.state is not State.IDLE or bool(self._being_sealed)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something was appended within the last second, or waits."""
+        ledger = self.core.open
+        return bool(self.core.queue) or (ledger is not None and ledger.appended_at_ms + _BUSY_MS > self._now_ms())
+
+    def unsealed(self, ledger_id: int) -> tuple[Ledger, LedgerIndex] | None:
+        """Record and index of a ledger that is open or being sealed."""
+        if self._writer is not None and self.core.open is not None and self.core.open.ledger_id == ledger_id:
+            return self._writer.ledger, self.core.open.index
+        return self._being_sealed.get(ledger_id)
+
+    # -- appends -------------------------------------------------------------------------------------------------------
+
+    def append(
+        self,
+        batch: memoryview,
+        header: BatchHeader,
+        acks: int,
+        on_done: OnDone | None,
+        on_confirmed: Callable[[], None] | None = None,
+    ) -> int:
+        """Append one validated batch, whose bytes this log owns from now on; returns its base offset.
+
+        ``on_done`` is called when it has what ``acks`` asks for or is given up, ``on_confirmed`` when its
+        bytes are no longer held for the write. Raises ``NotLeader``, ``Overloaded``, ``NotEnoughBookies`` or what the writer
+        raises; nothing has happened then.
+        """
+        core = self.core
+        if core.is_held and acks == Acks.NONE:
+            raise NotLeader(f"{self.topic_partition} goes to another broker, and nobody would hear of a refusal")
+        writer = self._writer
+        if acks != Acks.NONE and (writer is None or writer.lacks_quorum or not self.configs.takes_acks_all):
+            self.admission.check(writer, core.is_held, self.topic.replication_factor, self.configs, acks)
+        base_offset = core.next_offset
+        assign_offset(batch, base_offset, core.leader_epoch)
+        if acks == Acks.FIRST and not self._first_copies_wanted:
+            self._want_first_copies()
+        entry_id = self._write(batch) if core.writable else None
+        if entry_id is None and core.queue_bytes > self._services.settings.partition_queue_bytes:
+            raise Overloaded(f"{core.queue_bytes} bytes wait for the ledger of {self.topic_partition}")
+        pending = core.place(batch, header, base_offset, acks)
+        pending.on_done, pending.on_confirmed = on_done, on_confirmed
+        if entry_id is None:
+            core.enqueue(pending)
+        else:
+            core.written(pending, entry_id, int(self._services.clock.monotonic() * 1000))
+        self.tail.append(base_offset, pending.end_offset, batch)
+        self.bytes_in += len(batch)
+        if core.state is not State.OPEN:
+            self._act()
+        return base_offset
+
+    def _want_first_copies(self) -> None:
+        """A producer asks for one copy: from now on the writers tell of them. Most never need to."""
+        self._first_copies_wanted = True
+        if self._writer is not None:
+            self._writer.tell_first_copies(True)
+
+    def _write(self, batch: memoryview) -> int | None:
+        """Entry id that the batch got, or None if the writer has no room now: then it waits in the queue."""
+        assert self._writer is not None
+        try:
+            return self._writer.append(batch)
+        except Overloaded:
+            if self._retry is None:
+                self._retry = asyncio.get_running_loop().call_later(_ROOM_RETRY_S, self._room_retry)
+            return None
+
+    def _room_retry(self) -> None:
+        self._retry = None
+        self._write_queued()
+        self._watch_age()
+        self._act()
+
+    # -- reports of the ledger writer (LedgerListener, through WriterReports) -------------------------------------------
+
+    def first_copy(self, entry_id: int) -> None:
+        for pending in self.core.first_copy(entry_id):
+            if pending.on_done is not None:
+                on_done, pending.on_done = pending.on_done, None
+                on_done(pending.base_offset)
+
+    def confirmed(self, lac: int) -> None:
+        if self._trimming is not None:
+            self._trimming.confirmed(lac)
+        done = self.core.confirmed(lac)
+        if done:
+            if self.application is not None:
+                for pending in done:
+                    self.application.apply(pending.batch)
+            for pending in done:
+                pending.settle(pending.base_offset)
+            if self.watchers:
+                self.notify()
+        if self.core.queue or self.core.state is not State.OPEN:
+            self._write_queued()
+            self._act()
+
+    def writer_failed(self, writer_ledger_id: int, error: StratalogError) -> None:
+        if self.core.open is not None and self.core.open.ledger_id == writer_ledger_id:
+            self._lose(error)
+
+    def notify(self) -> None:
+        """Wake those who wait for the high watermark to move, or for the end."""
+        for watcher in list(self.watchers):
+            watcher.moved(self)
+
+    # -- ledgers -------------------------------------------------------------------------------------------------------
+
+    def tick(self) -> int | None:
+        """Roll a ledger that is too old or idle; see ``roll_schedule.py``."""
+        self.core.tick(self._now_ms())
+        if self.core.state is State.DRAINING:
+            self._act()
+        return self.core.roll_due_ms
+
+    def _watch_age(self) -> None:
+        due_ms = self.core.roll_due_ms
+        if due_ms is not None:
+            self._rolls.look_at(self, due_ms)
+
+    def _act(self) -> None:
+        loop = asyncio.get_running_loop()
+        for instruction in self.core.next_instructions(self._application_state):
+            if isinstance(instruction, Seal):
+                writer, self._writer = self._writer, None
+                assert writer is not None
+                self._being_sealed[instruction.ledger_id] = writer.ledger, instruction.index
+                self._sealing = loop.create_task(self._seal(writer, instruction, self._sealing))
+            else:
+                self._opening = loop.create_task(self._open(instruction))
+
+    def _application_state(self) -> bytes | None:
+        return None if self.application is None else self.application.snapshot()
+
+    def _write_queued(self) -> None:
+        while self._writer is not None and (pending := self.core.next_queued()) is not None:
+            try:
+                entry_id = self._write(pending.batch)
+            except StratalogError as failure:
+                self.core.put_back(pending)
+                self._lose(failure)
+                return
+            if entry_id is None:
+                self.core.put_back(pending)
+                return
+            self.core.written(pending, entry_id, self._now_ms())
+
+    async def _open(self, instruction: OpenNext) -> None:
+        reports = WriterReports(self)
+        parts = encode_checkpoint(instruction.checkpoint, self._services.settings.checkpoint_part_bytes)
+        try:
+            async with asyncio.timeout(self._services.settings.append_timeout_ms / 1000):
+                if self._sealing is not None:
+                    await asyncio.shield(self._sealing)
+                writer = await self._ledger_opening.open(self.topic, instruction.base_offset, reports, parts)
+        except (StratalogError, TimeoutError) as failure:
+            self._lose(failure if isinstance(failure, StratalogError) else Unavailable("the next ledger did not open in time"))
+            return
+        if self.core.state is not State.OPENING:
+            writer.abandon()
+            return
+        reports.ledger_id = writer.ledger.ledger_id
+        writer.tell_first_copies(self._first_copies_wanted)
+        self._writer = writer
+        if self._trimming is not None:
+            self._trimming.opened(writer, len(parts))
+        self.core.opened(
+            writer.ledger.ledger_id, instruction.base_offset, self._now_ms(), self.configs.jitter(self._services.random)
+        )
+        self._write_queued()
+        self._watch_age()
+        self._act()
+        self._follow_quorums()
+
+    async def _seal(self, writer: LedgerWriter, instruction: Seal, before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            await before
+        release = self._release() if self._release is not None and self.is_serving else None
+        try:
+            if release is not None and release.last_entry:
+                with contextlib.suppress(Overloaded):
+                    writer.append(release.last_entry)
+            ledger = await writer.seal(instruction.end_offset, *(release[:2] if release is not None else ()))
+        except StratalogError as failure:
+            self._lose(failure)
+            return
+        self._indexes.put(ledger.ledger_id, instruction.index)
+        del self._being_sealed[ledger.ledger_id]
+        waiters, self._seal_waiters = self._seal_waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(instruction.end_offset)
+
+    def roll(self) -> None:
+        """Seal the open ledger; the next append begins another one."""
+        self.core.seal_now()
+        self._act()
+
+    def last_word(self) -> bytes:
+        """State at the end of what is confirmed, for the next owner; empty if it is larger than one entry."""
+        checkpoint = self.core.checkpoint(self._application_state())
+        checkpoint = msgspec.structs.replace(checkpoint, more_is_coming=self._held_busy)
+        parts = encode_checkpoint(checkpoint, self._services.settings.checkpoint_part_bytes)
+        return parts[0] if len(parts) == 1 else b""
+
+    async def seal_all(self) -> int:
+        """Seal what is open; returns the offset below which everything is sealed now. Raises ``NotLeader``."""
+        if self.core.state is State.OPENING and self._opening is not None:
+            await asyncio.shield(self._opening)
+        if not self.is_serving:
+            raise NotLeader(f"{self.topic_partition} was lost before its ledger was sealed")
+        self.roll()
+        sealing = self._sealing is not None and not self._sealing.done()
+        if self.core.state is not State.DRAINING and not sealing:
+            return self.core.high_watermark
+        waiter: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._seal_waiters.append(waiter)
+        return await waiter
+
+    def open_ahead(self) -> None:
+        """The next batch is expected soon: open its ledger now."""
+        self.core.open_ahead()
+        self._act()
+
+    def hold(self, release: Callable[[], Release | None]) -> None:
+        """What comes waits from now on; the last ledger is sealed together with what ``release`` answers then."""
+        self._release, self._held_busy, self.core.is_held = release, self.is_busy, True
+
+    def go_on(self) -> None:
+        """What was held is written here, if the partition is still served."""
+        self._release, self.core.is_held = None, False
+        if self.is_serving:
+            self._act()
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def _lose(self, error: StratalogError) -> None:
+        if self.is_serving:
+            if not isinstance(error, Fenced):
+                _log.warning("lost %s: %s", self.topic_partition, error)
+            self.resign(error)
+            self._on_lost(self, error)
+
+    def resign(self, reason: StratalogError | None = None) -> None:
+        """Stop at once and for good: nothing is answered as done any more; all that wait are told why, or to look elsewhere."""
+        if not self.is_serving:
+            return
+        self.is_serving = False
+        self._rolls.forget(self)
+        if self._writer is not None:
+            self._writer.abandon()
+        if self._retry is not None:
+            self._retry.cancel()
+        if self._trimming is not None:
+            self._trimming.stop()
+        for pending in self.core.resign():
+            pending.give_up(reason)
+        for waiter in self._seal_waiters:
+            if not waiter.done():
+                waiter.set_exception(NotLeader(f"{self.topic_partition} was lost before its ledger was sealed"))
+        self.tail.clear()
+        if self.application is not None:
+            self.application.resigned()
+        self.notify()
+
+    async def close(self) -> None:
+        """Wait for tasks to end after ``resign``."""
+        tasks = [task for task in (self._opening, self._sealing) if task is not None and not task.done()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _now_ms(self) -> int:
+        return int(self._services.clock.monotonic() * 1000)

@@ -1,0 +1,53 @@
+"""Tail cache and entry indexes of all partitions of a broker, within their shares of its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from stratalog_broker.configs.memory import MemoryShares
+from stratalog_broker.partitions.index_cache import IndexCache
+from stratalog_broker.partitions.tail_cache import TailCache
+
+if TYPE_CHECKING:
+    from stratalog_bookies.client import LedgerClient
+    from stratalog_broker.partitions.log import PartitionLog
+
+
+class PartitionMemory:
+    """One for the broker."""
+
+    def __init__(self, ledgers: LedgerClient, shares: MemoryShares) -> None:
+        self._shares = shares
+        self._partitions_and_open_bytes = 0
+        self.tails = TailCache(shares.tail)
+        self.indexes = IndexCache(ledgers, shares.indexes)
+
+    @property
+    def bytes_held(self) -> int:
+        return self.tails.bytes_held + self.indexes.bytes_held + self._partitions_and_open_bytes
+
+    def bound(self, partitions: Collection[PartitionLog]) -> None:
+        """Give the caches what open indexes and partitions leave them; O(partitions), to be called every few seconds.
+
+        An open ledger's index cannot be evicted. When all of them have half of their share, the largest ledgers are rolled:
+        indexes of sealed ledgers can be.
+        """
+        tail_bytes_max = self._shares.tail_beside(len(partitions))
+        self.tails.bytes_max = tail_bytes_max
+        self.tails.shrink()
+        open_bytes = sum(map(_open_index_bytes, partitions))
+        if open_bytes > self._shares.indexes // 2:
+            wanted = open_bytes - self._shares.indexes // 4
+            for partition in sorted(partitions, key=_open_index_bytes, reverse=True):
+                if wanted <= 0:
+                    break
+                wanted -= _open_index_bytes(partition)
+                partition.roll()
+        self.indexes.resize(max(self._shares.indexes - open_bytes, 0))
+        self._partitions_and_open_bytes = self._shares.tail - tail_bytes_max + open_bytes
+
+
+def _open_index_bytes(partition: PartitionLog) -> int:
+    ledger = partition.core.open
+    return ledger.index.memory_bytes if ledger is not None else 0

@@ -1,0 +1,384 @@
+"""The partitions that this broker owns: follows the metadata view, takes over what it is given, resigns what it loses.
+
+All changes of one command reach it in one turn, so a dead broker's thousand partitions are taken over together. A takeover that
+fails is tried again while the partition is still ours. Without a session (``suspend``) nothing is served at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from stratalog_broker.partitions.batched_semaphore import Waves
+from stratalog_broker.partitions.core import PartitionCore
+from stratalog_broker.partitions.handover import Departures
+from stratalog_broker.partitions.internal_topics import ApplicationFactory, InternalTopicApplication, append_and_wait
+from stratalog_broker.partitions.log import PartitionLog
+from stratalog_broker.partitions.memory import PartitionMemory
+from stratalog_broker.partitions.roll_schedule import RollSchedule
+from stratalog_broker.partitions.takeover import TakenOver, Takeover, identity_of
+from stratalog_broker.partitions.tier_requests import answer_tier_request
+from stratalog_broker.protocol.produce import Leader
+from stratalog_core.errors import Fenced, NotLeader, StratalogError
+from stratalog_core.ids import NO_OWNER, TopicPartition
+from stratalog_metadata.records import (
+    TOPIC_DEFAULTS_KEY,
+    Broker,
+    Ledger,
+    Log,
+    Partition,
+    Record,
+    TierRequest,
+    Topic,
+    Versioned,
+    broker_key,
+    partition_key,
+    tier_request_key,
+    topic_key,
+)
+from stratalog_metadata.state.changes import Change
+
+if TYPE_CHECKING:
+    from stratalog_broker.requests.context import BrokerServices
+
+_log = logging.getLogger(__name__)
+_RETRY_S: Final = 0.2
+_TICK_S: Final = 1.0
+TAKEOVERS_AT_ONCE: Final = 1024
+"""Those that begin together ask together; what comes after the first so many goes on in waves (``waves.py``)."""
+INTERNAL_TAKEOVERS_AT_ONCE: Final = 128
+"""They read whole batches, not headers."""
+
+
+class Partitions:
+    """Partitions by id. An owner serves only once takeover has finished."""
+
+    def __init__(self, services: BrokerServices) -> None:
+        self._services = services
+        self._applications: dict[str, ApplicationFactory] = {}
+        self._logs: dict[TopicPartition, PartitionLog] = {}
+        self._by_name: dict[tuple[bytes, int], PartitionLog] = {}
+        self._by_id: dict[tuple[bytes, int], PartitionLog] = {}
+        self._topics: dict[bytes, Topic] = {}
+        self._topics_index = -1
+        self._wanted: dict[TopicPartition, Partition] = {}
+        self._wanting_since_s = 0.0
+        self._taken = 0
+        self._taking: set[TopicPartition] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.memory = PartitionMemory(services.ledgers, services.memory)
+        self._rolls = RollSchedule()
+        self._takeover = Takeover(services, self.memory.indexes)
+        self._departures = Departures(services)
+        self._slots = Waves(TAKEOVERS_AT_ONCE)
+        self._internal_slots = Waves(INTERNAL_TAKEOVERS_AT_ONCE)
+        self._is_suspended = True
+        self._unsubscribe = services.view.subscribe(self._on_changes)
+        self._ticker: asyncio.TimerHandle | None = None
+        self._scheduled: asyncio.Handle | None = None
+
+    def register_application(self, topic: str, factory: ApplicationFactory) -> None:
+        """Say which state machine partitions of an internal topic feed; before the broker starts."""
+        self._applications[topic] = factory
+
+    # -- who serves what ---------------------------------------------------------------------------------------------
+
+    def find_by_name(self, name: bytes, index: int) -> PartitionLog | None:
+        """The partition if it is served here; ``name`` in UTF-8."""
+        return self._by_name.get((name, index))
+
+    def find_by_id(self, topic_id: bytes, index: int) -> PartitionLog | None:
+        """The partition if it is served here; ``topic_id`` as sixteen bytes."""
+        return self._by_id.get((topic_id, index))
+
+    def find(self, topic_partition: TopicPartition) -> PartitionLog | None:
+        """The partition if it is served here."""
+        return self._logs.get(topic_partition)
+
+    def is_serving(self, topic_partition: TopicPartition) -> bool:
+        """Whether this broker owns the partition and has finished taking it over."""
+        return topic_partition in self._logs
+
+    def all(self) -> Collection[PartitionLog]:
+        """All partitions served here."""
+        return self._logs.values()
+
+    def topic_by_id(self, topic_id: bytes) -> Topic | None:
+        """The topic with this id (sixteen bytes), wherever it is served."""
+        topic = self._topics.get(topic_id)
+        view = self._services.view
+        if topic is None and self._topics_index != view.index:
+            self._topics_index = view.index
+            self._topics = {record.topic_id.bytes: record for record in view.all(Topic)}
+            topic = self._topics.get(topic_id)
+        return topic
+
+    def topic_by_name(self, name: bytes) -> Topic | None:
+        """The topic with this name (UTF-8), wherever it is served."""
+        return self._services.view.find(Topic, topic_key(str(name, "utf-8", "replace")))
+
+    def leader_of(self, topic_partition: TopicPartition, listener: str) -> Leader | None:
+        """Live owner of a partition as the view has it, with its address for clients of ``listener``; None if there is none."""
+        key = partition_key(topic_partition.topic_id, topic_partition.partition)
+        partition = self._services.view.find(Partition, key)
+        broker = self._services.view.find(Broker, broker_key(partition.owner)) if partition is not None else None
+        if partition is None or broker is None:
+            return None
+        return Leader(broker.broker_id, partition.leader_epoch, *broker.address_for(listener), broker.rack)
+
+    def wake_all(self) -> None:
+        """Wake everybody who waits for records."""
+        for log in self._logs.values():
+            log.notify()
+
+    async def append_internal(self, topic_partition: TopicPartition, batch: bytearray) -> int:
+        """Append one batch (its base offset is set in place) and return its base offset once the quorum has it and the
+        partition's application has applied it.
+
+        Raises ``NotLeader`` (not ours, or not any more: nothing is known of the batch), ``Overloaded``, ``Unavailable``,
+        ``OutcomeUnknown``.
+        """
+        log = self._logs.get(topic_partition)
+        if log is None:
+            raise NotLeader(f"{topic_partition} is not served by broker {self._services.settings.broker_id}")
+        return await append_and_wait(log, batch)
+
+    # -- following the view ------------------------------------------------------------------------------------------
+
+    def resume(self) -> None:
+        """The broker has a session: take over everything that the view says is ours."""
+        self._is_suspended = False
+        for partition in self._services.view.all(Partition):
+            self._partition_changed(partition)
+        if self._ticker is None:
+            self._ticker = asyncio.get_running_loop().call_later(_TICK_S, self._tick)
+
+    def suspend(self) -> None:
+        """The session is over: stop serving everything at once."""
+        self._is_suspended = True
+        self._wanted.clear()
+        for log in list(self._logs.values()):
+            self._drop(log)
+
+    def _on_changes(self, changes: Sequence[Change]) -> None:
+        for change in changes:
+            record = change.after.record if change.after is not None else None
+            before = change.before.record if change.before is not None else None
+            if isinstance(record, Partition):
+                self._partition_changed(record)
+            elif isinstance(before, Partition):
+                self._partition_gone(identity_of(before))
+            elif isinstance(record, Topic):
+                self._topic_changed(record)
+            elif isinstance(record, Log):
+                self._log_changed(record)
+            elif isinstance(record, TierRequest) and change.after is not None:
+                self._tier_requested(record, change.after)
+            elif change.key == TOPIC_DEFAULTS_KEY:
+                self._defaults_changed()
+            elif record is None:
+                self._record_gone(before)
+
+    def _partition_changed(self, partition: Partition) -> None:
+        identity = identity_of(partition)
+        mine = partition.owner == self._services.settings.broker_id and not self._is_suspended
+        log = self._logs.get(identity)
+        if log is not None and (not mine or log.core.leader_epoch != partition.leader_epoch):
+            self._drop(log)
+            log = None
+        if not mine:
+            self._wanted.pop(identity, None)
+        elif log is None:
+            self._want(partition)
+        else:
+            self._follow_next_owner(log, partition)
+
+    def _partition_gone(self, identity: TopicPartition) -> None:
+        self._wanted.pop(identity, None)
+        log = self._logs.get(identity)
+        if log is not None:
+            self._drop(log)
+
+    def _record_gone(self, record: Record | None) -> None:
+        if isinstance(record, Ledger):
+            self.memory.indexes.drop(record.ledger_id)
+        elif isinstance(record, Topic):
+            self._topics.pop(record.topic_id.bytes, None)
+
+    def _defaults_changed(self) -> None:
+        for log in self._logs.values():
+            log.update_topic(log.topic)
+
+    def _topic_changed(self, topic: Topic) -> None:
+        self._topics[topic.topic_id.bytes] = topic
+        for index in range(topic.partition_count):
+            log = self._by_id.get((topic.topic_id.bytes, index))
+            if log is not None:
+                log.update_topic(topic)
+
+    def _log_changed(self, record: Log) -> None:
+        log = self._by_id.get((record.topic_id.bytes, record.index))
+        if log is not None:
+            log.core.move_start(record.log_start_offset)
+
+    def _drop(self, log: PartitionLog) -> None:
+        identity = log.topic_partition
+        self._logs.pop(identity, None)
+        self._by_name.pop((log.topic.name.encode(), identity.partition), None)
+        self._by_id.pop((identity.topic_id.bytes, identity.partition), None)
+        log.resign()
+
+    # -- taking over -------------------------------------------------------------------------------------------------
+
+    def _want(self, partition: Partition) -> None:
+        if not self._wanted:
+            self._wanting_since_s, self._taken = self._services.clock.monotonic(), 0
+        self._wanted[identity_of(partition)] = partition
+        if self._scheduled is None:
+            self._scheduled = asyncio.get_running_loop().call_soon(self._begin_takeovers)
+
+    def _begin_takeovers(self) -> None:
+        self._scheduled = None
+        ready = [partition for identity, partition in self._wanted.items() if identity not in self._taking]
+        self._taking.update(map(identity_of, ready))
+        for partition in ready:
+            self._spawn(self._take_over(partition))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            _log.error("a background task of the partitions failed", exc_info=task.exception())
+
+    async def _take_over(self, partition: Partition) -> None:
+        identity = identity_of(partition)
+        try:
+            await self._take_over_once(partition)
+        except StratalogError as failure:
+            level = logging.DEBUG if isinstance(failure, Fenced) else logging.WARNING
+            _log.log(level, "taking over %s at epoch %d: %s", identity, partition.leader_epoch, failure)
+            await asyncio.sleep(_RETRY_S)
+        finally:
+            self._taking.discard(identity)
+        if identity in self._wanted and not self._is_suspended:
+            self._want(self._wanted[identity])
+
+    def _is_due(self, partition: Partition) -> bool:
+        """Whether it is still this owner and epoch that are to take over."""
+        return self._wanted.get(identity_of(partition)) is partition and not self._is_suspended
+
+    async def _take_over_once(self, partition: Partition) -> None:
+        topic = self.topic_by_id(partition.topic_id.bytes)
+        if topic is None:
+            raise NotLeader(f"the topic of {identity_of(partition)} is not known yet")
+        async with self._internal_slots if topic.name in self._applications else self._slots:
+            # Who waited for a place may wait for what is another's by now. To ask for it nevertheless would be refused at the
+            # end of all the work, a thousand times: a broker that lost its session for want of time would find still less.
+            if not self._is_due(partition):
+                return
+            recovered = await self._takeover.recover(partition)
+            if not self._is_due(partition):
+                return
+            taken = await self._takeover.rebuild(partition, recovered, wants_batches=topic.name in self._applications)
+        if self._is_due(partition):
+            del self._wanted[identity_of(partition)]
+            # Its configs may have changed during the takeover.
+            self._serve(self.topic_by_id(partition.topic_id.bytes) or topic, taken)
+            self._taken += 1
+            if not self._wanted:
+                elapsed_s = self._services.clock.monotonic() - self._wanting_since_s
+                _log.info("took over %d partitions in %.3f s", self._taken, elapsed_s)
+
+    def _serve(self, topic: Topic, taken: TakenOver) -> None:
+        identity = identity_of(taken.partition)
+        log = PartitionLog(
+            services=self._services,
+            topic=topic,
+            topic_partition=identity,
+            core=PartitionCore(
+                state=taken.state,
+                leader_epoch=taken.partition.leader_epoch,
+                log_start_offset=taken.log_start_offset,
+                limits=self._services.configs_of(topic).roll_limits(self._services.settings.ledger_idle_ms),
+            ),
+            tails=self.memory.tails,
+            indexes=self.memory.indexes,
+            application=self._load_application(topic, taken),
+            on_lost=self._on_lost,
+            rolls=self._rolls,
+        )
+        self._logs[identity] = log
+        self._by_name[(topic.name.encode(), identity.partition)] = log
+        self._by_id[(identity.topic_id.bytes, identity.partition)] = log
+        request = self._services.view.get(tier_request_key(identity.topic_id, identity.partition))
+        if request is not None and isinstance(request.record, TierRequest):
+            self._tier_requested(request.record, request)
+        now = self._services.view.find(Partition, partition_key(identity.topic_id, identity.partition))
+        self._follow_next_owner(log, now or taken.partition)
+        if taken.more_is_coming and not log.is_leaving:
+            log.open_ahead()
+
+    def _load_application(self, topic: Topic, taken: TakenOver) -> InternalTopicApplication | None:
+        factory = self._applications.get(topic.name)
+        if factory is None:
+            return None
+        application = factory(taken.partition.index)
+        application.load(taken.application_state, taken.batches)
+        return application
+
+    def _on_lost(self, log: PartitionLog, error: StratalogError) -> None:
+        """Its writer failed: if the partition is still ours, recovery finds out what exists and it is served anew."""
+        self._drop(log)
+        identity = log.topic_partition
+        partition = self._services.view.find(Partition, partition_key(identity.topic_id, identity.partition))
+        if partition is not None:
+            self._partition_changed(partition)
+
+    # -- handing over ------------------------------------------------------------------------------------------------
+
+    def _follow_next_owner(self, log: PartitionLog, partition: Partition) -> None:
+        """Begin what the controller asks for; what is under way looks at the record again before it ends."""
+        if partition.next_owner != NO_OWNER and not log.is_leaving:
+            self._spawn(self._departures.hand_over(log))
+
+    # -- tiering asks for what is open -------------------------------------------------------------------------------
+
+    def _tier_requested(self, request: TierRequest, versioned: Versioned) -> None:
+        log = self._by_id.get((request.topic_id.bytes, request.index))
+        if log is not None and request.end_offset < 0:
+            self._spawn(answer_tier_request(self._services.metadata, log, versioned))
+
+    # -- time and the end --------------------------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        self._ticker = asyncio.get_running_loop().call_later(_TICK_S, self._tick)
+        self._rolls.run(int(self._services.clock.monotonic() * 1000))
+
+    async def seal_all(self, timeout_s: float) -> None:
+        """Seal all open ledgers, so that successors have nothing to recover; as far as that goes in time."""
+        seals = [asyncio.ensure_future(log.seal_all()) for log in self._logs.values() if log.core.open is not None]
+        if seals:
+            _, late = await asyncio.wait(seals, timeout=timeout_s)
+            for seal in late:
+                seal.cancel()
+            await asyncio.gather(*seals, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Stop serving and wait for what is under way."""
+        self._unsubscribe()
+        if self._ticker is not None:
+            self._ticker.cancel()
+        logs = list(self._logs.values())
+        self.suspend()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._departures.close()
+        await asyncio.gather(*(log.close() for log in logs))
+        await self.memory.indexes.close()

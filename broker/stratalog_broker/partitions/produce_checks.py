@@ -1,0 +1,94 @@
+"""What a produced batch must be before it gets an offset. Only its header is looked at, and its CRC.
+
+Kafka's own rules (LogValidator): exactly one batch of magic 2 per partition, offset deltas that count its records, no control
+batch, a sequence if there is a producer id, times within the topic's limits. Where Kafka looks at each record's time, this
+looks at the batch's first and greatest, because nothing decodes records on the hot path.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from crc32c import crc32c
+from kio.schema.errors import ErrorCode
+
+from stratalog_bookies.client.ledger_writer import ENTRY_BYTES_MAX
+from stratalog_broker.configs.topic_configs import TopicConfigs
+from stratalog_core.batches.batch import (
+    COMPRESSION_MASK,
+    CONTROL_BIT,
+    CRC_START,
+    HEADER,
+    HEADER_BYTES,
+    LENGTH_PREFIX_BYTES,
+    MAGIC,
+    TRANSACTIONAL_BIT,
+    BatchHeader,
+)
+
+_COMPRESSION_MAX: Final = 4
+
+
+class Refused(Exception):
+    """The batch is not appended; ``code`` and message go to its producer."""
+
+    def __init__(self, code: ErrorCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def check_produced(batch: memoryview, configs: TopicConfigs, now_ms: int) -> BatchHeader:
+    """Header of a sound batch. Raises ``Refused``."""
+    size = len(batch)
+    if size < HEADER_BYTES:
+        raise Refused(ErrorCode.corrupt_message, f"a record batch of {size} bytes is shorter than its header")
+    header = tuple.__new__(BatchHeader, HEADER.unpack_from(batch))
+    if header.magic != MAGIC:
+        raise Refused(
+            ErrorCode.unsupported_for_message_format, f"record batches of magic {header.magic} are not served, only of magic 2"
+        )
+    whole = header.batch_length + LENGTH_PREFIX_BYTES
+    if whole != size:
+        _refuse_size(whole, size)
+    limit = min(configs.max_message_bytes, ENTRY_BYTES_MAX)
+    if size > limit:
+        raise Refused(ErrorCode.message_too_large, f"the batch has {size} bytes; max.message.bytes allows {limit}")
+    if crc32c(batch[CRC_START:]) != header.crc:
+        raise Refused(ErrorCode.corrupt_message, "the batch does not match its CRC")
+    _check_fields(header)
+    if not configs.is_log_append_time:
+        _check_times(header, configs, now_ms)
+    return header
+
+
+def _refuse_size(whole: int, size: int) -> None:
+    if HEADER_BYTES <= whole < size:
+        raise Refused(ErrorCode.invalid_record, "a Produce request carries exactly one record batch per partition")
+    raise Refused(ErrorCode.corrupt_message, f"the batch claims {whole} bytes and has {size}")
+
+
+def _check_fields(header: BatchHeader) -> None:
+    if header.record_count < 1 or header.last_offset_delta != header.record_count - 1:
+        raise Refused(
+            ErrorCode.invalid_record,
+            f"{header.record_count} records do not fit a last offset delta of {header.last_offset_delta}",
+        )
+    if header.attributes & (CONTROL_BIT | TRANSACTIONAL_BIT):
+        raise Refused(ErrorCode.invalid_record, "control and transactional batches are not served")
+    if header.attributes & COMPRESSION_MASK > _COMPRESSION_MAX:
+        raise Refused(ErrorCode.unsupported_compression_type, f"compression {header.compression} is not known")
+    if header.producer_id >= 0 and (header.base_sequence < 0 or header.producer_epoch < 0):
+        raise Refused(ErrorCode.invalid_record, "a batch with a producer id needs an epoch and a sequence")
+
+
+def _check_times(header: BatchHeader, configs: TopicConfigs, now_ms: int) -> None:
+    if header.max_timestamp_ms > now_ms + configs.message_timestamp_after_max_ms:
+        raise Refused(
+            ErrorCode.invalid_timestamp,
+            f"timestamp {header.max_timestamp_ms} is later than message.timestamp.after.max.ms allows",
+        )
+    if 0 <= header.base_timestamp_ms < now_ms - configs.message_timestamp_before_max_ms:
+        raise Refused(
+            ErrorCode.invalid_timestamp,
+            f"timestamp {header.base_timestamp_ms} is earlier than message.timestamp.before.max.ms allows",
+        )

@@ -1,0 +1,54 @@
+"""Refuses batches of one partition that too few bookies could take, before anything is sent.
+
+Kafka answers NOT_ENOUGH_REPLICAS while fewer replicas than ``min.insync.replicas`` are in sync. Here the bookies of the open
+ledger count, or, while none is open, those that the next one could be placed on.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from stratalog_bookies.client import LedgerClient, LedgerWriter
+from stratalog_broker.configs.topic_configs import TopicConfigs
+from stratalog_broker.partitions.core import Acks
+from stratalog_core.errors import NotEnoughBookies
+from stratalog_core.ports import Clock
+
+SETTLING_S: Final = 3.0
+
+
+class Admission:
+    """Made with each takeover of the partition."""
+
+    def __init__(self, ledgers: LedgerClient, clock: Clock) -> None:
+        self._ledgers = ledgers
+        self._clock = clock
+        self._settled_at_s = clock.monotonic() + SETTLING_S
+
+    @property
+    def is_settling(self) -> bool:
+        """Whether producers may still be resending what was refused by a takeover or for want of bookies.
+
+        A batch that follows a refused one is on its way already. To call it out of order would make its producer begin a new
+        epoch, and resend what it cannot know to be there.
+        """
+        return self._clock.monotonic() < self._settled_at_s
+
+    def check(self, writer: LedgerWriter | None, is_held: bool, copies: int, configs: TopicConfigs, acks: int) -> None:
+        """Raises ``NotEnoughBookies`` if a batch cannot get what ``acks`` asks for.
+
+        ``writer`` is None while no ledger is open; ``is_held``: none will be opened here, the next owner writes the batch.
+        """
+        try:
+            if acks == Acks.ALL and not configs.takes_acks_all:
+                raise NotEnoughBookies(
+                    f"min.insync.replicas is {configs.min_insync_replicas}; the replication factor is {copies}"
+                )
+            if writer is None and not is_held:
+                self._ledgers.require_bookies(copies, configs.ack_quorum)
+            elif acks == Acks.ALL and writer is not None and writer.lacks_quorum:
+                ledger = writer.ledger
+                raise NotEnoughBookies(f"fewer than {ledger.ack_quorum} bookies of ledger {ledger.ledger_id} answer")
+        except NotEnoughBookies:
+            self._settled_at_s = self._clock.monotonic() + SETTLING_S
+            raise

@@ -1,0 +1,305 @@
+"""Taking over partitions, all that change hands in one turn side by side: recover, read headers, rebuild, serve.
+
+For each partition: every ledger that is not CLOSED is fenced, recovered and sealed (an owner has at most two such: the one it
+was sealing and the next); requests of all partitions leave together. Then the newest ledger that holds a whole checkpoint
+is found; its checkpoint and the headers of all batches after it give the partition's state and the index. Of transaction
+markers the whole batch is read, and for internal topics of all batches. A partition without hot ledgers takes all that from its
+cold history.
+
+An owner that has handed the partition over left its state in the partition's record or, if it is large, behind the last batch:
+then no headers are read, and the index is built when a reader needs it.
+
+Recovery hands on what it read of a ledger, so that nothing is asked for twice.
+
+Nothing is written here but seals. A partition whose epoch is no longer ours is left out, one
+that cannot be read yet is tried again by the caller.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from stratalog_broker.partitions.index_cache import HEADS_AT_ONCE, IndexCache, check_end, index_batch
+from stratalog_broker.partitions.ledger_index import LedgerIndex
+from stratalog_core.batches.batch import is_control
+from stratalog_core.batches.checkpoint import (
+    Checkpoint,
+    EpochStart,
+    ProducerEntry,
+    decode_checkpoint,
+    is_checkpoint,
+    part_position,
+)
+from stratalog_core.errors import Corrupt, NotFound, Unavailable
+from stratalog_core.ids import TopicPartition
+from stratalog_core.partition_state.replay_state import ReplayState
+from stratalog_metadata.records import (
+    Ledger,
+    LedgerRef,
+    LedgerState,
+    Log,
+    ManifestPointer,
+    Partition,
+    ledger_key,
+    log_key,
+    manifest_pointer_key,
+)
+from stratalog_metadata.state.commands import EpochIs
+
+if TYPE_CHECKING:
+    from stratalog_bookies.client import EntryHead, Recovered
+    from stratalog_broker.requests.context import BrokerServices
+
+_READ_BYTES: Final = 4 * 1024 * 1024
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakenOver:
+    """State of a partition at its end, as recovery left it. ``batches`` are read for internal topics only."""
+
+    partition: Partition
+    log_start_offset: int
+    state: ReplayState
+    application_state: bytes | None
+    batches: Sequence[memoryview]
+    more_is_coming: bool
+    """Producers were at work when it was handed over."""
+
+
+class _ReadLedger(NamedTuple):
+    """A sealed ledger of the log with its first headers."""
+
+    ledger: Ledger
+    ref: LedgerRef
+    heads: list[EntryHead]
+
+
+class Takeover:
+    """The two steps of taking over one partition; many are run side by side."""
+
+    def __init__(self, services: BrokerServices, indexes: IndexCache) -> None:
+        self._services = services
+        self._indexes = indexes
+
+    async def recover(self, partition: Partition) -> Mapping[int, Recovered]:
+        """Fence and seal every ledger that is not closed; what was read of them, by id. Calls made in one turn travel together.
+
+        A closed last ledger proves that there is no open one: opening it would have changed the log under our epoch.
+        Raises ``StaleEpoch`` if the partition is no longer ours, ``Unavailable``, ``OutcomeUnknown``, ``Corrupt``.
+        """
+        view = self._services.view
+        log = view.find(Log, log_key(partition.topic_id, partition.index))
+        records = [view.find(Ledger, ledger_key(ref.ledger_id)) for ref in (log.ledgers if log is not None else ())]
+        ledger_ids = [record.ledger_id for record in records if record is not None and record.state is not LedgerState.CLOSED]
+        if not ledger_ids:
+            return {}
+        requirement = EpochIs(key=partition.key(), owner=partition.owner, leader_epoch=partition.leader_epoch)
+        found = await self._services.ledgers.recover_reading(ledger_ids, requirements=(requirement,))
+        return {recovered.ledger.ledger_id: recovered for recovered in found}
+
+    async def rebuild(self, partition: Partition, recovered: Mapping[int, Recovered], *, wants_batches: bool) -> TakenOver:
+        """State of one partition, of whose ledgers ``recovered`` has been read. Raises what reading raises.
+
+        If its bookies cannot give what is needed and all of it is cold as well, the state is that at the end of cold history.
+        """
+        try:
+            return await self._rebuild_hot(partition, recovered, wants_batches=wants_batches)
+        except (Unavailable, Corrupt, NotFound) as failure:
+            if recovered or wants_batches or not self._is_all_cold(partition):
+                raise
+            _log.warning("%s is taken over from its cold history: %s", partition.key(), failure)
+        log = self._services.view.find(Log, log_key(partition.topic_id, partition.index))
+        replay = _Replay(self._services.settings.producers_max)
+        await self._load_cold(partition, replay)
+        return _taken_over(partition, log, replay)
+
+    def _is_all_cold(self, partition: Partition) -> bool:
+        """Whether the committed manifest reaches to the end of a log whose ledgers are all sealed."""
+        view = self._services.view
+        log = view.find(Log, log_key(partition.topic_id, partition.index))
+        pointer = view.find(ManifestPointer, manifest_pointer_key(partition.topic_id, partition.index))
+        last = view.find(Ledger, ledger_key(log.ledgers[-1].ledger_id)) if log is not None and log.ledgers else None
+        is_sealed = last is not None and last.state is LedgerState.CLOSED
+        return last is not None and pointer is not None and is_sealed and pointer.end_offset == last.end_offset
+
+    async def _rebuild_hot(self, partition: Partition, recovered: Mapping[int, Recovered], *, wants_batches: bool) -> TakenOver:
+        log = self._services.view.find(Log, log_key(partition.topic_id, partition.index))
+        log_start_offset = log.log_start_offset if log is not None else 0
+        replay = _Replay(self._services.settings.producers_max)
+        refs = log.ledgers if log is not None else ()
+        ending = await self._ending(partition, self._closed(refs[-1])) if refs and not recovered else None
+        ledgers: list[_ReadLedger] = []
+        if ending is not None:
+            replay.load(ending)
+        else:
+            ledgers = await self._back_to_checkpoint(refs, recovered, replay)
+            if not replay.is_loaded:
+                await self._load_cold(partition, replay)
+            if wants_batches:
+                _require_whole(partition, replay, ledgers[-1].ref.base_offset if ledgers else log_start_offset)
+        batches: list[memoryview] = []
+        for ledger, ref, heads in reversed(ledgers):
+            index = await self._replay(replay, ledger, ref, heads)
+            self._indexes.put(ledger.ledger_id, index)
+            if wants_batches:
+                batches += await self._read_batches(ledger, index)
+        more_is_coming = ending is not None and ending.more_is_coming
+        return _taken_over(partition, log, replay, batches, more_is_coming=more_is_coming)
+
+    async def _back_to_checkpoint(
+        self, refs: Sequence[LedgerRef], recovered: Mapping[int, Recovered], replay: _Replay
+    ) -> list[_ReadLedger]:
+        """The ledgers from the newest back to the one whose checkpoint is complete, which is loaded; all if there is none."""
+        ledgers: list[_ReadLedger] = []
+        for ref in reversed(refs):
+            ledger = self._closed(ref)
+            read = recovered.get(ref.ledger_id)
+            heads = read.heads if read is not None and read.heads else await self._heads(ledger, 0)
+            ledgers.append(_ReadLedger(ledger, ref, heads))
+            payloads = [entry.payload for entry in read.entries] if read is not None else []
+            checkpoint = await self._checkpoint(ledger, heads, payloads)
+            if checkpoint is not None:
+                replay.load(checkpoint)
+                break
+        return ledgers
+
+    async def _heads(self, ledger: Ledger, first: int) -> list[EntryHead]:
+        """The next headers from entry ``first`` on; none at the ledger's end."""
+        last = min(first + HEADS_AT_ONCE - 1, ledger.last_entry)
+        return await self._services.ledgers.read_headers(ledger, first, last) if first <= last else []
+
+    async def _replay(self, replay: _Replay, ledger: Ledger, ref: LedgerRef, heads: list[EntryHead]) -> LedgerIndex:
+        """Replay a ledger whose first headers are read already; raises ``Corrupt`` if offsets fit neither each other nor its
+        record.
+        """
+        index = LedgerIndex(ref.base_offset)
+        replay.state.skip_to(ref.base_offset)
+        while heads:
+            replay.heads(index, heads, await self._control_batches(ledger, heads))
+            heads = await self._heads(ledger, heads[-1].entry_id + 1)
+        check_end(index, ledger)
+        return index
+
+    async def _control_batches(self, ledger: Ledger, heads: Sequence[EntryHead]) -> dict[int, memoryview]:
+        """The control batches among ``heads``, whole, by entry id: a marker's type is in its record."""
+        entry_ids = [head.entry_id for head in heads if is_control(head.head) and not is_checkpoint(head.head)]
+        read = self._services.ledgers.read_together
+        found = await asyncio.gather(*(read(ledger, entry_id, entry_id) for entry_id in entry_ids))
+        return {entry.entry_id: entry.payload for (entry,) in found}
+
+    def _closed(self, ref: LedgerRef) -> Ledger:
+        ledger = self._services.view.find(Ledger, ledger_key(ref.ledger_id))
+        if ledger is None or ledger.state is not LedgerState.CLOSED:
+            raise Corrupt(f"ledger {ref.ledger_id} is referenced by its log and was not sealed by recovery")
+        return ledger
+
+    async def _checkpoint(
+        self, ledger: Ledger, heads: Sequence[EntryHead], payloads: Sequence[memoryview]
+    ) -> Checkpoint | None:
+        """The ledger's checkpoint, or None if its writer died before all parts were in. ``payloads``: what is read already."""
+        if not heads or not is_checkpoint(heads[0].head):
+            return None
+        _, parts = part_position(heads[0].head)
+        if parts > ledger.last_entry + 1:
+            return None
+        found = list(payloads[:parts])
+        while len(found) < parts:
+            entries = await self._services.ledgers.read_together(ledger, len(found), parts - 1)
+            found += [entry.payload for entry in entries]
+        return decode_checkpoint(found)
+
+    async def _ending(self, partition: Partition, ledger: Ledger) -> Checkpoint | None:
+        """What the last owner left when it handed the partition over, in its record or behind the last batch; None: nothing."""
+        if partition.handed:
+            checkpoint = decode_checkpoint([partition.handed])
+            if checkpoint.offset == ledger.end_offset:
+                return checkpoint
+        last = ledger.last_entry
+        if last < 1:
+            return None
+        (head,) = await self._services.ledgers.read_headers(ledger, last, last)
+        if not is_checkpoint(head.head) or part_position(head.head) != (0, 1):
+            return None
+        (entry,) = await self._services.ledgers.read_together(ledger, last, last)
+        checkpoint = decode_checkpoint([entry.payload])
+        if checkpoint.offset != ledger.end_offset:
+            raise Corrupt(
+                f"ledger {ledger.ledger_id} ends at {ledger.end_offset}, its last checkpoint is of {checkpoint.offset}"
+            )
+        return checkpoint
+
+    async def _load_cold(self, partition: Partition, replay: _Replay) -> None:
+        key = manifest_pointer_key(partition.topic_id, partition.index)
+        pointer = self._services.view.find(ManifestPointer, key)
+        if pointer is None:
+            return
+        epochs = await self._services.cold.leader_epochs(pointer)
+        producers: Sequence[ProducerEntry] = await self._services.cold.producer_snapshot(pointer)
+        replay.load(
+            Checkpoint(
+                offset=pointer.end_offset,
+                leader_epochs=tuple(EpochStart(epoch, start) for epoch, start in epochs),
+                producers=tuple(producers),
+            )
+        )
+
+    async def _read_batches(self, ledger: Ledger, index: LedgerIndex) -> list[memoryview]:
+        batches: list[memoryview] = []
+        entry_id, last = index.first_entry, index.last_entry()
+        while len(index) and entry_id <= last:
+            entries = await self._services.ledgers.read(ledger, entry_id, last, _READ_BYTES)
+            batches += [entry.payload for entry in entries]
+            entry_id = entries[-1].entry_id + 1
+        return batches
+
+
+def _taken_over(
+    partition: Partition, log: Log | None, replay: _Replay, batches: Sequence[memoryview] = (), *, more_is_coming: bool = False
+) -> TakenOver:
+    log_start_offset = log.log_start_offset if log is not None else 0
+    replay.state.skip_to(log_start_offset)
+    return TakenOver(
+        partition=partition,
+        log_start_offset=log_start_offset,
+        state=replay.state,
+        application_state=replay.application_state,
+        batches=batches,
+        more_is_coming=more_is_coming,
+    )
+
+
+class _Replay:
+    """Checkpoint plus the headers after it."""
+
+    def __init__(self, producers_max: int) -> None:
+        self.state = ReplayState(producers_max=producers_max)
+        self.application_state: bytes | None = None
+        self.is_loaded = False
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        self.is_loaded = True
+        self.state.load(checkpoint)
+        self.application_state = checkpoint.application_state
+
+    def heads(self, index: LedgerIndex, heads: Sequence[EntryHead], control_batches: Mapping[int, memoryview]) -> None:
+        """Replay the next entries of a ledger, except checkpoints."""
+        for head in heads:
+            header = index_batch(index, head.entry_id, head.head)
+            if header is not None:
+                self.state.replay(header, control_batches.get(head.entry_id, head.head))
+
+
+def _require_whole(partition: Partition, replay: _Replay, begin: int) -> None:
+    """Raise ``Corrupt`` unless an internal topic's state is known up to offset ``begin``, where its replay begins."""
+    if replay.state.next_offset != begin:
+        known = f"a checkpoint of offset {replay.state.next_offset}" if replay.is_loaded else "no complete checkpoint"
+        raise Corrupt(f"the log of {identity_of(partition)} begins at offset {begin} and has {known}: its state is lost")
+
+
+def identity_of(partition: Partition) -> TopicPartition:
+    return TopicPartition(partition.topic_id, partition.index)

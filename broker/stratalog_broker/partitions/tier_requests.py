@@ -1,0 +1,41 @@
+"""An owner's part in "make this cold now": seal what is open and write down where (see ``TierRequest``)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Final
+
+from stratalog_broker.partitions.log import PartitionLog
+from stratalog_core.errors import OutcomeUnknown, Retriable, StratalogError
+from stratalog_metadata.client.api import MetadataClient
+from stratalog_metadata.records import TierRequest, Versioned
+from stratalog_metadata.state.commands import Command, Put, VersionIs
+
+_log = logging.getLogger(__name__)
+_ATTEMPTS_MAX: Final = 20
+_RETRY_S: Final = 0.2
+
+
+async def answer_tier_request(metadata: MetadataClient, log: PartitionLog, versioned: Versioned) -> None:
+    """Answer one request; done when it is answered or has changed, or when the partition is lost (its next owner goes on)."""
+    request = versioned.record
+    assert isinstance(request, TierRequest)
+    for _ in range(_ATTEMPTS_MAX):
+        try:
+            end_offset = await log.seal_all()
+            answered = TierRequest(
+                topic_id=request.topic_id, index=request.index, end_offset=end_offset, delete_hot=request.delete_hot
+            )
+            requirements = (log.requirement, VersionIs(key=request.key(), version=versioned.version))
+            await metadata.propose(Command(updates=(Put(record=answered),), requirements=requirements))
+        except (Retriable, OutcomeUnknown) as again:
+            if not log.is_serving:
+                return
+            _log.info("answering the tier request of %s: %s", log.topic_partition, again)
+            await asyncio.sleep(_RETRY_S)
+        except StratalogError:
+            # Somebody else has changed the request or taken the partition: it is theirs now.
+            return
+        else:
+            return

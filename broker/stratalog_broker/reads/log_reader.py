@@ -1,0 +1,217 @@
+"""Reading a partition: tail cache, then bookies, then object store, for whatever holds the wanted offset.
+
+Every read returns whole batches in order as views, the first one containing the offset asked for, all below a given end.
+The hot part is what the partition's ``Log`` record still references; below it the manifest's range is cold. While
+tiering drops a hot copy, a reader may find a ledger gone that its view still shows: it looks again.
+
+A sealed ledger that the committed manifest covers is in both places, with the same batches at the same offsets. If its
+bookies cannot give it, its cold copy is read, and for a while the bookies are not asked again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from bisect import bisect_right
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from stratalog_broker.partitions.ledger_index import LedgerIndex
+from stratalog_core.batches.batch import LENGTH_PREFIX_BYTES
+from stratalog_core.batches.checkpoint import is_checkpoint
+from stratalog_core.errors import Corrupt, NotFound, StratalogError, Unavailable
+from stratalog_core.ports import Buffer
+from stratalog_metadata.records import (
+    Ledger,
+    LedgerRef,
+    LedgerState,
+    Log,
+    ManifestPointer,
+    ledger_key,
+    log_key,
+    manifest_pointer_key,
+)
+from stratalog_tiering.cold.block_cache import LruCache
+
+if TYPE_CHECKING:
+    from stratalog_broker.partitions.index_cache import IndexCache
+    from stratalog_broker.partitions.log import PartitionLog
+    from stratalog_broker.requests.context import BrokerServices
+
+_LOOK_AGAIN_S: Final = 0.05
+_HOT_WAIT_S: Final = 2.0
+"""What bookies get to answer where there is a cold copy; each replica has been asked long before."""
+_COLD_INSTEAD_S: Final = 30.0
+"""How long the cold copy of a ledger is read once its bookies could not give it."""
+_UNREADABLE_MAX: Final = 10_000
+_log = logging.getLogger(__name__)
+_Read = TypeVar("_Read")
+Batches = tuple[Sequence[Buffer], int]
+NOTHING: Final[Batches] = ([], 0)
+
+
+class LogReader:
+    """Reads for all partitions of a broker."""
+
+    def __init__(self, services: BrokerServices, indexes: IndexCache) -> None:
+        self._services = services
+        self._indexes = indexes
+        self._unreadable_until: LruCache[int, float] = LruCache(_UNREADABLE_MAX)
+        """By ledger id, on the monotonic clock."""
+
+    async def read(
+        self,
+        log: PartitionLog,
+        offset: int,
+        end_offset: int,
+        bytes_max: int,
+        timeout_s: float,
+        before_cold: Callable[[], None] = lambda: None,
+    ) -> Batches:
+        """From wherever it is. Raises ``Unavailable`` if that takes longer than ``timeout_s``, ``Corrupt``, ``NotFound``.
+
+        ``before_cold`` is called before the object store is read; what it raises ends the read.
+        """
+
+        async def cold() -> Batches:
+            before_cold()
+            return await self._read_cold(log, offset, end_offset, bytes_max, timeout_s)
+
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._read(log, offset, end_offset, bytes_max, cold)
+        except TimeoutError:
+            raise Unavailable(f"offset {offset} of {log.topic_partition} was not read in {timeout_s} s") from None
+
+    async def _read(
+        self, log: PartitionLog, offset: int, end_offset: int, bytes_max: int, cold: Callable[[], Awaitable[Batches]]
+    ) -> Batches:
+        while True:
+            tail = log.tail.read(offset, end_offset, bytes_max) if offset < end_offset else NOTHING
+            if tail is not None:
+                return tail
+            ref = self.hot_ledger_at(log, offset)
+            if ref is None:
+                return await cold()
+            hot = partial(self._read_hot, log, ref, offset, end_offset, bytes_max)
+            try:
+                found = await self.from_either(log, ref, offset, hot, cold)
+                if found[0]:
+                    return found
+            except NotFound:
+                if self.hot_ledger_at(log, offset) == ref and self._ledger(ref.ledger_id) is not None:
+                    raise
+            await asyncio.sleep(_LOOK_AGAIN_S)
+
+    async def from_either(
+        self,
+        log: PartitionLog,
+        ref: LedgerRef,
+        offset: int,
+        hot: Callable[[], Awaitable[_Read]],
+        cold: Callable[[], Awaitable[_Read]],
+    ) -> _Read:
+        """What ``hot`` reads of a ledger from ``offset`` on, or ``cold`` if the bookies cannot give it and there is a copy."""
+        if not self._has_cold_copy(log, ref, offset):
+            return await hot()
+        if not self._is_unreadable(ref):
+            try:
+                async with asyncio.timeout(_HOT_WAIT_S):
+                    return await hot()
+            except (TimeoutError, Unavailable, Corrupt, NotFound) as failure:
+                self._unreadable_until.put(ref.ledger_id, self._services.clock.monotonic() + _COLD_INSTEAD_S)
+                _log.warning("ledger %d is read from the object store: %s", ref.ledger_id, failure or "no answer in time")
+        try:
+            return await cold()
+        except StratalogError:
+            # The bookies may be back: the next read tries them first.
+            self._unreadable_until.pop(ref.ledger_id)
+            raise
+
+    def _is_unreadable(self, ref: LedgerRef) -> bool:
+        until = self._unreadable_until.get(ref.ledger_id)
+        return until is not None and self._services.clock.monotonic() < until
+
+    def _has_cold_copy(self, log: PartitionLog, ref: LedgerRef, offset: int) -> bool:
+        """Whether the committed manifest holds all of a sealed ledger from ``offset`` on."""
+        pointer = self.manifest_pointer(log)
+        if pointer is None or not pointer.start_offset <= offset < pointer.end_offset:
+            return False
+        ledger = self._ledger(ref.ledger_id)
+        return ledger is None or (ledger.state is LedgerState.CLOSED and ledger.end_offset <= pointer.end_offset)
+
+    async def _read_hot(self, log: PartitionLog, ref: LedgerRef, offset: int, end_offset: int, bytes_max: int) -> Batches:
+        ledger, index = await self.index_of(log, ref)
+        run = index.run_from(offset, end_offset, bytes_max)
+        if run is None:
+            return NOTHING
+        entries = await self._services.ledgers.read(ledger, run.first_entry, run.last_entry, bytes_max)
+        batches = [entry.payload for entry in entries if not is_checkpoint(entry.payload)]
+        return batches, sum(map(len, batches))
+
+    async def _read_cold(self, log: PartitionLog, offset: int, end_offset: int, bytes_max: int, timeout_s: float) -> Batches:
+        pointer = self.manifest_pointer(log)
+        if pointer is None or not pointer.start_offset <= offset < pointer.end_offset:
+            raise NotFound(f"offset {offset} of {log.topic_partition} is neither hot nor cold")
+        found = await self._services.cold.fetch(pointer, offset, bytes_max, timeout_s)
+        batches = [batch for view in found for batch in split_batches(view) if _base_offset(batch) < end_offset]
+        return batches, sum(map(len, batches))
+
+    # -- where things are ------------------------------------------------------------------------------------------------
+
+    def is_cold(self, log: PartitionLog, offset: int) -> bool:
+        """Whether a read of ``offset`` begins with the object store."""
+        ref = self.hot_ledger_at(log, offset)
+        return ref is None or (self._is_unreadable(ref) and self._has_cold_copy(log, ref, offset))
+
+    async def index_of(self, log: PartitionLog, ref: LedgerRef) -> tuple[Ledger, LedgerIndex]:
+        """Record and index of a hot ledger, open or sealed. Raises ``NotFound`` if it has just been deleted."""
+        unsealed = log.unsealed(ref.ledger_id)
+        if unsealed is not None:
+            return unsealed
+        ledger = self._ledger(ref.ledger_id)
+        if ledger is None:
+            raise NotFound(f"ledger {ref.ledger_id} is deleted")
+        if ledger.state is not LedgerState.CLOSED:
+            raise Unavailable(f"ledger {ref.ledger_id} is not sealed yet")
+        return ledger, await self._indexes.get(ledger)
+
+    def _ledger(self, ledger_id: int) -> Ledger | None:
+        return self._services.view.find(Ledger, ledger_key(ledger_id))
+
+    def hot_ledgers(self, log: PartitionLog) -> Sequence[LedgerRef]:
+        """Refs of the hot ledgers, in offset order."""
+        identity = log.topic_partition
+        record = self._services.view.find(Log, log_key(identity.topic_id, identity.partition))
+        return () if record is None else record.ledgers
+
+    def hot_ledger_at(self, log: PartitionLog, offset: int) -> LedgerRef | None:
+        """The hot ledger that holds ``offset``; None if it is cold."""
+        refs = self.hot_ledgers(log)
+        position = bisect_right(refs, offset, key=lambda ref: ref.base_offset) - 1
+        return refs[position] if position >= 0 else None
+
+    def manifest_pointer(self, log: PartitionLog) -> ManifestPointer | None:
+        identity = log.topic_partition
+        return self._services.view.find(ManifestPointer, manifest_pointer_key(identity.topic_id, identity.partition))
+
+    def hot_start_offset(self, log: PartitionLog) -> int:
+        """First offset that is on bookies (ListOffsets -4); the log's end if none is."""
+        refs = self.hot_ledgers(log)
+        return max(refs[0].base_offset, log.core.log_start_offset) if refs else log.core.next_offset
+
+
+def split_batches(view: memoryview) -> list[memoryview]:
+    """The single batches of a run of whole batches."""
+    batches = []
+    position = 0
+    while position < len(view):
+        end = position + LENGTH_PREFIX_BYTES + int.from_bytes(view[position + 8 : position + 12], "big")
+        batches.append(view[position:end])
+        position = end
+    return batches
+
+
+def _base_offset(batch: memoryview) -> int:
+    return int.from_bytes(batch[:8], "big")

@@ -1,0 +1,206 @@
+"""Topic and broker configuration: names, bounds, defaults, and the parsed form."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stratalog_broker.admin.config_rows import ConfigRow, broker_config_rows, default_config_rows, topic_config_rows
+from stratalog_broker.admin.topics import check_topic_name
+from stratalog_broker.configs.config_keys import ConfigKind, ConfigSource
+from stratalog_broker.configs.settings import BrokerSettings
+from stratalog_broker.configs.topic_configs import (
+    TOPIC_CONFIG_KEYS,
+    TOPIC_CONFIGS_NOT_SERVED,
+    TopicConfigs,
+    check_topic_configs,
+    topic_config_name,
+)
+from stratalog_broker.protocol.errors import KafkaError
+from stratalog_core.errors import Invalid
+from stratalog_core.quorum import majority
+from stratalog_metadata.records import Topic
+
+
+def topic(replication_factor: int = 3, **configs: str) -> Topic:
+    named = {name.replace("_", "."): value for name, value in configs.items()}
+    return Topic(name="t", topic_id=UUID(int=1), partition_count=1, replication_factor=replication_factor, configs=named)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "complaint"),
+    [
+        ("retention.msec", "1", "unknown topic config 'retention.msec'; did you mean 'retention.ms'?"),
+        ("retention.ms", "-2", "retention.ms is -2; minimum is -1"),
+        ("retention.ms", "soon", "it must be of type long"),
+        ("max.message.bytes", "99999999999", "maximum is 67108864"),
+        ("cleanup.policy", "compact", "cleanup.policy is compact; only delete is served: compaction is not served yet"),
+        ("cleanup.policy", "compact,delete", "compaction is not served yet"),
+        ("remote.storage.enable", "false", "every topic is tiered"),
+        ("compression.type", "lz4", "compression.type is lz4; only producer is served: brokers do not compress"),
+        ("message.timestamp.type", "Never", "choose CreateTime or LogAppendTime"),
+        ("preallocate", "true", "preallocate is true; only false is served"),
+        ("flush.messages", "1000", "flush.messages is 1000; only 1 is served: every batch is on disk before it is ackn"),
+        ("min.compaction.lag.ms", "5", "min.compaction.lag.ms is not served: compaction is not served yet; leave it out"),
+        ("min.insync.replicas", "0", "min.insync.replicas is 0; minimum is 1"),
+        ("stratalog.ack.quorum", "4", "maximum is the replication factor, 3"),
+    ],
+)
+def test_what_is_refused_and_how(name: str, value: str, complaint: str) -> None:
+    with pytest.raises(Invalid) as refused:
+        check_topic_configs({name: value}, 3)
+    assert complaint in refused.value.message
+
+
+def test_what_tools_commonly_send_is_accepted() -> None:
+    check_topic_configs(
+        {
+            "cleanup.policy": "delete", "compression.type": "producer", "flush.messages": "1", "segment.bytes": "1073741824",
+            "retention.ms": "-1", "message.timestamp.type": "LogAppendTime", "unclean.leader.election.enable": "False",
+            "local.retention.ms": "-2", "min.insync.replicas": "2", "segment.jitter.ms": "60000",
+        },
+        3,
+    )  # fmt: skip
+    check_topic_configs({"cleanup.policy": "compact"}, 1, internal=True)
+    check_topic_configs({"cleanup.policy": "compact", "min.insync.replicas": "3", "segment.bytes": "1000000"}, 3, internal=True)
+
+
+@pytest.mark.parametrize(
+    ("configs", "complaint"),
+    [
+        ({}, "cleanup.policy=delete of an internal topic; it has to be compact"),
+        ({"cleanup.policy": "compact,delete"}, "it has to be compact"),
+        (
+            {"cleanup.policy": "compact", "min.insync.replicas": "1"},
+            "min.insync.replicas is 1; an internal topic with 3 copies takes 2 to 3",
+        ),
+        ({"cleanup.policy": "compact", "min.insync.replicas": "4"}, "takes 2 to 3"),
+        ({"cleanup.policy": "compact", "stratalog.ack.quorum": "1"}, "stratalog.ack.quorum cannot be set"),
+        ({"cleanup.policy": "compact", "min.insync.replicas": "x"}, "min.insync.replicas is x"),
+        ({"cleanup.policy": "compact", "retention.ms": "5"}, "retention.ms cannot be set for an internal topic; choose of"),
+        ({"cleanup.policy": "compact", "segment.ms": "5"}, "segment.ms"),
+    ],
+)
+def test_what_is_refused_of_an_internal_topic(configs: dict[str, str], complaint: str) -> None:
+    with pytest.raises(Invalid) as refused:
+        check_topic_configs(configs, 3, internal=True)
+    assert complaint in refused.value.message
+
+
+@pytest.mark.parametrize("name", TOPIC_CONFIGS_NOT_SERVED)
+def test_names_that_say_nothing_here_are_refused_whatever_their_value(name: str) -> None:
+    assert name not in TOPIC_CONFIG_KEYS
+    with pytest.raises(Invalid, match=f"topic config {name} is not served: .*; leave it out"):
+        check_topic_configs({name: "0"}, 3)
+
+
+@pytest.mark.parametrize("name", [name for name, key in TOPIC_CONFIG_KEYS.items() if key.is_fixed])
+def test_what_always_holds_takes_no_other_value(name: str) -> None:
+    key = TOPIC_CONFIG_KEYS[name]
+    check_topic_configs({name: key.default}, 3)
+    with pytest.raises(Invalid, match=f"{name} is 12345; only {key.default} is served: {key.reason[:20]}"):
+        check_topic_configs({name: "12345"}, 3)
+
+
+def test_the_parsed_form_has_defaults_and_overrides() -> None:
+    plain = TopicConfigs.of(topic(), {})
+    assert (plain.segment_ms, plain.max_message_bytes, plain.min_insync_replicas) == (3_600_000, 1_048_588, 2)
+    assert not plain.is_log_append_time
+    changed = TopicConfigs.of(topic(segment_ms="500", message_timestamp_type="LogAppendTime", min_insync_replicas="3"), {})
+    assert (changed.segment_ms, changed.min_insync_replicas, changed.is_log_append_time) == (500, 3, True)
+    assert TopicConfigs.of(topic(1), {}).min_insync_replicas == 1
+
+
+def test_a_topic_goes_before_the_clusters_default_which_goes_before_the_built_in_one() -> None:
+    defaults = {"segment.ms": "7000", "max.message.bytes": "100"}
+    mixed = TopicConfigs.of(topic(segment_ms="500"), defaults)
+    assert (mixed.segment_ms, mixed.max_message_bytes, mixed.segment_bytes) == (500, 100, 256 * 1024 * 1024)
+    internal = Topic(name="t", topic_id=UUID(int=1), partition_count=1, replication_factor=3, internal=True)
+    assert TopicConfigs.of(internal, defaults) == TopicConfigs.of(topic(), {})
+
+
+def synonyms(row: ConfigRow) -> list[tuple[str, str, ConfigSource]]:
+    return [(one.name, one.value, one.source) for one in row.synonyms]
+
+
+@given(
+    copies=st.integers(1, 15),
+    min_insync=st.none() | st.integers(1, 20),
+    ack_quorum=st.none() | st.integers(1, 15),
+)
+def test_only_the_setting_of_our_own_name_takes_the_ack_quorum_below_a_majority(
+    copies: int, min_insync: int | None, ack_quorum: int | None
+) -> None:
+    given = {"min_insync_replicas": min_insync, "stratalog_ack_quorum": ack_quorum}
+    configs = TopicConfigs.of(topic(copies, **{name: str(value) for name, value in given.items() if value is not None}), {})
+    assert 1 <= configs.ack_quorum <= copies
+    if ack_quorum is None:
+        assert configs.ack_quorum >= majority(copies)
+    elif min_insync is None:
+        assert configs.ack_quorum == min(ack_quorum, copies)
+    assert configs.ack_quorum >= min(min_insync or 1, copies)
+    assert configs.takes_acks_all == (max(min_insync or 1, ack_quorum or 1) <= copies)
+
+
+def test_rows_say_where_a_value_comes_from() -> None:
+    defaults = {"retention.ms": "9", "segment.ms": "7000"}
+    rows = {row.name: row for row in topic_config_rows(topic(retention_ms="5"), defaults)}
+    assert rows.keys() == TOPIC_CONFIG_KEYS.keys()
+    assert synonyms(rows["retention.ms"]) == [
+        ("retention.ms", "5", ConfigSource.TOPIC),
+        ("log.retention.ms", "9", ConfigSource.DYNAMIC_DEFAULT),
+        ("log.retention.ms", "604800000", ConfigSource.DEFAULT),
+    ]
+    assert (rows["segment.ms"].value, rows["segment.ms"].source) == ("7000", ConfigSource.DYNAMIC_DEFAULT)
+    assert (rows["min.insync.replicas"].value, rows["min.insync.replicas"].source) == ("2", ConfigSource.DEFAULT)
+    lower = {row.name: row for row in topic_config_rows(topic(stratalog_ack_quorum="1"), {})}
+    assert (lower["min.insync.replicas"].value, lower["stratalog.ack.quorum"].value) == ("1", "1")
+    assert rows["cleanup.policy"].kind is ConfigKind.LIST
+    assert [(row.name, row.value) for row in default_config_rows(BrokerSettings(broker_id=1), defaults)] == [
+        ("log.retention.ms", "9"),
+        ("log.roll.ms", "7000"),
+    ]
+
+
+def test_defaults_have_kafkas_names_for_brokers() -> None:
+    assert topic_config_name("log.retention.ms") == "retention.ms"
+    assert topic_config_name("retention.ms") == "retention.ms"
+    assert topic_config_name("nonsense") == "nonsense"
+
+
+def test_broker_rows_show_all_settings_and_the_defaults_in_force() -> None:
+    settings = BrokerSettings(broker_id=7, default_partitions=3)
+    rows = {row.name: row for row in broker_config_rows(settings, {"retention.ms": "9"})}
+    assert synonyms(rows["broker.id"]) == [("broker.id", "7", ConfigSource.STATIC_BROKER)]
+    assert synonyms(rows["num.partitions"]) == [
+        ("num.partitions", "3", ConfigSource.STATIC_BROKER),
+        ("num.partitions", "1", ConfigSource.DEFAULT),
+    ]
+    assert (rows["auto.create.topics.enable"].value, rows["auto.create.topics.enable"].source) == ("true", ConfigSource.DEFAULT)
+    assert rows["stratalog.append.timeout.ms"].value == str(settings.append_timeout_ms)
+    assert (rows["log.retention.ms"].value, rows["log.retention.ms"].source) == ("9", ConfigSource.DYNAMIC_DEFAULT)
+    changeable = {row.name for row in rows.values() if not row.read_only}
+    assert changeable == {key.default_name for key in TOPIC_CONFIG_KEYS.values()}
+    documented = " ".join(row.documentation for row in rows.values())
+    assert all(f"[broker] {name}:" in documented for name in BrokerSettings.__dataclass_fields__)
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a b", "é", "a\n", "x" * 250])
+def test_names_that_are_no_topics(name: str) -> None:
+    with pytest.raises(KafkaError):
+        check_topic_name(name)
+
+
+@pytest.mark.parametrize("name", ["a", "a.b_c-D9", "x" * 249])
+def test_names_of_topics(name: str) -> None:
+    check_topic_name(name)
+
+
+def test_a_bound_that_is_not_served_is_refused_with_the_reason() -> None:
+    with pytest.raises(
+        Invalid, match=r"local\.retention\.bytes is 1000000; only -2 is served: local\.retention\.ms bounds by time"
+    ):
+        check_topic_configs({"local.retention.bytes": "1000000"}, replication_factor=3, internal=False)

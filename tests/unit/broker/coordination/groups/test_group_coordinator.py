@@ -1,0 +1,335 @@
+"""Many groups of one partition: commits, deletion, expiry, bounds, and the shell with a log that can refuse."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import replace
+from uuid import UUID
+
+import pytest
+from kio.schema.errors import ErrorCode
+
+from stratalog_broker.coordination.groups.application import GroupApplication
+from stratalog_broker.coordination.groups.coordinator import GroupCoordinator, Work, Write
+from stratalog_broker.coordination.groups.group_table import CoordinatorLimits
+from stratalog_broker.coordination.groups.messages import (
+    Answer,
+    GroupLimits,
+    Instant,
+    JoinAnswer,
+    JoinRequest,
+    LeavingMember,
+    SyncAnswer,
+    SyncRequest,
+)
+from stratalog_broker.coordination.groups.offset_rows import Commit
+from stratalog_broker.coordination.groups.rebalance import GroupState
+from stratalog_broker.coordination.groups.records import OffsetsRecord
+from stratalog_broker.coordination.groups.store import GroupStore
+from stratalog_broker.coordination.groups.writer import WAITING_BYTES_MAX, RecordWriter
+from stratalog_broker.protocol.errors import KafkaError
+from stratalog_core.errors import NotLeader, StratalogError, Unavailable
+from stratalog_core.system import SystemClock
+
+DAY_MS = 86_400_000
+NOW = Instant(0, 100 * DAY_MS)
+LIMITS = CoordinatorLimits(group=GroupLimits(initial_rebalance_delay_ms=0), offsets_retention_ms=7 * DAY_MS)
+SUBSCRIPTION = b"\x00\x01\x00\x00\x00\x01\x00\x05wants\x00\x00\x00\x00"
+
+
+def join_request(ticket: int = 1, member_id: str = "", metadata: bytes = SUBSCRIPTION) -> JoinRequest:
+    return JoinRequest(
+        ticket=ticket, member_id=member_id, fresh_member_id=f"m{ticket}", group_instance_id=None, client_id="c",
+        client_host="/h", protocol_type="consumer", protocols=(("range", metadata),), session_timeout_ms=10_000,
+        rebalance_timeout_ms=10_000, requires_known_member=False,
+    )  # fmt: skip
+
+
+class Log:
+    """A coordinator whose writes are applied at once, in order."""
+
+    def __init__(self, limits: CoordinatorLimits = LIMITS) -> None:
+        self.store = GroupStore()
+        self.limits = limits
+        self.core = GroupCoordinator(limits, self.store, NOW)
+        self.answers: list[JoinAnswer | SyncAnswer] = []
+
+    def write(self, records: Iterable[OffsetsRecord]) -> None:
+        for record in records:
+            self.store.apply(record.key, record.value, record.headers)
+
+    def do(self, work: Iterable[Work], now: Instant = NOW) -> None:
+        for item in work:
+            if isinstance(item, Write):
+                self.write(item.records)
+                self.do(self.core.on_written(item.group_id, item.token, ErrorCode.none, now), now)
+            else:
+                self.answers.append(item.value)
+
+    def commit(self, group_id: str, *commits: Commit, now: Instant = NOW) -> list[ErrorCode]:
+        errors, records = self.core.plan_commit(group_id, "", None, -1, commits, now)
+        self.write(records)
+        return errors
+
+    def stable(self, group_id: str, now: Instant = NOW) -> None:
+        self.do(self.core.join(group_id, join_request(), now), now)
+        sync = SyncRequest(ticket=2, member_id="m1", group_instance_id=None, generation=1, assignments=(("m1", b"all"),))
+        self.do(self.core.sync(group_id, sync, now), now)
+        assert self.core.state_of(group_id) is GroupState.STABLE
+
+    def expire(self, now: Instant) -> None:
+        for _, records in self.core.plan_expiry(now):
+            self.write(records)
+
+    def reload(self) -> None:
+        self.core = GroupCoordinator(self.limits, GroupStore.from_snapshot(self.store.snapshot()), NOW)
+        self.store = self.core.store
+
+
+def later(days: float) -> Instant:
+    return Instant(int(days * DAY_MS), NOW.wall_ms + int(days * DAY_MS))
+
+
+def test_a_commit_without_members_makes_a_group() -> None:
+    log = Log()
+    assert log.core.state_of("g") is GroupState.DEAD
+    assert log.commit("g", Commit(topic="t", partition=0, offset=5, metadata="why")) == [ErrorCode.none]
+    assert log.core.group_ids() == ["g"]
+    assert log.core.state_of("g") is GroupState.EMPTY
+    assert log.store.offsets_of("g")[("t", 0)].offset == 5
+    log.reload()
+    assert log.store.offsets_of("g")[("t", 0)].metadata == "why"
+
+
+def test_commits_that_are_refused() -> None:
+    log = Log(replace(LIMITS, groups_max=1, offsets_max=2))
+    errors = log.commit(
+        "g", Commit(topic="t", partition=0, offset=1, metadata="x" * 4097), Commit(topic="t", partition=1, offset=1)
+    )
+    assert errors == [ErrorCode.offset_metadata_too_large, ErrorCode.none]
+    assert log.commit("other", Commit(topic="t", partition=0, offset=1)) == [ErrorCode.coordinator_not_available]
+    log.commit("g", Commit(topic="t", partition=2, offset=1))
+    assert log.commit("g", Commit(topic="t", partition=3, offset=1)) == [ErrorCode.coordinator_not_available]
+    assert log.core.plan_commit("new", "m", None, 3, [Commit(topic="t", partition=0, offset=1)], NOW)[0] == [
+        ErrorCode.illegal_generation
+    ]
+    assert log.commit("g" * 5_000, Commit(topic="t", partition=0, offset=1)) == [ErrorCode.invalid_group_id]
+
+
+def test_joins_that_are_refused() -> None:
+    log = Log(replace(LIMITS, groups_max=1))
+    for group_id, request, error in (
+        ("", join_request(), ErrorCode.invalid_group_id),
+        ("g", join_request(member_id="somebody"), ErrorCode.unknown_member_id),
+        ("g", replace(join_request(), client_id="c" * 5_000), ErrorCode.invalid_request),
+    ):
+        log.do(log.core.join(group_id, request, NOW))
+        assert log.answers.pop().error is error
+    log.stable("g")
+    log.do(log.core.join("other", join_request(), NOW))
+    assert log.answers.pop().error is ErrorCode.coordinator_not_available
+
+
+def test_unknown_groups() -> None:
+    log = Log()
+    assert log.core.heartbeat("g", "m", None, 1, NOW) is ErrorCode.unknown_member_id
+    assert log.core.leave("g", [LeavingMember(member_id="m")], NOW) == ([ErrorCode.unknown_member_id], [])
+    log.do(log.core.sync("g", SyncRequest(ticket=1, member_id="m", group_instance_id=None, generation=1), NOW))
+    assert log.answers.pop().error is ErrorCode.unknown_member_id
+    assert log.core.plan_delete("g", NOW) == (ErrorCode.group_id_not_found, [])
+    assert log.core.plan_delete_offsets("g", [("t", 0)])[0] is ErrorCode.group_id_not_found
+
+
+def test_a_deleted_group_leaves_nothing() -> None:
+    log = Log()
+    log.stable("g")
+    log.commit("simple", Commit(topic="t", partition=0, offset=1))
+    assert log.core.plan_delete("g", NOW)[0] is ErrorCode.non_empty_group
+    _, work = log.core.leave("g", [LeavingMember(member_id="m1")], NOW)
+    log.do(work)
+    log.commit("g", Commit(topic="t", partition=0, offset=1))
+    for group_id in ("g", "simple"):
+        error, records = log.core.plan_delete(group_id, NOW)
+        assert error is ErrorCode.none
+        log.write(records)
+    assert log.core.group_ids() == []
+    assert (log.store.images, log.store.offsets) == ({}, {})
+
+
+def test_a_join_after_an_unwritten_deletion_goes_on_from_what_is_stored() -> None:
+    log = Log()
+    log.stable("g")
+    _, work = log.core.leave("g", [LeavingMember(member_id="m1")], NOW)
+    log.do(work)
+    log.core.plan_delete("g", NOW)
+    log.do(log.core.join("g", join_request(ticket=3), NOW))
+    answer = log.answers.pop()
+    assert isinstance(answer, JoinAnswer)
+    assert answer.generation == 3
+
+
+def test_offsets_are_deleted_unless_somebody_wants_the_topic() -> None:
+    log = Log()
+    for topic in ("wants", "other"):
+        log.commit("g", Commit(topic=topic, partition=0, offset=1))
+    log.stable("g")
+    error, errors, records = log.core.plan_delete_offsets("g", [("wants", 0), ("other", 0), ("unknown", 0)])
+    assert (error, errors) == (ErrorCode.none, [ErrorCode.group_subscribed_to_topic, ErrorCode.none, ErrorCode.none])
+    log.write(records)
+    assert list(log.store.offsets_of("g")) == [("wants", 0)]
+
+
+def test_offsets_of_a_deleted_topic_go() -> None:
+    log = Log()
+    for topic in ("gone", "kept"):
+        log.commit("g", Commit(topic=topic, partition=0, offset=1))
+    for _, records in log.core.plan_topic_deletion("gone", (None,)):
+        log.write(records)
+    assert list(log.store.offsets_of("g")) == [("kept", 0)]
+
+
+def test_offsets_of_an_earlier_topic_of_the_name_go() -> None:
+    log = Log()
+    old, new = UUID(int=1), UUID(int=2)
+    for partition, topic_id in enumerate((old, new, None)):
+        log.commit("g", Commit(topic="t", partition=partition, offset=1, topic_id=topic_id))
+    log.reload()
+    for _, records in log.core.plan_topic_deletion("t", (old,)):
+        log.write(records)
+    assert list(log.store.offsets_of("g")) == [("t", 1), ("t", 2)]
+
+
+def test_offsets_expire_when_nobody_needs_them() -> None:
+    log = Log()
+    log.commit("simple", Commit(topic="t", partition=0, offset=1))
+    log.commit("simple", Commit(topic="t", partition=1, offset=1), now=later(1))
+    for topic in ("wants", "other"):
+        log.commit("live", Commit(topic=topic, partition=0, offset=1))
+    log.stable("live")
+    log.expire(later(6.9))
+    assert len(log.store.offsets_of("simple")) == 2
+    log.expire(later(7))
+    assert list(log.store.offsets_of("simple")) == [("t", 1)]
+    assert list(log.store.offsets_of("live")) == [("wants", 0)]
+    log.expire(later(8))
+    assert log.core.group_ids() == ["live"]
+
+
+def test_an_empty_group_counts_from_when_it_became_empty() -> None:
+    log = Log()
+    log.commit("g", Commit(topic="wants", partition=0, offset=1))
+    log.stable("g")
+    _, work = log.core.leave("g", [LeavingMember(member_id="m1")], later(3))
+    log.do(work, later(3))
+    log.reload()
+    log.expire(later(9.9))
+    assert log.store.offsets_of("g")
+    log.expire(later(10))
+    assert log.core.group_ids() == []
+    assert log.store.images == {}
+
+
+def test_time_reaches_every_group_and_unused_ones_are_forgotten() -> None:
+    log = Log()
+    log.stable("g")
+    log.do(log.core.join("h", replace(join_request(), requires_known_member=True), NOW))
+    assert set(log.core.groups) == {"g", "h"}
+    assert log.core.wake_at_ms is not None
+    log.do(log.core.tick(Instant(9_999, 0)))
+    assert log.core.state_of("g") is GroupState.STABLE
+    log.do(log.core.tick(Instant(10_000, 0)))
+    assert log.core.state_of("g") is GroupState.EMPTY
+    assert set(log.core.groups) == {"g"}
+
+
+class Shell:
+    """An application on a log that refuses what it is told to."""
+
+    def __init__(self) -> None:
+        self.application = GroupApplication(self.append, SystemClock(), LIMITS)
+        self.failure: StratalogError | None = None
+        self.batches: list[bytes] = []
+        self.application.load(None, [])
+
+    async def append(self, batch: bytearray) -> int:
+        await asyncio.sleep(0)
+        if self.failure is not None:
+            raise self.failure
+        self.batches.append(bytes(batch))
+        self.application.apply(batch)
+        return len(self.batches) - 1
+
+
+async def test_requests_of_one_turn_are_written_together() -> None:
+    shell = Shell()
+    commits = [
+        shell.application.commit(f"g{number}", "", None, -1, [Commit(topic="t", partition=0, offset=number)])
+        for number in range(5)
+    ]
+    assert await asyncio.gather(*commits) == [[ErrorCode.none]] * 5
+    assert len(shell.batches) == 1
+    successor = Shell()
+    successor.application.load(shell.application.snapshot(), [])
+    assert successor.application.coordinator.store.offsets_of("g4")[("t", 0)].offset == 4
+    successor.application.load(None, shell.batches)
+    assert successor.application.coordinator.group_ids() == [f"g{number}" for number in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("failure", "expected"),
+    [(NotLeader(), ErrorCode.not_coordinator), (Unavailable(), ErrorCode.coordinator_not_available)],
+)
+async def test_what_the_log_refuses_is_not_acknowledged(failure: StratalogError, expected: ErrorCode) -> None:
+    shell = Shell()
+    shell.failure = failure
+    commit = Commit(topic="t", partition=0, offset=1)
+    assert await shell.application.commit("g", "", None, -1, [commit]) == [expected]
+    assert shell.application.coordinator.store.offsets_of("g") == {}
+    answer = await shell.application.join("g", lambda ticket: join_request(ticket))
+    sync = SyncRequest(
+        ticket=0, member_id=answer.member_id, group_instance_id=None, generation=answer.generation, assignments=()
+    )
+    synced = await shell.application.sync("g", lambda ticket: replace(sync, ticket=ticket))
+    assert synced.error is expected
+
+
+async def test_whoever_waits_is_told_when_the_partition_goes() -> None:
+    shell = Shell()
+    first = await shell.application.join("g", lambda ticket: join_request(ticket))
+    waiting = asyncio.ensure_future(shell.application.join("g", lambda ticket: join_request(ticket)))
+    await asyncio.sleep(0)
+    shell.application.resigned()
+    with pytest.raises(KafkaError) as refused:
+        await waiting
+    assert refused.value.code is ErrorCode.not_coordinator
+    with pytest.raises(KafkaError):
+        shell.application.heartbeat("g", first.member_id, None, 1)
+    assert not shell.application.is_loaded
+
+
+async def test_members_expire_by_the_clock() -> None:
+    limits = replace(LIMITS, group=replace(LIMITS.group, session_timeout_ms_min=1))
+    application = GroupApplication(Shell().append, SystemClock(), limits)
+    application.load(None, [])
+    silent = replace(join_request(), session_timeout_ms=20)
+    await application.join("g", lambda ticket: replace(silent, ticket=ticket, fresh_member_id="silent"))
+    async with asyncio.timeout(5):
+        answer = await application.join("g", lambda ticket: join_request(ticket))
+    assert [member.member_id for member in answer.members] == [answer.member_id], "it waited until the silent one was gone"
+    application.resigned()
+
+
+async def test_a_writer_takes_only_so_much() -> None:
+    writer = RecordWriter(Shell().append, SystemClock())
+    assert await writer.written([]) is ErrorCode.none
+    assert (
+        await writer.written([OffsetsRecord(b"\x00\x02\x00\x01g", bytes(WAITING_BYTES_MAX))])
+        is ErrorCode.coordinator_not_available
+    )
+
+
+def test_answers_are_never_lost() -> None:
+    log = Log()
+    work = log.core.join("g", join_request(), NOW)
+    assert [item.ticket for item in work if isinstance(item, Answer)] == [1]

@@ -1,0 +1,172 @@
+"""A fetch that waits: it is woken by what it waits for, also by what came between its look and its wait."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from unit.broker.mini_cluster import MiniCluster, in_thread, run_cluster
+from unit.broker.partitions.test_failover import create_topic
+from unit.broker.raw_client import batch, fetch_request, produce
+
+from stratalog_broker.handlers.fetch import FetchCall, handle_raw
+from stratalog_broker.protocol.entities import encode_response as encode_entity
+from stratalog_broker.protocol.fetch_request import parse_request
+from stratalog_broker.reads.log_reader import Batches
+from stratalog_broker.requests.context import RequestContext
+from stratalog_core.errors import Unavailable
+from stratalog_core.ports import Buffer
+
+_WAIT_MS = 600_000
+
+
+class Connection:
+    """Keeps the one answer."""
+
+    client_host = "test"
+    listener = ""
+
+    def __init__(self) -> None:
+        self.answer = b""
+        self.released_bytes = 0
+        self.closed_for: list[str] = []
+        self.is_over = asyncio.Event()
+
+    def respond(self, context: RequestContext, parts: Sequence[Buffer]) -> None:
+        self.answer = b"".join(parts)
+        self.is_over.set()
+
+    def released(self, request_bytes: int) -> None:
+        self.released_bytes += request_bytes
+
+    def close(self, reason: str) -> None:
+        self.closed_for.append(reason)
+        self.is_over.set()
+
+    async def over(self) -> None:
+        async with asyncio.timeout(20):
+            await self.is_over.wait()
+
+
+@pytest_asyncio.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[MiniCluster]:
+    async with run_cluster(tmp_path) as running:
+        await in_thread(partial(create_topic, running, "topic", 1))
+        yield running
+
+
+def context_of(cluster: MiniCluster, connection: Connection) -> RequestContext:
+    return RequestContext(
+        cluster.broker.services, connection, api_key=1, api_version=11, correlation_id=1, client_id="", request_bytes=7
+    )
+
+
+def body_of(offset: int, *, max_wait_ms: int = _WAIT_MS) -> memoryview:
+    return memoryview(encode_entity(fetch_request("topic", offset, max_wait_ms=max_wait_ms)))
+
+
+def watchers_of(cluster: MiniCluster) -> int:
+    return sum(len(log.watchers) for log in cluster.broker.services.partitions.all())
+
+
+async def test_what_is_confirmed_wakes_a_fetch_that_waits(cluster: MiniCluster) -> None:
+    client, connection = await cluster.connect(), Connection()
+    assert (await produce(client, "topic", batch(b"first"))).error_code == 0
+    assert handle_raw(context_of(cluster, connection), body_of(1)) is not None
+    assert watchers_of(cluster) == 1
+    assert (await produce(client, "topic", batch(b"second"))).error_code == 0
+    await connection.over()
+    assert b"second" in connection.answer
+    assert (watchers_of(cluster), connection.released_bytes) == (0, 7)
+
+
+async def test_what_came_while_slow_partitions_were_read_is_answered(
+    cluster: MiniCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, connection = await cluster.connect(), Connection()
+    assert (await produce(client, "topic", batch(b"first"))).error_code == 0
+    services = cluster.broker.services
+    (log,) = [log for log in services.partitions.all() if log.core.next_offset and log.topic_partition.partition == 0]
+    log.tail.clear()
+    may_read = asyncio.Event()
+
+    async def not_yet(*arguments: object) -> Batches:
+        await may_read.wait()
+        raise Unavailable("later")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(services.reader, "read", not_yet)
+        assert handle_raw(context_of(cluster, connection), body_of(0)) is not None
+        assert watchers_of(cluster) == 0
+        assert (await produce(client, "topic", batch(b"second"))).error_code == 0
+    may_read.set()
+    await connection.over()
+    assert b"first" in connection.answer
+    assert b"second" in connection.answer
+
+
+async def test_at_the_end_of_its_patience_a_fetch_is_answered_with_nothing(cluster: MiniCluster) -> None:
+    client, connection = await cluster.connect(), Connection()
+    assert (await produce(client, "topic", batch(b"first"))).error_code == 0
+    assert handle_raw(context_of(cluster, connection), body_of(1, max_wait_ms=1)) is not None
+    await connection.over()
+    assert connection.answer
+    assert (watchers_of(cluster), connection.released_bytes) == (0, 7)
+
+
+async def test_a_client_that_has_gone_leaves_nothing_behind(cluster: MiniCluster) -> None:
+    client, connection = await cluster.connect(), Connection()
+    assert (await produce(client, "topic", batch(b"first"))).error_code == 0
+    waiting = handle_raw(context_of(cluster, connection), body_of(1))
+    assert waiting is not None
+    waiting.cancel()
+    assert (watchers_of(cluster), connection.released_bytes) == (0, 7)
+    assert (await produce(client, "topic", batch(b"second"))).error_code == 0
+    assert connection.answer == b""
+
+
+async def test_a_defect_of_ours_drops_the_client_and_is_logged(
+    cluster: MiniCluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    client, connection = await cluster.connect(), Connection()
+    assert (await produce(client, "topic", batch(b"first"))).error_code == 0
+    assert handle_raw(context_of(cluster, connection), body_of(1)) is not None
+
+    def fail(*arguments: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(FetchCall, "_look_at", fail)
+    assert (await produce(client, "topic", batch(b"second"))).error_code == 0
+    await connection.over()
+    assert connection.closed_for
+    assert (watchers_of(cluster), connection.released_bytes) == (0, 7)
+    assert "ZeroDivisionError" in caplog.text
+
+
+async def test_only_partitions_that_moved_are_looked_at_again(cluster: MiniCluster) -> None:
+    client, connection = await cluster.connect(), Connection()
+    for partition in range(3):
+        assert (await produce(client, "topic", batch(b"first"), partition=partition)).error_code == 0
+    request = fetch_request("topic", 1, max_wait_ms=_WAIT_MS)
+    (topic,) = request.topics
+    (wanted,) = topic.partitions
+    partitions = tuple(replace(wanted, partition=index) for index in range(3))
+    request = replace(request, topics=(replace(topic, partitions=partitions),))
+    looked_at: list[int] = []
+
+    class Watched(FetchCall):
+        def _look_at(self, line: int) -> None:
+            looked_at.append(line)
+            super()._look_at(line)
+
+    fetch = Watched(context_of(cluster, connection), parse_request(memoryview(encode_entity(request)), 11))
+    assert not fetch.start()
+    assert (await produce(client, "topic", batch(b"second"), partition=1)).error_code == 0
+    await connection.over()
+    assert looked_at == [0, 1, 2, 1]
+    assert b"second" in connection.answer

@@ -1,0 +1,383 @@
+"""What the broker does with requests, good and bad, on the wire."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import itertools
+import struct
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from kio.schema.errors import ErrorCode
+from unit.broker.mini_cluster import MiniCluster, run_cluster, until_served
+from unit.broker.raw_client import (
+    RawClient,
+    batch,
+    fetch,
+    fetch_request,
+    list_offset,
+    produce,
+    produce_request,
+    request,
+)
+
+from stratalog_broker.admin.topics import NewTopic, TopicCommands
+from stratalog_broker.partitions import quorum_admission as admission
+from stratalog_broker.protocol.entities import encode_response as encode_entity
+from stratalog_core.batches.batch import read_header
+from stratalog_core.batches.records import iterate_records
+
+MIB = 1024 * 1024
+
+
+async def create(cluster: MiniCluster, name: str, **configs: str) -> None:
+    """Create a topic of one partition and wait until it is served."""
+    topic = await TopicCommands(cluster.broker.services).create(
+        NewTopic(name=name, partition_count=1, replication_factor=1, configs=configs), 10
+    )
+    await until_served(cluster.broker, topic.topic_id)
+
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+_numbers = itertools.count()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def mini_cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[MiniCluster]:
+    """One cluster for all tests of this module; each uses topics of its own."""
+    async with run_cluster(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def flights() -> str:
+    """A topic name that no other test uses."""
+    return f"flights-{next(_numbers)}"
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def client(mini_cluster: MiniCluster) -> RawClient:
+    return await mini_cluster.connect()
+
+
+async def test_api_versions_answers_the_table_in_every_version(client: RawClient) -> None:
+    for version in range(5):
+        values = {} if version < 3 else {"client_software_name": "raw", "client_software_version": "1"}
+        answer = await client.call(18, version, request(18, version, "ApiVersionsRequest", **values))
+        ranges = {row.api_key: (row.min_version, row.max_version) for row in answer.api_keys}
+        assert ranges[0] == (0, 13)
+        assert ranges[1] == (4, 18)
+        assert ranges[18] == (0, 4)
+
+
+async def test_an_unknown_version_of_api_versions_is_answered_in_version_0(client: RawClient) -> None:
+    client.send(18, 99, b"whatever", answer_version=0)
+    answer = await client.receive()
+    assert answer.error_code is ErrorCode.unsupported_version
+    assert any(row.api_key == 18 for row in answer.api_keys)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        struct.pack(">i", -5),
+        struct.pack(">i", 0),
+        struct.pack(">i", 2**31 - 1),
+        struct.pack(">i", 3) + b"abc",
+        struct.pack(">ihhih", 10, 3, 99, 1, -1),
+        struct.pack(">ihhih", 10, 999, 0, 1, -1),
+        struct.pack(">ihhih", 10, 0, 1, 1, -1),
+        struct.pack(">ihhih", 30, 3, 1, 1, -1) + b"\x7f" * 20,
+        struct.pack(">ihhih", 30, 0, 3, 1, -1) + b"\x7f" * 20,
+        struct.pack(">ihhih", 30, 1, 4, 1, -1) + b"\x7f" * 20,
+        struct.pack(">ihhih", 30, 1, 12, 1, 2000) + b"\x7f" * 20,
+    ],
+)
+async def test_what_is_no_request_closes_the_connection_and_nothing_else(
+    mini_cluster: MiniCluster, client: RawClient, frame: bytes
+) -> None:
+    client.send_bytes(frame)
+    assert await client.closed()
+    other = await mini_cluster.connect()
+    await other.call(18, 0, request(18, 0, "ApiVersionsRequest"))
+    await other.close()
+    assert mini_cluster.broker.connections.bytes_held == 0
+
+
+async def test_batches_come_back_as_they_were_sent(mini_cluster: MiniCluster, client: RawClient, flights: str) -> None:
+    await create(mini_cluster, flights)
+    sent = [batch(b"one", b"two"), batch(b"three")]
+    offsets = [(await produce(client, flights, content)).base_offset for content in sent]
+    assert offsets == [0, 2]
+    found = await fetch(client, flights, 0)
+    assert found.high_watermark == 3
+    header = read_header(found.records)
+    assert found.records[: header.size_bytes][17:] == sent[0][17:]
+    second = read_header(found.records, header.size_bytes)
+    assert (second.base_offset, second.leader_epoch) == (2, header.leader_epoch)
+    assert (await fetch(client, flights, 1)).records == found.records, "the batch that holds the offset comes whole"
+
+
+async def test_pipelined_requests_of_any_size_are_answered_in_order(
+    mini_cluster: MiniCluster, client: RawClient, flights: str
+) -> None:
+    await create(mini_cluster, flights)
+    sizes = [10, 70_000, 5, 900_000, 1, 30_000, 65_000]
+    for size in sizes:
+        client.send(0, 9, encode_entity(produce_request(flights, 0, batch(b"x" * size))))
+    client.send(18, 0, b"")
+    offsets = [(await client.receive()).responses[0].partition_responses[0].base_offset for _ in sizes]
+    assert offsets == list(range(len(sizes)))
+    assert (await client.receive()).error_code is ErrorCode.none
+
+
+async def test_acks_0_gets_no_answer_and_acks_1_does(mini_cluster: MiniCluster, client: RawClient, flights: str) -> None:
+    await create(mini_cluster, flights)
+    client.send_bytes(b"")
+    silent = encode_entity(produce_request(flights, 0, batch(b"silent"), acks=0))
+    client.send(0, 9, silent)
+    client._sent.clear()
+    answer = await produce(client, flights, batch(b"heard"), acks=1)
+    assert (answer.error_code, answer.base_offset) == (ErrorCode.none, 1)
+    found = await fetch(client, flights, 0, max_wait_ms=2000, min_bytes=120)
+    assert [record.value for record in iterate_records(found.records)] == [b"silent"]
+
+
+BAD_BATCHES: dict[str, tuple[Callable[[bytes], bytes | None], ErrorCode]] = {
+    "flipped": (lambda good: good[:70] + bytes([good[70] ^ 1]) + good[71:], ErrorCode.corrupt_message),
+    "cut": (lambda good: good[:-1], ErrorCode.corrupt_message),
+    "short": (lambda good: good[:30], ErrorCode.corrupt_message),
+    "two": (lambda good: good + good, ErrorCode.invalid_record),
+    "magic": (lambda good: good[:16] + b"\x01" + good[17:], ErrorCode.unsupported_for_message_format),
+    "missing": (lambda good: None, ErrorCode.invalid_record),
+}
+
+
+@pytest.mark.parametrize("name", list(BAD_BATCHES))
+async def test_a_bad_batch_is_refused_and_takes_no_offset(
+    mini_cluster: MiniCluster, client: RawClient, name: str, flights: str
+) -> None:
+    await create(mini_cluster, flights)
+    spoil, code = BAD_BATCHES[name]
+    answer = await produce(client, flights, spoil(batch(b"a value that is long enough")))
+    assert answer.error_code is code
+    assert (await produce(client, flights, batch(b"good"))).base_offset == 0
+
+
+async def test_limits_of_the_topic_hold(mini_cluster: MiniCluster, client: RawClient) -> None:
+    await create(mini_cluster, "small", **{"max.message.bytes": "1000", "message.timestamp.before.max.ms": "1000000"})
+    now_ms = mini_cluster.broker.services.clock.wall_ms()
+    codes = [
+        (await produce(client, "small", batch(b"x" * 2000, timestamp_ms=now_ms))).error_code,
+        (await produce(client, "small", batch(b"x", timestamp_ms=now_ms + 7_200_000))).error_code,
+        (await produce(client, "small", batch(b"x", timestamp_ms=now_ms - 7_200_000))).error_code,
+        (await produce(client, "small", batch(b"x", timestamp_ms=now_ms), acks=7)).error_code,
+        (await produce(client, "small", batch(b"x", timestamp_ms=now_ms))).error_code,
+    ]
+    assert [code.name for code in codes] == [
+        "message_too_large", "invalid_timestamp", "invalid_timestamp", "invalid_required_acks", "none",
+    ]  # fmt: skip
+
+
+async def test_log_append_time_stamps_the_batch(mini_cluster: MiniCluster, client: RawClient) -> None:
+    await create(mini_cluster, "stamped", **{"message.timestamp.type": "LogAppendTime"})
+    before = mini_cluster.broker.services.clock.wall_ms()
+    answer = await produce(client, "stamped", batch(b"a", b"b", timestamp_ms=5))
+    found = await fetch(client, "stamped", 0)
+    header = read_header(found.records)
+    assert header.max_timestamp_ms >= before
+    assert answer.log_append_time.timestamp() * 1000 == pytest.approx(header.max_timestamp_ms)
+    assert {record.timestamp_ms for record in iterate_records(found.records)} == {header.max_timestamp_ms}
+
+
+async def test_a_batch_that_overtook_a_refused_one_is_told_to_come_again(
+    mini_cluster: MiniCluster, client: RawClient, flights: str
+) -> None:
+    """Right after a takeover a gap in a producer's sequence means that its predecessor was refused and is coming."""
+    await create(mini_cluster, flights)
+
+    async def send(base_sequence: int) -> tuple[str, int]:
+        answer = await produce(client, flights, batch(b"a", producer_id=9, producer_epoch=0, base_sequence=base_sequence))
+        return answer.error_code.name, answer.base_offset
+
+    assert (await send(1))[0] == "not_leader_or_follower", "nothing is known of the producer: it must begin with its first"
+    assert await send(0) == ("none", 0)
+    assert (await send(2))[0] == "not_leader_or_follower"
+    assert await send(1) == ("none", 1)
+    assert await send(2) == ("none", 2)
+
+
+async def test_a_retry_gets_the_offset_of_the_first_try(
+    mini_cluster: MiniCluster, client: RawClient, flights: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "SETTLING_S", 0.0)
+    await create(mini_cluster, flights)
+    first = batch(b"a", b"b", producer_id=9, producer_epoch=0, base_sequence=0)
+    entity = encode_entity(produce_request(flights, 0, first))
+    client.send(0, 9, entity)
+    client.send(0, 9, entity)
+    answers = [(await client.receive()).responses[0].partition_responses[0] for _ in range(2)]
+    assert [(answer.error_code.name, answer.base_offset) for answer in answers] == [("none", 0), ("none", 0)]
+    gap = await produce(client, flights, batch(b"c", producer_id=9, producer_epoch=0, base_sequence=5))
+    assert gap.error_code is ErrorCode.out_of_order_sequence_number
+    newer = await produce(client, flights, batch(b"d", producer_id=9, producer_epoch=1, base_sequence=0))
+    assert newer.base_offset == 2
+    older = await produce(client, flights, batch(b"e", producer_id=9, producer_epoch=0, base_sequence=2))
+    assert older.error_code is ErrorCode.invalid_producer_epoch
+
+
+async def test_unknown_partitions_are_said_to_be_unknown(mini_cluster: MiniCluster, client: RawClient, flights: str) -> None:
+    assert (await produce(client, "nowhere", batch(b"x"))).error_code is ErrorCode.unknown_topic_or_partition
+    assert (await fetch(client, "nowhere", 0)).error_code is ErrorCode.unknown_topic_or_partition
+    await create(mini_cluster, flights)
+    assert (await fetch(client, flights, 0, partition=7)).error_code is ErrorCode.unknown_topic_or_partition
+    assert (await fetch(client, flights, 99)).error_code is ErrorCode.offset_out_of_range
+    assert (await fetch(client, flights, 0, leader_epoch=99)).error_code is ErrorCode.unknown_leader_epoch
+    assert (await fetch(client, flights, 0, leader_epoch=0)).error_code is ErrorCode.fenced_leader_epoch
+
+
+async def test_a_long_poll_ends_when_a_record_comes(mini_cluster: MiniCluster, client: RawClient, flights: str) -> None:
+    await create(mini_cluster, flights)
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
+    waiting = asyncio.ensure_future(fetch(client, flights, 0, max_wait_ms=10_000))
+    other = await mini_cluster.connect()
+    await produce(other, flights, batch(b"news"))
+    assert (await waiting).records
+    assert loop.time() - begun < 5
+    assert (await fetch(client, flights, 1, max_wait_ms=50)).records == b""
+    await other.close()
+
+
+async def test_what_a_long_poll_looked_at_several_times_is_counted_once(
+    mini_cluster: MiniCluster, client: RawClient, flights: str
+) -> None:
+    await create(mini_cluster, flights)
+    waiting = asyncio.ensure_future(fetch(client, flights, 0, max_wait_ms=300, min_bytes=1_000_000))
+    other = await mini_cluster.connect()
+    for _ in range(3):
+        await produce(other, flights, batch(b"news"))
+    records = (await waiting).records
+    log = mini_cluster.broker.services.partitions.find_by_name(flights.encode(), 0)
+    assert log is not None
+    assert log.bytes_out == len(records)
+    await other.close()
+
+
+async def test_a_session_tells_only_what_changed(mini_cluster: MiniCluster, client: RawClient, flights: str) -> None:
+    await create(mini_cluster, flights)
+    await produce(client, flights, batch(b"one"))
+    first = await client.call(1, 11, fetch_request(flights, 0, session=(0, 0)))
+    assert first.session_id > 0
+    nothing = await client.call(1, 11, fetch_request(flights, 1, session=(first.session_id, 1)))
+    assert nothing.responses == ()
+    await produce(client, flights, batch(b"two"))
+    news = await client.call(1, 11, fetch_request(flights, -1, session=(first.session_id, 2)))
+    assert [record.value for record in iterate_records(news.responses[0].partitions[0].records)] == [b"two"]
+    stale = await client.call(1, 11, fetch_request(flights, 1, session=(first.session_id, 2)))
+    assert stale.error_code is ErrorCode.invalid_fetch_session_epoch
+    unknown = await client.call(1, 11, fetch_request(flights, 1, session=(first.session_id + 1, 2)))
+    assert unknown.error_code is ErrorCode.fetch_session_id_not_found
+
+
+async def test_offsets_by_name_and_by_time(mini_cluster: MiniCluster, client: RawClient, flights: str) -> None:
+    await create(mini_cluster, flights)
+    for start_ms in (5_000, 1_000, 9_000, 3_000):
+        await produce(client, flights, batch(b"a", b"b", timestamp_ms=start_ms))
+    expected = {
+        -1: (8, -1), -2: (0, -1), -3: (5, 9_001), -4: (0, -1), -5: (-1, -1), -6: (0, -1),
+        0: (0, 5_000), 5_001: (1, 5_001), 5_002: (4, 9_000), 9_001: (5, 9_001), 9_002: (-1, -1),
+    }  # fmt: skip
+    found = {}
+    for timestamp in expected:
+        answer = await list_offset(client, flights, timestamp)
+        assert answer.error_code is ErrorCode.none
+        found[timestamp] = (answer.offset, answer.timestamp)
+    assert found == expected
+    for timestamp, version in ((-6, 10), (-7, 11)):
+        assert (await list_offset(client, flights, timestamp, version=version)).error_code is ErrorCode.unsupported_version
+
+
+async def test_the_greatest_time_is_that_of_a_record_that_can_be_read(
+    mini_cluster: MiniCluster, client: RawClient, flights: str
+) -> None:
+    """The greatest of all lies below the log's start, in a batch that goes on above it."""
+    await create(mini_cluster, flights)
+    for start_ms in (9_000, 5_000, 1_000, 5_000):
+        await produce(client, flights, batch(b"a", b"b", timestamp_ms=start_ms))
+    for start, expected in ((1, (1, 9_001)), (2, (3, 5_001)), (4, (7, 5_001)), (8, (-1, -1))):
+        log = mini_cluster.broker.services.partitions.find_by_name(flights.encode(), 0)
+        assert log is not None
+        log.core.move_start(start)
+        answer = await list_offset(client, flights, -3)
+        assert (answer.error_code, answer.offset, answer.timestamp) == (ErrorCode.none, *expected)
+
+
+async def test_leader_epochs_end_where_the_next_began(mini_cluster: MiniCluster, client: RawClient, flights: str) -> None:
+    await create(mini_cluster, flights)
+    await produce(client, flights, batch(b"a", b"b"))
+    log = mini_cluster.broker.services.partitions.find_by_name(flights.encode(), 0)
+    assert log is not None
+    wanted = request(23, 4, "OffsetForLeaderPartition", partition=0, leader_epoch=log.core.leader_epoch)
+    topics = (request(23, 4, "OffsetForLeaderTopic", topic=flights, partitions=(wanted,)),)
+    answer = await client.call(23, 4, request(23, 4, "OffsetForLeaderEpochRequest", replica_id=-1, topics=topics))
+    (line,) = answer.topics[0].partitions
+    assert (line.error_code, line.leader_epoch, line.end_offset) == (ErrorCode.none, log.core.leader_epoch, 2)
+
+
+async def test_producer_ids_are_never_given_twice(client: RawClient) -> None:
+    ids = []
+    for version in range(6):
+        values = {"producer_id": -1, "producer_epoch": -1} if version >= 3 else {}
+        asked = request(
+            22,
+            version,
+            "InitProducerIdRequest",
+            transactional_id=None,
+            transaction_timeout=datetime.timedelta(0),
+            **values,
+        )
+        answer = await client.call(22, version, asked)
+        assert answer.error_code is ErrorCode.none
+        ids.append(answer.producer_id)
+    assert len(set(ids)) == len(ids)
+
+
+async def test_request_bytes_are_bounded_and_all_get_through(tmp_path: Path) -> None:
+    async with run_cluster(tmp_path, memory_bytes=8 * MIB) as cluster:
+        await create(cluster, "flights")
+        clients = [await cluster.connect() for _ in range(8)]
+        body = encode_entity(produce_request("flights", 0, batch(b"x" * 700_000)))
+        for each in clients:
+            each.send(0, 9, body)
+            each.send(0, 9, body)
+        for each in clients:
+            for _ in range(2):
+                answer = (await each.receive()).responses[0].partition_responses[0]
+                assert answer.error_code is ErrorCode.none
+                assert cluster.broker.connections.bytes_held <= cluster.broker.services.memory.requests < 2 * MIB
+            await each.close()
+        await produce(again := await cluster.connect(), "flights", batch(b"y"))
+        await again.close()
+
+
+async def test_metadata_in_every_version_creates_what_is_asked_for(mini_cluster: MiniCluster, client: RawClient) -> None:
+    for version in range(14):
+        name = f"topic-{version}"
+        extra = {"topic_id": None} if version >= 10 else {}
+        values: dict[str, bool] = {}
+        if version >= 4:
+            values["allow_auto_topic_creation"] = True
+        if version >= 8:
+            values["include_topic_authorized_operations"] = False
+        if 8 <= version <= 10:
+            values["include_cluster_authorized_operations"] = False
+        topics = (request(3, version, "MetadataRequestTopic", name=name, **extra),)
+        answer = await client.call(3, version, request(3, version, "MetadataRequest", topics=topics, **values))
+        (topic,) = answer.topics
+        assert (topic.error_code, topic.name) == (ErrorCode.none, name)
+        assert [partition.leader_id for partition in topic.partitions] == [1]
+        assert len(answer.brokers) == 1

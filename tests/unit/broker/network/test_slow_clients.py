@@ -1,0 +1,109 @@
+"""Clients that send slowly, stop within a frame, announce too much or take no answers cost nobody else anything, and go."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import psutil
+import pytest
+import pytest_asyncio
+from unit.broker.mini_cluster import MiniCluster, run_cluster
+from unit.broker.raw_client import RawClient, request
+
+from stratalog_broker.network import connection
+from stratalog_core.connections.silent_clients import FRAME_LOOKS_MAX, LOOK_S
+
+MIB = 1024 * 1024
+API_VERSIONS = struct.pack(">ihhih", 10, 18, 0, 7, -1)
+
+
+@pytest_asyncio.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[MiniCluster]:
+    async with run_cluster(tmp_path, frame_bytes_max=64 * MIB, memory_bytes=1024 * MIB, connection_idle_ms=60_000) as made:
+        yield made
+
+
+async def served(cluster: MiniCluster) -> None:
+    client = await cluster.connect()
+    await client.call(18, 0, request(18, 0, "ApiVersionsRequest"))
+    await client.close()
+
+
+async def half_sent(cluster: MiniCluster, said: bytes) -> RawClient:
+    """A client that stops after these bytes, once they have arrived."""
+    before = set(cluster.broker.connections._connections)
+    client = await cluster.connect()
+    client.send_bytes(said)
+    await until(lambda: any(each.partial_bytes for each in set(cluster.broker.connections._connections) - before))
+    return client
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Turn the loop until something is so."""
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 - what is waited for happens in the code under test, which sets no event
+            await asyncio.sleep(0.001)
+
+
+async def test_bytes_that_come_one_at_a_time_are_a_request_all_the_same(cluster: MiniCluster) -> None:
+    client = await cluster.connect()
+    for at in range(len(API_VERSIONS)):
+        client.send_bytes(API_VERSIONS[at : at + 1])
+        await asyncio.sleep(0)
+    assert await client.receive_bytes()
+    await client.close()
+
+
+async def test_half_a_frame_is_given_up_and_its_memory_with_it(cluster: MiniCluster) -> None:
+    connections = cluster.broker.connections
+    resident = psutil.Process().memory_info().rss
+    clients = [await half_sent(cluster, said) for said in (b"\x00", API_VERSIONS[:9], struct.pack(">i", 64 * MIB) + bytes(100))]
+    clients += [await half_sent(cluster, struct.pack(">i", 64 * MIB) + bytes(1)) for _ in range(2)]
+    assert psutil.Process().memory_info().rss - resident < 64 * MIB, "what is only announced takes no memory"
+    for _ in range(FRAME_LOOKS_MAX - 1):
+        connections.sweep()
+        await served(cluster)
+    connections.sweep()
+    for client in clients:
+        assert await client.closed()
+    await served(cluster)
+    assert connections.bytes_held == 0
+
+
+async def test_a_silent_client_is_closed_and_one_that_is_served_is_not(cluster: MiniCluster) -> None:
+    silent, lively = await cluster.connect(), await cluster.connect()
+    for _ in range(round(60 / LOOK_S) + 1):
+        await lively.call(18, 0, request(18, 0, "ApiVersionsRequest"))
+        cluster.broker.connections.sweep()
+    assert await silent.closed()
+    await lively.call(18, 0, request(18, 0, "ApiVersionsRequest"))
+    await lively.close()
+
+
+async def test_a_client_that_takes_no_answers_is_closed(cluster: MiniCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a limit it would hold its answers, and the requests behind them, for ever."""
+    monkeypatch.setattr(connection, "_WRITE_HIGH_BYTES", 64 * 1024)
+    connections = cluster.broker.connections
+    before = set(connections._connections)
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.setblocking(False)
+        host, port = cluster.broker.kafka_address.rsplit(":", 1)
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(client, (host, int(port)))
+        await until(lambda: len(connections._connections) > len(before))
+        (held,) = set(connections._connections) - before
+        assert held._transport is not None
+        held._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        sending = asyncio.ensure_future(loop.sock_sendall(client, API_VERSIONS * 10_000))
+        await until(lambda: held._is_writing_paused)
+        # What was on its way when it stopped may be taken between the first looks.
+        async with asyncio.timeout(60):
+            while held in connections._connections:
+                connections.sweep()
+                await served(cluster)
+        await asyncio.gather(sending, return_exceptions=True)

@@ -1,0 +1,145 @@
+"""Brokers that die or stop: what was acknowledged stays, once, and idempotent producers notice nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import confluent_kafka
+from confluent_kafka.admin import AdminClient, NewTopic
+from unit.broker.handlers.test_round_trip import consume, produce
+from unit.broker.mini_cluster import MiniCluster, in_thread, run_cluster, until_served
+from unit.broker.raw_client import batch
+from unit.broker.raw_client import produce as produce_raw
+
+from stratalog_core.batches.batch import CONTROL_BIT, TRANSACTIONAL_BIT
+from stratalog_core.batches.records import Record, build_batch
+from stratalog_core.ids import TopicPartition
+from stratalog_core.partition_state.transactions import ABORT, COMMIT, AbortedTransaction
+from stratalog_metadata.records import Topic
+
+PARTITIONS = 4
+
+
+def create_topic(cluster: MiniCluster, topic: str, replicas: int, **configs: str) -> None:
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+    (created,) = admin.create_topics([NewTopic(topic, PARTITIONS, replicas, config=configs)]).values()
+    created.result(20)
+
+
+def produce_slowly(bootstrap: str, topic: str, count: int, half_way: threading.Event) -> dict[bytes, tuple[int, int]]:
+    """Delivered values and tsuccessor (partition, offset)."""
+    delivered: dict[bytes, tuple[int, int]] = {}
+    failures: list[Any] = []
+
+    def done(error: Any, message: Any) -> None:
+        if error is not None:
+            failures.append(error)
+        else:
+            assert message.value() not in delivered
+            delivered[message.value()] = (message.partition(), message.offset())
+
+    producer = confluent_kafka.Producer(
+        {"bootstrap.servers": bootstrap, "acks": "all", "enable.idempotence": True, "linger.ms": 1}
+    )
+    for number in range(count):
+        producer.produce(topic, str(number).encode(), on_delivery=done)
+        producer.poll(0.001)
+        if number == count // 2:
+            half_way.set()
+            time.sleep(0.05)
+    assert producer.flush(40) == 0
+    assert failures == []
+    return delivered
+
+
+async def test_an_idempotent_producer_survives_the_death_of_its_broker(tmp_path: Path) -> None:
+    count = 2000
+    async with run_cluster(tmp_path, bookies=3, brokers=2) as cluster:
+        await in_thread(lambda: create_topic(cluster, "flights", 3))
+        half_way = threading.Event()
+        bootstrap = cluster.bootstrap
+        producing = asyncio.ensure_future(in_thread(lambda: produce_slowly(bootstrap, "flights", count, half_way)))
+        await in_thread(half_way.wait)
+        await cluster.brokers.pop(1).kill()
+        delivered = await producing
+        assert len(delivered) == count
+        survivor = cluster.bootstrap
+        found = await in_thread(lambda: consume(survivor, "flights", count))
+        places = [(message.value(), message.partition(), message.offset()) for message in found]
+        assert len(places) == len(set(places)) == count
+        assert {value: (partition, offset) for value, partition, offset in places} == delivered
+
+
+async def test_a_stopped_broker_hands_over_and_comes_back(tmp_path: Path) -> None:
+    async with run_cluster(tmp_path, bookies=1, brokers=1) as cluster:
+        await in_thread(lambda: create_topic(cluster, "flights", 1))
+        values = [str(number).encode() for number in range(500)]
+        first = cluster.bootstrap
+        await in_thread(lambda: produce(first, "flights", values[:250]))
+        await cluster.brokers.pop(1).stop()
+        await cluster.start_broker(1)
+        second = cluster.bootstrap
+        await in_thread(lambda: produce(second, "flights", values[250:]))
+        found = await in_thread(lambda: consume(second, "flights", 500))
+        assert sorted(message.value() or b"" for message in found) == sorted(values)
+
+
+async def test_ledgers_roll_while_a_producer_goes_on(tmp_path: Path) -> None:
+    async with run_cluster(tmp_path, bookies=1, brokers=1) as cluster:
+        await in_thread(lambda: create_topic(cluster, "flights", 1, **{"segment.bytes": "65536"}))
+        values = [str(number).encode() * 200 for number in range(2000)]
+        bootstrap = cluster.bootstrap
+        await in_thread(lambda: produce(bootstrap, "flights", values, **{"batch.size": 16384}))
+        logs = cluster.broker.services.partitions.all()
+        hot = [len(cluster.broker.services.reader.hot_ledgers(log)) for log in logs if log.topic.name == "flights"]
+        assert max(hot) > 3
+        await cluster.brokers.pop(1).kill()
+        await cluster.start_broker(2)
+        survivor = cluster.bootstrap
+        found = await in_thread(lambda: consume(survivor, "flights", 2000))
+        assert sorted(message.value() or b"" for message in found) == sorted(values)
+
+
+async def test_acks_1_is_answered_with_the_first_copy_also_in_a_ledger_that_began_without(tmp_path: Path) -> None:
+    async with run_cluster(tmp_path, bookies=3) as cluster:
+        await in_thread(lambda: create_topic(cluster, "flights", 3))
+        client = await cluster.connect()
+        assert (await produce_raw(client, "flights", batch(b"by all"))).error_code == 0
+        for name in ("bookie-2", "bookie-3"):
+            await cluster.bookies[name].close()
+        answer = await produce_raw(client, "flights", batch(b"by one"), acks=1)
+        assert (answer.error_code, answer.base_offset) == (0, 1)
+        # Nothing can be sealed any more.
+        await cluster.brokers.pop(1).kill()
+
+
+async def test_a_takeover_knows_the_transactions_that_the_last_owner_left(tmp_path: Path) -> None:
+    """The type of a marker is in its record, beyond the headers that a takeover reads."""
+
+    def sent(producer_id: int, marker: int | None = None) -> bytearray:
+        key = None if marker is None else struct.pack(">hh", 0, marker)
+        attributes = TRANSACTIONAL_BIT | (0 if marker is None else CONTROL_BIT)
+        record = Record(offset=0, timestamp_ms=1, key=key, value=b"")
+        sequence = 0 if marker is None else -1
+        identity = {"producer_id": producer_id, "producer_epoch": 0, "base_sequence": sequence}
+        return build_batch([record], attributes=attributes, **identity)
+
+    async with run_cluster(tmp_path, bookies=1, brokers=1) as cluster:
+        await in_thread(lambda: create_topic(cluster, "flights", 1))
+        topic = next(topic for topic in cluster.metadata.view.all(Topic) if topic.name == "flights")
+        identity = TopicPartition(topic.topic_id, 0)
+        await until_served(cluster.broker, topic.topic_id)
+        for batch_sent in (sent(1), sent(2), sent(1, ABORT), sent(3), sent(2, COMMIT)):
+            await cluster.broker.services.partitions.append_internal(identity, batch_sent)
+        await cluster.brokers.pop(1).kill()
+        successor = (await cluster.start_broker(2)).server
+        await until_served(successor, topic.topic_id)
+        log = successor.services.partitions.find(identity)
+        assert log is not None
+        assert (log.core.high_watermark, log.core.last_stable_offset) == (5, 3)
+        assert log.core.aborted_between(0, 5) == [AbortedTransaction(1, 0, 2, 1)]

@@ -1,0 +1,198 @@
+"""A partition that is being handed over holds what producers send, and tells them in one answer who leads now."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from kio.schema.errors import ErrorCode
+from unit.broker.mini_cluster import WAIT_S, MiniCluster, in_thread, run_cluster, until_served
+from unit.broker.partitions.test_many_partitions import Counted, create, produce_one_each, until_taken
+from unit.broker.raw_client import RawClient, batch, fetch, produce, produce_request
+from unit.metadata.watching import until
+
+from stratalog_bookies.protocol import messages as bookie_messages
+from stratalog_broker.partitions.log import PartitionLog
+from stratalog_broker.protocol.entities import encode_response as encode_entity
+from stratalog_core.ids import NO_OWNER
+from stratalog_metadata.records import Ledger, Partition
+from stratalog_metadata.state.commands import Command, Put
+
+PRODUCE, LEADER_VERSION = 0, 10
+
+
+@dataclass(slots=True, kw_only=True)
+class Leaving:
+    """A partition with one record, whose handover from broker 1 to broker 2 has been begun, and stands until ``go_on``."""
+
+    cluster: MiniCluster
+    client: RawClient
+    log: PartitionLog
+    go_on: asyncio.Event
+
+    async def put(self, next_owner: int) -> None:
+        """Give an order, or take it back."""
+        partition = self.cluster.metadata.view.find(Partition, self.log.requirement.key)
+        assert partition is not None
+        await self.cluster.metadata.propose(
+            Command(updates=(Put(record=msgspec.structs.replace(partition, next_owner=next_owner)),))
+        )
+
+    async def send(self, value: bytes, acks: int = -1, **producer: int) -> None:
+        """Send a record and wait until the broker holds it."""
+        held = len(self.log.core.queue)
+        wanted = produce_request("flights", 0, batch(value, **producer), version=LEADER_VERSION, acks=acks)
+        self.client.send(PRODUCE, LEADER_VERSION, encode_entity(wanted))
+        async with asyncio.timeout(WAIT_S):
+            while acks and len(self.log.core.queue) == held:  # noqa: ASYNC110 - no event tells
+                await asyncio.sleep(0.005)
+
+    async def answer(self) -> tuple[Any, Any]:
+        """The partition's line of the next answer, and the nodes that the answer names."""
+        found = await self.client.receive()
+        return found.responses[0].partition_responses[0], found.node_endpoints
+
+
+@asynccontextmanager
+async def leaving(path: Path, monkeypatch: pytest.MonkeyPatch, **producer: int) -> AsyncIterator[Leaving]:
+    seal, go_on = PartitionLog._seal, asyncio.Event()
+
+    async def seal_later(log: PartitionLog, *arguments: Any) -> None:
+        await go_on.wait()
+        await seal(log, *arguments)
+
+    async with run_cluster(path, bookies=1, brokers=2) as cluster:
+        await in_thread(lambda: create(cluster.brokers[1].server.kafka_address, 1))
+        (partition,) = (each for each in cluster.metadata.view.all(Partition))
+        owner = cluster.brokers[partition.owner].server
+        await until_served(owner, partition.topic_id)
+        log = owner.services.partitions.find_by_id(partition.topic_id.bytes, 0)
+        assert log is not None
+        client = await RawClient.connect(owner.kafka_address)
+        assert (await produce(client, "flights", batch(b"first", **producer))).error_code == 0
+        monkeypatch.setattr(PartitionLog, "_seal", seal_later)
+        found = Leaving(cluster=cluster, client=client, log=log, go_on=go_on)
+        await found.put(3 - partition.owner)
+        async with asyncio.timeout(WAIT_S):
+            while not log.core.is_held:  # noqa: ASYNC110 - no event tells
+                await asyncio.sleep(0.005)
+        try:
+            yield found
+        finally:
+            go_on.set()
+            await client.close()
+
+
+async def test_what_is_held_is_refused_with_the_name_of_the_next_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with leaving(tmp_path, monkeypatch) as found:
+        before = found.log.core.leader_epoch
+        await found.send(b"second")
+        found.go_on.set()
+        line, nodes = await found.answer()
+        assert line.error_code is ErrorCode.not_leader_or_follower
+        successor = 3 - found.log.requirement.owner
+        assert (line.current_leader.leader_id, line.current_leader.leader_epoch) == (successor, before + 1)
+        assert [node.node_id for node in nodes] == [successor]
+        (ledger,) = found.cluster.metadata.view.all(Ledger)
+        assert ledger.end_offset == 1, "what was held was never written"
+
+
+async def test_what_is_held_is_written_here_if_the_order_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with leaving(tmp_path, monkeypatch) as found:
+        await found.send(b"second")
+        await found.send(b"third")
+        await found.put(NO_OWNER)
+        found.go_on.set()
+        assert [((await found.answer())[0]).base_offset for _ in range(2)] == [1, 2]
+        assert found.log.is_serving
+
+
+async def test_what_asks_for_no_answer_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with leaving(tmp_path, monkeypatch) as found:
+        await found.send(b"second", acks=0)
+        assert await found.client.closed()
+        assert not found.log.core.queue
+
+
+@pytest.mark.parametrize("in_flight", [1, 5])
+async def test_a_producer_whose_whole_pipeline_was_held_goes_on_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_flight: int
+) -> None:
+    producer = {"producer_id": 7, "producer_epoch": 0}
+    async with leaving(tmp_path, monkeypatch, **producer, base_sequence=0) as found:
+        for sequence in range(1, in_flight + 1):
+            await found.send(b"held", **producer, base_sequence=sequence)
+        found.go_on.set()
+        for _ in range(in_flight):
+            assert (await found.answer())[0].error_code is ErrorCode.not_leader_or_follower
+        successor = found.cluster.brokers[3 - found.log.requirement.owner].server
+        await until_served(successor, found.log.topic_partition.topic_id)
+        client = await RawClient.connect(successor.kafka_address)
+        for sequence in range(in_flight + 1):
+            answer = await produce(client, "flights", batch(b"again", **producer, base_sequence=sequence))
+            assert (answer.error_code, answer.base_offset) == (ErrorCode.none, sequence)
+        await client.close()
+
+
+async def orderly_stop(path: Path, partitions: int, open_ledgers: int, monkeypatch: pytest.MonkeyPatch) -> Counted:
+    """What is sent until a broker's partitions are another's, ``open_ledgers`` of them with a ledger to seal."""
+    async with run_cluster(path, bookies=1, brokers=1, lease_ms=60_000, shutdown_ms=60_000) as cluster:
+        bootstrap = cluster.bootstrap
+        await in_thread(lambda: create(bootstrap, partitions))
+        await in_thread(lambda: produce_one_each(bootstrap, range(open_ledgers)))
+        await cluster.start_broker(2, lease_ms=60_000)
+        with monkeypatch.context() as patched:
+            counted = Counted(patched)
+            await cluster.brokers.pop(1).stop()
+            await until_taken(cluster, 2, partitions)
+        await until(cluster.metadata, lambda: all(one.owner == 2 for one in cluster.metadata.view.all(Partition)), WAIT_S)
+        return counted
+
+
+@pytest.mark.parametrize("open_ledgers", [0, 400])
+async def test_a_broker_that_stops_shares_commands_among_its_partitions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, open_ledgers: int
+) -> None:
+    """It took two for each: one to seal, one to name the next owner."""
+    partitions = 400
+    counted = await orderly_stop(tmp_path, partitions, open_ledgers, monkeypatch)
+    assert len(counted.commands) <= partitions / 4
+    bytes_of_each = sum(map(len, counted.commands)) / partitions
+    assert bytes_of_each <= (1500 if open_ledgers else 500), "a ledger is closed, and the next one opened"
+    asked = counted.sent[bookie_messages.READ_HEADERS] + counted.sent[bookie_messages.READ]
+    assert asked == 0, "the record that names the next owner says what it must know"
+
+
+@pytest.mark.parametrize(("producers", "entries_behind"), [(1, 0), (60, 1)])
+async def test_the_next_owner_knows_what_producers_have_sent(tmp_path: Path, producers: int, entries_behind: int) -> None:
+    """From the partition's record, or from an entry behind the last batch where there are more than the record takes."""
+    async with run_cluster(tmp_path, bookies=1, brokers=2) as cluster:
+        await in_thread(lambda: create(cluster.brokers[1].server.kafka_address, 1))
+        (partition,) = (each for each in cluster.metadata.view.all(Partition))
+        owner, successor = cluster.brokers[partition.owner].server, cluster.brokers[3 - partition.owner].server
+        await until_served(owner, partition.topic_id)
+        batches = [batch(b"x", producer_id=1 + each, producer_epoch=0, base_sequence=0) for each in range(producers)]
+        client = await RawClient.connect(owner.kafka_address)
+        assert [(await produce(client, "flights", each)).base_offset for each in batches] == list(range(producers))
+        await cluster.metadata.propose(
+            Command(updates=(Put(record=msgspec.structs.replace(partition, next_owner=3 - partition.owner)),))
+        )
+        await until_served(successor, partition.topic_id)
+        (closed, *_) = sorted(cluster.metadata.view.all(Ledger), key=lambda ledger: ledger.ledger_id)
+        assert closed.last_entry == producers + entries_behind, (
+            "the first entry is the checkpoint that every ledger begins with"
+        )
+        again = await RawClient.connect(successor.kafka_address)
+        assert [(await produce(again, "flights", each)).base_offset for each in batches] == list(range(producers))
+        assert (await produce(again, "flights", batch(b"y"))).base_offset == producers
+        found = await fetch(again, "flights", 0)
+        assert found.error_code is ErrorCode.none
+        assert found.high_watermark == producers + 1
+        await client.close()
+        await again.close()
