@@ -135,7 +135,7 @@ _ASIDE = {"_rules", "section"}
 
 def test_every_topic_config_has_an_effect_or_one_value() -> None:
     """The broker reads its parsed form, other components the name itself; what nobody reads takes no value but the true one."""
-    tables = ROOT / "broker" / "stratalog_broker" / "topic_configs.py"
+    tables = ROOT / "broker" / "stratalog_broker" / "configs" / "topic_configs.py"
     fields = {field.name for field in dataclasses.fields(TopicConfigs)}
     unread = {field for field in fields if not any(module != tables for _, module in _reads()[field])}
     assert unread == set()

@@ -1,1 +1,1 @@
-"""admin"""
+"""Administration: topics, their configs and the cluster's defaults, and the limits on creating more."""

@@ -1,1 +1,1 @@
-"""configs"""
+"""Values that configure a broker and its topics: settings, config names with their bounds, listeners, memory shares."""

@@ -1,1 +1,1 @@
-"""network"""
+"""Connections: listening, cutting frames, dispatching requests, and bounding what clients make the broker hold."""

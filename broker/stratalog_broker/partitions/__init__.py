@@ -1,1 +1,1 @@
-"""partitions"""
+"""The partitions that this broker owns: takeover, appends, ledgers, handover."""

@@ -1,1 +1,1 @@
-"""requests"""
+"""What a request consists of between the network and its handler."""
