@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from stratalog_bookies.config import BookieSettings
-from stratalog_bookies.counters import Counters
 from stratalog_bookies.disk.core.corruption import KnownCorruption
 from stratalog_bookies.disk.core.disk_core import Added, DiskCore, Header, add_room, control_room
 from stratalog_bookies.disk.core.index import Row
@@ -24,6 +23,7 @@ from stratalog_bookies.disk.log_file_lifecycle import LogFileLifecycle
 from stratalog_bookies.disk.log_files import LogFiles
 from stratalog_bookies.disk.reads import DiskReads
 from stratalog_bookies.disk.transient_errors import lacks_resources
+from stratalog_bookies.metrics import Counters, DiskMetrics
 from stratalog_bookies.protocol.messages import ENTRY_HEADER_BYTES, DiskInfo, LedgerTail, Status
 from stratalog_core.errors import Corrupt, StorageFailed
 from stratalog_core.ports import Background
@@ -266,6 +266,25 @@ class Disk:
             call()
         self._held = held + self._held
         self._on_change()
+
+    def metrics(self) -> DiskMetrics:
+        """For a scrape."""
+        info = self.info()
+        return DiskMetrics(
+            disk=str(self.position),
+            writable=int(info.state == "writable"),
+            failed=int(info.state == "failed"),
+            free_bytes=info.free_bytes,
+            log_files=info.log_files,
+            log_size_bytes=info.log_bytes,
+            live_bytes=info.live_bytes,
+            ledgers=info.ledgers,
+            unrepaired_entries=info.damaged_entries,
+            group_commit_seconds=self.commit.seconds,
+            group_commit_bytes=self.commit.bytes,
+            waiting_for_commit=self.commit.waiting,
+            waiting_for_room=len(self._held),
+        )
 
     def info(self) -> DiskInfo:
         """For INFO."""

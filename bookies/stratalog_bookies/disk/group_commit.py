@@ -13,11 +13,12 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from stratalog_bookies.counters import Counters
 from stratalog_bookies.disk.core.disk_core import DiskCore
 from stratalog_bookies.disk.core.log import Write
 from stratalog_bookies.disk.log_files import LogFiles
+from stratalog_bookies.metrics import GROUP_BOUNDS_BYTES, Counters
 from stratalog_core.errors import StorageFailed
+from stratalog_core.metrics.groups import LATENCY_BOUNDS_S, Histogram
 from stratalog_core.ports import Background
 
 _log = logging.getLogger(__name__)
@@ -36,7 +37,16 @@ class GroupCommit:
         self._on_written = on_written
         self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
         self._is_busy = False
+        self._began_at_s = 0.0
+        self.seconds = Histogram(LATENCY_BOUNDS_S)
+        """Time from the begin of a group's write until it is durable."""
+        self.bytes = Histogram(GROUP_BOUNDS_BYTES)
         self._idle: list[asyncio.Future[None]] = []
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait until they are durable."""
+        return len(self._waiting)
 
     def when_durable(self, sequence: int, call: Callable[[], None]) -> None:
         """Call when all groups up to ``sequence`` are durable, or the disk has failed (``DiskCore.failure`` tells which).
@@ -92,7 +102,7 @@ class GroupCommit:
     def _go_on(self, written: Write | None) -> None:
         if written is not None:
             self._core.written(written.sequence)
-            self._counters.log_groups += 1
+            self._count(written)
         following = self._core.take()
         if following is not None:
             self._begin(following)
@@ -101,7 +111,15 @@ class GroupCommit:
             self._settle(written.sequence)
             self._on_written()
 
+    def _count(self, written: Write) -> None:
+        size = self._core.log.durable_position - written.position
+        self._counters.log_groups += 1
+        self._counters.log_bytes += size
+        self.bytes.observe(size)
+        self.seconds.observe(asyncio.get_running_loop().time() - self._began_at_s)
+
     def _begin(self, write: Write) -> None:
+        self._began_at_s = asyncio.get_running_loop().time()
         if not self._store.begin_write(write, partial(self._turn, write)):
             job = asyncio.ensure_future(self._background.run(partial(self._store.write, write)))
             job.add_done_callback(partial(self._job_done, write))

@@ -14,7 +14,6 @@ from typing import NamedTuple, TypeVar
 
 from crc32c import crc32c
 
-from stratalog_bookies.counters import Counters
 from stratalog_bookies.disk.core.disk_core import DiskCore
 from stratalog_bookies.disk.core.extents import pieces_of
 from stratalog_bookies.disk.core.index import SMALL_BYTES_MAX, Row, Run
@@ -23,6 +22,7 @@ from stratalog_bookies.disk.direct_reads import DirectReads
 from stratalog_bookies.disk.log_files import LogFiles
 from stratalog_bookies.disk.recovery import make_index
 from stratalog_bookies.disk.transient_errors import is_transient, lacks_resources
+from stratalog_bookies.metrics import Counters
 from stratalog_bookies.protocol import messages
 from stratalog_bookies.protocol.messages import HEAD_BYTES_MAX, EntryState, Range
 from stratalog_core.errors import Corrupt

@@ -14,12 +14,12 @@ from itertools import pairwise
 from typing import TypeVar
 
 from stratalog_bookies.config import BookieSettings
-from stratalog_bookies.counters import Counters
 from stratalog_bookies.disk.core.disk_core import Header
 from stratalog_bookies.disk.core.lookup import Budget, Found
 from stratalog_bookies.disk.disk import Disk, StatusGather
 from stratalog_bookies.disk.reads import RangeRead
 from stratalog_bookies.disk.transient_errors import lacks_resources
+from stratalog_bookies.metrics import BookieMetrics, Counters
 from stratalog_bookies.node.collector import Collector
 from stratalog_bookies.node.lac_waiters import LacWaiters
 from stratalog_bookies.protocol import messages
@@ -81,6 +81,14 @@ class Dispatch:
             task = asyncio.get_running_loop().create_task(self._serve(request))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+
+    def metrics(self) -> BookieMetrics:
+        """For a scrape."""
+        return BookieMetrics(
+            in_flight_add_bytes=self._in_flight_bytes,
+            requests_in_progress=len(self._tasks),
+            lac_waiters=len(self._waiters),
+        )
 
     def scrub_by(self, scrubs: Sequence[Scrub]) -> None:
         """What SCRUB starts and tells of."""

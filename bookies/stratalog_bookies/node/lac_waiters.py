@@ -34,6 +34,9 @@ class LacWaiters:
         self._count = 0
         self._waiting: dict[Disk, dict[int, list[_Waiter]]] = {}
 
+    def __len__(self) -> int:
+        return self._count
+
     def add(self, disk: Disk, wanted: AwaitLac, request: Request) -> None:
         """Answer ``request`` at once if there is something to tell, else later. Raises ``Overloaded`` at the bound."""
         tail = _tail(disk, wanted.ledger_id)

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 
 from stratalog_bookies.client.read_client import open_read_client
 from stratalog_bookies.config import BookieSettings
-from stratalog_bookies.counters import Counters
 from stratalog_bookies.disk.compaction import Compaction
 from stratalog_bookies.disk.disk import Disk
+from stratalog_bookies.metrics import Counters
 from stratalog_bookies.node import boot
 from stratalog_bookies.node.collector import Collector
 from stratalog_bookies.node.dispatch import Dispatch
@@ -25,6 +25,7 @@ from stratalog_bookies.repair.auditor import Auditor
 from stratalog_bookies.repair.entry_repair import EntryRepair
 from stratalog_bookies.repair.scrub import Scrub
 from stratalog_core.errors import Invalid, StratalogError
+from stratalog_core.metrics.groups import MetricGroup
 from stratalog_core.ports import Background, Bound, Clock, Files, Listener, Random, Transport
 from stratalog_metadata.client.api import MetadataClient
 
@@ -55,6 +56,7 @@ class BookieServer:
         self._random = random
         self._background = background
         self._registration = Registration(settings, metadata)
+        self._counters = Counters()
         self._disks: list[Disk] = []
         self._dispatch: Dispatch | None = None
         self._bound: Bound | None = None
@@ -66,6 +68,14 @@ class BookieServer:
         """``host:port`` that is served."""
         assert self._bound is not None, "the bookie has been started"
         return self._bound.address
+
+    def metrics(self) -> Iterator[MetricGroup]:
+        """For a scrape: of the bookie and of each disk that is open by now."""
+        yield self._counters
+        if self._dispatch is not None:
+            yield self._dispatch.metrics()
+        for disk in self._disks:
+            yield disk.metrics()
 
     async def start(self) -> None:
         """Serve and be registered when this returns. The caller has locked the disks.
@@ -83,12 +93,11 @@ class BookieServer:
         cookie, lost = await boot.claim_disks(
             self._settings, self._files, self._registration, self._random, self._background
         )  # fmt: skip
-        counters = Counters()
         for position, files in enumerate(self._files):
-            self._disks.append(await self._open_disk(position, files, cookie, counters, lost))
+            self._disks.append(await self._open_disk(position, files, cookie, lost))
         cluster_id = await self._registration.cluster_id()
         collector = Collector(self._metadata, self._disks, cluster_id, self._registration.report_ledger_ids)
-        self._dispatch = Dispatch(self._settings, self._disks, collector, counters)
+        self._dispatch = Dispatch(self._settings, self._disks, collector, self._counters)
         self._listener = await bound.listen(self._dispatch.handle)
         address = self._settings.advertised or bound.address
         await self._registration.register(
@@ -99,7 +108,7 @@ class BookieServer:
             greatest_ledger_id=collector.greatest_ledger_id,
         )
         self._start_upkeep(collector, cluster_id, cookie)
-        self._start_auditor(counters)
+        self._start_auditor()
 
     async def close(self) -> None:
         """Take no more requests, answer those that were taken, give the session up."""
@@ -115,7 +124,7 @@ class BookieServer:
         if self._listener is not None:
             await self._listener.close()
 
-    async def _open_disk(self, position: int, files: Files, cookie: str, counters: Counters, lost: dict[int, str]) -> Disk:
+    async def _open_disk(self, position: int, files: Files, cookie: str, lost: dict[int, str]) -> Disk:
         """``lost`` gets what is wrong with a disk that cannot be recovered, as long as another one can be. Raises ``Corrupt``
         and ``OSError`` otherwise.
         """
@@ -130,7 +139,7 @@ class BookieServer:
             _log.critical("disk %d is not used, what it holds is lost for now: %s", position, lost[position])
             store, bookie = boot.missing_disk(cookie, position, self._settings, lost[position])
         disk = Disk(
-            position, bookie, store, self._settings, self._background, counters, self._disk_changed,
+            position, bookie, store, self._settings, self._background, self._counters, self._disk_changed,
             is_missing=position in lost,
         )  # fmt: skip
         if position not in lost:
@@ -170,11 +179,11 @@ class BookieServer:
         for work in (collector.run, healer.run, *(scrub.run for scrub in scrubs)):
             self._upkeep.append(asyncio.get_running_loop().create_task(work()))
 
-    def _start_auditor(self, counters: Counters) -> None:
+    def _start_auditor(self) -> None:
         if not self._settings.audit_delay_s:
             return
         auditor = Auditor(
-            self._settings, self._metadata, self._transport, self._clock, self._random, counters,
+            self._settings, self._metadata, self._transport, self._clock, self._random, self._counters,
             lambda: self._registration.session_id,
         )  # fmt: skip
         self._upkeep.append(asyncio.get_running_loop().create_task(auditor.run()))

@@ -17,7 +17,7 @@ from stratalog_bookies.client.core.fragments import with_moved
 from stratalog_bookies.client.ledger_records import put_ledger
 from stratalog_bookies.client.read_client import open_read_client
 from stratalog_bookies.config import BookieSettings
-from stratalog_bookies.counters import Counters
+from stratalog_bookies.metrics import Counters
 from stratalog_bookies.repair.copier import Copier
 from stratalog_bookies.repair.core.audit_plan import Move, in_need, loads, plan_moves, weigh
 from stratalog_bookies.repair.core.audit_progress import Progress

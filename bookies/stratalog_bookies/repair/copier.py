@@ -14,7 +14,7 @@ from typing import Final
 from stratalog_bookies.client.bookie_requests import BookieRequests
 from stratalog_bookies.client.directory import BookieDirectory
 from stratalog_bookies.client.ledger_reads import LedgerReads
-from stratalog_bookies.counters import Counters
+from stratalog_bookies.metrics import Counters
 from stratalog_bookies.protocol.messages import (
     ENTRY_HEADER,
     ENTRY_HEADER_BYTES,

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from stratalog_bookies.metrics import BookieMetrics, Counters, DiskMetrics
 from stratalog_core.http.loop_lag import EventLoopMetrics
 from stratalog_core.http.settings import DEFAULT_PORTS
 from stratalog_core.metrics.groups import MetricDefinition, MetricGroup, definitions
 from stratalog_core.metrics.registry import ScrapeMetrics
 
 METRIC_GROUPS: Final[tuple[tuple[str, tuple[type[MetricGroup], ...]], ...]] = (
+    ("Bookies", (Counters, BookieMetrics, DiskMetrics)),
     ("Every process", (EventLoopMetrics, ScrapeMetrics)),
 )
 """Every group that a process reports, by heading."""

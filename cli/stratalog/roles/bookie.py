@@ -27,6 +27,7 @@ async def start(node: Node) -> str:
         node.random,
         node.background(settings.threads, "bookie"),
     )
+    node.metrics.add_source(server.metrics)
     await server.start()
     node.closing(server.close)
     node.serving_when(partial(check_bookie, node.transport, server.address, settings.bookie_id, node.read_record))

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from unit.bookies.plain_disk import PlainDisk
 
-from stratalog_bookies.counters import Counters
 from stratalog_bookies.disk.core.log import Write
 from stratalog_bookies.disk.group_commit import GroupCommit
 from stratalog_bookies.disk.log_files import LogFiles
+from stratalog_bookies.metrics import Counters
 from stratalog_core.errors import StorageFailed
 from stratalog_core.ports import OnWritten
 from stratalog_core.system import SystemFiles, ThreadBackground
@@ -46,7 +46,8 @@ class Held:
         self.disk = PlainDisk(SystemFiles(path), file_bytes=64 * 1024)
         self.core = self.disk.core
         self.disk.store = self.files = HeldFiles(self.disk.store)
-        self.commit = GroupCommit(self.core, self.files, background, Counters(), lambda: None)
+        self.counters = Counters()
+        self.commit = GroupCommit(self.core, self.files, background, self.counters, lambda: None)
         self.answered: list[int] = []
         self._entries = 0
 
@@ -85,6 +86,22 @@ async def test_what_comes_meanwhile_is_the_next_group(held: Held) -> None:
     held.files.end()
     await held.commit.close()
     assert held.answered == [0, 1, 2]
+
+
+async def test_groups_and_their_bytes_and_times_are_counted(held: Held) -> None:
+    first = held.core.log.durable_position
+    held.add()
+    await until(lambda: held.files.held)
+    held.add(3_000)
+    held.add()
+    assert held.commit.waiting == 3
+    held.files.end()
+    assert (held.counters.log_groups, held.commit.waiting) == (1, 2)
+    held.files.end()
+    await held.commit.close()
+    assert held.counters.log_groups == sum(held.commit.seconds.counts) == sum(held.commit.bytes.counts) == 2
+    assert held.counters.log_bytes == held.commit.bytes.sum == held.core.log.durable_position - first
+    assert held.counters.log_bytes > 3_200
 
 
 async def test_a_disk_that_is_retired_before_a_group_begins_leaves_nobody_waiting(held: Held) -> None:

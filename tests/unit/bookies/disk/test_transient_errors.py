@@ -17,13 +17,13 @@ import pytest
 from simulation.disk import Disk as SimulatedDisk
 
 from stratalog_bookies.config import BookieSettings
-from stratalog_bookies.counters import Counters
 from stratalog_bookies.disk import recovery
 from stratalog_bookies.disk.compaction import Compaction
 from stratalog_bookies.disk.core.cookie import disk_key
 from stratalog_bookies.disk.core.lookup import Budget
 from stratalog_bookies.disk.disk import Disk
 from stratalog_bookies.disk.log_files import LogFiles
+from stratalog_bookies.metrics import Counters
 from stratalog_bookies.node import boot
 from stratalog_bookies.protocol import messages
 from stratalog_bookies.protocol.messages import EntryState, Range, Status

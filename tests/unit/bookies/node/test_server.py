@@ -20,11 +20,11 @@ import pytest
 
 from stratalog_bookies.client.ledger_ids import LedgerIds
 from stratalog_bookies.config import BookieSettings
-from stratalog_bookies.counters import Counters
 from stratalog_bookies.disk import recovery
 from stratalog_bookies.disk.core.cookie import disk_key
 from stratalog_bookies.disk.disk import Disk
 from stratalog_bookies.disk.log_files import LogFiles, log_path
+from stratalog_bookies.metrics import Counters
 from stratalog_bookies.node import boot
 from stratalog_bookies.node.collector import Collector
 from stratalog_bookies.node.registration import Registration
