@@ -10,8 +10,10 @@ from stratalog_core.http.loop_lag import EventLoopMetrics
 from stratalog_core.http.settings import DEFAULT_PORTS
 from stratalog_core.metrics.groups import MetricDefinition, MetricGroup, definitions
 from stratalog_core.metrics.registry import ScrapeMetrics
+from stratalog_metadata.node.metrics import QuorumMetrics, RecordMetrics, RequestCounters
 
 METRIC_GROUPS: Final[tuple[tuple[str, tuple[type[MetricGroup], ...]], ...]] = (
+    ("Metadata nodes", (RequestCounters, QuorumMetrics, RecordMetrics)),
     ("Bookies", (Counters, BookieMetrics, DiskMetrics)),
     ("Every process", (EventLoopMetrics, ScrapeMetrics)),
 )

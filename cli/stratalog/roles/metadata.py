@@ -25,6 +25,7 @@ async def start(node: Node) -> str:
         # One thread for its log, one for its state.
         node.background(2, "metadata"),
     )
+    node.metrics.add_source(server.metrics)
     await server.start()
     node.closing(server.close)
     node.serving_when(partial(check_metadata_node, node.transport, server.address))

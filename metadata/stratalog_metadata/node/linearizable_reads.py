@@ -23,6 +23,9 @@ class LinearizableReads:
         self._confirmed: list[tuple[int, Request, Serve]] = []
         self._next_context = 1
 
+    def __len__(self) -> int:
+        return len(self._unconfirmed) + len(self._confirmed)
+
     def begin(self, request: Request, serve: Serve) -> None:
         """Raises ``NotLeader`` or ``Overloaded``."""
         if len(self._confirmed) >= CONFIRMED_MAX:

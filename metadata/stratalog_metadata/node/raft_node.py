@@ -16,6 +16,7 @@ from functools import partial
 from typing import Final, Protocol
 
 from stratalog_core.errors import Invalid
+from stratalog_core.metrics.groups import LATENCY_BOUNDS_S, Histogram
 from stratalog_core.ports import Background, Clock
 from stratalog_metadata.raft import Entry, Message, Raft, Ready, Snapshot
 from stratalog_metadata.state import snapshot
@@ -91,6 +92,7 @@ class RaftNode:
         self._stopped = False
         self._is_broken = False
         self.refused_messages = 0
+        self.log_write_seconds = Histogram(LATENCY_BOUNDS_S)
 
     def start(self) -> None:
         self._begin(self._write_forever())
@@ -240,7 +242,9 @@ class RaftNode:
                 self._saved_index = image.index
                 self._events.restored(image)
         elif any(ready.must_persist for ready in batch):
+            began_at_s = self._clock.monotonic()
             await self._background.run(lambda: self._storage.persist(batch))
+            self.log_write_seconds.observe(self._clock.monotonic() - began_at_s)
         for ready in batch:
             self.core.persisted(ready.number)
             if ready.messages_after:

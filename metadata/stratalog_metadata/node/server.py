@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 
 from stratalog_core.errors import Invalid, StorageFailed, StratalogError, Unavailable
+from stratalog_core.metrics.groups import MetricGroup
 from stratalog_core.ports import Background, Bound, Clock, Files, Listener, Random, Request, Transport
 from stratalog_metadata.node import joining
 from stratalog_metadata.node.config import MetadataSettings
@@ -88,6 +89,11 @@ class MetadataServer:
     def failure(self) -> StratalogError | None:
         """Why the node serves nothing any more; None while it does."""
         return self._failure
+
+    def metrics(self) -> Iterator[MetricGroup]:
+        """For a scrape; nothing before the node takes part in a quorum."""
+        if self._serving is not None and self._node is not None:
+            yield from self._serving.metrics(self._node)
 
     async def bind(self) -> None:
         """Hold the port, so that ``address`` is known; nobody can connect before ``start``. Raises ``Conflict``."""

@@ -7,13 +7,14 @@ watches and snapshots.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
 
 from stratalog_core.errors import Invalid, NotLeader, StratalogError, Unavailable
 from stratalog_core.malformed import MALFORMED
+from stratalog_core.metrics.groups import MetricGroup
 from stratalog_core.ports import Clock, Random, Request, Transport
 from stratalog_metadata.node.config import MetadataSettings
 from stratalog_metadata.node.digest_comparison import DigestComparer
@@ -21,6 +22,7 @@ from stratalog_metadata.node.forwarding import FORWARDED, ForwardedRequest, Forw
 from stratalog_metadata.node.leadership import Leadership
 from stratalog_metadata.node.linearizable_reads import LinearizableReads
 from stratalog_metadata.node.membership_service import MembershipService
+from stratalog_metadata.node.metrics import QuorumMetrics, RecordMetrics, RequestCounters
 from stratalog_metadata.node.peers import Peers, decode_messages
 from stratalog_metadata.node.pending_proposals import OnAnswers, PendingProposals
 from stratalog_metadata.node.raft_node import RaftNode
@@ -78,6 +80,7 @@ class ServingNode:
         self._forwarder = Forwarder(core, peers, transport)
         self.comparer = DigestComparer(core.node_id, replica.digest, transport, self._other_voters, on_failed)
         self._proposals = PendingProposals()
+        self._counters = RequestCounters()
         self._leadership: Leadership | None = None
         self._led_term = 0
         self._not_leading = asyncio.Event()
@@ -117,6 +120,27 @@ class ServingNode:
         """Return once this node does not lead (any more)."""
         await self._not_leading.wait()
 
+    def metrics(self, node: RaftNode) -> Iterator[MetricGroup]:
+        """For a scrape. ``node`` drives the core."""
+        core, applied = self._core, self._replica.index
+        yield self._counters
+        yield QuorumMetrics(
+            is_leader=int(self.is_leader),
+            term=core.term,
+            commit_index=core.commit,
+            applied_index=applied,
+            apply_lag_entries=max(0, core.commit - applied),
+            log_entries=len(core.log),
+            log_size_bytes=core.log.payload_bytes,
+            log_write_seconds=node.log_write_seconds,
+            pending_proposals=len(self._proposals),
+            waiting_reads=len(self._reads),
+            watchers=len(self._watchers),
+            refused_messages=node.refused_messages,
+        )
+        for kind, count in self._replica.records.counts().items():
+            yield RecordMetrics(kind=kind, records=count)
+
     def peer_lost(self, node_id: int) -> None:
         self._core.unreachable(node_id)
         self._wake()
@@ -140,6 +164,7 @@ class ServingNode:
 
     def handle(self, request: Request) -> None:
         """Raises the error to answer with."""
+        self._counters.requests += 1
         handler = self._handlers.get(request.method)
         if handler is None:
             raise Invalid(f"method {request.method:#06x} is not one of the metadata quorum's")
@@ -162,6 +187,7 @@ class ServingNode:
             first = self._core.propose(commands)
         except NotLeader as refused:
             raise self._not_leader() from refused
+        self._counters.commands_proposed += len(commands)
         self._proposals.add(first, self._core.term, len(commands), on_answers)
         self._wake()
 
@@ -349,6 +375,7 @@ class ServingNode:
             self._giving_up = self._loop.call_later(delay_s, self._proposals.forget_before_term, core.term + 1)
 
     def _begin_leadership(self) -> None:
+        self._counters.leaderships += 1
         self._leadership = Leadership(
             self._replica.records,
             self._propose_own,

@@ -25,6 +25,9 @@ class Watchers:
         self._encoded: tuple[int, int, bytes] = (-1, -1, b"")
         self._loop = asyncio.get_running_loop()
 
+    def __len__(self) -> int:
+        return len(self._parked)
+
     def watch(self, request: Request, wanted: WatchRequest) -> None:
         if wanted.index < self._recent.index:
             request.reply(self._answer(wanted.index))

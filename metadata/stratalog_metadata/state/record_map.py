@@ -54,6 +54,10 @@ class RecordMap:
         """All records, ordered by key."""
         return iter(self.scan(""))
 
+    def counts(self) -> dict[str, int]:
+        """How many records there are of each kind."""
+        return {name: len(kind.records) for name, kind in self._kinds.items()}
+
     def get(self, key: str) -> Versioned | None:
         kind = self._kinds.get(_kind_of(key))
         return None if kind is None else kind.records.get(key)
