@@ -11,10 +11,13 @@ from stratalog_core.http.settings import DEFAULT_PORTS
 from stratalog_core.metrics.groups import MetricDefinition, MetricGroup, definitions
 from stratalog_core.metrics.registry import ScrapeMetrics
 from stratalog_metadata.node.metrics import QuorumMetrics, RecordMetrics, RequestCounters
+from stratalog_tiering.metrics import ColdReadMetrics, TieringCounters, TieringLag, TieringMetrics
 
 METRIC_GROUPS: Final[tuple[tuple[str, tuple[type[MetricGroup], ...]], ...]] = (
     ("Metadata nodes", (RequestCounters, QuorumMetrics, RecordMetrics)),
     ("Bookies", (Counters, BookieMetrics, DiskMetrics)),
+    ("Tiering workers", (TieringCounters, TieringMetrics, TieringLag)),
+    ("Cold reads of brokers", (ColdReadMetrics,)),
     ("Every process", (EventLoopMetrics, ScrapeMetrics)),
 )
 """Every group that a process reports, by heading."""

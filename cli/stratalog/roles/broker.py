@@ -41,6 +41,7 @@ async def start(node: Node) -> str:
     searches = SearchPool(node.background(_THREADS, "searches"), shares.searches)
     cold = await _cold_reader(node, shares.cold, background, searches)
     node.closing(cold.close)
+    node.metrics.add_source(cold.metrics)
     server = BrokerServer(
         settings, metadata, ledgers, cold, searches, node.clock, node.random,
         release_memory=lambda: background.run(return_free_memory),

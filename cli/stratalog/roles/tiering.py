@@ -25,6 +25,7 @@ async def start(node: Node) -> str:
     node.closing(ledgers.close)
     background = node.background(_CHECKSUM_THREADS, "checksums")
     worker = TieringWorker(settings, metadata, node.store(), ledgers, node.clock, node.random, background)
+    node.metrics.add_source(worker.metrics)
     await worker.start()
     node.closing(worker.close)
     node.serving_when(partial(check_tiering_worker, settings.worker_id, node.read_record))

@@ -20,6 +20,7 @@ from stratalog_tiering.cold.block_cache import BlockKey, CachedBlock, DiskCache,
 from stratalog_tiering.format.footer import BlockEntry, SegmentFooter
 from stratalog_tiering.format.manifest import SegmentEntry
 from stratalog_tiering.format.segment import check_block
+from stratalog_tiering.metrics import ColdReadMetrics
 from stratalog_tiering.store import ObjectStore
 
 _MIB: Final = 1024 * 1024
@@ -58,7 +59,13 @@ class BlockSource:
         self._loads: SingleFlight[BlockKey, CachedBlock] = SingleFlight()
         self._fetch_limit = asyncio.Semaphore(settings.fetch_reads)
         self._read_ahead_limit = asyncio.Semaphore(settings.read_ahead_reads)
+        self._counted = ColdReadMetrics()
         self._disk_writes: set[asyncio.Task[None]] = set()
+
+    def metrics(self) -> ColdReadMetrics:
+        """For a scrape."""
+        self._counted.cached_bytes, self._counted.loads_in_progress = self._blocks.weight, len(self._loads)
+        return self._counted
 
     def at_hand(self, key: BlockKey) -> bool:
         """Whether the block is in memory or on its way."""
@@ -69,6 +76,7 @@ class BlockSource:
         key = (entry.key, index)
         cached = self._blocks.get(key)
         if cached is not None:
+            self._counted.memory_hits += 1
             return cached
         load = self._loader(entry, index, footer.blocks[index], self._fetch_limit)
         return await self._loads.get(key, load, deadline - self._clock.monotonic())
@@ -116,13 +124,16 @@ class BlockSource:
             _log.warning("a cached block was wrong and is read again: %s", bad)
             self._disk.discard(key)
             return None
+        self._counted.disk_hits += 1
         return memoryview(content)
 
     async def _from_store(self, entry: SegmentEntry, index: int, block: BlockEntry) -> memoryview:
+        began_at_s = self._clock.monotonic()
         try:
             content = await self._store.get_range(entry.key, block.position, block.length)
             check_block(content, block)
         except (Corrupt, NoSuchObject) as bad:
+            self._counted.unreadable_blocks += 1
             raise Corrupt(
                 f"segment {entry.key}, block {index} (offsets {block.base_offset}..{block.last_offset}): {bad.message}",
                 key=entry.key,
@@ -130,6 +141,9 @@ class BlockSource:
                 base_offset=block.base_offset,
                 last_offset=block.last_offset,
             ) from bad
+        self._counted.blocks_loaded += 1
+        self._counted.loaded_bytes += len(content)
+        self._counted.load_seconds.observe(self._clock.monotonic() - began_at_s)
         return content
 
     def _evicted(self, key: BlockKey, block: CachedBlock) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Coroutine, Sequence
+from collections.abc import Awaitable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 from uuid import UUID
@@ -18,6 +18,7 @@ from uuid import UUID
 from stratalog_core.batches.batch import BatchHeader
 from stratalog_core.batches.checkpoint import ProducerEntry
 from stratalog_core.errors import NotFound, StratalogError, Unavailable
+from stratalog_core.metrics.groups import MetricGroup
 from stratalog_core.ports import Background, Clock, Files
 from stratalog_core.search_pool import InlineBackground, SearchPool
 from stratalog_core.single_flight import SingleFlight
@@ -93,6 +94,10 @@ class ColdReader:
         self._lookups: SingleFlight[tuple[str, int], Found] = SingleFlight()
         self._streams: LruCache[tuple[UUID, int, int], _Stream] = LruCache(_STREAMS_MAX)
         self._tasks: set[asyncio.Task[None]] = set()
+
+    def metrics(self) -> Iterator[MetricGroup]:
+        """For a scrape."""
+        yield self._blocks.metrics()
 
     async def fetch(self, pointer: ManifestPointer, offset: int, max_bytes: int, timeout_s: float) -> list[memoryview]:
         """Runs of whole batches in order, the first batch holding ``offset``; at least one batch whatever ``max_bytes``.

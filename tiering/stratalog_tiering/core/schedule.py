@@ -26,6 +26,11 @@ class Schedule:
     def at_work_count(self) -> int:
         return len(self._at_work)
 
+    @property
+    def due_count(self) -> int:
+        """Pieces of work that wait for their time."""
+        return len(self._due)
+
     def set_due(self, name: str, at: float) -> None:
         """Make the name due at ``at``, unless it is due earlier already."""
         if at < self._due.get(name, float("inf")):

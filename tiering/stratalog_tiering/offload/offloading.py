@@ -37,6 +37,7 @@ async def offload(ports: WorkerPorts, state: PartitionSnapshot, ledgers: Sequenc
 
     Raises ``Corrupt`` (a ledger or the uploaded copy is damaged; nothing was committed), ``OutcomeUnknown``, ``Unavailable``.
     """
+    began_at_s = ports.clock.monotonic()
     await refuse_fork(ports, state)  # before an upload that could not be committed
     await describe_topic(ports.store, state.topic)
     job = OffloadJob(
@@ -51,7 +52,12 @@ async def offload(ports: WorkerPorts, state: PartitionSnapshot, ledgers: Sequenc
     edit = ManifestEdit(await previous_version(ports, state), random_id=ports.random_id)
     await _skip_expired(ports, edit, entry.base_offset)
     edit.append(entry)
-    return await commit_edit(ports, state, edit, lambda pointer: commit_segment(state, pointer, ledgers, guards), [entry.key])
+    if not await commit_edit(ports, state, edit, lambda pointer: commit_segment(state, pointer, ledgers, guards), [entry.key]):
+        return False
+    ports.counters.segments_offloaded += 1
+    ports.counters.offloaded_bytes += sum(stored.ledger.payload_bytes for stored in ledgers)
+    ports.counters.offload_seconds.observe(ports.clock.monotonic() - began_at_s)
+    return True
 
 
 async def _skip_expired(ports: WorkerPorts, edit: ManifestEdit, offset: int) -> None:
@@ -115,6 +121,7 @@ async def drop(
 ) -> None:
     """Remove ledgers from metadata (:func:`drop_ledgers`), then tell the bookies."""
     await ports.metadata.propose(drop_ledgers(state, ledgers, guards, log_start_offset))
+    ports.counters.ledgers_dropped += len(ledgers)
     try:
         await ports.ledgers.delete([stored.ledger.ledger_id for stored in ledgers])
     except StratalogError as failure:

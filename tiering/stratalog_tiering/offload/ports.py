@@ -16,6 +16,7 @@ from stratalog_metadata.records import Ledger
 from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.config import TieringSettings
 from stratalog_tiering.core.offload_job import SourceEntry
+from stratalog_tiering.metrics import TieringCounters
 from stratalog_tiering.store import ObjectStore
 
 _BURST_S: Final = 0.25
@@ -84,6 +85,7 @@ class WorkerPorts:
     background: Background
     reading: Throttle
     deleting: Throttle
+    counters: TieringCounters
 
     def random_id(self) -> int:
         """64 random bits for a new object key."""

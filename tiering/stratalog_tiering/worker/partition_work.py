@@ -73,6 +73,7 @@ class PartitionWork:
             _log.debug("%s changed during a step: %s", self._lease, changed)
             return self._pause_s()
         except StratalogError as failure:
+            self._ports.counters.failures += 1
             _log.warning("%s: %s: %s", self._lease, type(failure).__name__, failure)
             await self._report(failure)
             if isinstance(failure, Unavailable | StorageFailed):

@@ -18,6 +18,7 @@ from stratalog_metadata.state.changes import Change
 from stratalog_tiering.core.partition import PartitionId, partition_of
 from stratalog_tiering.core.schedule import BurstPacer, Schedule
 from stratalog_tiering.maintenance.deletion import abort_stale_uploads, collect_deleted_topic
+from stratalog_tiering.metrics import TieringMetrics
 from stratalog_tiering.offload.ports import WorkerPorts
 from stratalog_tiering.worker.leases import UPLOADS_LEASE, WorkerLeases, deletion_lease, partition_lease
 from stratalog_tiering.worker.partition_work import PartitionWork
@@ -55,6 +56,10 @@ class WorkerSession:
         for task in self._tasks:
             task.cancel()
         self._wake.set()
+
+    def metrics(self) -> TieringMetrics:
+        """For a scrape."""
+        return TieringMetrics(work_in_progress=self._schedule.at_work_count, work_scheduled=self._schedule.due_count)
 
     async def run(self, session_id: int) -> None:
         """Work under this session until :meth:`expire`."""
@@ -154,8 +159,10 @@ class WorkerSession:
                 await self._leases.release(name)
                 again_s = None
         except StratalogError as failure:
+            self._ports.counters.failures += 1
             _log.warning("%s: %s: %s", name, type(failure).__name__, failure)
         except Exception:
+            self._ports.counters.failures += 1
             _log.exception("%s failed with an unexpected error; it will be retried", name)
         finally:
             self._schedule.ended(name, None if again_s is None else self._ports.clock.monotonic() + again_s)

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterator
 from typing import Final
 
 from stratalog_core.errors import OutcomeUnknown, StratalogError, Unavailable
+from stratalog_core.metrics.groups import MetricGroup
 from stratalog_core.ports import Background, Clock, Random
 from stratalog_metadata.client.api import MetadataClient
 from stratalog_metadata.records import CLUSTER_KEY, Cluster
@@ -19,6 +21,7 @@ from stratalog_metadata.records import TieringWorker as WorkerRecord
 from stratalog_metadata.state.commands import Command, Put, SessionAlive
 from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.config import TieringSettings
+from stratalog_tiering.metrics import TieringCounters, TieringMetrics, tiering_lag
 from stratalog_tiering.offload.ports import LedgerSource, Throttle, WorkerPorts
 from stratalog_tiering.store import ObjectStore
 from stratalog_tiering.worker.bucket_claim import claim_bucket
@@ -58,8 +61,16 @@ class TieringWorker:
             background=background,
             reading=Throttle(settings.read_bytes_per_s, clock),
             deleting=Throttle(settings.deletes_per_s, clock),
+            counters=TieringCounters(),
         )
+        self._session: WorkerSession | None = None
         self._main: asyncio.Task[None] | None = None
+
+    def metrics(self) -> Iterator[MetricGroup]:
+        """For a scrape."""
+        yield self._ports.counters
+        yield self._session.metrics() if self._session is not None else TieringMetrics()
+        yield from tiering_lag(self._metadata.view, self._ports.clock.wall_ms())
 
     async def start(self) -> None:
         """Claim the bucket and start to work.
@@ -105,12 +116,15 @@ class TieringWorker:
         session_id = await self._metadata.open_session(
             f"tiering/{worker_id}", self._settings.session_lease_ms, session.expire
         )  # fmt: skip
+        self._session = session
+        self._ports.counters.sessions += 1
         try:
             record = WorkerRecord(worker_id=worker_id, session_id=session_id)
             alive = SessionAlive(session_id=session_id)
             await self._metadata.propose(Command(updates=(Put(record=record),), requirements=(alive,)))
             await session.run(session_id)
         finally:
+            self._session = None
             await self._close_session(session_id)
 
     async def _close_session(self, session_id: int) -> None:

@@ -20,6 +20,7 @@ from stratalog_metadata.records import ManifestPointer
 from stratalog_tiering.cold import manifest_source
 from stratalog_tiering.cold.archive import Archive
 from stratalog_tiering.cold.reader import ColdReader, ColdReaderSettings
+from stratalog_tiering.metrics import ColdReadMetrics
 from stratalog_tiering.offload.archive_writer import ArchiveWriter
 
 MIB = 1024 * 1024
@@ -103,6 +104,22 @@ async def test_equal_requests_share_one_read(
     results = await asyncio.gather(*(reader.fetch(pointer, 5, 1, 5) for _ in range(10)))
     assert len({bytes(pieces[0]) for pieces in results}) == 1
     assert store.count("get_range") == 1
+
+
+async def test_hits_and_loads_are_counted(
+    writer: ArchiveWriter, reader: ColdReader, store: Store, make_batches: Batches
+) -> None:
+    pointer, _ = await write_history(writer, make_batches, 1)
+    (counted,) = reader.metrics()
+    assert isinstance(counted, ColdReadMetrics)
+    await reader.fetch(pointer, 5, 1, 5)
+    assert (counted.memory_hits, counted.blocks_loaded, sum(counted.load_seconds.counts)) == (0, 1, 1)
+    for _ in range(3):
+        await reader.fetch(pointer, 5, 1, 5)
+    (again,) = reader.metrics()
+    assert again is counted
+    assert (counted.memory_hits, counted.blocks_loaded) == (3, 1)
+    assert counted.cached_bytes > counted.loaded_bytes > 0
 
 
 async def test_reads_of_different_offsets_share_the_loads_of_what_leads_there(

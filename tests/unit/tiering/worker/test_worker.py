@@ -31,6 +31,7 @@ from stratalog_tiering.cold.reader import ColdReader, ColdReaderSettings
 from stratalog_tiering.format.descriptor import ClusterDescriptor, encode_descriptor
 from stratalog_tiering.format.object_keys import CLUSTER_KEY, segment_key
 from stratalog_tiering.format.segment import SegmentFooter
+from stratalog_tiering.metrics import TieringCounters, TieringMetrics
 
 Cluster = Any  # the TestCluster of conftest.py, which cannot be imported
 Batches = Callable[..., list[bytes]]
@@ -82,6 +83,20 @@ async def test_sealed_ledgers_become_cold_and_their_hot_copies_go(cluster: Clust
     footer = await cold_footer(cluster)
     assert (footer.topic_name, footer.ledger_ids) == ("flights", (1, 2))
     assert cluster.last_error() == ""
+
+
+async def test_a_worker_counts_its_work(cluster: Cluster, make_batches: Batches) -> None:
+    sealed = [await cluster.add_ledger(make_batches(0, [3, 4]), 0), await cluster.add_ledger(make_batches(7, [5] * 40), 7)]
+    await cluster.add_ledger([], 207, closed=False)
+    worker = await cluster.start_worker()
+    await cluster.until(lambda: len(cluster.log().ledgers) == 1)
+    counted, now, *lags = worker.metrics()
+    assert isinstance(counted, TieringCounters)
+    assert isinstance(now, TieringMetrics)
+    assert (counted.sessions, counted.failures, counted.ledgers_dropped) == (1, 0, 2)
+    assert counted.segments_offloaded == sum(counted.offload_seconds.counts) > 0
+    assert counted.offloaded_bytes == sum(ledger.payload_bytes for ledger in sealed)
+    assert lags == []
 
 
 async def test_later_ledgers_continue_the_history(cluster: Cluster, make_batches: Batches) -> None:

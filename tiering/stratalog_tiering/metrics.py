@@ -1,0 +1,86 @@
+"""Metrics of a tiering worker and of cold reads, and how far tiering is behind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from uuid import UUID
+
+from stratalog_core.metrics.groups import Histogram, MetricGroup, counter, gauge, histogram, label
+from stratalog_metadata.client.api import MetadataView
+from stratalog_metadata.records import Ledger, LedgerState, ManifestPointer, Topic, manifest_pointer_key
+
+
+@dataclass(slots=True, kw_only=True)
+class TieringCounters(MetricGroup):
+    """Counted by a worker as it works."""
+
+    subsystem = "tiering"
+
+    sessions: int = counter("sessions", "Sessions that the worker began; more than one: it lost one")
+    segments_offloaded: int = counter("segments", "Segments uploaded, read back, verified and committed")
+    offloaded_bytes: int = counter("bytes", "Payload of the sealed ledgers in these segments")
+    offload_seconds: Histogram = histogram(
+        "seconds", "Time from the first read of a segment's ledgers to its commit", (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+    )
+    segments_merged: int = counter("segments", "Small segments that were merged into larger ones")
+    ledgers_dropped: int = counter("ledgers", "Ledgers deleted because they are cold, empty or past retention")
+    failures: int = counter("errors", "Failures of the work on a partition, which is tried again")
+
+
+@dataclass(slots=True, kw_only=True)
+class TieringMetrics(MetricGroup):
+    """What a worker has to do now."""
+
+    subsystem = "tiering"
+
+    work_in_progress: int = gauge("partitions", "Partitions that the worker works on")
+    work_scheduled: int = gauge("partitions", "Partitions that the worker looks at later, when they are due")
+
+
+@dataclass(slots=True, kw_only=True)
+class TieringLag(MetricGroup):
+    """What is sealed and not cold yet. All workers report the same, for the whole cluster."""
+
+    subsystem = "tiering"
+
+    topic: str = label()
+    lag_bytes: int = gauge("bytes", "Payload of sealed ledgers that are not in the object store yet")
+    lag_ledgers: int = gauge("ledgers", "Sealed ledgers that are not in the object store yet")
+    lag_seconds: float = gauge("seconds", "Time since the oldest of these ledgers was sealed")
+
+
+@dataclass(slots=True, kw_only=True)
+class ColdReadMetrics(MetricGroup):
+    """Blocks of segments that readers asked for. Scrubs and offloads do not count."""
+
+    subsystem = "cold_reads"
+
+    memory_hits: int = counter("blocks", "Blocks found in memory")
+    disk_hits: int = counter("blocks", "Blocks found in the disk cache")
+    blocks_loaded: int = counter("blocks", "Blocks read from the object store, read-ahead included")
+    loaded_bytes: int = counter("bytes", "Bytes of the blocks read from the object store")
+    unreadable_blocks: int = counter("blocks", "Blocks that were missing or damaged in the object store")
+    load_seconds: Histogram = histogram("seconds", "Time to read and check a block from the object store")
+    cached_bytes: int = gauge("bytes", "Memory of the blocks in the memory cache")
+    loads_in_progress: int = gauge("blocks", "Blocks that are being loaded or wait for that")
+
+
+def tiering_lag(view: MetadataView, now_ms: int) -> list[TieringLag]:
+    """One group for each topic that lags, the largest lag first. ``now_ms`` is wall time. O(hot ledgers)."""
+    names = {topic.topic_id: topic.name for topic in view.all(Topic) if not topic.internal}
+    cold_ends: dict[tuple[UUID, int], int] = {}
+    lags: dict[UUID, TieringLag] = {}
+    for ledger in view.all(Ledger):
+        name = names.get(ledger.topic_id)
+        if name is None or ledger.state is not LedgerState.CLOSED or not ledger.payload_bytes:
+            continue
+        partition = (ledger.topic_id, ledger.partition)
+        if partition not in cold_ends:
+            pointer = view.find(ManifestPointer, manifest_pointer_key(*partition))
+            cold_ends[partition] = pointer.end_offset if pointer is not None else -1
+        if ledger.end_offset > cold_ends[partition]:
+            lag = lags.setdefault(ledger.topic_id, TieringLag(topic=name))
+            lag.lag_bytes += ledger.payload_bytes
+            lag.lag_ledgers += 1
+            lag.lag_seconds = max(lag.lag_seconds, (now_ms - ledger.closed_at_ms) / 1000)
+    return sorted(lags.values(), key=lambda lag: -lag.lag_bytes)
