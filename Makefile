@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 STORE ?= file
+KAFKA ?= 127.0.0.1:9092
 CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/stratalog/tools
 MINIO_VERSION := v0.0.0-20260212201848-7aac2a2c5b7c
 VERSITYGW_VERSION := v1.8.0
@@ -26,8 +27,8 @@ help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: run
-run: .venv/.run  ## start everything in one process, Kafka on 127.0.0.1:9092, data in ./data
-	$(BIN)/stratalog up --data data
+run: .venv/.run  ## start everything in one process, Kafka on 127.0.0.1:9092 (or KAFKA=HOST:PORT), data in ./data
+	$(BIN)/stratalog up --data data --kafka $(KAFKA)
 
 .PHONY: demo
 demo: .venv/.demo $(if $(filter minio,$(STORE)),$(MINIO))  ## the main job on real flights, broker killed half way (STORE=minio: on MinIO)
@@ -76,6 +77,10 @@ reference: .venv/.test  ## write the generated pages of docs/reference/
 	$(BIN)/python -m stratalog.reference docs/reference
 	PYTHONPATH=tests $(BIN)/python -m integration.kafka_tools > docs/reference/kafka-tools.md
 
+.PHONY: site
+site: .venv/.test  ## build docs/ as a site into site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 .PHONY: sim
 sim: .venv/.test  ## simulate whole clusters from seeds: SEEDS=20 FIRST_SEED=1 [PROGRESS=file RESULT=file.md], or SEED=7 [SHRINK=1] for one with its trace; SCENARIO=log
 	PYTHONHASHSEED=0 PYTHONPATH=tests $(BIN)/python -W ignore -m simulation --scenario $(or $(SCENARIO),all) \
@@ -104,7 +109,7 @@ requests: .venv/.test  ## ask a broker everything that makes sense, seed after s
 
 .PHONY: clean
 clean:  ## delete what the other targets made here (the tools' cache stays)
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage htmlcov dist data spark-warehouse
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage htmlcov dist site data spark-warehouse
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Serving, the demo and the tests need more and more: three stamps, each on top of the one before.

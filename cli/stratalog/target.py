@@ -71,10 +71,11 @@ def found_data(data: Path | None) -> Path | None:
 
 
 def bootstrap_of(data: Path | None, bootstrap: str | None) -> str:
-    """Addresses of brokers."""
+    """Addresses of brokers: those given, else those of the cluster that is meant, else the default."""
     if bootstrap:
         return bootstrap
-    return load_state(data).bootstrap if data else DEFAULT_BOOTSTRAP
+    known = found_data(data)
+    return DEFAULT_BOOTSTRAP if known is None else load_state(known).bootstrap
 
 
 def metadata_of(data: Path | None, metadata: str | None) -> list[str]:

@@ -1,0 +1,122 @@
+"""Every command of the tutorial and the how-to pages runs as it is written, page by page, in a fresh directory.
+
+A block of the language ``sh`` runs in bash with ``-euo pipefail``; the blocks of a page share a directory that looks like the
+repository's root. A block with ``title="Terminal …"`` is a server: it runs in the background until the comment
+``<!-- stop the server -->`` or the end of the page. Kafka's usual address is replaced by one with a free port. A block of the
+language ``console`` is not run: it needs machines or hours that a test does not have, or changes the repository.
+``tests/test_docs.py`` checks its words.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.integration
+ROOT = Path(__file__).parents[2]
+GUIDES = sorted(page for folder in ("tutorial", "how-to") for page in (ROOT / "docs" / folder).rglob("*.md"))
+_STEP = re.compile(
+    r'^```sh(?P<server> title="Terminal[^"]*")?\n(?P<block>.*?)^```$|^(?P<stop><!-- stop the server -->)$', re.M | re.S
+)
+_KAFKA = "127.0.0.1:9092"
+_START_S = 60.0
+_BLOCK_S = 240.0
+
+
+def _steps(page: Path) -> list[re.Match[str]]:
+    return list(_STEP.finditer(page.read_text()))
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Iterator[Path]:
+    """A directory with the repository's files; clusters that are left in it are stopped at the end."""
+    for entry in ROOT.iterdir():
+        if not entry.name.startswith(".") and entry.name != "data":
+            (tmp_path / entry.name).symlink_to(entry)
+    _link_virtual_environment(tmp_path / ".venv")
+    yield tmp_path
+    for state in tmp_path.glob("*/cluster.json"):
+        subprocess.run([ROOT / ".venv/bin/stratalog", "cluster", "stop", "--data", state.parent], check=False)
+
+
+def _link_virtual_environment(directory: Path) -> None:
+    """The one that runs this test, complete for ``make``, so that nothing is installed from a temporary directory."""
+    directory.mkdir()
+    for name in ("bin", "lib", "include", "pyvenv.cfg"):
+        (directory / name).symlink_to(ROOT / ".venv" / name)
+    for stamp in (".run", ".demo", ".test"):
+        (directory / stamp).touch()
+
+
+@pytest.fixture
+def environment() -> dict[str, str]:
+    """The environment of the page's commands: the virtual environment first, Kafka at a free port, Spark on loopback."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+    path = f"{ROOT / '.venv/bin'}:{os.environ['PATH']}"
+    return {**os.environ, "PATH": path, "KAFKA": address, "SPARK_LOCAL_IP": "127.0.0.1"}
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "page", [page for page in GUIDES if _steps(page)], ids=lambda page: str(page.relative_to(ROOT / "docs"))
+)
+def test_commands_run_as_they_are_written(page: Path, directory: Path, environment: dict[str, str]) -> None:
+    with ExitStack() as servers:
+        for step in _steps(page):
+            if step["stop"]:
+                servers.close()
+            elif step["server"]:
+                servers.enter_context(_server(step["block"], directory, environment))
+            else:
+                _run(step["block"], directory, environment)
+
+
+def _shell(block: str, environment: dict[str, str]) -> list[str]:
+    bash = shutil.which("bash")
+    assert bash is not None
+    return [bash, "-euo", "pipefail", "-c", block.replace(_KAFKA, environment["KAFKA"])]
+
+
+def _run(block: str, directory: Path, environment: dict[str, str]) -> None:
+    done = subprocess.run(
+        _shell(block, environment),
+        cwd=directory,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=_BLOCK_S,
+        check=False,
+    )
+    assert done.returncode == 0, f"{block}\nexit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+
+
+@contextmanager
+def _server(block: str, directory: Path, environment: dict[str, str]) -> Iterator[None]:
+    """Runs ``block`` until the end of the context, which is entered when a line of its output says that it serves."""
+    log = directory / f"server-{len(list(directory.glob('server-*.log')))}.log"
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            _shell(block, environment), cwd=directory, env=environment, stdout=output, stderr=output, start_new_session=True
+        )
+    try:
+        deadline = time.monotonic() + _START_S
+        while "serves" not in log.read_text():
+            assert process.poll() is None, f"{block}\nended with {process.returncode}\n{log.read_text()}"
+            assert time.monotonic() < deadline, f"{block}\nis not ready after {_START_S} s\n{log.read_text()}"
+            time.sleep(0.1)
+        yield
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGINT)
+            process.wait(timeout=_START_S)
