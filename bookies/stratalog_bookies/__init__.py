@@ -1,1 +1,1 @@
-"""Stratalog."""
+"""Ledger storage nodes (bookies) and the ledger client."""

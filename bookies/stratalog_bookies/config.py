@@ -14,16 +14,16 @@ _GIBIBYTE = 1024 * _MEBIBYTE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BookieSettings:
-    """Raises ``Invalid`` when made with values that do not fit together."""
+    """Settings of one bookie. Raises ``Invalid`` for values that do not fit together."""
 
-    bookie_id: str = setting(help="name of the bookie, unique in the cluster and for ever tied to its disks")
-    data_dirs: tuple[str, ...] = setting(help="directories, one on each disk; their number never changes")
+    bookie_id: str = setting(help="name of the bookie, unique in the cluster and permanently tied to its disks")
+    data_dirs: tuple[str, ...] = setting(help="directories, one per disk; their number never changes")
     listen: str = setting("127.0.0.1:0", help="HOST:PORT to serve; port 0 takes any free one")
-    advertised: str = setting("", help="HOST:PORT that clients are told; empty: the one that is served")
-    rack: str = setting("", help="rack, zone or other failure domain; copies go to different ones where possible")
+    advertised: str = setting("", help="HOST:PORT published to clients; empty: the one that is served")
+    rack: str = setting("", help="rack, zone or other failure domain; copies are spread over different ones where possible")
     host: str = setting(
         "",
-        help="machine that the bookie runs on; copies go to different ones where possible; empty: the advertised host",
+        help="machine of the bookie; copies are spread over different ones where possible; empty: the advertised host",
     )
     lease_ms: int = setting(
         10_000, minimum=500, maximum=300_000, help="silence after which the bookie counts as dead (milliseconds)"
@@ -36,7 +36,7 @@ class BookieSettings:
     )
     direct_io: bool = setting(
         True,
-        help="write logs around the page cache, for half the CPU; false: what was just written is read from memory",
+        help="write logs around the page cache, for half the CPU; false: recent entries are read from memory",
     )
     direct_read_bytes_min: int = setting(
         64 * 1024,
@@ -44,27 +44,31 @@ class BookieSettings:
         help="a READ of at least this much payload (bytes) bypasses the page cache if logs are written so",
     )
     in_flight_bytes_max: int = setting(
-        128 * _MEBIBYTE, minimum=_MEBIBYTE, help="adds that may wait for the disks (bytes); more is answered OVERLOADED"
+        128 * _MEBIBYTE,
+        minimum=_MEBIBYTE,
+        help="adds that may wait for the disks (bytes); further ones are answered OVERLOADED",
     )
     read_bytes_max: int = setting(
         16 * _MEBIBYTE, minimum=1024, maximum=60 * _MEBIBYTE, help="payload in one answer to a READ (bytes)"
     )
     requests_max: int = setting(
-        1024, minimum=1, help="requests other than adds that may wait (requests); more are told to come again"
+        1024, minimum=1, help="requests other than adds that may wait (requests); further ones are refused and retried"
     )
     lac_waiters_max: int = setting(
-        1000, minimum=0, help="readers of open ledgers that may wait for a greater LAC (requests); more are told to come again"
+        1000,
+        minimum=0,
+        help="readers of open ledgers that may wait for a greater LAC (requests); further ones are refused and retried",
     )
-    read_jobs: int = setting(4, minimum=1, maximum=64, help="reads of one disk at a time (threads)")
+    read_jobs: int = setting(4, minimum=1, maximum=64, help="concurrent reads of one disk (threads)")
     index_bytes_max: int = setting(
-        128 * _MEBIBYTE, minimum=0, help="memory for index rows of closed log files, for each disk (bytes); 28 an entry"
+        128 * _MEBIBYTE, minimum=0, help="memory for index rows of closed log files, per disk (bytes); 32 per entry"
     )
-    ledgers_max: int = setting(1_000_000, minimum=1, help="ledgers on one disk; entries of more are answered OVERLOADED")
+    ledgers_max: int = setting(1_000_000, minimum=1, help="ledgers on one disk; adds to further ones are answered OVERLOADED")
     tombstones_max: int = setting(
-        262_144, minimum=1, help="deleted ledgers that each disk remembers, so that late adds are refused"
+        262_144, minimum=1, help="deleted ledgers that each disk remembers in order to refuse late adds"
     )
     free_bytes_min: int = setting(
-        512 * _MEBIBYTE, minimum=0, help="space kept free on each disk (bytes); below it reads go on and adds are refused"
+        512 * _MEBIBYTE, minimum=0, help="space kept free on each disk (bytes); below it adds are refused and reads served"
     )
     collect_interval_s: float = setting(
         60.0, minimum=0.05, help="pause between collections of ledgers that metadata no longer has (seconds)"
@@ -72,30 +76,28 @@ class BookieSettings:
     compaction_live_ratio: float = setting(
         0.4, minimum=0.0, maximum=0.9, help="a log file with a smaller share of live bytes is rewritten and freed; 0: never"
     )
-    compaction_bytes_per_s: int = setting(
-        32 * _MEBIBYTE, minimum=1024, help="bound on what compaction moves (bytes per second)"
-    )
+    compaction_bytes_per_s: int = setting(32 * _MEBIBYTE, minimum=1024, help="maximum rate of compaction (bytes per second)")
     scrub_bytes_per_s: int = setting(
-        8 * _MEBIBYTE, minimum=0, help="bound on what the scrub reads to check every CRC (bytes per second); 0: no scrub"
+        8 * _MEBIBYTE, minimum=0, help="maximum read rate of the scrub (bytes per second); 0: no scrub"
     )
     scrub_interval_s: float = setting(86_400.0, minimum=0.05, help="pause between two scrubs of a disk (seconds)")
     audit_delay_s: float = setting(
         600.0,
         minimum=0.0,
-        help="a bookie lost for longer has its copies made anew elsewhere (seconds); 0: this one never audits",
+        help="a bookie that is down for longer has its copies restored elsewhere (seconds); 0: this one never audits",
     )
-    audit_interval_s: float = setting(30.0, minimum=0.02, help="pause between two looks of the auditor (seconds)")
+    audit_interval_s: float = setting(30.0, minimum=0.02, help="pause between two audits (seconds)")
     audit_bytes_per_s: int = setting(
-        32 * _MEBIBYTE, minimum=1024, help="bound on what the auditor copies between bookies (bytes per second)"
+        32 * _MEBIBYTE, minimum=1024, help="maximum rate at which the auditor copies between bookies (bytes per second)"
     )
 
     def __post_init__(self) -> None:
         if not self.bookie_id or "/" in self.bookie_id:
-            raise Invalid(f"bookie_id {self.bookie_id!r} must not be empty or contain '/'")
+            raise Invalid(f"bookie_id {self.bookie_id!r} must be non-empty and without '/'")
         if not self.data_dirs:
             raise Invalid("data_dirs is empty: name at least one directory")
 
     @property
     def threads(self) -> int:
-        """Threads that the bookie's ``Background`` needs, so that reads and upkeep never keep a commit waiting."""
+        """Threads that ``Background`` needs, so that reads and maintenance never delay a commit."""
         return len(self.data_dirs) * (self.read_jobs + 3)

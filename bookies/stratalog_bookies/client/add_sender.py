@@ -1,11 +1,11 @@
-"""The way of entries to the bookies: what all writers append in one turn of the loop leaves as one ADD for each bookie.
+"""Sends entries to bookies: all entries appended in one event-loop turn, by all writers, become one ADD per bookie.
 
-Bounds: an ADD has ``request_bytes_max`` payload bytes (or one entry), a bookie ``bookie_in_flight_bytes_max`` under way;
-the rest waits in its lane, and is bounded by what writers may hold.
+An ADD has at most ``request_bytes_max`` payload bytes (or one entry), and a bookie at most ``bookie_in_flight_bytes_max`` in
+flight; the rest is queued, bounded by what writers may hold.
 
-A bookie fails when its connection does, when it does not confirm anything for ``bookie_silence_ms`` although it has adds to
-answer, or when it says that it cannot write. Silence is counted in ticks and not by the clock, so that a stall of this
-process, during which nobody's answers were read, is not taken for everybody's failure.
+A bookie fails when its connection breaks, when it confirms nothing for ``bookie_silence_ms`` although it has adds to answer, or
+when it reports that it cannot write. Silence is counted in ticks, not by the clock, so that a stall of this process is not
+taken for a failure of every bookie.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Lane:
-    """What is on its way to one bookie. ``generation`` tells answers to requests from before its last failure."""
+    """The adds for one bookie. ``generation`` identifies answers to requests sent before its last failure."""
 
     __slots__ = ("bookie", "generation", "in_flight_bytes", "outstanding", "queued", "retrying", "silent_ticks")
 
@@ -43,7 +43,7 @@ class _Lane:
 
 
 class _Request(NamedTuple):
-    """An ADD, and the answer that says that all its entries are stored."""
+    """An ADD, and the answer that means that all its entries are stored."""
 
     entries: list[PendingEntry]
     payload_bytes: int
@@ -61,7 +61,7 @@ class _Request(NamedTuple):
 
 
 class AddSender:
-    """Gathers, sends and fans out the answers. ``on_bookie_failed`` is called when a bookie fails for all writers."""
+    """Batches and sends adds, and distributes the answers. Calls ``on_bookie_failed`` when a bookie fails for all writers."""
 
     def __init__(
         self, directory: BookieDirectory, settings: LedgerClientSettings, on_bookie_failed: Callable[[str], None]
@@ -78,7 +78,7 @@ class AddSender:
         self._request: _Request | None = None
 
     def send(self, targets: Sequence[str], entry: PendingEntry) -> None:
-        """Queue ``entry`` for each of ``targets``; it leaves at the end of this turn."""
+        """Queue ``entry`` for each of ``targets``; it is sent at the end of this event-loop turn."""
         lanes = self._lanes
         for bookie in targets:
             lane = lanes.get(bookie)
@@ -107,9 +107,9 @@ class AddSender:
         channel.send(ADD, request.parts, partial(self._on_reply, lane, lane.generation, request), self._timeout_s)
 
     def _next_request(self, lane: _Lane) -> _Request:
-        """Take the first entries of the lane that fit one request, at least one.
+        """Take the first entries of the queue that fit into one request, at least one.
 
-        Bookies of one ensemble mostly get the same entries in one turn, and share the request made for the first of them.
+        The bookies of an ensemble mostly get the same entries in one turn and share one encoded request.
         """
         queued, request = lane.queued, self._request
         if request is not None and queued == request.entries:
@@ -147,7 +147,7 @@ class AddSender:
             self._loop.call_soon(self._flush)
 
     def _on_all_stored(self, lane: _Lane, entries: list[PendingEntry]) -> None:
-        """Fan out the answer to each entry, then let each writer deliver once. The hot path."""
+        """Report the answer for each entry, then call each writer's ``deliver`` once. Hot path."""
         bookie = lane.bookie
         lane.silent_ticks = 0
         self._directory.health.answered(bookie)
@@ -160,13 +160,13 @@ class AddSender:
             sink.deliver()
 
     def _on_statuses(self, lane: _Lane, entries: list[PendingEntry], answer: memoryview) -> StratalogError | None:
-        """An answer that is not OK for all. Returns an error if it makes no sense."""
+        """Handle an answer that is not OK for all entries. Returns an error if it is malformed."""
         try:
             statuses = decode_statuses(answer)
         except Invalid as malformed:
             return malformed
         if len(statuses) != len(entries):
-            return Invalid(f"{len(statuses)} statuses came for {len(entries)} entries")
+            return Invalid(f"the answer has {len(statuses)} statuses for {len(entries)} entries")
         touched: dict[AddSink, None] = {}
         self._on_mixed(lane, entries, statuses, touched)
         for sink in touched:
@@ -204,7 +204,7 @@ class AddSender:
         self._flush()
 
     def on_tick(self) -> None:
-        """Fail bookies that stayed silent. Call it every ``tick_ms``."""
+        """Fail silent bookies. Call every ``tick_ms``."""
         for lane in list(self._lanes.values()):
             if not lane.outstanding and not lane.retrying:
                 lane.silent_ticks = 0
@@ -214,12 +214,12 @@ class AddSender:
                 self._fail(lane, f"it confirmed nothing for {self._settings.bookie_silence_ms} ms")
 
     def close(self) -> None:
-        """Send nothing more and heed no answer."""
+        """Stop sending, and ignore all answers."""
         self._closed = True
         self._lanes.clear()
 
     def _fail(self, lane: _Lane, reason: str) -> None:
-        """Forget what waits for the bookie; its writers send again what they still hold when they replace or revive it."""
+        """Drop the bookie's queue. Writers resend what they still hold when they replace or revive the bookie."""
         _log.warning("bookie %s failed for writing: %s", lane.bookie, reason)
         lane.generation += 1
         lane.outstanding = lane.silent_ticks = 0

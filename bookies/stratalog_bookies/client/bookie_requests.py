@@ -1,8 +1,7 @@
-"""Requests to bookies other than adds.
+"""All requests to bookies except adds, batched by bookie.
 
-Those that carry a list are batched: what many ledgers ask of one bookie in one turn of the event loop travels as one
-request, so that recovering a thousand ledgers costs a few requests for each bookie. What the bound on an answer's bytes left no
-room for is asked again, of the same bookie, with what else is asked by then.
+What is asked of one bookie in one event-loop turn is sent as one request, so that the recovery of a thousand ledgers costs a
+few requests per bookie. What the byte bound of an answer left out is asked again, together with newer questions.
 """
 
 from __future__ import annotations
@@ -22,15 +21,16 @@ Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
 _ITEMS_MAX: Final = 4096
-"""Ledgers or ranges in one batched request."""
+"""Maximum ledgers or ranges in one batched request."""
 _RECOVERY_READ_BYTES_MAX: Final = 8 * 1024 * 1024
 _READ_TOGETHER_BYTES_MAX: Final = 8 * 1024 * 1024
 
 
 class Batcher(Generic[Item, Answer]):
-    """Collects questions of one kind for each bookie until the end of the turn, and hands each its part of the answer.
+    """Collects questions of one kind per bookie until the end of the turn and distributes the answer.
 
-    ``is_left_out`` tells which parts say only that others used the bound up: while there are others, these are asked again.
+    ``is_left_out`` tells whether a part of the answer is empty only because other parts used up the bound: then it is asked
+    again.
     """
 
     def __init__(
@@ -52,13 +52,15 @@ class Batcher(Generic[Item, Answer]):
         self._waiting: dict[str, list[tuple[Item, asyncio.Future[Answer]]]] = {}
 
     def ask(self, bookie: str, item: Item) -> asyncio.Future[Answer]:
-        """The future raises what the channel or the bookie answered, ``Unavailable`` for an unregistered bookie."""
+        """Ask ``bookie``. The future raises what the channel or the bookie answers, ``Unavailable`` for an
+        unregistered bookie.
+        """
         future: asyncio.Future[Answer] = self._loop.create_future()
         self._asked_of(bookie).append((item, future))
         return future
 
     def _asked_of(self, bookie: str) -> list[tuple[Item, asyncio.Future[Answer]]]:
-        """What leaves for ``bookie`` at the end of the turn."""
+        """Send what was collected for ``bookie`` in this turn."""
         if not self._waiting:
             self._loop.call_soon(self._flush)
         return self._waiting.setdefault(bookie, [])
@@ -89,7 +91,7 @@ class Batcher(Generic[Item, Answer]):
             _fail_all(futures, Corrupt(malformed.message))
             return
         if len(parts) != len(futures):
-            _fail_all(futures, Corrupt(f"{len(parts)} answers came to {len(futures)} questions"))
+            _fail_all(futures, Corrupt(f"the answer has {len(parts)} parts for {len(futures)} questions"))
             return
         left_out = [self._is_left_out(item, part) for (item, _), part in zip(asked, parts, strict=True)]
         may_ask_again = not all(left_out)
@@ -109,7 +111,7 @@ def _fail_all(futures: Sequence[asyncio.Future[Answer]], error: StratalogError) 
 
 
 class BookieRequests:
-    """Every question that the client asks of bookies. Answers are futures; a lost one raises, and then nothing is known."""
+    """The requests of one client. Answers are futures; if an answer is lost the future raises, and the outcome is unknown."""
 
     def __init__(self, directory: BookieDirectory, timeout_s: float) -> None:
         self._directory = directory
@@ -131,13 +133,11 @@ class BookieRequests:
         return self._lacs.ask(bookie, ledger_id)
 
     def recovery_read(self, bookie: str, asked: Range) -> asyncio.Future[RangeAnswer]:
-        """A read that fences first. Answers may be cut short by the byte bound that the batch shares, but not to nothing."""
+        """A read that fences first. The byte bound of the batch may cut the answer short, but not to nothing."""
         return self._recovery_reads.ask(bookie, asked)
 
     def heads(self, bookie: str, asked: Range, head_bytes: int) -> asyncio.Future[RangeAnswer]:
-        """Sizes and the first ``head_bytes`` of payloads. Answers may be cut short by the bound that the batch shares, but
-        not to nothing.
-        """
+        """Sizes and first ``head_bytes`` of payloads. The bound of the batch may cut the answer short, but not to nothing."""
         batcher = self._heads.get(head_bytes)
         if batcher is None:
             encode = partial(_encode_heads, head_bytes=head_bytes)
@@ -147,13 +147,13 @@ class BookieRequests:
         return batcher.ask(bookie, asked)
 
     def read(self, bookie: str, ranges: Sequence[Range], bytes_max: int) -> asyncio.Future[list[RangeAnswer]]:
-        """One read, not batched with others': the byte bound is its own."""
+        """One read, not batched: the byte bound is its own."""
         return self._ask(bookie, messages.READ, messages.encode_read(ranges, bytes_max), messages.decode_read_answer)
 
     def read_together(self, bookie: str, asked: Range) -> asyncio.Future[RangeAnswer]:
-        """A read that travels with those of other ledgers; for entries that are few and small.
+        """A read batched with those of other ledgers, for few and small entries.
 
-        Answers may be cut short by the byte bound that the batch shares, but not to nothing.
+        The byte bound of the batch may cut the answer short, but not to nothing.
         """
         return self._reads.ask(bookie, asked)
 
@@ -163,7 +163,7 @@ class BookieRequests:
         return self._ask(bookie, messages.READ_HEADERS, parts, partial(messages.decode_read_answer, head_bytes=0))
 
     def add(self, bookie: str, headers: Sequence[bytes], payloads: Sequence[Buffer]) -> asyncio.Future[bytes]:
-        """One ADD apart from what writers send; a status for each entry."""
+        """One ADD beside those of writers; a status per entry."""
         return self._ask(bookie, messages.ADD, messages.encode_add(headers, payloads), messages.decode_statuses)
 
     def write_lacs(self, bookie: str, lacs: Sequence[tuple[int, int]]) -> asyncio.Future[bytes]:
@@ -171,7 +171,7 @@ class BookieRequests:
         return self._ask(bookie, messages.WRITE_LAC, (body,), messages.decode_statuses)
 
     def await_lac(self, bookie: str, ledger_id: int, above: int, max_wait_s: float) -> asyncio.Future[LedgerTail]:
-        """The ledger's tail, as soon as its LAC there is greater than ``above``, or it is fenced, or the time is over."""
+        """The ledger's tail, as soon as its LAC there is greater than ``above``, it is fenced, or the time is up."""
         wanted = messages.AwaitLac(ledger_id=ledger_id, above=above, max_wait_ms=round(max_wait_s * 1000))
         return self._ask(
             bookie, messages.AWAIT_LAC, (messages.encode(wanted),), partial(messages.decode, LedgerTail), waits_s=max_wait_s
@@ -229,7 +229,7 @@ def _encode_read_together(ranges: list[Range]) -> Sequence[Buffer]:
 
 
 def _is_left_out(asked: Range, answer: RangeAnswer) -> bool:
-    """Whether the bound was used up before this range: it lists nothing and decides nothing, and nothing is wrong."""
+    """Whether earlier ranges used up the bound: this one lists nothing and decides nothing, without an error."""
     return answer.status == Status.OK and not answer.entries and answer.decided_to < asked.first
 
 

@@ -1,4 +1,4 @@
-"""What all writers, readers and recoveries of one client share."""
+"""The parts that all writers, readers and recoveries of one client share."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from stratalog_metadata.client.api import MetadataClient
 
 
 class Holder(Protocol):
-    """Something that holds entries, as a writer does."""
+    """Something that holds entries, such as a writer."""
 
     @property
     def held_bytes(self) -> int: ...
 
 
 class HeldBytes:
-    """The bound on payload bytes that all writers together hold.
+    """Bounds the payload bytes that all writers hold together.
 
-    Settling an entry does not report here: that would cost on each answer. The sum is made anew only when the bytes taken since
-    the last time reach the bound.
+    Settling an entry is not reported here: that would cost on every answer. The sum is computed again only when the bytes taken
+    since the last time reach the bound.
     """
 
     def __init__(self, bytes_max: int, holders: dict[EntryHolder, None]) -> None:
@@ -35,28 +35,28 @@ class HeldBytes:
         self._estimate = 0
 
     def take(self, payload_bytes: int) -> None:
-        """Raises ``Overloaded`` beyond the bound; a single payload is always let in."""
+        """Raises ``Overloaded`` above the bound; a single payload is always accepted."""
         if self._estimate + payload_bytes > self._bytes_max:
             self._estimate = sum([holder.held_bytes for holder in self._holders])
             if self._estimate and self._estimate + payload_bytes > self._bytes_max:
                 raise Overloaded(
-                    f"{self._estimate} bytes wait for bookies; held_bytes_max is {self._bytes_max}: try again a little later"
+                    f"{self._estimate} bytes are waiting for bookies; maximum is {self._bytes_max} (held_bytes_max): retry"
                 )
         self._estimate += payload_bytes
 
 
 class EntryHolder(Holder, Protocol):
-    """A holder that the client's tick looks after while it is busy."""
+    """A holder that the client's tick calls while it is busy."""
 
     def on_bookie_failed(self, bookie: str) -> None: ...
     def on_tick(self) -> bool:
-        """False when there is nothing more to look after."""
+        """One tick. Returns False if the holder is idle and needs no more ticks."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientContext:
-    """Ports and shared parts. ``busy`` has every writer that holds entries, lacks a bookie, or has a LAC to tell."""
+    """Ports and shared parts. ``busy`` has every writer that holds entries, lacks a bookie, or has a LAC to send."""
 
     metadata: MetadataClient
     clock: Clock

@@ -1,4 +1,4 @@
-"""Bookies as the metadata view knows them, joined with their health: where to connect, whom to choose."""
+"""Addresses and health of bookies: the metadata view, joined with what this client has seen."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stratalog_metadata.state.changes import Change
 
 
 class BookieDirectory:
-    """Resolves bookie ids. A bookie that re-registers at another address is found there from the next request on."""
+    """Resolves bookie ids. A bookie that registers at another address is reached there from the next request on."""
 
     def __init__(
         self,
@@ -24,7 +24,7 @@ class BookieDirectory:
         read_health: BookieHealth,
         last_resort: frozenset[str] = frozenset(),
     ) -> None:
-        """``last_asked`` are bookies to read from only when all others have failed."""
+        """``last_resort`` are bookies to read from only when all others have failed."""
         self._view = view
         self._transport = transport
         self._clock = clock
@@ -47,9 +47,9 @@ class BookieDirectory:
         return channel
 
     def candidates(self, ledger_id: int | None = None) -> list[Candidate]:
-        """All registered bookies; live are those with a session that have not just failed.
+        """All registered bookies. Live ones have a session and have not just failed.
 
-        Where the disk for ``ledger_id`` has failed, this ledger can be written no more than where everything is read-only.
+        A bookie whose disk for ``ledger_id`` has failed is listed as read-only.
         """
         now = self._clock.monotonic()
         return [
@@ -69,7 +69,7 @@ class BookieDirectory:
         return [each.bookie_id for each in self._view.all(Bookie)]
 
     def avoided(self) -> set[str]:
-        """Bookies to ask last: those that failed or were slow lately, and those without a session."""
+        """Bookies to ask last: those that recently failed or were slow, and those without a session."""
         if self._down is None:
             self._down = {each.bookie_id for each in self._view.all(Bookie) if each.session_id == 0} | self._last_resort
         now = self._clock.monotonic()
@@ -79,11 +79,11 @@ class BookieDirectory:
         self.health.failed(bookie, self._clock.monotonic())
 
     def read_failed(self, bookie: str) -> None:
-        """``bookie`` was slow or failed to answer a read: reads ask others first for a while, writes are not concerned."""
+        """``bookie`` was slow or failed to answer a read. Reads avoid it for a while; writes do not."""
         self.read_health.failed(bookie, self._clock.monotonic())
 
     def count_ledger(self, bookies: Sequence[str], change: int) -> None:
-        """One more (or less) open ledger writes to ``bookies``: placement spreads by this."""
+        """One more (or less) open ledger writes to ``bookies``; placement balances by this."""
         for bookie in bookies:
             self._load[bookie] = self._load.get(bookie, 0) + change
 

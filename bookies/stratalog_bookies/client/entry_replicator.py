@@ -1,6 +1,6 @@
-"""The shell around a writer's core: sends what it says, replaces bookies that failed, gives up at the deadline.
+"""The shell of a writer core: sends its entries, replaces failed bookies, gives up at the deadline.
 
-Shared by ledger writers, which commit an ensemble change in metadata, and by recoveries, which keep it until they close the
+Used by ledger writers, which commit an ensemble change in metadata, and by recoveries, which keep it until they close the
 ledger.
 """
 
@@ -18,11 +18,11 @@ from stratalog_core.errors import LedgerFenced, OutcomeUnknown, Retriable, Strat
 from stratalog_metadata.records import Ledger
 
 _HOLD_MS: Final = 1000
-"""So long confirmed entries are kept for a replacement whose commit is under way."""
+"""How long confirmed entries are held for a replacement while its commit is in progress."""
 
 
 class EntryReplicator:
-    """One ledger's entries on their way. Subclasses say how a change is committed and who is told."""
+    """Replicates one ledger's entries. Subclasses define how a change is committed and who is notified."""
 
     def __init__(self, context: ClientContext, core: LedgerWriterCore) -> None:
         self._context = context
@@ -33,7 +33,7 @@ class EntryReplicator:
         self._tick_lac = -1
         self._stalled_ticks = 0
         self._ended = False
-        # The core's own method: answers are the hot path, and this saves a call for each.
+        # The core's own method: saves one call per answer on the hot path.
         self.on_added = core.on_added
 
     @property
@@ -48,7 +48,7 @@ class EntryReplicator:
         self.deliver()
 
     def deliver(self) -> None:
-        """Called after events: mend at once what has just failed."""
+        """Called after events: replace bookies that have just failed."""
         if self._core.failed_mask & ~self._replace_tried:
             self._replace_failed()
 
@@ -73,7 +73,7 @@ class EntryReplicator:
             return
         self._stalled_ticks += 1
         if self._stalled_ticks * settings.tick_ms > settings.confirm_deadline_ms:
-            core.fail_outcome_unknown(f"none was in {settings.confirm_deadline_ms} ms")
+            core.fail_outcome_unknown(f"none was confirmed for {settings.confirm_deadline_ms} ms")
             self.deliver()
 
     def _send(self, entry: PendingEntry) -> None:
@@ -88,7 +88,7 @@ class EntryReplicator:
             self._context.sender.send((bookie,), entry)
 
     def _replace_failed(self) -> None:
-        """Replace failed bookies by spare ones; take back those that are live again where there is none."""
+        """Replace failed bookies with spare ones; where there is none, take back those that are live again."""
         core = self._core
         self._replace_tried = core.failed_mask
         if self._ended:
@@ -115,7 +115,7 @@ class EntryReplicator:
             self._replace_tried = self._core.failed_mask
 
     def _take_back_meanwhile(self) -> None:
-        """Who failed while a change is under way need not wait for its end to be taken back: without them, nothing may move."""
+        """Take back bookies that failed during a change without waiting for its end: without them nothing may be confirmed."""
         core = self._core
         if core.error is None and core.staying_failed_mask:
             candidates = self._context.directory.candidates(core.ledger.ledger_id)
@@ -144,7 +144,7 @@ class EntryReplicator:
         raise NotImplementedError
 
     def _end(self) -> None:
-        """Nothing is mended any more; copies under way still arrive."""
+        """Stop replacing bookies. Answers to entries in flight still count."""
         self._ended = True
         self._core.give_up()
         if self._changing is not None:

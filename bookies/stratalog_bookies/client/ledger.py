@@ -1,4 +1,4 @@
-"""What users of the client hand in and get told: the specification of a new ledger, and the listener of its writer."""
+"""The client's parameters and callbacks: the specification of a new ledger, and the listener of its writer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stratalog_core.errors import StratalogError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerSpec:
-    """A ledger to open. E >= Qw >= Qa >= 1; ``base_offset`` is the offset that its first record will have."""
+    """A ledger to create. E >= Qw >= Qa >= 1; ``base_offset`` is the offset of its first record."""
 
     topic_id: UUID
     partition: int
@@ -23,22 +23,23 @@ class LedgerSpec:
 
 
 class LedgerListener(Protocol):
-    """Told, synchronously from the event loop and in order, how a writer's entries fare."""
+    """Receives the progress of a writer's entries: synchronously from the event loop, in order."""
 
     def on_first_copy(self, entry_id: int) -> None:
-        """One bookie has the entry durably, and each entry before it has been reported (acks=1). Once for every entry,
-        unless the listener has no use for it: see ``LedgerWriter.tell_first_copies``.
+        """One bookie has the entry durably, and every earlier entry has been reported (acks=1).
+
+        Called once per entry, unless ``LedgerWriter.tell_first_copies`` turned it off.
         """
         ...
 
     def on_confirmed(self, lac: int) -> None:
-        """Qa bookies have every entry up to ``lac`` durably (acks=all). After ``on_first_copy`` of the same entries."""
+        """Qa bookies have every entry up to ``lac`` durably (acks=all). Called after ``on_first_copy`` of the same entries."""
         ...
 
     def on_failed(self, error: StratalogError) -> None:
-        """The writer is dead; called once, and nothing after it. Which unconfirmed entries exist only recovery can say.
+        """The writer failed. Called once, as the last call. Only recovery can decide which unconfirmed entries exist.
 
-        ``LedgerFenced`` or ``StaleEpoch``: somebody took over. ``OutcomeUnknown``: Qa bookies were out of reach for too long.
-        ``Corrupt``: a bookie holds another entry, or the payload was changed under way.
+        ``LedgerFenced`` or ``StaleEpoch``: another owner took over. ``OutcomeUnknown``: Qa bookies were unreachable for too
+        long. ``Corrupt``: a bookie holds a different entry, or the payload was changed after the append.
         """
         ...

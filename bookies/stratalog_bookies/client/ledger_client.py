@@ -1,4 +1,4 @@
-"""The ledger client: what brokers and tiering workers use of bookies."""
+"""The ledger client: the interface of brokers and tiering workers to bookies."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 class LedgerClient:
-    """Opens, recovers, reads and deletes ledgers. One for each process; make it inside the running event loop."""
+    """Creates, recovers, reads and deletes ledgers. One per process; construct it inside the running event loop."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class LedgerClient:
         self._tick = self._loop.call_later(settings.tick_ms / 1000, self._on_tick)
 
     def require_bookies(self, write_quorum: int, ack_quorum: int) -> None:
-        """Raises ``NotEnoughBookies`` if no ledger with these quorums could be opened now, as far as this process knows."""
+        """Raises ``NotEnoughBookies`` if, as far as this process knows, no ledger with these quorums can be created now."""
         require_bookies(self._context.directory.candidates(), write_quorum, write_quorum, ack_quorum)
 
     async def create(
@@ -76,11 +76,11 @@ class LedgerClient:
         updates: Callable[[Ledger], tuple[Update, ...]],
         listener: LedgerListener,
     ) -> LedgerWriter:
-        """Open a new ledger in one metadata command: its record, and the caller's ``updates`` under its ``requirements``.
+        """Create a ledger in one metadata command: its record, and the caller's ``updates`` under its ``requirements``.
 
         ``EpochIs`` and ``SessionAlive`` among the requirements also guard every later change of the record by this writer.
-        Raises ``NotEnoughBookies``, ``Conflict`` or ``StaleEpoch`` (nothing happened), ``Unavailable`` (nothing happened),
-        ``OutcomeUnknown`` (re-read the log: the ledger may be in it, empty), ``LedgerFenced`` (it was made, and taken over).
+        Raises ``NotEnoughBookies``, ``Conflict``, ``StaleEpoch`` or ``Unavailable`` (nothing happened), ``OutcomeUnknown``
+        (re-read the partition: the ledger may be in it, empty), ``LedgerFenced`` (it was created and taken over).
         """
         ledger_id = await self._ids.take()
         candidates = self._context.directory.candidates(ledger_id)
@@ -100,40 +100,40 @@ class LedgerClient:
                 timeout_s=self._settings.confirm_deadline_ms / 1000,
             )  # fmt: skip
         except Superseded:
-            raise LedgerFenced(f"ledger {ledger.ledger_id} was taken over as soon as it was made") from None
+            raise LedgerFenced(f"ledger {ledger.ledger_id} was taken over right after its creation") from None
         return LedgerWriter(context, ledger, version, listener, requirements)
 
     async def recover(self, ledger_ids: Sequence[int], *, requirements: tuple[Requirement, ...] = ()) -> list[Ledger]:
         """Fence, recover and close ledgers whose writers are gone; returns CLOSED records in the order of ``ledger_ids``.
 
-        Those that are closed already pass through. ``requirements`` guard every change of a record; with an ``EpochIs`` among
-        them, of a ledger's own partition and of a higher epoch, the ledger must have been created under the like, and then
-        takes one command less. All ledgers are brought
-        as far as possible before the first failure is raised: ``NoSuchLedger``, ``StaleEpoch``, ``Unavailable`` (too few
-        bookies answer), ``OutcomeUnknown``, ``Corrupt`` (bookies have lost confirmed entries). Repeating it is always safe.
-        ``end_offset`` is taken from the last batch's header; it is the base offset if there is no batch.
+        Closed ledgers pass through. ``requirements`` guard every change of a record. If an ``EpochIs`` among them is of a
+        ledger's own partition and above the ledger's epoch, one command less is needed; the ledger must then have been created
+        under an ``EpochIs``, too. All ledgers are brought as far as possible before the first failure is raised:
+        ``NoSuchLedger``, ``StaleEpoch``, ``Unavailable`` (too few bookies answer), ``OutcomeUnknown``, ``Corrupt`` (bookies
+        have lost confirmed entries). Repeating it is always safe. ``end_offset`` is taken from the last batch's header; without
+        a batch it is the base offset.
         """
         return [recovered.ledger for recovered in await self.recover_reading(ledger_ids, requirements=requirements)]
 
     async def recover_reading(
         self, ledger_ids: Sequence[int], *, requirements: tuple[Requirement, ...] = ()
     ) -> list[Recovered]:
-        """``recover``, which also hands over what it read of the ledgers: whoever takes them over needs the same."""
+        """``recover``, and what it read of the ledgers: a takeover needs the same."""
         return await self._recoveries.recover(ledger_ids, requirements)
 
     async def read(self, ledger: Ledger, first: int, last: int, max_bytes: int) -> list[Entry]:
-        """At least one entry: a gapless run from ``first`` on, at most to ``last``.
+        """At least one entry: a contiguous run from ``first`` on, at most to ``last``.
 
-        Payloads add up to ``max_bytes`` at most, unless the first alone is larger.
-        ``last`` must not exceed what the caller knows to be confirmed. Every entry has matched its CRC; a bad copy is passed
-        over for another bookie's. Raises ``NoSuchEntry`` if all bookies of the first entry say so, ``Unavailable`` otherwise.
+        Payloads add up to at most ``max_bytes``, unless the first alone is larger. ``last`` must not exceed what the caller
+        knows to be confirmed. Every entry has matched its CRC; a corrupt copy is skipped for another bookie's. Raises
+        ``NoSuchEntry`` if all bookies of the first entry say so, else ``Unavailable``.
         """
         return await self._reads.entries(ledger, first, last, max_bytes)
 
     async def read_together(self, ledger: Ledger, first: int, last: int) -> list[Entry]:
-        """``read`` of few and small entries, for many ledgers: what is asked in one turn is one request for each bookie.
+        """``read`` of few and small entries for many ledgers: the reads of one event-loop turn are one request per bookie.
 
-        At least one entry; what the bound that they share leaves no room for is asked again.
+        Returns at least one entry. What the shared bound leaves out is asked again.
         """
         return await self._reads.together(ledger, first, last)
 
@@ -142,21 +142,21 @@ class LedgerClient:
         return await self._reads.heads(ledger, first, last)
 
     async def read_lac(self, ledger: Ledger) -> int:
-        """Last entry of a closed ledger; of an open one the LAC that its bookies know, which lags by what is under way."""
+        """Last entry of a closed ledger; for an open one the LAC that its bookies know, which lags by the adds in flight."""
         return await self._reads.lac(ledger)
 
     async def await_lac(self, ledger: Ledger, above: int, max_wait_s: float) -> LacNews:
-        """Wait until an open ledger's LAC is greater than ``above``, its writer is done for, or ``max_wait_s`` are over.
+        """Wait until an open ledger's LAC is above ``above``, its writer has ended, or ``max_wait_s`` have passed.
 
-        One bookie is asked, another one each time: if it was replaced meanwhile it hears of nothing more, so take the ledger's
-        record anew before asking again. Raises ``Unavailable`` if no bookie of the last fragment answers.
+        Each call asks one bookie, in rotation. A bookie that was replaced hears of nothing more, so read the ledger's record
+        again before the next call. Raises ``Unavailable`` if no bookie of the last fragment answers.
         """
         return await self._reads.await_lac(ledger, above, max_wait_s)
 
     async def delete(self, ledger_ids: Sequence[int]) -> None:
-        """Tell all bookies that these ledgers, whose records are gone from metadata, need not be kept.
+        """Notify all bookies that these ledgers, whose records are removed from metadata, may be deleted.
 
-        Only a nudge: a bookie that cannot be reached finds out by itself when it next compares its ledgers with metadata.
+        Only a hint: an unreachable bookie finds out when it next compares its ledgers with metadata.
         """
         if not ledger_ids:
             return
@@ -165,7 +165,7 @@ class LedgerClient:
         outcomes = await asyncio.gather(*(requests.delete(name, ledger_ids) for name in names), return_exceptions=True)
         for name, outcome in zip(names, outcomes, strict=True):
             if isinstance(outcome, BaseException):
-                _log.info("bookie %s was not told of %d deleted ledgers: %s", name, len(ledger_ids), outcome)
+                _log.info("bookie %s could not be notified of %d deleted ledgers: %s", name, len(ledger_ids), outcome)
 
     def _on_bookie_failed(self, bookie: str) -> None:
         for holder in list(self._busy):
@@ -181,11 +181,11 @@ class LedgerClient:
             if not holder.on_tick():
                 self._busy.pop(holder, None)
         for bookie, pairs in lacs.items():
-            # Best effort: it only saves recovery and readers some work.
+            # Best effort: it only saves work in recoveries and reads.
             self._context.requests.write_lacs(bookie, pairs).add_done_callback(_ignore_outcome)
 
     async def close(self) -> None:
-        """Stop. Writers that are open stay as they are in metadata: whoever owns the partition next recovers them."""
+        """Stop. Open ledgers stay open in metadata; the partition's next owner recovers them."""
         self._tick.cancel()
         self._context.sender.close()
         for holder in list(self._busy):
@@ -211,7 +211,10 @@ def _ignore_outcome(future: asyncio.Future[bytes]) -> None:
 
 
 class SpreadWatch:
-    """Remembers the last report for each ensemble size."""
+    """Logs when new ensembles stop spanning hosts and racks, and when they do so again.
+
+    Remembers the last report per ensemble size. A cluster on one host and in one rack reports nothing.
+    """
 
     def __init__(self) -> None:
         self._short: dict[int, Spread] = {}

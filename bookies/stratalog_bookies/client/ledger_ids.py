@@ -16,11 +16,11 @@ from stratalog_metadata.records import LEDGER_IDS, Counter, counter_key
 from stratalog_metadata.state.commands import Allocate, Command
 
 _FIRST_ATTEMPT_S: Final = 3.0
-"""A lost answer is not waited for longer than this: a second block costs nothing."""
+"""Maximum wait for an answer. After a lost answer a second block is allocated, which costs nothing."""
 
 
 class LedgerIds:
-    """Hands out each id once; a new block is fetched when half of the last one is gone."""
+    """Returns each id once. Allocates a new block when half of the last one is used."""
 
     def __init__(self, metadata: MetadataClient, block: int) -> None:
         self._metadata = metadata
@@ -65,6 +65,6 @@ class LedgerIds:
 
 
 def _retrieve(task: asyncio.Task[None]) -> None:
-    """A block fetched ahead whose fetch failed is fetched again by whoever needs it, and raises there."""
+    """A failed prefetch is ignored here: the caller that needs the block allocates it again, and raises there."""
     if not task.cancelled():
         task.exception()

@@ -1,4 +1,4 @@
-"""Reading ledgers: carries read plans out, hedges slow bookies, stops at the deadline."""
+"""Reads ledgers: carries out read plans, hedges slow bookies, stops at the deadline."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from stratalog_core.quorum import fencing_complete
 from stratalog_metadata.records import Ledger, LedgerState
 
 HEAD_BYTES: Final = HEAD_BYTES_MAX
-"""A record batch's header: what an index is rebuilt from."""
+"""Size of a record batch's header, from which an index is rebuilt."""
 
 OnAnswer = Callable[[Ask, RangeAnswer | StratalogError], None]
 Fetch = Callable[[list[Ask], OnAnswer], None]
-"""Ask one bookie several pieces; the callback is called once for each."""
+"""Asks one bookie for several pieces; the callback is called once per piece."""
 
 
 class LacNews(NamedTuple):
-    """A LAC, and whether the writer is done for: the ledger is fenced, deleted or closed, and its record tells more."""
+    """A LAC, and whether the writer has ended: the ledger is fenced, deleted or closed, and its record tells which."""
 
     lac: int
     ended: bool
 
 
 class LedgerReads:
-    """Reads of closed ledgers, and of open ones up to a LAC that the caller knows."""
+    """Reads of closed ledgers, and of open ones up to a LAC known to the caller."""
 
     def __init__(
         self, requests: BookieRequests, directory: BookieDirectory, random: Random, *, hedge_s: float, deadline_s: float
@@ -45,25 +45,25 @@ class LedgerReads:
         self._deadline_s = deadline_s
 
     async def entries(self, ledger: Ledger, first: int, last: int, bytes_max: int) -> list[Entry]:
-        """A gapless run from ``first`` on. Raises ``NoSuchEntry``, ``Unavailable``."""
+        """A contiguous run from ``first`` on. Raises ``NoSuchEntry``, ``Unavailable``."""
         return [Entry(entry.entry_id, entry.payload) for entry in await self.stored(ledger, first, last, bytes_max)]
 
     async def stored(self, ledger: Ledger, first: int, last: int, bytes_max: int) -> list[ReadEntry]:
-        """The same with LAC and CRC as they are stored, so that copies have the same bytes."""
-        # A striped ledger is asked for as many entries as may fit: most have a kibibyte or more.
+        """``entries`` with LAC and CRC as stored, so that copies have the same bytes."""
+        # Request as many entries of a striped ledger as may fit: most have 1 KiB or more.
         striped_max = min(max(bytes_max // 1024, 16), STRIPED_ENTRIES_MAX)
         plan = self._plan(ledger, first, last, striped_max, accept=partial(entry_matches, ledger.ledger_id))
         await self._carry_out(plan, partial(self._fetch_entries, ledger, bytes_max))
         return plan.result(bytes_max)
 
     async def together(self, ledger: Ledger, first: int, last: int) -> list[Entry]:
-        """The same as ``entries`` without a bound of its own: one of many reads that travel together. Raises as it does."""
+        """``entries`` without a bound of its own, batched with the reads of other ledgers. Raises as ``entries`` does."""
         plan = self._plan(ledger, first, last, STRIPED_ENTRIES_MAX, accept=partial(entry_matches, ledger.ledger_id))
         await self._carry_out(plan, partial(self._fetch_together, ledger))
         return [Entry(entry.entry_id, entry.payload) for entry in plan.result()]
 
     async def heads(self, ledger: Ledger, first: int, last: int, head_bytes: int = HEAD_BYTES) -> list[EntryHead]:
-        """Every entry from ``first`` to ``last``, in as many requests as it takes. Raises ``NoSuchEntry``, ``Unavailable``."""
+        """Every entry from ``first`` to ``last``, in as many requests as needed. Raises ``NoSuchEntry``, ``Unavailable``."""
         heads: list[EntryHead] = []
         while first <= last:
             plan = self._plan(ledger, first, last, STRIPED_ENTRIES_MAX, accept=_accept_any)
@@ -74,9 +74,9 @@ class LedgerReads:
         return heads
 
     async def lac(self, ledger: Ledger) -> int:
-        """A LAC that is at least what was confirmed when the last entry before now was added. Raises ``Unavailable``.
+        """A LAC no lower than what was confirmed when the latest entry was added. Raises ``Unavailable``.
 
-        Answers are awaited from so many bookies that every Qa of a write set share one with them.
+        Waits for so many bookies that every Qa bookies of a write set include one of them.
         """
         if ledger.state is LedgerState.CLOSED:
             return ledger.last_entry
@@ -93,10 +93,10 @@ class LedgerReads:
                     answered.add(position)
             if fencing_complete(len(fragment.bookies), ledger.write_quorum, ledger.ack_quorum, answered):
                 return lac
-        raise Unavailable(f"too few bookies told the LAC of ledger {ledger.ledger_id} ({'; '.join(reasons)})")
+        raise Unavailable(f"too few bookies answered the LAC of ledger {ledger.ledger_id} ({'; '.join(reasons)})")
 
     async def await_lac(self, ledger: Ledger, above: int, max_wait_s: float) -> LacNews:
-        """Ask one bookie of the last fragment to answer when it knows more than ``above``; the next one if that fails.
+        """Ask one bookie of the last fragment to answer when its LAC exceeds ``above``; if it fails, the next one.
 
         Raises ``Unavailable`` if all fail.
         """
@@ -111,7 +111,7 @@ class LedgerReads:
             if tail is not None:
                 return LacNews(max(tail.lac, above), tail.fenced or tail.status == Status.NO_SUCH_LEDGER)
             self._directory.read_failed(name)
-        raise Unavailable(f"no bookie told the LAC of ledger {ledger.ledger_id} ({'; '.join(reasons)})")
+        raise Unavailable(f"no bookie answered the LAC of ledger {ledger.ledger_id} ({'; '.join(reasons)})")
 
     def _plan(self, ledger: Ledger, first: int, last: int, striped_max: int, accept: Callable[[ReadEntry], bool]) -> ReadPlan:
         turn = self._random.randrange(ledger.ensemble_size)
@@ -119,7 +119,7 @@ class LedgerReads:
         return ReadPlan(ledger, first, last, avoid=avoid, accept=accept, turn=turn, striped_max=striped_max)
 
     async def _carry_out(self, plan: ReadPlan, fetch: Fetch) -> None:
-        """Until the plan is finished, or the deadline is over: then its result says what there is."""
+        """Carry out the plan until it is finished or the deadline passes; its result then is what was read."""
         run = _Run(plan, fetch, self._directory, hedge_s=self._hedge_s, deadline_s=self._deadline_s)
         try:
             await run.finished
@@ -127,7 +127,7 @@ class LedgerReads:
             run.stop()
 
     def _fetch_entries(self, ledger: Ledger, bytes_max: int, asks: list[Ask], on_answer: OnAnswer) -> None:
-        """All pieces that one bookie serves travel in one request; striped pieces share the byte bound among the bookies."""
+        """Send all pieces for one bookie in one request; striped pieces share the byte bound among the bookies."""
         share = bytes_max if len(asks) == 1 else bytes_max // ledger.ensemble_size + 1
         ranges = [Range(ledger.ledger_id, ask.first, ask.last) for ask in asks]
         future = self._requests.read(asks[0].bookie, ranges, share)
@@ -145,7 +145,7 @@ class LedgerReads:
 
 
 class _Run:
-    """One plan under way."""
+    """One plan being carried out."""
 
     def __init__(self, plan: ReadPlan, fetch: Fetch, directory: BookieDirectory, *, hedge_s: float, deadline_s: float) -> None:
         loop = asyncio.get_running_loop()
@@ -179,7 +179,7 @@ class _Run:
             self._ask(self._plan.on_answer(ask, answer))
 
     def _hedge(self) -> None:
-        """One timer serves hedges and deadline: reads come by the thousand when a broker takes over."""
+        """One timer for hedges and deadline: a takeover causes thousands of reads."""
         self._hedges_left -= 1
         if not self._hedges_left and not self.finished.done():
             self.finished.set_result(None)
@@ -199,7 +199,7 @@ def _hand_over(asks: list[Ask], on_answer: OnAnswer, future: asyncio.Future[list
     failure = _failure(future)
     answers = future.result() if failure is None else []
     if failure is None and len(answers) != len(asks):
-        failure = Unavailable(f"{len(answers)} answers came to {len(asks)} ranges")
+        failure = Unavailable(f"the answer has {len(answers)} parts for {len(asks)} ranges")
     for index, ask in enumerate(asks):
         on_answer(ask, failure or answers[index])
 
@@ -230,5 +230,5 @@ def _tail(future: asyncio.Future[LedgerTail], reasons: list[str], *, absent_is_n
 
 
 def _accept_any(entry: ReadEntry) -> bool:
-    """The bookie has checked a head against its own CRC, which stays there."""
+    """Accept a head: the bookie has checked it against a CRC that only the bookie has."""
     return True

@@ -1,4 +1,7 @@
-"""Writing a ledger's record so that the outcome is known: no guess is ever made about a command that was not answered."""
+"""Ledger records in metadata: guarded updates with a known outcome, and batched reads.
+
+An update whose answer is lost is never assumed to have happened or not: the record is read again.
+"""
 
 from __future__ import annotations
 
@@ -15,26 +18,26 @@ from stratalog_metadata.state.commands import Command, Put, Requirement, Update,
 
 _RETRY_S: Final = 0.05
 _ATTEMPT_S: Final = 3.0
-"""An answer is not waited for longer than this: the link, or the node that was asked, may be gone without a word."""
+"""Maximum wait for one answer: the connection or the node may have died silently."""
 
 _KEYS_MAX: Final = 1024
-"""Records in one request; each has some hundred bytes."""
+"""Records per request; each has a few hundred bytes."""
 
 _Question = tuple[int, asyncio.Future[Versioned | None]]
 
 
 class Superseded(StratalogError):
-    """The ledger's record is no longer the one that the change was made from. ``found`` is what is there now."""
+    """The ledger's record is not the one that the change started from. ``found`` is the current one."""
 
     code = "ledger_superseded"
 
     def __init__(self, found: Versioned | None) -> None:
-        super().__init__("the ledger's record was changed by somebody else")
+        super().__init__("the ledger's record was changed concurrently")
         self.found = found
 
 
 def change_of(record: Ledger, version: int, requirements: tuple[Requirement, ...], updates: tuple[Update, ...]) -> Command:
-    """Compare-and-set of a ledger's record, with further updates under further requirements; it takes effect once at most."""
+    """Compare-and-set of a ledger's record, with further updates under further requirements; it takes effect at most once."""
     requirement = VersionIs(key=record.key(), version=version)
     return Command(updates=(Put(record=record), *updates), requirements=(requirement, *requirements))
 
@@ -49,14 +52,14 @@ async def put_ledger(
     updates: tuple[Update, ...] = (),
     timeout_s: float,
 ) -> int:
-    """Propose ``change_of`` the same; returns the new version.
+    """Commit ``change_of`` these arguments; returns the new version.
 
-    After ``OutcomeUnknown`` the record is re-read: ours there means that the command took effect, the old version that it did
-    not yet, and then the very same command is proposed again, which the requirement on the version lets take effect once.
-    So is one that is not answered within a few seconds; the client goes on with another node then.
+    After ``OutcomeUnknown`` the record is read again: if it is the new one, the command took effect; if it has the old version,
+    the same command is proposed again, which is safe because it requires the old version. A command without an answer within a
+    few seconds is treated the same way; the client then uses another node.
 
-    Raises :class:`Superseded` if the record is another one, what the quorum answers if another requirement does not hold,
-    ``Unavailable`` if surely nothing happened, and ``OutcomeUnknown`` only if it stayed unknown until the time was over.
+    Raises :class:`Superseded` if the record is a third one, the quorum's answer if another requirement does not hold,
+    ``Unavailable`` if definitely nothing happened, and ``OutcomeUnknown`` if the outcome is still unknown after ``timeout_s``.
     """
     command = change_of(record, version, requirements, updates)
     deadline = clock.monotonic() + timeout_s
@@ -80,7 +83,9 @@ async def put_ledger(
 
 
 async def _judge(metadata: MetadataClient, record: Ledger, version: int, refusal: StratalogError) -> int:
-    """A refused command: was it ours that had taken effect before, is it somebody else's, or does another requirement fail?"""
+    """Decide about a refused command: it had taken effect before, the record was changed concurrently, or another requirement
+    fails.
+    """
     try:
         found = (await metadata.read([record.key()]))[0]
     except Retriable as unreachable:
@@ -93,7 +98,7 @@ async def _judge(metadata: MetadataClient, record: Ledger, version: int, refusal
 
 
 class LedgerRecordPuts:
-    """Compare-and-set of many ledgers' records."""
+    """Updates of many ledgers' records: those of one turn share a command if possible, else each gets its own."""
 
     def __init__(self, metadata: MetadataClient, clock: Clock) -> None:
         self._metadata = metadata
@@ -118,12 +123,12 @@ class LedgerRecordPuts:
         )  # fmt: skip
 
     async def close(self) -> None:
-        """Propose no more together; who waits is cancelled."""
+        """Stop sharing commands; cancels waiting callers."""
         await self._shared.close()
 
 
 class LedgerRecordReads:
-    """Linearizable reads of ledgers' records."""
+    """Linearizable reads of ledgers' records. The reads of one event-loop turn share a request."""
 
     def __init__(self, metadata: MetadataClient) -> None:
         self._metadata = metadata
@@ -140,7 +145,7 @@ class LedgerRecordReads:
         return list(await asyncio.gather(*(future for _, future in questions)))
 
     async def close(self) -> None:
-        """Ask no more; who waits is cancelled."""
+        """Stop reading; cancels waiting callers."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

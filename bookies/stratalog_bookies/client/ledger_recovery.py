@@ -1,11 +1,11 @@
-"""Recovering ledgers: fence, copy what may have been confirmed, close. Many at once, batched by bookie.
+"""Recovers ledgers: fences them, copies what may have been confirmed, closes them. Many at once, batched by bookie.
 
-Each ledger is a small state machine driven by answers; all of them advance in the same turns of the event loop, so that
-their requests leave together (``bookie_requests.py``) and their metadata commands commit together. Nothing waits for a slow
-bookie once enough others have answered.
+Each ledger is a small state machine driven by answers. All of them advance in the same event-loop turns, so that their requests
+are batched (``bookie_requests.py``) and their metadata commands shared. A slow bookie delays nothing once enough others have
+answered.
 
-Where the partition's epoch shuts the old writer out, the view's record is the last that it made: the ledger is closed with one
-command. Else its record is read from the quorum, and set to IN_RECOVERY first.
+If the partition's epoch shuts the old writer out, the record in the view is the last one that the writer made, and one command
+closes the ledger. Otherwise the record is read from the quorum and set to IN_RECOVERY first.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from stratalog_metadata.state.commands import EpochIs, Requirement
 
 Answer = TypeVar("Answer")
 _HEADS_AT_ONCE: Final = 64
-"""Heads asked for at a time, of entries behind the last batch."""
+"""Heads requested at a time when searching the last batch."""
 KEPT_HEADS_MAX: Final = 512
-"""Of longer ledgers only the sizes are read: a thousand may be recovered at once."""
+"""Above this many entries only sizes are read: a thousand ledgers may be recovered at once."""
 KEPT_BYTES_MAX: Final = 16 * 1024
-"""Ledgers that are not larger are read whole, not only at their end."""
+"""Ledgers up to this size are read whole, not only at their end."""
 
 
 class Recovered(NamedTuple):
-    """A closed ledger, and what recovery happened to read of it: the heads of all entries or of none, and likewise the entries.
+    """A closed ledger, and what recovery read of it: the heads of all entries or of none, and likewise the entries.
 
-    The entries are views of the answer that they came in: not to be kept.
+    The entries are views of the answer: do not keep them.
     """
 
     ledger: Ledger
@@ -52,7 +52,7 @@ class Recovered(NamedTuple):
 
 
 class _Rewriter(EntryReplicator):
-    """Copies recovered entries to their whole write set; ensemble changes stay in its record until the close."""
+    """Copies recovered entries to their whole write set. Ensemble changes stay in its record until the ledger is closed."""
 
     def __init__(self, context: ClientContext, ledger: Ledger, first_entry: int, on_progress: Callable[[], None]) -> None:
         super().__init__(context, LedgerWriterCore(ledger, sink=self, first_entry=first_entry, recovering=True))
@@ -91,7 +91,7 @@ class _Run:
         self._carry_out(self._protocol.start())
 
     def result(self) -> Ledger:
-        """The record with the fragments that rewriting made and the last entry; not closed yet."""
+        """The record with the last entry and the fragments made by the rewrite; not closed yet."""
         assert self._protocol.end is not None
         ledger = self._rewriter.core.ledger if self._rewriter is not None else self._ledger
         return msgspec.structs.replace(ledger, last_entry=self._protocol.end)
@@ -119,7 +119,7 @@ class _Run:
         bookie: str,
         future: asyncio.Future[Answer],
     ) -> None:
-        """An answer came, or surely will not."""
+        """A request was answered or definitely will not be."""
         if self.finished.done():
             if not future.cancelled():
                 future.exception()
@@ -164,7 +164,7 @@ class _Run:
 
 
 class LedgerRecoveries:
-    """Recovers ledgers; may be repeated, and run by several at once, at any point."""
+    """Recovers ledgers. A recovery may be repeated, and several may run at once."""
 
     def __init__(self, context: ClientContext, reads: LedgerReads) -> None:
         self._context = context
@@ -175,7 +175,7 @@ class LedgerRecoveries:
         await self._records.close()
 
     async def recover(self, ledger_ids: Sequence[int], requirements: tuple[Requirement, ...]) -> list[Recovered]:
-        """What became of each of ``ledger_ids``, in order; see ``LedgerClient.recover``."""
+        """The outcome of each of ``ledger_ids``, in order; see ``LedgerClient.recover``."""
         if len(ledger_ids) == 1:
             return [await self._recover_in_time(ledger_ids[0], requirements)]
         outcomes = await asyncio.gather(
@@ -195,8 +195,8 @@ class LedgerRecoveries:
                 return await self._recover(ledger_id, requirements)
         except TimeoutError:
             raise Unavailable(
-                f"ledger {ledger_id} could not be recovered in {deadline_s:g} s: too few of its bookies answer, or no quorum of"
-                " metadata nodes; try again"
+                f"ledger {ledger_id} could not be recovered in {deadline_s:g} s: too few of its bookies answer, or there is no"
+                " quorum of metadata nodes; try again"
             ) from None
 
     async def _recover(self, ledger_id: int, requirements: tuple[Requirement, ...]) -> Recovered:
@@ -205,7 +205,7 @@ class LedgerRecoveries:
             (found,) = await self._records.read((ledger_id,))
         while True:
             if found is None:
-                raise NoSuchLedger(f"ledger {ledger_id} is not in the metadata")
+                raise NoSuchLedger(f"ledger {ledger_id} does not exist in metadata")
             ledger = found.record
             assert isinstance(ledger, Ledger)
             if ledger.state is LedgerState.CLOSED:
@@ -213,14 +213,14 @@ class LedgerRecoveries:
             try:
                 return await self._recover_open(found, ledger, requirements)
             except Superseded as other:
-                # Another recovery got ahead, or the writer changed its ensemble a moment before: begin again from there.
+                # Another recovery was first, or the writer changed its ensemble just before: start again from its record.
                 found = other.found
 
     def _is_shut_out(self, found: Versioned, requirements: tuple[Requirement, ...]) -> bool:
-        """Whether the ledger's writer can change its record no more, and ``found`` is at least as new as its last change.
+        """Whether the writer can no longer change the ledger's record, and ``found`` is at least as new as its last change.
 
-        Each of a writer's commands requires the epoch under which it opened the ledger; what the view shows is a state of the
-        whole log, so that a ledger's record beside a higher epoch is what that writer left.
+        Each command of a writer requires the epoch under which it created the ledger. The view is a state of the whole metadata
+        log, so a record seen beside a higher epoch is what that writer left.
         """
         ledger = found.record
         if not isinstance(ledger, Ledger):
@@ -268,11 +268,10 @@ class LedgerRecoveries:
         )  # fmt: skip
 
     async def _end_offset(self, ledger: Ledger, entries: list[Entry]) -> int:
-        """The next offset of the last record batch. Checkpoint parts, which stand at the ledger's begin, are no batches.
+        """The offset after the last record batch. Checkpoint parts at the start of a ledger are not batches.
 
-        ``entries`` are read already; the answer may have been cut short before the last.
-
-        The batch is read whole, because what is decided here stays for ever and a head alone has no checksum.
+        ``entries`` have been read already; the answer may have been cut short before the last. The batch is read whole, because
+        the result is permanent and a head alone has no checksum.
         """
         last, read = ledger.last_entry, {entry.entry_id: entry for entry in entries}
         while last >= 0:
@@ -283,7 +282,7 @@ class LedgerRecoveries:
         return ledger.base_offset
 
     async def _last_of_another_kind(self, ledger: Ledger, last: int) -> int:
-        """The last entry up to ``last`` that, by its head, is no checkpoint part; -1 if there is none."""
+        """The last entry up to ``last`` whose head is not that of a checkpoint part; -1 if there is none."""
         while last >= 0:
             first = max(last - _HEADS_AT_ONCE + 1, 0)
             for head in reversed(await self._reads.heads(ledger, first, last)):

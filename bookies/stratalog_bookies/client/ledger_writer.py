@@ -1,4 +1,4 @@
-"""A ledger open for writing, as its owner sees it."""
+"""A ledger open for writing, as seen by its owner."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from stratalog_metadata.records import Ledger, LedgerState
 from stratalog_metadata.state.commands import EpochIs, Requirement, SessionAlive, Update
 
 ENTRY_BYTES_MAX: Final = 32 * 1024 * 1024
-"""Largest payload of one entry; with its header it must fit one frame."""
+"""Maximum payload of one entry; with its header it must fit into one frame."""
 
 _log = logging.getLogger(__name__)
 
 
 class LedgerWriter(EntryReplicator):
-    """Appends are pipelined and confirmed in order; the listener is told. Ends by ``seal``, ``abandon`` or failure."""
+    """Appends are pipelined, confirmed in order and reported to the listener. Ends by ``seal``, ``abandon`` or a failure."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class LedgerWriter(EntryReplicator):
 
     @property
     def unconfirmed_bytes(self) -> int:
-        """Payload bytes that are not confirmed, or still on their way to a slow or replaced bookie."""
+        """Payload bytes that are not confirmed, or still being sent to a slow or replaced bookie."""
         return self._core.held_bytes
 
     @property
@@ -77,20 +77,20 @@ class LedgerWriter(EntryReplicator):
 
     @property
     def error(self) -> StratalogError | None:
-        """Why the writer is dead, if it is."""
+        """Why the writer ended, if it failed."""
         return self._core.error
 
     def tell_first_copies(self, wanted: bool) -> None:
-        """Whether the listener hears of the first copies of entries that have none yet; it does unless told otherwise."""
+        """Whether to report the first copies of later entries to the listener (default: yes)."""
         self._core.tells_first_copies = wanted
         self._told_first = self._core.first_copied
 
     def append(self, payload: Buffer | Sequence[Buffer]) -> int:
-        """Send one entry and return its id; its fate comes to the listener.
+        """Send one entry and return its id; the listener hears its outcome.
 
-        The payload is one buffer, or several that follow each other; they are not copied and must not change until the
-        entry has reached all its bookies. Raises ``Overloaded`` (nothing happened) at the client's bound, ``Invalid`` for
-        an entry beyond 32 MiB or after ``seal``, and the writer's error once it is dead.
+        The payload is one buffer or several consecutive ones. They are not copied and must not change until all bookies of the
+        entry have it. Raises ``Overloaded`` (nothing happened) at the client's bound, ``Invalid`` for an entry above 32 MiB or
+        after ``seal``, and the writer's error once it has failed.
         """
         core = self._core
         if core.error is not None or self._sealing:
@@ -102,7 +102,7 @@ class LedgerWriter(EntryReplicator):
             parts = tuple(payload)
             payload_bytes = sum(map(len, parts))
         if payload_bytes > ENTRY_BYTES_MAX:
-            raise Invalid(f"an entry of {payload_bytes} bytes exceeds the limit of {ENTRY_BYTES_MAX}: send smaller batches")
+            raise Invalid(f"an entry of {payload_bytes} bytes is too large; maximum is {ENTRY_BYTES_MAX}: send smaller batches")
         context = self._context
         context.held.take(payload_bytes)
         self._conveyed_lac = core.lac
@@ -121,9 +121,9 @@ class LedgerWriter(EntryReplicator):
         try:
             self._tell()
         except Exception:
-            # The listener's own fault: what it missed nobody can tell it again. It must not cost others their connection.
+            # A defect of the listener: it missed notifications. It must not break the connection that other writers share.
             _log.exception("the listener of ledger %d failed", self.ledger.ledger_id)
-            self._core.fail_outcome_unknown("their listener failed")
+            self._core.fail_outcome_unknown("the listener failed")
             self._tell()
 
     def _tell(self) -> None:
@@ -168,7 +168,7 @@ class LedgerWriter(EntryReplicator):
         return busy or self._told_lac > self._conveyed_lac
 
     def lac_to_convey(self) -> int | None:
-        """A LAC that no entry carries yet, once the ledger has been idle for a tick: it is told to the bookies by itself."""
+        """A LAC that no entry carries, if the ledger was idle for a tick: it is sent to the bookies explicitly."""
         core = self._core
         idle = core.next_entry_id == self._tick_next_entry
         self._tick_next_entry = core.next_entry_id
@@ -190,11 +190,12 @@ class LedgerWriter(EntryReplicator):
     async def seal(
         self, end_offset: int, updates: tuple[Update, ...] = (), requirements: tuple[Requirement, ...] = ()
     ) -> Ledger:
-        """Wait until everything appended is confirmed, then close the ledger for ever; returns the CLOSED record.
+        """Wait until everything appended is confirmed, then close the ledger permanently; returns the CLOSED record.
 
         ``end_offset`` is the offset after its last record. ``updates`` take effect in the same command; if their
         ``requirements`` do not hold, the ledger is closed without them. Raises what ends the writer: ``LedgerFenced`` if
-        somebody else is recovering or has closed it, ``StaleEpoch``, ``OutcomeUnknown``. Then only recovery knows its end.
+        another client is recovering or has closed it, ``StaleEpoch``, ``OutcomeUnknown``. Then only recovery can decide where
+        it ends.
         """
         if self._sealing:
             raise Invalid(f"ledger {self.ledger.ledger_id} is being sealed already")
@@ -249,7 +250,7 @@ class LedgerWriter(EntryReplicator):
         return error
 
     def abandon(self) -> None:
-        """Stop without sealing, as an owner does that has lost its right to write. The listener hears nothing more."""
+        """Stop without sealing: this owner has lost its right to write. The listener is not called again."""
         self._failure_told = True
         self._core.fail(LedgerFenced(f"ledger {self.ledger.ledger_id} was abandoned by its writer"))
         self._end_writing()

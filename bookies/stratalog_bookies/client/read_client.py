@@ -1,4 +1,4 @@
-"""The reading half of a ledger client, without the timers that writers need: for work inside a bookie."""
+"""A ledger client that only reads, without the timers of writers: for background work inside a bookie."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stratalog_metadata.client.api import MetadataClient
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadClient:
-    """Where bookies are, questions to them, and reads of ledgers."""
+    """Addresses of bookies, requests to them, and reads of ledgers."""
 
     directory: BookieDirectory
     requests: BookieRequests
@@ -25,7 +25,7 @@ class ReadClient:
 def open_read_client(
     metadata: MetadataClient, transport: Transport, clock: Clock, random: Random, *, last_resort: frozenset[str] = frozenset()
 ) -> ReadClient:
-    """With the default time-outs; ``last_asked`` are bookies to read from only when all others have failed."""
+    """A read client with default time-outs; ``last_resort`` are bookies to read from only when all others have failed."""
     settings = LedgerClientSettings()
     avoid_s, avoid_s_max = settings.bookie_avoid_ms / 1000, settings.bookie_avoid_ms_max / 1000
     health, read_health = BookieHealth(avoid_s, avoid_s_max), BookieHealth(avoid_s, avoid_s_max)

@@ -1,8 +1,7 @@
-"""Compaction of one disk, paced: files that are mostly dead are emptied, and files that are broken.
+"""Compaction of one disk: empties files that are mostly dead and files with corrupt frames, at a bounded rate.
 
-What is alive in a file is written again through the ordinary group commit, and the file is let go of only when that is
-durable. A file with an entry that cannot be read is kept, as evidence and as the place where the entry is known to be, until
-the entry is mended.
+Live entries are written again through the ordinary group commit, and the old file is freed only when the copies are durable. A
+file with an unreadable entry is kept until the entry is repaired: it records that the entry exists.
 """
 
 from __future__ import annotations
@@ -37,18 +36,18 @@ class Compaction:
         self._lock = asyncio.Lock()
 
     async def compact(self) -> None:
-        """Empty the files of which too little is alive, sparsest first, as long as there is room."""
+        """Empty the files with too few live bytes, sparsest first, until there is no room."""
         for file in self._contents.sparse_files(self._settings.compaction_live_ratio):
             if self._disk.core.failure:
                 return
             try:
                 await self._empty(file)
             except StorageFailed as full:
-                _log.warning("compaction waits: %s", full)
+                _log.warning("compaction is waiting: %s", full)
                 return
 
     async def evacuate_broken(self) -> None:
-        """Empty the files whose frames are broken. Raises ``StorageFailed`` if there is no room."""
+        """Empty the files whose frames are corrupt. Raises ``StorageFailed`` if there is no room."""
         broken = self._disk.corruption.files
         for generation in list(broken):
             file = self._contents.files.get(generation)
@@ -57,17 +56,17 @@ class Compaction:
             elif not file.closed:
                 await self._disk.leave_file(generation)
                 await self._disk.commit.durable(self._disk.core.log.sequence)
-                self._disk.files.look()
+                self._disk.files.advance()
             elif await self._empty(file):
-                _log.warning("log file %016x was broken and has been emptied", generation)
+                _log.warning("log file %016x had corrupt frames; its entries were copied to a newer file", generation)
                 self._disk.counters.mended_files += 1
                 broken.pop(generation, None)
 
     async def _empty(self, file: LogFile) -> bool:
-        """Move what lives in a closed file elsewhere; whether all of it could be. Raises ``StorageFailed``."""
+        """Copy the live entries of a closed file to the open one. Returns whether all were copied. Raises ``StorageFailed``."""
         async with self._lock:
             if self._contents.files.get(file.generation) is not file or not file.runs:
-                # All that lived in it was deleted while it waited its turn, and its place was freed, or soon is.
+                # Its ledgers were deleted while it was queued; it is freed, or will be soon.
                 return True
             self._contents.pin((file.generation,))
             try:
@@ -76,7 +75,7 @@ class Compaction:
             except (Corrupt, OSError) as lost:
                 if not is_transient(lost):
                     file.unmovable = True
-                _log.error("log file %016x cannot be emptied: %s", file.generation, lost)
+                _log.error("log file %016x cannot be compacted: %s", file.generation, lost)
                 return False
             finally:
                 self._contents.unpin((file.generation,))
@@ -90,7 +89,7 @@ class Compaction:
         for run in list(file.runs.values()):
             for rows in _chunks(await self._rows(run)):
                 if not self._contents.holds(run):
-                    break  # its ledger was deleted meanwhile
+                    break  # The ledger was deleted while the rows were read.
                 whole = await self._move(file, run, rows) and whole
         return whole
 
@@ -113,7 +112,7 @@ class Compaction:
         return None not in payloads
 
     async def _rows(self, run: Run) -> list[Row]:
-        """Rows of a stored run, without keeping them in memory; none if its ledger has been deleted."""
+        """Rows of a stored run, without caching them; none if its ledger was deleted."""
         passing = Run(run.ledger_id, run.generation)
         passing.first, passing.last, passing.count = run.first, run.last, run.count
         passing.rows = run.rows or await self._disk.reads.rows(run)
@@ -121,7 +120,7 @@ class Compaction:
 
 
 def _chunks(rows: Sequence[Row]) -> Iterator[list[Row]]:
-    """Cut rows into pieces of about a mebibyte of payload."""
+    """Split rows into chunks of about 1 MiB of payload."""
     chunk: list[Row] = []
     chunk_bytes = 0
     for row in rows:

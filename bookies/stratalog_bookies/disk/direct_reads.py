@@ -1,7 +1,7 @@
-"""Pieces of log files read by the kernel, side by side, without a thread and around the page cache.
+"""Reads extents of log files around the page cache, by the kernel, in parallel and without a thread.
 
-Only where the file can (``BeginsReads``). Whatever goes wrong here says nothing yet: the caller reads again from a thread, and
-what fails there counts.
+Used where the file supports it (``BeginsReads``). A failure here decides nothing: the caller reads again from a thread, and the
+result of that read counts.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from stratalog_core.ports import Background, BeginsReads, File
 
 
 class DirectReads:
-    """Those of one disk. The files that are read must be pinned."""
+    """Direct reads of one disk. The files that are read must be pinned."""
 
     def __init__(self, store: LogFiles, background: Background) -> None:
         self._store = store
         self._background = background
 
     async def read(self, pieces: ReadPieces) -> list[memoryview] | None:
-        """The slices; None if they are to be read in another way."""
+        """The slices; None if the caller must read in another way."""
         for file in pieces.files:
             if self._store.kept_open(file.generation) is None and not await self._open(file.generation):
                 return None

@@ -1,8 +1,8 @@
-"""The asyncio shell of one disk: the core's rules, group commit, files and reads put together.
+"""The asyncio shell of one disk: combines its core, group commit, files and reads.
 
-Requests that find no room because the next log file is not ready yet are held, in order, and go on when it is. A failed
-write or sync retires the disk: what waits is answered STORAGE_FAILED, nothing is tried again, and reads of what was durable
-go on.
+A request that finds no room because the next log file is not ready is queued, in order, and continues when the file is. A
+failed write or sync fails the disk permanently: waiting requests get STORAGE_FAILED, nothing is retried, and durable entries
+remain readable.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ OnStatuses = Callable[[bytearray], None]
 
 
 class StatusGather:
-    """Calls ``done`` with all statuses when every part has come."""
+    """Collects the statuses of a request whose entries are decided in parts; calls ``done`` when all parts have arrived."""
 
     def __init__(self, statuses: bytearray, parts: int, done: OnStatuses) -> None:
         self._statuses = statuses
@@ -43,7 +43,7 @@ class StatusGather:
         self._done = done
 
     def part(self, first: int) -> OnStatuses:
-        """Receiver of the statuses from position ``first`` on."""
+        """The receiver of the statuses from position ``first`` on."""
 
         def receive(statuses: bytearray) -> None:
             self._statuses[first : first + len(statuses)] = statuses
@@ -55,9 +55,9 @@ class StatusGather:
 
 
 class Disk:
-    """One disk of a running bookie. ``on_change`` is called when it became, or ceased to be, writable.
+    """One disk of a running bookie. ``on_change`` is called when the disk becomes writable or stops being writable.
 
-    One that ``is_missing`` could not be used at the start: what it holds is unknown, and absent nothing.
+    If ``is_missing``, the disk could not be used at start: what it holds is unknown, so nothing on it is absent.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Disk:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
-        """Finish what was accepted, then let go of the files."""
+        """Finish accepted work, then close the files."""
         self._prove_tail()
         await self.commit.close()
         await self.files.close()
@@ -105,7 +105,7 @@ class Disk:
 
     @property
     def add_bytes_max(self) -> int:
-        """Room of one log file: an ADD must fit into it."""
+        """Maximum size of an ADD: it must fit into one log file."""
         return self.store.file_bytes - 2 * PAGE_BYTES
 
     # -- adds
@@ -115,7 +115,7 @@ class Disk:
     ) -> None:
         """``DiskCore.add`` of entries with ``add_bytes`` bytes of headers and payloads. Never blocks.
 
-        ``done`` gets the statuses when they are decided and what is OK is durable.
+        ``done`` gets the statuses when all entries are decided and those that are OK are durable.
         """
         needed = add_room(len(headers), add_bytes)
         if (self._held or not self.core.takes(needed)) and self.core.refusal is None:
@@ -126,7 +126,7 @@ class Disk:
     def _add_now(self, headers: Sequence[Header], body: memoryview, header_at: int, payload_at: int, done: OnStatuses) -> None:
         added = self.core.add(headers, body, header_at, payload_at)
         if not self.core.log.has_next_file:
-            self.files.look()
+            self.files.advance()
         if added.deferred:
             done = self._decide_later(added, headers, body, header_at, payload_at, done)
         self.commit.when_durable(added.sequence, partial(self._answer, added.statuses, done))
@@ -137,7 +137,7 @@ class Disk:
     def _decide_later(
         self, added: Added, headers: Sequence[Header], body: memoryview, header_at: int, payload_at: int, done: OnStatuses
     ) -> OnStatuses:
-        """When the rest is durable: load the runs that undecided entries need, and add these again, one by one."""
+        """Once the decided entries are durable, load the runs that the others need and add those again, one at a time."""
         gather = StatusGather(bytearray(len(headers)), 1 + len(added.deferred), done)
         rest = gather.part(0)
 
@@ -164,39 +164,39 @@ class Disk:
     # -- fences, LACs, deletions
 
     async def fence(self, ledger_ids: Sequence[int]) -> list[LedgerTail]:
-        """Durable fences, and where the ledgers end. Raises ``StorageFailed``."""
+        """Fence ledgers durably; returns their tails. Raises ``StorageFailed``."""
         await self.room(control_room(len(ledger_ids)), reserve=False)
         await self.commit.durable(self.core.fence(ledger_ids))
         self.counters.fences += len(ledger_ids)
         return self.core.tails(ledger_ids)
 
     async def tails(self, ledger_ids: Sequence[int]) -> list[LedgerTail]:
-        """Where ledgers end, counting only what is durable. Raises ``StorageFailed``."""
+        """Tails of ledgers; what they report is durable. Raises ``StorageFailed``."""
         await self.commit.durable(self.core.log.sequence)
         return self.core.tails(ledger_ids)
 
     async def write_lacs(self, lacs: Sequence[tuple[int, int]]) -> bytearray:
-        """Durable explicit LACs. Raises ``StorageFailed``."""
+        """Record explicit LACs durably. Raises ``StorageFailed``."""
         await self.room(control_room(len(lacs)), reserve=False)
         statuses, sequence = self.core.write_lacs(lacs)
         await self.commit.durable(sequence)
         return statuses
 
     async def delete(self, ledger_ids: Sequence[int]) -> None:
-        """Durable tombstones. Raises ``StorageFailed``."""
+        """Delete ledgers durably. Raises ``StorageFailed``."""
         await self.room(control_room(len(ledger_ids)), reserve=False)
         await self.commit.durable(self.core.delete(ledger_ids))
         self.counters.ledgers_deleted += len(ledger_ids)
         self.files.wake()
 
     async def room(self, needed: int, *, reserve: bool) -> None:
-        """Wait until frames of so many bytes can be placed. Raises ``StorageFailed``."""
+        """Wait until frames of ``needed`` bytes can be placed. Raises ``StorageFailed``."""
         while not self.core.failure and (self._held or not self.core.takes(needed, reserve=reserve)):
             if self.core.read_only and not self._held:
                 raise StorageFailed(f"the disk is full: {self.core.read_only}", read_only=True)
             room: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._held.append((needed, reserve, partial(_resolve, room)))
-            self.files.look()
+            self.files.advance()
             await room
         if self.core.failure:
             raise StorageFailed(self.core.failure, read_only=False)
@@ -204,38 +204,40 @@ class Disk:
     # -- damage
 
     def note_corruption(self, ledger_id: int, entry_id: int, generation: int) -> None:
-        """An entry cannot be read: it is to be mended (``entry_repair.py``)."""
+        """Record that an entry cannot be read; ``entry_repair.py`` repairs it."""
         if self.corruption.add(ledger_id, entry_id, generation):
             self.counters.damaged_entries += 1
-            _log.error("entry %d of ledger %d, in log file %016x, is damaged", entry_id, ledger_id, generation)
+            _log.error("entry %d of ledger %d, in log file %016x, is corrupt", entry_id, ledger_id, generation)
             self.on_corruption()
 
     def _note_lost_index(self, generation: int, reason: str) -> None:
-        self.corruption.files.setdefault(generation, f"its index and its frames are damaged: {reason}")
+        self.corruption.files.setdefault(generation, f"its index and its frames are corrupt: {reason}")
 
     def unmark_unmovable(self, generation: int) -> None:
-        """What kept this file from being compacted has been mended."""
+        """Allow compaction of a file again: the entry that prevented it was repaired."""
         file = self.core.contents.files.get(generation)
         if file is not None:
             file.unmovable = False
 
     async def leave_file(self, generation: int) -> None:
-        """Write to another file than this one from now on. Raises ``StorageFailed``."""
+        """Make sure that writes go to a newer file than this one. Raises ``StorageFailed``."""
         while self.core.log.generation == generation:
             await self.room(self.store.file_bytes, reserve=False)
             if self.core.log.generation == generation:
                 self.core.roll()
-        self.files.look()
+        self.files.advance()
 
     async def write_again(self, ledger_id: int, row: Row, payload: bytes, generation: int) -> None:
-        """A durable copy of an entry whose copy in log file ``generation`` is damaged. Raises ``StorageFailed``."""
+        """Write a good copy, durably, of an entry whose copy in log file ``generation`` is corrupt. Raises
+        ``StorageFailed``.
+        """
         await self.leave_file(generation)
         await self.room(add_room(1, ENTRY_HEADER_BYTES + len(payload)), reserve=True)
         self.core.move(ledger_id, row, payload, generation)
         await self.commit.durable(self.core.log.sequence)
 
     def tick(self) -> None:
-        """Called now and then: an idle log gets its tail proved, so that later damage is never taken for a torn write."""
+        """Called periodically: proves the tail of an idle log, so that later corruption is not mistaken for a torn write."""
         log = self.core.log
         if log.sequence == self._seen_sequence == log.durable_sequence:
             self._prove_tail()
@@ -251,7 +253,7 @@ class Disk:
     # -- room
 
     def _after_group(self) -> None:
-        self.files.look()
+        self.files.advance()
         if self.core.failure:
             self._room_changed()
         self.on_group()
@@ -287,7 +289,7 @@ class Disk:
         )
 
     def info(self) -> DiskInfo:
-        """For INFO."""
+        """The state of the disk for INFO."""
         files = self.core.contents.files.values()
         return DiskInfo(
             position=self.position,

@@ -1,8 +1,8 @@
-"""Group commit: one write and one sync for all that waits, the next group as soon as the last is durable.
+"""Group commit: one write and one sync for everything that waits, and the next group as soon as the last is durable.
 
-What comes while a group is being synced makes up the next one, so a slow disk makes bigger groups and a fast one small
-ones; there is no timer. All that arrives in one turn of the event loop leaves together, because it is taken in the next turn.
-Mostly the kernel writes by itself; what it cannot is written by a thread.
+What arrives during a sync forms the next group: a slow disk gets large groups, a fast one small groups, without a timer. All
+that arrives in one event-loop turn is in one group, because the group is taken in the next turn. The kernel writes
+asynchronously where it can; a thread writes otherwise. No group is acknowledged before it is durable.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 class GroupCommit:
-    """Makes one disk's groups durable and tells those who wait."""
+    """Makes the groups of one disk durable and notifies those that wait."""
 
     def __init__(
         self, core: DiskCore, store: LogFiles, background: Background, counters: Counters, on_written: Callable[[], None]
@@ -49,9 +49,9 @@ class GroupCommit:
         return len(self._waiting)
 
     def when_durable(self, sequence: int, call: Callable[[], None]) -> None:
-        """Call when all groups up to ``sequence`` are durable, or the disk has failed (``DiskCore.failure`` tells which).
+        """Call ``call`` when all groups up to ``sequence`` are durable or the disk has failed; check ``DiskCore.failure``.
 
-        Sequences must not fall from one call to the next.
+        ``sequence`` must not decrease from one call to the next.
         """
         if sequence <= self._core.log.durable_sequence or self._core.failure:
             call()
@@ -62,7 +62,7 @@ class GroupCommit:
             asyncio.get_running_loop().call_soon(self._turn, None)
 
     async def durable(self, sequence: int) -> None:
-        """The same, awaited. Raises ``StorageFailed``."""
+        """Wait until all groups up to ``sequence`` are durable. Raises ``StorageFailed``."""
         if sequence > self._core.log.durable_sequence and not self._core.failure:
             reached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self.when_durable(sequence, lambda: None if reached.done() else reached.set_result(None))
@@ -71,27 +71,27 @@ class GroupCommit:
             raise StorageFailed(self._core.failure, read_only=False)
 
     async def close(self) -> None:
-        """Wait until all that was placed is durable, or the disk has failed."""
+        """Wait until everything placed is durable, or the disk has failed."""
         while self._is_busy:
             idle: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._idle.append(idle)
             await idle
 
     def _turn(self, written: Write | None, failure: BaseException | None = None) -> None:
-        """A group is durable, or failed: begin the next one, and only then answer those that waited for it."""
+        """A group became durable or failed: begin the next one first, then answer those that waited."""
         self._is_busy = False
         try:
             if failure is not None:
                 raise failure
             if self._core.failure:
-                # Whoever keeps its files has retired the disk meanwhile.
+                # ``LogFileLifecycle`` failed the disk while this write was in flight.
                 self._answer_all()
             else:
                 self._go_on(written)
         except OSError as lost:
             self._fail(lost)
         except Exception as unexpected:
-            # Whatever else goes wrong here, nobody may wait for ever, and nothing may be acknowledged on a guess.
+            # A defect must not leave requests waiting, nor acknowledge what may not be durable.
             _log.exception("group commit failed")
             self._fail(unexpected)
         if not self._is_busy:
@@ -107,7 +107,7 @@ class GroupCommit:
         if following is not None:
             self._begin(following)
         if written is not None:
-            # Answers go out while the next group is written.
+            # Answer while the next group is being written.
             self._settle(written.sequence)
             self._on_written()
 
@@ -126,7 +126,7 @@ class GroupCommit:
         self._is_busy = True
 
     def _job_done(self, write: Write, job: asyncio.Future[None]) -> None:
-        # A cancelled one belongs to a process that ends: nobody is told anything.
+        # Cancelled: the process is ending, and nothing is answered.
         if not job.cancelled():
             self._turn(write, job.exception())
 
@@ -136,12 +136,12 @@ class GroupCommit:
             waiting.popleft()[1]()
 
     def _fail(self, failure: Exception) -> None:
-        _log.critical("a write or sync of the log failed; the disk is retired: %s", failure)
+        _log.critical("a write or sync of the log failed; the disk takes no more writes: %s", failure)
         self._core.fail(f"the disk failed: {failure}")
         self._answer_all()
 
     def _answer_all(self) -> None:
-        """The disk has failed, as they will see: nothing that waits becomes durable."""
+        """Answer everything that waits; nothing becomes durable on a failed disk, and the callers check for that."""
         while self._waiting:
             try:
                 self._waiting.popleft()[1]()

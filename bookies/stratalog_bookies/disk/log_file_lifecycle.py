@@ -1,8 +1,7 @@
-"""Keeps a disk's files in order: the next log file ready, full ones closed with a checkpoint, dead ones recycled, some
-space free.
+"""The lifecycle of a disk's log files: prepare the next one, checkpoint full ones, recycle dead ones, keep some space free.
 
-The order of a checkpoint is index, then state; the order of freeing is state, then file. All of it runs beside the group
-commit and never holds it up, unless a whole file fills before the next one is ready.
+A checkpoint writes the index, then the state file. Freeing writes the state file, then recycles the log file. All of it runs
+beside the group commit and delays it only if a whole file fills before the next one is ready.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from stratalog_core.ports import Background
 _log = logging.getLogger(__name__)
 _IDLE_S = 0.5
 _IDLE_BYTES = 1024 * 1024
-"""A disk that took less than this in that time has time for spares."""
+"""A disk that wrote less than this since the last check is idle enough to prewrite spares."""
 
 
 class LogFileLifecycle:
-    """One disk's files. ``on_change`` is called when room appeared, or the disk became or ceased to be writable."""
+    """The log files of one disk. ``on_change`` is called when room appears or the disk becomes or stops being writable."""
 
     def __init__(
         self,
@@ -50,7 +49,7 @@ class LogFileLifecycle:
         self._wanted = asyncio.Event()
         self._lock = asyncio.Lock()
         self._dropped: list[int] = []
-        self._put_off = False
+        self._postponed = False
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -64,21 +63,21 @@ class LogFileLifecycle:
             self._task.cancel()
             await asyncio.wait((self._task,))
 
-    def look(self) -> None:
-        """Cheap; called after everything that may have filled a file."""
+    def advance(self) -> None:
+        """Start preparation and checkpoints that are due. Cheap; called after every step that may have filled a file."""
         log = self._core.log
         if not log.has_next_file or log.durable_generation > self._first_open:
             self._wanted.set()
 
     def wake(self) -> None:
-        """Something was deleted or emptied: files may be free now."""
+        """Start freeing files: something was deleted or emptied."""
         self._wanted.set()
 
     async def _keep(self) -> None:
         while True:
             await self._wanted.wait()
             self._wanted.clear()
-            self._put_off = False
+            self._postponed = False
             try:
                 await self._prepare_next()
                 await self._close_full()
@@ -87,18 +86,18 @@ class LogFileLifecycle:
             except OSError as failure:
                 self._failed(failure)
             except Exception as failure:
-                # A disk whose files nobody keeps would stop without a word when the file is full.
-                _log.exception("the log files cannot be kept any more")
+                # Without this task the disk would stop silently when its file is full.
+                _log.exception("preparing or freeing log files failed by a defect")
                 self._failed(failure)
 
     # -- the next file
 
     async def _prepare_next(self) -> None:
-        """Have the next file ready, or take no more adds until there is space (and a file descriptor) for it."""
+        """Prepare the next file, or stop taking adds until there is space and a file descriptor for it."""
         log = self._core.log
         if self._core.failure or (log.has_next_file and not self._core.read_only):
             return
-        # Looked at now: between two looks of ``check_space`` a fast writer fills many files.
+        # Measured now: between two calls of ``check_space`` a fast writer fills many files.
         self.free_bytes = await self._background.run(self._store.free_bytes)
         lack = "" if self._store.spare_files or self._may_grow() else self._too_full()
         if not log.has_next_file and (not lack or self._may_lend()):
@@ -116,9 +115,9 @@ class LogFileLifecycle:
         return f"{self.free_bytes} bytes are free, and {self._settings.free_bytes_min} must stay free"
 
     def _may_lend(self) -> bool:
-        """Whether compaction gets a file of the space that is kept free: it gives back more than it takes.
+        """Whether compaction may use one file of the reserved space: it frees more than it takes.
 
-        Without it a full disk whose files are mostly dead would stay full for ever.
+        Without this, a full disk whose files are mostly dead would stay full.
         """
         to_gain = self._core.contents.sparse_files(self._settings.compaction_live_ratio)
         return bool(to_gain) and self.free_bytes >= self._store.file_bytes
@@ -133,18 +132,18 @@ class LogFileLifecycle:
         self._on_change()
 
     async def check_space(self) -> None:
-        """Look how much is free; a disk that was full becomes writable as soon as a file can be made."""
+        """Measure the free space. A full disk becomes writable as soon as a file can be prepared."""
         try:
             self.free_bytes = await self._background.run(self._store.free_bytes)
         except OSError as failure:
             self._failed(failure)
             return
         core = self._core
-        if not core.log.has_next_file or core.read_only or self._put_off:
+        if not core.log.has_next_file or core.read_only or self._postponed:
             self._wanted.set()
 
     async def _fill_spares(self) -> None:
-        """Prewrite spares while the disk has nothing better to do: under load that would only take its time."""
+        """Prewrite spare files while the disk is idle: under load that would compete with the log."""
         while self._store.spare_files < self._settings.spare_files and self._may_grow():
             appended = self._appended_bytes()
             with contextlib.suppress(TimeoutError):
@@ -177,7 +176,7 @@ class LogFileLifecycle:
                 self._first_open = generation + 1
 
     async def _free_dead(self) -> None:
-        """Recycle closed files in which nothing is left. Raises ``OSError``."""
+        """Recycle closed files that are empty. Raises ``OSError``."""
         contents = self._core.contents
         async with self._lock:
             dead = frozenset(file.generation for file in contents.dead_files())
@@ -186,7 +185,7 @@ class LogFileLifecycle:
             if dead:
                 state = contents.state(self._first_open, without=dead)
                 await self._background.run(partial(self._store.save_state, state))
-                # One that somebody began to read while the state was written stays until the next time.
+                # A file that a read pinned while the state file was written is recycled next time.
                 for file in contents.dead_files():
                     if file.generation in dead:
                         contents.drop_file(file.generation)
@@ -198,7 +197,7 @@ class LogFileLifecycle:
         await self.check_space()
 
     async def check_state(self) -> None:
-        """Read the state file; one that is damaged is written again from memory. A write that fails retires the disk."""
+        """Check the state file; rewrite it from memory if it is corrupt. A failed write fails the disk."""
         store = self._store
         async with self._lock:
             try:
@@ -207,7 +206,7 @@ class LogFileLifecycle:
             except (Corrupt, OSError) as lost:
                 if is_transient(lost):
                     return
-                _log.error("the state file is damaged and written again: %s", lost)
+                _log.error("the state file is corrupt and is rewritten: %s", lost)
             state = self._core.contents.state(self._first_open)
             try:
                 await self._background.run(partial(store.save_state, state))
@@ -215,11 +214,11 @@ class LogFileLifecycle:
                 self._failed(failure)
 
     def _failed(self, failure: Exception) -> None:
-        """Space and file descriptors may come back; every other error of the disk retires it."""
+        """Retry later after a lack of space or file descriptors; fail the disk after any other error."""
         if is_transient(failure):
-            _log.warning("the log files are kept later: %s", failure)
-            self._put_off = True
+            _log.warning("preparing or freeing log files is retried: %s", failure)
+            self._postponed = True
             return
-        _log.critical("the disk failed and is retired: %s", failure)
+        _log.critical("the disk failed and takes no more writes: %s", failure)
         self._core.fail(f"the disk failed: {failure}")
         self._on_change()

@@ -1,16 +1,16 @@
-"""A disk's directory: log files, spares, index files, state, cookie. Every call blocks; this module alone syncs.
+"""The directory of a disk: log files, spares, index files, state file, cookie. All calls block. Only this module syncs.
 
 ::
 
-    cookie                       who the disk belongs to (cookie.py)
+    cookie                       the disk's owner (cookie.py)
     state                        the state file (checkpoint.py)
     log/<generation>.log         log files, hexadecimal
     log/<number>.spare           prewritten or recycled files that wait to become log files
-    log/<number>.filling         a spare that is being made; removed at the next start
+    log/<number>.filling         a spare that is being prewritten; removed at the next start
     index/<generation>.idx       index of a closed log file
 
-A log file comes into being by rename, with its header durable, and leaves by being renamed to a spare. An error of a write
-or sync is passed on and never retried: what the file holds afterwards is unknown.
+A log file is created by a rename, with its header durable, and removed by a rename to a spare. An error of a write or sync is
+passed on and never retried: the content of the file is then unknown.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def index_path(generation: int) -> str:
 
 
 class LogFiles:
-    """Files of one disk. Not thread-safe in what it writes; reads may run beside anything."""
+    """The files of one disk. Writes are not thread-safe; reads may run in parallel to anything."""
 
     def __init__(self, files: Files, cookie: bytes, file_bytes: int, *, direct: bool = True) -> None:
         self.cookie = cookie
@@ -67,7 +67,7 @@ class LogFiles:
     # -- the file that is written
 
     def prepare(self, generation: int) -> None:
-        """Make log file ``generation`` durable and empty, from a spare if there is one, else with its space only reserved."""
+        """Make log file ``generation`` durable and empty: from a spare if there is one, else with reserved space only."""
         path = log_path(generation)
         if not self._spares:
             self._make_spare(prewrite=False)
@@ -87,7 +87,7 @@ class LogFiles:
             self._beginning[generation] = file
 
     def _sync_renamed(self, path: str, before: str) -> None:
-        """Make a new name durable, or go back to the old one: for want of a descriptor this may be tried again."""
+        """Make a new name durable, or restore the old one, so that the caller may retry after a lack of file descriptors."""
         try:
             self._files.sync_directory(LOG)
         except OSError:
@@ -95,18 +95,18 @@ class LogFiles:
             raise
 
     def write(self, write: Write) -> None:
-        """One group: written and durable when this returns."""
+        """Write and sync one group. It is durable on return."""
         file = self._writing[write.generation]
         file.pwritev(write.buffers, write.position)
         file.datasync()
 
     def begin_write(self, write: Write, done: OnWritten) -> bool:
-        """The same without blocking: ``done`` is called from the event loop. False if this write cannot be made so."""
+        """``write`` without blocking: ``done`` is called from the event loop. False if this write needs a thread."""
         file = self._beginning.get(write.generation)
         return file is not None and file.begin_write(write.buffers, write.position, done)
 
     def finish(self, generation: int) -> None:
-        """No group will go to this file any more."""
+        """Close a log file for writing."""
         self._beginning.pop(generation, None)
         file = self._writing.pop(generation, None)
         if file is not None:
@@ -121,7 +121,7 @@ class LogFiles:
     # -- spares
 
     def fill_spare(self) -> None:
-        """Prewrite one more spare: overwriting blocks that exist is faster than appending."""
+        """Prewrite one more spare: overwriting existing blocks is faster than appending."""
         self._make_spare(prewrite=True)
 
     def _make_spare(self, *, prewrite: bool) -> None:
@@ -147,11 +147,11 @@ class LogFiles:
         zeros = memoryview(bytes(min(_FILL_BYTES, self.file_bytes)))
         for position in range(0, self.file_bytes, len(zeros)):
             file.pwritev((zeros[: self.file_bytes - position],), position)
-            # In small portions: the log's own sync waits for what the disk has to write.
+            # In small chunks: a sync of the log waits for everything the disk has queued.
             file.datasync()
 
     def recycle(self, generation: int, spares_max: int) -> None:
-        """A log file that no state file names any more becomes a spare, or goes if there are enough. May be repeated."""
+        """Turn a log file that no state file lists into a spare, or remove it if there are ``spares_max``. Idempotent."""
         self._forget(generation)
         if self._files.exists(index_path(generation)):
             self._files.remove(index_path(generation))
@@ -172,23 +172,23 @@ class LogFiles:
     # -- reading
 
     def generations(self) -> list[int]:
-        """Log files that exist, ascending."""
+        """Existing log files, ascending."""
         return self._numbers(".log")
 
     def open_log(self, generation: int) -> File:
-        """A log file for reading; the caller closes it."""
+        """Open a log file for reading; the caller closes it."""
         return self._files.open(log_path(generation))
 
     def open_direct(self, generation: int) -> File:
-        """A log file for ``keep_open``, which reads around the page cache if it can."""
+        """Open a log file for ``keep_open``; its reads bypass the page cache if possible."""
         return self._files.open(log_path(generation), direct=self._direct)
 
     def kept_open(self, generation: int) -> File | None:
-        """A log file that is open for reading; the caller leaves it open."""
+        """A log file that is open for reading; the caller does not close it."""
         return self._reading.get(generation)
 
     def keep_open(self, generation: int, file: File) -> None:
-        """Until the log file goes or is among the longest open ones. From the event loop only, where these files are used."""
+        """Keep a log file open for reading until it is removed or evicted. Event loop only: the files are used there."""
         self._forget(generation)
         self._reading[generation] = file
         while len(self._reading) > _READING_MAX:
@@ -200,7 +200,9 @@ class LogFiles:
             file.close()
 
     def read_log(self, generation: int, *, sync: bool) -> bytes:
-        """A whole log file, its header checked. ``sync`` first makes durable what may be in the page cache only."""
+        """The whole content of a log file, its header checked. ``sync`` first makes durable what may only be
+        in the page cache.
+        """
         file = self.open_log(generation)
         try:
             if sync:
@@ -212,11 +214,11 @@ class LogFiles:
         return content
 
     def seed(self, generation: int) -> int:
-        """What the header CRCs of this file's frames begin with."""
+        """Seed of the CRCs of this file's frame headers."""
         return log_format.frame_seed(self.cookie, generation)
 
     def check_header(self, generation: int) -> None:
-        """Raises ``Corrupt`` or ``OSError`` if the file's header is damaged."""
+        """Raises ``Corrupt`` or ``OSError`` if the file's header is corrupt."""
         file = self.open_log(generation)
         try:
             log_format.check_file_header(file.pread(log_format.PAGE_BYTES, 0), self.cookie, generation)
@@ -226,7 +228,7 @@ class LogFiles:
     # -- checkpoints
 
     def repair_file(self, path: str, content: bytes) -> bool:
-        """Write a small file again unless it holds ``content``; returns whether that was needed."""
+        """Rewrite a small file unless it has ``content``. Returns whether that was necessary."""
         try:
             if self._files.read(path) == content:
                 return False
@@ -237,14 +239,14 @@ class LogFiles:
         return True
 
     def load_state(self) -> State:
-        """Raises ``FileNotFoundError`` or ``Corrupt``."""
+        """Read the state file. Raises ``FileNotFoundError`` or ``Corrupt``."""
         return checkpoint.decode_state(self._files.read(STATE))
 
     def save_state(self, state: State) -> None:
         self._files.write_atomic(STATE, checkpoint.encode_state(state))
 
     def save_index(self, generation: int, runs: Sequence[Run]) -> None:
-        """Store the runs of a closed file and note in them where they are."""
+        """Store the runs of a closed file; records their positions in them."""
         self._files.write_atomic(index_path(generation), checkpoint.encode_index(generation, runs))
 
     def load_index(self, generation: int) -> list[Run]:

@@ -1,4 +1,4 @@
-"""The place of a disk that cannot be used: it holds nothing, takes nothing, and every look at it is an error."""
+"""Stands in for a disk that cannot be used: it is empty, and every read or write of it raises an error."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stratalog_core.ports import File
 
 
 class MissingFiles:
-    """Implements :class:`stratalog_core.ports.Files` by refusing; directories of it are empty."""
+    """Implements :class:`stratalog_core.ports.Files` by refusing; its directories are empty."""
 
     def __init__(self, reason: str) -> None:
         self._reason = reason
@@ -40,7 +40,7 @@ class MissingFiles:
         self._refuse()
 
     def make_directory(self, path: str) -> None:
-        """Nothing is made."""
+        """Creates nothing."""
 
     def sync_directory(self, path: str) -> None:
         self._refuse()

@@ -1,7 +1,7 @@
-"""Reading from one disk: what the index found is read by the kernel (``direct_reads.py``) or in the background, and checked.
+"""Reads from one disk: finds entries in the index, reads them by the kernel (``direct_reads.py``) or a thread, checks them.
 
-A file is pinned from the moment an entry in it was found until it was read, so that it is not recycled in between. An entry
-that cannot be read or does not match its CRC is reported as unreadable, and counted; it is never absent.
+A file is pinned from the lookup of an entry until the entry is read, so that it is not recycled in between. An entry that is
+unreadable or does not match its CRC is reported as unreadable, counted and repaired; it is never reported as absent.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _log = logging.getLogger(__name__)
 
 Payload = TypeVar("Payload", bytes, memoryview)
 OnCorruption = Callable[[int, int, int], None]
-"""Told of an entry that cannot be read: ledger, entry, log file."""
+"""Called with ledger, entry and log file of an entry that cannot be read."""
 
 
 class RangeRead(NamedTuple):
-    """One range's part of an answer: what was found, packed headers with their states, payloads of those that are present."""
+    """One range's part of an answer: the lookup, packed headers with their states, and the payloads of readable entries."""
 
     found: Found
     headers: list[bytes]
@@ -45,7 +45,7 @@ class RangeRead(NamedTuple):
 
 
 class DiskReads:
-    """Reads of one disk, so many at a time as it has threads for."""
+    """Reads of one disk. At most ``jobs`` run at a time."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class DiskReads:
         self._direct = DirectReads(store, background)
 
     async def read(self, ranges: Sequence[Range], budget: Budget, head_bytes: int | None) -> list[RangeRead]:
-        """Whole entries, or only the first ``head_bytes`` of each. Raises ``Corrupt`` or ``OSError`` if the index is lost."""
+        """Whole entries, or the first ``head_bytes`` of each. Raises ``Corrupt`` or ``OSError`` if the index is lost."""
         async with self._slots:
             found = await self._locate(ranges, budget)
             places = [place for each in found for place in each.places]
@@ -82,7 +82,7 @@ class DiskReads:
         return self._answers(found, pieces)
 
     async def _payloads(self, places: Sequence[Place], head_bytes: int | None) -> Sequence[Buffer | None]:
-        """None for what cannot be read. Raises ``OSError``."""
+        """Payloads, None for unreadable ones. Raises ``OSError``."""
         if head_bytes is None and (pieces := pieces_of(places, self._direct_bytes_min)) is not None:
             views = await self._direct.read(pieces)
             if views is not None:
@@ -97,9 +97,9 @@ class DiskReads:
         return found
 
     async def load(self, runs: Sequence[Run]) -> None:
-        """Bring stored rows into memory, where they stay at least until the next trim. Raises ``Corrupt`` or ``OSError``.
+        """Load the rows of stored runs; they stay in memory at least until the next trim. Raises ``Corrupt`` or ``OSError``.
 
-        Runs that go meanwhile (their ledger was deleted, or compaction moved them) are left out: look again what is there.
+        Skips runs that are removed meanwhile by a deletion or by compaction; look the entries up again.
         """
         contents = self._core.contents
         for run in runs:
@@ -108,13 +108,13 @@ class DiskReads:
                 contents.cache.keep(run, rows)
 
     async def load_missing(self, runs: Iterable[Run]) -> None:
-        """``load`` of those that are not in memory."""
+        """``load`` for the runs that are not in memory."""
         await self.load([run for run in runs if run.rows is None])
 
     async def rows(self, run: Run) -> bytes:
-        """Rows of a stored run, not kept in memory, empty if it has gone. Its file stays while they are read.
+        """Rows of a stored run, without caching them; empty if the run was removed. Pins its file.
 
-        An index that is damaged is made again from its log file first.
+        Rebuilds a corrupt index from its log file first.
         """
         contents = self._core.contents
         if not contents.holds(run):
@@ -132,16 +132,16 @@ class DiskReads:
             if lacks_resources(lost):
                 raise
             await self.rebuild_index(run.generation, str(lost))
-        # An index that was made again tells nothing of a run that went meanwhile: it may lie elsewhere, or nowhere.
+        # If the run was removed while the index was rebuilt, its rows are elsewhere or gone.
         return await self._background.run(partial(self._store.load_rows, run)) if self._core.contents.holds(run) else b""
 
     async def rebuild_index(self, generation: int, reason: str) -> None:
-        """Make the index of a closed file again. Raises ``Corrupt`` or ``OSError`` if the file is damaged, too."""
+        """Rebuild the index of a closed file. Raises ``Corrupt`` or ``OSError`` if the file is corrupt as well."""
         contents = self._core.contents
         file = contents.files.get(generation)
         if file is None or not file.closed:
-            raise Corrupt(f"log file {generation:016x} has no index (any more): {reason}")
-        _log.error("the index of log file %016x is damaged (%s): it is made again", generation, reason)
+            raise Corrupt(f"log file {generation:016x} has no index: {reason}")
+        _log.error("the index of log file %016x is corrupt (%s) and is rebuilt", generation, reason)
         contents.pin((generation,))
         try:
             rebuilt = await self._background.run(partial(make_index, self._store, generation, file.end))
@@ -154,11 +154,11 @@ class DiskReads:
         for ledger_id, run in file.runs.items():
             again = rebuilt.get(ledger_id)
             if again is None or again.count != run.count:
-                raise Corrupt(f"log file {generation:016x} holds other entries of ledger {ledger_id} than its index did")
+                raise Corrupt(f"log file {generation:016x} and its index disagree about the entries of ledger {ledger_id}")
             run.stored_at, run.stored_crc = again.stored_at, again.stored_crc
 
     async def has_newer(self, ledger_id: int, entry_id: int, generation: int) -> bool:
-        """Whether a newer file than this one has the entry, too. Raises as ``load`` does."""
+        """Whether a newer file also holds the entry. Raises as ``load`` does."""
         while True:
             ledger = self._core.contents.ledgers.get(ledger_id)
             runs = [run for run in ledger.runs if run.generation > generation and run.may_hold(entry_id)] if ledger else []
@@ -168,7 +168,7 @@ class DiskReads:
             await self.load(missing)
 
     async def corrupt(self, ledger_id: int, entry_id: int) -> Place | None:
-        """Where the entry is, if it exists and cannot be read. Raises as ``read`` does."""
+        """The place of an entry that exists and cannot be read; else None. Raises as ``read`` does."""
         (found,) = await self._locate([Range(ledger_id, entry_id, entry_id)], Budget(1, 1))
         if not found.places:
             return None
@@ -201,9 +201,9 @@ class DiskReads:
 
 
 def read_places(store: LogFiles, places: Sequence[Place], head_bytes: int | None) -> list[bytes | None]:
-    """Payloads (or their first ``head_bytes``) in order, None for what cannot be read or does not match its CRC. Blocking.
+    """Payloads (or their first ``head_bytes``) in order; None if unreadable or not matching the CRC. Blocking.
 
-    Raises ``OSError`` for want of a file descriptor or memory, which says nothing about the entries.
+    Raises ``OSError`` for lack of a file descriptor or memory, which says nothing about the entries.
     """
     files: dict[int, File | None] = {}
     try:
@@ -235,14 +235,14 @@ def _read_place(store: LogFiles, files: dict[int, File | None], place: Place, he
 
 
 def _bytes_to_check(row: Row, head_bytes: int | None) -> int:
-    """How much of a payload is read for its first ``head_bytes`` (None: for all of it): a size needs none."""
+    """Number of bytes to read for the first ``head_bytes`` of a payload (None: all of it; 0: only the size is wanted)."""
     if head_bytes == 0:
         return 0
     return row.payload_bytes if head_bytes is None or row.payload_bytes <= SMALL_BYTES_MAX else HEAD_BYTES_MAX
 
 
 def _checked_head(place: Place, head: bytes) -> bytes | None:
-    """The head of a payload, if it is the one that the index tells of."""
+    """The head of a payload if it matches the CRC in the index; else None."""
     if len(head) == HEAD_BYTES_MAX and crc32c(head) == place.row.head_crc:
         return head
     _log.error("the head of entry %d of ledger %d does not match its CRC", place.row.entry_id, place.ledger_id)
@@ -250,7 +250,7 @@ def _checked_head(place: Place, head: bytes) -> bytes | None:
 
 
 def checked(place: Place, payload: Payload) -> Payload | None:
-    """The payload, if it is the one that the index tells of."""
+    """The payload if it matches the CRC in the index; else None."""
     if len(payload) == place.row.payload_bytes and row_matches(place.ledger_id, place.row, payload):
         return payload
     _log.error("entry %d of ledger %d does not match its CRC", place.row.entry_id, place.ledger_id)
@@ -258,7 +258,7 @@ def checked(place: Place, payload: Payload) -> Payload | None:
 
 
 def row_matches(ledger_id: int, row: Row, payload: Buffer) -> bool:
-    """Whether a payload is the one that the index tells of."""
+    """Whether a payload matches the CRC in the index."""
     return messages.entry_crc(ledger_id, row.entry_id, row.lac, (payload,), row.payload_bytes) == row.crc
 
 

@@ -1,10 +1,10 @@
-"""How a disk comes back: the last checkpoint, then every log file since, in order. Blocking; run it in the background.
+"""Restores a disk's state at start: the last checkpoint, then every later log file in order. Blocking; run it in the
+background.
 
-Whatever was acknowledged is found again, wherever the process or the machine stopped. The log files from the state file's
-``next_generation`` on are read whole and replayed, the oldest first; none may be missing. Each is then closed where its
-sound frames end, with an index of its own, and writing goes on in a new file: a torn tail is cut off once and never looked
-at again. Frames that were durable and are gone are damage, and damage is not cut off: ``Corrupt`` is raised and the disk
-stays as it is.
+Every acknowledged entry is found, wherever the process or the machine stopped. The log files from the state file's
+``next_generation`` on are read whole and replayed, oldest first; none may be missing. Each is then closed at the end of its
+intact frames, with an index, and writing continues in a new file: a torn tail is cut off once and never read again. If durable
+frames are missing, the log is corrupt: ``Corrupt`` is raised and the disk is left unchanged.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _NEW = State(next_generation=1)
 
 
 def holds_data(files: Files) -> bool:
-    """Whether a directory without a cookie is more than an interrupted ``create``."""
+    """Whether a directory without a cookie holds more than an interrupted ``create`` leaves."""
     return files.exists(STATE) and checkpoint.decode_state(files.read(STATE)) != _NEW
 
 
 def create(store: LogFiles) -> None:
-    """Make an empty disk's state and first log file durable (again, if a start was interrupted)."""
+    """Make the state file and the first log file of an empty disk durable. Idempotent."""
     if 1 not in store.generations():
         store.prepare(1)
         store.finish(1)
@@ -45,7 +45,7 @@ def create(store: LogFiles) -> None:
 
 
 def recover(store: LogFiles, contents: Contents, cookie: bytes, *, ledgers_max: int) -> DiskCore:
-    """Bring ``contents`` up to the end of the log and open a new file behind it. Raises ``Corrupt`` or ``OSError``."""
+    """Load ``contents`` up to the end of the log and open a new file after it. Raises ``Corrupt`` or ``OSError``."""
     state = store.load_state()
     contents.restore(state)
     for closed in state.closed:
@@ -72,12 +72,12 @@ def _check_complete(state: State, existing: list[int], tail: list[int]) -> None:
     missing += sorted(set(expected) - set(tail))
     if missing:
         raise Corrupt(
-            f"log file {missing[0]:016x} is missing: restore it, or wipe the disk and let its entries be replicated again"
+            f"log file {missing[0]:016x} is missing: restore it, or wipe the disk and let the auditor copy its entries back"
         )
 
 
 def _replay_files(store: LogFiles, contents: Contents, cookie: bytes, generations: list[int]) -> None:
-    """Replay each file, knowing from the one behind it how far it must go."""
+    """Replay each file up to the end that the next file records for it."""
     pending: tuple[int, bytes] | None = None
     for generation in generations:
         content = store.read_log(generation, sync=True)
@@ -100,7 +100,7 @@ def replay_file(contents: Contents, cookie: bytes, generation: int, content: byt
         ) from corruption
     if scan.corrupt_frames:
         count = len(scan.corrupt_frames)
-        _log.error("log file %016x: payloads of %d frames are damaged; they are kept as unreadable", generation, count)
+        _log.error("log file %016x: %d frames have corrupt payloads; their entries are kept as unreadable", generation, count)
     view = memoryview(content)
     for frame in scan.frames:
         replay(contents, view, frame, generation, is_sound=frame.position not in scan.corrupt_frames)
@@ -108,7 +108,7 @@ def replay_file(contents: Contents, cookie: bytes, generation: int, content: byt
 
 
 def replay(contents: Contents, content: memoryview, frame: Frame, generation: int, *, is_sound: bool) -> None:
-    """Do again what a frame says. ``is_sound``: all of its payloads match their CRCs."""
+    """Apply a frame. ``is_sound``: all of its payloads match their CRCs."""
     if frame.kind == log_format.CONTROL:
         for item in log_format.items_of(content, frame):
             _replay_item(contents, item.kind, item.ledger_id, item.value)
@@ -117,7 +117,7 @@ def replay(contents: Contents, content: memoryview, frame: Frame, generation: in
     for header in log_format.entries_of(content, frame):
         ledger_id, entry_id, lac, payload_bytes, crc, _ = header
         if ledger_id | entry_id > ID_MAX:
-            raise Corrupt(f"log file {generation:016x} holds entry {entry_id} of ledger {ledger_id}; ids end at {ID_MAX}")
+            raise Corrupt(f"log file {generation:016x} holds entry {entry_id} of ledger {ledger_id}; maximum is {ID_MAX}")
         if ledger_id not in contents.tombstones:
             ledger = contents.ledger(ledger_id)
             run = contents.open_run(ledger, generation)
@@ -131,7 +131,7 @@ def replay(contents: Contents, content: memoryview, frame: Frame, generation: in
 
 
 def _head_crc(header: Header, payload: memoryview, *, is_sound: bool) -> int:
-    """What the index keeps of a payload's head; if the payload is damaged, a CRC that its head does not match either."""
+    """The head CRC for the index. For a corrupt payload, a CRC that its head does not match either."""
     if len(payload) <= SMALL_BYTES_MAX:
         return 0
     head_crc = int(crc32c(payload[:HEAD_BYTES_MAX]))
@@ -152,7 +152,7 @@ def _replay_item(contents: Contents, kind: int, ledger_id: int, value: int) -> N
 
 
 def previous_end(content: bytes, seed: int) -> int:
-    """What a file's first frame says of the file before it (0: nothing)."""
+    """End of the previous file according to a file's first frame (0: unknown)."""
     view = memoryview(content)
     frame = log_format.read_frame(view, log_format.FIRST_FRAME, seed)
     if frame is None or frame.kind != log_format.CONTROL:
@@ -162,17 +162,17 @@ def previous_end(content: bytes, seed: int) -> int:
 
 
 def _index_of(store: LogFiles, generation: int, end: int) -> list[Run]:
-    """Stored index of a closed file; made again from the file itself if it cannot be read."""
+    """The stored index of a closed file, rebuilt from the file if it cannot be read."""
     try:
         return store.load_index(generation)
     except (FileNotFoundError, Corrupt) as lost:
-        _log.error("the index of log file %016x is lost (%s); reading the file", generation, lost)
+        _log.error("the index of log file %016x is lost (%s) and is rebuilt from the file", generation, lost)
     make_index(store, generation, end)
     return store.load_index(generation)
 
 
 def make_index(store: LogFiles, generation: int, end: int) -> dict[int, Run]:
-    """Make a closed file's index again from its frames; its runs by ledger. Raises ``Corrupt`` or ``OSError``."""
+    """Rebuild a closed file's index from its frames: its runs by ledger. Raises ``Corrupt`` or ``OSError``."""
     rebuilt = Contents(index_bytes_max=0, tombstones_max=0)
     replay_file(rebuilt, store.cookie, generation, store.read_log(generation, sync=False), end)
     runs = rebuilt.files[generation].runs
@@ -181,10 +181,10 @@ def make_index(store: LogFiles, generation: int, end: int) -> dict[int, Run]:
 
 
 def _remove_unnamed(store: LogFiles, contents: Contents, empty: frozenset[int], next_generation: int) -> None:
-    """Remove the files that hold nothing, and those that were dropped just before the last stop.
+    """Remove empty files, and those dropped just before the last stop.
 
-    They are not recycled: a file system without a journal may keep both names of a file that was just renamed, so one of the
-    spares could be the same file.
+    They are not recycled: a file system without a journal may keep both names of a renamed file, so one of the spares could be
+    the same file.
     """
     for generation in empty:
         contents.drop_file(generation)

@@ -1,7 +1,7 @@
-"""Errors of the operating system that pass by themselves: no space, no file descriptors, no memory. Pure.
+"""Transient errors of the operating system: no space, no file descriptors, no memory.
 
-They say nothing about the disk: whoever meets one puts its work off and tries again. Every other ``OSError`` of a write, a
-sync or a rename retires the disk, for what it holds afterwards is unknown.
+They say nothing about the disk, and the caller retries later. Every other ``OSError`` of a write, sync or rename fails the
+disk, because the content of the file is then unknown.
 """
 
 from __future__ import annotations
@@ -19,5 +19,5 @@ def is_transient(failure: BaseException) -> bool:
 
 
 def lacks_resources(failure: BaseException) -> bool:
-    """Whether the process lacked a file descriptor or memory: it could not even look at the disk."""
+    """Whether the process lacked a file descriptor or memory: the disk was not accessed."""
     return isinstance(failure, OSError) and failure.errno in _NO_RESOURCES

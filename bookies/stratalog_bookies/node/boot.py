@@ -1,7 +1,7 @@
-"""From directories to running disks: cookies checked against the cluster, new disks set up, old ones recovered.
+"""Brings disks up at start: checks cookies against the cluster, sets up new disks, recovers existing ones.
 
-The order of a first start: all disks get their cookie (one that has a cookie has a state file), then the record is written.
-It may stop anywhere and start again.
+On a first start, all disks get their cookie (a disk with a cookie has a state file), then the record is written. A start may
+stop at any point and be repeated.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ async def claim_disks(
 ) -> tuple[str, dict[int, str]]:
     """Check the disks' cookies against the cluster and set up new disks.
 
-    Returns the bookie's cookie, and what is wrong with disks that cannot be used. Raises ``Invalid`` if none can.
+    Returns the bookie's cookie, and the reason for each disk that cannot be used. Raises ``Invalid`` if none can.
     """
     cluster_id = await registration.cluster_id()
-    found = [await background.run(partial(_look, *each)) for each in zip(disks, settings.data_dirs, strict=True)]
+    found = [await background.run(partial(_try_read_cookie, *each)) for each in zip(disks, settings.data_dirs, strict=True)]
     known = await registration.read()
     record = known.record if known is not None and isinstance(known.record, BookieRecord) else None
     claimed = claim(
@@ -56,7 +56,7 @@ async def claim_disks(
     return cookie, claimed.lost
 
 
-def _look(files: Files, directory: str) -> DiskCookie | StratalogError | None:
+def _try_read_cookie(files: Files, directory: str) -> DiskCookie | StratalogError | None:
     try:
         return _read_cookie(files, directory)
     except OSError as failure:
@@ -66,7 +66,7 @@ def _look(files: Files, directory: str) -> DiskCookie | StratalogError | None:
 
 
 def cookie_content(settings: BookieSettings, cluster_id: str, cookie: str, disk: int) -> bytes:
-    """What a disk's cookie file holds."""
+    """Correct content of a disk's cookie file."""
     return encode_cookie(_disk_cookie(settings, cluster_id, cookie, disk))
 
 
@@ -82,7 +82,7 @@ def _read_cookie(files: Files, directory: str) -> DiskCookie | None:
         return decode_cookie(files.read(COOKIE_FILE), directory)
     except FileNotFoundError:
         if recovery.holds_data(files):
-            raise Corrupt(f"{directory} holds data but its file {COOKIE_FILE!r} is gone: restore it from a backup") from None
+            raise Corrupt(f"{directory} holds data but no file {COOKIE_FILE!r}: restore it from a backup") from None
         return None
 
 
@@ -92,7 +92,7 @@ def _set_up(files: Files, cookie: DiskCookie, log_file_bytes: int) -> None:
 
 
 def missing_disk(cookie: str, disk: int, settings: BookieSettings, reason: str) -> tuple[LogFiles, DiskCore]:
-    """What stands in the place of a disk that cannot be used: failed from the beginning."""
+    """A substitute for a disk that cannot be used; it has failed from the start."""
     key = disk_key(cookie, disk)
     store = LogFiles(MissingFiles(reason), key, settings.log_file_bytes)
     contents = Contents(index_bytes_max=0, tombstones_max=settings.tombstones_max)
@@ -102,7 +102,7 @@ def missing_disk(cookie: str, disk: int, settings: BookieSettings, reason: str) 
 
 
 def recover_disk(files: Files, cookie: str, disk: int, settings: BookieSettings) -> tuple[LogFiles, DiskCore]:
-    """Bring one disk back. Blocking. Raises ``Corrupt`` or ``OSError``."""
+    """Recover one disk. Blocking. Raises ``Corrupt`` or ``OSError``."""
     key = disk_key(cookie, disk)
     store = LogFiles(files, key, settings.log_file_bytes, direct=settings.direct_io)
     contents = Contents(index_bytes_max=settings.index_bytes_max, tombstones_max=settings.tombstones_max)

@@ -1,8 +1,8 @@
-"""Deletes ledgers that metadata no longer has, and only those: at each pass, and soon after a record was seen to go.
+"""Deletes ledgers that metadata no longer has: in each pass, and soon after a record was removed.
 
-The listing of what the disks hold is taken first, the linearizable scan of metadata second. A ledger's record exists before
-its first entry, so one that is held and not found was deleted. The same rule guards DELETE: a ledger that metadata still
-has is kept, whoever asks. Answers that fail or belong to another cluster delete nothing.
+The list of held ledgers is taken first, the linearizable read of metadata second. A ledger's record exists before its first
+entry, so a held ledger that is not found was deleted. DELETE follows the same rule: a ledger that metadata still has is kept. A
+failed read, or metadata of another cluster, deletes nothing.
 
 Metadata that was restored from an old copy has no record of ledgers that were made after the copy. The counter of ledger ids
 proves it: ids below its ``lost_below`` may belong to such ledgers, and those without a record are kept. Until the counter has
@@ -27,7 +27,7 @@ _LEDGERS = "ledger/"
 NOTHING: Final = 2**63
 """Above every ledger id."""
 _GATHER_S = 0.1
-"""Deletions come by the thousand when a topic goes: they are gathered for so long."""
+"""Delay to gather deletions: the removal of a topic causes thousands."""
 _log = logging.getLogger(__name__)
 
 
@@ -49,7 +49,7 @@ class Collector:
         self._wanted = asyncio.Event()
 
     async def run(self) -> None:
-        """Delete ledgers soon after their records have gone, until cancelled: no need to wait for the next pass."""
+        """Delete ledgers soon after their records were removed, until cancelled."""
         unsubscribe = self._metadata.view.subscribe(self._on_changes)
         try:
             while True:
@@ -62,7 +62,7 @@ class Collector:
             unsubscribe()
 
     def _on_changes(self, changes: Sequence[Change]) -> None:
-        """The view only hints: what is gone is read again before anything is deleted. The rest is left to the next pass."""
+        """Delete hinted ledgers after reading their records again. The view is only a hint; the next pass deletes the rest."""
         for change in changes:
             if change.after is None and change.key.startswith(_LEDGERS) and len(self._gone) < LEDGERS_MAX:
                 ledger_id = int(change.key.removeprefix(_LEDGERS), 16)
@@ -77,10 +77,10 @@ class Collector:
         try:
             await self.delete(ledger_ids, self._disk_of)
         except (Retriable, OutcomeUnknown, StorageFailed) as failure:
-            _log.info("deleted ledgers are left to the next pass: %s", failure)
+            _log.info("deletion of ledgers is postponed to the next pass: %s", failure)
 
     async def collect(self) -> int:
-        """One pass over all ledgers; returns how many were deleted. Never raises for a quorum that is away."""
+        """One pass over all ledgers. Returns the number deleted. Does not raise if the quorum is unreachable."""
         held = [set(disk.core.contents.ledgers) for disk in self._disks]
         if not any(held):
             return 0
@@ -93,12 +93,12 @@ class Collector:
             doomed = [{ledger_id for ledger_id in ids if ledger_id >= first} for ids in unknown]
             return sum([await self._delete(disk, ids) for disk, ids in zip(self._disks, doomed, strict=True)])
         except (Retriable, OutcomeUnknown, StorageFailed) as failure:
-            _log.info("nothing is collected now: %s", failure)
+            _log.info("the collection of deleted ledgers is postponed: %s", failure)
             return 0
 
     async def delete(self, ledger_ids: Sequence[int], disk_of: Callable[[int], Disk]) -> bytearray:
-        """Delete ledgers that a client says are gone. CONFLICT for those that are not. Raises what metadata or the disk
-        raises.
+        """Delete ledgers that a client reports as deleted. CONFLICT for those that exist. Raises errors of
+        metadata and disks.
         """
         found = await self._metadata.read([ledger_key(ledger_id) for ledger_id in ledger_ids])
         gone = [ledger_id for ledger_id, record in zip(ledger_ids, found, strict=True) if record is None]
@@ -119,11 +119,11 @@ class Collector:
         return max((disk.core.contents.greatest_ledger_id for disk in self._disks), default=-1)
 
     async def _first_deletable(self) -> int:
-        """Ledgers of this id and above are deleted if they have no record. ``NOTHING`` if metadata is not to be believed."""
+        """Ledgers of this id and above are deleted if they have no record. ``NOTHING`` if metadata cannot be trusted."""
         found = await self._metadata.read([CLUSTER_KEY, counter_key(LEDGER_IDS)])
         cluster, counter = (each.record if each is not None else None for each in found)
         if not isinstance(cluster, Cluster) or cluster.cluster_id != self._cluster_id:
-            self._refuse(f"the metadata quorum is not of cluster {self._cluster_id}")
+            self._refuse(f"the metadata quorum belongs to another cluster than {self._cluster_id}")
             return NOTHING
         ids = counter if isinstance(counter, Counter) else Counter(name=LEDGER_IDS)
         greatest = self.greatest_ledger_id()

@@ -1,7 +1,7 @@
-"""Requests from the network to the disks, and their answers back.
+"""Routes requests from the network to the disks, and their answers back.
 
-ADD is handled on the event loop at once, without a task: it is the hot path. Everything else gets a task each, bounded in
-number. A ledger's disk is its id modulo the number of disks, for ever.
+ADD is the hot path: handled in the event loop's callback, without a task. Each other request gets a task; their number is
+bounded. A ledger's disk is its id modulo the number of disks, permanently.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Item = TypeVar("Item")
 
 
 class Dispatch:
-    """What a running bookie answers. ``handle`` is the transport's handler."""
+    """The request handler of a running bookie. ``handle`` is passed to the transport."""
 
     def __init__(self, settings: BookieSettings, disks: Sequence[Disk], collector: Collector, counters: Counters) -> None:
         self._settings = settings
@@ -45,7 +45,7 @@ class Dispatch:
         self._scrubs: Sequence[Scrub] = ()
         self._waiters = LacWaiters(settings.lac_waiters_max)
         for disk in disks:
-            disk.on_group = partial(self._waiters.look, disk)
+            disk.on_group = partial(self._waiters.check, disk)
         self._add_bytes_max = min(disk.add_bytes_max for disk in disks)
         self._in_flight_bytes = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -76,7 +76,7 @@ class Dispatch:
         elif request.method not in self._handlers:
             request.fail(Invalid(f"a bookie has no method {request.method:#06x}"))
         elif len(self._tasks) >= self._settings.requests_max:
-            request.fail(Overloaded(f"{len(self._tasks)} requests wait; the limit is requests_max"))
+            request.fail(Overloaded(f"{len(self._tasks)} requests are waiting; maximum is requests_max: try again later"))
         else:
             task = asyncio.get_running_loop().create_task(self._serve(request))
             self._tasks.add(task)
@@ -91,11 +91,11 @@ class Dispatch:
         )
 
     def scrub_by(self, scrubs: Sequence[Scrub]) -> None:
-        """What SCRUB starts and tells of."""
+        """Set the scrubs that SCRUB starts and reports on."""
         self._scrubs = scrubs
 
     async def close(self) -> None:
-        """Let what was accepted come to its end."""
+        """Finish accepted requests."""
         self._waiters.close()
         while self._tasks:
             await asyncio.wait(list(self._tasks))
@@ -129,7 +129,7 @@ class Dispatch:
             return
         if not headers or len(body) > self._add_bytes_max:
             raise Invalid(
-                f"an ADD has {len(headers)} entries and {len(body)} bytes; the most is {self._add_bytes_max}: send it in parts"
+                f"an ADD has {len(headers)} entries and {len(body)} bytes; maximum is {self._add_bytes_max}: send it in parts"
             )
         self._in_flight_bytes += len(body)
         self._counters.add_bytes += len(body)
@@ -150,7 +150,7 @@ class Dispatch:
         request.reply(messages.encode_statuses(statuses))
 
     def _by_disk(self, headers: Sequence[Header]) -> list[tuple[Disk, int, int, int, int]]:
-        """``(disk, first, end, payload position, payload bytes)`` of neighbouring entries on one disk."""
+        """``(disk, first, end, payload position, payload bytes)`` of each run of entries on one disk."""
         start = payload_at = messages.payloads_start(len(headers))
         parts = []
         first = 0
@@ -169,9 +169,7 @@ class Dispatch:
         if flags & messages.FENCE_FIRST:
             tails = await self._fence_all(list(dict.fromkeys(each.ledger_id for each in ranges)))
             if any(tail.status == Status.STORAGE_FAILED for tail in tails):
-                raise StorageFailed(
-                    "the disk failed: nothing can be fenced, and so no recovery read is answered", read_only=False
-                )
+                raise StorageFailed("the disk failed: ledgers cannot be fenced, so recovery reads are refused", read_only=False)
         budget = Budget(min(max_bytes, self._settings.read_bytes_max), ENTRIES_MAX)
         return await self._read_ranges(ranges, budget, None)
 
@@ -214,7 +212,7 @@ class Dispatch:
     async def _tails(
         self, ledger_ids: Sequence[int], ask: Callable[[Disk, list[int]], Awaitable[list[LedgerTail]]]
     ) -> list[LedgerTail]:
-        """Ask every disk at once about its ledgers; a failed disk answers STORAGE_FAILED for each."""
+        """Ask all disks in parallel about their ledgers; a failed disk answers STORAGE_FAILED for each."""
 
         async def of_disk(disk: Disk) -> list[LedgerTail]:
             ids = [ledger_id for ledger_id in ledger_ids if self._disk(ledger_id) is disk]
@@ -274,9 +272,9 @@ class Dispatch:
 
 
 def _bounded(items: tuple[Item, ...]) -> tuple[Item, ...]:
-    """Raises ``Invalid`` beyond ``LEDGERS_MAX``."""
+    """Raises ``Invalid`` for more than ``LEDGERS_MAX`` items."""
     if len(items) > LEDGERS_MAX:
-        raise Invalid(f"{len(items)} ledgers in one request; the most is {LEDGERS_MAX}: send it in parts")
+        raise Invalid(f"{len(items)} ledgers in one request; maximum is {LEDGERS_MAX}: send it in parts")
     return items
 
 

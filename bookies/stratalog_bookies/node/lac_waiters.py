@@ -1,7 +1,7 @@
-"""Readers of open ledgers that wait for a greater LAC: long polls, answered when a group of the log tells one.
+"""Long polls of readers of open ledgers: answered when a group of the log raises the LAC.
 
-A waiter costs nothing per entry: the ledgers that are waited for are looked at once for each group that has become durable. A
-fence or deletion answers, too, and so does the end of the reader's patience; the answer always is the ledger's tail as of then.
+A waiter costs nothing per entry: the ledgers with waiters are checked once per durable group. A fence or deletion also ends the
+wait, and so does the reader's time limit. The answer is always the ledger's tail at that time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class _Waiter:
 
 
 class LacWaiters:
-    """All that wait at one bookie, ``waiters_max`` at most."""
+    """All waiting readers of one bookie, at most ``waiters_max``."""
 
     def __init__(self, waiters_max: int) -> None:
         self._waiters_max = waiters_max
@@ -38,21 +38,21 @@ class LacWaiters:
         return self._count
 
     def add(self, disk: Disk, wanted: AwaitLac, request: Request) -> None:
-        """Answer ``request`` at once if there is something to tell, else later. Raises ``Overloaded`` at the bound."""
+        """Answer ``request`` at once if its condition holds, else later. Raises ``Overloaded`` at the bound."""
         tail = _tail(disk, wanted.ledger_id)
         if _is_news(disk, tail, wanted.above) or wanted.max_wait_ms <= 0:
             request.reply(messages.encode(tail))
             return
         if self._count >= self._waiters_max:
-            raise Overloaded(f"{self._count} readers wait for a LAC; the limit is lac_waiters_max: ask without waiting")
+            raise Overloaded(f"{self._count} readers are waiting for a LAC; maximum is lac_waiters_max: ask without waiting")
         waiter = _Waiter(request, wanted.ledger_id, wanted.above)
         wait_s = min(wanted.max_wait_ms, WAIT_MS_MAX) / 1000
         waiter.timer = asyncio.get_running_loop().call_later(wait_s, self._answer, disk, waiter)
         self._waiting.setdefault(disk, {}).setdefault(wanted.ledger_id, []).append(waiter)
         self._count += 1
 
-    def look(self, disk: Disk) -> None:
-        """A group has become durable, or the disk has failed."""
+    def check(self, disk: Disk) -> None:
+        """Check the disk's waiters: a group became durable, or the disk failed."""
         waiting = self._waiting.get(disk)
         if not waiting:
             return
@@ -63,7 +63,7 @@ class LacWaiters:
                     self._answer(disk, waiter)
 
     def close(self) -> None:
-        """Answer all that wait: nobody will look any more."""
+        """Answer all waiters."""
         for disk, waiting in list(self._waiting.items()):
             for waiter in [each for waiters in waiting.values() for each in waiters]:
                 self._answer(disk, waiter)
@@ -86,7 +86,7 @@ def _tail(disk: Disk, ledger_id: int) -> LedgerTail:
 
 
 def _is_news(disk: Disk, tail: LedgerTail, above: int) -> bool:
-    """A ledger that was never seen may come yet; one that was deleted does not."""
+    """Whether the ledger was deleted. A ledger that was never seen may still be written."""
     if tail.status == Status.NO_SUCH_LEDGER:
         return tail.ledger_id in disk.core.contents.tombstones
     return tail.status != Status.OK or tail.fenced or tail.lac > above

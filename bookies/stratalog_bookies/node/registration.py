@@ -1,4 +1,4 @@
-"""The bookie's record in metadata: its cookie checked and claimed, its session kept, its address and read-only state told."""
+"""The bookie's record in metadata: checks and claims its cookie, keeps its session, publishes its address and disk states."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _CLUSTER_ATTEMPTS = 300
 
 
 class Registration:
-    """Keeps ``Bookie`` true for as long as the bookie runs. A lost session does not stop it: ledgers have fences of their
-    own.
+    """Keeps the ``Bookie`` record true while the bookie runs. A lost session does not stop the bookie:
+    fences protect ledgers.
     """
 
     def __init__(self, settings: BookieSettings, metadata: MetadataClient) -> None:
@@ -35,7 +35,7 @@ class Registration:
         self._task: asyncio.Task[None] | None = None
 
     async def cluster_id(self) -> str:
-        """Identity of the cluster; waits a while for a quorum that has just been created. Raises ``Unavailable``."""
+        """Id of the cluster. Waits briefly for a quorum that is just being created. Raises ``Unavailable``."""
         for _ in range(_CLUSTER_ATTEMPTS):
             try:
                 (found,) = await self._metadata.read([CLUSTER_KEY])
@@ -45,15 +45,15 @@ class Registration:
             if found is not None and isinstance(found.record, Cluster):
                 return found.record.cluster_id
             await asyncio.sleep(_RETRY_PAUSE_S)
-        raise Unavailable("the metadata quorum does not answer or has no cluster: start its nodes first")
+        raise Unavailable("the metadata quorum does not answer or has no cluster record: start its nodes first")
 
     @property
     def session_id(self) -> int:
-        """The session that is kept; 0 while there is none."""
+        """The current session; 0 if there is none."""
         return self._session_id
 
     async def read(self) -> Versioned | None:
-        """The bookie's record as the quorum has it."""
+        """The bookie's record, read from the quorum."""
         (found,) = await self._metadata.read([self._key])
         return found
 
@@ -66,7 +66,7 @@ class Registration:
         failed_disks: tuple[int, ...],
         greatest_ledger_id: Callable[[], int] = lambda: -1,
     ) -> None:
-        """Claim the record and keep it up to date from now on. Raises ``Invalid`` if it bears another cookie.
+        """Claim the record and keep it up to date from now on. Raises ``Invalid`` if it has another cookie.
 
         ``greatest_ledger_id`` returns the greatest id of a ledger that the disks have held or deleted.
         """
@@ -85,7 +85,7 @@ class Registration:
         self._task = asyncio.get_running_loop().create_task(self._keep())
 
     def set_state(self, *, read_only: bool, failed_disks: tuple[int, ...]) -> None:
-        """Tell the cluster whether new ledgers may be placed here, and which disks have failed."""
+        """Publish whether new ledgers may be placed here, and which disks have failed."""
         if self._wanted is None:
             return
         wanted = msgspec.structs.replace(self._wanted, read_only=read_only, failed_disks=failed_disks)
@@ -98,7 +98,7 @@ class Registration:
         self._changed.set()
 
     async def close(self) -> None:
-        """End the session now, so that nobody waits for the lease."""
+        """End the session now, so that the cluster need not wait for the lease to expire."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait((self._task,))
@@ -106,7 +106,7 @@ class Registration:
             try:
                 await self._metadata.close_session(self._session_id)
             except (Retriable, OutcomeUnknown, SessionExpired) as failure:
-                _log.info("the session ends with its lease: %s", failure)
+                _log.info("the session could not be closed and ends with its lease: %s", failure)
 
     async def _keep(self) -> None:
         while True:
@@ -115,16 +115,16 @@ class Registration:
             try:
                 await self._publish()
             except StratalogError as refused:
-                _log.critical("the bookie cannot be registered any more: %s", refused)
+                _log.critical("the bookie can no longer be registered: %s", refused)
 
     async def _publish(self) -> None:
-        """Write the record, whatever it takes; returns when the quorum has it."""
+        """Write the record, retrying until the quorum has it."""
         while True:
             try:
                 await self._write()
                 return
             except (Conflict, OutcomeUnknown, Retriable) as failure:
-                _log.info("registering again: %s", failure)
+                _log.info("the registration is retried: %s", failure)
             except SessionExpired:
                 self._session_id = 0
             await asyncio.sleep(_RETRY_PAUSE_S)
@@ -135,11 +135,11 @@ class Registration:
                 f"bookie {self._settings.bookie_id}", self._settings.lease_ms, self._session_expired
             )
         wanted = self._wanted
-        assert wanted is not None, "what is published is known"
+        assert wanted is not None, "the wanted record is set"
         found = await self.read()
         if found is not None and isinstance(found.record, Bookie) and found.record.cookie != wanted.cookie:
             raise Invalid(f"bookie {wanted.bookie_id} is registered with another cookie: choose another bookie_id")
-        # Draining is the operator's word: it outlives restarts.
+        # Draining is set by an operator and survives restarts.
         draining = found is not None and isinstance(found.record, Bookie) and found.record.draining
         record = msgspec.structs.replace(
             wanted, session_id=self._session_id, draining=draining, greatest_ledger_id=self._greatest_ledger_id()
@@ -151,6 +151,6 @@ class Registration:
         await self._metadata.propose(Command(updates=(Put(record=record),), requirements=requirements))
 
     def _session_expired(self) -> None:
-        _log.warning("the session expired; opening another one")
+        _log.warning("the session expired; opening a new one")
         self._session_id = 0
         self._changed.set()

@@ -1,8 +1,8 @@
-"""A bookie from start to end: disks recovered, requests served, record registered, upkeep running. The shell of this package.
+"""A bookie process from start to end: recovers disks, serves requests, keeps the record registered, runs background tasks.
 
-A failed disk does not stop the others, nor does one that is missing, foreign or damaged when a known bookie starts: its ledgers
-are unreadable here (never absent), the bookie's record names it, and the auditor makes its copies anew. Without one sound disk
-the bookie does not start.
+A failed disk does not stop the others, nor does one that is missing, foreign or corrupt when a known bookie starts: its ledgers
+are unreadable here (never absent), the bookie's record names it, and the auditor restores its copies elsewhere. Without one
+usable disk the bookie does not start.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ _SPACE_INTERVAL_S = 1.0
 
 
 class BookieServer:
-    """One bookie. ``files`` are its disks, in the order of ``settings.data_dirs``; ``background`` has ``settings.threads``."""
+    """One bookie. ``files`` are its disks in the order of ``settings.data_dirs``; ``background`` has
+    ``settings.threads`` threads.
+    """
 
     def __init__(
         self,
@@ -47,7 +49,7 @@ class BookieServer:
         background: Background,
     ) -> None:
         if len(files) != len(settings.data_dirs):
-            raise Invalid(f"{len(files)} disks were given for {len(settings.data_dirs)} data_dirs")
+            raise Invalid(f"{len(files)} disks are given for {len(settings.data_dirs)} data_dirs")
         self._settings = settings
         self._metadata = metadata
         self._transport = transport
@@ -61,11 +63,11 @@ class BookieServer:
         self._dispatch: Dispatch | None = None
         self._bound: Bound | None = None
         self._listener: Listener | None = None
-        self._upkeep: list[asyncio.Task[None]] = []
+        self._background_tasks: list[asyncio.Task[None]] = []
 
     @property
     def address(self) -> str:
-        """``host:port`` that is served."""
+        """The served ``host:port``."""
         assert self._bound is not None, "the bookie has been started"
         return self._bound.address
 
@@ -78,7 +80,7 @@ class BookieServer:
             yield disk.metrics()
 
     async def start(self) -> None:
-        """Serve and be registered when this returns. The caller has locked the disks.
+        """Start; the bookie serves and is registered on return. The caller has locked the disks.
 
         Raises ``Conflict`` (the port is taken), ``Invalid`` (wrong disk), ``Corrupt``, ``Unavailable``.
         """
@@ -107,15 +109,15 @@ class BookieServer:
             failed_disks=self._failed_disks(),
             greatest_ledger_id=collector.greatest_ledger_id,
         )
-        self._start_upkeep(collector, cluster_id, cookie)
+        self._start_background_tasks(collector, cluster_id, cookie)
         self._start_auditor()
 
     async def close(self) -> None:
-        """Take no more requests, answer those that were taken, give the session up."""
-        for task in self._upkeep:
+        """Refuse new requests, answer accepted ones, end the session."""
+        for task in self._background_tasks:
             task.cancel()
-        if self._upkeep:
-            await asyncio.wait(self._upkeep)
+        if self._background_tasks:
+            await asyncio.wait(self._background_tasks)
         await self._registration.close()
         if self._dispatch is not None:
             await self._dispatch.close()
@@ -125,8 +127,8 @@ class BookieServer:
             await self._listener.close()
 
     async def _open_disk(self, position: int, files: Files, cookie: str, lost: dict[int, str]) -> Disk:
-        """``lost`` gets what is wrong with a disk that cannot be recovered, as long as another one can be. Raises ``Corrupt``
-        and ``OSError`` otherwise.
+        """Recover a disk. If it fails and another disk works, add the reason to ``lost``; else raise
+        ``Corrupt`` or ``OSError``.
         """
         if position not in lost:
             try:
@@ -136,7 +138,7 @@ class BookieServer:
                     raise
                 lost[position] = str(failure)
         if position in lost:
-            _log.critical("disk %d is not used, what it holds is lost for now: %s", position, lost[position])
+            _log.critical("disk %d is not used; its entries are unavailable: %s", position, lost[position])
             store, bookie = boot.missing_disk(cookie, position, self._settings, lost[position])
         disk = Disk(
             position, bookie, store, self._settings, self._background, self._counters, self._disk_changed,
@@ -156,28 +158,28 @@ class BookieServer:
         if len(self._disks) == len(self._files):
             self._registration.set_state(read_only=self._is_read_only(), failed_disks=self._failed_disks())
 
-    # -- upkeep
+    # -- background tasks
 
-    def _start_upkeep(self, collector: Collector, cluster_id: str, cookie: str) -> None:
+    def _start_background_tasks(self, collector: Collector, cluster_id: str, cookie: str) -> None:
         settings = self._settings
         self._every(settings.collect_interval_s, partial(self._collect, collector))
         disks = [disk for disk in self._disks if not disk.is_missing]
-        upkeep = [Compaction(disk, settings) for disk in disks]
-        half = open_read_client(
+        compactions = [Compaction(disk, settings) for disk in disks]
+        client = open_read_client(
             self._metadata, self._transport, self._clock, self._random, last_resort=frozenset({settings.bookie_id})
         )  # fmt: skip
-        healer = EntryRepair(self._metadata, half.reads, self._clock, disks, upkeep)
+        repair = EntryRepair(self._metadata, client.reads, self._clock, disks, compactions)
         scrubs = []
-        for disk, compaction in zip(disks, upkeep, strict=True):
-            disk.on_corruption = healer.wake
-            self._every(_SPACE_INTERVAL_S, partial(_look_after, disk))
+        for disk, compaction in zip(disks, compactions, strict=True):
+            disk.on_corruption = repair.wake
+            self._every(_SPACE_INTERVAL_S, partial(_maintain, disk))
             self._every(settings.collect_interval_s, compaction.compact)
             content = boot.cookie_content(settings, cluster_id, cookie, disk.position)
-            scrubs.append(Scrub(disk, settings, content, healer.wake))
-        assert self._dispatch is not None, "requests are served by now"
+            scrubs.append(Scrub(disk, settings, content, repair.wake))
+        assert self._dispatch is not None, "the dispatch exists"
         self._dispatch.scrub_by(scrubs)
-        for work in (collector.run, healer.run, *(scrub.run for scrub in scrubs)):
-            self._upkeep.append(asyncio.get_running_loop().create_task(work()))
+        for work in (collector.run, repair.run, *(scrub.run for scrub in scrubs)):
+            self._background_tasks.append(asyncio.get_running_loop().create_task(work()))
 
     def _start_auditor(self) -> None:
         if not self._settings.audit_delay_s:
@@ -186,10 +188,10 @@ class BookieServer:
             self._settings, self._metadata, self._transport, self._clock, self._random, self._counters,
             lambda: self._registration.session_id,
         )  # fmt: skip
-        self._upkeep.append(asyncio.get_running_loop().create_task(auditor.run()))
+        self._background_tasks.append(asyncio.get_running_loop().create_task(auditor.run()))
 
     def _every(self, interval_s: float, work: Callable[[], Awaitable[object]]) -> None:
-        self._upkeep.append(asyncio.get_running_loop().create_task(_repeat(interval_s, work)))
+        self._background_tasks.append(asyncio.get_running_loop().create_task(_repeat(interval_s, work)))
 
     async def _collect(self, collector: Collector) -> None:
         await collector.collect()
@@ -197,7 +199,7 @@ class BookieServer:
             disk.files.wake()
 
 
-async def _look_after(disk: Disk) -> None:
+async def _maintain(disk: Disk) -> None:
     disk.tick()
     await disk.files.check_space()
 
@@ -208,4 +210,4 @@ async def _repeat(interval_s: float, work: Callable[[], Awaitable[object]]) -> N
         try:
             await work()
         except Exception:
-            _log.exception("upkeep failed; it is tried again in %s s", interval_s)
+            _log.exception("a background task failed; it is retried in %s s", interval_s)

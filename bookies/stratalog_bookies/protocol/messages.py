@@ -1,9 +1,9 @@
-"""Messages to and from a bookie: methods 0x0201 to 0x020b. Pure; ``docs/reference/formats/bookie-messages.md`` has every byte.
+"""Messages to and from a bookie: methods 0x0201 to 0x020b; ``docs/reference/formats/bookie-messages.md`` specifies every byte.
 
-Bulk bodies (ADD, READ, READ_HEADERS) are packed by hand and carry payloads as they are: nothing here copies one. The rest is
-msgpack of one struct for each method. Every list and every id has a bound, and a malformed body raises ``Invalid``.
-Absence is always explicit: a read answer says for each range how far it decides (``decided_to``) and what it could not read;
-only an id that is decided and not listed is absent.
+Bulk bodies (ADD, READ, READ_HEADERS) are packed by hand and carry payloads without a copy. The other bodies are msgpack, one
+struct per method. Every list and id is bounded, and a malformed body raises ``Invalid``. Absence is explicit: a read answer
+says for each range how far it decides (``decided_to``) and what could not be read. Only a decided id that is not listed is
+absent. No I/O.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ RANGES_MAX: Final = 65_536
 """Ranges in one READ or READ_HEADERS."""
 LEDGERS_MAX: Final = 65_536
 """Ledgers in one FENCE, LAC, WRITE_LAC, DELETE or page of LIST."""
-HEAD_BYTES_MAX: Final = 61  # A record batch's header: so much of a payload can be read and checked without the rest.
-"""Payload bytes that READ_HEADERS gives of each entry."""
+HEAD_BYTES_MAX: Final = 61  # The header of a record batch: this much of a payload is read and checked without the rest.
+"""Maximum payload bytes of each entry that READ_HEADERS returns."""
 
 RECOVERY_ADD: Final = 1
-"""Entry flag of ADD: allowed on a fenced ledger, because its sender is the one who fenced it, or a re-replicator."""
+"""Entry flag of ADD: allowed on a fenced ledger. Set by the recovery that fenced it, and by re-replication."""
 FENCE_FIRST: Final = 1
-"""Flag of READ: fence the ledgers durably before answering, and answer for what was there then."""
+"""Flag of READ: fence the ledgers durably first, then answer with their content at that time."""
 
 
 class Status(IntEnum):
@@ -64,15 +64,15 @@ class Status(IntEnum):
 
 
 class EntryState(IntEnum):
-    """What an entry's flags byte means in an answer. Numbers are permanent."""
+    """Meaning of an entry's flags byte in an answer. Numbers are permanent."""
 
     PRESENT = 0
     UNREADABLE = 2
-    """It exists and could not be read, or its CRC does not match: neither content nor absence."""
+    """The entry exists but could not be read, or does not match its CRC: neither content nor absence."""
 
 
 class EntryHeader(NamedTuple):
-    """The 33 bytes before (in answers: apart from) each payload, in wire order."""
+    """The 33 bytes before each payload (in answers: separate from it), in wire order."""
 
     ledger_id: int
     entry_id: int
@@ -83,7 +83,7 @@ class EntryHeader(NamedTuple):
 
 
 class Range(NamedTuple):
-    """Entries ``first`` to ``last``, both included, of one ledger."""
+    """Entries ``first`` to ``last``, inclusive, of one ledger."""
 
     ledger_id: int
     first: int
@@ -91,7 +91,7 @@ class Range(NamedTuple):
 
 
 class ReadEntry(NamedTuple):
-    """An entry in an answer. ``payload`` is a view of the answer: whole for READ, its head for READ_HEADERS."""
+    """An entry in an answer. ``payload`` is a view of the answer: the whole payload for READ, its head for READ_HEADERS."""
 
     entry_id: int
     lac: int
@@ -104,8 +104,8 @@ class ReadEntry(NamedTuple):
 class RangeAnswer(NamedTuple):
     """Entries in ascending order. Ids from the range's first to ``decided_to`` that are not listed do not exist here.
 
-    ``decided_to`` is below the range's last when a bound cut the answer: ask again from there. It is below the range's
-    first when nothing is decided (``status`` says why, or the bound was used up by the ranges before).
+    ``decided_to`` is below the range's last if a bound cut the answer: ask again from there. It is below the range's first if
+    nothing is decided: ``status`` says why, or earlier ranges used up the bound.
     """
 
     status: Status
@@ -127,7 +127,7 @@ _RANGE_ANSWER = struct.Struct(">BqI")
 
 
 def entry_crc(ledger_id: int, entry_id: int, lac: int, payload: Sequence[Buffer], payload_bytes: int) -> int:
-    """CRC32C over the packed ids, LAC and length, then the payload, which may come in several buffers."""
+    """CRC32C over the packed ids, LAC and length, then the payload, which may be in several buffers."""
     crc = crc32c(_CHECKED.pack(ledger_id, entry_id, lac, payload_bytes))
     for part in payload:
         crc = crc32c(part, crc)
@@ -142,12 +142,12 @@ def pack_entry(ledger_id: int, entry_id: int, lac: int, payload: Sequence[Buffer
 
 
 def encode_add(headers: Sequence[bytes], payloads: Iterable[Buffer]) -> list[Buffer]:
-    """Parts of an ADD: ``headers`` by ``pack_entry``; ``payloads`` in the same order, each in any number of buffers."""
+    """Parts of an ADD: ``headers`` made by ``pack_entry``; ``payloads`` in the same order, each in any number of buffers."""
     return [_COUNT.pack(len(headers)) + b"".join(headers), *payloads]
 
 
 def decode_add(body: memoryview) -> list[tuple[int, int, int, int, int, int]]:
-    """Headers of an ADD as plain tuples in the order of ``EntryHeader``; payloads follow from ``payloads_start`` on.
+    """Headers of an ADD as plain tuples in the order of ``EntryHeader``; payloads begin at ``payloads_start``.
 
     Raises ``Invalid`` if counts and lengths do not add up to the body.
     """
@@ -164,12 +164,12 @@ def decode_add(body: memoryview) -> list[tuple[int, int, int, int, int, int]]:
 
 
 def payloads_start(count: int) -> int:
-    """Where the payloads begin in an ADD of ``count`` entries."""
+    """Position of the first payload in an ADD of ``count`` entries."""
     return COUNT_BYTES + count * ENTRY_HEADER_BYTES
 
 
 def encode_statuses(statuses: Sequence[int]) -> bytes:
-    """Answer to ADD, WRITE_LAC and DELETE: one status each, in the request's order."""
+    """Answer to ADD, WRITE_LAC and DELETE: one status each, in the order of the request."""
     return _COUNT.pack(len(statuses)) + bytes(statuses)
 
 
@@ -177,12 +177,12 @@ def decode_statuses(body: memoryview) -> bytes:
     """One ``Status`` number each. Raises ``Invalid``."""
     count = _count(body, ENTRIES_MAX, "statuses")
     if len(body) != COUNT_BYTES + count:
-        raise Invalid(f"{len(body) - COUNT_BYTES} statuses came; {count} were announced")
+        raise Invalid(f"the answer has {len(body) - COUNT_BYTES} statuses and announces {count}")
     return bytes(body[COUNT_BYTES:])
 
 
 def encode_read(ranges: Sequence[Range], max_bytes: int, flags: int = 0) -> list[Buffer]:
-    """``max_bytes`` bounds the payloads of the whole answer; the first entry found comes even if it is larger."""
+    """A READ. ``max_bytes`` bounds the payloads of the whole answer; the first entry found is returned even if it is larger."""
     return [_READ_HEAD.pack(len(ranges), max_bytes, flags) + b"".join([_RANGE.pack(*each) for each in ranges])]
 
 
@@ -195,7 +195,7 @@ def decode_read(body: memoryview) -> tuple[list[Range], int, int]:
 
 
 def encode_read_headers(ranges: Sequence[Range], head_bytes: int, entries_max: int = ENTRIES_MAX) -> list[Buffer]:
-    """Ask for the first ``head_bytes`` payload bytes of each entry, ``entries_max`` entries at most."""
+    """A READ_HEADERS for the first ``head_bytes`` payload bytes of at most ``entries_max`` entries."""
     return [_HEADERS_HEAD.pack(len(ranges), head_bytes, entries_max) + b"".join([_RANGE.pack(*each) for each in ranges])]
 
 
@@ -205,7 +205,7 @@ def decode_read_headers(body: memoryview) -> tuple[list[Range], int, int]:
         raise Invalid(f"READ_HEADERS of {len(body)} bytes is cut short")
     count, head_bytes, entries_max = _HEADERS_HEAD.unpack_from(body)
     if head_bytes > HEAD_BYTES_MAX:
-        raise Invalid(f"head_bytes is {head_bytes}; the most is {HEAD_BYTES_MAX}")
+        raise Invalid(f"head_bytes is {head_bytes}; maximum is {HEAD_BYTES_MAX}")
     return _ranges(body[_HEADERS_HEAD.size :], count), head_bytes, min(entries_max, ENTRIES_MAX)
 
 
@@ -218,7 +218,7 @@ def encode_read_answer(
 
 
 def decode_read_answer(body: memoryview, head_bytes: int | None = None) -> list[RangeAnswer]:
-    """Answers in the order of the asked ranges; ``head_bytes`` as asked in READ_HEADERS, None for READ. Raises ``Invalid``."""
+    """Answers in the order of the requested ranges; ``head_bytes`` as in READ_HEADERS, None for READ. Raises ``Invalid``."""
     count = _count(body, RANGES_MAX, "ranges")
     headers_start = COUNT_BYTES + count * _RANGE_ANSWER.size
     if headers_start > len(body):
@@ -246,7 +246,7 @@ def decode_read_answer(body: memoryview, head_bytes: int | None = None) -> list[
 
 
 def entry_matches(ledger_id: int, entry: ReadEntry) -> bool:
-    """Whether a whole entry's payload matches its CRC."""
+    """Whether a whole payload matches its entry's CRC."""
     return entry_crc(ledger_id, entry.entry_id, entry.lac, (entry.payload,), entry.payload_bytes) == entry.crc
 
 
@@ -261,7 +261,7 @@ class LedgerIds(Control, frozen=True, kw_only=True):
 
 
 class LedgerTail(Control, frozen=True, kw_only=True):
-    """Where a ledger ends on this bookie: ``last_entry`` it holds (-1: none), greatest LAC it knows (-1: none)."""
+    """Where a ledger ends on this bookie: the last entry it holds (-1: none) and the greatest LAC it knows (-1: none)."""
 
     ledger_id: LedgerId
     status: int = Status.OK
@@ -271,14 +271,14 @@ class LedgerTail(Control, frozen=True, kw_only=True):
 
 
 class LedgerTails(Control, frozen=True, kw_only=True):
-    """Answer to FENCE (durable by then) and LAC, in the request's order."""
+    """Answer to FENCE (durable by then) and LAC, in the order of the request."""
 
     ledgers: tuple[LedgerTail, ...]
 
 
 class AwaitLac(Control, frozen=True, kw_only=True):
-    """Request of AWAIT_LAC: answered with a ``LedgerTail`` as soon as the ledger's LAC here is greater than ``above``, it is
-    fenced or deleted, or ``max_wait_ms`` are over (60,000 at most).
+    """Request of AWAIT_LAC. Answered with a ``LedgerTail`` as soon as the ledger's LAC here is greater than ``above``, the
+    ledger is fenced or deleted, or ``max_wait_ms`` (60,000 at most) have passed.
     """
 
     ledger_id: LedgerId
@@ -300,7 +300,7 @@ class ListLedgers(Control, frozen=True, kw_only=True):
 
 
 class LedgerSummary(Control, frozen=True, kw_only=True):
-    """What a bookie holds of one ledger; bytes are of payloads."""
+    """Summary of one ledger on a bookie; bytes are of payloads."""
 
     ledger_id: LedgerId
     entries: int = 0
@@ -311,16 +311,15 @@ class LedgerSummary(Control, frozen=True, kw_only=True):
 
 
 class LedgerPage(Control, frozen=True, kw_only=True):
-    """Answer to LIST. ``more`` says that ids beyond the last one follow."""
+    """Answer to LIST. ``more``: ledgers with greater ids follow."""
 
     ledgers: tuple[LedgerSummary, ...]
     more: bool = False
 
 
 class DiskInfo(Control, frozen=True, kw_only=True):
-    """One disk: ``state`` is writable, read_only or failed; ``reason`` explains the last two.
-
-    ``damaged_…`` are known and not mended yet; ``sparse_files`` wait for compaction, ``unmovable_files`` cannot be: damage.
+    """One disk. ``state`` is writable, read_only or failed; ``reason`` explains the last two. ``damaged_…`` count known,
+    unrepaired corruption; ``sparse_files`` wait for compaction; ``unmovable_files`` cannot be compacted because of corruption.
     """
 
     position: int
@@ -349,16 +348,16 @@ class BookieInfo(Control, frozen=True, kw_only=True):
 
 
 class ScrubDisks(Control, frozen=True, kw_only=True):
-    """Request of SCRUB: begin a scrub of every disk that has none running, or only ask how far they are."""
+    """Request of SCRUB: start a scrub of every disk that is not being scrubbed, or only return the progress."""
 
     start: bool = False
 
 
 class DiskScrub(Control, frozen=True, kw_only=True):
-    """The scrub of one disk that runs, or the last one; ``number`` counts them from the start of the process.
+    """The running or last scrub of one disk; ``number`` counts scrubs since the process started.
 
-    ``damaged_entries`` and ``healed_entries`` are since it began; ``waiting_entries`` are damaged now, ``untried_entries`` of
-    them nobody has tried to mend yet; ``examples`` says of a few why they could not be.
+    ``damaged_entries`` (corrupt) and ``healed_entries`` (repaired) count since the scrub began. ``waiting_entries`` are corrupt
+    now; the repair of ``untried_entries`` of them has not been attempted; ``examples`` gives reasons for a few.
     """
 
     position: int
@@ -377,7 +376,7 @@ class DiskScrub(Control, frozen=True, kw_only=True):
 
 
 class ScrubStatus(Control, frozen=True, kw_only=True):
-    """Answer to SCRUB. A disk that failed is not scrubbed and not listed."""
+    """Answer to SCRUB. A failed disk is not scrubbed and not listed."""
 
     disks: tuple[DiskScrub, ...]
 
@@ -392,7 +391,7 @@ def encode(body: Control) -> bytes:
 
 
 def decode(kind: type[Body], body: Buffer) -> Body:
-    """A msgpack body of ``kind``. Raises ``Invalid``."""
+    """Decode a msgpack body of ``kind``. Raises ``Invalid``."""
     decoder = _decoders.get(kind) or _decoders.setdefault(kind, msgspec.msgpack.Decoder(kind))
     try:
         decoded = decoder.decode(body)
@@ -407,14 +406,14 @@ def _count(body: memoryview, maximum: int, what: str) -> int:
         raise Invalid(f"body of {len(body)} bytes is cut short")
     count: int = _COUNT.unpack_from(body)[0]
     if count > maximum:
-        raise Invalid(f"{count} {what} in one body; the most is {maximum}")
+        raise Invalid(f"{count} {what} in one body; maximum is {maximum}")
     return count
 
 
 def _ranges(table: memoryview, count: int) -> list[Range]:
     if count > RANGES_MAX:
-        raise Invalid(f"{count} ranges in one request; the most is {RANGES_MAX}")
+        raise Invalid(f"{count} ranges in one request; maximum is {RANGES_MAX}")
     if len(table) != count * _RANGE.size:
-        raise Invalid(f"{count} ranges were announced; {len(table)} bytes came")
+        raise Invalid(f"the request announces {count} ranges and has {len(table)} bytes of them")
     check_ids([ledger_id | first | last for ledger_id, first, last in _RANGE.iter_unpack(table)], "a range")
     return [Range._make(each) for each in _RANGE.iter_unpack(table)]

@@ -1,8 +1,8 @@
-"""The auditor's shell: under the lease it looks at all closed ledgers now and then, moves copies and fills gaps in others.
+"""The auditor: holds the audit lease, checks all closed ledgers periodically, moves copies and fills gaps in others.
 
-A copy is moved by bringing every entry of its share to the target and then, not before, naming the target in the ledger's
-record by compare-and-set under the lease. What fails is tried again at the next look. It deletes nothing: what a replaced
-bookie still has goes with its ledger. An idle cluster costs one walk over the records in memory for each look.
+A move first copies every entry of a share to the target, and only then names the target in the ledger's record, by
+compare-and-set under the lease. A failure is retried in the next audit. The auditor deletes nothing: the copies on a replaced
+bookie are deleted with their ledger. In an idle cluster an audit costs one pass over the records in memory.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from stratalog_bookies.client.read_client import open_read_client
 from stratalog_bookies.config import BookieSettings
 from stratalog_bookies.metrics import Counters
 from stratalog_bookies.repair.copier import Copier
-from stratalog_bookies.repair.core.audit_plan import Move, in_need, loads, plan_moves, weigh
+from stratalog_bookies.repair.core.audit_plan import Move, copies_by_bookie, ledgers_to_restore, plan_moves, with_loads
 from stratalog_bookies.repair.core.audit_progress import Progress
-from stratalog_bookies.repair.core.lost_bookies import Gone, LostBookies
+from stratalog_bookies.repair.core.lost_bookies import FailedStorage, LostBookies
 from stratalog_bookies.repair.core.shares import share_of
 from stratalog_core.errors import Conflict, SessionExpired, StratalogError
 from stratalog_core.ports import Clock, Random, Transport
@@ -32,7 +32,7 @@ from stratalog_metadata.state.commands import ABSENT, Command, Put, Requirement,
 
 AUDIT_WORK: Final = "bookies/audit"
 _COMMIT_TIMEOUT_S: Final = 10.0
-_FAILURES_TOLD: Final = 3
+_WARNINGS_MAX: Final = 3
 _BOOKIES: Final = "bookie/"
 _log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ SessionId = Callable[[], int]
 
 
 class AuditLease:
-    """The right to move copies."""
+    """The lease on auditing: one auditor at a time. It belongs to the bookie's session and ends with it."""
 
     def __init__(self, metadata: MetadataClient) -> None:
         self._metadata = metadata
@@ -53,7 +53,7 @@ class AuditLease:
         return SessionAlive(session_id=session_id), VersionIs(key=lease_key(AUDIT_WORK), version=found.version)
 
     async def hold(self, session_id: int) -> tuple[Requirement, ...] | None:
-        """Take the lease if nobody has it. Raises ``Retriable`` or ``OutcomeUnknown``: ask again later."""
+        """Take the lease if it is free. Returns ``guards``. Raises ``Retriable`` or ``OutcomeUnknown``: try again later."""
         if session_id and self._metadata.view.get(lease_key(AUDIT_WORK)) is None:
             lease = Lease(name=AUDIT_WORK, session_id=session_id)
             requirements = (SessionAlive(session_id=session_id), VersionIs(key=lease.key(), version=ABSENT))
@@ -65,7 +65,7 @@ class AuditLease:
 
 
 class Auditor:
-    """One in each bookie; only the one with the lease acts. ``session_id`` tells the bookie's session (0: none)."""
+    """Runs in each bookie; only the holder of the lease acts. ``session_id`` returns the bookie's session (0: none)."""
 
     def __init__(
         self,
@@ -83,34 +83,34 @@ class Auditor:
         self._random = random
         self._counters = counters
         self._session_id = session_id
-        half = open_read_client(metadata, transport, clock, random)
-        self._directory = half.directory
-        self._copier = Copier(half.requests, half.reads, half.directory, counters, settings.audit_bytes_per_s)
+        client = open_read_client(metadata, transport, clock, random)
+        self._directory = client.directory
+        self._copier = Copier(client.requests, client.reads, client.directory, counters, settings.audit_bytes_per_s)
         self._lease = AuditLease(metadata)
         self._lost = LostBookies(settings.audit_delay_s)
         self._progress = Progress()
         self._failures = 0
-        self._stands: Counter[str] = Counter()
+        self._copies_by_bookie: Counter[str] = Counter()
         self._wake = asyncio.Event()
         self._unsubscribe = metadata.view.subscribe(self._on_changes)
 
     async def run(self) -> None:
-        """Look, pause, look again, until cancelled."""
+        """Audit periodically until cancelled."""
         try:
             while True:
-                await self._look_safely()
+                await self._audit_safely()
                 await self._pause()
         finally:
             self._unsubscribe()
             self._directory.close()
 
-    async def _look_safely(self) -> None:
+    async def _audit_safely(self) -> None:
         try:
-            await self.look()
+            await self.audit()
         except StratalogError as failure:
-            _log.info("the audit is put off: %s", failure)
+            _log.info("the audit is postponed: %s", failure)
         except Exception:
-            _log.exception("the audit failed by a defect; it is tried again")
+            _log.exception("the audit failed by a defect and is retried")
 
     async def _pause(self) -> None:
         self._wake.clear()
@@ -121,7 +121,7 @@ class Auditor:
             return
 
     def _on_changes(self, changes: Sequence[Change]) -> None:
-        """See every return of a bookie, however short, and look at once when one begins to drain."""
+        """Record every bookie that returns, however briefly. Audit at once when a bookie begins to drain."""
         bookies = [change for change in changes if change.key.startswith(_BOOKIES)]
         if bookies:
             self._observe()
@@ -129,29 +129,29 @@ class Auditor:
             self._wake.set()
 
     def _observe(self) -> None:
-        self._lost.observe(self._metadata.view.all(Bookie), self._stands, self._clock.monotonic())
+        self._lost.observe(self._metadata.view.all(Bookie), self._copies_by_bookie, self._clock.monotonic())
 
     # -- one look
 
-    async def look(self) -> None:
-        """Mend what can be mended now, if this is the auditor. Raises what taking the lease raises."""
+    async def audit(self) -> None:
+        """Repair what can be repaired now, if this is the auditor. Raises what taking the lease raises."""
         self._observe()
         if await self._lease.hold(self._session_id()) is None:
             return
         ledgers = list(self._metadata.view.all(Ledger))
-        self._stands = loads(ledgers)
+        self._copies_by_bookie = copies_by_bookie(ledgers)
         self._failures = 0
         self._progress.begin(ledgers, self._directory.candidates())
-        urgent = in_need(ledgers, self._lost_now(), self._draining())
+        urgent = ledgers_to_restore(ledgers, self._lost_now(), self._draining())
         for ledger in [*urgent, *self._progress.unsettled(ledgers)]:
             guards = self._lease.guards(self._session_id())
             if guards is None:
                 return
             await self._restore_safely(ledger.ledger_id, guards)
-            # Ledgers for which nothing can be done come by the thousand: others have their turn in between.
+            # Thousands of ledgers may need nothing or allow nothing: yield in between.
             await asyncio.sleep(0)
 
-    def _lost_now(self) -> Gone:
+    def _lost_now(self) -> FailedStorage:
         self._observe()
         return self._lost.lost(self._clock.monotonic())
 
@@ -169,7 +169,7 @@ class Auditor:
         if found is None or not isinstance(found.record, Ledger) or found.record.state is not LedgerState.CLOSED:
             return
         ledger, version = found.record, found.version
-        candidates = weigh(self._directory.candidates(ledger_id), self._stands)
+        candidates = with_loads(self._directory.candidates(ledger_id), self._copies_by_bookie)
         moves = plan_moves(ledger, self._lost_now().of(ledger_id), self._draining(), candidates, self._random)
         for move in moves:
             if await self._fill(ledger, move.fragment, move.position, move.target):
@@ -179,13 +179,13 @@ class Auditor:
         await self._fill_gaps(ledger)
 
     async def _fill_gaps(self, ledger: Ledger) -> None:
-        """Bring to each live bookie of the ledger what it should have and lacks: it was away when that was written."""
+        """Copy to each live bookie of the ledger what it should hold and lacks because it was away during the write."""
         for fragment, position in self._progress.unchecked(ledger, self._lost.down().of(ledger.ledger_id)):
             if await self._fill(ledger, fragment, position, ledger.fragments[fragment].bookies[position]):
                 self._progress.completed(ledger, fragment, position)
 
     async def _fill(self, ledger: Ledger, fragment: int, position: int, bookie: str) -> bool:
-        """Bring to ``bookie`` what it lacks of this share; whether it has all of it now, durably."""
+        """Copy to ``bookie`` what it lacks of this share. Returns whether it now holds all of it, durably."""
         try:
             copied = await self._copier.complete(ledger, share_of(ledger, fragment, position), bookie)
         except StratalogError as failure:
@@ -196,14 +196,14 @@ class Auditor:
         return True
 
     async def _commit(self, ledger: Ledger, version: int, move: Move, guards: tuple[Requirement, ...]) -> tuple[Ledger, int]:
-        """Name the target in the record, which has every entry by now; the new record and its version."""
+        """Name the target, which now holds every entry, in the record. Returns the new record and its version."""
         left = ledger.fragments[move.fragment].bookies[move.position]
         moved = with_moved(ledger, move.fragment, move.position, move.target)
         version = await put_ledger(
             self._metadata, self._clock, moved, version, requirements=guards, timeout_s=_COMMIT_TIMEOUT_S
         )  # fmt: skip
         self._counters.audit_moves += 1
-        self._stands.update({move.target: 1, left: -1})
+        self._copies_by_bookie.update({move.target: 1, left: -1})
         self._progress.completed(moved, move.fragment, move.position)
         _log.info(
             "ledger %d, fragment %d: %s replaces %s (%s)", ledger.ledger_id, move.fragment, move.target, left, move.cause
@@ -211,10 +211,10 @@ class Auditor:
         return moved, version
 
     def _failed(self, ledger_id: int, failure: StratalogError) -> None:
-        """Tell of the first failures of a look only: a bookie that is away fails them by the thousand."""
+        """Log only the first failures of an audit as warnings: one dead bookie may cause thousands."""
         self._failures += 1
-        level = logging.WARNING if self._failures <= _FAILURES_TOLD else logging.DEBUG
-        _log.log(level, "ledger %d is mended later: %s: %s", ledger_id, type(failure).__name__, failure)
+        level = logging.WARNING if self._failures <= _WARNINGS_MAX else logging.DEBUG
+        _log.log(level, "ledger %d is repaired later: %s: %s", ledger_id, type(failure).__name__, failure)
 
 
 def _is_draining(change: Change) -> bool:

@@ -1,8 +1,8 @@
-"""Gives a bookie every entry of a share that it lacks, at a bounded rate.
+"""Copies the entries of a share that a bookie lacks to it, at a bounded rate.
 
-The bookie is first asked what it holds, so that an interrupted copy goes on where it stopped, and a check of a healthy copy
-costs one small question. Entries are read from any replica, with their CRC checked, and added as they are stored, by recovery
-adds. When ``complete`` returns, all of the share is durable there; whatever goes wrong raises, and nothing is assumed.
+It first asks the bookie what it holds, so that an interrupted copy resumes and the check of a complete copy costs one small
+request. Entries are read from any replica, their CRC checked, and added unchanged by recovery adds. When ``complete`` returns,
+the whole share is durable on the bookie. Every failure raises.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from stratalog_core.errors import Corrupt, NoSuchLedger, Overloaded, StorageFail
 from stratalog_metadata.records import Ledger
 
 _CHUNK_BYTES: Final = 1024 * 1024
-"""Payload of one read and one add; a larger entry goes alone."""
+"""Payload of one read and one add; a larger entry is sent alone."""
 _REFUSALS: Final[dict[int, type[StratalogError]]] = {
     Status.NO_SUCH_LEDGER: NoSuchLedger,
     Status.OVERLOADED: Overloaded,
@@ -51,8 +51,10 @@ class Copier:
         self._bytes_per_s = bytes_per_s
 
     async def complete(self, ledger: Ledger, share: Share, bookie: str) -> int:
-        """Returns how many entries were copied. Raises ``Retriable``, ``OutcomeUnknown``, ``StorageFailed``,
-        ``NoSuchLedger`` (deleted meanwhile), ``NoSuchEntry`` or ``Corrupt`` (entries are lost).
+        """Complete a share on ``bookie``. Returns the number of entries copied.
+
+        Raises ``Retriable``, ``OutcomeUnknown``, ``StorageFailed``, ``NoSuchLedger`` (deleted meanwhile), ``NoSuchEntry`` or
+        ``Corrupt`` (entries are lost).
         """
         copied = 0
         for first, last in share.windows():
@@ -63,7 +65,7 @@ class Copier:
         return copied
 
     async def missing(self, ledger_id: int, share: Share, first: int, last: int, bookie: str) -> list[int]:
-        """Entries of the share from ``first`` to ``last`` that ``bookie`` says it does not have."""
+        """Entries of the share from ``first`` to ``last`` that ``bookie`` does not hold."""
         held: set[int] = set()
         following = first
         while following <= last:
@@ -105,7 +107,7 @@ class Copier:
         self._counters.audit_copied_bytes += sum([each.payload_bytes for each in entries])
 
     def _check(self, ledger_id: int, statuses: bytes, bookie: str) -> None:
-        """Raise what the first refusal means."""
+        """Raise the error for the first refusal, if any."""
         refused = next((status for status in statuses if status != Status.OK), None)
         if refused is None:
             return

@@ -1,9 +1,9 @@
-"""Mends what is damaged on a bookie's disks with what the other replicas of a ledger have.
+"""Repairs corrupt entries on a bookie's disks with the copies of other replicas.
 
-A damaged entry is read from another bookie by the ledger's record, its CRC checked, compared with what the index knows of ours,
-and written again to the log; the newer copy hides the damaged one as soon as it is durable. That changes no fact: it is the
-entry that this bookie has acknowledged before, so neither fences nor the state of the ledger matter. What nobody can give stays
-unreadable, is reported, and is asked for again: it never becomes absent.
+A corrupt entry is read from another bookie, its CRC checked, compared with this bookie's index, and written again to the log.
+The new copy replaces the corrupt one as soon as it is durable. It is the entry that this bookie acknowledged, so neither fences
+nor the state of the ledger matter. An entry without a good copy stays unreadable, is reported, and is retried; it never becomes
+absent.
 """
 
 from __future__ import annotations
@@ -27,53 +27,58 @@ from stratalog_metadata.client.api import MetadataClient
 from stratalog_metadata.records import Ledger, ledger_key
 
 _log = logging.getLogger(__name__)
-_LOOK_S: Final = 1.0
+_RETRY_S: Final = 1.0
 
 
 class EntryRepair:
-    """Mends all disks of one bookie, one entry at a time."""
+    """Repairs all disks of one bookie, one entry at a time."""
 
     def __init__(
-        self, metadata: MetadataClient, reads: LedgerReads, clock: Clock, disks: Sequence[Disk], upkeep: Sequence[Compaction]
+        self,
+        metadata: MetadataClient,
+        reads: LedgerReads,
+        clock: Clock,
+        disks: Sequence[Disk],
+        compactions: Sequence[Compaction],
     ) -> None:
         self._metadata = metadata
         self._reads = reads
         self._clock = clock
         self._disks = disks
-        self._upkeep = upkeep
+        self._compactions = compactions
         self._wanted = asyncio.Event()
 
     def wake(self) -> None:
-        """There is something to mend."""
+        """Start a repair: corruption was found."""
         self._wanted.set()
 
     async def run(self) -> None:
-        """Mend, and try again what could not be mended, until cancelled."""
+        """Repair, and retry what could not be repaired, until cancelled."""
         while True:
             await self._wait()
-            for disk, upkeep in zip(self._disks, self._upkeep, strict=True):
+            for disk, compaction in zip(self._disks, self._compactions, strict=True):
                 try:
-                    await self._repair_disk(disk, upkeep)
+                    await self._repair_disk(disk, compaction)
                 except (StratalogError, OSError) as failure:
-                    _log.warning("disk %d is mended later: %s", disk.position, failure)
+                    _log.warning("disk %d is repaired later: %s", disk.position, failure)
                 except Exception:
-                    _log.exception("mending disk %d failed by a defect; it is tried again", disk.position)
+                    _log.exception("the repair of disk %d failed by a defect and is retried", disk.position)
 
     async def _wait(self) -> None:
         pending = any(len(disk.corruption) or disk.corruption.files for disk in self._disks)
         try:
-            async with asyncio.timeout(_LOOK_S if pending else None):
+            async with asyncio.timeout(_RETRY_S if pending else None):
                 await self._wanted.wait()
         except TimeoutError:
             return
         self._wanted.clear()
 
-    async def _repair_disk(self, disk: Disk, upkeep: Compaction) -> None:
+    async def _repair_disk(self, disk: Disk, compaction: Compaction) -> None:
         for corrupt in disk.corruption.due(self._clock.monotonic()):
             if disk.core.failure:
                 return
             await self._repair_safely(disk, corrupt)
-        await upkeep.evacuate_broken()
+        await compaction.evacuate_broken()
 
     async def _repair_safely(self, disk: Disk, corrupt: CorruptEntry) -> None:
         try:
@@ -81,14 +86,14 @@ class EntryRepair:
                 disk.corruption.repaired += 1
                 disk.counters.healed_entries += 1
                 _log.warning(
-                    "entry %d of ledger %d was damaged and is whole again", corrupt.entry_id, corrupt.ledger_id
+                    "entry %d of ledger %d was corrupt and is repaired", corrupt.entry_id, corrupt.ledger_id
                 )  # fmt: skip
         except (StratalogError, OSError) as failure:
             first = not corrupt.reason
-            corrupt.put_off(self._clock.monotonic(), str(failure))
+            corrupt.postpone(self._clock.monotonic(), str(failure))
             level = logging.ERROR if first else logging.DEBUG
             _log.log(
-                level, "entry %d of ledger %d is damaged and no good copy was found: %s",
+                level, "entry %d of ledger %d is corrupt and no good copy was found: %s",
                 corrupt.entry_id, corrupt.ledger_id, failure,
             )  # fmt: skip
         else:
@@ -96,7 +101,7 @@ class EntryRepair:
             disk.unmark_unmovable(corrupt.generation)
 
     async def _repair(self, disk: Disk, corrupt: CorruptEntry) -> bool:
-        """Whether a good copy was written; False if none is needed (any more). Raises if none can be had now."""
+        """Write a good copy. Returns False if none is needed. Raises if none is available now."""
         place = await disk.reads.corrupt(corrupt.ledger_id, corrupt.entry_id)
         if place is None:
             return False
@@ -109,7 +114,7 @@ class EntryRepair:
         return True
 
     async def _ledger(self, ledger_id: int) -> Ledger | None:
-        """The ledger's record; None if it surely was deleted: then the collector takes what is here."""
+        """The ledger's record; None if the ledger was deleted: the collector then removes the entries."""
         (found,) = await self._metadata.read([ledger_key(ledger_id)])
         return found.record if found is not None and isinstance(found.record, Ledger) else None
 
@@ -119,9 +124,9 @@ def _row_of(found: ReadEntry) -> Row:
 
 
 def _check_same(place: Place, found: ReadEntry) -> None:
-    """Raise ``Corrupt`` if the replica's entry is another one than was acknowledged here."""
+    """Raise ``Corrupt`` if the replica's entry differs from the one that this bookie acknowledged."""
     header = (place.ledger_id, found.entry_id, found.lac, found.payload_bytes, found.crc, 0)
     if not same_payload(header, place.row):
         raise Corrupt(
-            f"a replica holds another entry {found.entry_id} of ledger {place.ledger_id} than this bookie has acknowledged"
+            f"a replica's entry {found.entry_id} of ledger {place.ledger_id} differs from the one that this bookie acknowledged"
         )

@@ -1,16 +1,16 @@
-"""The scrub of one disk: looks at every byte that means something, paced, and has what is damaged mended.
+"""The scrub of one disk: checks every byte that is in use, at a bounded rate, and starts the repair of what is corrupt.
 
 ==========================  ==========================================================================================
-damage in                   what becomes of it
+corruption of               repair
 ==========================  ==========================================================================================
-an entry's payload          the entry is fetched from another replica (``entry_repair.py``)
-a frame, a file's header    the file is closed, what lives in it is moved, and it is recycled (``compaction.py``)
-an index file               made again from its log file
-the state file, the cookie  written again from memory
+an entry's payload          the entry is copied from another replica (``entry_repair.py``)
+a frame, a file's header    the file is closed, its live entries are moved, and it is recycled (``compaction.py``)
+an index file               rebuilt from its log file
+the state file, the cookie  rewritten from memory
 ==========================  ==========================================================================================
 
-The file that is being written is checked as far as it is durable. Fences, tombstones and LACs are in frames and in the state
-file, so they are covered by both.
+The open file is checked as far as it is durable. Fences, tombstones and LACs are in frames and in the state file, so they are
+covered by both.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ _SHORTAGE_PAUSE_S: Final = 1.0
 
 
 class Scrub:
-    """Scrubs of one disk, one at a time. ``on_damage`` wakes whoever mends; ``cookie`` is what its cookie file should hold."""
+    """Scrubs of one disk, one at a time. ``on_corruption`` wakes the repair; ``cookie`` is the correct
+    content of the cookie file.
+    """
 
     def __init__(self, disk: Disk, settings: BookieSettings, cookie: bytes, on_corruption: Callable[[], None]) -> None:
         self._disk = disk
@@ -54,11 +56,11 @@ class Scrub:
         self._checked_bytes = 0
         self._checked_entries = 0
         self._found_before = 0
-        self._healed_before = 0
+        self._repaired_before = 0
         self._repaired = 0
 
     async def run(self) -> None:
-        """Scrub at each interval and when asked, until cancelled."""
+        """Scrub periodically and on request, until cancelled."""
         while True:
             try:
                 async with asyncio.timeout(self._settings.scrub_interval_s if self._settings.scrub_bytes_per_s else None):
@@ -69,7 +71,7 @@ class Scrub:
             await self._scrub_safely()
 
     def start(self) -> None:
-        """Begin one now, unless one is running; what could not be mended is tried again, too."""
+        """Start a scrub unless one is running. Also makes failed repairs due again."""
         if not self._running:
             self._running = True
             self._number += 1
@@ -81,14 +83,14 @@ class Scrub:
         try:
             await self.scrub()
         except (StratalogError, OSError) as failure:
-            _log.error("the scrub of disk %d was cut short: %s", self._disk.position, failure)
+            _log.error("the scrub of disk %d stopped early: %s", self._disk.position, failure)
         except Exception:
             _log.exception("the scrub of disk %d failed by a defect", self._disk.position)
         finally:
             self._running = False
 
     async def scrub(self) -> None:
-        """Check everything once. Raises ``OSError`` or ``StratalogError`` if the disk fails meanwhile."""
+        """Check everything once. Raises ``OSError`` or ``StratalogError`` if the disk fails."""
         disk, contents = self._disk, self._disk.core.contents
         if not self._running:
             self._running = True
@@ -110,10 +112,10 @@ class Scrub:
         files = self._disk.core.contents.files.values()
         self._total_bytes = sum([max(self._end_of(file) - log_format.FIRST_FRAME, 0) for file in files])
         self._checked_bytes = self._checked_entries = self._repaired = 0
-        self._found_before, self._healed_before = self._disk.corruption.found, self._disk.corruption.repaired
+        self._found_before, self._repaired_before = self._disk.corruption.found, self._disk.corruption.repaired
 
     def status(self) -> DiskScrub:
-        """How far the scrub that runs has come, or what the last one found."""
+        """Progress of the running scrub, or the result of the last one."""
         corruption = self._disk.corruption
         return DiskScrub(
             position=self._disk.position,
@@ -123,7 +125,7 @@ class Scrub:
             checked_bytes=self._checked_bytes,
             checked_entries=self._checked_entries,
             damaged_entries=corruption.found - self._found_before,
-            healed_entries=corruption.repaired - self._healed_before,
+            healed_entries=corruption.repaired - self._repaired_before,
             waiting_entries=len(corruption),
             untried_entries=corruption.untried,
             broken_files=len(corruption.files),
@@ -136,7 +138,7 @@ class Scrub:
     async def _check_cookie(self) -> None:
         if await self._disk.background.run(partial(self._disk.store.repair_file, COOKIE_FILE, self._cookie)):
             self._repaired += 1
-            _log.error("the cookie of disk %d was damaged and has been written again", self._disk.position)
+            _log.error("the cookie of disk %d was corrupt and has been rewritten", self._disk.position)
 
     async def _check_file(self, file: LogFile) -> None:
         if file.closed and file.runs:
@@ -149,7 +151,7 @@ class Scrub:
         if file.generation not in self._disk.corruption.files:
             self._disk.counters.scrub_errors += 1
             self._disk.corruption.files[file.generation] = reason
-            _log.error("log file %016x is damaged (%s): what it holds is moved", file.generation, reason)
+            _log.error("log file %016x is corrupt (%s); its entries are moved to another file", file.generation, reason)
             self._on_corruption()
 
     async def _check_index(self, file: LogFile) -> None:
@@ -166,14 +168,14 @@ class Scrub:
             await self._disk.reads.rebuild_index(file.generation, reason)
         except (Corrupt, OSError) as failure:
             if not is_transient(failure):
-                self._note_broken(file, f"its index cannot be made again: {failure}")
+                self._note_broken(file, f"its index cannot be rebuilt: {failure}")
         else:
             self._repaired += 1
 
     # -- frames
 
     async def _broken(self, file: LogFile) -> str:
-        """Check all frames; says what is broken of the file itself. Damaged entries are noted."""
+        """Check all frames and record corrupt entries. Returns what is corrupt about the file itself, if anything."""
         disk, position = self._disk, log_format.FIRST_FRAME
         try:
             await disk.background.run(partial(disk.store.check_header, file.generation))
@@ -181,7 +183,7 @@ class Scrub:
                 checked = await disk.background.run(partial(_check, disk.store, file.generation, position, end))
                 await self._note(file, checked, checked.end - position)
                 if checked.broken:
-                    return f"no sound frame at byte {checked.end}"
+                    return f"no intact frame at byte {checked.end}"
                 position = checked.end
         except Corrupt as corruption:
             return corruption.message
@@ -192,7 +194,7 @@ class Scrub:
         return ""
 
     def _end_of(self, file: LogFile) -> int:
-        """Up to where the file is durable."""
+        """Position up to which the file is durable."""
         log = self._disk.core.log
         if file.generation == log.durable_generation and not file.closed:
             return log.durable_position
@@ -209,15 +211,15 @@ class Scrub:
         await asyncio.sleep(checked_bytes / (self._settings.scrub_bytes_per_s or _DEFAULT_BYTES_PER_S))
 
     async def _may_matter(self, file: LogFile, copy: Copy) -> bool:
-        """``_matters``; also if an index that must be known for that, mostly another file's, is lost: who mends looks again."""
+        """``_matters``; also True if an index needed to decide is lost: the repair checks again."""
         try:
             return await self._matters(file, copy)
         except (Corrupt, OSError) as lost:
-            _log.info("entry %d of ledger %d is taken for needed: %s", copy.entry_id, copy.ledger_id, lost)
+            _log.info("entry %d of ledger %d is assumed to be live: %s", copy.entry_id, copy.ledger_id, lost)
             return True
 
     async def _matters(self, file: LogFile, copy: Copy) -> bool:
-        """Whether this copy is the one that reads are answered from: its ledger lives, and no newer file has the entry."""
+        """Whether reads use this copy: its ledger exists, and no newer file has the entry."""
         run = file.runs.get(copy.ledger_id)
         if run is None:
             return False
@@ -231,7 +233,7 @@ class Scrub:
 
 
 def _check(store: LogFiles, generation: int, position: int, end: int) -> Checked:
-    """Check a piece from ``position`` on, of a frame at least. Blocking."""
+    """Check at least one frame from ``position`` on. Blocking."""
     file = store.open_log(generation)
     try:
         content = file.pread(min(_PIECE_BYTES, end - position), position)
@@ -246,7 +248,7 @@ def _check(store: LogFiles, generation: int, position: int, end: int) -> Checked
 
 
 def _load_index(store: LogFiles, generation: int, runs: list[Run]) -> None:
-    """Raise ``Corrupt`` or ``OSError`` if the stored index cannot be used. Blocking."""
+    """Raise ``Corrupt`` or ``OSError`` if the stored index is unusable. Blocking."""
     store.load_index(generation)
     for run in runs:
         store.load_rows(run)

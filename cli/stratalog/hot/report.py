@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from stratalog_bookies.repair.core.audit_plan import loads
+from stratalog_bookies.repair.core.audit_plan import copies_by_bookie
 from stratalog_core.errors import NoSuchLedger, NotFound
 from stratalog_metadata.client.api import MetadataView
 from stratalog_metadata.records import Bookie, Ledger, LedgerState, Topic, ledger_key, topic_key
@@ -15,7 +15,7 @@ Row = dict[str, Any]
 
 def bookie_rows(view: MetadataView) -> list[Row]:
     """One row a bookie; ``fragments`` counts the places that it has in ledgers."""
-    stands = loads(view.all(Ledger))
+    stands = copies_by_bookie(view.all(Ledger))
     return [
         {
             "bookie": each.bookie_id,

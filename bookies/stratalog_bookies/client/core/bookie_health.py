@@ -1,4 +1,4 @@
-"""Which bookies to avoid for a while, sans-IO. Judged only by what this client has seen; the registry knows the rest."""
+"""Which bookies to avoid for a while, judged by what this client has seen; the registry is judged separately. No I/O."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Where a ledger's entries are, read from its record. Pure.
+"""Which bookies hold which entries, according to a ledger's record.
 
-A ledger's fragments rise strictly in ``first_entry``; the first begins at 0. Every entry below the last fragment's first one
-was confirmed when that fragment was committed, which is why recovery never needs to look further back.
+The fragments of a ledger rise strictly in ``first_entry``; the first begins at 0. Every entry before the last fragment was
+confirmed when that fragment was committed, so recovery never reads further back. No I/O.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from stratalog_metadata.records import Fragment, Ledger
 
 
 def fragment_of(ledger: Ledger, entry_id: int) -> Fragment:
-    """The fragment that ``entry_id`` belongs to."""
+    """The fragment of ``entry_id``."""
     position = bisect_right(ledger.fragments, entry_id, key=lambda fragment: fragment.first_entry)
     return ledger.fragments[max(position - 1, 0)]
 
@@ -28,24 +28,24 @@ def write_bookies(ledger: Ledger, entry_id: int) -> tuple[str, ...]:
 
 
 def write_masks(ensemble_size: int, write_quorum: int) -> list[int]:
-    """Ensemble positions of each entry as bits, by entry id modulo the ensemble size."""
+    """Ensemble positions of each write set as bits, by entry id modulo the ensemble size."""
     sets = [quorum.write_set(first, ensemble_size, write_quorum) for first in range(ensemble_size)]
     return [sum(1 << position for position in positions) for positions in sets]
 
 
 def is_striped(ledger: Ledger) -> bool:
-    """Whether one bookie of a fragment holds only part of its entries."""
+    """Whether each bookie of a fragment holds only part of its entries."""
     return ledger.write_quorum < ledger.ensemble_size
 
 
 def fragment_end(ledger: Ledger, index: int) -> int:
-    """Last entry of a closed ledger's fragment; below its first one if it has none."""
+    """Last entry of a closed ledger's fragment; below its first entry if it is empty."""
     following = index + 1
     return ledger.fragments[following].first_entry - 1 if following < len(ledger.fragments) else ledger.last_entry
 
 
 def with_moved(ledger: Ledger, index: int, position: int, bookie: str) -> Ledger:
-    """The record of a closed ledger after ``bookie`` has got all that ``position`` of fragment ``index`` holds."""
+    """The record of a closed ledger after ``bookie`` has received everything that ``position`` of fragment ``index`` holds."""
     fragment = ledger.fragments[index]
     assert bookie not in fragment.bookies, "an ensemble names each bookie once"
     bookies = (*fragment.bookies[:position], bookie, *fragment.bookies[position + 1 :])
@@ -57,11 +57,11 @@ def with_moved(ledger: Ledger, index: int, position: int, bookie: str) -> Ledger
 def with_replacements(ledger: Ledger, first_entry: int, replacements: Mapping[int, str]) -> Ledger:
     """The record after an ensemble change: ``replacements`` (position → bookie) take over from ``first_entry`` on.
 
-    A last fragment that begins at ``first_entry`` is replaced, otherwise one is added. Everything before ``first_entry``
-    must be confirmed, and what is confirmed from there on must be so by bookies that stay.
+    If the last fragment begins at ``first_entry`` it is replaced, otherwise one is added. Everything before ``first_entry``
+    must be confirmed, and confirmed entries from there on must be so by bookies that stay.
     """
     last = ledger.fragments[-1]
-    assert last.first_entry <= first_entry, "an ensemble change never reaches behind the last fragment"
+    assert last.first_entry <= first_entry, "an ensemble change never begins before the last fragment"
     bookies = tuple(replacements.get(position, bookie) for position, bookie in enumerate(last.bookies))
     assert len(set(bookies)) == len(bookies), "an ensemble names each bookie once"
     kept = ledger.fragments[:-1] if last.first_entry == first_entry else ledger.fragments

@@ -1,11 +1,11 @@
-"""Chooses the bookies of a ledger. Pure.
+"""Chooses the bookies of a ledger.
 
-Hosts and racks are failure domains. An ensemble spans as many hosts as it can, then as many racks, then prefers bookies with
-less load; chance decides among equals. If each host is in one rack, it spans as many racks as it can, too.
+Hosts and racks are failure domains. An ensemble spans as many hosts as possible, then as many racks, then prefers the least
+loaded bookies; ties are broken at random. If each host is in one rack, this also spans as many racks as possible.
 
-Live bookies come first. A registered bookie that is down may fill a place that no live one can, as long as every entry still
-reaches Qa live bookies: the ledger then starts degraded and is completed when the bookie returns (ADR 28). Read-only and
-draining bookies are never chosen.
+Live bookies come first. A registered bookie that is down may fill a position without a live candidate, as long as every entry
+still reaches Qa live bookies: the ledger starts degraded and is completed when the bookie returns. Read-only and draining
+bookies are never chosen. No I/O; randomness is passed in.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from stratalog_core.quorum import check_quorums
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A bookie as placement sees it. ``live``: it has a session and has not just failed us; ``load``: any measure."""
+    """A bookie as seen by placement. ``live``: it has a session and has not just failed this client. ``load``: any measure."""
 
     bookie_id: str
     rack: str
@@ -33,13 +33,13 @@ class Candidate:
 
     @property
     def takes_ledgers(self) -> bool:
-        """Whether a ledger may be placed here, now or once it is live again."""
+        """Whether a ledger may be placed here, now or once the bookie is live again."""
         return not self.read_only and not self.draining
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Spread:
-    """How many hosts and racks hold copies; a greater value is a better placement."""
+    """How many hosts and racks hold copies; greater is better."""
 
     hosts: int
     racks: int
@@ -52,7 +52,7 @@ def spread_of(members: Iterable[Candidate]) -> Spread:
 
 
 def best_spread(candidates: Iterable[Candidate], ensemble_size: int) -> Spread:
-    """The spread that ``ensemble_size`` places could have over the hosts and racks of ``candidates``."""
+    """The best spread that ``ensemble_size`` of the ``candidates`` could have."""
     spread = spread_of(candidates)
     return Spread(min(spread.hosts, ensemble_size), min(spread.racks, ensemble_size))
 
@@ -87,7 +87,7 @@ def choose_ensemble(
 def choose_replacements(
     candidates: Iterable[Candidate], ensemble: Sequence[str], positions: Collection[int], random: Random
 ) -> dict[int, str]:
-    """A live bookie for as many of the failed ``positions`` as there are; a bookie never takes a second place."""
+    """A live bookie for as many of the failed ``positions`` as possible. No bookie gets two positions."""
     known = {candidate.bookie_id: candidate for candidate in candidates}
     spare = [each for each in known.values() if each.live and each.takes_ledgers and each.bookie_id not in ensemble]
     staying = [known[name] for place, name in enumerate(ensemble) if place not in positions and name in known]
@@ -102,7 +102,7 @@ def _ranked(candidates: list[Candidate], random: Random) -> list[Candidate]:
 
 
 def _spread(ranked: list[Candidate], members: Collection[Candidate], count: int) -> list[Candidate]:
-    """``count`` more members, each from the host, then the rack, that has the fewest; the ranking decides among equals."""
+    """``count`` more members, each from the host, then the rack, with the fewest members; earlier candidates win ties."""
     hosts = Counter(member.host for member in members)
     racks = Counter(member.rack for member in members)
     left = list(ranked)

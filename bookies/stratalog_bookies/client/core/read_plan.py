@@ -1,9 +1,9 @@
-"""Which bookies to ask for a range of entries, and what the answers amount to: sans-IO.
+"""Which bookies to ask for a range of entries, and the result of their answers.
 
-A range is cut into pieces that one bookie can serve whole: a fragment's share, or single entries where they are striped over
-more bookies than hold each. Every piece is asked of one replica, then of the next if that one fails, lacks it, or is slow (a
-hedge). What always holds: an entry is absent only if every bookie of its write set says so; a corrupt or unreadable copy is no
-answer; the result is a gapless run from the first entry on.
+A range is split into pieces that one bookie can serve: the part in one fragment, or single entries of a striped ledger. Each
+piece is requested from one replica, and from the next one if that replica fails, lacks the entry, or is slow (a hedge).
+Invariants: an entry is absent only if every bookie of its write set says so; a corrupt or unreadable copy decides nothing; the
+result is a contiguous run from the first entry on. No I/O and no timers.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from stratalog_core.errors import Invalid, NoSuchEntry, Unavailable
 from stratalog_metadata.records import Ledger
 
 STRIPED_ENTRIES_MAX = 1024
-"""Entries of a striped ledger that are asked for at once, at most: each is a range of its own."""
+"""Maximum entries of a striped ledger requested at once: each is a range of its own."""
 
 Accept = Callable[[ReadEntry], bool]
 
 
 class Ask(NamedTuple):
-    """Ask ``bookie`` for entries ``first`` to ``last``; hand the answer back with this."""
+    """Request entries ``first`` to ``last`` from ``bookie``; pass its answer in with this."""
 
     bookie: str
     piece: int
@@ -45,7 +45,9 @@ class _Piece:
 
 
 class ReadPlan:
-    """One read of ``first`` to ``last``: ``start`` says whom to ask, each answer whom to ask next, until ``is_finished``."""
+    """One read of ``first`` to ``last``: ``start`` returns the first requests, each answer further ones,
+    until ``is_finished``.
+    """
 
     def __init__(
         self,
@@ -58,12 +60,12 @@ class ReadPlan:
         turn: int = 0,
         striped_max: int = STRIPED_ENTRIES_MAX,
     ) -> None:
-        """``avoid`` are bookies to ask last; ``turn`` rotates the choice among equals (pass something random).
+        """``avoid`` are bookies to ask last; ``turn`` rotates the choice among equal replicas (pass a random number).
 
-        Of a striped ledger no more than ``striped_max`` entries are asked for.
+        ``striped_max`` bounds the entries requested of a striped ledger.
         """
         if not 0 <= first <= last:
-            raise Invalid(f"entries {first} to {last} are no range")
+            raise Invalid(f"entries {first} to {last} are not a valid range")
         self._ledger = ledger
         self._first = first
         self._last = last
@@ -100,7 +102,7 @@ class ReadPlan:
         return [] if piece.settled else self._ask_next(ask.piece)
 
     def on_slow(self) -> list[Ask]:
-        """Time to hedge: ask one more replica for each piece that is still open."""
+        """Hedge: ask one more replica for each open piece."""
         return [ask for index, piece in enumerate(self._pieces) if not piece.settled for ask in self._ask_next(index)]
 
     def _ask_next(self, index: int) -> list[Ask]:
@@ -116,10 +118,10 @@ class ReadPlan:
         return all(piece.settled for piece in self._pieces)
 
     def result(self, bytes_max: int | None = None) -> list[ReadEntry]:
-        """The gapless run from the first entry on, cut before it exceeds ``bytes_max`` (the first entry always comes).
+        """The contiguous run from the first entry on, cut before it exceeds ``bytes_max``; the first entry is always included.
 
-        Raises ``NoSuchEntry`` if every replica of the first entry says that it does not exist, ``Unavailable`` if some could
-        not say.
+        Raises ``NoSuchEntry`` if every replica of the first entry says that it does not exist, else ``Unavailable`` if it is
+        missing.
         """
         run: list[ReadEntry] = []
         total = 0

@@ -1,20 +1,21 @@
-"""Where a ledger ends after its writer is gone: the recovery protocol, sans-IO.
+"""The recovery protocol: where a ledger ends after its writer is gone.
 
-BookKeeper's protocol ("protocol.md", section on recovery, and its TLA+ specification). The caller first stops ensemble changes,
-by setting the stored record to IN_RECOVERY or by a higher epoch, and hands in a record that says IN_RECOVERY. Then:
+This is BookKeeper's protocol ("protocol.md", section on recovery, and its TLA+ specification). The caller first stops ensemble
+changes, by setting the stored record to IN_RECOVERY or by a higher epoch, and passes in a record in state IN_RECOVERY. Then:
 
-1. Every bookie of the last fragment is fenced; it answers its last entry and its LAC. Once no write set has Qa bookies left
-   that are not fenced, the old writer can confirm nothing more.
-2. From max(greatest LAC, first entry of the last fragment - 1) + 1 on, each entry is read with reads that fence as well.
-   A bookie lacks an entry only if it says so: by a read that decided the entry, or by its fence, which names its last entry.
-   An error, a time-out, an unreadable or corrupt copy says nothing.
-3. An entry of which one good copy was found exists, and is written again to its whole write set. The first entry that
-   (Qw - Qa) + 1 bookies lack was never confirmed: the ledger ends before it.
-4. When all that was found is confirmed again, the caller closes the record by compare-and-set. Whoever loses that race takes
-   the winner's end. An interrupted recovery leaves nothing behind that the next one could not repeat.
+1. Every bookie of the last fragment is fenced; it answers its last entry and its LAC. Once every write set has fewer than Qa
+   bookies that are not fenced, the old writer can confirm nothing more.
+2. From max(greatest LAC, first entry of the last fragment - 1) + 1 on, each entry is read with reads that also fence. A bookie
+   lacks an entry only if it says so: by a read that decided the entry, or by its fence, which names its last entry. An error,
+   a time-out, an unreadable or a corrupt copy decides nothing.
+3. An entry with one good copy exists and is written again to its whole write set. The first entry that (Qw - Qa) + 1 bookies
+   lack was never confirmed: the ledger ends before it.
+4. When all recovered entries are confirmed again, the caller closes the record by compare-and-set. A recovery that loses this
+   race takes the winner's end.
 
-Reads always use the record as it was handed in: replacements made while writing again hold none of the old copies.
-It does not write the entries (that is ``LedgerWriterCore`` in recovery), close the record, or keep time.
+An interrupted recovery can be repeated. Reads always use the record that was passed in, because replacements made during the
+rewrite hold none of the old copies. This module does not write the entries (``LedgerWriterCore`` in recovery mode does), does
+not close the record, keeps no time and does no I/O.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from stratalog_core.quorum import absence_proved, fencing_complete
 from stratalog_metadata.records import Ledger, LedgerState
 
 READ_AHEAD_ENTRIES = 512
-"""Entries asked of a bookie at a time. Only the writer's unconfirmed entries are ever read, so few rounds are needed."""
+"""Entries per read. Only entries that the writer had not confirmed are read, so few rounds are needed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +50,7 @@ class ReadRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rewrite:
-    """Write this entry again to its whole write set. They come in order, from ``LedgerRecovery.first_rewritten`` on."""
+    """Write this entry again to its whole write set. Entries come in order, from ``LedgerRecovery.first_rewritten`` on."""
 
     entry_id: int
     header: bytes
@@ -60,10 +61,10 @@ Instruction = Fence | ReadRange | Rewrite
 
 
 class LedgerRecovery:
-    """Recovery of one ledger up to the decision where it ends. Each event returns what to do next."""
+    """Recovery of one ledger up to the decision where it ends. Each event returns the next instructions."""
 
     def __init__(self, ledger: Ledger) -> None:
-        assert ledger.state is LedgerState.IN_RECOVERY, "ensemble changes must be stopped first"
+        assert ledger.state is LedgerState.IN_RECOVERY, "the record must be IN_RECOVERY, so that ensemble changes are stopped"
         self._ledger = ledger
         self._ensemble = ledger.fragments[-1].bookies
         self._tails: dict[str, int] = {}
@@ -80,14 +81,14 @@ class LedgerRecovery:
 
     @property
     def is_fenced(self) -> bool:
-        """Whether the old writer can confirm nothing more; ``first_rewritten`` is known from then on."""
+        """Whether the old writer can confirm nothing more; from then on ``first_rewritten`` is known."""
         return self._cursor >= 0
 
     def start(self) -> list[Instruction]:
         return self.retry()
 
     def retry(self) -> list[Instruction]:
-        """Ask again whoever failed. To be called now and then until ``end`` is known."""
+        """Repeat failed requests. Call periodically until ``end`` is known."""
         if self.end is not None:
             return []
         self._read_failed.clear()
@@ -97,7 +98,7 @@ class LedgerRecovery:
         return [*(Fence(bookie=name) for name in unfenced), *self._decide()]
 
     def on_fenced(self, bookie: str, last_entry: int, lac: int) -> list[Instruction]:
-        """``bookie`` durably takes no more adds of the old writer. Raises ``Corrupt`` if confirmed entries are lost."""
+        """``bookie`` durably refuses adds of the old writer. Raises ``Corrupt`` if confirmed entries are lost."""
         self._fences_out.discard(bookie)
         self._tails[bookie] = last_entry
         self.lac = max(self.lac, lac)
@@ -108,15 +109,15 @@ class LedgerRecovery:
         return self._decide()
 
     def on_fence_failed(self, bookie: str) -> list[Instruction]:
-        """No answer, or an error: whether the fence took effect is unknown, so it counts for nothing."""
+        """The fence failed or was not answered. It may have taken effect, so it counts for nothing."""
         self._fences_out.discard(bookie)
         return []
 
     def on_read(self, bookie: str, answer: RangeAnswer) -> list[Instruction]:
-        """The answer to the read that is out. Raises ``Corrupt`` if confirmed entries are lost."""
+        """The answer to the outstanding read. Raises ``Corrupt`` if confirmed entries are lost."""
         asked, self._reading = self._reading, None
-        assert asked is not None, "an answer comes to a read that is out"
-        assert asked.bookie == bookie, "one read is out at a time"
+        assert asked is not None, "a read is outstanding"
+        assert asked.bookie == bookie, "one read is outstanding at a time"
         if answer.decided_to < asked.first:
             self._read_failed.add(bookie)
             return self._decide()
@@ -126,7 +127,7 @@ class LedgerRecovery:
         return self._decide()
 
     def on_read_failed(self, bookie: str) -> list[Instruction]:
-        """The read that is out was not answered, or with an error: nothing is known from it."""
+        """The outstanding read failed or was not answered: nothing is known from it."""
         self._reading = None
         self._read_failed.add(bookie)
         return self._decide()
@@ -147,7 +148,7 @@ class LedgerRecovery:
         return fencing_complete(len(self._ensemble), self._ledger.write_quorum, self._ledger.ack_quorum, fenced)
 
     def _decide(self) -> list[Instruction]:
-        """Walk on as far as what is known allows; at most one read goes out, for the first entry that is open."""
+        """Advance as far as the known answers allow. At most one read is outstanding, for the first undecided entry."""
         instructions: list[Instruction] = []
         while self.is_fenced and self.end is None:
             entry_id = self._cursor
@@ -187,7 +188,7 @@ class LedgerRecovery:
         return [self._reading]
 
     def _best_source(self, entry_id: int) -> str | None:
-        """A bookie that has not been ruled out for this entry; the one that is known to have come furthest first."""
+        """A bookie not yet excluded for this entry; first the one known to have advanced furthest."""
         sources = [
             bookie
             for bookie in write_bookies(self._ledger, entry_id)
@@ -199,6 +200,6 @@ class LedgerRecovery:
 
     def _lost(self, entry_id: int) -> Corrupt:
         return Corrupt(
-            f"ledger {self._ledger.ledger_id}: entry {entry_id} was confirmed (LAC {self.lac}) and too few bookies have it:"
-            " bookies have lost data; bring back the disks that held it"
+            f"ledger {self._ledger.ledger_id}: entry {entry_id} was confirmed (LAC {self.lac}), but too few bookies have it:"
+            " data is lost; bring back the disks that held it"
         )

@@ -1,19 +1,19 @@
-"""The ledger writer's protocol, sans-IO: which bookie gets which entry, what is confirmed, when the ensemble changes.
+"""The ledger writer's protocol: which bookie gets which entry, what is confirmed, when the ensemble changes.
 
-BookKeeper's protocol ("protocol.md", sections on writing and ensemble changes). What always holds:
+This is BookKeeper's protocol ("protocol.md", sections on writing and ensemble changes). Invariants:
 
-- An entry is confirmed when Qa bookies of its write set have it durably and all entries before it are confirmed.
-- Everything before the last fragment is confirmed. A new fragment begins at LAC + 1 at the latest; it reaches back over
-  confirmed entries that the failed bookie may lack, as far as they are still at hand and Qa of the bookies that stay have them,
-  so that a failure leaves no entry with fewer copies than it should have.
-- While an ensemble change is being committed, only bookies that stay in the ensemble count. What is confirmed meanwhile is
-  therefore confirmed before and after the change, and the writer need not stop for it (BookKeeper's does).
-- A replacement gets an entry only after the change is committed, and then every entry of the new fragment that it should have,
-  the confirmed ones included: they are held back until then.
-- One bookie that says "fenced" ends the writer. Which unconfirmed entries exist is for recovery to say.
+- An entry is confirmed when Qa bookies of its write set have it durably and all earlier entries are confirmed.
+- Everything before the last fragment is confirmed. A new fragment begins at LAC + 1 at the latest. It begins earlier if
+  confirmed entries are still held that the failed bookie may lack and Qa of the staying bookies have, so that a failure leaves
+  no entry with fewer copies than it should have.
+- While an ensemble change is being committed, only bookies that stay in the ensemble count. An entry confirmed meanwhile is
+  confirmed before and after the change, so the writer need not pause (BookKeeper's does).
+- A replacement gets entries only after the change is committed: every entry of the new fragment that it should have, including
+  confirmed ones, which are held until then.
+- One answer "fenced" ends the writer. Recovery decides which unconfirmed entries exist.
 
-State that callers watch: ``lac`` and ``first_copied`` only rise; ``error`` is set at most once and then nothing moves any more.
-It does not choose bookies (placement.py), keep time, or send.
+``lac`` and ``first_copied`` only rise; ``error`` is set at most once, and then nothing changes. This module does not choose
+bookies (``placement.py``), keeps no time and does no I/O.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from stratalog_metadata.records import Ledger
 
 
 class Send(NamedTuple):
-    """Send ``entry`` to ``bookie`` (a tuple: resends come by the thousand)."""
+    """Send ``entry`` to ``bookie``. A tuple, because an ensemble change resends thousands."""
 
     bookie: str
     entry: PendingEntry
 
 
 class LedgerWriterCore:
-    """One open ledger, or one in recovery that gets its last entries copied. Not thread-safe, never blocks."""
+    """One open ledger, or one in recovery whose last entries are copied. Not thread-safe; never blocks."""
 
     def __init__(self, ledger: Ledger, *, sink: AddSink, first_entry: int = 0, recovering: bool = False) -> None:
         check_quorums(ledger.ensemble_size, ledger.write_quorum, ledger.ack_quorum)
@@ -50,7 +50,7 @@ class LedgerWriterCore:
         self.appended_bytes = 0
         self.error: StratalogError | None = None
         self.tells_first_copies = True
-        """Whether a first copy alone is something to deliver."""
+        """Whether a first copy alone is reported to the listener."""
         self.failed_mask = 0
         """``failed_positions`` as bits."""
         self._sink = sink
@@ -68,13 +68,15 @@ class LedgerWriterCore:
     # -- appending
 
     def append(self, payload: tuple[Buffer, ...], payload_bytes: int) -> PendingEntry:
-        """Take the next entry; send it to ``targets(entry)``. The buffers must stay as they are until it is released."""
+        """Take the next entry; the caller sends it to ``targets(entry)``. The buffers must not change until
+        the entry is released.
+        """
         entry_id = self.next_entry_id
         header = pack_header(self._ledger_id, entry_id, self.lac, payload, payload_bytes, self._flags)
         return self._take(entry_id, header, payload, payload_bytes)
 
     def append_recovered(self, header: bytes, payload: memoryview) -> PendingEntry:
-        """Take the next entry as it was read, so that its bytes stay what they were (LAC and CRC included)."""
+        """Take the next entry as it was read; its bytes stay the same (LAC and CRC included)."""
         return self._take(self.next_entry_id, header[:-1] + bytes((self._flags,)), (payload,), len(payload))
 
     def _take(self, entry_id: int, header: bytes, payload: tuple[Buffer, ...], payload_bytes: int) -> PendingEntry:
@@ -89,7 +91,7 @@ class LedgerWriterCore:
         return entry
 
     def targets(self, entry: PendingEntry) -> tuple[str, ...]:
-        """Bookies to send a new entry to: its write set without those that failed."""
+        """Bookies to send a new entry to: its write set without the failed ones."""
         mask = entry.awaiting & ~self.failed_mask
         targets = self._targets.get(mask)
         if targets is None:
@@ -99,9 +101,9 @@ class LedgerWriterCore:
     # -- answers
 
     def on_added(self, entry: PendingEntry, bookie: str) -> bool:
-        """``bookie`` has the entry durably. True if ``lac`` rose, or ``first_copied`` and that is to be told.
+        """``bookie`` has the entry durably. Returns whether ``lac`` rose, or ``first_copied`` rose and is reported.
 
-        The hot path: three times for every entry. An answer of a bookie that has been replaced since finds no bit here.
+        Hot path: three times per entry. An answer of a bookie that has been replaced finds no bit.
         """
         bit = self._bits.get(bookie, 0) & entry.write_mask
         if not bit or self.error is not None:
@@ -122,11 +124,11 @@ class LedgerWriterCore:
         return rose
 
     def on_refused(self, entry: PendingEntry, bookie: str, status: int) -> bool:
-        """``bookie`` answered something else than OK. True if the entry should be sent again a little later."""
+        """``bookie`` answered a status other than OK. Returns whether to resend the entry shortly."""
         if self.error is not None:
             return False
         if status in (Status.FENCED, Status.NO_SUCH_LEDGER):
-            # A fence is for ever, so that even a late answer of a replaced bookie says that somebody has taken over.
+            # Fencing is permanent, so even a late reply of a replaced bookie proves that another owner took over.
             self.fail(LedgerFenced(f"ledger {self._ledger_id} is fenced or deleted on {bookie}; only recovery knows its end"))
             return False
         if not self._bits.get(bookie, 0) & entry.awaiting:
@@ -143,28 +145,28 @@ class LedgerWriterCore:
     def _corruption(self, entry: PendingEntry, bookie: str, status: int) -> StratalogError | None:
         where = f"entry {entry.entry_id} of ledger {self._ledger_id}"
         if status == Status.CONFLICT:
-            return Corrupt(f"{bookie} holds another {where}")
+            return Corrupt(f"{bookie} holds a different {where}")
         if status == Status.BAD_CRC and not entry.digest_matches():
             return Corrupt(f"the payload of {where} was changed after it was appended")
         return None
 
     def on_bookie_failed(self, bookie: str) -> None:
-        """Send nothing more to ``bookie`` until it is revived; entries that it has durably still count.
+        """Send nothing more to ``bookie`` until it is revived; what it has durably still counts.
 
-        Next, ``begin_change`` replaces it, or ``give_up`` goes on without it.
+        Next, ``begin_change`` replaces it, or ``give_up`` continues without it.
         """
         if self.error is None:
             self.failed_mask |= self._bits.get(bookie, 0)
 
     def give_up(self) -> None:
-        """Nobody can take the place of the failed bookies now: keep nothing for them but what is not confirmed."""
+        """No bookie can replace the failed ones now: release the confirmed entries held for them."""
         self._given_up |= self.failed_mask & ~self._leaving
         for entry in self._entries.values():
             entry.awaiting &= ~self._given_up
         self._release_settled()
 
     def fail(self, error: StratalogError) -> None:
-        """End the writer for ever. What was not confirmed may exist or not."""
+        """End the writer permanently. Unconfirmed entries may or may not exist."""
         if self.error is None:
             self.error = error
             self._entries.clear()
@@ -179,22 +181,22 @@ class LedgerWriterCore:
 
     @property
     def staying_failed_mask(self) -> int:
-        """Of the failed ones those that the change under way, if there is one, does not replace."""
+        """Failed positions that the current ensemble change does not replace."""
         return self.failed_mask & ~self._leaving
 
     @property
     def is_settled(self) -> bool:
-        """Whether every entry is confirmed and nobody's answer is awaited."""
+        """Whether every entry is confirmed and no answer is awaited."""
         return not self._entries
 
     @property
     def failed_positions(self) -> tuple[int, ...]:
-        """Ensemble positions that need a replacement, or their bookie back."""
+        """Ensemble positions whose bookie must be replaced or revived."""
         return tuple(position for position in range(len(self._bits)) if self.failed_mask >> position & 1)
 
     @property
     def lacks_quorum(self) -> bool:
-        """Whether fewer than Qa bookies of some write set answer."""
+        """Whether some write set has fewer than Qa bookies that work."""
         return any((mask & ~self.failed_mask).bit_count() < self._ack_quorum for mask in self._masks)
 
     @property
@@ -209,10 +211,10 @@ class LedgerWriterCore:
     def begin_change(self, replacements: Mapping[int, str]) -> Ledger:
         """Begin to replace failed positions; returns the record to commit by compare-and-set.
 
-        Then exactly one of ``commit_change``, ``abandon_change`` (surely not committed) and ``fail`` must follow.
+        Exactly one of ``commit_change``, ``abandon_change`` (definitely not committed) and ``fail`` must follow.
         """
         if self._proposed is not None:
-            raise Invalid("an ensemble change is under way already")
+            raise Invalid("an ensemble change is in progress already")
         leaving = sum(1 << position for position in replacements)
         assert leaving & ~self.failed_mask == 0, "only failed positions are replaced"
         self._leaving = leaving
@@ -221,7 +223,7 @@ class LedgerWriterCore:
         return self._proposed
 
     def _first_changed(self, leaving: int) -> int:
-        """Where the new fragment begins: back from LAC + 1 over entries that are at hand and confirmed without who leaves."""
+        """First entry of the new fragment: from LAC + 1 back over held entries that the staying bookies alone confirm."""
         first, floor = self.lac + 1, self.ledger.fragments[-1].first_entry
         while first > floor and (entry := self._entries.get(first - 1)) is not None:
             if (entry.acked & ~leaving).bit_count() < self._ack_quorum:
@@ -230,14 +232,14 @@ class LedgerWriterCore:
         return first
 
     def let_go(self) -> None:
-        """The change takes long: stop keeping confirmed entries for the replacement. It will have gaps that Qa others fill."""
+        """The change takes too long: release the confirmed entries held for the replacement. The auditor fills its gaps."""
         self._given_up |= self._leaving
         self._hold_from = self.next_entry_id
         self.give_up()
 
     def commit_change(self) -> list[Send]:
-        """The proposed record is committed: the replacements take over, and get all entries of the new fragment."""
-        assert self._proposed is not None, "no ensemble change is under way"
+        """The proposed record is committed: switch to the new ensemble. Returns what to send to the replacements."""
+        assert self._proposed is not None, "no ensemble change is in progress"
         replaced, self._leaving = self._leaving, 0
         self.ledger, self._proposed = self._proposed, None
         self.failed_mask &= ~replaced
@@ -254,14 +256,14 @@ class LedgerWriterCore:
         return sends
 
     def abandon_change(self) -> None:
-        """The proposed record is surely not committed: the old ensemble counts again."""
+        """The proposed record is definitely not committed: the old ensemble counts again."""
         self._proposed = None
         self._leaving = 0
         self._advance_lac()
         self._release_settled()
 
     def revive(self, positions: Iterable[int]) -> list[Send]:
-        """The failed bookies at ``positions`` answer again: send them what they miss of what is still held."""
+        """The failed bookies at ``positions`` answer again. Returns the held entries that they miss."""
         revived = 0
         for position in positions:
             revived |= self.failed_mask & 1 << position & ~self._leaving
@@ -303,7 +305,7 @@ class LedgerWriterCore:
             self._advance_first_copied()
 
     def _release(self, entry: PendingEntry) -> None:
-        """Forget a settled entry, unless the change under way may have to send it to a replacement."""
+        """Forget a settled entry, unless the current change may have to send it to a replacement."""
         if self._proposed is not None and entry.entry_id >= self._hold_from:
             return
         if self._entries.pop(entry.entry_id, None) is not None:
@@ -315,7 +317,7 @@ class LedgerWriterCore:
                 self._release(entry)
 
     def validate_state(self) -> None:
-        """Assert what the module's docstring promises."""
+        """Assert the invariants. O(held entries): called around ensemble changes, not per entry."""
         assert self.ledger.fragments[-1].first_entry <= self.lac + 1, "everything before the last fragment is confirmed"
         assert self.first_copied >= self.lac, "a confirmed entry has a first copy"
         assert self.held_bytes == sum(entry.payload_bytes for entry in self._entries.values())

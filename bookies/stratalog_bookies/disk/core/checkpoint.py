@@ -1,11 +1,11 @@
-"""What a disk stores beside its log, so that a restart need not read all of it. Pure codecs;
-``docs/reference/formats/bookie-checkpoint.md``.
+"""Codecs of the checkpoints that save a restart from reading the whole log; ``docs/reference/formats/bookie-checkpoint.md``.
 
-- An index file for each closed log file: the runs of its entries. Immutable; its table is read at the start, rows when needed.
-- The state file, replaced as a whole when a log file is closed: which closed files there are, and fences, LACs and
-  tombstones as of then. The log files from ``next_generation`` on are replayed over it. Everything in a log file is durable
-  before the state file calls it closed, and the state file is durable before a log file that it no longer names is
-  recycled.
+- An index file per closed log file: the runs of its entries. Immutable. Its table is read at start, rows when needed.
+- The state file, replaced as a whole when a log file is closed: the closed files, and fences, LACs and tombstones at that time.
+  The log files from ``next_generation`` on are replayed over it.
+
+Everything in a log file is durable before the state file lists it as closed, and the state file is durable before a log file
+that it no longer lists is recycled. It does no I/O.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _TOMBSTONE = struct.Struct(">Q")
 
 
 class ClosedFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A log file that takes no more frames; everything below ``end`` is durable and indexed."""
+    """A log file that takes no more frames. Everything below ``end`` is durable and indexed."""
 
     generation: int
     end: int
 
 
 class LedgerState(msgspec.Struct, frozen=True, kw_only=True):
-    """What the index files do not say of a ledger."""
+    """The state of a ledger that index files do not record."""
 
     ledger_id: int
     lac: int
@@ -54,7 +54,7 @@ class LedgerState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
-    """Content of the state file. ``ledgers`` and ``tombstones`` are packed, see ``pack_ledgers`` and ``pack_tombstones``.
+    """Content of the state file. ``pack_ledgers`` and ``pack_tombstones`` define the two packed tables.
 
     ``greatest_ledger_id`` covers all ledgers that the disk has ever held or deleted, those without a tombstone included
     (-1: none).
@@ -97,7 +97,7 @@ def encode_state(state: State) -> bytes:
 
 
 def decode_state(content: bytes) -> State:
-    """Raises ``Corrupt``: a bookie does not start on a state file that it cannot trust."""
+    """Decode a state file. Raises ``Corrupt``: a bookie does not start from a state file that it cannot trust."""
     if len(content) < _STATE_HEADER_BYTES:
         raise Corrupt(f"state file of {len(content)} bytes is cut short")
     fields, body = content[: _STATE_FIELDS.size], content[_STATE_HEADER_BYTES:]
@@ -115,25 +115,27 @@ def decode_state(content: bytes) -> State:
 
 
 def _check_state(state: State) -> None:
-    """Raise ``Corrupt`` unless the packed tables are whole, no deleted ledger lives, and each file is named once."""
+    """Raise ``Corrupt`` unless the packed tables are whole, no ledger is both held and deleted, and files are listed once."""
     if len(state.ledgers) % _LEDGER.size or len(state.tombstones) % _TOMBSTONE.size:
-        raise Corrupt(f"state file has tables of {len(state.ledgers)} and {len(state.tombstones)} bytes, which are not whole")
+        raise Corrupt(
+            f"state file has tables of {len(state.ledgers)} and {len(state.tombstones)} bytes, not a multiple of the row size"
+        )
     held = {ledger.ledger_id for ledger in unpack_ledgers(state.ledgers)}
     gone = unpack_tombstones(state.tombstones)
     if not held.isdisjoint(gone) or any(ledger_id > ID_MAX for ledger_id in (*held, *gone, state.greatest_ledger_id)):
-        raise Corrupt("state file names a ledger that is held and deleted, or one that cannot be")
+        raise Corrupt("state file lists a ledger as both held and deleted, or an impossible ledger id")
     closed = {file.generation for file in state.closed}
     if len(closed) < len(state.closed) or not all(0 < generation < state.next_generation for generation in closed):
-        raise Corrupt(f"state file names closed log files {sorted(closed)} and {state.next_generation} as the next")
+        raise Corrupt(f"state file lists closed log files {sorted(closed)} and {state.next_generation} as the next")
 
 
 def encode_index(generation: int, runs: Sequence[Run]) -> bytes:
-    """Index file of a closed log file; sets ``stored_at`` and ``stored_crc`` of its runs."""
+    """The index file of a closed log file. Sets ``stored_at`` and ``stored_crc`` of its runs."""
     at = INDEX_HEADER_BYTES + len(runs) * _TABLE_ROW.size
     table = []
     pieces = []
     for run in runs:
-        assert run.rows is not None, "an open file's rows are in memory"
+        assert run.rows is not None, "the rows of an open file are in memory"
         rows = bytes(run.rows)
         run.stored_at, run.stored_crc = at, crc32c(rows)
         table.append(
@@ -147,7 +149,7 @@ def encode_index(generation: int, runs: Sequence[Run]) -> bytes:
 
 
 def index_table_bytes(header: Buffer, generation: int) -> int:
-    """How long the table behind an index file's header is. Raises ``Corrupt``."""
+    """Length of the table after an index file's header. Raises ``Corrupt``."""
     if len(header) < INDEX_HEADER_BYTES:
         raise Corrupt(f"index of log file {generation:016x} is cut short")
     magic, version, _, found, runs = _INDEX_FIELDS.unpack_from(header)
@@ -171,12 +173,12 @@ def decode_index_table(header: Buffer, table: Buffer, generation: int) -> list[R
         run.stored_at, run.stored_crc = stored_at, stored_crc
         runs.append(run)
     if len({run.ledger_id for run in runs}) < len(runs):
-        raise Corrupt(f"index of log file {generation:016x} names a ledger twice")
+        raise Corrupt(f"index of log file {generation:016x} lists a ledger twice")
     return runs
 
 
 def check_rows(run: Run, rows: bytes) -> bytes:
-    """Rows of a stored run as they were read from its index file. Raises ``Corrupt``."""
+    """Check the rows of a stored run as they were read from its index file. Raises ``Corrupt``."""
     if len(rows) != run.count * ROW_BYTES or crc32c(rows) != run.stored_crc:
         raise Corrupt(f"index rows of ledger {run.ledger_id} in log file {run.generation:016x} do not match their CRC")
     return rows

@@ -1,9 +1,9 @@
-"""What one disk holds: its ledgers, its log files, and which entries of which ledger lie in which file. Pure.
+"""The contents of one disk: its ledgers, its log files, and which entries of which ledger are in which file.
 
-The log alone is the truth; this is built from checkpoints and the log's tail at the start, and kept in step afterwards. A
-run is always in two places, its ledger's list and its file's map, until the ledger is deleted or the file dropped. A
-deleted ledger leaves a tombstone. There are ``tombstones_max`` at most and the oldest goes first: if a late add then makes
-the ledger anew, nobody reads it and the collector deletes it again.
+The log is the source of truth. At start this is built from checkpoints and the tail of the log, and then kept in step. A run is
+in two places, its ledger's list and its file's map, until the ledger is deleted or the file dropped. A deleted ledger leaves a
+tombstone. The oldest tombstones beyond ``tombstones_max`` are dropped; if a late add then recreates such a ledger, nothing
+reads it and the collector deletes it again. It does no I/O.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from stratalog_bookies.disk.core.index import Ledger, Row, Run, RunCache
 
 @dataclass(slots=True, eq=False)
 class LogFile:
-    """One log file. ``end`` is -1 while it is written; ``closed`` when its checkpoint is durable; ``pins`` counts its
+    """One log file. ``end`` is -1 while it is written; ``closed`` means that its checkpoint is durable; ``pins`` counts its
     readers.
     """
 
@@ -43,7 +43,7 @@ class LogFile:
 
 
 class Contents:
-    """Ledgers and files of one disk."""
+    """The ledgers and files of one disk."""
 
     def __init__(self, *, index_bytes_max: int, tombstones_max: int) -> None:
         self.ledgers: dict[int, Ledger] = {}
@@ -57,8 +57,8 @@ class Contents:
     # -- ledgers
 
     def ledger(self, ledger_id: int) -> Ledger:
-        """The ledger, made if it is new. Must not have a tombstone."""
-        assert ledger_id not in self.tombstones, "a deleted ledger does not come back"
+        """The ledger, created if it is new. It must not have a tombstone."""
+        assert ledger_id not in self.tombstones, "a deleted ledger is not recreated"
         ledger = self.ledgers.get(ledger_id)
         if ledger is None:
             ledger = self.ledgers[ledger_id] = Ledger(ledger_id)
@@ -66,7 +66,7 @@ class Contents:
         return ledger
 
     def delete(self, ledger_id: int) -> None:
-        """Forget a ledger's entries and remember that it is deleted."""
+        """Remove a ledger's entries and record its tombstone."""
         self.greatest_ledger_id = max(self.greatest_ledger_id, ledger_id)
         self.tombstones.pop(ledger_id, None)
         self.tombstones[ledger_id] = None
@@ -78,7 +78,7 @@ class Contents:
             self.files[run.generation].runs.pop(ledger_id, None)
 
     def open_run(self, ledger: Ledger, generation: int) -> Run:
-        """The run that takes a ledger's entries in the file that is being written."""
+        """The run that takes a ledger's entries in the open file."""
         run = ledger.active
         if run is None or run.generation != generation:
             run = ledger.active = Run(ledger.ledger_id, generation)
@@ -87,14 +87,14 @@ class Contents:
         return run
 
     def holds(self, run: Run) -> bool:
-        """Whether a run is still there: its ledger was not deleted, its file neither emptied nor dropped. One that went never
-        comes back.
+        """Whether the run still exists: its ledger is not deleted, its file neither emptied nor dropped. A removed run never
+        returns.
         """
         file = self.files.get(run.generation)
         return file is not None and file.runs.get(run.ledger_id) is run
 
     def find(self, ledger: Ledger, entry_id: int) -> Row | Run | None:
-        """Row of an entry, None if it does not exist, or the run that must be loaded to know."""
+        """The row of an entry; None if the entry does not exist; the run to load if that is needed to decide."""
         if entry_id > ledger.last_entry:
             return None
         for run in ledger.runs_between(entry_id, entry_id):
@@ -112,11 +112,11 @@ class Contents:
         return file
 
     def end_file(self, generation: int, end: int) -> None:
-        """Nothing more will be placed in this file."""
+        """Mark a file as full."""
         self.files[generation].end = end
 
     def empty_file(self, generation: int) -> None:
-        """All that lies in a file lies in newer ones too: forget it here."""
+        """Remove the runs of a file whose entries have all been copied to newer files."""
         runs = self.files[generation].runs
         for ledger_id, run in runs.items():
             self.cache.drop(run)
@@ -124,18 +124,18 @@ class Contents:
         runs.clear()
 
     def drop_file(self, generation: int) -> None:
-        """Forget an empty file."""
+        """Remove an empty file."""
         file = self.files[generation]
-        assert not file.pins, "a file that is being read stays"
-        assert not file.runs, "a file goes when nothing is left in it"
+        assert not file.pins, "a pinned file is not dropped"
+        assert not file.runs, "a dropped file is empty"
         del self.files[generation]
 
     def file_closed(self, generation: int) -> None:
-        """The file's checkpoint is durable: its rows may leave memory."""
+        """Mark a file's checkpoint as durable: its rows may be evicted from memory."""
         file = self.files[generation]
         file.closed = True
         for run in file.runs.values():
-            assert run.rows is not None, "rows stay in memory until they are stored"
+            assert run.rows is not None, "rows are in memory until they are stored"
             ledger = self.ledgers[run.ledger_id]
             if ledger.active is run:
                 ledger.active = None
@@ -143,11 +143,11 @@ class Contents:
         self.cache.trim()
 
     def dead_files(self) -> list[LogFile]:
-        """Closed files in which nothing is left, and which nobody reads."""
+        """Closed files that are empty and not being read."""
         return [file for file in self.files.values() if file.closed and not file.runs and not file.pins]
 
     def sparse_files(self, live_ratio: float) -> list[LogFile]:
-        """Closed files of whose bytes less than ``live_ratio`` belong to existing ledgers, the sparsest first."""
+        """Closed files with a share of live bytes below ``live_ratio``, sparsest first."""
         sparse = [
             (file.live_bytes / file.end, file.generation)
             for file in self.files.values()
@@ -167,8 +167,8 @@ class Contents:
     # -- checkpoints
 
     def state(self, next_generation: int, without: frozenset[int] = frozenset()) -> State:
-        """What the state file should say when the files below ``next_generation`` are closed and those in ``without`` are
-        gone.
+        """The content of the state file once the files below ``next_generation`` are closed and those in ``without`` are
+        removed.
         """
         closed = [
             ClosedFile(generation=file.generation, end=file.end)
@@ -184,7 +184,7 @@ class Contents:
         )
 
     def restore(self, state: State) -> None:
-        """Take over a state file; the closed files' runs follow by ``restore_runs``."""
+        """Load a state file. ``restore_runs`` then adds the runs of each closed file."""
         self.greatest_ledger_id = state.greatest_ledger_id
         for file in state.closed:
             self.open_file(file.generation).end = file.end
@@ -195,7 +195,7 @@ class Contents:
             ledger.fenced, ledger.lac, ledger.last_entry = each.fenced, each.lac, each.last_entry
 
     def restore_runs(self, generation: int, runs: Sequence[Run]) -> None:
-        """Take over the index of a closed file."""
+        """Load the index of a closed file."""
         file = self.files[generation]
         file.closed = True
         for run in runs:
@@ -210,13 +210,13 @@ class Contents:
             yield LedgerState(ledger_id=ledger.ledger_id, lac=ledger.lac, last_entry=ledger.last_entry, fenced=ledger.fenced)
 
     def validate_state(self) -> None:
-        """Assert that ledgers, files and runs agree."""
+        """Assert that ledgers, files and runs agree. O(runs)."""
         for ledger in self.ledgers.values():
-            assert ledger.ledger_id not in self.tombstones, "a deleted ledger is gone"
+            assert ledger.ledger_id not in self.tombstones, "a deleted ledger has no contents"
             assert ledger.ledger_id <= self.greatest_ledger_id, "the greatest id covers every ledger"
             for run in ledger.runs:
-                assert self.files[run.generation].runs[ledger.ledger_id] is run, "a run is in its file's map"
-                assert run.last <= ledger.last_entry, "no entry is beyond the last"
+                assert self.files[run.generation].runs[ledger.ledger_id] is run, "the run is in its file's map"
+                assert run.last <= ledger.last_entry, "no entry is above the last entry"
         for file in self.files.values():
             for ledger_id, run in file.runs.items():
-                assert run in self.ledgers[ledger_id].runs, "a run is in its ledger's list"
+                assert run in self.ledgers[ledger_id].runs, "the run is in its ledger's list"

@@ -1,8 +1,8 @@
-"""Which bookie a disk belongs to, and whether what is mounted is what the cluster knows. Pure.
+"""Which bookie a disk belongs to, and whether the mounted disks are those that the cluster knows.
 
-Each disk bears a cookie file; the bookie's record in metadata bears the same cookie. A known bookie whose disk has none has
-lost that disk's entries: it must not come up as if it were healthy, because it would answer "no such entry" for
-acknowledged ones.
+Each disk has a cookie file; the bookie's record in metadata has the same cookie. A known bookie whose disk has no cookie has
+lost that disk's entries. It must not start as healthy, because it would answer "no such entry" for acknowledged entries. It
+does no I/O.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FORMAT_VERSION: Final = 1
 
 
 class DiskCookie(msgspec.Struct, frozen=True, kw_only=True):
-    """Content of a disk's cookie file (JSON, for people to read). ``cookie`` is the bookie's: 32 hexadecimal digits."""
+    """Content of a disk's cookie file (JSON, human-readable). ``cookie`` identifies the bookie: 32 hexadecimal digits."""
 
     format_version: int
     cluster_id: str
@@ -34,7 +34,7 @@ class DiskCookie(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def disk_key(cookie: str, disk: int) -> bytes:
-    """16 bytes that differ for every disk of every bookie; seeds the log's checksums."""
+    """16 bytes that differ for every disk of every bookie; the seed of the log's checksums."""
     return hashlib.sha256(f"{cookie}/{disk}".encode()).digest()[:COOKIE_BYTES]
 
 
@@ -43,7 +43,7 @@ def encode_cookie(cookie: DiskCookie) -> bytes:
 
 
 def decode_cookie(content: bytes, directory: str) -> DiskCookie:
-    """Raises ``Corrupt``, or ``Invalid`` for another format version."""
+    """Decode a cookie file. Raises ``Corrupt``, or ``Invalid`` for another format version."""
     try:
         cookie = msgspec.json.decode(content, type=DiskCookie)
     except MALFORMED as malformed:
@@ -54,7 +54,7 @@ def decode_cookie(content: bytes, directory: str) -> DiskCookie:
 
 
 class Claim(NamedTuple):
-    """The bookie's cookie (None: bookie and disks are new), and what is wrong with the disks that cannot be used."""
+    """The bookie's cookie (None: bookie and disks are new), and why each unusable disk cannot be used."""
 
     cookie: str | None
     lost: dict[int, str]
@@ -67,16 +67,17 @@ Look = DiskCookie | StratalogError | None
 def claim(
     record: Bookie | None, found: Sequence[Look], *, cluster_id: str, bookie_id: str, directories: Sequence[str]
 ) -> Claim:
-    """Which disks are the bookie's own. A bookie that the cluster knows goes on with those that are, if there is one at least.
+    """Decide which disks belong to the bookie.
 
-    Nothing of the kind on a first start: then every disk must be right. Raises ``Invalid`` with what is wrong and what to do.
+    A known bookie starts with the disks that are its own, at least one. On a first start every disk must be right. Raises
+    ``Invalid`` with the reason and the remedy.
     """
     lost: dict[int, str] = {}
-    for disk, look in enumerate(found):
+    for disk, each in enumerate(found):
         try:
-            if isinstance(look, StratalogError):
-                raise look
-            _check_one(record, look, directories[disk], cluster_id, bookie_id, disk, len(found))
+            if isinstance(each, StratalogError):
+                raise each
+            _check_one(record, each, directories[disk], cluster_id, bookie_id, disk, len(found))
         except StratalogError as wrong:
             if record is None:
                 raise
@@ -85,7 +86,7 @@ def claim(
         raise Invalid("; ".join(lost.values()))
     if record is not None:
         return Claim(record.cookie, lost)
-    cookies = [look for look in found if not isinstance(look, StratalogError)]
+    cookies = [each for each in found if not isinstance(each, StratalogError)]
     return Claim(check_disks(None, cookies, cluster_id=cluster_id, bookie_id=bookie_id, directories=directories), {})
 
 
@@ -101,16 +102,16 @@ def _check_one(
 def check_disks(
     record: Bookie | None, found: Sequence[DiskCookie | None], *, cluster_id: str, bookie_id: str, directories: Sequence[str]
 ) -> str | None:
-    """The bookie's cookie if all disks are what the cluster knows, None if bookie and disks are new.
+    """The bookie's cookie if all disks are those that the cluster knows; None if bookie and disks are new.
 
-    Raises ``Invalid`` with what is wrong and what to do.
+    Raises ``Invalid`` with the reason and the remedy.
     """
     for disk, (cookie, directory) in enumerate(zip(found, directories, strict=True)):
         if cookie is not None:
             _check_owner(cookie, directory, cluster_id, bookie_id, disk, len(found))
     cookies = {cookie.cookie for cookie in found if cookie is not None}
     if len(cookies) > 1:
-        raise Invalid(f"the disks of bookie {bookie_id} bear different cookies: they were not set up together")
+        raise Invalid(f"the disks of bookie {bookie_id} have different cookies: they were not set up together")
     known = record.cookie if record is not None else next(iter(cookies), None)
     if record is not None:
         _check_known(record, found, directories)
@@ -127,7 +128,9 @@ def _check_owner(cookie: DiskCookie, directory: str, cluster_id: str, bookie_id:
         ("number of disks", disks, cookie.disks),
     ):
         if expected != has:
-            raise Invalid(f"{directory} is of {what} {has!r}, not {expected!r}: mount the right disk or correct the settings")
+            raise Invalid(
+                f"{directory} belongs to {what} {has!r}, not {expected!r}: mount the right disk or correct the settings"
+            )
 
 
 def _check_known(record: Bookie, found: Sequence[DiskCookie | None], directories: Sequence[str]) -> None:
@@ -139,13 +142,13 @@ def _check_known(record: Bookie, found: Sequence[DiskCookie | None], directories
             )
         if cookie.cookie != record.cookie:
             raise Invalid(
-                f"{directory} bears cookie {cookie.cookie}, but bookie {record.bookie_id} is known by {record.cookie}:"
+                f"{directory} has cookie {cookie.cookie}, but bookie {record.bookie_id} has {record.cookie}:"
                 " mount its own disk, or start this one under a new bookie_id"
             )
 
 
 def _interrupted(found: Sequence[DiskCookie | None], directories: Sequence[str], bookie_id: str) -> str | None:
-    """A first start writes the cookies disk after disk, from the first on; it may have stopped half way, before registering."""
+    """The cookie of an interrupted first start, which writes the disks in order and registers last. Raises ``Invalid``."""
     written = [cookie for cookie in found if cookie is not None]
     if list(found[: len(written)]) != written:
         missing = directories[list(found).index(None)]

@@ -1,7 +1,7 @@
-"""What is known to be damaged on one disk and not mended yet. Pure and bounded.
+"""The known, unrepaired corruption of one disk.
 
-Damage is reported from here (INFO, SCRUB, ``stratalog doctor``) until it is gone, and is never taken for absence. What does not
-fit the bound is forgotten: the next read or scrub finds it again.
+INFO, SCRUB and ``stratalog doctor`` report from here until it is repaired. Corruption is never treated as absence. The lists
+are bounded; what does not fit is found again by the next read or scrub. It does no I/O.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _RETRY_S_MAX: Final = 60.0
 
 @dataclass(slots=True, eq=False)
 class CorruptEntry:
-    """An entry whose copy in log file ``generation`` cannot be read. ``reason`` is why it could not be mended."""
+    """An entry whose copy in log file ``generation`` cannot be read. ``reason`` is why the last repair failed."""
 
     ledger_id: int
     entry_id: int
@@ -26,15 +26,15 @@ class CorruptEntry:
     due_s: float = 0.0
     reason: str = ""
 
-    def put_off(self, now: float, reason: str) -> None:
-        """Try again later: the replica that has it may be away."""
+    def postpone(self, now: float, reason: str) -> None:
+        """Schedule the next attempt: the replica with a good copy may be down."""
         self.due_s = now + min(_FIRST_RETRY_S * 2.0 ** min(self.tries, 16), _RETRY_S_MAX)
         self.tries += 1
         self.reason = reason
 
 
 class KnownCorruption:
-    """Entries that wait for a good copy, and log files whose frames are broken."""
+    """Corrupt entries that wait for a good copy, and log files with corrupt frames."""
 
     def __init__(self) -> None:
         self._entries: dict[tuple[int, int], CorruptEntry] = {}
@@ -47,11 +47,11 @@ class KnownCorruption:
 
     @property
     def untried(self) -> int:
-        """Entries that nobody has tried to mend yet."""
+        """Number of entries whose repair has not been attempted."""
         return sum([not each.tries for each in self._entries.values()])
 
     def add(self, ledger_id: int, entry_id: int, generation: int) -> bool:
-        """Whether this is news."""
+        """Record a corrupt entry. Returns whether it was unknown."""
         key = (ledger_id, entry_id)
         known = self._entries.get(key)
         if (known is not None and known.generation == generation) or len(self._entries) >= ENTRIES_MAX:
@@ -64,16 +64,16 @@ class KnownCorruption:
         return [each for each in self._entries.values() if each.due_s <= now]
 
     def retry_all(self) -> None:
-        """An operator asks: do not wait for the next time."""
+        """Make every entry due now, at an operator's request."""
         for each in self._entries.values():
             each.tries, each.due_s = 0, 0.0
 
     def remove(self, entry: CorruptEntry) -> None:
-        """Mended, or not needed any more."""
+        """Remove an entry that is repaired or no longer needed."""
         if self._entries.get((entry.ledger_id, entry.entry_id)) is entry:
             del self._entries[entry.ledger_id, entry.entry_id]
 
     def examples(self, count: int) -> Iterator[str]:
-        """A few of the entries, for people."""
+        """Descriptions of up to ``count`` entries."""
         for each in list(self._entries.values())[:count]:
-            yield f"entry {each.entry_id} of ledger {each.ledger_id}: {each.reason or 'not tried yet'}"
+            yield f"entry {each.entry_id} of ledger {each.ledger_id}: {each.reason or 'repair not attempted yet'}"

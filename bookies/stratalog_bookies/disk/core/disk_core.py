@@ -1,15 +1,16 @@
-"""The rules of one disk of a bookie, sans-IO: which adds are taken, what a fence stops, when what is durable.
+"""The rules of one disk of a bookie: which adds are accepted, what a fence blocks, when an entry is durable.
 
-Requests come in, statuses and a group's sequence number go out: the shell answers when that group is durable (``written``).
-The log says where the bytes go, ``contents`` what exists. What always holds:
+A request goes in; statuses and the sequence number of a group come out. The shell answers when that group is durable
+(``written``). ``log`` decides where bytes go, ``contents`` records what exists. Invariants:
 
-- An entry is written once. The same payload again is OK (and waits for the first copy to be durable), another one is CONFLICT.
-- After a fence is durable no add that is not a recovery add is taken, whatever came before it is ahead of it in the log.
-- A deleted ledger takes nothing. Fencing a ledger that nobody knows makes it known.
-- What is not durable is not read. A fence's answer, and the reads behind it, wait for all that was placed before it.
-- After a failed write or sync (``fail``) nothing is taken or acknowledged any more; what was durable can still be read.
+- An entry is written once. The same payload again is OK (and waits until the first copy is durable); another payload is
+  CONFLICT.
+- Once a fence is durable, only recovery adds are accepted. Adds accepted earlier precede the fence in the log.
+- A deleted ledger accepts nothing. Fencing an unknown ledger creates it.
+- Only durable entries are read. The answer to a fence waits for everything placed before it, and so do the reads after it.
+- After a failed write or sync (``fail``) nothing is accepted or acknowledged. Durable entries remain readable.
 
-It does not do I/O, keep time, or count bytes in flight.
+It does no I/O, keeps no time, and does not limit the bytes in flight.
 """
 
 from __future__ import annotations
@@ -37,15 +38,15 @@ from stratalog_bookies.protocol.messages import (
 from stratalog_core.ports import Buffer
 
 Header = tuple[int, int, int, int, int, int]
-"""An entry header as ``messages.decode_add`` gives it."""
+"""An entry header as ``messages.decode_add`` returns it."""
 
 CONTROL_RESERVE_BYTES: Final = 1024 * 1024
-"""Room that adds leave in the last file of a full disk, so that fences and deletions can still be recorded."""
+"""Space in the last file of a full disk that adds leave free for fences and deletions."""
 _ITEM_FRAME_BYTES_MAX: Final = 64
 
 
 class Added(NamedTuple):
-    """``statuses`` hold once group ``sequence`` is durable; entries in ``deferred`` need a run in memory to be decided."""
+    """``statuses`` hold once group ``sequence`` is durable. An entry in ``deferred`` waits for its run to be loaded."""
 
     statuses: bytearray
     sequence: int
@@ -53,7 +54,7 @@ class Added(NamedTuple):
 
 
 class DiskCore:
-    """One disk: a log and its contents."""
+    """The state of one disk: its log and its contents."""
 
     def __init__(
         self, contents: Contents, log: Log, *, ledgers_max: int, control_reserve_bytes: int = CONTROL_RESERVE_BYTES
@@ -69,12 +70,14 @@ class DiskCore:
     # -- admission
 
     def takes(self, placed_bytes: int, *, reserve: bool = True) -> bool:
-        """Whether frames of so many bytes can be placed now; adds leave a reserve to fences and deletions."""
+        """Whether frames of ``placed_bytes`` fit now. With ``reserve``, they also leave the space that fences and deletions
+        need.
+        """
         return self.log.takes(placed_bytes + (self._control_reserve_bytes if reserve else 0))
 
     @property
     def refusal(self) -> Status | None:
-        """What every add is answered, if none is taken."""
+        """The status of every add while the disk accepts none; else None."""
         if self.failure:
             return Status.STORAGE_FAILED
         return Status.READ_ONLY if self.read_only else None
@@ -82,10 +85,10 @@ class DiskCore:
     # -- adds
 
     def add(self, headers: Sequence[Header], body: memoryview, header_at: int, payload_at: int) -> Added:
-        """Add entries whose headers and payloads lie one behind the other in ``body``; there must be room for them.
+        """Add entries whose headers and payloads are contiguous in ``body``. The caller has checked ``takes``.
 
-        The common entry (new, in order, its ledger known and not fenced) costs one pass of few steps, and a run of such entries
-        goes to the log as it came: one frame, no copy. Everything else takes ``_careful``, by itself.
+        The common entry (new, in order, ledger known and not fenced) costs one short pass, and a run of such entries becomes
+        one frame without a copy. ``_careful`` decides every other entry alone.
         """
         refusal = self.refusal
         if refusal is not None:
@@ -120,7 +123,9 @@ class DiskCore:
         return Added(statuses, self.log.sequence, deferred)
 
     def move(self, ledger_id: int, row: Row, payload: Buffer, from_generation: int) -> None:
-        """Write an entry of an older file again, so that the file can go. Nothing happens if that is not needed (any more)."""
+        """Rewrite an entry of an older file, so that the file can be freed. Does nothing if a newer copy exists or the ledger
+        is deleted.
+        """
         ledger = self.contents.ledgers.get(ledger_id)
         if ledger is None or any(
             run.generation > from_generation and run.find(row.entry_id) for run in ledger.runs if run.rows is not None
@@ -130,7 +135,7 @@ class DiskCore:
         self._store([header], messages.ENTRY_HEADER.pack(*header), payload)
 
     def _careful(self, header: Header, packed: memoryview, payload: memoryview) -> Status | Run:
-        """Decide one entry that is not plainly new and in order."""
+        """Decide one entry that is not simply new and in order: its status, or the run to load first."""
         ledger_id, entry_id, lac, _, crc, flags = header
         if crc32c(payload, crc32c(packed[:CHECKED_BYTES])) != crc:
             return Status.BAD_CRC
@@ -152,7 +157,7 @@ class DiskCore:
         return Status.OK
 
     def _store(self, headers: Sequence[Header], packed: Buffer, payloads: Buffer) -> None:
-        """Place entries and index them; goes on in the next file where this one ends."""
+        """Place entries in the log and index them; continue in the next file when this one is full."""
         if not headers:
             return
         room = self.log.room
@@ -173,7 +178,7 @@ class DiskCore:
                 run = open_run(ledger, generation)
             head_crc = crc32c(payloads[head_at : head_at + HEAD_BYTES_MAX]) if payload_bytes > SMALL_BYTES_MAX else 0
             row = ROW.pack(entry_id, position, payload_bytes, crc, lac, head_crc)
-            # Appending in place is what nearly always happens: measured a third cheaper than the call.
+            # Nearly all entries append. Inlined: a third cheaper than the call (measured).
             if entry_id > run.last and run.count:
                 run.rows += row  # type: ignore[operator]
                 run.last = entry_id
@@ -185,7 +190,7 @@ class DiskCore:
             head_at += payload_bytes
 
     def roll(self) -> None:
-        """Go on in the next file, which must be prepared."""
+        """Continue in the next file, which must be prepared."""
         self.contents.end_file(self.log.generation, self.log.tail)
         self.log.roll()
         self.contents.open_file(self.log.generation)
@@ -193,7 +198,7 @@ class DiskCore:
     # -- fences, LACs, deletions
 
     def fence(self, ledger_ids: Iterable[int]) -> int:
-        """Refuse the old writers from now on; answer with ``tails`` once the returned group is durable."""
+        """Fence ledgers. Returns the group to wait for; then answer with ``tails``."""
         contents = self.contents
         items = []
         for ledger_id in dict.fromkeys(ledger_ids):
@@ -203,7 +208,7 @@ class DiskCore:
         return self._record(items)
 
     def write_lacs(self, lacs: Sequence[tuple[int, int]]) -> tuple[bytearray, int]:
-        """Explicit LACs: statuses, and the group that makes them durable."""
+        """Record explicit LACs. Returns their statuses and the group to wait for."""
         statuses = bytearray()
         items = []
         for ledger_id, lac in lacs:
@@ -218,7 +223,7 @@ class DiskCore:
         return statuses, self._record(items)
 
     def delete(self, ledger_ids: Iterable[int]) -> int:
-        """Forget ledgers for ever; the returned group makes the tombstones durable."""
+        """Delete ledgers permanently. Returns the group that makes the tombstones durable."""
         items = []
         for ledger_id in dict.fromkeys(ledger_ids):
             if ledger_id not in self.contents.tombstones:
@@ -227,7 +232,7 @@ class DiskCore:
         return self._record(items)
 
     def tails(self, ledger_ids: Iterable[int]) -> list[LedgerTail]:
-        """Last entry, LAC and fence of each."""
+        """Last entry, LAC and fence of each ledger."""
         return [self._tail(ledger_id) for ledger_id in ledger_ids]
 
     def _tail(self, ledger_id: int) -> LedgerTail:
@@ -237,7 +242,7 @@ class DiskCore:
         return LedgerTail(ledger_id=ledger_id, last_entry=ledger.last_entry, lac=ledger.lac, fenced=ledger.fenced)
 
     def summary(self, ledger_id: int) -> LedgerSummary:
-        """What is held of one ledger, not yet durable entries included. The ledger must exist."""
+        """Summary of one ledger on this disk, entries that are not durable yet included. The ledger must exist."""
         ledger = self.contents.ledgers[ledger_id]
         return LedgerSummary(
             ledger_id=ledger_id,
@@ -253,7 +258,7 @@ class DiskCore:
         return ledger is not None and ledger.fenced
 
     def _record(self, items: Sequence[ControlItem]) -> int:
-        """Place control items in frames of a bounded size. Returns what to wait for: all that was placed so far."""
+        """Place control items in frames of bounded size. Returns the sequence of the last group placed so far."""
         for first in range(0, len(items), _CONTROL_ITEMS_MAX):
             some = tuple(items[first : first + _CONTROL_ITEMS_MAX])
             if control_room(len(some)) > self.log.room:
@@ -262,9 +267,9 @@ class DiskCore:
         return self.log.sequence
 
     def prove_tail(self) -> None:
-        """Place a frame that says nothing: once it is durable it proves that what is before it was, too.
+        """Place an empty control frame. Once durable, it proves that everything before it was durable.
 
-        Until then damage to the last group cannot be told from a write that was torn (``log_format.scan``).
+        Without it, recovery cannot tell corruption of the last group from a torn write (``log_format.scan``).
         """
         if control_room(1) <= self.log.room and not self.failure:
             self.log.append_control((ControlItem(log_format.PROOF, 0, 0),))
@@ -272,20 +277,20 @@ class DiskCore:
     # -- durability
 
     def take(self) -> Write | None:
-        """The next group to write and sync, unless one is on its way or there is none."""
+        """The next group to write and sync; None if one is being written or there is none."""
         return None if self.failure else self.log.take()
 
     def written(self, sequence: int) -> None:
-        """A group is durable."""
+        """Mark a group as durable."""
         assert not self.failure, "nothing is durable on a failed disk"
         self.log.written(sequence)
 
     def fail(self, reason: str) -> None:
-        """The disk failed: nothing more is taken or acknowledged."""
+        """Mark the disk as failed, permanently: nothing more is accepted or acknowledged."""
         self.failure = self.failure or reason
 
     def next_to_close(self) -> int | None:
-        """Generation of the oldest file that is full and durable and has no checkpoint yet."""
+        """Generation of the oldest file that is full and durable but has no checkpoint yet."""
         for generation in sorted(self.contents.files):
             file = self.contents.files[generation]
             if not file.closed:
@@ -293,27 +298,27 @@ class DiskCore:
         return None
 
     def is_visible(self, run: Run, row: Row) -> bool:
-        """Whether an entry is durable and so may be read."""
+        """Whether an entry is durable and may be read."""
         return self.log.is_durable(run.generation, row.position)
 
     def validate_state(self) -> None:
-        """Assert what always holds."""
+        """Assert the invariants. O(runs of the disk): for start-up and tests."""
         self.contents.validate_state()
-        assert self.log.durable_sequence <= self.log.sequence, "nothing is durable before it is placed"
-        assert self.log.generation in self.contents.files, "the file that is written exists"
+        assert self.log.durable_sequence <= self.log.sequence, "a group is placed before it is durable"
+        assert self.log.generation in self.contents.files, "the open file exists"
 
 
 _CONTROL_ITEMS_MAX = 1024
 
 
 def control_room(items: int) -> int:
-    """Room that so many control items take at most."""
+    """Maximum space that this many control items take."""
     frames = -(-items // _CONTROL_ITEMS_MAX)
     return items * log_format.ITEM_BYTES + frames * _ITEM_FRAME_BYTES_MAX
 
 
 def add_room(entries: int, add_bytes: int) -> int:
-    """Room that entries with so many bytes of headers and payloads take at most: if each has a frame of its own."""
+    """Maximum space of ``entries`` with ``add_bytes`` of headers and payloads: each may get a frame of its own."""
     return add_bytes + entries * (log_format.FRAME_BYTES + log_format.ALIGNMENT)
 
 
@@ -328,10 +333,11 @@ def _fitting(headers: Sequence[Header], room: int) -> tuple[int, int]:
 
 
 def same_payload(header: Header, row: Row) -> bool:
-    """Whether an entry that came again has the payload of the one that is there; their LACs may differ.
+    """Whether a repeated entry has the payload that is stored; their LACs may differ.
 
-    CRC32C is linear: the CRC of header and payload is the header's, advanced over as many zero bytes as the payload has, xor
-    the payload's own. With equal payloads the two CRCs differ exactly by the headers' difference, advanced.
+    CRC32C is linear: the CRC of header and payload is the header's CRC, advanced over as many zero bytes as the payload has,
+    xor the payload's CRC. If the payloads are equal, the two CRCs differ exactly by the difference of the headers' CRCs,
+    advanced.
     """
     ledger_id, entry_id, lac, payload_bytes, crc, _ = header
     if payload_bytes != row.payload_bytes:

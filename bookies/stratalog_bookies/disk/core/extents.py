@@ -1,9 +1,9 @@
-"""Which pieces of log files to read for a request, and where its entries lie in them: sans-IO.
+"""Extents: the parts of log files to read for a request, and where its entries are in them.
 
-Entries of one ledger lie between others' in the log. Neighbours with little between them are one piece. Whole requests that are
-large enough are read directly, all pieces side by side: measured a third of the CPU of reading through the page cache, which
-copies every byte and, on a bookie whose logs are written around it, first has to find a page for each. What is small, or lies
-scattered, goes through the page cache, where the kernel reads ahead.
+Entries of several ledgers interleave in the log. Neighbours with a small gap are read as one extent. A large request is read
+directly, all extents in parallel: a third of the CPU of reading through the page cache (measured), which copies every byte and,
+if the log was written around it, has to allocate every page first. A small or scattered request goes through the page cache,
+where the kernel reads ahead. It does no I/O.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from stratalog_bookies.disk.core.lookup import Place
 from stratalog_core.ports import Extent
 
 GAP_BYTES_MAX: Final = 32 * 1024
-"""So much between two entries is read and thrown away: a read of its own costs as much."""
+"""Maximum gap between two entries that is read and discarded: a read of its own costs as much."""
 WASTED_SHARE_MAX: Final = 0.5
 EXTENTS_MAX: Final = 32
 
 
 class FilePieces(NamedTuple):
-    """Pieces of one log file, in ascending order."""
+    """Extents of one log file, ascending."""
 
     generation: int
     extents: list[Extent]
 
 
 class Slice(NamedTuple):
-    """An entry's payload: which piece of which file (both by index), and from where to where in it."""
+    """An entry's payload: the file and extent (both by index), and the byte range in that extent."""
 
     file: int
     piece: int
@@ -44,10 +44,10 @@ class ReadPieces(NamedTuple):
 
 
 def pieces_of(places: Sequence[Place], bytes_min: int) -> ReadPieces | None:
-    """What to read around the page cache for these entries; None if the page cache serves them better.
+    """The extents to read around the page cache for these entries; None if the page cache serves them better.
 
-    That is so for less than ``bytes_min`` of payload, for more than ``EXTENTS_MAX`` pieces, and where most of the bytes
-    between the entries belong to others.
+    The page cache serves requests of less than ``bytes_min`` of payload, of more than ``EXTENTS_MAX`` extents, and those for
+    which most of the bytes read would belong to other entries.
     """
     payload_bytes = sum([place.row.payload_bytes for place in places])
     if payload_bytes < bytes_min:

@@ -1,11 +1,9 @@
-"""Where each entry lies: (ledger, entry) → (file, position, length, CRC, LAC). Pure, compact, and most of it may be out of
-memory.
+"""Where each entry is stored: (ledger, entry) → (file, position, length, CRC, LAC).
 
-A ledger's entries in one log file are a ``Run``: rows of 32 bytes, ascending by entry id, in one buffer. The run of the
-file that is being written grows; when the file is closed its runs are stored beside it (checkpoint.py) and from then on
-their rows may leave memory and come back (``RunCache``). What always stays is a small object for each ledger in each file.
-
-An entry may be in two runs while compaction moves it; both are right until the older file goes.
+A ledger's entries in one log file are a ``Run``: rows of 32 bytes in one buffer, ascending by entry id. The run of the open
+file grows. When the file is closed its runs are stored beside it (``checkpoint.py``), and their rows may then be evicted and
+loaded again (``RunCache``). One small object per ledger and file always stays in memory. While compaction moves an entry, two
+runs hold it; both are valid until the older file is freed. It does no I/O.
 """
 
 from __future__ import annotations
@@ -16,16 +14,18 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
 ROW: Final = struct.Struct(">QIIIqI")
-"""Entry id, position of the payload, payload bytes, entry CRC, LAC, CRC of the payload's head. Stored as it is: permanent."""
+"""Entry id, position of the payload, payload bytes, entry CRC, LAC, CRC of the payload's head. Stored in this form; permanent.
+"""
 ROW_BYTES: Final = ROW.size
 SMALL_BYTES_MAX: Final = 4096
-"""A payload of at most so many bytes has no head CRC: where only its head is wanted it is read and checked whole, from one or
-two pages. So adds of small entries, which come by the hundred thousand, pay nothing for heads."""
+"""Maximum payload without a head CRC. A read of such a head reads and checks the whole payload, one or two pages, so that adds
+of small entries, which arrive at the highest rate, do not pay for head CRCs.
+"""
 _ENTRY_ID = struct.Struct(">Q")
 
 
 class Row(NamedTuple):
-    """One entry's place in a file."""
+    """Where one entry is in a file."""
 
     entry_id: int
     position: int
@@ -33,12 +33,12 @@ class Row(NamedTuple):
     crc: int
     lac: int
     head_crc: int
-    """CRC32C of the first ``HEAD_BYTES_MAX`` bytes of a payload above ``SMALL_BYTES_MAX``; 0 of others."""
+    """CRC32C of the first ``HEAD_BYTES_MAX`` bytes of a payload larger than ``SMALL_BYTES_MAX``; else 0."""
 
 
 class Run:
-    """Entries of one ledger in one log file. ``rows`` is None while they are out of memory; then ``stored_at`` says where
-    they are.
+    """Entries of one ledger in one log file. ``rows`` is None while they are evicted; ``stored_at`` is then their position in
+    the index file.
     """
 
     __slots__ = ("count", "first", "generation", "last", "ledger_id", "payload_bytes", "rows", "stored_at", "stored_crc")
@@ -55,8 +55,8 @@ class Run:
         self.stored_crc = 0
 
     def add(self, entry_id: int, row: bytes) -> None:
-        """Put a packed row in its place (the hot path appends by itself, see ``disk_core.py``)."""
-        assert isinstance(self.rows, bytearray), "only the run of the open file grows"
+        """Insert a packed row. ``DiskCore`` appends rows itself on the hot path."""
+        assert isinstance(self.rows, bytearray), "only a run of the open file grows"
         if entry_id > self.last:
             self.rows += row
         else:
@@ -73,7 +73,7 @@ class Run:
         return self.first <= entry_id <= self.last
 
     def find(self, entry_id: int) -> Row | None:
-        """The row of an entry; rows must be in memory."""
+        """The row of an entry, or None. The rows must be in memory."""
         if not self.may_hold(entry_id):
             return None
         slot = self._slot(entry_id)
@@ -81,7 +81,7 @@ class Run:
         return row if row.entry_id == entry_id else None
 
     def between(self, first: int, last: int) -> Iterator[Row]:
-        """Rows of the entries ``first`` to ``last``, ascending; rows must be in memory."""
+        """Rows of the entries ``first`` to ``last``, ascending. The rows must be in memory."""
         for slot in range(self._slot(first), self.count):
             row = self._row(slot)
             if row.entry_id > last:
@@ -93,7 +93,7 @@ class Run:
         return Row._make(ROW.unpack_from(self.rows, slot * ROW_BYTES))
 
     def _slot(self, entry_id: int) -> int:
-        """Slot of the first row whose entry id is not less."""
+        """Slot of the first row whose entry id is not less than ``entry_id``."""
         if entry_id <= self.first:
             return 0
         if self.is_contiguous():
@@ -110,7 +110,7 @@ class Run:
 
 
 class Ledger:
-    """What this disk knows of one ledger. ``last_entry`` is the greatest id that was ever placed, durable or not yet."""
+    """The state of one ledger on this disk. ``last_entry`` is the greatest id ever placed, durable or not."""
 
     __slots__ = ("active", "fenced", "lac", "last_entry", "ledger_id", "runs")
 
@@ -123,14 +123,14 @@ class Ledger:
         self.active: Run | None = None
 
     def runs_between(self, first: int, last: int) -> list[Run]:
-        """Runs that may hold entries of the range, ascending by their first entry, newer files first among equals."""
+        """Runs that may hold entries of the range, ascending by first entry; for equal first entries the newer file first."""
         runs = [run for run in self.runs if run.first <= last and run.last >= first and run.count]
         runs.sort(key=lambda run: (run.first, -run.generation))
         return runs
 
 
 def clusters(runs: Iterable[Run]) -> Iterator[list[Run]]:
-    """Cut runs (ascending by first entry) into groups that do not overlap each other; nearly always of one run each."""
+    """Split runs (ascending by first entry) into groups that do not overlap; nearly every group has one run."""
     cluster: list[Run] = []
     last = -1
     for run in runs:
@@ -146,7 +146,7 @@ def clusters(runs: Iterable[Run]) -> Iterator[list[Run]]:
 def merged(cluster: list[Run], first: int, last: int, is_visible: Callable[[Run, Row], bool]) -> Iterator[tuple[Run, Row]]:
     """Visible rows of a cluster in the range, ascending, each entry once; of two visible copies the one in the newer file.
 
-    A copy that compaction has made and that is not durable yet must not hide the one that is.
+    A copy made by compaction must not hide the original before it is durable.
     """
     if len(cluster) == 1:
         run = cluster[0]
@@ -158,7 +158,7 @@ def merged(cluster: list[Run], first: int, last: int, is_visible: Callable[[Run,
 
 
 class RunCache:
-    """Bounds the memory of stored runs' rows: the least recently used leave first."""
+    """Bounds the memory of stored runs' rows. Evicts the least recently used."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -166,7 +166,7 @@ class RunCache:
         self.bytes = 0
 
     def keep(self, run: Run, rows: bytes) -> None:
-        """Hold the rows of a stored run in memory."""
+        """Cache the rows of a stored run."""
         self.drop(run)
         run.rows = rows
         self._loaded[run] = None
@@ -177,13 +177,13 @@ class RunCache:
             self._loaded.move_to_end(run)
 
     def drop(self, run: Run) -> None:
-        """Let a stored run's rows go; does nothing if they are not held."""
+        """Evict the rows of a stored run, if cached."""
         if run in self._loaded:
             del self._loaded[run]
             self.bytes -= run.count * ROW_BYTES
             run.rows = None
 
     def trim(self) -> None:
-        """Back within the bound. Called between operations, so that what one of them loaded stays while it runs."""
+        """Evict down to the bound. Called between operations, so that the rows an operation loaded stay while it runs."""
         while self.bytes > self._bytes_max:
             self.drop(next(iter(self._loaded)))

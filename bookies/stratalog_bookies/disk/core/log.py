@@ -1,15 +1,14 @@
-"""The log's writing end, sans-IO: where each frame goes, and which frames leave together. Group commit without the disk.
+"""The write end of a disk's log: where each frame goes, and which frames are written together.
 
-Frames are placed the moment they come, behind the last one, into the group that is being filled. The shell takes a group,
-writes it with one ``pwritev`` straight from the received buffers, syncs, and says so; meanwhile the next group fills. What
-always holds:
+A frame is placed when it arrives, after the last one, in the group that is filling. The shell takes a group, writes it with one
+``pwritev`` from the received buffers, syncs, and reports it; meanwhile the next group fills. Invariants:
 
-- groups are taken, and become durable, in order, one at a time; a group lies in one file;
-- a group begins where the one before ended, so everything before its start is durable when it is written;
-- a group's write is padded with zeros to the end of a page and the next group begins inside that page: the page is written
-  whole the first time, so a recycled file is never read to be overwritten.
+- Groups are taken, and become durable, in order and one at a time. A group is in one file.
+- A group begins where the previous one ends, so everything before it is durable when it is written.
+- The write of a group is padded with zeros to the end of a page, and the next group begins inside that page. The page is thus
+  written whole the first time, and a recycled file is never read before it is overwritten.
 
-It knows nothing of entries or ledgers, and never rolls to a file that the shell has not prepared.
+It knows nothing of entries and ledgers, does no I/O, and never rolls to a file that the shell has not prepared.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from stratalog_core.ports import Buffer
 
 _ZEROS: Final = bytes(log_format.PAGE_BYTES)
 GROUP_BUFFERS_MAX: Final = 64 * 1024
-"""Bound on the pieces of one write; a fuller group is closed and the next one begun."""
+"""Maximum number of buffers in one write. A group with more is closed and the next one begun."""
 
 
 class Write(NamedTuple):
@@ -46,7 +45,7 @@ class _Group:
 
 
 class Log:
-    """Tail of one disk's log. ``sequence`` numbers groups from 1; 0 means "nothing to wait for"."""
+    """Tail of one disk's log. ``sequence`` numbers groups from 1; 0 means that there is nothing to wait for."""
 
     def __init__(self, cookie: bytes, generation: int, file_bytes: int) -> None:
         self.generation = generation
@@ -74,17 +73,17 @@ class Log:
         return self._file_bytes - self.tail
 
     def takes(self, frame_bytes: int) -> bool:
-        """Whether frames of so many bytes, less than a file's, can be placed now."""
+        """Whether frames of this many bytes, less than a file holds, can be placed now."""
         return frame_bytes <= self.room or self.has_next_file
 
     def append(self, kind: int, count: int, head: Buffer, payload: tuple[Buffer, ...], payload_bytes: int) -> int:
-        """Place a frame that fits into ``room``; returns the position of its payload. The buffers must not change any more."""
+        """Place a frame that fits into ``room``; returns its payload's position. The buffers must not change afterwards."""
         group = self._filling or self._begin_group()
         position = self.tail
         header = log_format.pack_frame(self._seed, kind, count, position, group.start, head, payload_bytes)
         payload_end = position + log_format.FRAME_BYTES + len(head) + payload_bytes
         end = log_format.aligned(payload_end)
-        assert end <= self._file_bytes, "a frame lies in one file"
+        assert end <= self._file_bytes, "a frame fits into one file"
         buffers = group.buffers
         buffers += (header, head, *payload)
         if end != payload_end:
@@ -95,11 +94,11 @@ class Log:
         return payload_end - payload_bytes
 
     def append_control(self, items: tuple[ControlItem, ...]) -> None:
-        """Place facts about ledgers in a frame that fits into ``room``."""
+        """Place control items in a frame that fits into ``room``."""
         self.append(log_format.CONTROL, len(items), log_format.pack_items(items), (), 0)
 
     def roll(self) -> None:
-        """Go on in the next file, which must be prepared."""
+        """Continue in the next file, which must be prepared."""
         assert self.has_next_file, "a file is prepared before it is needed"
         self._close_group()
         previous_end = self.tail
@@ -109,7 +108,7 @@ class Log:
         self.append_control((ControlItem(log_format.FILE_START, 0, previous_end),))
 
     def take(self) -> Write | None:
-        """The next group to write, unless there is none or one is being written."""
+        """The next group to write; None if there is none or one is being written."""
         if self._writing is not None:
             return None
         if not self._closed:
@@ -123,7 +122,7 @@ class Log:
         return Write(group.sequence, group.generation, group.start, group.buffers)
 
     def written(self, sequence: int) -> None:
-        """The group that was taken is durable."""
+        """Mark the group that was taken as durable."""
         group, self._writing = self._writing, None
         assert group is not None, "a group is written before it is durable"
         assert group.sequence == sequence == self.durable_sequence + 1, "groups become durable in order"
@@ -132,7 +131,7 @@ class Log:
         self.durable_position = group.end
 
     def is_durable(self, generation: int, position: int) -> bool:
-        """Whether what was placed at ``position`` survives a crash."""
+        """Whether the frame at ``position`` is durable."""
         if generation == self.durable_generation:
             return position <= self.durable_position
         return generation < self.durable_generation

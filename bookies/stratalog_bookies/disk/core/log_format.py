@@ -1,13 +1,13 @@
-"""Bytes of a log file: file header, frames, control items, and the scan that finds where a file ends. Pure.
+"""The bytes of a log file: file header, frames, control items, and the scan that finds where a file ends.
 
-A disk's log is a sequence of files of fixed size, numbered by a generation that never repeats. A file is recycled, not
-deleted, so behind its tail lie frames of an earlier generation: every frame's header CRC is seeded with the disk's cookie
-and the file's generation, and a foreign frame never matches. ``docs/reference/formats/bookie-log.md`` has every byte.
+A disk's log is a sequence of files of fixed size, numbered by a generation that never repeats. Files are recycled, so frames of
+an earlier generation follow the tail: the CRC of every frame header is seeded with the disk's cookie and the file's generation,
+and a foreign frame never matches. ``docs/reference/formats/bookie-log.md`` specifies every byte.
 
-Frames are written in groups, one write and one sync each, and a group begins only when the one before is durable. Each
-frame says where its group begins; so any sound frame proves that everything before its group's start was durable once. That
-is how the scan tells a torn tail (nothing of it was acknowledged: cut it off) from damage (something may have been: refuse
-to go on).
+Frames are written in groups, one write and one sync each, and a group begins only when the previous one is durable. Each frame
+names the start of its group, so any intact frame proves that everything before its group was once durable. This is how the scan
+distinguishes a torn tail (nothing in it was acknowledged: cut it off) from corruption (it may hold acknowledged entries: refuse
+to continue). It does no I/O.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ FENCE: Final = 1
 TOMBSTONE: Final = 2
 EXPLICIT_LAC: Final = 3
 FILE_START: Final = 4
-"""First item of a file: value = where the file before it ends (0: unknown, after a restart)."""
+"""First item of a file: the value is the end of the previous file (0: unknown, after a restart)."""
 PROOF: Final = 5
-"""Says nothing (ledger and value 0); its frame proves that what lies before it was durable."""
+"""Carries no fact (ledger and value 0). Its frame proves that everything before it was durable."""
 
 _FILE_HEADER = struct.Struct(">4sHHQ16sQ")
 _CRC = struct.Struct(">I")
@@ -50,7 +50,7 @@ FRAME_BYTES: Final = _FRAME.size
 _ITEM = struct.Struct(">BQq")
 ITEM_BYTES: Final = _ITEM.size
 _HEAD_BYTES: Final = {ENTRIES: ENTRY_HEADER_BYTES, CONTROL: ITEM_BYTES}
-"""Bytes of the head for each item of a frame, by its kind."""
+"""Bytes of the head per item of a frame, by kind."""
 
 
 class ControlItem(NamedTuple):
@@ -62,7 +62,7 @@ class ControlItem(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """A frame whose header is sound; its payloads are not checked yet. Positions are bytes in the file."""
+    """A frame whose header is intact; its payloads are not checked yet. Positions are byte offsets in the file."""
 
     kind: int
     item_count: int
@@ -78,7 +78,7 @@ class Frame(NamedTuple):
 
 
 class Scan(NamedTuple):
-    """What a file holds: ``frames`` in order, the end of the last one, and the positions of those with damaged payloads."""
+    """The content of a file: ``frames`` in order, the end of the last, and the positions of frames with corrupt payloads."""
 
     frames: list[Frame]
     end: int
@@ -95,7 +95,7 @@ def frame_size(head_bytes: int, payload_bytes: int) -> int:
 
 
 def frame_seed(cookie: bytes, generation: int) -> int:
-    """What the header CRCs of a file's frames begin with."""
+    """Seed of the CRCs of a file's frame headers."""
     return int(crc32c(cookie + generation.to_bytes(8, "big")))
 
 
@@ -106,7 +106,7 @@ def pack_file_header(cookie: bytes, generation: int, file_bytes: int) -> bytes:
 
 
 def check_file_header(page: Buffer, cookie: bytes, generation: int) -> None:
-    """Raise ``Corrupt`` unless this is the first page of that file of that disk."""
+    """Raise ``Corrupt`` unless ``page`` is the first page of this file of this disk."""
     fields = bytes(page[: _FILE_HEADER.size])
     if len(page) < _FILE_HEADER.size + _CRC.size or _CRC.unpack_from(page, _FILE_HEADER.size)[0] != crc32c(fields):
         raise Corrupt(f"header of log file {generation:016x} does not match its CRC")
@@ -118,7 +118,7 @@ def check_file_header(page: Buffer, cookie: bytes, generation: int) -> None:
 
 
 def pack_frame(seed: int, kind: int, count: int, position: int, group_start: int, head: Buffer, payload_bytes: int) -> bytes:
-    """A frame's header; ``head`` (entry headers or control items) and the payloads follow it in the file."""
+    """The header of a frame; ``head`` (entry headers or control items) and the payloads follow it in the file."""
     fields = _FIELDS.pack(kind, VERSION, 0, count, position, group_start, len(head), payload_bytes)
     return FRAME_MAGIC + _CRC.pack(crc32c(head, crc32c(fields, seed))) + fields
 
@@ -138,7 +138,9 @@ def entries_of(content: memoryview, frame: Frame) -> Iterator[tuple[int, int, in
 
 
 def claimed_bytes(content: Buffer, position: int) -> int:
-    """How long the frame at ``position`` says it is, unchecked; 0 if there is none. ``FRAME_BYTES`` if even that is cut off."""
+    """The length that the frame at ``position`` claims, unchecked; 0 if there is no frame; ``FRAME_BYTES`` if the header is cut
+    off.
+    """
     if position + FRAME_BYTES > len(content):
         return FRAME_BYTES
     magic, _, _, version, _, _, _, _, head_bytes, payload_bytes = _FRAME.unpack_from(content, position)
@@ -146,11 +148,10 @@ def claimed_bytes(content: Buffer, position: int) -> int:
 
 
 def read_frame(content: memoryview, position: int, seed: int, base: int = 0) -> Frame | None:
-    """The frame at ``position``, or None if no sound frame header of this generation is there.
+    """The frame at ``position``, or None if there is no intact frame header of this generation.
 
-    Raises ``Corrupt`` for one that has the right CRC and cannot be: of an unknown kind, or with a head of another length.
-
-    ``content`` lies at ``base`` of its file; the frame's own positions are within ``content``.
+    ``content`` is at ``base`` of its file; the frame's positions are within ``content``. Raises ``Corrupt`` for a frame with a
+    matching CRC and impossible fields: an unknown kind, or a head of the wrong length.
     """
     if position + FRAME_BYTES > len(content):
         return None
@@ -180,16 +181,16 @@ def payloads_match(content: memoryview, frame: Frame) -> bool:
 
 
 def scan(content: bytes, seed: int, durable_end: int = 0) -> Scan:
-    """All frames of a file that was not closed in order. ``durable_end`` is what the next file says of this one (0: nothing).
+    """All frames of a file that was not closed. ``durable_end`` is its end according to the next file (0: unknown).
 
-    A frame whose payload is damaged although it was durable is kept: its entries are there and unreadable, not absent. Raises
-    ``Corrupt`` if frames are missing that were durable.
+    A durable frame with a corrupt payload is kept: its entries exist and are unreadable. Raises ``Corrupt`` if durable frames
+    are missing.
     """
     view = memoryview(content)
     frames, end = _walk(view, seed)
     proved = max([durable_end, *(frame.group_start for frame in frames), *_group_starts_behind(content, end, seed)])
     if end < proved:
-        raise Corrupt(f"no sound frame at byte {end}, though everything up to byte {proved} was durable", position=end)
+        raise Corrupt(f"no intact frame at byte {end}, although everything up to byte {proved} was durable", position=end)
     kept: list[Frame] = []
     corrupt = set[int]()
     for frame in frames:
@@ -211,7 +212,7 @@ def _walk(view: memoryview, seed: int) -> tuple[list[Frame], int]:
 
 
 def _group_starts_behind(content: bytes, position: int, seed: int) -> Iterator[int]:
-    """Group starts of the sound frames that lie anywhere behind ``position``."""
+    """Group starts of all intact frames after ``position``."""
     view = memoryview(content)
     position = content.find(FRAME_MAGIC, position)
     while position >= 0:

@@ -1,7 +1,7 @@
-"""What a read finds, sans-IO: from ranges of entries to places in files, or to the runs that must be in memory first.
+"""Lookup of entries for a read: ranges become places in files, or the runs to load first.
 
-Absence is decided here, from the index alone: an id within ``decided_to`` that has no place does not exist. Whether a place
-can be read is another matter, and the shell's.
+Absence is decided here, from the index alone: an id up to ``decided_to`` that has no place does not exist. Whether a place is
+readable is decided by the shell. It does no I/O.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _ENTRY_ID_MAX = 2**63 - 1
 
 
 class Place(NamedTuple):
-    """An entry and where its payload lies."""
+    """An entry and the position of its payload."""
 
     ledger_id: int
     generation: int
@@ -25,7 +25,7 @@ class Place(NamedTuple):
 
 
 class Found(NamedTuple):
-    """One range's part of the answer."""
+    """The answer to one range. Ids up to ``decided_to`` that are not in ``places`` do not exist."""
 
     status: Status
     decided_to: int
@@ -33,13 +33,13 @@ class Found(NamedTuple):
 
 
 class RunsNeeded(NamedTuple):
-    """Load the rows of these runs, then ask again."""
+    """Load the rows of these runs, then call ``locate`` again."""
 
     runs: list[Run]
 
 
 class Budget:
-    """How much more an answer may carry. The first entry always fits."""
+    """The remaining size of an answer. The first entry always fits."""
 
     def __init__(self, bytes_max: int, entries_max: int, bytes_each_max: int | None = None) -> None:
         self._bytes_left = bytes_max
@@ -48,14 +48,14 @@ class Budget:
         self._untouched = True
 
     def mark(self) -> tuple[int, int, bool]:
-        """What ``reset`` goes back to."""
+        """The values that ``reset`` restores."""
         return self._bytes_left, self._entries_left, self._untouched
 
     def reset(self, mark: tuple[int, int, bool]) -> None:
         self._bytes_left, self._entries_left, self._untouched = mark
 
     def take(self, payload_bytes: int) -> bool:
-        """Whether an entry still fits; if so it is counted."""
+        """Whether an entry fits; if so, count it."""
         wanted = payload_bytes if self._bytes_each_max is None else min(payload_bytes, self._bytes_each_max)
         if not self._untouched and (wanted > self._bytes_left or self._entries_left <= 0):
             self._bytes_left = self._entries_left = 0
@@ -71,7 +71,9 @@ class Budget:
 
 
 def locate(core: DiskCore, ranges: Sequence[Range], budget: Budget) -> list[Found] | RunsNeeded:
-    """Places of all durable entries in the ranges, as far as the budget goes; it is not touched if runs are needed first."""
+    """Places of all durable entries in the ranges, as far as the budget allows. If runs must be loaded first, the budget is
+    unchanged.
+    """
     mark = budget.mark()
     answer = []
     for each in ranges:

@@ -1,9 +1,9 @@
-"""Which copies of which closed ledgers have to be moved, and where to: sans-IO.
+"""Which copies of which closed ledgers must move, and where to.
 
-A copy moves if its bookie is lost or draining, or if another bookie would let the fragment span more hosts, or more racks on as
-many hosts. What always holds: only closed ledgers are touched (an open one belongs to its writer, one in recovery to whoever
-recovers it); a target is live, takes ledgers and is not in the ensemble; a move of a misplaced copy raises the fragment's
-``Spread``, so that such moves end. Nothing here copies or commits.
+A copy moves if its bookie is lost or draining, or if another bookie would spread the fragment over more hosts, or over more
+racks on as many hosts. Invariants: only closed ledgers are touched (an open one belongs to its writer, one in recovery to the
+recovering client); a target is live, takes ledgers and is not in the ensemble; a move of a misplaced copy raises the fragment's
+``Spread``, so such moves terminate. It copies nothing, commits nothing, and does no I/O.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from stratalog_bookies.client.core.placement import Candidate, best_spread, choose_replacements, spread_of
-from stratalog_bookies.repair.core.lost_bookies import Gone
+from stratalog_bookies.repair.core.lost_bookies import FailedStorage
 from stratalog_core.ports import Random
 from stratalog_metadata.records import Fragment, Ledger, LedgerState
 
@@ -31,7 +31,7 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """``target`` takes over ``position`` of fragment number ``fragment``."""
+    """``target`` replaces the bookie at ``position`` of fragment number ``fragment``."""
 
     fragment: int
     position: int
@@ -39,17 +39,17 @@ class Move:
     cause: Cause
 
 
-def loads(ledgers: Iterable[Ledger]) -> Counter[str]:
-    """In how many fragments each bookie stands."""
+def copies_by_bookie(ledgers: Iterable[Ledger]) -> Counter[str]:
+    """Number of fragments that each bookie is part of."""
     return Counter(name for ledger in ledgers for fragment in ledger.fragments for name in fragment.bookies)
 
 
-def weigh(candidates: Iterable[Candidate], stands: Mapping[str, int]) -> list[Candidate]:
-    """The candidates with these loads, so that what is moved goes where the least is."""
-    return [dataclasses.replace(each, load=float(stands.get(each.bookie_id, 0))) for each in candidates]
+def with_loads(candidates: Iterable[Candidate], copies: Mapping[str, int]) -> list[Candidate]:
+    """The candidates with these loads, so that copies move to the least loaded bookies."""
+    return [dataclasses.replace(each, load=float(copies.get(each.bookie_id, 0))) for each in candidates]
 
 
-def in_need(ledgers: Iterable[Ledger], lost: Gone, draining: AbstractSet[str]) -> list[Ledger]:
+def ledgers_to_restore(ledgers: Iterable[Ledger], lost: FailedStorage, draining: AbstractSet[str]) -> list[Ledger]:
     """Closed ledgers that name a lost or draining bookie, those with the fewest copies left first."""
     ranked = [
         (_urgency(ledger, lost.of(ledger.ledger_id), draining), ledger)
@@ -61,7 +61,7 @@ def in_need(ledgers: Iterable[Ledger], lost: Gone, draining: AbstractSet[str]) -
 
 
 def _urgency(ledger: Ledger, lost: AbstractSet[str], draining: AbstractSet[str]) -> tuple[int, int]:
-    """Copies lost in the worst fragment, and copies to be moved."""
+    """Sort key: copies lost in the worst fragment, then copies to move."""
     worst = max(sum([name in lost for name in fragment.bookies]) for fragment in ledger.fragments)
     leaving = sum([name in draining for fragment in ledger.fragments for name in fragment.bookies])
     return worst, leaving
@@ -70,7 +70,7 @@ def _urgency(ledger: Ledger, lost: AbstractSet[str], draining: AbstractSet[str])
 def plan_moves(
     ledger: Ledger, lost: AbstractSet[str], draining: AbstractSet[str], candidates: Sequence[Candidate], random: Random
 ) -> list[Move]:
-    """As many moves as there are bookies for; lost copies first, then draining ones, then misplaced ones."""
+    """As many moves as there are bookies for: lost copies first, then draining, then misplaced ones."""
     if ledger.state is not LedgerState.CLOSED:
         return []
     moves = []
@@ -82,7 +82,7 @@ def plan_moves(
 
 
 def _leaving(fragment: Fragment, lost: AbstractSet[str], draining: AbstractSet[str]) -> dict[int, Cause]:
-    """Positions whose bookies are to be replaced."""
+    """Positions whose bookies must be replaced."""
     causes: dict[int, Cause] = {}
     for position, name in enumerate(fragment.bookies):
         if name in lost:
@@ -95,7 +95,7 @@ def _leaving(fragment: Fragment, lost: AbstractSet[str], draining: AbstractSet[s
 def _replace(
     number: int, fragment: Fragment, causes: Mapping[int, Cause], candidates: Sequence[Candidate], random: Random
 ) -> list[Move]:
-    # With too few spare bookies the lost copies get them: the draining ones still exist.
+    # If bookies are short, lost copies take precedence: draining bookies still serve theirs.
     ordered = sorted(causes, key=lambda position: causes[position] is not Cause.LOST)
     fitting = sum([each.live and each.takes_ledgers and each.bookie_id not in fragment.bookies for each in candidates])
     chosen = choose_replacements(candidates, fragment.bookies, ordered[:fitting], random)
@@ -105,7 +105,7 @@ def _replace(
 
 
 def _spread(number: int, fragment: Fragment, candidates: Sequence[Candidate], random: Random) -> list[Move]:
-    """The one move that raises the fragment's spread most; nothing if a member is not live, because it may come back."""
+    """The move that raises the fragment's spread most. None if a member is not live, because it may return."""
     known = {each.bookie_id: each for each in candidates if each.live}
     if any(name not in known for name in fragment.bookies):
         return []

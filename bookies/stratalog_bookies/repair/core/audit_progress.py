@@ -1,7 +1,7 @@
-"""What the auditor has found in order and need not look at again. Pure; bounded by the closed ledgers that there are.
+"""The copies that the auditor has verified and need not check again. Bounded by the number of closed ledgers.
 
-A copy that was complete stays so: bookies lose entries only with their disks, and then they are lost as a whole. Placements are
-checked again when a bookie comes, goes or changes.
+A complete copy stays complete: a bookie loses entries only together with a disk, and then all of them. Placements are checked
+again when a bookie arrives, leaves or changes. It does no I/O.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _Copy = tuple[int, int, str]
 
 
 class Progress:
-    """Forgotten when the process ends: the next auditor checks everything once."""
+    """The progress of one auditor. Not persistent: a new auditor checks everything once."""
 
     def __init__(self) -> None:
         self._complete: dict[int, set[_Copy]] = {}
@@ -25,7 +25,7 @@ class Progress:
         self._places: tuple[tuple[str, str, str, bool], ...] = ()
 
     def begin(self, ledgers: Iterable[Ledger], candidates: Sequence[Candidate]) -> None:
-        """A new look: forget ledgers that are gone, and all placements if there are other bookies to choose from."""
+        """Start an audit: drop ledgers that no longer exist, and all placements if the candidate bookies changed."""
         known = {ledger.ledger_id for ledger in ledgers if ledger.state is LedgerState.CLOSED}
         self._complete = {ledger_id: copies for ledger_id, copies in self._complete.items() if ledger_id in known}
         places = tuple((each.bookie_id, each.host, each.rack, each.live and each.takes_ledgers) for each in candidates)
@@ -33,7 +33,7 @@ class Progress:
         self._places = places
 
     def unsettled(self, ledgers: Iterable[Ledger]) -> list[Ledger]:
-        """Closed ledgers whose placement or completeness is to be looked at."""
+        """Closed ledgers whose placement or completeness must be checked."""
         return [ledger for ledger in ledgers if ledger.state is LedgerState.CLOSED and not self._is_settled(ledger)]
 
     def _is_settled(self, ledger: Ledger) -> bool:
@@ -41,17 +41,17 @@ class Progress:
         return ledger.ledger_id in self._placed and all(copy in complete for _, _, copy in _copies(ledger))
 
     def placed(self, ledger: Ledger) -> None:
-        """The ledger's copies are where the bookies that there are allow them to be."""
+        """Record that the ledger's copies are placed as well as the present bookies allow."""
         self._placed.add(ledger.ledger_id)
 
     def completed(self, ledger: Ledger, fragment: int, position: int) -> None:
-        """The copy has all that it should have."""
+        """Record that a copy is complete."""
         found = ledger.fragments[fragment]
         copy = (found.first_entry, position, found.bookies[position])
         self._complete.setdefault(ledger.ledger_id, set()).add(copy)
 
     def unchecked(self, ledger: Ledger, down: AbstractSet[str]) -> list[tuple[int, int]]:
-        """Fragment and position of each copy that was not found complete yet and whose bookie can be asked."""
+        """Fragment and position of each copy that is not verified and whose bookie is up."""
         complete = self._complete.get(ledger.ledger_id, set())
         return [
             (fragment, position) for fragment, position, copy in _copies(ledger) if copy not in complete and copy[2] not in down

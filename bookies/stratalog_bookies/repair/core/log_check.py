@@ -1,4 +1,4 @@
-"""Checks the frames of a log file piece by piece, so that a scrub needs no more memory than one frame. Pure."""
+"""Checks the frames of a log file in pieces, so that a scrub holds only a bounded part of the file in memory. No I/O."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stratalog_bookies.protocol.messages import CHECKED_BYTES, ENTRY_HEADER_BYTE
 
 
 class Copy(NamedTuple):
-    """One entry as it lies in a log file."""
+    """The position of one entry in a log file."""
 
     ledger_id: int
     entry_id: int
@@ -20,7 +20,7 @@ class Copy(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """A piece of a file: ``end`` is where the next piece begins; ``broken`` that no sound frame begins there."""
+    """The result for one piece: ``end`` is the start of the next piece; ``broken`` means that no intact frame begins there."""
 
     end: int
     entries: int
@@ -29,7 +29,9 @@ class Checked(NamedTuple):
 
 
 def check_piece(content: memoryview, base: int, seed: int) -> Checked:
-    """Check the frames in ``content``, which lies at ``base`` of its file and begins with a frame; the last may be cut."""
+    """Check the frames in ``content``, which is at ``base`` of its file and begins with a frame; the last
+    frame may be cut off.
+    """
     at = entries = 0
     corrupt: list[Copy] = []
     while at < len(content):

@@ -1,4 +1,4 @@
-"""Which bookies and disks count as lost for good: gone for longer than the delay, by our own monotonic clock. Pure."""
+"""Which bookies and disks count as lost: down for longer than the delay by the local monotonic clock. No I/O."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from stratalog_metadata.records import Bookie
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
-    """Whole bookies, and bookies with a disk that is gone: ``(name, disk, disks)``."""
+class FailedStorage:
+    """Bookies that are down, and bookies with a failed disk: ``(name, disk, disks)``."""
 
     bookies: frozenset[str]
     disks: frozenset[tuple[str, int, int]] = frozenset()
@@ -24,10 +24,7 @@ class Gone:
 
 
 class LostBookies:
-    """Remembers when each bookie was first seen without a session, and each disk as failed.
-
-    A restart of the watcher only makes it wait anew.
-    """
+    """Remembers since when each bookie has no session and each disk has failed. After a restart the delays begin again."""
 
     def __init__(self, delay_s: float) -> None:
         self._delay_s = delay_s
@@ -35,7 +32,7 @@ class LostBookies:
         self._disk_down_since: dict[tuple[str, int, int], float] = {}
 
     def observe(self, bookies: Iterable[Bookie], named: Iterable[str], now: float) -> None:
-        """``named`` are bookies that ledgers name; one that is not even registered is down, too."""
+        """Update from the registry. ``named`` are the bookies that ledgers name; one that is not registered is down."""
         known = list(bookies)
         live = {each.bookie_id for each in known if each.session_id}
         down = {each.bookie_id for each in known if not each.session_id} | (set(named) - live)
@@ -43,13 +40,13 @@ class LostBookies:
         self._down_since = {name: self._down_since.get(name, now) for name in sorted(down)}
         self._disk_down_since = {key: self._disk_down_since.get(key, now) for key in failed}
 
-    def down(self) -> Gone:
-        """All that are down, for however long."""
-        return Gone(frozenset(self._down_since), frozenset(self._disk_down_since))
+    def down(self) -> FailedStorage:
+        """All bookies and disks that are down, for however long."""
+        return FailedStorage(frozenset(self._down_since), frozenset(self._disk_down_since))
 
-    def lost(self, now: float) -> Gone:
-        """Those that have been down for the delay."""
-        return Gone(
+    def lost(self, now: float) -> FailedStorage:
+        """Those that have been down for the whole delay."""
+        return FailedStorage(
             frozenset(name for name, since in self._down_since.items() if now - since >= self._delay_s),
             frozenset(key for key, since in self._disk_down_since.items() if now - since >= self._delay_s),
         )

@@ -1,7 +1,7 @@
-"""What one position of a fragment holds of a closed ledger. Pure.
+"""Which entries of a closed ledger one position of a fragment holds.
 
-Entry *i* of a fragment with E bookies is on the Qw positions from *i* mod E on, so that position *p* holds it if
-(*p* - *i*) mod E < Qw: everything if Qw = E, stripes otherwise.
+Entry *i* of a fragment with E bookies is on the Qw positions from *i* mod E on, so position *p* holds it if (*p* - *i*) mod E <
+Qw: all entries if Qw = E, else stripes. No I/O.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from stratalog_bookies.client.core.fragments import fragment_end
 from stratalog_metadata.records import Ledger
 
 WINDOW_ENTRIES = 4096
-"""Entry ids looked at together: bounds memory and the size of one answer."""
+"""Entry ids checked at a time: bounds memory and the size of one answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """Entries ``first`` to ``last`` (none if it is below ``first``) as far as ``position`` of the ensemble holds them."""
+    """The entries from ``first`` to ``last`` that ``position`` of the ensemble holds; none if ``last`` is below ``first``."""
 
     first: int
     last: int
@@ -30,7 +30,7 @@ class Share:
         return (self.position - entry_id) % self.ensemble_size < self.write_quorum
 
     def windows(self) -> Iterator[tuple[int, int]]:
-        """The whole range in pieces, first and last entry of each."""
+        """The range in windows: first and last entry of each."""
         for first in range(self.first, self.last + 1, WINDOW_ENTRIES):
             yield first, min(first + WINDOW_ENTRIES - 1, self.last)
 
@@ -40,7 +40,7 @@ class Share:
 
 
 def share_of(ledger: Ledger, fragment: int, position: int) -> Share:
-    """What ``position`` of fragment number ``fragment`` holds of a closed ledger."""
+    """The share of ``position`` of fragment number ``fragment`` of a closed ledger."""
     return Share(
         first=ledger.fragments[fragment].first_entry, last=fragment_end(ledger, fragment), position=position,
         ensemble_size=len(ledger.fragments[fragment].bookies), write_quorum=ledger.write_quorum,
@@ -48,7 +48,7 @@ def share_of(ledger: Ledger, fragment: int, position: int) -> Share:
 
 
 def runs(entry_ids: Sequence[int], gap: int) -> list[list[int]]:
-    """Ascending ids cut where the next is more than ``gap`` ahead: what is worth reading in one go."""
+    """Split ascending ids where the next is more than ``gap`` higher: runs worth reading in one request."""
     found: list[list[int]] = []
     for entry_id in entry_ids:
         if found and entry_id - found[-1][-1] <= gap:

@@ -40,12 +40,12 @@ def test_a_first_start_that_was_interrupted_goes_on() -> None:
     [
         (COOKIE, (None, None), "/d0 is empty, but the cluster knows bookie b1"),
         (COOKIE, (cookie(0), None), "/d1 is empty, but the cluster knows bookie b1"),
-        (COOKIE, (cookie(0, cookie="cd" * 16), cookie(1, cookie="cd" * 16)), "is known by"),
-        (COOKIE, (cookie(0), cookie(1, cookie="cd" * 16)), "bear different cookies"),
+        (COOKIE, (cookie(0, cookie="cd" * 16), cookie(1, cookie="cd" * 16)), "but bookie b1 has"),
+        (COOKIE, (cookie(0), cookie(1, cookie="cd" * 16)), "have different cookies"),
         (COOKIE, (cookie(1), cookie(0)), "place in data_dirs"),
         (COOKIE, (cookie(0, disks=1), cookie(1)), "number of disks"),
-        (COOKIE, (cookie(0, bookie_id="b2"), cookie(1)), "of bookie 'b2', not 'b1'"),
-        (None, (cookie(0, cluster_id="c2"), None), "of cluster 'c2', not 'c1'"),
+        (COOKIE, (cookie(0, bookie_id="b2"), cookie(1)), "belongs to bookie 'b2', not 'b1'"),
+        (None, (cookie(0, cluster_id="c2"), None), "belongs to cluster 'c2', not 'c1'"),
     ],
 )
 def test_what_does_not_belong_together_is_refused(

@@ -94,9 +94,9 @@ def test_garbage_is_invalid_and_nothing_else(body: bytes) -> None:
 
 
 def test_limits_are_named() -> None:
-    with pytest.raises(Invalid, match="the most is 65536"):
+    with pytest.raises(Invalid, match="maximum is 65536"):
         messages.decode_add(memoryview(struct.pack(">I", 65_537)))
-    with pytest.raises(Invalid, match="the most is 65536"):
+    with pytest.raises(Invalid, match="maximum is 65536"):
         messages.decode_read(memoryview(struct.pack(">IIB", 65_537, 0, 0)))
     with pytest.raises(Invalid, match="head_bytes is 2000"):
         messages.decode_read_headers(memoryview(struct.pack(">IHI", 0, 2000, 0)))

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from stratalog_bookies.client.core.fragments import with_moved, write_bookies
 from stratalog_bookies.client.core.placement import Candidate, best_spread, spread_of
-from stratalog_bookies.repair.core.audit_plan import Cause, in_need, loads, plan_moves, weigh
+from stratalog_bookies.repair.core.audit_plan import Cause, copies_by_bookie, ledgers_to_restore, plan_moves, with_loads
 from stratalog_bookies.repair.core.audit_progress import Progress
-from stratalog_bookies.repair.core.lost_bookies import Gone, LostBookies
+from stratalog_bookies.repair.core.lost_bookies import FailedStorage, LostBookies
 from stratalog_bookies.repair.core.shares import WINDOW_ENTRIES, runs, share_of
 from stratalog_metadata.records import Bookie, Fragment, Ledger, LedgerState
 
@@ -138,7 +138,7 @@ def test_every_fragment_that_names_the_bookie_is_mended() -> None:
 def test_a_ledger_that_is_not_closed_is_left_alone(state: str) -> None:
     ledger = closed((0, ("b0", "b1", "b2")), state=state)
     assert plan_moves(ledger, {"b1"}, {"b2"}, [live(name) for name in NAMES], Random(1)) == []
-    assert in_need([ledger], Gone(frozenset({"b1"})), {"b2"}) == []
+    assert ledgers_to_restore([ledger], FailedStorage(frozenset({"b1"})), {"b2"}) == []
 
 
 def test_the_only_spare_bookie_goes_to_the_lost_copy() -> None:
@@ -205,13 +205,15 @@ def test_the_ledgers_with_the_fewest_copies_left_come_first() -> None:
     two = closed((0, ("b1", "b2", "b3")), ledger_id=2)
     drained = closed((0, ("b4", "b5", "b6")), ledger_id=3)
     well = closed((0, ("b0", "b5", "b6")), ledger_id=4)
-    assert [each.ledger_id for each in in_need([drained, well, one, two], Gone(frozenset({"b1", "b3"})), {"b4"})] == [2, 1, 3]
+    assert [
+        each.ledger_id for each in ledgers_to_restore([drained, well, one, two], FailedStorage(frozenset({"b1", "b3"})), {"b4"})
+    ] == [2, 1, 3]
 
 
 def test_copies_go_where_the_least_is() -> None:
     ledgers = [closed((0, ("b0", "b1", "b2")), ledger_id=number) for number in range(3)]
     ledgers.append(closed((0, ("b0", "b1", "b3")), ledger_id=9))
-    candidates = weigh([live(name) for name in ("b0", "b2", "b3", "b4")], loads(ledgers))
+    candidates = with_loads([live(name) for name in ("b0", "b2", "b3", "b4")], copies_by_bookie(ledgers))
     (move,) = plan_moves(ledgers[0], {"b1"}, frozenset(), candidates, Random(1))
     assert move.target == "b4"
 

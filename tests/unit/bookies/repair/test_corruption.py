@@ -160,7 +160,7 @@ def test_the_tail_of_an_idle_log_is_proved() -> None:
         path = log_path(disk.core.log.generation)
         simulated.flip_bit(path, simulated.content[path].now.index(b"zero") - 40, 3)
         if proved:
-            with pytest.raises(Corrupt, match="no sound frame"):
+            with pytest.raises(Corrupt, match="no intact frame"):
                 PlainDisk(simulated.mount(), file_bytes=16 * 1024)
         else:
             assert PlainDisk(simulated.mount(), file_bytes=16 * 1024).read(1) == {}
@@ -171,7 +171,7 @@ def test_damage_is_bounded_and_tried_again_later() -> None:
     assert corruption.add(1, 0, 7)
     assert not corruption.add(1, 0, 7)
     (entry,) = corruption.due(0.0)
-    entry.put_off(0.0, "nobody has it")
+    entry.postpone(0.0, "nobody has it")
     assert corruption.due(0.5) == []
     assert [each.entry_id for each in corruption.due(1.0)] == [0]
     assert list(corruption.examples(5)) == ["entry 0 of ledger 1: nobody has it"]
@@ -187,7 +187,7 @@ def test_damage_is_bounded_and_tried_again_later() -> None:
 
 @pytest.fixture
 async def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cluster]:
-    monkeypatch.setattr(entry_repair, "_LOOK_S", 0.02)
+    monkeypatch.setattr(entry_repair, "_RETRY_S", 0.02)
     async with run_cluster(tmp_path) as made:
         for number in range(3):
             await start(made, f"b{number}")
@@ -349,7 +349,7 @@ async def test_a_copy_of_another_entry_is_never_taken(cluster: Cluster) -> None:
     flip(path, position)
     status = await scrub(cluster, "b0", whole=False)
     assert status.waiting_entries == 1
-    assert "another entry" in status.examples[0]
+    assert "differs from the one that this bookie acknowledged" in status.examples[0]
     assert await held(cluster, "b0", ledger) == [None]
     assert row.count == 1
     await answering()
