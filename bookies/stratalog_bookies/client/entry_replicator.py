@@ -7,6 +7,7 @@ ledger.
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Final
 
 from stratalog_bookies.client.context import ClientContext
@@ -17,6 +18,7 @@ from stratalog_bookies.client.ledger_records import Superseded
 from stratalog_core.errors import LedgerFenced, OutcomeUnknown, Retriable, StratalogError
 from stratalog_metadata.records import Ledger
 
+_log = logging.getLogger(__name__)
 _HOLD_MS: Final = 1000
 """How long confirmed entries are held for a replacement while its commit is in progress."""
 
@@ -124,7 +126,8 @@ class EntryReplicator:
     async def _change(self, proposed: Ledger) -> None:
         core = self._core
         try:
-            await self._commit(proposed)
+            if self.check_state():
+                await self._commit(proposed)
         except Superseded:
             core.fail(LedgerFenced(f"ledger {core.ledger.ledger_id} was taken over while its ensemble changed"))
         except OutcomeUnknown as unknown:
@@ -136,9 +139,20 @@ class EntryReplicator:
         else:
             if core.error is None:
                 self._send_all(core.commit_change())
+                self.check_state()
         self._changing = None
         self._replace_tried &= core.failed_mask
         self.deliver()
+
+    def check_state(self) -> bool:
+        """Assert the core's invariants around a durable change of the record. A violation is a defect and ends the writer."""
+        try:
+            self._core.validate_state()
+        except AssertionError:
+            _log.exception("the writer of ledger %d is in an impossible state", self._core.ledger.ledger_id)
+            self._core.fail_outcome_unknown("the writer is in an impossible state")
+            return False
+        return True
 
     async def _commit(self, proposed: Ledger) -> None:
         raise NotImplementedError

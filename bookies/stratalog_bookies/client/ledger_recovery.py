@@ -150,9 +150,12 @@ class _Run:
         rewriter = self._rewriter
         if self.finished.done():
             return
+        is_done = self._protocol.end is not None and (rewriter is None or rewriter.core.lac >= self._protocol.end)
+        if is_done and rewriter is not None:
+            rewriter.check_state()
         if rewriter is not None and rewriter.core.error is not None:
             self.finished.set_exception(rewriter.core.error)
-        elif self._protocol.end is not None and (rewriter is None or rewriter.core.lac >= self._protocol.end):
+        elif is_done:
             self.finished.set_result(None)
             self._timer.cancel()
 

@@ -207,6 +207,9 @@ class LedgerWriter(EntryReplicator):
             await asyncio.wait((self._changing,))
         if self._core.error is not None:
             raise self._refusal()
+        if not self.check_state():
+            self.deliver()
+            raise self._refusal()
         self._end_writing()
         closed = self._closed_at(end_offset)
         try:

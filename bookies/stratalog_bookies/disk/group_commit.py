@@ -105,6 +105,7 @@ class GroupCommit:
             self._count(written)
         following = self._core.take()
         if following is not None:
+            self._core.log.validate_state()
             self._begin(following)
         if written is not None:
             # Answer while the next group is being written.

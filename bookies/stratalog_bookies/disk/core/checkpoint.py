@@ -137,6 +137,8 @@ def encode_index(generation: int, runs: Sequence[Run]) -> bytes:
     for run in runs:
         assert run.rows is not None, "the rows of an open file are in memory"
         rows = bytes(run.rows)
+        assert len(rows) == run.count * ROW_BYTES, "a run has as many rows as entries"
+        assert run.generation == generation, "the index of a file has its own runs"
         run.stored_at, run.stored_crc = at, crc32c(rows)
         table.append(
             _TABLE_ROW.pack(run.ledger_id, run.first, run.last, run.count, run.payload_bytes, run.stored_at, run.stored_crc)

@@ -304,7 +304,7 @@ class DiskCore:
     def validate_state(self) -> None:
         """Assert the invariants. O(runs of the disk): for start-up and tests."""
         self.contents.validate_state()
-        assert self.log.durable_sequence <= self.log.sequence, "a group is placed before it is durable"
+        self.log.validate_state()
         assert self.log.generation in self.contents.files, "the open file exists"
 
 

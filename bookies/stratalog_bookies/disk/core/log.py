@@ -136,6 +136,17 @@ class Log:
             return position <= self.durable_position
         return generation < self.durable_generation
 
+    def validate_state(self) -> None:
+        """Assert the invariants. O(1): called before every write of a group."""
+        assert self.durable_sequence <= self.sequence, "a group is placed before it is durable"
+        assert self.durable_generation <= self.generation <= self.prepared_generation, "files are prepared, then written"
+        group = self._writing
+        if group is not None:
+            follows = group.generation == self.durable_generation
+            assert group.sequence == self.durable_sequence + 1, "groups are written in order"
+            assert group.start == (self.durable_position if follows else log_format.FIRST_FRAME), "groups are contiguous"
+            assert group.start < group.end <= self._file_bytes, "a group is in one file"
+
     def _begin_group(self) -> _Group:
         self.sequence += 1
         self._filling = _Group(self.sequence, self.generation, self.tail, self.tail)

@@ -187,3 +187,16 @@ async def test_a_group_of_the_next_file_follows_the_last_of_the_file_before(held
     await held.commit.close()
     assert held.answered == [0, 1, 2]
     assert held.disk.read(1) == {0: b"x" * 40_000, 1: b"x" * 40_000, 2: b"x" * 100}
+
+
+async def test_an_impossible_state_fails_the_disk_before_the_write(held: Held) -> None:
+    held.add()
+    await until(lambda: held.files.held)
+    held.files.end()
+    await held.commit.close()
+    held.core.log.durable_position += 8
+    held.add()
+    await held.commit.close()
+    assert not held.files.held, "the group after a gap is not written"
+    assert "contiguous" in held.core.failure
+    assert held.answered == [0, 1]
