@@ -18,8 +18,8 @@ from typing import Final
 
 from kio.schema.errors import ErrorCode
 
-from stratalog_broker.partitions.core import Acks, OnDone, Outcome
 from stratalog_broker.partitions.log import PartitionLog
+from stratalog_broker.partitions.pending_batch import Acks, OnDone, Outcome
 from stratalog_broker.partitions.produce_checks import Refused, check_produced
 from stratalog_broker.protocol.errors import produce_error_code_of
 from stratalog_broker.protocol.frame import response_head

@@ -1,53 +1,41 @@
-"""State machine of one partition while this broker owns it in one leader epoch. Sans-IO.
+"""State machine of one partition while this broker owns it in one leader epoch. Sans-IO: events in, instructions out.
 
 ::
 
     IDLE ──append──► OPENING ──opened──► OPEN ──bound reached──► DRAINING ──all confirmed──► OPENING or IDLE
                                            └──idle, asked to seal──► DRAINING
 
-It gives offsets to batches, decides into which ledger they go and when the next ledger begins, and moves the high watermark
-as the quorum confirms. A batch that finds no open ledger waits in a queue with its offset already given; while the partition is
-held, because it is being handed over, no ledger is opened for it.
+An append is two calls: ``reserve`` gives the offset and says whether the open ledger takes the batch; ``commit`` enters the
+batch, with the entry id that the ledger's writer gave it, or queues it. Every event returns the instructions that follow from
+it, to be carried out before the next event. While the partition is held, because it is being handed over, no ledger is opened.
 
-What always holds: the next ledger is opened only when every batch of the one before is confirmed, so its base offset is
-true whatever happens; batches are written in offset order; the high watermark is the end of the last confirmed batch; what
-waits is ``start <= high watermark <= next offset``. After a failed writer nothing is guessed: the partition is
-taken over anew, and recovery decides what exists.
+Invariants: a ledger is opened only when every batch of the one before is confirmed, so its base offset is true whatever
+happens; batches are written in offset order; the high watermark is the end of the last confirmed batch, and
+``log start <= high watermark <= next offset``. After a failed writer nothing is guessed: the partition is taken over anew, and
+recovery finds out what exists.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from enum import Enum, IntEnum
+from enum import Enum
 from typing import Final
 
-import msgspec
-
 from stratalog_broker.partitions.ledger_index import LedgerIndex
+from stratalog_broker.partitions.pending_batch import Acks, OnDone, PendingBatch
 from stratalog_core.batches.batch import TRANSACTIONAL_BIT, BatchHeader
 from stratalog_core.batches.checkpoint import Checkpoint
-from stratalog_core.errors import NotEnoughBookies, NotLeader, OutcomeUnknown, StratalogError, Unavailable
-from stratalog_core.partition_state.producer_states import Displaced
+from stratalog_core.errors import (
+    NotLeader,
+    Overloaded,
+)
 from stratalog_core.partition_state.replay_state import ReplayState
 from stratalog_core.partition_state.transactions import AbortedTransaction
 
 LEDGER_BATCHES_MAX: Final = 100_000
 """Batches in one ledger, so that its index and the headers that a takeover reads stay bounded."""
-
-Outcome = int | StratalogError
-"""A batch's base offset, or why it was given up: ``OutcomeUnknown`` if it was sent, else an error that says it was not."""
-OnDone = Callable[[Outcome], None]
-"""Called once per batch, when it has what its producer asked for or is given up."""
-
-
-class Acks(IntEnum):
-    """What a producer waits for."""
-
-    NONE = 0
-    FIRST = 1
-    ALL = -1
 
 
 class State(Enum):
@@ -58,72 +46,36 @@ class State(Enum):
     RESIGNED = "resigned"
 
 
+_OPEN: Final = State.OPEN
+_DRAINING: Final = State.DRAINING
+"""Looked up for every batch: an enum's member costs five times as much as a global."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenNext:
-    """Open a ledger at ``base_offset``, write ``checkpoint`` first, then report ``opened``."""
+    """Open a ledger at the checkpoint's offset, write the checkpoint first, then report ``opened``."""
 
-    base_offset: int
     checkpoint: Checkpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seal:
-    """Seal the ledger, of which every batch is confirmed, at ``end_offset``; nothing waits for it."""
+    """Seal the ledger, of which every batch is confirmed, at ``end_offset``; no event reports the end."""
 
     ledger_id: int
     end_offset: int
     index: LedgerIndex
 
 
-Instruction = OpenNext | Seal
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Write:
+    """Append the queue's first batch to the open ledger, then report ``written``; or ``room`` later, if the writer has none."""
+
+    batch: memoryview
 
 
-class PendingBatch:
-    """A batch that has its offset and is not confirmed yet."""
-
-    __slots__ = (
-        "acks",
-        "base_offset",
-        "batch",
-        "displaced",
-        "end_offset",
-        "entry_id",
-        "max_timestamp_ms",
-        "on_confirmed",
-        "on_done",
-        "others",
-        "producer_id",
-    )
-
-    def __init__(self, batch: memoryview, base_offset: int, end_offset: int, max_timestamp_ms: int, acks: int) -> None:
-        self.batch = batch
-        self.base_offset = base_offset
-        self.end_offset = end_offset
-        self.max_timestamp_ms = max_timestamp_ms
-        self.acks = acks
-        self.entry_id = -1
-        self.on_done: OnDone | None = None
-        self.on_confirmed: Callable[[], None] | None = None
-        self.others: list[OnDone] | None = None
-        self.producer_id = -1
-        self.displaced: Displaced = None
-
-    def settle(self, outcome: Outcome) -> None:
-        """Tell all who wait for it."""
-        if self.on_done is not None:
-            on_done, self.on_done = self.on_done, None
-            on_done(outcome)
-        if self.others is not None:
-            for other in self.others:
-                other(outcome)
-        if self.on_confirmed is not None:
-            self.on_confirmed()
-
-    def give_up(self, reason: StratalogError | None) -> None:
-        """Settle it without an offset because of ``reason``; None, and all else that is no answer: the owner has changed."""
-        answers = OutcomeUnknown if self.entry_id >= 0 else (NotEnoughBookies, Unavailable)
-        is_answer = reason is not None and isinstance(reason, answers)
-        self.settle(reason if reason is not None and is_answer else NotLeader("the partition was lost or moved"))
+Instruction = OpenNext | Seal | Write
+NOTHING: Final[Sequence[Instruction]] = ()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -150,7 +102,7 @@ class RollLimits:
 
 
 class PartitionCore:
-    """See the module's header. Times are monotonic milliseconds."""
+    """See the module's header. Times are monotonic milliseconds. Attributes are read-only for others."""
 
     def __init__(
         self,
@@ -159,49 +111,74 @@ class PartitionCore:
         leader_epoch: int,
         log_start_offset: int,
         limits: RollLimits,
+        queue_bytes_max: int,
     ) -> None:
         self._replayed = state
         self.leader_epoch = leader_epoch
         self.log_start_offset = log_start_offset
         self.next_offset = self.high_watermark = state.next_offset
         self.producers = state.producers
-        self.limits = limits
         self.state = State.IDLE
-        self._is_awaited = False
         self.is_held = False
-        """The partition is being handed over: what comes behind the open ledger waits in the queue, and no other is opened."""
+        """The partition is being handed over: batches behind the open ledger are queued, and no other ledger is opened."""
         self.open: OpenLedger | None = None
         self.queue: deque[PendingBatch] = deque()
-        self.queue_bytes = 0
         self.pending: deque[PendingBatch] = deque()
+        self._queue_bytes = 0
+        self._queue_bytes_max = queue_bytes_max
+        self._limits = limits
+        self._is_awaited = False
         self._first_copies: deque[PendingBatch] = deque()
         self._undecided: deque[tuple[PendingBatch, BatchHeader]] = deque()
         """Unconfirmed batches of transactions."""
         state.forget_below(log_start_offset)
-        state.begin_epoch(leader_epoch)
+        state.begin_epoch(leader_epoch, state.next_offset)
 
     # -- appends -------------------------------------------------------------------------------------------------------
 
-    def place(self, batch: memoryview, header: BatchHeader, base_offset: int, acks: int) -> PendingBatch:
-        """Give the next offsets to a batch; then ``writable`` says whether to write it now or to ``enqueue`` it."""
-        assert base_offset == self.next_offset
-        end_offset = base_offset + header.last_offset_delta + 1
-        self.next_offset = end_offset
-        pending = PendingBatch(batch, base_offset, end_offset, header.max_timestamp_ms, acks)
-        pending.displaced = self._replayed.append(header, base_offset)
+    def reserve(self, acks: int) -> tuple[int, bool]:
+        """``(base offset, whether the open ledger takes it now)`` of the next batch; nothing changes before ``commit``.
+
+        Raises ``NotLeader`` for a batch that would be held and whose producer expects no answer.
+        """
+        if self.is_held and acks == Acks.NONE:
+            raise NotLeader("the partition goes to another broker, and an acks=0 producer would not hear of a refusal")
+        return self.next_offset, self.state is _OPEN and not self.queue
+
+    def commit(
+        self,
+        batch: memoryview,
+        header: BatchHeader,
+        base_offset: int,
+        acks: int,
+        entry_id: int | None,
+        now_ms: int,
+        on_done: OnDone | None = None,
+        on_confirmed: Callable[[], None] | None = None,
+    ) -> Sequence[Instruction]:
+        """Enter the batch that got ``base_offset``: as an entry of the open ledger, or into the queue if it has no entry id.
+
+        Raises ``Overloaded`` if the queue is full; nothing has changed then.
+        """
+        assert base_offset == self.next_offset, "no other batch was committed since the reservation"
+        if entry_id is None and self._queue_bytes > self._queue_bytes_max:
+            raise Overloaded(f"{self._queue_bytes} bytes are queued for the next ledger; the limit is {self._queue_bytes_max}")
+        pending = PendingBatch(batch, header, base_offset, acks, on_done, on_confirmed)
+        self.next_offset = pending.end_offset
         if header.producer_id >= 0:
-            pending.producer_id = header.producer_id
             if header.attributes & TRANSACTIONAL_BIT:
                 self._undecided.append((pending, header))
-        return pending
+            pending.displaced = self.producers.appended(header, base_offset)
+        if entry_id is None:
+            self.queue.append(pending)
+            self._queue_bytes += len(batch)
+        else:
+            self._enter(pending, entry_id, now_ms)
+            if self.state is _OPEN:
+                return NOTHING
+        return self._instructions()
 
-    @property
-    def writable(self) -> bool:
-        """Whether the next batch may go to the open ledger at once."""
-        return self.state is State.OPEN and not self.queue
-
-    def written(self, pending: PendingBatch, entry_id: int, now_ms: int) -> None:
-        """The batch became an entry of the open ledger. May begin to drain it: ask ``next_instructions``."""
+    def _enter(self, pending: PendingBatch, entry_id: int, now_ms: int) -> None:
         ledger = self.open
         assert ledger is not None
         size = len(pending.batch)
@@ -213,29 +190,11 @@ class PartitionCore:
         self.pending.append(pending)
         if pending.acks == Acks.FIRST:
             self._first_copies.append(pending)
-        if ledger.payload_bytes >= self.limits.segment_bytes or count >= LEDGER_BATCHES_MAX:
-            self.state = State.DRAINING
-
-    def enqueue(self, pending: PendingBatch) -> None:
-        """The batch waits for a ledger: ask ``next_instructions``."""
-        self.queue.append(pending)
-        self.queue_bytes += len(pending.batch)
-
-    def next_queued(self) -> PendingBatch | None:
-        """Take the next batch that waits, if the ledger is open."""
-        if self.state is not State.OPEN or not self.queue:
-            return None
-        pending = self.queue.popleft()
-        self.queue_bytes -= len(pending.batch)
-        return pending
-
-    def put_back(self, pending: PendingBatch) -> None:
-        """The writer had no room for what ``next_queued`` gave."""
-        self.queue.appendleft(pending)
-        self.queue_bytes += len(pending.batch)
+        if ledger.payload_bytes >= self._limits.segment_bytes or count >= LEDGER_BATCHES_MAX:
+            self.state = _DRAINING
 
     def await_unconfirmed(self, end_offset: int, on_done: OnDone) -> bool:
-        """Call ``on_done`` with the fate of the unconfirmed batch that ends there, for a retry; False if there is none."""
+        """Call ``on_done`` with the outcome of the unconfirmed batch that ends there, for a retry; False if there is none."""
         pending = next((batch for batch in self._unconfirmed() if batch.end_offset == end_offset), None)
         if pending is None:
             return False
@@ -246,7 +205,18 @@ class PartitionCore:
         yield from self.pending
         yield from self.queue
 
-    # -- what the ledger reports ---------------------------------------------------------------------------------------
+    # -- events of the open ledger -------------------------------------------------------------------------------------
+
+    def written(self, entry_id: int, now_ms: int) -> Sequence[Instruction]:
+        """The queue's first batch became an entry of the open ledger, as ``Write`` asked for."""
+        pending = self.queue.popleft()
+        self._queue_bytes -= len(pending.batch)
+        self._enter(pending, entry_id, now_ms)
+        return self._instructions()
+
+    def room(self) -> Sequence[Instruction]:
+        """The writer, which had no room for the queue's first batch, may have some now."""
+        return self._instructions()
 
     def first_copy(self, entry_id: int) -> list[PendingBatch]:
         """One bookie has every entry up to ``entry_id``: the batches with acks=1 that this answers."""
@@ -255,20 +225,20 @@ class PartitionCore:
             answered.append(self._first_copies.popleft())
         return answered
 
-    def confirmed(self, entry_id: int) -> list[PendingBatch]:
+    def confirmed(self, entry_id: int) -> tuple[list[PendingBatch], Sequence[Instruction]]:
         """The quorum has every entry up to ``entry_id``: moves the high watermark and returns the batches, in order."""
+        self.validate_state()
         pending = self.pending
         done = []
         while pending and pending[0].entry_id <= entry_id:
             done.append(pending.popleft())
         if done:
-            assert done[0].base_offset == self.high_watermark, "batches are confirmed in offset order"
             self.high_watermark = done[-1].end_offset
         while self._first_copies and self._first_copies[0].entry_id <= entry_id:
             self._first_copies.popleft()
         if self._undecided:
             self._decide()
-        return done
+        return done, NOTHING if self.state is _OPEN and not self.queue else self._instructions()
 
     def _decide(self) -> None:
         """Enter the confirmed batches of transactions."""
@@ -276,81 +246,98 @@ class PartitionCore:
             pending, header = self._undecided.popleft()
             self._replayed.transactions.replay(header, pending.base_offset, pending.batch)
 
-    def opened(self, ledger_id: int, base_offset: int, now_ms: int, jitter: float = 0.0) -> None:
+    def opened(self, ledger_id: int, now_ms: int, jitter: float = 0.0) -> Sequence[Instruction]:
         """The next ledger takes appends. ``jitter``: from 0 to 1, how much of ``segment.jitter.ms`` it is sealed earlier."""
         assert self.state is State.OPENING
-        assert base_offset == self.high_watermark
-        index = LedgerIndex(base_offset)
+        self.validate_state()
         self.open = OpenLedger(
-            ledger_id=ledger_id, base_offset=base_offset, opened_at_ms=now_ms, appended_at_ms=now_ms, index=index,
-            jitter=jitter,
+            ledger_id=ledger_id, base_offset=self.high_watermark, opened_at_ms=now_ms, appended_at_ms=now_ms,
+            index=LedgerIndex(self.high_watermark), jitter=jitter,
         )  # fmt: skip
-        self.state = State.OPEN
+        self.state = _OPEN
+        return self._instructions()
+
+    # -- events from elsewhere -----------------------------------------------------------------------------------------
+
+    def set_limits(self, limits: RollLimits) -> None:
+        """The topic's configs have changed; ``roll_due_ms`` may be earlier or later now."""
+        self._limits = limits
 
     def move_start(self, log_start_offset: int) -> None:
         """Retention or DeleteRecords moved the first readable offset; it never goes back, nor beyond what is confirmed."""
         self.log_start_offset = max(self.log_start_offset, min(log_start_offset, self.high_watermark))
 
-    # -- decisions -----------------------------------------------------------------------------------------------------
-
-    def seal_now(self) -> None:
-        """Somebody wants everything sealed: drain the open ledger, if there is one."""
-        if self.state is State.OPEN:
-            self.state = State.DRAINING
-
-    @property
-    def roll_due_ms(self) -> int | None:
-        """When the open ledger will be too old or idle, if nothing is appended; None while none takes appends."""
-        ledger = self.open
-        if self.state is not State.OPEN or ledger is None:
-            return None
-        limits = self.limits
-        idle_at_ms = ledger.appended_at_ms + limits.idle_ms
-        earlier_ms = int(ledger.jitter * min(limits.segment_jitter_ms, limits.segment_ms))
-        return min(idle_at_ms, ledger.opened_at_ms + limits.segment_ms - earlier_ms) if len(ledger.index) else idle_at_ms
-
-    def tick(self, now_ms: int) -> None:
-        """Drain a ledger that is too old or idle."""
+    def tick(self, now_ms: int) -> Sequence[Instruction]:
+        """Time has passed: drain a ledger that is too old or idle."""
         due_ms = self.roll_due_ms
-        if due_ms is not None and now_ms >= due_ms:
-            self.state = State.DRAINING
+        return self.seal_now() if due_ms is not None and now_ms >= due_ms else NOTHING
 
-    def next_instructions(self, application_state: Callable[[], bytes | None]) -> list[Instruction]:
-        """What to do now; to be asked after every event. ``application_state`` is called only for a checkpoint."""
-        instructions: list[Instruction] = []
-        if self.state is State.DRAINING and not self.pending:
-            assert self.open is not None
-            instructions.append(Seal(ledger_id=self.open.ledger_id, end_offset=self.high_watermark, index=self.open.index))
-            self.open = None
-            self.state = State.IDLE
-        if self.state is State.IDLE and (self.queue or self._is_awaited) and not self.is_held:
-            self.state, self._is_awaited = State.OPENING, False
-            assert not self.queue or self.queue[0].base_offset == self.high_watermark, "all before the queue is confirmed"
-            checkpoint = self.checkpoint(application_state())
-            instructions.append(OpenNext(base_offset=checkpoint.offset, checkpoint=checkpoint))
-        return instructions
+    def seal_now(self) -> Sequence[Instruction]:
+        """Drain the open ledger, if there is one, and seal it."""
+        if self.state is _OPEN:
+            self.state = _DRAINING
+        return self._instructions()
 
-    def open_ahead(self) -> None:
-        """The next batch is expected soon: its ledger is opened before it comes. Ask ``next_instructions``."""
-        self._is_awaited = self.state in (State.IDLE, State.DRAINING)
+    def open_ahead(self) -> Sequence[Instruction]:
+        """Open the next ledger before its first batch comes, unless one takes appends."""
+        self._is_awaited = self.state in (State.IDLE, _DRAINING)
+        return self._instructions()
 
-    def checkpoint(self, application_state: bytes | None) -> Checkpoint:
-        """What the next owner must know if the log ends with what is confirmed."""
-        unconfirmed = reversed(list(self._unconfirmed()))
-        displaced = ((batch.producer_id, batch.displaced) for batch in unconfirmed if batch.producer_id >= 0)
-        checkpoint = self._replayed.checkpoint(self.high_watermark, displaced)
-        return msgspec.structs.replace(checkpoint, application_state=application_state)
+    def hold(self) -> None:
+        """The partition is being handed over: open no more ledgers, queue what the open one does not take."""
+        self.is_held = True
+
+    def go_on(self) -> Sequence[Instruction]:
+        """The handover has failed: write what was held."""
+        self.is_held = False
+        return self._instructions()
 
     def resign(self) -> list[PendingBatch]:
-        """Stop for ever; returns the batches whose fate this broker no longer knows or that were never written."""
+        """Stop permanently; returns the batches that were never written or whose outcome this broker no longer learns."""
         self.state = State.RESIGNED
         abandoned = list(self._unconfirmed())
         self.pending.clear()
         self.queue.clear()
         self._first_copies.clear()
         self._undecided.clear()
-        self.queue_bytes = 0
+        self._queue_bytes = 0
         return abandoned
+
+    # -- decisions -----------------------------------------------------------------------------------------------------
+
+    @property
+    def roll_due_ms(self) -> int | None:
+        """When the open ledger will be too old or idle, if nothing is appended; None while none takes appends."""
+        ledger = self.open
+        if self.state is not _OPEN or ledger is None:
+            return None
+        limits = self._limits
+        idle_at_ms = ledger.appended_at_ms + limits.idle_ms
+        earlier_ms = int(ledger.jitter * min(limits.segment_jitter_ms, limits.segment_ms))
+        return min(idle_at_ms, ledger.opened_at_ms + limits.segment_ms - earlier_ms) if len(ledger.index) else idle_at_ms
+
+    def _instructions(self) -> Sequence[Instruction]:
+        """What follows from the state."""
+        if self.state is _OPEN:
+            return (Write(batch=self.queue[0].batch),) if self.queue else NOTHING
+        instructions: list[Instruction] = []
+        if self.state is _DRAINING and not self.pending:
+            assert self.open is not None
+            self.validate_state()
+            instructions.append(Seal(ledger_id=self.open.ledger_id, end_offset=self.high_watermark, index=self.open.index))
+            self.open = None
+            self.state = State.IDLE
+        if self.state is State.IDLE and (self.queue or self._is_awaited) and not self.is_held:
+            self.state, self._is_awaited = State.OPENING, False
+            self.validate_state()
+            instructions.append(OpenNext(checkpoint=self.checkpoint()))
+        return instructions
+
+    def checkpoint(self) -> Checkpoint:
+        """What the next owner must know if the log ends with what is confirmed."""
+        unconfirmed = reversed(list(self._unconfirmed()))
+        displaced = ((batch.producer_id, batch.displaced) for batch in unconfirmed if batch.producer_id >= 0)
+        return self._replayed.checkpoint(self.high_watermark, displaced)
 
     # -- questions -----------------------------------------------------------------------------------------------------
 
@@ -384,16 +371,31 @@ class PartitionCore:
         return epoch
 
     def validate_state(self) -> None:
-        """Assert what always holds."""
-        assert self.log_start_offset <= self.high_watermark <= self.next_offset == self._replayed.next_offset
-        assert self.last_stable_offset <= self.high_watermark
-        batches = list(self._unconfirmed())
+        """Assert what always holds, in constant time. Called before the high watermark moves and at each end of a ledger.
+
+        0.15 µs, of some 30 µs that a broker spends on a batch (ADR 0264).
+        """
+        high_watermark = self.high_watermark
+        unconfirmed = self.pending or self.queue
+        if unconfirmed:
+            assert unconfirmed[0].base_offset == high_watermark, "the next batch to be confirmed continues the log"
+            assert (self.queue or unconfirmed)[-1].end_offset == self.next_offset, "the last batch is the newest"
+        else:
+            assert high_watermark == self.next_offset, "everything is confirmed"
+        assert self.log_start_offset <= high_watermark, "the log does not start beyond what readers see"
+        assert (self.open is None) is (self.state is not _OPEN and self.state is not _DRAINING)
+
+    def audit_state(self) -> None:
+        """``validate_state``, and what always holds of each batch and producer, in time proportional to them. For tests."""
+        if self.state is State.RESIGNED:
+            return
+        self.validate_state()
         expected = self.high_watermark
-        for batch in batches:
+        for batch in self._unconfirmed():
             assert batch.base_offset == expected, "unconfirmed batches are contiguous from the high watermark on"
             expected = batch.end_offset
-        assert self.state is State.RESIGNED or expected == self.next_offset
-        assert self.queue_bytes == sum(len(batch.batch) for batch in self.queue)
-        assert (self.open is not None) == (self.state in (State.OPEN, State.DRAINING)) or self.state is State.RESIGNED
+        assert expected == self.next_offset
+        assert self._queue_bytes == sum(len(batch.batch) for batch in self.queue)
         assert not (self.pending and self.state in (State.IDLE, State.OPENING)), "an unconfirmed batch has an open ledger"
+        assert self.last_stable_offset <= self.high_watermark
         self._replayed.validate_state()

@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final, Protocol
 
-from stratalog_broker.partitions.core import Acks, Outcome
+from stratalog_broker.partitions.pending_batch import Acks, Outcome
 from stratalog_core.batches.batch import read_header
 from stratalog_core.errors import NotLeader
 from stratalog_core.ports import Buffer

@@ -13,25 +13,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
 from stratalog_bookies.client import LedgerWriter
 from stratalog_broker.admin.replication_factor import is_roll_due, newest_ledger
-from stratalog_broker.partitions.core import Acks, OnDone, OpenNext, PartitionCore, Seal, State
+from stratalog_broker.partitions.core import NOTHING, Instruction, PartitionCore, Seal, State, Write
 from stratalog_broker.partitions.internal_topics import InternalTopicApplication
 from stratalog_broker.partitions.ledger_index import LedgerIndex
 from stratalog_broker.partitions.ledger_opening import LedgerOpening
 from stratalog_broker.partitions.ledger_trimming import LedgerTrimming
+from stratalog_broker.partitions.pending_batch import Acks, OnDone
 from stratalog_broker.partitions.quorum_admission import Admission
 from stratalog_broker.partitions.roll_schedule import RollSchedule
 from stratalog_broker.partitions.tail_cache import PartitionTail
 from stratalog_broker.partitions.writer_reports import WriterReports
 from stratalog_core.batches.batch import BatchHeader, assign_offset
-from stratalog_core.batches.checkpoint import encode_checkpoint
-from stratalog_core.errors import Fenced, NotLeader, Overloaded, StratalogError, Unavailable
+from stratalog_core.batches.checkpoint import Checkpoint, encode_checkpoint
+from stratalog_core.errors import Corrupt, Fenced, NotLeader, Overloaded, StratalogError, Unavailable
 from stratalog_core.ids import TopicPartition
 from stratalog_metadata.records import Ledger, Topic, partition_key
 from stratalog_metadata.state.commands import EpochIs
@@ -110,7 +112,8 @@ class PartitionLog:
         """Take over changed configs, of the topic or of the cluster's defaults."""
         self.topic = topic
         self.configs = self._services.configs_of(topic)
-        self.core.limits = self.configs.roll_limits(self._services.settings.ledger_idle_ms)
+        limits = self.configs.roll_limits(self._services.settings.ledger_idle_ms)
+        self.core.set_limits(limits)
         self._watch_age()
         self._follow_quorums()
 
@@ -120,10 +123,9 @@ class PartitionLog:
         if opened is None and self.application is not None and self.core.state is State.IDLE:
             opened = newest_ledger(self._services.view, self.topic_partition.topic_id, self.topic_partition.partition)
         if opened is not None and is_roll_due(self._services.ledgers, opened, self.topic, self.configs):
-            self.core.seal_now()
+            self._act(self.core.seal_now())
             if self.application is not None:
-                self.core.open_ahead()
-            self._act()
+                self._act(self.core.open_ahead())
 
     @property
     def requirement(self) -> EpochIs:
@@ -170,28 +172,20 @@ class PartitionLog:
         raises; nothing has happened then.
         """
         core = self.core
-        if core.is_held and acks == Acks.NONE:
-            raise NotLeader(f"{self.topic_partition} goes to another broker, and nobody would hear of a refusal")
+        base_offset, is_open = core.reserve(acks)
         writer = self._writer
         if acks != Acks.NONE and (writer is None or writer.lacks_quorum or not self.configs.takes_acks_all):
             self.admission.check(writer, core.is_held, self.topic.replication_factor, self.configs, acks)
-        base_offset = core.next_offset
         assign_offset(batch, base_offset, core.leader_epoch)
         if acks == Acks.FIRST and not self._first_copies_wanted:
             self._want_first_copies()
-        entry_id = self._write(batch) if core.writable else None
-        if entry_id is None and core.queue_bytes > self._services.settings.partition_queue_bytes:
-            raise Overloaded(f"{core.queue_bytes} bytes wait for the ledger of {self.topic_partition}")
-        pending = core.place(batch, header, base_offset, acks)
-        pending.on_done, pending.on_confirmed = on_done, on_confirmed
-        if entry_id is None:
-            core.enqueue(pending)
-        else:
-            core.written(pending, entry_id, int(self._services.clock.monotonic() * 1000))
-        self.tail.append(base_offset, pending.end_offset, batch)
+        entry_id = self._write(batch) if is_open else None
+        now_ms = int(self._services.clock.monotonic() * 1000)
+        instructions = core.commit(batch, header, base_offset, acks, entry_id, now_ms, on_done, on_confirmed)
+        self.tail.append(base_offset, core.next_offset, batch)
         self.bytes_in += len(batch)
-        if core.state is not State.OPEN:
-            self._act()
+        if instructions:
+            self._act(instructions)
         return base_offset
 
     def _want_first_copies(self) -> None:
@@ -201,7 +195,7 @@ class PartitionLog:
             self._writer.tell_first_copies(True)
 
     def _write(self, batch: memoryview) -> int | None:
-        """Entry id that the batch got, or None if the writer has no room now: then it waits in the queue."""
+        """Entry id that the batch got, or None if the writer has no room now: ask it again in a while."""
         assert self._writer is not None
         try:
             return self._writer.append(batch)
@@ -212,9 +206,8 @@ class PartitionLog:
 
     def _room_retry(self) -> None:
         self._retry = None
-        self._write_queued()
+        self._act(self.core.room())
         self._watch_age()
-        self._act()
 
     # -- reports of the ledger writer (LedgerListener, through WriterReports) -------------------------------------------
 
@@ -227,18 +220,21 @@ class PartitionLog:
     def confirmed(self, lac: int) -> None:
         if self._trimming is not None:
             self._trimming.confirmed(lac)
-        done = self.core.confirmed(lac)
-        if done:
-            if self.application is not None:
-                for pending in done:
-                    self.application.apply(pending.batch)
+        try:
+            done, instructions = self.core.confirmed(lac)
+        except AssertionError as broken:
+            _log.exception("the state of %s is inconsistent", self.topic_partition)
+            self._lose(Corrupt(f"the state of {self.topic_partition} is inconsistent: {broken}"))
+            return
+        if self.application is not None:
             for pending in done:
-                pending.settle(pending.base_offset)
-            if self.watchers:
-                self.notify()
-        if self.core.queue or self.core.state is not State.OPEN:
-            self._write_queued()
-            self._act()
+                self.application.apply(pending.batch)
+        if instructions:
+            self._act(instructions)
+        for pending in done:
+            pending.settle(pending.base_offset)
+        if done and self.watchers:
+            self.notify()
 
     def writer_failed(self, writer_ledger_id: int, error: StratalogError) -> None:
         if self.core.open is not None and self.core.open.ledger_id == writer_ledger_id:
@@ -253,9 +249,7 @@ class PartitionLog:
 
     def tick(self) -> int | None:
         """Roll a ledger that is too old or idle; see ``roll_schedule.py``."""
-        self.core.tick(self._now_ms())
-        if self.core.state is State.DRAINING:
-            self._act()
+        self._act(self.core.tick(self._now_ms()))
         return self.core.roll_due_ms
 
     def _watch_age(self) -> None:
@@ -263,41 +257,45 @@ class PartitionLog:
         if due_ms is not None:
             self._rolls.look_at(self, due_ms)
 
-    def _act(self) -> None:
-        loop = asyncio.get_running_loop()
-        for instruction in self.core.next_instructions(self._application_state):
-            if isinstance(instruction, Seal):
+    def _act(self, instructions: Sequence[Instruction]) -> None:
+        """Carry out the core's instructions, and those that follow from them, before any other event."""
+        todo = deque(instructions)
+        while todo:
+            instruction = todo.popleft()
+            if isinstance(instruction, Write):
+                todo.extend(self._write_queued(instruction))
+            elif isinstance(instruction, Seal):
                 writer, self._writer = self._writer, None
                 assert writer is not None
                 self._being_sealed[instruction.ledger_id] = writer.ledger, instruction.index
-                self._sealing = loop.create_task(self._seal(writer, instruction, self._sealing))
+                sealing = self._seal(writer, instruction, self._sealing)
+                self._sealing = asyncio.get_running_loop().create_task(sealing)
             else:
-                self._opening = loop.create_task(self._open(instruction))
+                opening = self._open(self._completed(instruction.checkpoint))
+                self._opening = asyncio.get_running_loop().create_task(opening)
 
-    def _application_state(self) -> bytes | None:
-        return None if self.application is None else self.application.snapshot()
+    def _completed(self, checkpoint: Checkpoint) -> Checkpoint:
+        """A checkpoint of the core with the application's state, which is that of the same batches."""
+        if self.application is None:
+            return checkpoint
+        return msgspec.structs.replace(checkpoint, application_state=self.application.snapshot())
 
-    def _write_queued(self) -> None:
-        while self._writer is not None and (pending := self.core.next_queued()) is not None:
-            try:
-                entry_id = self._write(pending.batch)
-            except StratalogError as failure:
-                self.core.put_back(pending)
-                self._lose(failure)
-                return
-            if entry_id is None:
-                self.core.put_back(pending)
-                return
-            self.core.written(pending, entry_id, self._now_ms())
+    def _write_queued(self, instruction: Write) -> Sequence[Instruction]:
+        try:
+            entry_id = self._write(instruction.batch)
+        except StratalogError as failure:
+            self._lose(failure)
+            return NOTHING
+        return NOTHING if entry_id is None else self.core.written(entry_id, self._now_ms())
 
-    async def _open(self, instruction: OpenNext) -> None:
+    async def _open(self, checkpoint: Checkpoint) -> None:
         reports = WriterReports(self)
-        parts = encode_checkpoint(instruction.checkpoint, self._services.settings.checkpoint_part_bytes)
+        parts = encode_checkpoint(checkpoint, self._services.settings.checkpoint_part_bytes)
         try:
             async with asyncio.timeout(self._services.settings.append_timeout_ms / 1000):
                 if self._sealing is not None:
                     await asyncio.shield(self._sealing)
-                writer = await self._ledger_opening.open(self.topic, instruction.base_offset, reports, parts)
+                writer = await self._ledger_opening.open(self.topic, checkpoint.offset, reports, parts)
         except (StratalogError, TimeoutError) as failure:
             self._lose(failure if isinstance(failure, StratalogError) else Unavailable("the next ledger did not open in time"))
             return
@@ -309,12 +307,9 @@ class PartitionLog:
         self._writer = writer
         if self._trimming is not None:
             self._trimming.opened(writer, len(parts))
-        self.core.opened(
-            writer.ledger.ledger_id, instruction.base_offset, self._now_ms(), self.configs.jitter(self._services.random)
-        )
-        self._write_queued()
+        jitter = self.configs.jitter(self._services.random)
+        self._act(self.core.opened(writer.ledger.ledger_id, self._now_ms(), jitter))
         self._watch_age()
-        self._act()
         self._follow_quorums()
 
     async def _seal(self, writer: LedgerWriter, instruction: Seal, before: asyncio.Task[None] | None) -> None:
@@ -338,13 +333,11 @@ class PartitionLog:
 
     def roll(self) -> None:
         """Seal the open ledger; the next append begins another one."""
-        self.core.seal_now()
-        self._act()
+        self._act(self.core.seal_now())
 
     def last_word(self) -> bytes:
         """State at the end of what is confirmed, for the next owner; empty if it is larger than one entry."""
-        checkpoint = self.core.checkpoint(self._application_state())
-        checkpoint = msgspec.structs.replace(checkpoint, more_is_coming=self._held_busy)
+        checkpoint = msgspec.structs.replace(self._completed(self.core.checkpoint()), more_is_coming=self._held_busy)
         parts = encode_checkpoint(checkpoint, self._services.settings.checkpoint_part_bytes)
         return parts[0] if len(parts) == 1 else b""
 
@@ -364,18 +357,17 @@ class PartitionLog:
 
     def open_ahead(self) -> None:
         """The next batch is expected soon: open its ledger now."""
-        self.core.open_ahead()
-        self._act()
+        self._act(self.core.open_ahead())
 
     def hold(self, release: Callable[[], Release | None]) -> None:
         """What comes waits from now on; the last ledger is sealed together with what ``release`` answers then."""
-        self._release, self._held_busy, self.core.is_held = release, self.is_busy, True
+        self._release, self._held_busy = release, self.is_busy
+        self.core.hold()
 
     def go_on(self) -> None:
         """What was held is written here, if the partition is still served."""
-        self._release, self.core.is_held = None, False
-        if self.is_serving:
-            self._act()
+        self._release = None
+        self._act(self.core.go_on())
 
     # -- the end -------------------------------------------------------------------------------------------------------
 

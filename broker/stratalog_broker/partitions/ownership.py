@@ -306,6 +306,7 @@ class Partitions:
                 leader_epoch=taken.partition.leader_epoch,
                 log_start_offset=taken.log_start_offset,
                 limits=self._services.configs_of(topic).roll_limits(self._services.settings.ledger_idle_ms),
+                queue_bytes_max=self._services.settings.partition_queue_bytes,
             ),
             tails=self.memory.tails,
             indexes=self.memory.indexes,

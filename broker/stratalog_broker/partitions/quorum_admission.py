@@ -10,7 +10,7 @@ from typing import Final
 
 from stratalog_bookies.client import LedgerClient, LedgerWriter
 from stratalog_broker.configs.topic_configs import TopicConfigs
-from stratalog_broker.partitions.core import Acks
+from stratalog_broker.partitions.pending_batch import Acks
 from stratalog_core.errors import NotEnoughBookies
 from stratalog_core.ports import Clock
 

@@ -6,9 +6,9 @@ continue the sequence; a higher epoch begins at sequence 0; a lower one is refus
 A producer that is not known may begin at any sequence, as in Kafka, because its state may have left with retention.
 
 An owner adds a batch when it assigns the offset, before the quorum confirms it. A checkpoint must hold the state at its own
-offset, without the unconfirmed batches. So ``appended`` and ``marked`` return what the batch displaced, the owner keeps it with
-the unconfirmed batch, and ``snapshot`` puts it back. The number of producers is bounded: the one that has been silent longest
-is forgotten, but not within its transaction.
+offset, without the unconfirmed batches. So ``appended`` returns what the batch displaced, the owner keeps it with the
+unconfirmed batch, and ``snapshot`` puts it back. The number of producers is bounded: the one that has been silent longest is
+forgotten, but not within its transaction.
 """
 
 from __future__ import annotations
@@ -78,17 +78,20 @@ class ProducerStates:
         return Verdict.OUT_OF_ORDER, None
 
     def appended(self, header: BatchHeader, base_offset: int) -> Displaced:
-        """Remember a data batch with a producer id that got ``base_offset``; call in offset order.
+        """Take in a batch with a producer id, or a transaction marker, that got ``base_offset``; call in offset order.
 
-        Returns what ``snapshot`` needs if the batch is still unconfirmed then.
+        Returns what ``snapshot`` needs if the batch is still unconfirmed then. The offset in the header does not count.
         """
+        base_sequence, last_offset_delta = header.base_sequence, header.last_offset_delta
+        if base_sequence < 0:
+            return self._marked(header)
         displaced: Displaced = None
         producer = self._producers.pop(header.producer_id, None)
         if producer is None or producer.epoch != header.producer_epoch or not producer.batches:
             displaced, producer = producer, Producer(header.producer_epoch, [])
         self._producers[header.producer_id] = producer
-        last_offset = base_offset + header.last_offset_delta
-        batch = SequencedBatch(header.base_sequence, header.last_sequence, last_offset, header.max_timestamp_ms)
+        last_sequence = (base_sequence + last_offset_delta) & _SEQUENCE_MASK
+        batch = SequencedBatch(base_sequence, last_sequence, base_offset + last_offset_delta, header.max_timestamp_ms)
         producer.batches.append(batch)
         if len(producer.batches) > BATCHES_REMEMBERED:
             displaced = producer.batches.pop(0)
@@ -96,8 +99,8 @@ class ProducerStates:
             self._forget_one()
         return displaced
 
-    def marked(self, header: BatchHeader) -> Displaced:
-        """Take over the epoch of a transaction marker, which has no sequence; returns the same as ``appended``."""
+    def _marked(self, header: BatchHeader) -> Displaced:
+        """Take over the epoch of a marker, which has no sequence."""
         before = self._producers.pop(header.producer_id, None)
         if before is None or before.epoch < header.producer_epoch:
             self._producers[header.producer_id] = Producer(header.producer_epoch, [])

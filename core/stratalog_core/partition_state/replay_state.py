@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from stratalog_core.batches.batch import CONTROL_BIT, TRANSACTIONAL_BIT, BatchHeader
+from stratalog_core.batches.batch import TRANSACTIONAL_BIT, BatchHeader
 from stratalog_core.batches.checkpoint import Checkpoint, EpochStart
 from stratalog_core.errors import Corrupt
 from stratalog_core.partition_state.producer_states import Displaced, ProducerStates
@@ -29,7 +29,11 @@ ABORTED_MAX: Final = 100_000
 
 
 class ReplayState:
-    """State when all batches below ``next_offset``, and no other, have been appended."""
+    """State when all batches below ``next_offset``, and no other, have been replayed.
+
+    An owner goes on from there: it adds batches to ``producers`` when it appends them, to ``transactions`` when the quorum has
+    confirmed them, and keeps offsets of its own.
+    """
 
     __slots__ = ("_epochs_max", "leader_epochs", "next_offset", "producers", "transactions")
 
@@ -72,32 +76,19 @@ class ReplayState:
         base_offset = header.base_offset
         if base_offset != self.next_offset:
             raise Corrupt(f"batch at offset {base_offset} does not continue at {self.next_offset}")
-        self.begin_epoch(header.leader_epoch)
-        self.append(header, base_offset)
-        if header.attributes & TRANSACTIONAL_BIT and header.producer_id >= 0:
-            self.transactions.replay(header, base_offset, batch)
+        self.begin_epoch(header.leader_epoch, base_offset)
+        if header.producer_id >= 0:
+            self.producers.appended(header, base_offset)
+            if header.attributes & TRANSACTIONAL_BIT:
+                self.transactions.replay(header, base_offset, batch)
+        self.next_offset = header.next_offset
 
-    # -- what an owner adds --------------------------------------------------------------------------------------------
-
-    def begin_epoch(self, epoch: int) -> None:
-        """The next batch is of ``epoch``, if that is newer than all before."""
+    def begin_epoch(self, epoch: int, offset: int) -> None:
+        """``epoch`` wrote from ``offset`` on, if it is newer than all before."""
         epochs = self.leader_epochs
         if not epochs or epochs[-1].epoch < epoch:
-            epochs.append(EpochStart(epoch, self.next_offset))
+            epochs.append(EpochStart(epoch, offset))
             del epochs[: -self._epochs_max]
-
-    def append(self, header: BatchHeader, base_offset: int) -> Displaced:
-        """Take in an unconfirmed batch that got ``base_offset``, the next offset; returns what undoes it in ``checkpoint``.
-
-        The offset in its header does not count. If it is transactional, ``transactions.replay`` takes it in once the quorum has
-        confirmed it.
-        """
-        self.next_offset = base_offset + header.last_offset_delta + 1
-        if header.producer_id < 0:
-            return None
-        if header.attributes & CONTROL_BIT:
-            return self.producers.marked(header)
-        return self.producers.appended(header, base_offset)
 
     def forget_below(self, log_start_offset: int) -> None:
         """Drop the leader epochs of which retention has left nothing."""
@@ -107,7 +98,7 @@ class ReplayState:
     # -- what others need of it ----------------------------------------------------------------------------------------
 
     def checkpoint(self, offset: int, unconfirmed: Iterable[tuple[int, Displaced]] = ()) -> Checkpoint:
-        """The state at ``offset``, before the ``unconfirmed`` ones: producer id and what ``append`` returned, latest first."""
+        """The state at ``offset``, before the ``unconfirmed`` ones: producer id and what it displaced, latest first."""
         return Checkpoint(
             offset=offset,
             leader_epochs=tuple(self.leader_epochs),
@@ -122,7 +113,5 @@ class ReplayState:
         starts = [start.start_offset for start in self.leader_epochs]
         assert starts == sorted(starts), "leader epochs begin in offset order"
         assert len(epochs) <= self._epochs_max
-        assert not starts or starts[-1] <= self.next_offset
-        assert self.transactions.last_stable_offset(self.next_offset) <= self.next_offset
         self.transactions.validate_state()
         self.producers.validate_state()

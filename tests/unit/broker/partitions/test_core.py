@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import struct
 from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stratalog_broker.partitions.core import Acks, OpenNext, PartitionCore, PendingBatch, RollLimits, Seal, State
+import stratalog_broker
+from stratalog_broker.partitions.core import Instruction, OpenNext, PartitionCore, RollLimits, Seal, State, Write
+from stratalog_broker.partitions.pending_batch import Acks
 from stratalog_core.batches.batch import CONTROL_BIT, TRANSACTIONAL_BIT, BatchHeader, read_header
 from stratalog_core.batches.checkpoint import Checkpoint, EpochStart, OngoingTransaction
 from stratalog_core.batches.records import Record, build_batch
+from stratalog_core.errors import NotLeader, Overloaded
 from stratalog_core.partition_state.replay_state import ReplayState
 from stratalog_core.partition_state.transactions import COMMIT
 
 LIMITS = RollLimits(segment_bytes=1000, segment_ms=10_000, idle_ms=5_000)
 CHECKPOINT_ENTRIES = 1
+QUEUE_BYTES_MAX = 1_000_000
 
 
 def core(next_offset: int = 100, epochs: tuple[EpochStart, ...] = (EpochStart(1, 0),)) -> PartitionCore:
     state = ReplayState()
     state.load(Checkpoint(offset=next_offset, leader_epochs=epochs))
-    return PartitionCore(state, leader_epoch=3, log_start_offset=0, limits=LIMITS)
+    return PartitionCore(state, leader_epoch=3, log_start_offset=0, limits=LIMITS, queue_bytes_max=QUEUE_BYTES_MAX)
 
 
 def header(records: int, producer_id: int = -1, sequence: int = -1) -> BatchHeader:
@@ -36,17 +45,27 @@ class Ledgers:
         self.core = partition
         self.opening: OpenNext | None = None
         self.next_entry = 0
+        self.room = 1_000_000
+        """Entries that the writer takes before it has no room."""
         self.unconfirmed: deque[int] = deque()
         self.sealed: list[Seal] = []
         self.opened_at: list[int] = []
         self.checkpoints: list[Checkpoint] = []
-        self.log: list[PendingBatch] = []
+        self.log: list[tuple[int, int]] = []
+        """Base offset and end offset of each batch, in the order of the appends."""
+        self.written: list[memoryview] = []
         self.now_ms = 0
         self.sequence = 0
 
-    def carry_out(self) -> None:
-        for instruction in self.core.next_instructions(lambda: None):
-            if isinstance(instruction, Seal):
+    def carry_out(self, instructions: Sequence[Instruction]) -> None:
+        todo = deque(instructions)
+        while todo:
+            instruction = todo.popleft()
+            if isinstance(instruction, Write):
+                entry_id = self.write(instruction.batch)
+                if entry_id is not None:
+                    todo.extend(self.core.written(entry_id, self.now_ms))
+            elif isinstance(instruction, Seal):
                 assert not self.unconfirmed, "a ledger is sealed when all of it is confirmed"
                 self.sealed.append(instruction)
             else:
@@ -56,44 +75,62 @@ class Ledgers:
                 self.opening = instruction
                 self.checkpoints.append(instruction.checkpoint)
 
-    def write(self, pending: PendingBatch) -> None:
-        self.core.written(pending, self.next_entry, self.now_ms)
+    def write(self, batch: memoryview) -> int | None:
+        """The entry id, or None without room."""
+        if not self.room:
+            return None
+        self.room -= 1
+        self.written.append(batch)
         self.unconfirmed.append(self.next_entry)
         self.next_entry += 1
-        self.log.append(pending)
+        return self.unconfirmed[-1]
 
-    def append(self, records: int, size: int) -> None:
-        partition = self.core
-        base_offset = partition.next_offset
+    def append(self, records: int, size: int, acks: int = Acks.ALL) -> None:
         made = header(records, producer_id=1, sequence=self.sequence)
         self.sequence += records
-        writable = partition.writable
-        pending = partition.place(memoryview(bytes(size)), made, base_offset, Acks.ALL)
-        if writable:
-            self.write(pending)
-        else:
-            partition.enqueue(pending)
-        self.carry_out()
+        self.append_batch(memoryview(bytes(size)), made, acks)
+
+    def append_batch(self, batch: memoryview, made: BatchHeader, acks: int = Acks.ALL) -> None:
+        base_offset, is_open = self.core.reserve(acks)
+        entry_id = self.write(batch) if is_open else None
+        instructions = self.core.commit(batch, made, base_offset, acks, entry_id, self.now_ms)
+        self.log.append((base_offset, self.core.next_offset))
+        self.carry_out(instructions)
 
     def finish_opening(self) -> None:
         if self.opening is None:
             return
-        base_offset, self.opening = self.opening.base_offset, None
+        base_offset, self.opening = self.opening.checkpoint.offset, None
         self.opened_at.append(base_offset)
         self.next_entry = CHECKPOINT_ENTRIES
-        self.core.opened(len(self.opened_at), base_offset, self.now_ms)
-        self.write_queued()
+        self.carry_out(self.core.opened(len(self.opened_at), self.now_ms))
 
-    def write_queued(self) -> None:
-        while (pending := self.core.next_queued()) is not None:
-            self.write(pending)
-        self.carry_out()
+    def make_room(self, entries: int) -> None:
+        self.room = entries
+        self.carry_out(self.core.room())
 
     def confirm(self, count: int) -> None:
         for _ in range(min(count, len(self.unconfirmed))):
-            last = self.unconfirmed.popleft()
-            self.core.confirmed(last)
-        self.write_queued()
+            _, instructions = self.core.confirmed(self.unconfirmed.popleft())
+            self.carry_out(instructions)
+
+    def step(self, what: str, count: int, size: int) -> None:
+        """One event of a random sequence."""
+        partition = self.core
+        if what == "tick":
+            self.now_ms += count
+        steps: dict[str, Callable[[], object]] = {
+            "append": lambda: self.append(count, size),
+            "open": self.finish_opening,
+            "confirm": lambda: self.confirm(count),
+            "room": lambda: self.make_room(count),
+            "hold": partition.hold,
+            "go on": lambda: self.carry_out(partition.go_on()),
+            "open ahead": lambda: self.carry_out(partition.open_ahead()),
+            "tick": lambda: self.carry_out(partition.tick(self.now_ms)),
+            "seal": lambda: self.carry_out(partition.seal_now()),
+        }
+        steps[what]()
 
 
 events = st.one_of(
@@ -103,6 +140,7 @@ events = st.one_of(
     st.tuples(st.just("tick"), st.integers(1, 6_000), st.just(0)),
     st.tuples(st.just("seal"), st.just(0), st.just(0)),
     st.tuples(st.just("open ahead"), st.just(0), st.just(0)),
+    st.tuples(st.just("room"), st.integers(0, 3), st.just(0)),
     st.tuples(st.just("hold"), st.just(0), st.just(0)),
     st.tuples(st.just("go on"), st.just(0), st.just(0)),
 )
@@ -112,35 +150,18 @@ events = st.one_of(
 def test_offsets_stay_contiguous_whatever_happens(steps: list[tuple[str, int, int]]) -> None:
     partition = core()
     ledgers = Ledgers(partition)
-    for step, first, second in steps:
-        if step == "append":
-            ledgers.append(first, second)
-        elif step == "open":
-            ledgers.finish_opening()
-        elif step == "confirm":
-            ledgers.confirm(first)
-        elif step == "open ahead":
-            partition.open_ahead()
-            ledgers.carry_out()
-        elif step in ("hold", "go on"):
-            partition.is_held = step == "hold"
-            ledgers.carry_out()
-        elif step == "tick":
-            ledgers.now_ms += first
-            partition.tick(ledgers.now_ms)
-            ledgers.carry_out()
-        else:
-            partition.seal_now()
-            ledgers.carry_out()
-        partition.validate_state()
-    partition.is_held = False
-    ledgers.carry_out()
+    for step in steps:
+        ledgers.step(*step)
+        partition.audit_state()
+    ledgers.carry_out(partition.go_on())
+    ledgers.make_room(1_000_000)
     for _ in range(200):
         ledgers.finish_opening()
         ledgers.confirm(100)
-    partition.validate_state()
+    partition.audit_state()
     assert partition.high_watermark == partition.next_offset, "everything is confirmed in the end"
-    offsets = [(batch.base_offset, batch.end_offset) for batch in ledgers.log]
+    assert len(ledgers.written) == len(ledgers.log), "each batch is written once"
+    offsets = ledgers.log
     assert [start for start, _ in offsets] == [100, *(end for _, end in offsets[:-1])][: len(offsets)]
     assert ledgers.opened_at == sorted(ledgers.opened_at)
     for checkpoint in ledgers.checkpoints:
@@ -174,19 +195,17 @@ def test_an_idle_partition_holds_no_ledger_open() -> None:
     ledgers.append(2, 10)
     ledgers.finish_opening()
     ledgers.confirm(1)
-    partition.tick(LIMITS.idle_ms)
-    ledgers.carry_out()
+    ledgers.carry_out(partition.tick(LIMITS.idle_ms))
     assert partition.state is State.IDLE
     assert [seal.end_offset for seal in ledgers.sealed] == [102]
 
 
 def open_with_one_batch(limits: RollLimits, jitter: float) -> PartitionCore:
     partition = core()
-    partition.limits = limits
+    partition.set_limits(limits)
     ledgers = Ledgers(partition)
     ledgers.append(1, 10)
-    partition.opened(1, partition.high_watermark, 0, jitter)
-    ledgers.write_queued()
+    ledgers.carry_out(partition.opened(1, 0, jitter))
     return partition
 
 
@@ -204,10 +223,9 @@ def test_first_copies_answer_only_those_who_asked() -> None:
     ledgers = Ledgers(partition)
     ledgers.append(1, 10)
     ledgers.finish_opening()
-    pending = partition.place(memoryview(bytes(10)), header(1), partition.next_offset, Acks.FIRST)
-    ledgers.write(pending)
+    ledgers.append(1, 10, Acks.FIRST)
     assert partition.first_copy(1) == []
-    assert partition.first_copy(2) == [pending]
+    assert [batch.base_offset for batch in partition.first_copy(2)] == [101]
     assert partition.high_watermark == 100, "readers see what the quorum has"
 
 
@@ -219,8 +237,9 @@ def test_resigning_gives_back_all_that_is_unconfirmed() -> None:
     ledgers.append(1, 2000)
     ledgers.append(1, 10)
     assert [batch.base_offset for batch in partition.resign()] == [100, 101, 102]
-    assert partition.next_instructions(lambda: None) == []
-    partition.validate_state()
+    for instructions in (partition.seal_now(), partition.open_ahead(), partition.go_on(), partition.room()):
+        assert not instructions
+    partition.audit_state()
 
 
 def test_ends_of_epochs_are_kafkas() -> None:
@@ -251,13 +270,54 @@ def test_the_last_stable_offset_waits_for_an_open_transaction() -> None:
     ledgers.append(1, 10)
     ledgers.finish_opening()
     for batch in batches:
-        pending = partition.place(memoryview(batch), read_header(batch), partition.next_offset, Acks.ALL)
-        ledgers.write(pending)
+        ledgers.append_batch(memoryview(batch), read_header(batch))
     assert (partition.high_watermark, partition.last_stable_offset) == (100, 100)
     ledgers.confirm(2)
     assert (partition.high_watermark, partition.last_stable_offset) == (102, 101)
-    assert partition.checkpoint(None).transactions == (OngoingTransaction(7, 101),)
+    assert partition.checkpoint().transactions == (OngoingTransaction(7, 101),)
     ledgers.confirm(1)
     assert (partition.high_watermark, partition.last_stable_offset) == (103, 103)
-    assert partition.checkpoint(None).transactions == ()
-    partition.validate_state()
+    assert partition.checkpoint().transactions == ()
+    partition.audit_state()
+
+
+def test_a_full_queue_refuses_a_batch_and_nothing_has_changed() -> None:
+    partition = core()
+    ledgers = Ledgers(partition)
+    ledgers.append(1, QUEUE_BYTES_MAX + 1)
+    with pytest.raises(Overloaded, match="1000001 bytes are queued for the next ledger; the limit is 1000000"):
+        ledgers.append(1, 10)
+    assert partition.next_offset == 101
+    partition.audit_state()
+
+
+def test_a_held_partition_takes_no_batch_whose_producer_would_not_hear_of_a_refusal() -> None:
+    partition = core()
+    partition.hold()
+    with pytest.raises(NotLeader, match="goes to another broker"):
+        partition.reserve(Acks.NONE)
+    assert partition.reserve(Acks.ALL) == (100, False)
+
+
+@pytest.mark.parametrize("field", ["next_offset", "high_watermark", "log_start_offset", "state"])
+def test_an_inconsistent_state_is_found_before_a_producer_hears_of_its_batch(field: str) -> None:
+    partition = core()
+    ledgers = Ledgers(partition)
+    ledgers.append(1, 10)
+    ledgers.finish_opening()
+    setattr(partition, field, State.OPENING if field == "state" else 1000)
+    with pytest.raises(AssertionError):
+        ledgers.confirm(1)
+
+
+def test_nobody_but_the_core_assigns_its_attributes() -> None:
+    assigned = [
+        f"{path.name}:{target.lineno} {ast.unparse(target)}"
+        for path in Path(stratalog_broker.__file__).parent.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign)
+        for part in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        for target in ast.walk(part)
+        if isinstance(target, ast.Attribute) and re.search(r"\bcore\.\w+$", ast.unparse(target))
+    ]
+    assert assigned == []

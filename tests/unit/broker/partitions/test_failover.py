@@ -11,6 +11,7 @@ from typing import Any
 
 import confluent_kafka
 from confluent_kafka.admin import AdminClient, NewTopic
+from kio.schema.errors import ErrorCode
 from unit.broker.handlers.test_round_trip import consume, produce
 from unit.broker.mini_cluster import MiniCluster, in_thread, run_cluster, until_served
 from unit.broker.raw_client import batch
@@ -143,3 +144,22 @@ async def test_a_takeover_knows_the_transactions_that_the_last_owner_left(tmp_pa
         assert log is not None
         assert (log.core.high_watermark, log.core.last_stable_offset) == (5, 3)
         assert log.core.aborted_between(0, 5) == [AbortedTransaction(1, 0, 2, 1)]
+
+
+async def test_an_owner_whose_state_is_inconsistent_acknowledges_nothing_and_takes_over_anew(tmp_path: Path) -> None:
+    async with run_cluster(tmp_path, bookies=1) as cluster:
+        await in_thread(lambda: create_topic(cluster, "flights", 1))
+        topic = next(topic for topic in cluster.metadata.view.all(Topic) if topic.name == "flights")
+        client = await cluster.connect()
+        await until_served(cluster.broker, topic.topic_id)
+        assert (await produce_raw(client, "flights", batch(b"first"))).error_code == 0
+        broken = cluster.broker.services.partitions.find_by_id(topic.topic_id.bytes, 0)
+        assert broken is not None
+        broken.core.log_start_offset = 1000
+        answer = await produce_raw(client, "flights", batch(b"second"))
+        assert answer.error_code is ErrorCode.not_leader_or_follower
+        await until_served(cluster.broker, topic.topic_id)
+        found = cluster.broker.services.partitions.find_by_id(topic.topic_id.bytes, 0)
+        assert found is not broken
+        answer = await produce_raw(client, "flights", batch(b"third"))
+        assert (answer.error_code, answer.base_offset) == (0, 2)

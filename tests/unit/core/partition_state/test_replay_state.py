@@ -218,15 +218,16 @@ def test_an_owners_checkpoint_is_what_a_replay_of_its_confirmed_batches_gives(
     owner, unconfirmed = ReplayState(), list[tuple[BatchHeader, bytes, Displaced]]()
     for number, batch in enumerate(history.batches):
         header = read_header(batch)
-        owner.begin_epoch(header.leader_epoch)
-        unconfirmed.append((header, batch, owner.append(header, header.base_offset)))
+        owner.begin_epoch(header.leader_epoch, header.base_offset)
+        displaced = owner.producers.appended(header, header.base_offset) if header.producer_id >= 0 else None
+        unconfirmed.append((header, batch, displaced))
         if len(unconfirmed) > in_flight:
             done, stored, _ = unconfirmed.pop(0)
             if done.is_transactional:
                 owner.transactions.replay(done, done.base_offset, stored)
         confirmed = replayed(history.batches[: number + 1 - len(unconfirmed)])
-        displaced = [(one.producer_id, undo) for one, _, undo in reversed(unconfirmed) if one.producer_id >= 0]
-        made = owner.checkpoint(confirmed.next_offset, displaced)
+        undone = [(one.producer_id, undo) for one, _, undo in reversed(unconfirmed) if one.producer_id >= 0]
+        made = owner.checkpoint(confirmed.next_offset, undone)
         assert {one.producer_id: one for one in made.producers} == {
             one.producer_id: one for one in confirmed.producers.snapshot()
         }

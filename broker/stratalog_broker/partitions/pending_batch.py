@@ -1,0 +1,79 @@
+"""A batch between its offset and its confirmation: who waits for it, and for what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntEnum
+
+from stratalog_core.batches.batch import BatchHeader
+from stratalog_core.errors import NotEnoughBookies, NotLeader, OutcomeUnknown, StratalogError, Unavailable
+from stratalog_core.partition_state.producer_states import Displaced
+
+Outcome = int | StratalogError
+"""A batch's base offset, or why it was given up: ``OutcomeUnknown`` if it was sent, else an error that says it was not."""
+OnDone = Callable[[Outcome], None]
+"""Called once per batch, when it has what its producer asked for or is given up."""
+
+
+class Acks(IntEnum):
+    """What a producer waits for."""
+
+    NONE = 0
+    FIRST = 1
+    ALL = -1
+
+
+class PendingBatch:
+    """A batch that has its offset and is not confirmed yet."""
+
+    __slots__ = (
+        "acks",
+        "base_offset",
+        "batch",
+        "displaced",
+        "end_offset",
+        "entry_id",
+        "max_timestamp_ms",
+        "on_confirmed",
+        "on_done",
+        "others",
+        "producer_id",
+    )
+
+    def __init__(
+        self,
+        batch: memoryview,
+        header: BatchHeader,
+        base_offset: int,
+        acks: int,
+        on_done: OnDone | None,
+        on_confirmed: Callable[[], None] | None,
+    ) -> None:
+        self.batch = batch
+        self.base_offset = base_offset
+        self.end_offset = base_offset + header.last_offset_delta + 1
+        self.max_timestamp_ms = header.max_timestamp_ms
+        self.acks = acks
+        self.entry_id = -1
+        self.on_done = on_done
+        self.on_confirmed = on_confirmed
+        self.others: list[OnDone] | None = None
+        self.producer_id = header.producer_id
+        self.displaced: Displaced = None
+
+    def settle(self, outcome: Outcome) -> None:
+        """Report the outcome to the producer, and to its retries."""
+        if self.on_done is not None:
+            on_done, self.on_done = self.on_done, None
+            on_done(outcome)
+        if self.others is not None:
+            for other in self.others:
+                other(outcome)
+        if self.on_confirmed is not None:
+            self.on_confirmed()
+
+    def give_up(self, reason: StratalogError | None) -> None:
+        """Settle it without an offset because of ``reason``; without a reason that producers can use: the owner has changed."""
+        answers = OutcomeUnknown if self.entry_id >= 0 else (NotEnoughBookies, Unavailable)
+        is_answer = reason is not None and isinstance(reason, answers)
+        self.settle(reason if reason is not None and is_answer else NotLeader("the partition was lost or moved"))
