@@ -76,3 +76,16 @@ class DiskMetrics(MetricGroup):
     group_commit_bytes: Histogram = histogram("bytes", "Log bytes of a group commit", GROUP_BOUNDS_BYTES)
     waiting_for_commit: int = gauge("requests", "Requests that wait for a group commit")
     waiting_for_room: int = gauge("requests", "Requests that wait for the next log file")
+
+
+@dataclass(slots=True, kw_only=True)
+class AddMetrics(MetricGroup):
+    """Adds of this process's ledger writers to one bookie."""
+
+    subsystem = "ledger_client"
+
+    bookie: str = label()
+    in_flight_add_bytes: int = gauge("bytes", "Payload of the ADD requests that the bookie has not answered")
+    in_flight_adds: int = gauge("requests", "ADD requests that the bookie has not answered")
+    queued_entries: int = gauge("entries", "Entries that wait for earlier ADD requests, or are sent again")
+    failures: int = counter("failures", "Times that the bookie was given up for all writers, because it was away or silent")

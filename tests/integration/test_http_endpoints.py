@@ -91,6 +91,28 @@ def test_every_role_answers_its_three_paths(own_cluster: ProcessCluster, role: s
     assert _get(address, "/metrics", "POST")[0] == 405
 
 
+def test_metrics_show_a_record_on_its_way(own_cluster: ProcessCluster) -> None:
+    """From the producer's request over the bookie's disk and the metadata quorum to the tiering worker that sees it wait."""
+    own_cluster.run("topic", "create", "followed", "--partitions", "1")
+    own_cluster.run("produce", "followed", "--value", "hello")
+    wanted = {
+        "broker": ("stratalog_broker_requests_total", (("api", "Produce"),)),
+        "bookie": ("stratalog_bookie_disk_group_commit_seconds_count", (("disk", "0"),)),
+        "metadata": ("stratalog_metadata_is_leader", ()),
+        "tiering": ("stratalog_tiering_sessions_total", ()),
+    }
+    deadline = time.monotonic() + _TIMEOUT_S
+    while wanted and time.monotonic() < deadline:
+        # Answers are up to a second old.
+        found = {role: _metrics(_address(own_cluster, role)).get(name, {}) for role, (name, _) in wanted.items()}
+        wanted = {role: (name, labels) for role, (name, labels) in wanted.items() if not found[role].get(labels)}
+        time.sleep(0.1)
+    assert wanted == {}
+    quorum = _metrics(_address(own_cluster, "metadata"))
+    assert quorum["stratalog_metadata_records"][("kind", "topic"),] >= 1
+    assert quorum["stratalog_metadata_apply_lag_entries"][()] >= 0
+
+
 def test_cluster_status_names_the_addresses(own_cluster: ProcessCluster) -> None:
     rows = {row["role"]: row["http"] for row in own_cluster.json("cluster", "status")["processes"]}
     assert rows["broker"] == _address(own_cluster, "broker")

@@ -19,6 +19,7 @@ from typing import Final, NamedTuple
 from stratalog_bookies.client.config import LedgerClientSettings
 from stratalog_bookies.client.core.entry import AddSink, PendingEntry
 from stratalog_bookies.client.directory import BookieDirectory
+from stratalog_bookies.metrics import AddMetrics
 from stratalog_bookies.protocol.messages import ADD, Status, decode_statuses, encode_add, encode_statuses
 from stratalog_core.errors import Invalid, Overloaded, StratalogError
 from stratalog_core.ports import Buffer
@@ -76,6 +77,20 @@ class AddSender:
         self._scheduled = False
         self._closed = False
         self._request: _Request | None = None
+
+    def metrics(self) -> list[AddMetrics]:
+        """For a scrape: one group for each bookie, the one that owes most first."""
+        lanes = sorted(self._lanes.values(), key=lambda lane: -lane.in_flight_bytes)
+        return [
+            AddMetrics(
+                bookie=lane.bookie,
+                in_flight_add_bytes=lane.in_flight_bytes,
+                in_flight_adds=lane.outstanding,
+                queued_entries=len(lane.queued) + len(lane.retrying),
+                failures=lane.generation,
+            )
+            for lane in lanes
+        ]
 
     def send(self, targets: Sequence[str], entry: PendingEntry) -> None:
         """Queue ``entry`` for each of ``targets``; it is sent at the end of this event-loop turn."""

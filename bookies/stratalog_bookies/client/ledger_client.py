@@ -20,6 +20,7 @@ from stratalog_bookies.client.ledger_reads import LacNews, LedgerReads
 from stratalog_bookies.client.ledger_records import LedgerRecordPuts, Superseded
 from stratalog_bookies.client.ledger_recovery import LedgerRecoveries, Recovered
 from stratalog_bookies.client.ledger_writer import LedgerWriter
+from stratalog_bookies.metrics import AddMetrics
 from stratalog_core.errors import LedgerFenced
 from stratalog_core.ports import Clock, Random, Transport
 from stratalog_metadata.client.api import MetadataClient
@@ -63,6 +64,10 @@ class LedgerClient:
         self._spread = SpreadWatch()
         self._loop = asyncio.get_running_loop()
         self._tick = self._loop.call_later(settings.tick_ms / 1000, self._on_tick)
+
+    def metrics(self) -> list[AddMetrics]:
+        """For a scrape."""
+        return self._context.sender.metrics()
 
     def require_bookies(self, write_quorum: int, ack_quorum: int) -> None:
         """Raises ``NotEnoughBookies`` if, as far as this process knows, no ledger with these quorums can be created now."""

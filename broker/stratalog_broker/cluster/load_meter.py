@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from typing import TYPE_CHECKING, Final
 
+from stratalog_broker.metrics import TrafficMeter
 from stratalog_metadata.protocol.broker_loads import HEAVIEST_MAX, BrokerLoad, PartitionLoad
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ class LoadMeter:
 
     def __init__(self, services: BrokerServices) -> None:
         self._services = services
+        self.traffic = TrafficMeter()
         self._measured_at = services.clock.monotonic() - REPORT_S
 
     def report(self) -> BrokerLoad | None:
@@ -38,6 +40,7 @@ class LoadMeter:
             if came or went:
                 log.bytes_in_reported, log.bytes_out_reported = log.bytes_in, log.bytes_out
                 taken, given = taken + came, given + went
+                self.traffic.count(log.topic.name, came, went)
                 busy.append((int((came + went) / elapsed_s), log))
         heaviest = heapq.nlargest(HEAVIEST_MAX, busy, key=lambda one: one[0])
         return BrokerLoad(

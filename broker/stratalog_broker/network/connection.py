@@ -170,6 +170,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             correlation_id=head.correlation_id,
             client_id=head.client_id,
             request_bytes=len(frame) + REQUEST_BYTES + decoded_bytes,
+            arrived_at_s=self._registry.services.clock.monotonic(),
         )
         self._order.append(context)
         info = find_handler(context)
@@ -205,6 +206,8 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def respond(self, context: RequestContext, parts: Sequence[Buffer]) -> None:
         """Queue an answer; it leaves when all before it have left."""
+        registry = self._registry
+        registry.requests.answered(context.api_key, registry.services.clock.monotonic() - context.arrived_at_s)
         order = self._order
         while order and order[0].response is not None:
             self._outgoing.extend(order.popleft().response or ())

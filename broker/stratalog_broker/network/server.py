@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final
 
@@ -23,6 +23,8 @@ from stratalog_broker.configs.listeners import Listener, advertised_endpoints, p
 from stratalog_broker.configs.memory import SESSION_PARTITION_BYTES, MemoryShares, Peaks, within_memory
 from stratalog_broker.configs.settings import BrokerSettings
 from stratalog_broker.coordination.groups.service import GroupService
+from stratalog_broker.handlers import HANDLERS
+from stratalog_broker.metrics import BrokerMetrics, MemoryMetrics, RequestMetrics
 from stratalog_broker.network.connection import SHARED_BUFFER_BYTES, ClientConnection
 from stratalog_broker.network.unsent_responses import UnsentResponses
 from stratalog_broker.partitions.handover import leave
@@ -34,10 +36,11 @@ from stratalog_broker.requests.context import BrokerServices
 from stratalog_broker.requests.deadlines import Deadlines
 from stratalog_core.connections.silent_clients import LOOK_S, SilentClients
 from stratalog_core.errors import Invalid
+from stratalog_core.metrics.groups import MetricGroup
 from stratalog_core.ports import Clock, Random
 from stratalog_core.search_pool import SearchPool
 from stratalog_metadata.client.api import MetadataClient
-from stratalog_metadata.records import Broker
+from stratalog_metadata.records import Broker, topic_key
 from stratalog_tiering.cold.reader import ColdReader
 
 _log = logging.getLogger(__name__)
@@ -54,6 +57,7 @@ class ConnectionRegistry:
         self.is_full = False
         """Requests fill their share of the memory: no connection begins to read another one."""
         self.responses = UnsentResponses(services.memory.responses)
+        self.requests = RequestMetrics({key: info.name for key, info in HANDLERS.items()})
         self._connections: set[ClientConnection] = set()
         self._silent = SilentClients(self._connections, services.settings.connection_idle_ms / 1000)
         self._bytes_held = 0
@@ -202,6 +206,7 @@ class BrokerServer:
         if not self._listeners:
             raise Invalid("listen is empty; name at least one HOST:PORT")
         self._servers: list[asyncio.Server] = []
+        self.load = LoadMeter(services)
         self._registration: Registration | None = None
         self._sweeper: asyncio.TimerHandle | None = None
         self._peaks = Peaks(settings.memory_bytes)
@@ -224,6 +229,34 @@ class BrokerServer:
         pairs = zip(self._listeners, self._servers, strict=True)
         return [listener._replace(port=server.sockets[0].getsockname()[1]) for listener, server in pairs]
 
+    def metrics(self) -> Iterator[MetricGroup]:
+        """For a scrape."""
+        services, connections = self._services, self.connections
+        hot_reads, cold_reads = services.pending_reads.reads_in_progress
+        yield BrokerMetrics(
+            connections=len(connections),
+            connections_refused=connections.refused,
+            partitions=len(services.partitions.all()),
+            takeovers_waiting=services.partitions.takeovers_waiting,
+            hot_reads=hot_reads,
+            cold_reads=cold_reads,
+            unreadable_group_records=services.groups.unreadable_records,
+        )
+        yield services.partitions.takeover_metrics
+        yield from connections.requests.metrics()
+        yield from self._memory_metrics()
+        yield from self.load.traffic.metrics(lambda topic: services.view.get(topic_key(topic)) is not None)
+
+    def _memory_metrics(self) -> Iterator[MemoryMetrics]:
+        services, connections, shares = self._services, self.connections, self._services.memory
+        partitions = services.partitions.memory
+        yield MemoryMetrics(share="requests", used_bytes=connections.bytes_held, limit_bytes=shares.requests)
+        yield MemoryMetrics(share="responses", used_bytes=connections.responses.bytes_held, limit_bytes=shares.responses)
+        yield MemoryMetrics(share="tail", used_bytes=partitions.tails.bytes_held, limit_bytes=partitions.tails.bytes_max)
+        yield MemoryMetrics(share="indexes", used_bytes=partitions.indexes.bytes_held, limit_bytes=shares.indexes)
+        yield MemoryMetrics(share="reads", used_bytes=services.pending_reads.bytes_held, limit_bytes=shares.reads)
+        yield MemoryMetrics(share="searches", used_bytes=services.searches.bytes_held, limit_bytes=shares.searches)
+
     async def start(self) -> None:
         """Listen and register. Partitions are served as they are taken over. Raises ``OSError`` if a port is taken."""
         loop = asyncio.get_running_loop()
@@ -237,7 +270,7 @@ class BrokerServer:
             broker=self._record(),
             lease_ms=self._settings.lease_ms,
             grace_ms=min(self._settings.grace_ms, self._settings.lease_ms),
-            load=LoadMeter(self._services).report,
+            load=self.load.report,
             on_registered=partitions.resume,
             on_lost=partitions.suspend,
         )

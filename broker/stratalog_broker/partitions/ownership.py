@@ -11,6 +11,7 @@ import logging
 from collections.abc import Collection, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from stratalog_broker.metrics import TakeoverMetrics
 from stratalog_broker.partitions.batched_semaphore import Waves
 from stratalog_broker.partitions.core import PartitionCore
 from stratalog_broker.partitions.handover import Departures
@@ -69,6 +70,8 @@ class Partitions:
         self._taking: set[TopicPartition] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self.memory = PartitionMemory(services.ledgers, services.memory)
+        self.takeover_metrics = TakeoverMetrics()
+        self._wanted_since_s: dict[TopicPartition, float] = {}
         self._rolls = RollSchedule()
         self._takeover = Takeover(services, self.memory.indexes)
         self._departures = Departures(services)
@@ -104,6 +107,11 @@ class Partitions:
     def all(self) -> Collection[PartitionLog]:
         """All partitions served here."""
         return self._logs.values()
+
+    @property
+    def takeovers_waiting(self) -> int:
+        """Partitions that this broker owns and has not taken over yet."""
+        return len(self._wanted)
 
     def topic_by_id(self, topic_id: bytes) -> Topic | None:
         """The topic with this id (sixteen bytes), wherever it is served."""
@@ -159,6 +167,7 @@ class Partitions:
         """The session is over: stop serving everything at once."""
         self._is_suspended = True
         self._wanted.clear()
+        self._wanted_since_s.clear()
         for log in list(self._logs.values()):
             self._drop(log)
 
@@ -189,14 +198,14 @@ class Partitions:
             self._drop(log)
             log = None
         if not mine:
-            self._wanted.pop(identity, None)
+            self._unwant(identity)
         elif log is None:
             self._want(partition)
         else:
             self._follow_next_owner(log, partition)
 
     def _partition_gone(self, identity: TopicPartition) -> None:
-        self._wanted.pop(identity, None)
+        self._unwant(identity)
         log = self._logs.get(identity)
         if log is not None:
             self._drop(log)
@@ -236,8 +245,14 @@ class Partitions:
         if not self._wanted:
             self._wanting_since_s, self._taken = self._services.clock.monotonic(), 0
         self._wanted[identity_of(partition)] = partition
+        self._wanted_since_s.setdefault(identity_of(partition), self._services.clock.monotonic())
         if self._scheduled is None:
             self._scheduled = asyncio.get_running_loop().call_soon(self._begin_takeovers)
+
+    def _unwant(self, identity: TopicPartition) -> float:
+        """Take the partition off the list of those to take over; returns since when (monotonic) it was on it."""
+        self._wanted.pop(identity, None)
+        return self._wanted_since_s.pop(identity, self._services.clock.monotonic())
 
     def _begin_takeovers(self) -> None:
         self._scheduled = None
@@ -261,6 +276,7 @@ class Partitions:
         try:
             await self._take_over_once(partition)
         except StratalogError as failure:
+            self.takeover_metrics.takeover_failures += 1
             level = logging.DEBUG if isinstance(failure, Fenced) else logging.WARNING
             _log.log(level, "taking over %s at epoch %d: %s", identity, partition.leader_epoch, failure)
             await asyncio.sleep(_RETRY_S)
@@ -287,10 +303,12 @@ class Partitions:
                 return
             taken = await self._takeover.rebuild(partition, recovered, wants_batches=topic.name in self._applications)
         if self._is_due(partition):
-            del self._wanted[identity_of(partition)]
+            seconds = self._services.clock.monotonic() - self._unwant(identity_of(partition))
             # Its configs may have changed during the takeover.
             self._serve(self.topic_by_id(partition.topic_id.bytes) or topic, taken)
             self._taken += 1
+            self.takeover_metrics.takeovers += 1
+            self.takeover_metrics.takeover_seconds.observe(seconds)
             if not self._wanted:
                 elapsed_s = self._services.clock.monotonic() - self._wanting_since_s
                 _log.info("took over %d partitions in %.3f s", self._taken, elapsed_s)

@@ -49,6 +49,11 @@ class PendingReads:
         """Bytes that reads under way may bring, and those that are not served yet."""
         return sum(self._sizes.values()) + self.runs.bytes_held
 
+    @property
+    def reads_in_progress(self) -> tuple[int, int]:
+        """Reads from bookies, and reads from the object store."""
+        return self._under_way(False), self._under_way(True)
+
     def ready(self, log: PartitionLog, offset: int, end_offset: int, bytes_max: int) -> Batches | None:
         """What has been read already: whole batches, the one that contains ``offset`` first. None if nothing has."""
         served = self.runs.serve(log, offset, end_offset, bytes_max, self._clock.monotonic())

@@ -107,6 +107,7 @@ class RequestContext:
         "_holds",
         "api_key",
         "api_version",
+        "arrived_at_s",
         "client_id",
         "correlation_id",
         "request_bytes",
@@ -124,8 +125,10 @@ class RequestContext:
         correlation_id: int,
         client_id: str,
         request_bytes: int,
+        arrived_at_s: float = 0.0,
     ) -> None:
         self.services = services
+        self.arrived_at_s = arrived_at_s
         self.api_key = api_key
         self.api_version = api_version
         self.correlation_id = correlation_id

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -41,6 +42,13 @@ class HandlerInfo:
     advertised_min_version: int | None = None
     ends_with_client: bool = False
     """The request changes nothing and may be costly: it is cancelled when its client has gone."""
+
+    @property
+    def name(self) -> str:
+        """Kafka's name of the API."""
+        module = inspect.getmodule(self.handle or self.handle_raw)
+        assert module is not None
+        return "".join(word.capitalize() for word in module.__name__.rpartition(".")[2].split("_"))
 
     @property
     def lowest_advertised(self) -> int:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-
 from stratalog_broker.handlers import HANDLERS
 from stratalog_broker.requests.handler_info import HandlerInfo
 
@@ -23,7 +21,4 @@ def kafka_apis_page() -> str:
 
 
 def _row(key: int, info: HandlerInfo) -> str:
-    module = inspect.getmodule(info.handle or info.handle_raw)
-    assert module is not None
-    name = "".join(word.capitalize() for word in module.__name__.rpartition(".")[2].split("_"))
-    return f"| {key} | {name} | {info.min_version}–{info.max_version} |\n"
+    return f"| {key} | {info.name} | {info.min_version}–{info.max_version} |\n"

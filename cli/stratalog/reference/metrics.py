@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from stratalog_bookies.metrics import BookieMetrics, Counters, DiskMetrics
+from stratalog_bookies.metrics import AddMetrics, BookieMetrics, Counters, DiskMetrics
+from stratalog_broker.metrics import ApiMetrics, BrokerMetrics, MemoryMetrics, TakeoverMetrics, TopicTraffic
 from stratalog_core.http.loop_lag import EventLoopMetrics
 from stratalog_core.http.settings import DEFAULT_PORTS
 from stratalog_core.metrics.groups import MetricDefinition, MetricGroup, definitions
@@ -16,6 +17,7 @@ from stratalog_tiering.metrics import ColdReadMetrics, TieringCounters, TieringL
 METRIC_GROUPS: Final[tuple[tuple[str, tuple[type[MetricGroup], ...]], ...]] = (
     ("Metadata nodes", (RequestCounters, QuorumMetrics, RecordMetrics)),
     ("Bookies", (Counters, BookieMetrics, DiskMetrics)),
+    ("Brokers", (ApiMetrics, BrokerMetrics, TakeoverMetrics, MemoryMetrics, TopicTraffic, AddMetrics)),
     ("Tiering workers", (TieringCounters, TieringMetrics, TieringLag)),
     ("Cold reads of brokers", (ColdReadMetrics,)),
     ("Every process", (EventLoopMetrics, ScrapeMetrics)),

@@ -36,6 +36,7 @@ async def start(node: Node) -> str:
         metadata, node.transport, node.clock, node.random, node.configuration.section(LedgerClientSettings, "ledgers")
     )
     node.closing(ledgers.close)
+    node.metrics.add_source(ledgers.metrics)
     background = node.background(_THREADS, "broker")
     shares = MemoryShares.of(settings.memory_bytes)
     searches = SearchPool(node.background(_THREADS, "searches"), shares.searches)
@@ -46,6 +47,7 @@ async def start(node: Node) -> str:
         settings, metadata, ledgers, cold, searches, node.clock, node.random,
         release_memory=lambda: background.run(return_free_memory),
     )  # fmt: skip
+    node.metrics.add_source(server.metrics)
     await server.start()
     node.closing(server.close)
     node.serving_when(partial(check_broker, server.listeners, settings.broker_id, node.read_record))
