@@ -90,7 +90,7 @@ def main() -> None:
     _carry_out(task)
     _print_ratios(task.journal.run)
     if writes_page(arguments.profile, arguments.cells, goes_on=goes_on, wanted=not arguments.no_page):
-        page.write_page(name, task.journal.run, matrix)
+        page.write_pages(name, task.journal.run, matrix)
         print(f"written: {page.PAGE}")
     else:
         print(f"{page.PAGE.name} is left as it is; `python -m benchmarks.page {name}` writes it from this run")

@@ -1,20 +1,19 @@
-"""Heat maps of ratios as SVG: panels side by side, one colour for better and one for worse, the stronger the farther from 1."""
+"""Heat maps of ratios: panels side by side, one colour for better and one for worse, the stronger the farther from 1."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from xml.sax.saxutils import escape
+from collections.abc import Sequence
+from typing import Final
 
 import msgspec
+from matplotlib.axes import Axes
+from matplotlib.patches import Rectangle
 
-from benchmarks.svg import BETTER, WORSE, document
+from benchmarks.drawing import BETTER_COLOUR, INK, WORSE_COLOUR, new_figure, styled, svg_of
 
-_PER_LINE = 2
-_LEFT, _TOP, _GAP = 64, 40, 26
-_CELL_WIDTH, _CELL_HEIGHT = 84, 30
-_PANEL_HEAD, _PANEL_FOOT = 22, 20
-_STRONGEST = 8.0
+_PER_LINE: Final = 2
+_STRONGEST: Final = 8.0
 _FAINT, _STRONG = 0.12, 0.85
 
 
@@ -26,41 +25,42 @@ class Panel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def heat_map(title: str, panels: Sequence[Panel], *, rows: Sequence[str], columns: Sequence[str]) -> str:
-    """An SVG document for light and dark pages; above 1 is better. Raises ``ValueError`` without panels."""
+    """An SVG document; above 1 is better. Raises ``ValueError`` without panels."""
     if not panels:
         raise ValueError("a heat map needs at least one panel")
-    panel_width = _LEFT + _CELL_WIDTH * len(columns)
-    panel_height = _PANEL_HEAD + _CELL_HEIGHT * len(rows) + _PANEL_FOOT
-    lines = -(-len(panels) // _PER_LINE)
-    width = min(_PER_LINE, len(panels)) * (panel_width + _GAP)
-    height = _TOP + lines * (panel_height + _GAP)
-    shapes: list[str] = []
-    for number, panel in enumerate(panels):
-        line, place = divmod(number, _PER_LINE)
-        x, y = place * (panel_width + _GAP), _TOP + line * (panel_height + _GAP)
-        shapes.append(f'<g transform="translate({x} {y})">')
-        shapes.extend([*_panel(panel, rows, columns), "</g>"])
-    return document(title, width, height, shapes)
+    across = min(_PER_LINE, len(panels))
+    down = -(-len(panels) // _PER_LINE)
+    figure = new_figure(1.2 + across * (0.9 * len(columns) + 0.9), 0.7 + down * (0.34 * len(rows) + 0.75))
+    with styled():
+        figure.suptitle(title, x=0.01, ha="left")
+        grid = figure.subplots(down, across, squeeze=False)
+        for place, axes in enumerate(grid.flat):
+            if place < len(panels):
+                _draw(axes, panels[place], rows, columns)
+            else:
+                axes.set_axis_off()
+    return svg_of(figure)
 
 
-def _panel(panel: Panel, rows: Sequence[str], columns: Sequence[str]) -> Iterator[str]:
-    yield f'<text x="{_LEFT}" y="14" font-weight="bold">{escape(panel.title)}</text>'
-    for number, (row, values) in enumerate(zip(rows, panel.values, strict=True)):
-        y = _PANEL_HEAD + number * _CELL_HEIGHT
-        yield f'<text x="{_LEFT - 6}" y="{y + 20}" text-anchor="end">{escape(row)}</text>'
-        for place, value in enumerate(values):
+def _draw(axes: Axes, panel: Panel, rows: Sequence[str], columns: Sequence[str]) -> None:
+    axes.set_title(panel.title, fontsize=10, loc="left")
+    for row, values in enumerate(panel.values):
+        for column, value in enumerate(values):
             if value is not None:
-                yield from _cell(value, _LEFT + place * _CELL_WIDTH, y)
-    below = _PANEL_HEAD + len(rows) * _CELL_HEIGHT + 15
-    for place, column in enumerate(columns):
-        yield f'<text x="{_LEFT + (place + 0.5) * _CELL_WIDTH:g}" y="{below}" text-anchor="middle">{escape(column)}</text>'
+                _cell(axes, column, row, value)
+    axes.set_xlim(0, len(columns))
+    axes.set_ylim(len(rows), 0)
+    axes.set_xticks([column + 0.5 for column in range(len(columns))], columns)
+    axes.set_yticks([row + 0.5 for row in range(len(rows))], rows)
+    axes.tick_params(length=0)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
 
 
-def _cell(value: float, x: int, y: int) -> Iterator[str]:
-    color = BETTER if value >= 1 else WORSE
-    size = f'width="{_CELL_WIDTH - 2}" height="{_CELL_HEIGHT - 2}"'
-    yield f'<rect x="{x}" y="{y}" {size} fill="{color}" fill-opacity="{strength(value):.2f}"/>'
-    yield f'<text x="{x + _CELL_WIDTH / 2:g}" y="{y + 19}" text-anchor="middle">{value:.2f}</text>'
+def _cell(axes: Axes, column: int, row: int, value: float) -> None:
+    colour = BETTER_COLOUR if value >= 1 else WORSE_COLOUR
+    axes.add_patch(Rectangle((column + 0.02, row + 0.04), 0.96, 0.92, facecolor=colour, alpha=strength(value), linewidth=0))
+    axes.text(column + 0.5, row + 0.5, f"{value:.2f}", ha="center", va="center", color=INK, fontsize=9)
 
 
 def strength(ratio: float) -> float:

@@ -16,6 +16,8 @@ from benchmarks.charts import Bar, ratio_chart
 from benchmarks.coverage import goals_without_verdict
 from benchmarks.grid import Grid, changes_of, grid_lines, grid_of, grid_picture
 from benchmarks.journal import Run
+from benchmarks.labels import label_of
+from benchmarks.main_figures import write_main_figures
 from benchmarks.matrix import Goal, Matrix, Workload, read_matrix
 from benchmarks.tables import SHOWN, all_tables, main_table, times
 from stratalog.bench.report import figure, flat
@@ -32,6 +34,12 @@ _PICTURES: dict[str, tuple[str, str | tuple[str, ...], str]] = {
     "memory": ("Memory of the whole cluster, ours to Kafka's (left is better)", "produce", "memory_bytes"),
     "failover": ("Median gap at a failover, ours to Kafka's (left is better)", "failover", "gap_median_s"),
 }
+
+
+def write_pages(name: str, run: Run, matrix: Matrix) -> None:
+    """The page of all cells in the lab, and the main figures for users."""
+    write_page(name, run, matrix)
+    write_main_figures(name, run, against_of(run))
 
 
 def write_page(name: str, run: Run, matrix: Matrix, *, page: Path = PAGE, pictures: Path = PICTURES) -> None:
@@ -237,7 +245,7 @@ def _bars(run: Run, matrix: Matrix, against: str, prefix: str | tuple[str, ...],
         if found and not is_queue(run, cell, quantity, against):
             goals = [goal for goal in matrix.goals if goal.covers(cell) and goal.quantity == quantity and not goal.over]
             goal = next(((each.at_least or each.at_most) for each in goals), None)
-            yield Bar(label=cell, ratio=found, more_is_better=bool(SHOWN[quantity][1]), goal=goal)
+            yield Bar(label=label_of(cell), ratio=found, more_is_better=bool(SHOWN[quantity][1]), goal=goal)
 
 
 def _tables(run: Run, matrix: Matrix, against: str, pictures: Path) -> Iterator[str]:
@@ -275,7 +283,7 @@ def main() -> None:
     name = parser.parse_args().run or max(runs, default=None, key=lambda each: max(row.at for row in runs[each].rows))
     if name is None:
         parser.error("nothing was measured yet: `make bench`")
-    write_page(name, runs[name], read_matrix())
+    write_pages(name, runs[name], read_matrix())
 
 
 if __name__ == "__main__":

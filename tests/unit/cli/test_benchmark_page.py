@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 from benchmarks import summary
 from benchmarks.carried import overload, overloads
-from benchmarks.charts import Bar, ratio_chart
 from benchmarks.compare import writes_page
 from benchmarks.journal import Row, Run
 from benchmarks.matrix import read_matrix
@@ -151,13 +149,3 @@ def test_memory_is_told_in_megabytes(tmp_path: Path) -> None:
 def test_a_few_cells_do_not_replace_the_page(profile: str, cells: list[str], *, goes_on: bool, written: bool) -> None:
     assert writes_page(profile, cells, goes_on=goes_on, wanted=True) is written
     assert not writes_page(profile, cells, goes_on=goes_on, wanted=False)
-
-
-def test_the_longest_label_fits_left_of_the_bars() -> None:
-    label = "failover partitions=10000 produced_partitions=24 rate_per_partition=1.0"
-    root = ElementTree.fromstring(
-        ratio_chart("Gap (left is better)", [Bar(label=label, ratio=0.5, more_is_better=False, goal=0.25)])
-    )
-    (text,) = [element for element in root if element.text == label]
-    assert float(text.attrib["x"]) >= 6 * len(label)
-    assert any(element.text == "Gap (left is better; mark: goal)" for element in root)
