@@ -19,16 +19,18 @@ from stratalog_core.errors import OutcomeUnknown, StratalogError
 from stratalog_core.partition_state import producer_states
 from stratalog_core.partition_state.producer_states import ProducerStates
 from stratalog_core.partition_state.replay_state import ReplayState
+from stratalog_metadata.client import guarded_updates
+from stratalog_metadata.client.guarded_updates import GuardedUpdates
 from stratalog_metadata.client.sessions import SessionKeeper
 from stratalog_metadata.controller.leases import LeaseTable
-from stratalog_metadata.records import Ledger, LedgerState, Log, Partition, ledger_key, log_key
+from stratalog_metadata.records import Ledger, LedgerState, Log, Partition, Versioned, ledger_key, log_key
 from stratalog_metadata.state import machine as state_machine
 from stratalog_metadata.state.commands import Command, EpochIs
+from stratalog_metadata.state.guarded_update import GuardedUpdate, Superseded
 from stratalog_tiering.core import commit_protocol, partition, planning
-from stratalog_tiering.core.commit_protocol import ManifestCommit, Next
 from stratalog_tiering.core.partition import PartitionSnapshot, StoredLedger
 from stratalog_tiering.maintenance import orphans
-from stratalog_tiering.offload import offloading
+from stratalog_tiering.offload import commit, offloading
 from stratalog_tiering.store import ObjectInfo
 
 
@@ -233,13 +235,25 @@ def hot_copies_go_before_the_commit() -> None:
 
 
 def objects_are_deleted_after_an_unknown_outcome() -> None:
-    """A commit without an answer is taken for a lost one, and its objects are deleted."""
-    proposed: Callable[..., Next] = ManifestCommit.proposed
+    """A commit of unknown outcome counts as lost, and its objects are deleted."""
+    read: Callable[..., int] = GuardedUpdate.read
+    timed_out: Callable[..., StratalogError] = GuardedUpdate.timed_out
 
-    def guessing(self: ManifestCommit, failure: StratalogError | None) -> Next:
-        return Next.LOST if isinstance(failure, OutcomeUnknown) else proposed(self, failure)
+    def guessing(self: GuardedUpdate, found: Versioned | None) -> int:
+        try:
+            return read(self, found)
+        except Superseded as superseded:
+            superseded.is_certain = True
+            raise
 
-    _swap(ManifestCommit, "proposed", guessing)
+    def given_up(self: GuardedUpdate) -> StratalogError:
+        failure = timed_out(self)
+        return Superseded(self.key, None, is_certain=True) if isinstance(failure, OutcomeUnknown) else failure
+
+    _swap(GuardedUpdate, "read", guessing)
+    _swap(GuardedUpdate, "timed_out", given_up)
+    _swap(guarded_updates, "ATTEMPT_S", 0.2)
+    _swap(commit, "COMMIT_TIMEOUT_S", 0.0)
 
 
 def copies_are_not_read_back() -> None:
@@ -255,13 +269,13 @@ def copies_are_not_read_back() -> None:
 
 
 def commits_do_not_look_at_the_manifest() -> None:
-    """A segment's commit requires nothing: not the lease, not the manifest that it was made from."""
-    commit: Callable[..., Command] = commit_protocol.commit_segment
+    """A commit requires nothing: not the lease, not the manifest that it was made from."""
 
-    def commit_segment(*args: Any) -> Command:
-        return msgspec.structs.replace(commit(*args), requirements=())
+    class Unguarded(GuardedUpdates):
+        async def propose(self, command: Command, key: str, timeout_s: float, *, share: bool = False) -> int:
+            return (await self._metadata.propose(msgspec.structs.replace(command, requirements=()), timeout_s)).index
 
-    _swap(offloading, "commit_segment", commit_segment)
+    _swap(commit, "GuardedUpdates", Unguarded)
 
 
 def drops_do_not_look_at_the_log() -> None:

@@ -14,9 +14,9 @@ from stratalog_bookies.client.context import ClientContext
 from stratalog_bookies.client.core.entry import PendingEntry
 from stratalog_bookies.client.core.placement import Candidate, choose_replacements
 from stratalog_bookies.client.core.writer import LedgerWriterCore, Send
-from stratalog_bookies.client.ledger_records import Superseded
 from stratalog_core.errors import LedgerFenced, OutcomeUnknown, Retriable, StratalogError
 from stratalog_metadata.records import Ledger
+from stratalog_metadata.state.guarded_update import Superseded
 
 _log = logging.getLogger(__name__)
 _HOLD_MS: Final = 1000

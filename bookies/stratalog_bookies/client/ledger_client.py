@@ -17,7 +17,7 @@ from stratalog_bookies.client.directory import BookieDirectory
 from stratalog_bookies.client.ledger import LedgerListener, LedgerSpec
 from stratalog_bookies.client.ledger_ids import LedgerIds
 from stratalog_bookies.client.ledger_reads import LacNews, LedgerReads
-from stratalog_bookies.client.ledger_records import LedgerRecordPuts, Superseded
+from stratalog_bookies.client.ledger_records import LedgerRecordPuts
 from stratalog_bookies.client.ledger_recovery import LedgerRecoveries, Recovered
 from stratalog_bookies.client.ledger_writer import LedgerWriter
 from stratalog_bookies.metrics import AddMetrics
@@ -26,6 +26,7 @@ from stratalog_core.ports import Clock, Random, Transport
 from stratalog_metadata.client.api import MetadataClient
 from stratalog_metadata.records import Fragment, Ledger
 from stratalog_metadata.state.commands import ABSENT, Requirement, Update
+from stratalog_metadata.state.guarded_update import Superseded
 
 _log = logging.getLogger(__name__)
 
@@ -51,7 +52,7 @@ class LedgerClient:
         self._context = ClientContext(
             metadata=metadata, clock=clock, random=random, settings=settings, directory=directory,
             requests=BookieRequests(directory, settings.request_timeout_ms / 1000),
-            puts=LedgerRecordPuts(metadata, clock),
+            puts=LedgerRecordPuts(metadata),
             sender=AddSender(directory, settings, self._on_bookie_failed),
             busy=self._busy, held=HeldBytes(settings.held_bytes_max, self._busy),
         )  # fmt: skip

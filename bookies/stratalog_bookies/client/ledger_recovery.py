@@ -23,13 +23,14 @@ from stratalog_bookies.client.core.recovery import Fence, Instruction, LedgerRec
 from stratalog_bookies.client.core.writer import LedgerWriterCore
 from stratalog_bookies.client.entry_replicator import EntryReplicator
 from stratalog_bookies.client.ledger_reads import HEAD_BYTES, LedgerReads
-from stratalog_bookies.client.ledger_records import LedgerRecordReads, Superseded
+from stratalog_bookies.client.ledger_records import LedgerRecordReads
 from stratalog_bookies.protocol.messages import LedgerTail, Range, RangeAnswer, Status
 from stratalog_core.batches.batch import MAGIC, read_header
 from stratalog_core.batches.checkpoint import is_checkpoint
 from stratalog_core.errors import NoSuchLedger, StratalogError, Unavailable
 from stratalog_metadata.records import Ledger, LedgerState, Partition, Versioned, ledger_key, partition_key
 from stratalog_metadata.state.commands import EpochIs, Requirement
+from stratalog_metadata.state.guarded_update import Superseded
 
 Answer = TypeVar("Answer")
 _HEADS_AT_ONCE: Final = 64

@@ -14,11 +14,11 @@ from stratalog_bookies.client.context import ClientContext
 from stratalog_bookies.client.core.writer import LedgerWriterCore
 from stratalog_bookies.client.entry_replicator import EntryReplicator
 from stratalog_bookies.client.ledger import LedgerListener
-from stratalog_bookies.client.ledger_records import Superseded, put_ledger
 from stratalog_core.errors import Conflict, Fenced, Invalid, LedgerFenced, StratalogError
 from stratalog_core.ports import Buffer
 from stratalog_metadata.records import Ledger, LedgerState
 from stratalog_metadata.state.commands import EpochIs, Requirement, SessionAlive, Update
+from stratalog_metadata.state.guarded_update import Superseded
 
 ENTRY_BYTES_MAX: Final = 32 * 1024 * 1024
 """Maximum payload of one entry; with its header it must fit into one frame."""
@@ -180,9 +180,9 @@ class LedgerWriter(EntryReplicator):
     async def _commit(self, proposed: Ledger) -> None:
         context = self._context
         before = self.ledger.fragments[-1].bookies
-        self._version = await put_ledger(
-            context.metadata, context.clock, proposed, self._version, requirements=self._requirements,
-            timeout_s=context.settings.confirm_deadline_ms / 1000,
+        self._version = await context.puts.put(
+            proposed, self._version, requirements=self._requirements,
+            timeout_s=context.settings.confirm_deadline_ms / 1000, share=False,
         )  # fmt: skip
         context.directory.count_ledger(before, -1)
         context.directory.count_ledger(proposed.fragments[-1].bookies, 1)

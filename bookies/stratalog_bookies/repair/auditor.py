@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from stratalog_bookies.client.core.fragments import with_moved
-from stratalog_bookies.client.ledger_records import put_ledger
+from stratalog_bookies.client.ledger_records import LedgerRecordPuts
 from stratalog_bookies.client.read_client import open_read_client
 from stratalog_bookies.config import BookieSettings
 from stratalog_bookies.metrics import Counters
@@ -79,6 +79,7 @@ class Auditor:
     ) -> None:
         self._settings = settings
         self._metadata = metadata
+        self._puts = LedgerRecordPuts(metadata)
         self._clock = clock
         self._random = random
         self._counters = counters
@@ -199,8 +200,8 @@ class Auditor:
         """Name the target, which now holds every entry, in the record. Returns the new record and its version."""
         left = ledger.fragments[move.fragment].bookies[move.position]
         moved = with_moved(ledger, move.fragment, move.position, move.target)
-        version = await put_ledger(
-            self._metadata, self._clock, moved, version, requirements=guards, timeout_s=_COMMIT_TIMEOUT_S
+        version = await self._puts.put(
+            moved, version, requirements=guards, timeout_s=_COMMIT_TIMEOUT_S, share=False
         )  # fmt: skip
         self._counters.audit_moves += 1
         self._copies_by_bookie.update({move.target: 1, left: -1})

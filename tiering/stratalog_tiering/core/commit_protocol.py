@@ -1,96 +1,28 @@
-"""The commit of a manifest version, without I/O: the metadata commands, and what each answer to them allows.
+"""The metadata commands of tiering, without I/O: what changes together, and what must still hold when it does.
 
-::
-
-    propose ─ applied ───────────────────────────────→ COMMITTED
-       │ ├─── Conflict ──────────→ re-read ─┬ ours ──→ COMMITTED    (an earlier attempt of this commit was applied)
-       │ │                                  └ other ─→ LOST         (delete the objects of this commit and no others)
-       │ ├─── OutcomeUnknown ────→ re-read ─┬ ours ──→ COMMITTED
-       │ │                                  ├ other version → LOST  (the requirement can never hold again)
-       │ │                                  └ unchanged → propose again, at most ``ATTEMPTS_MAX`` times, else UNKNOWN
-       │ └─── Unavailable ───────→ propose again, else UNKNOWN
-       └───── Fenced ────────────────────────────────→ UNKNOWN      (stop; the next worker's sweep removes the objects)
-
-Proposing again is safe: every proposal requires the pointer's version that the edit started from, so at most one of them is
-applied. After UNKNOWN nothing is deleted. ``offload/commit.py`` carries these steps out.
+Every command that sets a manifest pointer requires the pointer's version that the edit started from, so it takes effect at most
+once however often it is proposed. ``offload/commit.py`` proposes them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import Enum
-from typing import Final
 
 import msgspec
 
-from stratalog_core.errors import Conflict, OutcomeUnknown, StratalogError, Unavailable
 from stratalog_metadata.records import (
     Log,
     ManifestPointer,
-    Versioned,
     ledger_key,
     log_key,
     manifest_pointer_key,
     tier_request_key,
 )
-from stratalog_metadata.state.commands import ABSENT, Command, Delete, Put, Requirement, VersionIs
+from stratalog_metadata.state.commands import Command, Delete, Put, Requirement, VersionIs
 from stratalog_tiering.core.partition import PartitionSnapshot, StoredLedger
-
-ATTEMPTS_MAX: Final = 5
 
 Guards = tuple[Requirement, ...]
 """What every command of a worker requires: its session is alive and it still holds the partition's lease."""
-
-
-class Next(Enum):
-    """The next step of a commit. The last three are final."""
-
-    PROPOSE = "propose"
-    READ_POINTER = "read_pointer"
-    COMMITTED = "committed"
-    LOST = "lost"
-    UNKNOWN = "unknown"
-
-
-class ManifestCommit:
-    """One commit in progress. ``expected_version`` is the version of the pointer record that the command requires."""
-
-    def __init__(self, object_key: str, expected_version: int) -> None:
-        self._object_key = object_key
-        self._expected_version = expected_version
-        self._attempts = 0
-        self._refused = False
-
-    def proposed(self, failure: StratalogError | None) -> Next:
-        """The next step after a proposal, which was applied (None) or raised ``failure``."""
-        self._attempts += 1
-        if failure is None:
-            return Next.COMMITTED
-        if isinstance(failure, Conflict):
-            self._refused = True
-            return Next.READ_POINTER
-        if isinstance(failure, OutcomeUnknown):
-            return Next.READ_POINTER
-        if isinstance(failure, Unavailable):
-            return self._again()
-        return Next.UNKNOWN
-
-    def pointer_read(self, found: Versioned | None) -> Next:
-        """The next step after a linearizable read of the pointer record."""
-        pointer = found.record if found is not None else None
-        if isinstance(pointer, ManifestPointer) and pointer.object_key == self._object_key:
-            return Next.COMMITTED
-        version = found.version if found is not None else ABSENT
-        if self._refused or version != self._expected_version:
-            return Next.LOST
-        return self._again()
-
-    def pointer_not_read(self) -> Next:
-        """The next step if the pointer could not be read."""
-        return Next.UNKNOWN
-
-    def _again(self) -> Next:
-        return Next.PROPOSE if self._attempts < ATTEMPTS_MAX else Next.UNKNOWN
 
 
 def commit_segment(

@@ -125,7 +125,7 @@ async def _resolve(
     updates = (Put(record=pointer), Delete(key=decision.key()), *command.updates)
     command = Command(updates=updates, requirements=(*guards, *unchanged))
     _log.warning("%s keeps %s as of version %d", name, decision.keep, kept.manifest.version)
-    return await commit_manifest(ports, state, pointer, command, [new.key, *(key for key, _ in new.parts)])
+    return await commit_manifest(ports, pointer, command, [new.key, *(key for key, _ in new.parts)])
 
 
 async def _others(ports: WorkerPorts, state: PartitionSnapshot, kept: Manifest, now_ms: int) -> list[RemovedObject]:

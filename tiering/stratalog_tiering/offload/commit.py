@@ -2,7 +2,7 @@
 
 The order is: refuse a forked history, store the pages and lists, store the manifest object and read it back, set the pointer
 in metadata by compare-and-set, write the commit marker. The compare-and-set is the commit; the object store never decides it.
-What each answer of metadata allows is decided in ``core/commit_protocol.py``.
+``GuardedUpdates`` says what each answer of metadata allows: nothing is deleted unless the commit certainly did not take effect.
 
 A marker is written only after its commit is certain, so a marked version is committed; a version without a marker may have
 lost its race. After an unknown outcome nothing is deleted. This module does not decide what a new version contains
@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import Final
 
-from stratalog_core.errors import Conflict, Corrupt, Fenced, NoSuchObject, OutcomeUnknown, StratalogError
+from stratalog_core.errors import Conflict, Corrupt, NoSuchObject, OutcomeUnknown, StratalogError
+from stratalog_metadata.client.guarded_updates import GuardedUpdates
 from stratalog_metadata.records import ManifestPointer, Topic, manifest_pointer_key
 from stratalog_metadata.state.commands import ABSENT, Command
-from stratalog_tiering.core.commit_protocol import ManifestCommit, Next
+from stratalog_metadata.state.guarded_update import Superseded
 from stratalog_tiering.core.forks import find_fork, fork_error
 from stratalog_tiering.core.partition import PartitionSnapshot
 from stratalog_tiering.format.descriptor import CommitMarker, Descriptor, TopicDescriptor, encode_descriptor
@@ -27,6 +29,7 @@ from stratalog_tiering.format.object_keys import manifests_prefix, marker_key, p
 from stratalog_tiering.offload.ports import WorkerPorts
 from stratalog_tiering.store import ObjectInfo, ObjectStore
 
+COMMIT_TIMEOUT_S: Final = 30.0
 _log = logging.getLogger(__name__)
 
 
@@ -92,7 +95,7 @@ async def commit_edit(
     new = edit.finish(created_at_ms=ports.clock.wall_ms(), writer=ports.settings.worker_id, lists=lists)
     pointer = await store_manifest(ports.store, new)
     written = [*own_keys, new.key, *(key for key, _ in new.parts)]
-    return await commit_manifest(ports, state, pointer, command(pointer), written)
+    return await commit_manifest(ports, pointer, command(pointer), written)
 
 
 async def store_manifest(store: ObjectStore, new: NewManifest) -> ManifestPointer:
@@ -104,49 +107,23 @@ async def store_manifest(store: ObjectStore, new: NewManifest) -> ManifestPointe
     return pointer_to(new.manifest, new.key, new.sha256)
 
 
-async def commit_manifest(
-    ports: WorkerPorts, state: PartitionSnapshot, pointer: ManifestPointer, command: Command, own_keys: list[str]
-) -> bool:
+async def commit_manifest(ports: WorkerPorts, pointer: ManifestPointer, command: Command, own_keys: list[str]) -> bool:
     """Commit ``pointer``, whose objects are stored, with ``command``, and write its marker. True if it was committed.
 
-    False: it was certainly not committed, and ``own_keys`` were deleted. Raises ``OutcomeUnknown`` or ``Fenced``, having
-    deleted nothing.
+    False: it was certainly not committed, and ``own_keys`` were deleted. Raises ``OutcomeUnknown``, ``Unavailable`` or
+    ``Fenced``, having deleted nothing: another worker may have committed a version that refers to the same objects.
     """
-    core = ManifestCommit(pointer.object_key, state.pointer_version)
-    step, failure = await _propose(ports, core, command)
-    while step in (Next.PROPOSE, Next.READ_POINTER):
-        if step is Next.PROPOSE:
-            step, failure = await _propose(ports, core, command)
-        else:
-            step = await _read_pointer(ports, core, pointer.key())
-    if step is Next.COMMITTED:
-        await _mark(ports, pointer)
-        return True
-    if step is Next.LOST:
-        _log.info(
-            "manifest version %d of %s lost its race; its objects are deleted", pointer.manifest_version, pointer.key()
-        )  # fmt: skip
+    name = f"manifest version {pointer.manifest_version} of {pointer.key()}"
+    try:
+        await GuardedUpdates(ports.metadata).propose(command, pointer.key(), COMMIT_TIMEOUT_S)
+    except (Superseded, Conflict) as lost:
+        if isinstance(lost, Superseded) and not lost.is_certain:
+            raise OutcomeUnknown(f"{name} may have been committed before another worker changed the pointer") from lost
+        _log.info("%s lost its race; its objects are deleted: %s", name, lost)
         await ports.delete_objects(own_keys)
         return False
-    if isinstance(failure, Fenced):
-        raise failure
-    raise OutcomeUnknown(f"it is unknown whether manifest version {pointer.manifest_version} of {pointer.key()} was committed")
-
-
-async def _propose(ports: WorkerPorts, core: ManifestCommit, command: Command) -> tuple[Next, StratalogError | None]:
-    try:
-        await ports.metadata.propose(command)
-    except StratalogError as failure:
-        return core.proposed(failure), failure
-    return core.proposed(None), None
-
-
-async def _read_pointer(ports: WorkerPorts, core: ManifestCommit, key: str) -> Next:
-    try:
-        (found,) = await ports.metadata.read([key])
-    except StratalogError:
-        return core.pointer_not_read()
-    return core.pointer_read(found)
+    await _mark(ports, pointer)
+    return True
 
 
 async def _mark(ports: WorkerPorts, pointer: ManifestPointer) -> None:

@@ -19,11 +19,11 @@ from unit.bookies.client.test_ledger_client import (
 )
 
 from stratalog_bookies.client import LedgerClient, LedgerWriter
-from stratalog_bookies.client.ledger_records import LedgerRecordPuts, Superseded
+from stratalog_bookies.client.ledger_records import LedgerRecordPuts
 from stratalog_core.errors import Conflict, OutcomeUnknown, StaleEpoch
-from stratalog_core.system import SystemClock
 from stratalog_metadata.records import Ledger, LedgerRef, LedgerState, Log, log_key
 from stratalog_metadata.state.commands import ABSENT, Applied, Command, Put, Update, VersionIs
+from stratalog_metadata.state.guarded_update import Superseded
 
 __all__ = ["cluster"]
 
@@ -132,7 +132,7 @@ async def closed_records(cluster: Cluster, count: int) -> list[tuple[Ledger, int
 
 
 async def test_one_that_is_refused_holds_up_none_of_the_others(cluster: Cluster) -> None:
-    puts, records = LedgerRecordPuts(cluster.metadata, SystemClock()), await closed_records(cluster, 5)
+    puts, records = LedgerRecordPuts(cluster.metadata), await closed_records(cluster, 5)
     other = msgspec.structs.replace(records[2][0], end_offset=99)
     await cluster.metadata.propose(Command(updates=(Put(record=other),)))
     outcomes = await asyncio.gather(
@@ -147,7 +147,7 @@ async def test_one_that_is_refused_holds_up_none_of_the_others(cluster: Cluster)
 
 async def test_what_took_effect_without_an_answer_is_not_done_twice(cluster: Cluster, counting: Counting) -> None:
     records = await closed_records(cluster, 5)
-    puts = LedgerRecordPuts(cluster.metadata, SystemClock())
+    puts = LedgerRecordPuts(cluster.metadata)
     counting.fail_next = True
     versions = await asyncio.gather(*(puts.put(*each, requirements=(), timeout_s=10.0) for each in records))
     assert len(set(versions)) == 1
@@ -159,7 +159,7 @@ async def test_what_took_effect_without_an_answer_is_not_done_twice(cluster: Clu
 
 
 async def test_of_two_changes_of_one_record_in_one_turn_one_is_refused(cluster: Cluster) -> None:
-    puts, records = LedgerRecordPuts(cluster.metadata, SystemClock()), await closed_records(cluster, 3)
+    puts, records = LedgerRecordPuts(cluster.metadata), await closed_records(cluster, 3)
     rival = msgspec.structs.replace(records[0][0], end_offset=99)
     outcomes = await asyncio.gather(
         *(puts.put(*each, requirements=(), timeout_s=10.0) for each in [*records, (rival, records[0][1])]),

@@ -14,7 +14,7 @@ from unit.bookies.wrapped_channel import WrappedChannel
 
 from stratalog_bookies.client import LedgerClient, LedgerClientSettings, LedgerWriter
 from stratalog_bookies.client.ledger_ids import LedgerIds
-from stratalog_bookies.client.ledger_records import put_ledger
+from stratalog_bookies.client.ledger_records import LedgerRecordPuts
 from stratalog_bookies.protocol import messages
 from stratalog_bookies.protocol.messages import Status
 from stratalog_core.errors import NotEnoughBookies, OutcomeUnknown, StratalogError
@@ -295,7 +295,7 @@ async def test_an_answer_that_never_comes_is_waited_for_only_a_small_part_of_the
         ledger_id=77, topic_id=UUID(int=1), partition=0, base_offset=0, leader_epoch=1, write_quorum=1, ack_quorum=1,
         fragments=(Fragment(first_entry=0, bookies=("b0",)),),
     )  # fmt: skip
-    await put_ledger(metadata, SystemClock(), ledger, ABSENT, timeout_s=30.0)
+    await LedgerRecordPuts(metadata).put(ledger, ABSENT, timeout_s=30.0, share=False)
     assert cluster.stored(77) == ledger
     assert len(metadata.waits_s) == 3
     assert max(metadata.waits_s) <= 3.0

@@ -18,7 +18,7 @@ from unit.bookies.bookie_cluster import started_bookie
 from unit.bookies.wrapped_channel import WrappedChannel
 
 from stratalog_bookies.client import LedgerClient, LedgerClientSettings, LedgerSpec, LedgerWriter
-from stratalog_bookies.client.ledger_records import Superseded, put_ledger
+from stratalog_bookies.client.ledger_records import LedgerRecordPuts
 from stratalog_bookies.config import BookieSettings
 from stratalog_bookies.node.server import BookieServer
 from stratalog_bookies.protocol import messages
@@ -56,6 +56,7 @@ from stratalog_metadata.records import (
     partition_key,
 )
 from stratalog_metadata.state.commands import ABSENT, Applied, Command, Delete, EpochIs, Put, Update, VersionIs
+from stratalog_metadata.state.guarded_update import Superseded
 
 TOPIC = UUID(int=1)
 SPEC = LedgerSpec(
@@ -831,12 +832,12 @@ async def test_a_superseded_record_is_told_from_a_failed_requirement(cluster: Cl
         ledger_id=5000, topic_id=TOPIC, partition=0, base_offset=0, leader_epoch=0, write_quorum=1, ack_quorum=1,
         fragments=(Fragment(first_entry=0, bookies=("bookie-0",)),),
     )  # fmt: skip
-    version = await put_ledger(cluster.metadata, SystemClock(), ledger, ABSENT, timeout_s=5)
+    version = await LedgerRecordPuts(cluster.metadata).put(ledger, ABSENT, timeout_s=5, share=False)
     with pytest.raises(Superseded):
-        await put_ledger(
-            cluster.metadata, SystemClock(), msgspec.structs.replace(ledger, leader_epoch=9), ABSENT, timeout_s=5
-        )  # fmt: skip
-    assert await put_ledger(cluster.metadata, SystemClock(), ledger, ABSENT, timeout_s=5) == version
+        await LedgerRecordPuts(cluster.metadata).put(
+            msgspec.structs.replace(ledger, leader_epoch=9), ABSENT, timeout_s=5, share=False
+        )
+    assert await LedgerRecordPuts(cluster.metadata).put(ledger, ABSENT, timeout_s=5, share=False) == version
 
 
 async def test_ledger_ids_are_never_handed_out_twice(cluster: Cluster) -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from uuid import UUID
 
 import pytest
 
-from stratalog_core.errors import Conflict, OutcomeUnknown, SessionExpired, StratalogError, Unavailable
+from stratalog_core.errors import Conflict, OutcomeUnknown
 from stratalog_metadata.records import ManifestPointer, Versioned
-from stratalog_metadata.state.commands import Applied, Command, Put
-from stratalog_tiering.core.commit_protocol import ATTEMPTS_MAX, ManifestCommit, Next
+from stratalog_metadata.state.commands import Applied, Command, Put, VersionIs
+from stratalog_tiering.offload import commit
+from stratalog_tiering.offload.commit import commit_manifest
 
 Cluster = Any
 Batches = Callable[..., list[bytes]]
@@ -19,50 +22,9 @@ Batches = Callable[..., list[bytes]]
 
 def pointer(key: str) -> ManifestPointer:
     return ManifestPointer(
-        topic_id="00000000-0000-0000-0000-000000000001",  # type: ignore[arg-type]
+        topic_id=UUID(int=1),
         index=0, manifest_version=2, object_key=key, sha256="", start_offset=0, end_offset=1, cold_bytes=1,
     )  # fmt: skip
-
-
-OURS, OTHERS, BEFORE = Versioned(9, pointer("ours")), Versioned(8, pointer("others")), Versioned(5, pointer("before"))
-
-
-def test_applied_is_committed() -> None:
-    assert ManifestCommit("ours", 5).proposed(None) is Next.COMMITTED
-
-
-@pytest.mark.parametrize(
-    ("failure", "found", "expected"),
-    [
-        (Conflict(), OURS, Next.COMMITTED),
-        (Conflict(), OTHERS, Next.LOST),
-        (Conflict(), BEFORE, Next.LOST),
-        (Conflict(), None, Next.LOST),
-        (OutcomeUnknown(), OURS, Next.COMMITTED),
-        (OutcomeUnknown(), OTHERS, Next.LOST),
-        (OutcomeUnknown(), BEFORE, Next.PROPOSE),
-    ],
-)
-def test_the_pointer_decides(failure: StratalogError, found: Versioned | None, expected: Next) -> None:
-    core = ManifestCommit("ours", 5)
-    assert core.proposed(failure) is Next.READ_POINTER
-    assert core.pointer_read(found) is expected
-
-
-def test_the_first_version_expects_no_pointer() -> None:
-    core = ManifestCommit("ours", 0)
-    core.proposed(OutcomeUnknown())
-    assert core.pointer_read(None) is Next.PROPOSE
-
-
-def test_what_stays_unknown_is_unknown() -> None:
-    core = ManifestCommit("ours", 5)
-    core.proposed(OutcomeUnknown())
-    assert core.pointer_not_read() is Next.UNKNOWN
-    assert ManifestCommit("ours", 5).proposed(SessionExpired()) is Next.UNKNOWN
-    endless = ManifestCommit("ours", 5)
-    steps = [endless.proposed(Unavailable()) for _ in range(ATTEMPTS_MAX)]
-    assert steps == [Next.PROPOSE] * (ATTEMPTS_MAX - 1) + [Next.UNKNOWN]
 
 
 def segment_count(directory: Path) -> int:
@@ -91,7 +53,7 @@ class UnreliableMetadata:
         return result
 
 
-@pytest.mark.parametrize("applied", [[True], [False], [False, True], [False] * ATTEMPTS_MAX, [False, False, True]])
+@pytest.mark.parametrize("applied", [[True], [False], [False, True], [False, False, True]])
 async def test_lost_answers_lose_nothing_and_delete_nothing(
     cluster: Cluster, make_batches: Batches, store_directory: Path, applied: list[bool]
 ) -> None:
@@ -103,7 +65,7 @@ async def test_lost_answers_lose_nothing_and_delete_nothing(
     await cluster.until(lambda: not cluster.log().ledgers)
     assert unreliable.lost == len(applied)
     assert (cluster.pointer().manifest_version, cluster.pointer().end_offset) == (1, 7)
-    assert segment_count(store_directory) == (2 if len(applied) == ATTEMPTS_MAX else 1), "what might have been committed stays"
+    assert segment_count(store_directory) == 1
     assert not [key for name, key in cluster.store.calls if name == "delete"]
 
 
@@ -132,3 +94,47 @@ async def test_a_definite_loser_deletes_its_own_objects_only(
     assert sorted(key.split("/")[0] for key in deleted) == ["manifests", "segments"]
     assert segment_count(store_directory) == 1
     assert cluster.pointer().object_key not in deleted
+
+
+async def test_what_stays_unknown_deletes_nothing(
+    cluster: Cluster, make_batches: Batches, store_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commit, "COMMIT_TIMEOUT_S", 0.0)
+    cluster.metadata = UnreliableMetadata(cluster.metadata, [False])
+    await cluster.add_ledger(make_batches(0, [3, 4]), 0)
+    await cluster.start_worker()
+    await cluster.until(lambda: not cluster.log().ledgers)
+    assert (cluster.pointer().manifest_version, cluster.pointer().end_offset) == (1, 7)
+    assert segment_count(store_directory) == 2, "what might have been committed stays"
+    assert not [key for name, key in cluster.store.calls if name == "delete"]
+
+
+class Overtaken:
+    """Metadata that applies a commit, loses the answer, and lets another worker commit the next version on top of it."""
+
+    def __init__(self) -> None:
+        self.stored = Versioned(5, pointer("before"))
+
+    async def propose(self, command: Command, timeout_s: float = 10.0) -> Applied:
+        if self.stored.version != 5:
+            raise Conflict("another version", key=self.stored.record.key())
+        self.stored = Versioned(9, pointer("built on ours"))
+        raise OutcomeUnknown("the answer was lost")
+
+    async def read(self, keys: Sequence[str], timeout_s: float = 10.0) -> list[Versioned | None]:
+        return [self.stored]
+
+
+async def test_a_version_that_another_worker_built_on_keeps_its_objects() -> None:
+    """The other worker's manifest refers to the same segments."""
+    deleted: list[str] = []
+
+    async def delete_objects(keys: Sequence[str]) -> None:
+        deleted.extend(keys)
+
+    ports: Any = SimpleNamespace(metadata=Overtaken(), delete_objects=delete_objects)
+    ours = pointer("ours")
+    command = Command(updates=(Put(record=ours),), requirements=(VersionIs(key=ours.key(), version=5),))
+    with pytest.raises(OutcomeUnknown):
+        await commit_manifest(ports, ours, command, ["segments/ours"])
+    assert deleted == []
