@@ -1,4 +1,4 @@
-"""A whole metadata quorum inside one event loop: one node by default, as the all-in-one node and tests use it."""
+"""A whole metadata quorum in one event loop, for the all-in-one node and for tests: one node by default."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stratalog_metadata.node.server import MetadataServer
 
 
 class EmbeddedQuorum:
-    """Servers of one quorum and a client of it; make it with :func:`embedded_quorum`."""
+    """The servers of one quorum and a client; made by :func:`embedded_quorum`."""
 
     def __init__(
         self, path: Path, transport: Transport, nodes: int, clock: Clock, random: Random, settings: dict[str, Any]
@@ -33,7 +33,7 @@ class EmbeddedQuorum:
 
     @property
     def server(self) -> MetadataServer:
-        """The first node, which is all there is by default."""
+        """The first node; by default the only one."""
         return self.servers[0]
 
     @property
@@ -43,7 +43,7 @@ class EmbeddedQuorum:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """What other clients are given; stays the same when nodes stop."""
+        """Addresses for other clients; they do not change when nodes stop."""
         return tuple(self._addresses.values())
 
     async def start(self) -> None:
@@ -56,7 +56,7 @@ class EmbeddedQuorum:
         await self._client.start()
 
     async def restart(self, node_id: int) -> MetadataServer:
-        """Bring node ``node_id`` (from 1 on), which has been closed, back on its data and address."""
+        """Restart node ``node_id`` (from 1 on), which was closed, on its data and address."""
         server = self.servers[node_id - 1] = self._server(node_id, self._addresses[node_id])
         await server.start(self._addresses)
         return server
@@ -85,9 +85,9 @@ async def embedded_quorum(
     random: Random | None = None,
     **settings: Any,
 ) -> AsyncIterator[EmbeddedQuorum]:
-    """``nodes`` started servers with data in ``path/1`` …, on free loopback ports, and a started client.
+    """Start ``nodes`` servers with data in ``path/1`` … on free loopback ports, and a client.
 
-    ``settings`` are fields of ``MetadataSettings``. Starting again on the same path goes on with what is there.
+    ``settings`` are fields of ``MetadataSettings``. A later start on the same path continues with its data.
     """
     quorum = EmbeddedQuorum(
         path,

@@ -1,4 +1,4 @@
-"""An operator's view of the quorum: who is in it, and changes of that, one node at a time."""
+"""Administration of the quorum: its status and members, changed one node at a time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Answer = TypeVar("Answer", bound=msgspec.Struct)
 
 
 class QuorumAdministration:
-    """``addresses`` are ``host:port`` of any of the nodes."""
+    """``addresses`` are ``host:port`` of any nodes of the quorum."""
 
     def __init__(self, addresses: Sequence[str], transport: Transport, clock: Clock, random: Random) -> None:
         self._addresses = tuple(addresses)
@@ -29,7 +29,7 @@ class QuorumAdministration:
         self._router = Router(addresses, random)
 
     async def status(self, timeout_s: float = 10.0) -> StatusAnswer:
-        """The leader's view; without a leader, that of any node that answers. Raises ``Unavailable``."""
+        """The leader's status; without a leader, that of any node that answers. Raises ``Unavailable``."""
         deadline = self._clock.monotonic() + timeout_s
         seen: StatusAnswer | None = None
         while (left_s := deadline - self._clock.monotonic()) > 0:
@@ -49,11 +49,11 @@ class QuorumAdministration:
         return seen
 
     async def add(self, node_id: int, address: str, timeout_s: float = 60.0, *, wait: bool = True) -> None:
-        """Let the node that waits at ``address`` learn; ``wait``: return when it has caught up and votes.
+        """Add the node that waits at ``address`` as a learner. With ``wait``, return when it has caught up and votes.
 
-        A member that is there, with its own disk, has moved: its address is taken down.
+        For a member that still has its own disk, record the new address.
 
-        Raises ``Conflict`` (number or address is taken), ``Invalid`` (not an empty node of that number) or ``Unavailable``.
+        Raises ``Conflict`` (node id or address is taken), ``Invalid`` (not an empty node with that id) or ``Unavailable``.
         """
         deadline = self._clock.monotonic() + timeout_s
         await self._change(ChangeRequest(node_id=node_id, address=address), timeout_s)
@@ -65,7 +65,9 @@ class QuorumAdministration:
             await asyncio.sleep(POLL_S)
 
     async def remove(self, node_id: int, timeout_s: float = 30.0) -> None:
-        """Return when the quorum goes on without it. Raises ``NotFound``, ``Invalid`` (the only voter) or ``Unavailable``."""
+        """Remove a node and return when the change is committed. Raises ``NotFound``, ``Invalid`` (the only voter) or
+        ``Unavailable``.
+        """
         await self._change(ChangeRequest(node_id=node_id), timeout_s)
 
     async def _votes(self, node_id: int) -> bool:
@@ -73,7 +75,7 @@ class QuorumAdministration:
         return any(member.node_id == node_id and member.voter for member in status.members)
 
     async def _change(self, request: ChangeRequest, timeout_s: float) -> None:
-        """A change may be asked for again: it is done once, and the second answer says that it is."""
+        """Request a change until it is answered. Repeating it is safe: it is made once, and later answers confirm it."""
         deadline = self._clock.monotonic() + timeout_s
         last: StratalogError = Unavailable("no time was left to ask")
         may_be_done = False

@@ -1,8 +1,8 @@
-"""What other components see of the metadata quorum: a client with a watched local view.
+"""The interface of the metadata quorum to other components: a client with a local view that follows the log.
 
-The view is a copy of all records (their number does not grow with retention), at most one watch round trip behind.
-Decisions are made on
-it and guarded by requirements; where a decision needs certainty without a command, ``read`` and ``scan`` are linearizable.
+The view is a copy of all records, whose number does not grow with retention. It is at most one watch round trip behind. Decide
+on the view and guard the command with requirements. ``read`` and ``scan`` are linearizable, for decisions that need certainty
+without a command.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ OnChanges = Callable[[Sequence[Change]], None]
 
 
 class MetadataView(Protocol):
-    """The watched copy. Never blocks; changes only between turns of the event loop."""
+    """The local copy of all records. Never blocks; changes only between turns of the event loop."""
 
     @property
     def index(self) -> int:
@@ -32,38 +32,40 @@ class MetadataView(Protocol):
     def get(self, key: str) -> Versioned | None: ...
 
     def find(self, kind: type[Kind], key: str) -> Kind | None:
-        """The record at ``key`` if there is one of this kind."""
+        """The record at ``key`` if it exists and is of this kind."""
         ...
 
     def all(self, kind: type[Kind]) -> Iterable[Kind]:
-        """All records of a kind, in the order of their keys."""
+        """All records of a kind, ordered by key."""
         ...
 
     def subscribe(self, on_changes: OnChanges) -> Callable[[], None]:
-        """Call ``on_changes`` after each change of the view; returns how to stop. New subscribers get no replay."""
+        """Call ``on_changes`` after each change of the view; returns a function that unsubscribes. There is no replay."""
         ...
 
 
 class MetadataClient(Protocol):
-    """Proposals, linearizable reads, sessions and the view. Finds the leader and follows it by itself."""
+    """Proposals, linearizable reads, sessions and the view. Finds and follows the leader."""
 
     @property
     def view(self) -> MetadataView: ...
 
     async def propose(self, command: Command, timeout_s: float = 10.0) -> Applied:
-        """Commit one command; those proposed in one turn of the event loop travel and commit as one batch.
+        """Commit a command and return once the view contains it. Commands of one turn of the event loop travel as one batch.
 
-        Returns after the view contains the command. Raises ``Conflict``, ``StaleEpoch`` or ``SessionExpired`` (nothing
-        happened), ``Unavailable`` (surely not sent), ``OutcomeUnknown`` (re-read, delete nothing), ``Invalid``.
+        Raises ``Conflict``, ``StaleEpoch`` or ``SessionExpired`` (refused, no effect), ``Unavailable`` (not sent, no effect),
+        ``OutcomeUnknown`` (it may take effect: read again, delete nothing), ``Invalid``.
         """
         ...
 
     async def read(self, keys: Sequence[str], timeout_s: float = 10.0) -> list[Versioned | None]:
-        """Linearizable. Raises ``Unavailable`` when no leader answers in time."""
+        """The records at ``keys``, linearizable; None where there is none. Raises ``Unavailable`` if no leader answers in
+        time.
+        """
         ...
 
     async def scan(self, prefix: str, timeout_s: float = 10.0) -> list[Versioned]:
-        """Linearizable; all records whose key begins with ``prefix``."""
+        """All records whose key begins with ``prefix``, linearizable. Raises ``Unavailable``."""
         ...
 
     async def open_session(
@@ -74,19 +76,19 @@ class MetadataClient(Protocol):
         grace_ms: int = 0,
         load: Callable[[], BrokerLoad | None] | None = None,
     ) -> int:
-        """Open a session and keep it alive until ``close_session``.
+        """Open a session and keep it alive until ``close_session``. Returns its id.
 
-        ``on_expired`` is called once, on this process's own monotonic clock, no later than the quorum can expire the
-        session: whoever holds it stops at once. Renewals count from when they were sent.
+        ``on_expired`` is called once, by this process's monotonic clock, no later than the quorum may expire the session; its
+        holder must stop at once. A lease counts from when the renewal was sent.
 
-        With ``grace_ms`` the quorum may end it earlier: so long after the connection of its renewals broke, if none came
-        over another. Then the holder may learn of it late, by at most the lease: only for what is fenced otherwise.
-        ``load`` is asked at each renewal for what a broker has to report.
+        With ``grace_ms`` the quorum may end the session earlier: that long after the connection of its renewals broke, if none
+        came over another. The holder may then learn of it late, by at most the lease, so use a grace only if its work is
+        fenced by other means. ``load`` is called at each renewal for the broker's load report.
         """
         ...
 
     async def close_session(self, session_id: int) -> None:
-        """Give the session up now, so that nobody waits for the lease to end."""
+        """End the session now instead of waiting for its lease."""
         ...
 
     async def close(self) -> None: ...

@@ -1,7 +1,7 @@
-"""The client's proposals: those of one turn of the event loop travel in one request.
+"""Sends the client's proposals; those of one turn of the event loop travel in one request.
 
-A command is sent again only when it surely did nothing: it never left, or the quorum said so. Whatever else goes wrong
-after it left is ``OutcomeUnknown``, so that no command takes effect twice.
+A command is sent again only if it certainly had no effect: it was never sent, or the quorum said so. Any other failure after
+it was sent is ``OutcomeUnknown``, so no command takes effect twice.
 """
 
 from __future__ import annotations
@@ -62,25 +62,25 @@ class Proposer:
         self._unanswered = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._asked: dict[asyncio.Future[memoryview], str] = {}
-        """Requests that are not answered yet, with the address they went to."""
+        """Requests in progress, with the address that they were sent to."""
         self._closed = False
 
     @property
     def leader(self) -> str:
-        """Address of the leader as far as proposals have found it; else empty."""
+        """Address of the leader that proposals have found; empty if unknown."""
         return self._router.leader
 
     def leader_moved(self, address: str) -> None:
-        """Another node leads from now on: what an earlier one has not answered is given up.
+        """Give up requests to other nodes: another node leads now.
 
-        A leader that stands still, or whose machine is gone, may never answer and leaves its connections as they are.
+        A leader that is suspended, or whose machine is gone, may never answer and leaves its connections open.
         """
         for reply, asked in self._asked.items():
             if asked != address and not reply.done():
                 reply.set_exception(OutcomeUnknown(f"{asked} did not answer, and {address} leads now"))
 
     def learn(self, addresses: Sequence[str]) -> None:
-        """The quorum's members are at these addresses now."""
+        """Adopt the addresses of the quorum's members."""
         self._router.learn(addresses)
 
     async def propose(self, command: Command, timeout_s: float) -> Applied:
@@ -108,7 +108,7 @@ class Proposer:
         return Applied(index=answer.index, allocated=answer.allocated)
 
     async def _until_seen(self, answer: CommandAnswer, deadline: float) -> None:
-        """After a refusal too: what stood in the way is in the view when the caller looks."""
+        """Wait until the view has reached the answer, after a refusal too, so that the caller sees what caused it."""
         if self._view.index >= answer.index:
             return
         try:
@@ -135,7 +135,7 @@ class Proposer:
             task.add_done_callback(self._tasks.discard)
 
     async def _carry(self, batch: Sequence[_Proposal]) -> None:
-        """Bring a batch to the leader; go on with those that surely did nothing until their time is up."""
+        """Send a batch until every proposal is answered; repeat those that certainly had no effect until their deadline."""
         waiting = list(batch)
         try:
             while waiting:
@@ -145,7 +145,7 @@ class Proposer:
                 _settle(proposal, OutcomeUnknown("the metadata client was closed before the answer"))
 
     async def _attempt(self, batch: Sequence[_Proposal]) -> list[_Proposal]:
-        """One request; returns what is to be tried again, after the wait that is due."""
+        """Send one request. Returns the proposals to send again, after waiting as long as required."""
         now = self._clock.monotonic()
         timeout_s = max(proposal.deadline for proposal in batch) - now
         request = ProposeRequest(commands=[proposal.encoded for proposal in batch])
@@ -209,7 +209,7 @@ def _settle(proposal: _Proposal, error: StratalogError) -> None:
 
 
 def _cut(proposals: Sequence[_Proposal]) -> list[list[_Proposal]]:
-    """Batches within the bounds of one request."""
+    """Split proposals into batches within the bounds of one request."""
     batches: list[list[_Proposal]] = []
     size = 0
     for proposal in proposals:

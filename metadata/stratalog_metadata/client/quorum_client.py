@@ -1,6 +1,7 @@
-"""A client of the metadata quorum: proposals, linearizable reads, sessions, and a view that follows the log.
+"""The client of the metadata quorum: proposals, linearizable reads, sessions, and a view that follows the log.
 
-The view follows one node by long polls, the leader when it is known; when that node fails or falls out of touch, the next.
+The view follows one node by long polls: the leader if it is known, and the next node if that one fails or loses touch with the
+leader.
 """
 
 from __future__ import annotations
@@ -48,9 +49,9 @@ Answer = TypeVar("Answer", bound=msgspec.Struct)
 
 
 class QuorumClient:
-    """See :class:`stratalog_metadata.client.api.MetadataClient`. ``addresses`` are ``host:port`` of any of the nodes.
+    """Implements :class:`stratalog_metadata.client.api.MetadataClient`. ``addresses`` are ``host:port`` of any nodes.
 
-    Make it in a running event loop; ``start`` it before anything else; ``close`` it before the transport.
+    Create it in a running event loop; ``start`` it before any other call; ``close`` it before the transport.
     """
 
     def __init__(self, addresses: Sequence[str], transport: Transport, clock: Clock, random: Random) -> None:
@@ -78,11 +79,13 @@ class QuorumClient:
 
     @property
     def failure(self) -> StratalogError | None:
-        """Why this process must end: part of it has missed a change and may act on what is no longer true. None if none has."""
+        """Why this process must end: a subscriber missed a change and may act on stale state. None if that has not
+        happened.
+        """
         return self._failure
 
     async def start(self, timeout_s: float = 30.0) -> None:
-        """Load the view: afterwards it contains everything that was committed before the call.
+        """Load the view, which then contains everything that was committed before the call.
 
         Raises ``Unavailable`` if no quorum answers in time.
         """
@@ -94,7 +97,7 @@ class QuorumClient:
             raise
 
     async def close(self) -> None:
-        """Stop following. Sessions are not ended: ``close_session`` does that."""
+        """Stop. Sessions are not ended: use ``close_session``."""
         await self._sessions.close()
         await self._proposer.close()
         self._cuts.close()
@@ -104,7 +107,7 @@ class QuorumClient:
             self._watching = None
 
     def _failed(self, failure: Exception) -> None:
-        """Give all sessions up at once: their holders must stop serving now, not when the process has ended."""
+        """Expire all sessions at once: their holders must stop serving now, not when the process ends."""
         if self._failure is None:
             self._failure = StratalogError(
                 f"part of this process could not follow the metadata log and may be stale: {failure!r}; the process ends:"
@@ -119,7 +122,7 @@ class QuorumClient:
         return await self._proposer.propose(command, timeout_s)
 
     async def refresh(self, timeout_s: float = 10.0) -> int:
-        """Wait until the view contains everything that was committed before this call; returns its index.
+        """Wait until the view contains everything that was committed before this call. Returns its index.
 
         Raises ``Unavailable``.
         """
@@ -149,7 +152,7 @@ class QuorumClient:
                 return found
 
     async def loads(self, timeout_s: float = 10.0) -> list[BrokerLoad]:
-        """What brokers have reported to the leader lately. Raises ``Unavailable``."""
+        """Brokers' recent load reports, from the leader. Raises ``Unavailable``."""
         return (await self._ask_leader(messages.LOADS, LoadsRequest(), LoadsAnswer, timeout_s)).loads
 
     async def open_session(
@@ -176,7 +179,7 @@ class QuorumClient:
     # --- reads -------------------------------------------------------------------------------------------------------
 
     async def _ask_leader(self, method: int, request: msgspec.Struct, kind: type[Answer], wait_s: float) -> Answer:
-        """Reads may be repeated freely. Raises ``Unavailable`` when nobody answers in time."""
+        """Ask the leader; reads may be repeated. Raises ``Unavailable`` if no node answers in time."""
         deadline = self._clock.monotonic() + wait_s
         body = messages.encode(request)
         last: StratalogError = Unavailable("no time was left to ask")
@@ -195,7 +198,7 @@ class QuorumClient:
         raise Unavailable(f"no metadata leader answered in time: {last.message}")
 
     def _learn_members(self, changes: Sequence[Change]) -> None:
-        """Nodes come and go: ask those of today, whatever the configuration of this process says."""
+        """Use the addresses of the quorum's current members, besides the configured ones."""
         for change in changes:
             if change.key == QUORUM_KEY and change.after is not None and isinstance(change.after.record, Quorum):
                 addresses = [member.address for member in change.after.record.members if member.voter and member.address]
@@ -219,7 +222,7 @@ class QuorumClient:
                 await asyncio.sleep(wait_s)
 
     async def _watch_once(self) -> None:
-        # Behind the leader the view is one message closer to what this client's own proposals wait for.
+        # Following the leader saves one message before this client's own proposals are in the view.
         if self._proposer.leader != self._left:
             self._watched.prefer(self._proposer.leader)
         if self._view.index == 0:

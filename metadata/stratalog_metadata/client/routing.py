@@ -1,6 +1,6 @@
-"""Which node to ask: the leader as far as it is known, else one after the other; waits grow between rounds.
+"""Chooses the node to ask: the leader if known, else one node after the other, with growing pauses between rounds.
 
-A leader that does not answer this client, but that another node names, is asked through that node (``forwarding.py``).
+If the leader does not answer this client but another node names it, requests go through that node (``node/forwarding.py``).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ BACKOFF_S_MAX: Final = 0.25
 
 
 class Router:
-    """One caller's path through the nodes. ``address`` is whom to ask now. Without ``cuts`` everybody is asked directly."""
+    """One caller's choice of nodes; ``address`` is the next one to ask. Without ``cuts`` every node is asked directly."""
 
     def __init__(self, addresses: Sequence[str], random: Random, cuts: UnreachablePeers | None = None) -> None:
         if not addresses:
@@ -33,14 +33,14 @@ class Router:
         self._through = ""
 
     def learn(self, addresses: Sequence[str]) -> None:
-        """These are the nodes of today; the addresses that were given at the beginning are kept besides."""
+        """Adopt the current members' addresses; the configured ones are kept as well."""
         asked = self._addresses[self._position]
         self._addresses = list(dict.fromkeys([*addresses, *self._given]))
         self._position = self._addresses.index(asked) if asked in self._addresses else 0
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """All nodes that are known."""
+        """Addresses of all known nodes."""
         return tuple(self._addresses)
 
     @property
@@ -49,11 +49,11 @@ class Router:
 
     @property
     def forwards(self) -> bool:
-        """Whether the asked node is to hand the request on; until the leader can be reached again."""
+        """Whether the asked node must forward the request, because the leader cannot be reached."""
         return bool(self._through) and self._is_cut(self._leader)
 
     def addressed(self, method: int, body: bytes, timeout_s: float) -> tuple[int, bytes]:
-        """Method and body as they are to be sent to ``address``."""
+        """Method and body to send to ``address``."""
         if not self.forwards:
             return method, body
         timeout_ms = max(round(timeout_s * 1000), 1)
@@ -61,22 +61,22 @@ class Router:
 
     @property
     def leader(self) -> str:
-        """Address of the leader; empty while it is not known, or cannot be reached."""
+        """Address of the leader; empty if it is unknown or unreachable."""
         return "" if self.forwards else self._leader
 
     def prefer(self, leader: str) -> None:
-        """Somebody else has found the leader. Ignored while nodes fail: then the own search goes on."""
+        """Adopt a leader that another part has found, unless nodes are failing: then continue the search."""
         if leader and not self._failures and not self.forwards:
             self._leader = leader
 
     def succeeded(self) -> None:
-        """The asked node is the right one."""
+        """Record that the asked node is the right one."""
         if not self.forwards:
             self._leader, self._through = self.address, ""
         self._failures = 0
 
     def failed(self, error: StratalogError) -> float:
-        """The asked node is not; says how many seconds to wait before asking the next."""
+        """Record that the asked node failed. Returns the seconds to wait before asking the next."""
         self._failures += 1
         asked, was_forwarding = self.address, self.forwards
         self._through = ""
@@ -97,7 +97,7 @@ class Router:
         return self._cuts is not None and address in self._cuts
 
     def _ask_next(self) -> None:
-        """The next node; one that is known not to answer only if all others do not either."""
+        """The next node; unreachable ones come last."""
         for _ in self._addresses:
             self._position = (self._position + 1) % len(self._addresses)
             if not self._is_cut(self._addresses[self._position]):
@@ -105,6 +105,6 @@ class Router:
         self._position = (self._position + 1) % len(self._addresses)
 
     def _wait_s(self) -> float:
-        """Doubling per failure, with jitter so that clients do not come back together."""
+        """Pause that doubles with each failure, with jitter so that clients do not return at once."""
         bound = min(BACKOFF_S_MIN * 2.0 ** min(self._failures - 1, 10), BACKOFF_S_MAX)
         return bound * (0.5 + self._random.random() / 2)

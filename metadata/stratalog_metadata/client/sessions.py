@@ -1,11 +1,11 @@
-"""The client's sessions: renewed together, given up on the client's own clock.
+"""The client's sessions: renewed together, expired by the client's own clock.
 
-Always: ``on_expired`` is called no later than one lease after the last successful renewal was *sent*. The quorum counts
-from when it came in, and adds a margin: so the holder stops first.
+Always: ``on_expired`` is called no later than one lease after the last successful renewal was *sent*. The quorum counts from
+when it arrived and adds a margin, so the holder stops first.
 
-A session with a grace may be ended earlier, when the leader sees its connection break (``leases.py``). So a break is
-answered by a renewal at once, and ``on_expired`` is called, too, when the log shows that the session has ended, or when no node
-of the quorum has been reached for longer than the grace.
+A session with a grace may be ended earlier, when the leader sees its connection break (``controller/leases.py``). The client
+therefore renews at once after a break, and calls ``on_expired`` as well when the log shows that the session has ended, or when
+no node has been reached for longer than the grace.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from stratalog_metadata.state.changes import Change
 
 RENEWALS_PER_LEASE: Final = 4
 SPACING_S: Final = 0.02
-"""Between two renewals, however often a connection breaks."""
+"""Minimum pause between two renewals, however often a connection breaks."""
 RENEW_TIMEOUT_S_MAX: Final = 1.0
 EARLY_S: Final = 0.001
-"""Timers may fire a rounding error early; better this much too early than once more for nothing."""
+"""Added to timers, which may fire a rounding error early."""
 _log = logging.getLogger(__name__)
 
 
@@ -46,8 +46,8 @@ class _Held:
 
 
 class SessionKeeper:
-    """``on_leader_moved`` is told the address of the node that renews, whenever that is another than before; ``on_failed``
-    what a holder raised whose session has ended: it may still act as if it had one.
+    """``on_leader_moved`` is called with the address of the node that renews when it changes; ``on_failed`` with the
+    exception of a holder's ``on_expired``: the holder may still act as if it had a session.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class SessionKeeper:
         self._load: Callable[[], BrokerLoad | None] = lambda: None
 
     def learn(self, addresses: Sequence[str]) -> None:
-        """The quorum's members are at these addresses now."""
+        """Adopt the addresses of the quorum's members."""
         self._router.learn(addresses)
         self._has_several_nodes = len(addresses) > 1
 
@@ -92,7 +92,7 @@ class SessionKeeper:
         grace_s: float = 0.0,
         load: Callable[[], BrokerLoad | None] | None = None,
     ) -> None:
-        """Keep a session that was opened by a command sent at ``sent_at`` (monotonic seconds)."""
+        """Keep a session alive that was opened by a command sent at ``sent_at`` (monotonic seconds)."""
         if load is not None:
             self._load = load
         deadline = sent_at + lease_s
@@ -103,7 +103,7 @@ class SessionKeeper:
             self._renewing = self._loop.create_task(self._renew_forever())
 
     def follow(self, changes: Sequence[Change]) -> None:
-        """The view has changed: a session that is held here may have been ended by others."""
+        """Expire held sessions that the log shows as ended."""
         for change in changes:
             if change.after is None and change.before is not None and isinstance(change.before.record, Session):
                 session_id = change.before.record.session_id
@@ -111,13 +111,13 @@ class SessionKeeper:
                     self._expire(session_id)
 
     def release(self, session_id: int) -> None:
-        """Stop keeping it; ``on_expired`` is not called any more."""
+        """Stop renewing a session; ``on_expired`` is not called."""
         held = self._held.pop(session_id, None)
         if held is not None:
             held.timer.cancel()
 
     def expire_all(self) -> None:
-        """Have every holder stop at once; nothing is renewed any more."""
+        """Expire every session; nothing is renewed any more."""
         for session_id in list(self._held):
             self._expire(session_id)
 
@@ -142,7 +142,7 @@ class SessionKeeper:
             await self._pause(wait_s)
 
     async def _pause(self, wait_s: float) -> None:
-        """Until the next renewal: ``wait_s``, or as soon as a connection breaks or a session is new."""
+        """Wait ``wait_s``, or until a connection breaks or a session is new."""
         await asyncio.sleep(min(wait_s, SPACING_S))
         with suppress(TimeoutError):
             async with asyncio.timeout(max(wait_s - SPACING_S, 0.0)):
@@ -155,7 +155,7 @@ class SessionKeeper:
             self._channel, self._stop_listening = channel, channel.on_lost(self._due.set)
 
     async def _renew(self, interval_s: float) -> float:
-        """One round; says how long to wait before the next."""
+        """Renew once. Returns the seconds until the next renewal."""
         sent_at = self._clock.monotonic()
         asked = list(self._held)
         timeout_s = min(RENEW_TIMEOUT_S_MAX, 2 * interval_s)
@@ -177,7 +177,9 @@ class SessionKeeper:
         return interval_s
 
     def _found_leader(self, address: str, *, is_forwarded: bool) -> None:
-        """From a detour back to the straight way, nothing that is under way need be given up: who hands on sees to that."""
+        """Report the leader's address if it has changed. Requests in progress need not be given up when a direct link
+        returns.
+        """
         was_forwarded, self._is_forwarded = self._is_forwarded, is_forwarded
         if self._leader != address:
             self._leader = address
@@ -185,9 +187,10 @@ class SessionKeeper:
                 self._on_leader_moved(address)
 
     def _failed(self, failed: StratalogError, address: str, sent_at: float) -> None:
-        """Whom no node answers is cut off, or all of them are down: it does not count on its whole lease.
+        """Expire sessions with a grace if no node has answered for longer than it.
 
-        With one node alone the two look the same, and a node that is started anew gives everybody a full lease.
+        Either this client is cut off or all nodes are down. With a single node the two look the same, and a restarted node
+        gives every session a full lease.
         """
         if not isinstance(failed, Unavailable | OutcomeUnknown) or failed.detail.get("forwarded"):
             self._silent.clear()

@@ -1,8 +1,7 @@
-"""Commands of one turn of the event loop, proposed as one: it costs nodes and watchers about as much as what it holds.
+"""Joins commands of one turn of the event loop into one, which costs nodes and watchers about as much as a single one.
 
-Those that share a command take effect as they would one after the other, in the order in which they came; what would not is
-left out, to be proposed alone. A command that is refused as a whole, or whose outcome is not known, settles nothing: everybody
-proposes his own part then, and each is told by itself what became of it.
+Commands that share a command take effect as if applied one after the other in their order; those that would not are left out.
+If the shared command is refused or its outcome is unknown, nothing is reported: each caller proposes its own command then.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from stratalog_metadata.client.api import MetadataClient
 from stratalog_metadata.state.commands import Command, Delete, Put, Requirement, SessionAlive, Update
 
 TOGETHER_MAX: Final = 256
-"""Commands in one: some hundred kilobytes of records. If one of them fails it, so many are proposed again."""
+"""Maximum of commands in one: some hundred kilobytes of records. If it fails, all of them are proposed again."""
 _ATTEMPT_S: Final = 3.0
-"""An answer is not waited for longer than this: each has its own time still before it."""
+"""Longest wait for an answer; each caller has its own time left after it."""
 _log = logging.getLogger(__name__)
 
 
@@ -33,7 +32,7 @@ class _Asked(NamedTuple):
             self.answer.set_result(None)
 
     def settle(self, task: asyncio.Task[int | None]) -> None:
-        """Answer what came of the task."""
+        """Report the outcome of the task."""
         if task.cancelled():
             self.answer.cancel()
         elif not self.answer.done():
@@ -45,7 +44,7 @@ class _Asked(NamedTuple):
 
 
 class SharedCommands:
-    """Gathers commands that put and delete records. Others are left out: ids that one of them is given would be nobody's."""
+    """Joins commands that only put and delete records. Commands that allocate ids are left out."""
 
     def __init__(self, metadata: MetadataClient) -> None:
         self._metadata = metadata
@@ -53,10 +52,10 @@ class SharedCommands:
         self._tasks: set[asyncio.Task[int | None]] = set()
 
     async def propose(self, command: Command) -> int | None:
-        """The version that all it writes got, once the view has it; None: propose it alone.
+        """The version of the written records, once the view has them; None: propose the command alone.
 
-        None says that it was not proposed, or was refused together with others, or that its outcome is not known. So it must
-        require what its own effect ends, such as the version of a record that it writes: then it takes effect once at most.
+        None means that it was not proposed, was refused together with others, or has an unknown outcome. So the command must
+        require something that its own effect changes, such as the version of a record that it writes.
         """
         loop = asyncio.get_running_loop()
         if not self._asked:
@@ -66,7 +65,7 @@ class SharedCommands:
         return await asked.answer
 
     async def close(self) -> None:
-        """Propose nothing more of what was asked so far; who waits is cancelled."""
+        """Stop. Callers that wait are cancelled."""
         unsent, self._asked = self._asked, []
         for asked in unsent:
             asked.answer.cancel()
@@ -99,16 +98,16 @@ class SharedCommands:
 
 
 def _joined(together: Sequence[_Asked]) -> Command:
-    """All updates in order; what several require is checked once."""
+    """The joint command: all updates in order, each requirement once."""
     updates = [update for asked in together for update in asked.command.updates]
     requirements = dict.fromkeys(requirement for asked in together for requirement in asked.command.requirements)
     return Command(updates=tuple(updates), requirements=tuple(requirements))
 
 
 def _independent(waiting: Sequence[_Asked]) -> list[_Asked]:
-    """Those that write and require nothing that one before them writes; the others are told to go alone.
+    """The commands that neither write nor require what an earlier one writes; the others are sent back.
 
-    In one command all requirements are checked first, so that a second writer of a key would undo the first one unseen.
+    All requirements of a command are checked first, so a second writer of a key would undo the first one unnoticed.
     """
     sharing: list[_Asked] = []
     written: set[str] = set()
@@ -124,7 +123,7 @@ def _independent(waiting: Sequence[_Asked]) -> list[_Asked]:
 
 
 def _written(update: Update) -> str:
-    """Key of the record; empty for what is no update of a record."""
+    """Key of the written record; empty for other updates."""
     if isinstance(update, Put):
         return update.record.key()
     return update.key if isinstance(update, Delete) else ""

@@ -1,6 +1,6 @@
-"""Nodes of the quorum that do not answer this client, though others may: asked again in the background until they do.
+"""Nodes that do not answer this client although others may; each is probed in the background until it answers.
 
-All of a client's parts share one: who finds the leader cut off spares the others the wait, and requests go through a
+All parts of a client share one: the first to find the leader unreachable saves the others the wait, and requests go through a
 follower meanwhile (``routing.py``).
 """
 
@@ -15,11 +15,11 @@ from stratalog_core.ports import Transport
 from stratalog_metadata.protocol import messages
 
 PROBE_S: Final = 1.0
-"""How long a node is waited for, and how long until it is asked again."""
+"""Seconds to wait for a probe's answer, and between probes."""
 
 
 class UnreachablePeers:
-    """Make it in a running event loop; ``close`` it before the transport. Bounded by the nodes that the client knows."""
+    """Create it in a running event loop; ``close`` it before the transport. Bounded by the nodes that the client knows."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -31,7 +31,7 @@ class UnreachablePeers:
         return address in self._timers
 
     def lost(self, address: str) -> None:
-        """A request to it was not answered. If it answers at once when it is asked again, nothing was cut."""
+        """Record that a request was not answered. If the node answers the first probe, it was reachable."""
         if address not in self._timers and not self._closed:
             self._probe(address)
 

@@ -1,7 +1,7 @@
-"""The client's copy of all records, fed in order of the log. Sans-IO.
+"""The client's copy of all records, updated in the order of the log. No I/O.
 
-Always: it moves forward only, by whole commands; subscribers are told after the copy has changed, in the order of the log.
-A subscriber that raises has missed a change for good: its owner is told (``on_failed``) and must not act on the view again.
+Always: it only moves forward, by whole commands. Subscribers are called after the copy has changed, in the order of the log. A
+subscriber that raises has missed a change for good: ``on_failed`` is called, and its owner must not act on the view again.
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ class LocalView:
         return stop
 
     async def reached(self, index: int) -> None:
-        """Return once the view contains the command at ``index``."""
+        """Wait until the view contains the command at ``index``."""
         if self._index < index:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting[index].append(future)
             await future
 
     def follow(self, index: int, commands: Iterable[Sequence[KeyChange]]) -> None:
-        """Changes of the commands after ``self.index``, up to ``index``."""
+        """Apply the changes of the commands after ``self.index``, up to ``index``."""
         for changed in commands:
             changes = [Change(change.key, self._records.get(change.key), change.after) for change in changed]
             self._records.install(changes)
@@ -82,7 +82,7 @@ class LocalView:
         self._advance(index)
 
     def jump(self, image: StateImage) -> None:
-        """Everything at once; subscribers are told the difference."""
+        """Replace all records by a snapshot; subscribers get the difference."""
         if image.index <= self._index:
             return
         after = {stored.record.key(): stored for stored in image.records}
@@ -110,6 +110,6 @@ class LocalView:
             try:
                 on_changes(changes)
             except Exception as failure:
-                # The other subscribers go on following the log, so that the process can stop in order.
+                # The other subscribers still follow the log, so that the process can stop in order.
                 _log.exception("a subscriber of the metadata view failed")
                 self._on_failed(failure)

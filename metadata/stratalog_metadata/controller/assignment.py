@@ -1,9 +1,8 @@
-"""Which live broker owns which partition: pure.
+"""Assigns partitions without a live owner to brokers. Pure.
 
-Partitions with a live owner stay where they are. The others go to the broker with the fewest, one after the other, so that
-counts end up as even as they can without moving anything that works. A broker that came back under a new session keeps
-what it owned, at a new epoch, as far as its fair share goes. A partition with an explicit assignment goes to the first broker
-of it that lives.
+A partition with a live owner stays. The others go one by one to the broker with the fewest partitions, so counts become as
+even as possible without moving a partition that works. A broker that returns under a new session keeps its partitions at a new
+epoch, up to its fair share. A partition with an explicit assignment goes to the first live broker of it.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ def assign(
     leaving: Collection[int] = (),
     preferred: Mapping[UUID, Collection[int]] = MappingProxyType({}),
 ) -> list[Partition]:
-    """The records that change. ``live`` maps broker ids to their sessions.
+    """The records to change. ``live`` maps broker ids to their sessions.
 
-    ``leaving`` brokers are given nothing as long as there are others; those that a topic id's ``preferred`` names come first.
+    ``leaving`` brokers get nothing while there are others. ``preferred`` maps topic ids to the brokers that are tried first.
     """
     if not live:
         return [_owned(partition, NO_OWNER, 0) for partition in partitions if _is_orphaned(partition)]
@@ -70,13 +69,13 @@ def _spread(partitions: Sequence[Partition], counts: Mapping[int, int], live: Ma
 
 
 def _has_live_owner(partition: Partition, live: Mapping[int, int]) -> bool:
-    """Written by hand (session 0), the owner counts as long as it lives."""
+    """Whether the owner lives. An owner that was written by hand (session 0) counts while its broker lives."""
     session_id = live.get(partition.owner)
     return session_id is not None and partition.owner_session in (0, session_id)
 
 
 def _is_orphaned(partition: Partition) -> bool:
-    """While no broker lives: whether the controller gave it an owner, who must be fenced."""
+    """Whether the partition has an owner from the controller, who must be fenced while no broker lives."""
     return partition.owner != NO_OWNER and partition.owner_session != 0
 
 

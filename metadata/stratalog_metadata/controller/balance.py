@@ -1,17 +1,17 @@
-"""Which partitions move to which broker although their owners live: pure.
+"""Plans moves of partitions between live brokers. Pure.
 
-In this order, and never more than asked for: everything that a leaving broker owns; what is not where its assignment or its
-preferred rack wants it although a broker there could take it; while what brokers carry is too far apart, from the most loaded
-to the least loaded; and while the numbers of their partitions are.
+In this order, within the given bounds: everything that a leaving broker owns; partitions whose assignment or preferred rack
+asks for another owner; then levelling of traffic, and levelling of partition counts, each from the most to the least loaded
+broker.
 
-Traffic and numbers are levelled apart, over rates in several windows of time. For traffic moves only what carries some in
-every window, and only if it makes two brokers more alike in every one. For numbers moves what carries nothing, or what carries
-some in every window and loads a broker with no more than the other was ahead. So an idle partition never moves for traffic, and
-one whose traffic has just begun or ended moves for neither.
+Traffic and counts are levelled separately, over rates in several windows of time. For traffic, only partitions with traffic in
+every window move, and only if the move levels the two brokers in every window. For counts, idle partitions move, or partitions
+with traffic in every window whose move leaves the target with no more than the source had. So an idle partition never moves
+for traffic, and a partition whose traffic has just started or ended does not move.
 
-Always: a move for traffic makes the squares of brokers' loads less, in every window; a move for numbers does not make them
-more, and makes the squares of numbers less. So a sequence of plans over the same rates ends. Levelling begins at a wide spread
-and goes on to a narrow one, so that what wavers about a limit moves nothing.
+Always: a move for traffic lowers the sum of squares of brokers' loads in every window; a move for counts does not raise it,
+and lowers the sum of squares of counts. So a sequence of plans over the same rates ends. Levelling starts at a wide spread and
+continues to a narrow one, so that a load near the limit does not cause moves again and again.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from itertools import permutations
 from typing import Final
 
 SPREAD_BEGIN: Final = 0.5
-"""Levelling begins when two brokers are further apart than so much of the mean broker's traffic or number of partitions."""
+"""Levelling starts when two brokers differ by more than this share of the mean broker's traffic or partition count."""
 SPREAD_END: Final = 0.2
 SHARE_MAX: Final = 0.75
-"""What moves for traffic is at most so much of the difference: otherwise it would only change places with it."""
+"""Maximum share of the difference that one move may carry; a greater one would only swap the two brokers."""
 SHARE_MIN: Final = 0.002
-"""And at least so much: it would take hundreds of moves to be felt."""
+"""Minimum share: below it hundreds of moves would be needed."""
 WINDOWS: Final = 3
 
 Rates = tuple[float, ...]
@@ -39,13 +39,13 @@ IDLE: Final[Rates] = (0.0,) * WINDOWS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """One partition. ``rates``: what it carries, in each of ``WINDOWS`` windows of time; next to nothing is 0."""
+    """One partition. ``rates``: bytes per second in each of ``WINDOWS`` windows of time; negligible rates are 0."""
 
     owner: int
     rates: Rates = IDLE
     rack: str = ""
     assigned: tuple[int, ...] = ()
-    """Brokers in the order of preference; they come before the rack."""
+    """Brokers in order of preference; they take precedence over the rack."""
     may_level: bool = True
 
 
@@ -59,7 +59,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """``position`` is that of the partition in the sequence that was planned over."""
+    """``position`` is the partition's index in the planned sequence."""
 
     position: int
     target: int
@@ -67,7 +67,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What moves, and whether something does to level: then the next plan goes on until the spread is narrow."""
+    """The moves, and whether traffic or counts were levelled: then the next plan continues until the spread is narrow."""
 
     moves: Sequence[Move] = ()
     levels_traffic: bool = False
@@ -78,7 +78,7 @@ NOTHING_MOVED: Final = Plan()
 
 
 class Balance:
-    """What brokers own and carry while a plan is made; moves that are not about levelling."""
+    """Partitions and traffic of each broker while a plan is made, and the moves that do not level."""
 
     def __init__(self, partitions: Sequence[Placed], brokers: Mapping[int, Place]) -> None:
         self.partitions = partitions
@@ -88,17 +88,17 @@ class Balance:
         self.loads = dict.fromkeys(brokers, IDLE)
         self.moves: list[Move] = []
         self._brokers = brokers
-        # Most partitions are idle, or share what their owner's others carry: thousands are a few dozen sums.
+        # Most partitions are idle or share their owner's mean rate, so thousands of them take a few dozen sums.
         for (owner, rates), number in Counter((partition.owner, partition.rates) for partition in partitions).items():
             if owner in brokers:
                 self._add(owner, rates, number)
 
     def may_take(self, target: int, position: int) -> bool:
-        """Whether the partition may be led from there, for all that its assignment and its preferred rack say."""
+        """Whether the partition's assignment and preferred rack allow ``target`` as its owner."""
         return target in (self._wanted(position) or [target])
 
     def gaps(self, source: int, target: int) -> Rates:
-        """How much more ``source`` carries, by window."""
+        """How much more traffic ``source`` carries than ``target``, by window."""
         return tuple(more - less for more, less in zip(self.loads[source], self.loads[target], strict=True))
 
     def empty_leaving(self, moves_max: int) -> None:
@@ -123,7 +123,7 @@ class Balance:
         self.moves.append(Move(position, target))
 
     def _wanted(self, position: int) -> list[int]:
-        """Takers that are to lead the partition: the first of its assignment, or those in its preferred rack; none: any."""
+        """Preferred owners: the first live broker of its assignment, or those in its preferred rack; none: any."""
         partition = self.partitions[position]
         assigned = [broker_id for broker_id in partition.assigned if broker_id in self.takers][:1]
         if assigned or not partition.rack:
@@ -131,7 +131,7 @@ class Balance:
         return [broker_id for broker_id in self.takers if self._brokers[broker_id].rack == partition.rack]
 
     def _move_to_least_loaded(self, positions: Iterable[int], moves_max: int) -> None:
-        """What is idle goes where fewest are, what carries something where least is carried."""
+        """Move idle partitions to the broker with the fewest, others to the one with the least traffic."""
         if not self.takers:
             return
         for position in positions:
@@ -153,14 +153,14 @@ class Balance:
 
 
 class Levelling:
-    """Moves between takers. What has moved already stays."""
+    """Moves that level brokers. A partition that was moved already stays."""
 
     def __init__(self, balance: Balance) -> None:
         self._balance = balance
 
     @cached_property
     def _idle(self) -> dict[int, list[int]]:
-        """Positions by owner."""
+        """Positions of idle partitions by owner."""
         found: dict[int, list[int]] = {broker_id: [] for broker_id in self._balance.takers}
         for position, owner, rates in self._movable():
             if rates == IDLE:
@@ -169,7 +169,7 @@ class Levelling:
 
     @cached_property
     def _carrying(self) -> dict[int, list[tuple[float, int]]]:
-        """What carries some in every window: rates and positions by owner, the lightest first."""
+        """Partitions with traffic in every window: rates and positions by owner, the lightest first."""
         found: dict[int, list[tuple[float, int]]] = {broker_id: [] for broker_id in self._balance.takers}
         for position, owner, rates in self._movable():
             if rates != IDLE and all(rates):
@@ -240,7 +240,7 @@ class Levelling:
         return False
 
     def _give_light(self, source: int, target: int) -> bool:
-        """The lightest that carries something, if what it loads ``target`` with is less than ``source`` is ahead."""
+        """The lightest partition with traffic whose move leaves ``target`` with no more than ``source`` had."""
         gaps = self._balance.gaps(source, target)
         for entry in self._carrying[source]:
             total, position = entry
@@ -256,7 +256,7 @@ class Levelling:
     # --- both --------------------------------------------------------------------------------------------------------
 
     def _pairs(self, load: Callable[[int], float]) -> Iterator[tuple[int, int]]:
-        """Of whom to take and whom to give, from the most and the least loaded on."""
+        """Pairs of a source and a target, starting with the most and the least loaded."""
         by_load = sorted(self._balance.takers, key=lambda broker_id: (load(broker_id), broker_id))
         return ((source, target) for source in reversed(by_load) for target in by_load if source != target)
 
@@ -275,9 +275,9 @@ def plan_moves(
     others_max: int = 0,
     before: Plan = NOTHING_MOVED,
 ) -> Plan:
-    """At most ``leaving_max`` moves away from leaving brokers, or else ``others_max`` for racks, traffic and numbers.
+    """Plan at most ``leaving_max`` moves away from leaving brokers, or else ``others_max`` for racks, traffic and counts.
 
-    ``before`` is the last plan for these. Partitions whose owner is not in ``brokers`` are somebody else's concern.
+    ``before`` is the previous plan of the latter kind. Partitions whose owner is not in ``brokers`` are ignored.
     """
     balance = Balance(partitions, brokers)
     balance.empty_leaving(leaving_max)
@@ -291,7 +291,7 @@ def plan_moves(
 
 
 def _nearest(ranked: Sequence[tuple[float, int]], wanted: float) -> Iterator[tuple[float, int]]:
-    """All of them, those first whose rate is closest."""
+    """All candidates, those with the closest rate first."""
     above = bisect_left(ranked, (wanted, -1))
     below = above - 1
     while below >= 0 or above < len(ranked):

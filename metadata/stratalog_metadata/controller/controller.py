@@ -1,13 +1,13 @@
-"""The controller, on the quorum's leader: ends the sessions of dead processes and gives every partition a live owner.
+"""The controller: ends the sessions of dead processes and gives every partition a live owner. Runs on the quorum's leader.
 
-Sans-IO: changes, renewals and ticks in, at most one command out at a time. One command ends all expired sessions and
-reassigns everything that their brokers owned; it requires every partition to be as it was read and every new owner's session to
-be alive, so that a race makes it fail as a whole and be thought out anew.
+No I/O: changes, renewals and ticks in, at most one command in flight. One command ends all expired sessions and reassigns the
+partitions of their brokers. It requires every partition to be unchanged and every new owner's session to be alive, so after a
+race it fails as a whole and is planned again.
 
-Owners that live are asked to hand partitions over (``handovers.py``) when their broker is to be left or loads are uneven.
+Live owners are asked to hand partitions over (``handovers.py``) when a broker leaves or load is uneven.
 
-Always: a partition's epoch rises whenever its owner, or its owner's session, changes. It keeps nothing that a new leader
-would miss.
+Always: a partition's epoch rises whenever its owner, or its owner's session, changes. The controller keeps no state that a new
+leader would need.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NO_RULES: Final = BalanceRules(interval_s=0)
 
 
 class Controller:
-    """Give it everything that is applied while this node leads; ``decide`` answers what to propose."""
+    """Pass it every change that is applied while this node leads; ``decide`` returns the command to propose."""
 
     def __init__(self, records: RecordMap, now: float, rules: BalanceRules = NO_RULES) -> None:
         sessions = [stored.record for stored in records.of_kind("session")]
@@ -43,7 +43,7 @@ class Controller:
         self._handovers = Handovers(records, rules, self.loads, now)
 
     def observe(self, changes: Iterable[Change], now: float) -> None:
-        """These changes have been applied."""
+        """Record applied changes."""
         for change in changes:
             before = change.before.record if change.before is not None else None
             after = change.after.record if change.after is not None else None
@@ -60,7 +60,7 @@ class Controller:
                 self._brokers_changed(before, after, now)
 
     def _is_served(self, partition: Partition) -> bool:
-        """Whether its owner lives: then there is nothing to assign, and no need to look at all partitions."""
+        """Whether the partition's owner lives; then not all partitions have to be examined."""
         stored = self._records.get(broker_key(partition.owner))
         owner = stored.record if stored is not None else None
         return isinstance(owner, Broker) and partition.owner_session in (0, owner.session_id)
@@ -72,18 +72,18 @@ class Controller:
             self.loads.forget(before.broker_id)
 
     def renew(self, session_ids: Sequence[int], now: float, carrier: object = None) -> list[int]:
-        """Renew those that are alive, and say which they are. ``carrier`` is the connection that the renewal came over."""
+        """Renew sessions and return those that are alive. ``carrier`` is the connection of the renewal."""
         return [session_id for session_id in session_ids if self._leases.renew(session_id, now, carrier)]
 
     def carrier_lost(self, carrier: object, now: float) -> list[int]:
-        """A connection has ended; which sessions are suspect because of that."""
+        """Record a lost connection. Returns the sessions that are suspect because of it."""
         return self._leases.carrier_lost(carrier, now)
 
     def next_deadline(self) -> float:
         return self._leases.next_deadline()
 
     def decide(self, now: float) -> Command | None:
-        """What to propose now, if anything; ``decided`` must follow before the next."""
+        """The command to propose now, or None. Call ``decided`` before the next call."""
         expired = self._leases.tick(now)
         if self._deciding:
             return None
@@ -97,7 +97,7 @@ class Controller:
         return command
 
     def decided(self, *, succeeded: bool) -> None:
-        """The last command has taken effect, or has not and is to be thought out again."""
+        """Record the outcome of the last command. After a failure it is planned again."""
         self._deciding = False
         if not succeeded:
             self._partitions_changed = True
@@ -122,6 +122,6 @@ class Controller:
         return Command(updates=tuple(updates), requirements=tuple(requirements)) if updates else None
 
     def _live_brokers(self, expired: frozenset[int]) -> dict[int, int]:
-        """Session by broker id."""
+        """Sessions of live brokers by broker id."""
         brokers = [stored.record for stored in self._records.of_kind("broker")]
         return {b.broker_id: b.session_id for b in brokers if isinstance(b, Broker) and b.session_id not in expired}

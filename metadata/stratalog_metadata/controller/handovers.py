@@ -1,11 +1,11 @@
-"""The controller's orders to hand partitions over: whom it asks, how many at once, and what it does when nothing happens.
+"""Orders to hand partitions over to other live brokers: which, how many at once, and when they are withdrawn.
 
-Sans-IO. An order is ``Partition.next_owner``; the owner carries it out (it seals, and writes the new owner), so nothing is
-taken from anybody here. Orders of brokers that leave (they stop, or an operator drains them) are given at once, up to a
-bound; those that balance are given in rounds, a few at a time, after things have been quiet for a while. An order that is not
-carried out in time, or whose target has gone, is taken back.
+No I/O. An order is ``Partition.next_owner``; the owner carries it out (it seals its ledger and writes the new owner), so no
+partition is taken from a live owner. Orders for leaving brokers (stopping or drained) are given at once, up to a bound. Orders
+for balance are given in rounds, a few at a time, after a quiet interval. An order that is not carried out in time, or whose
+target has gone, is withdrawn.
 
-What it keeps besides the records (since when, what was moved lately, reported loads) a new leader does without.
+Its state beyond the records (order times, recent moves, load reports) may be lost with the leader.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from stratalog_metadata.state.commands import Command, Put, Requirement, Session
 from stratalog_metadata.state.record_map import RecordMap
 
 AT_ONCE_MAX: Final = 1000
-"""Orders that are not carried out yet: their owners take some at a time, and whoever looks for more looks at all partitions."""
+"""Maximum of open orders: owners carry out some at a time, and planning more examines all partitions."""
 OVERDUE_S: Final = 10.0
 SETTLED_S: Final = 120.0
-"""What was moved to balance is not moved to balance again for so long."""
+"""Seconds before a partition that was moved for balance may be moved for balance again."""
 PREFERRED_RACK: Final = "preferred.leader.rack"
-"""Topic config: brokers in this rack own the topic's partitions while there are any."""
+"""Topic config: brokers in this rack own the topic's partitions while any of them lives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BalanceRules:
-    """``interval_s`` between rounds and after brokers come or go; 0: never. ``moves_max`` per round."""
+    """Seconds between rounds, and of quiet after brokers come or go (``interval_s``, 0: never); ``moves_max`` per round."""
 
     interval_s: float = 10.0
     moves_max: int = 20
@@ -52,7 +52,7 @@ class BalanceRules:
 
 
 class Handovers:
-    """Told of every change by the controller; ``plan`` answers the next command, if there is anything to do."""
+    """Tracks partitions and brokers for the controller; ``plan`` returns the next command, if any."""
 
     def __init__(self, records: RecordMap, rules: BalanceRules, loads: LoadHistory, now: float) -> None:
         self._records = records
@@ -81,12 +81,12 @@ class Handovers:
         self._balanced.pop(key, None)
 
     def brokers_changed(self, now: float) -> None:
-        """A broker has come, gone, or is to be left, or not any more: balance waits until it is quiet again."""
+        """Record that a broker came, left, or changed whether it is leaving: balance waits for a quiet interval."""
         self._is_due = True
         self._round_at = now + self._rules.interval_s
 
     def refused(self) -> None:
-        """The last command had no effect."""
+        """Record that the last command had no effect."""
         self._is_due = True
 
     # --- what to do --------------------------------------------------------------------------------------------------
@@ -104,19 +104,19 @@ class Handovers:
         return withdrawn or self._orders(brokers, now, is_round=is_round and not self._ordered)
 
     def leaving(self) -> frozenset[int]:
-        """Brokers that are not to be given anything."""
+        """Ids of brokers that get no partitions: drained or stopping."""
         drained = {s.record.broker_id for s in self._records.of_kind("drained_broker") if isinstance(s.record, DrainedBroker)}
         stopping = {b.broker_id for b in self._brokers().values() if b.stopping}
         return frozenset(drained | stopping)
 
     def preferred_owners(self) -> dict[UUID, list[int]]:
-        """Live brokers in the rack that a topic prefers, by topic id."""
+        """Ids of the live brokers in each topic's preferred rack, by topic id."""
         brokers = self._brokers().values()
         racks = self.preferred_racks()
         return {topic_id: [b.broker_id for b in brokers if b.rack == rack] for topic_id, rack in racks.items()}
 
     def preferred_racks(self) -> dict[UUID, str]:
-        """By topic id; only topics that prefer one."""
+        """Preferred racks by topic id, without topics that have none."""
         topics = [stored.record for stored in self._records.of_kind("topic") if isinstance(stored.record, Topic)]
         stored = self._records.get(TOPIC_DEFAULTS_KEY)
         defaults = stored.record.configs if stored is not None and isinstance(stored.record, DynamicConfig) else {}
@@ -131,7 +131,7 @@ class Handovers:
         return {broker.broker_id: broker for broker in found if isinstance(broker, Broker)}
 
     def _withdrawals(self, brokers: Mapping[int, Broker], overdue: frozenset[str]) -> Command | None:
-        """Take back orders that are overdue, or whose target is not there to take anything."""
+        """Withdraw orders that are overdue, or whose target is dead or leaving."""
         leaving = self.leaving()
         updates, requirements = [], []
         for key in self._ordered:
@@ -147,7 +147,7 @@ class Handovers:
     def _orders(self, brokers: Mapping[int, Broker], now: float, *, is_round: bool) -> Command | None:
         free = AT_ONCE_MAX - len(self._ordered)
         leaving = self.leaving()
-        # All partitions are looked at for it: not for each of them that has just moved.
+        # O(partitions): not after each move.
         if free < AT_ONCE_MAX // 2 or not (is_round or leaving & brokers.keys()):
             return None
         movable = self._movable(brokers)
@@ -165,7 +165,7 @@ class Handovers:
         return _command([(movable[move.position], brokers[move.target]) for move in plan.moves])
 
     def _movable(self, brokers: Mapping[int, Broker]) -> list[Versioned]:
-        """Partitions with a live owner that is not asked to hand them over already."""
+        """Partitions with a live owner and without an open order."""
         found = []
         for stored in self._records.of_kind("partition"):
             partition = stored.record

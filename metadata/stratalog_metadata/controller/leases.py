@@ -1,12 +1,12 @@
-"""Which sessions are alive, as the leader judges by renewals on its monotonic clock. Sans-IO.
+"""Session leases, judged by the leader from renewals on its monotonic clock. No I/O.
 
-Always: a session is declared expired no earlier than its lease plus a margin after the last renewal came in, so later
-than its holder, who counts from when the renewal was sent. A new leader begins with a full lease for all.
+Always: a session expires no earlier than its lease plus a margin after its last renewal arrived, so later than its holder
+assumes, who counts from when the renewal was sent. A new leader grants every session a full lease.
 
-But for sessions that allow it (``grace_s``): when the connection that carried the last renewal has broken, as that of a killed
-process does at once, the session is suspect, and ends after its grace unless a renewal comes over any connection. Such a
-holder may still run; what it can do then is said in docs/adr/0115-a-broken-connection-ends-a-session-early.md. Not if all
-that allow it are suspect at once: then it is rather this leader's network that broke, and nobody would be there to take over.
+Sessions with a grace (``grace_s``) may end earlier: if the connection of the last renewal breaks, as it does at once when a
+process is killed, the session is suspect and ends after its grace unless a renewal arrives over any connection. Its holder may
+still run (docs/adr/0115-a-broken-connection-ends-a-session-early.md). If all sessions with a grace are suspect at once, none
+ends early: the leader's own network has probably failed, and there would be no broker to take over.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MARGIN_FRACTION: Final = 0.05
 MARGIN_S_MIN: Final = 0.05
 STALL_S_MAX: Final = 0.5
 SHORT_STALL_S_MAX: Final = 0.2
-"""A grace is short: it is not to pass while what would end it waits unread in a socket."""
+"""Margin that is added to a grace: renewals may wait unread in a socket."""
 NEVER: Final = float("inf")
 
 
@@ -29,7 +29,7 @@ class _Lease:
     grace_s: float
     deadline: float
     carrier: object = None
-    """What the last renewal came over."""
+    """The connection of the last renewal."""
     suspect_until: float = NEVER
 
     @property
@@ -38,7 +38,7 @@ class _Lease:
 
 
 class LeaseTable:
-    """Deadlines of sessions; seconds on the caller's monotonic clock."""
+    """Leases of sessions. Times are the caller's monotonic seconds."""
 
     __slots__ = ("_expired", "_leases", "_ticked_at")
 
@@ -58,7 +58,7 @@ class LeaseTable:
         self._expired.discard(session_id)
 
     def renew(self, session_id: int, now: float, carrier: object = None) -> bool:
-        """Says whether the session is alive; one that was declared expired does not come back."""
+        """Renew a session. Returns whether it is alive; a session that was declared expired stays expired."""
         lease = self._leases.get(session_id)
         if lease is None or session_id in self._expired:
             return False
@@ -67,7 +67,9 @@ class LeaseTable:
         return True
 
     def carrier_lost(self, carrier: object, now: float) -> list[int]:
-        """The sessions that are suspect from now on: those whose last renewal came over it, and that allow it."""
+        """Record a lost connection. Returns the sessions with a grace whose last renewal came over it: they are suspect
+        now.
+        """
         suspects = [session_id for session_id, lease in self._leases.items() if lease.carrier is carrier and lease.grace_s]
         for session_id in suspects:
             lease = self._leases[session_id]
@@ -75,10 +77,9 @@ class LeaseTable:
         return suspects
 
     def tick(self, now: float) -> frozenset[int]:
-        """All sessions that have expired and are not ended yet.
+        """Sessions that have expired and are not ended yet.
 
-        If this process was stopped for a while (suspended, starved), renewals may wait in its sockets: everybody gets the
-        lost time.
+        If this process was suspended or starved, renewals may wait in its sockets: every lease is extended by the lost time.
         """
         stalled = now - self._ticked_at
         self._ticked_at = now
@@ -92,6 +93,6 @@ class LeaseTable:
         return frozenset(self._expired)
 
     def next_deadline(self) -> float:
-        """When ``tick`` may have news; infinity if never."""
+        """Time of the next possible expiry; infinity if there is none."""
         waiting = (lease for session_id, lease in self._leases.items() if session_id not in self._expired)
         return min((min(lease.deadline, lease.suspect_until) for lease in waiting), default=NEVER)

@@ -1,8 +1,8 @@
-"""What brokers say about their loads, kept by the leader for a while and nowhere else. Sans-IO.
+"""Brokers' load reports of the last minute, and the rates of partitions that follow from them. No I/O, not stored.
 
-A report names a broker's heaviest partitions and sums up the rest, so that it stays small however many there are. Brokers
-report at moments of their own, and a report in which a load begins or ends covers a part of it: so what partitions carry is
-told for several windows of time, over several reports each.
+A report names a broker's heaviest partitions and sums up the rest, so its size does not depend on the number of partitions.
+Brokers report at different moments, and a report in which a load starts or ends covers only part of it. Rates are therefore
+given for several windows of time with several reports each.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from stratalog_metadata.protocol.broker_loads import BrokerLoad
 from stratalog_metadata.records import Partition
 
 FRESH_S: Final = 30.0
-"""Reports come about every five seconds; who sent none for so long is not known any more."""
+"""A broker that has not reported for this long is unknown; reports arrive about every five seconds."""
 WINDOW_S: Final = 20.0
-"""Three reports at least are in a window, so a load of less than 15 s is not in three windows."""
+"""A window has at least three reports, so a load shorter than 15 s is not in three windows."""
 REPORTS_MAX: Final = 16
-"""Of each broker: what comes in all windows, and a few more."""
+"""Reports kept per broker: those of all windows and a few more."""
 BYTES_PER_S_MIN: Final = 1024 * 1024
-"""Below so much traffic in the whole cluster partitions are merely counted."""
+"""If the whole cluster carries less, partitions are only counted."""
 IDLE_SHARE: Final = 0.05
-"""The lightest partitions that together carry at most so much of the mean broker's traffic count as idle."""
+"""The lightest partitions that together carry at most this share of the mean broker's traffic count as idle."""
 
 Key = tuple[bytes, int]
 Kind = tuple[int, Key | None]
-"""Partitions that carry the same: an owner's that no report names, or one that some report does."""
+"""Partitions with equal rates: those of an owner that no report names, or one that some report names."""
 
 
 class LoadHistory:
@@ -49,14 +49,14 @@ class LoadHistory:
         self._reports.pop(broker_id, None)
 
     def fresh(self, now: float) -> dict[int, BrokerLoad]:
-        """The last reports of those that still report, by broker."""
+        """The last report of each broker that still reports, by broker id."""
         last = {broker_id: reports[-1] for broker_id, reports in self._reports.items()}
         return {broker_id: load for broker_id, (at, load) in last.items() if now - at < FRESH_S}
 
     def rates(self, partitions: Sequence[Partition], now: float) -> list[Rates]:
-        """Bytes per second in and out of each partition, by window, the oldest first. Next to nothing is 0.
+        """Bytes per second in and out of each partition, by window, the oldest first. Negligible rates are 0.
 
-        All are idle as long as an owner has not reported; and in a window with little traffic in the whole cluster.
+        All are 0 while an owner has not reported, and in a window with little traffic in the whole cluster.
         """
         if not {partition.owner for partition in partitions} <= self.fresh(now).keys():
             return [IDLE] * len(partitions)
@@ -71,7 +71,7 @@ class LoadHistory:
         return [by_kind[kind] for kind in kinds]
 
     def _between(self, now: float, back: int) -> dict[int, list[BrokerLoad]]:
-        """Reports of the window that ended ``back`` windows ago, by broker."""
+        """Reports in the window that ended ``back`` windows ago, by broker."""
         found = {
             broker_id: [load for at, load in reports if back * WINDOW_S <= now - at < (back + 1) * WINDOW_S]
             for broker_id, reports in self._reports.items()
@@ -80,10 +80,10 @@ class LoadHistory:
 
 
 class _Window:
-    """What all brokers reported in one stretch of time.
+    """The reports of all brokers in one window.
 
-    A partition carries what its owner's unnamed ones carry on the average, and what reports that name it have beyond that: so
-    it takes its rate along when it moves.
+    A partition's rate is the mean rate of its owner's unnamed partitions plus what the reports that name it add, so the rate
+    moves with the partition.
     """
 
     def __init__(self, reports: dict[int, list[BrokerLoad]]) -> None:
@@ -102,7 +102,7 @@ class _Window:
             self.beyond[key] = self.beyond.get(key, 0.0) + (one.bytes_per_s - unnamed) * share
 
     def rates(self, counts: Mapping[Kind, int]) -> list[float]:
-        """Of these kinds of partitions, of which there are so many."""
+        """Rates of these kinds of partitions; ``counts`` says how many there are of each."""
         rates = [
             max(self.unnamed.get(owner, 0.0) + (self.beyond.get(key, 0.0) if key is not None else 0.0), 0.0)
             for owner, key in counts
@@ -115,7 +115,7 @@ class _Window:
 
 
 def _idle_limit(rates: Iterable[float], numbers: Iterable[int], together_max: float) -> float:
-    """The highest rate such that all up to it make ``together_max`` at most."""
+    """The highest rate such that all partitions up to it carry at most ``together_max``."""
     carried: Counter[float] = Counter()
     for rate, number in zip(rates, numbers, strict=True):
         carried[rate] += number

@@ -14,7 +14,7 @@ SECTION = "metadata"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetadataSettings:
-    """One node of the quorum; without ``peers`` it is the whole quorum (the embedded default)."""
+    """One node of the quorum. Without ``peers`` it is the whole quorum, as embedded by default."""
 
     data_dir: str = setting(help="directory of this node's log and state")
     node_id: int = setting(1, help="this node's number in the quorum", minimum=1, maximum=1_000_000)
@@ -53,7 +53,7 @@ class MetadataSettings:
     )
 
     def peer_addresses(self) -> dict[int, str]:
-        """``peers`` taken apart. Raises ``Invalid``."""
+        """Addresses by node id, parsed from ``peers``. Raises ``Invalid``."""
         addresses: dict[int, str] = {}
         for peer in self.peers:
             number, equals, address = peer.partition("=")
@@ -67,13 +67,15 @@ class MetadataSettings:
         return addresses
 
     def balance(self) -> BalanceRules:
-        """What the controller is told about balance."""
+        """The controller's balance rules."""
         return BalanceRules(
             interval_s=self.balance_interval_s, moves_max=self.balance_moves_max, preferred_rack=self.preferred_rack
         )
 
     def raft(self, identity: str = "") -> RaftSettings:
-        """``identity`` is what the disk bears. Raises ``Invalid`` if the intervals do not fit each other."""
+        """Settings of the Raft core; ``identity`` is that of the disk. Raises ``Invalid`` if the intervals contradict each
+        other.
+        """
         if self.heartbeat_ms * 2 > self.election_timeout_ms:
             raise Invalid(
                 f"[{SECTION}] heartbeat_ms is {self.heartbeat_ms}: it may be half of election_timeout_ms"

@@ -1,7 +1,8 @@
-"""Compares the digests of this node's state with those of the other voters, and stops a node whose state differs.
+"""Compares this node's state digests with those of the other voters, and stops a node whose state differs.
 
-Each node asks all others every few seconds. A node against which a majority of the voters agree stops: it does not know what
-else it has wrong. Where no majority agrees (two voters, or one away), nobody knows who is right: that is logged as critical.
+Each node asks all others every few seconds. A node that a majority of the voters contradicts stops, because it does not know
+what else is wrong. Without a majority (two voters, or one of three away) nobody knows which state is right, and a critical
+message is logged.
 """
 
 from __future__ import annotations
@@ -25,25 +26,25 @@ ASK_TIMEOUT_S: Final = 2.0
 _log = logging.getLogger(__name__)
 
 Marks = Mapping[int, bytes]
-"""Digests by the index of the entry after which they were taken."""
+"""Digests by the index of the log entry after which they were taken."""
 
 
 class Verdict(Enum):
     AGREES = "agrees"
     UNDECIDED = "undecided"
-    """Another node differs, and no majority says who is right."""
+    """Another node's state differs, and no majority decides which is right."""
     OUTVOTED = "outvoted"
 
 
 class Comparison(NamedTuple):
-    """``after`` is the first entry after which the nodes differ, as far as marks tell; 0 if they do not."""
+    """``after`` is the first marked entry after which the nodes differ; 0 if they do not."""
 
     verdict: Verdict
     after: int = 0
 
 
 def compare(own: Marks, others: Sequence[Marks], voters: int) -> Comparison:
-    """What marks of the other voters (as many as have answered, of ``voters`` with this node) say of this node's own."""
+    """Compare this node's marks with the marks that others answered; ``voters`` counts all voters, this node included."""
     majority = voters // 2 + 1
     undecided = 0
     for index in sorted(own):
@@ -58,8 +59,8 @@ def compare(own: Marks, others: Sequence[Marks], voters: int) -> Comparison:
 
 
 class DigestComparer:
-    """``voters`` says the addresses of the other voters (empty where unknown); ``on_failed`` is called when they outvote this
-    node.
+    """``voters`` returns the addresses of the other voters (empty if unknown). ``on_failed`` is called when they outvote
+    this node.
     """
 
     def __init__(
@@ -77,11 +78,11 @@ class DigestComparer:
         self._on_failed = on_failed
 
     def answer(self) -> DigestsAnswer:
-        """This node's own marks."""
+        """The answer to DIGESTS: this node's marks."""
         return DigestsAnswer(schema=SCHEMA, marks=list(self._digest.marks.items()))
 
     async def run(self) -> None:
-        """Compare again and again, until this node is outvoted."""
+        """Compare at intervals until this node is outvoted."""
         while True:
             await asyncio.sleep(COMPARE_INTERVAL_S)
             found = await self.compare_once()
@@ -97,7 +98,7 @@ class DigestComparer:
                 )
 
     async def compare_once(self) -> Comparison:
-        """Ask all other voters, and compare what they say with this node's own marks."""
+        """Ask all other voters and compare their marks with this node's."""
         addresses = list(self._voters())
         answers = await asyncio.gather(*map(self._ask, addresses))
         others = [dict(each.marks) for each in answers if each is not None and each.schema == SCHEMA]
@@ -117,5 +118,5 @@ class DigestComparer:
             body = await channel.call(messages.DIGESTS, (messages.encode(DigestsRequest()),), ASK_TIMEOUT_S)
             return messages.decode(body, DigestsAnswer)
         except StratalogError:
-            # A node that is away, or of a version without digests, has no voice.
+            # A node that is away, or runs a version without digests, does not count.
             return None

@@ -1,7 +1,8 @@
-"""A follower's side of requests that a client cannot bring to the leader itself, because the link between the two is cut.
+"""The follower's side of forwarded requests: those of a client whose link to the leader is cut.
 
-It hands them on and hands the answer back, and decides nothing: what was surely not done stays surely not done, and what may
-have been done stays unknown. One hop at most. A follower that does not hear its leader hands nothing on.
+It passes the request to the leader and the answer back, and decides nothing: a request that certainly had no effect is
+reported so, and one that may have had an effect stays unknown. One hop at most. A follower that does not hear its leader
+forwards nothing.
 """
 
 from __future__ import annotations
@@ -21,13 +22,15 @@ from stratalog_metadata.raft import Raft
 FORWARDED: Final = frozenset(
     (messages.PROPOSE, messages.READ, messages.SCAN, messages.RENEW, messages.LOADS, messages.CHANGE_MEMBERS)
 )
-"""What only the leader answers."""
+"""Methods that only the leader answers."""
 FORWARDED_MAX: Final = 1_000
 TIMEOUT_S_MAX: Final = 60.0
 
 
 class ForwardedRequest:
-    """What a client asks through another node; see :class:`stratalog_core.ports.Request`. Its connection is not the asker's."""
+    """A request that a client sent through another node; see :class:`stratalog_core.ports.Request`. Its connection is the
+    other node's.
+    """
 
     __slots__ = ("_carrier", "body", "method")
 
@@ -58,7 +61,7 @@ class _HandedOn:
             return
         self.is_answered = True
         if isinstance(answer, Unavailable):
-            # It surely did nothing; and this node is there, which the client is to know.
+            # It certainly had no effect. NotLeader also shows the client that this node answers.
             self.request.fail(NotLeader(f"the leader does not take it: {answer.message}", leader=""))
         elif isinstance(answer, OutcomeUnknown):
             self.request.fail(OutcomeUnknown(answer.message, forwarded=True))
@@ -76,7 +79,9 @@ class Forwarder:
         self._waiting: set[_HandedOn] = set()
 
     def forward(self, request: Request, wanted: ForwardRequest) -> None:
-        """Answer when the leader has. Raises ``NotLeader`` (none is heard of), ``Overloaded`` or ``Invalid``."""
+        """Forward a request and answer it when the leader does. Raises ``NotLeader`` (no leader is known), ``Overloaded``
+        or ``Invalid``.
+        """
         leader, address = self._core.leader, self._peers.address(self._core.leader)
         if wanted.hops or not self._core.in_touch or not address or leader == self._core.node_id:
             raise NotLeader(f"metadata node {self._core.node_id} does not lead, and hears of no leader", leader="")
@@ -96,13 +101,13 @@ class Forwarder:
         self._transport.channel(address).send(messages.FORWARD, (body,), answered, timeout_s)
 
     def follow(self) -> None:
-        """Give up what went to a leader that is none any more: it may never answer."""
+        """Fail the requests that went to a former leader: it may never answer."""
         for handed_on in [each for each in self._waiting if self._core.leader not in (0, each.leader)]:
             self._waiting.discard(handed_on)
             handed_on.answered(OutcomeUnknown(f"node {handed_on.leader} did not answer, and another one leads now"))
 
     def close(self, reason: StratalogError) -> None:
-        """Answer everybody who waits."""
+        """Fail all requests in progress."""
         for handed_on in self._waiting:
             handed_on.answered(OutcomeUnknown(reason.message))
         self._waiting.clear()

@@ -1,9 +1,9 @@
-"""What a node with an empty directory does before it takes part: found a quorum, join one, or be refused. Pure.
+"""Decides what a node with an empty directory does: found a quorum, join one, or refuse to start. Pure.
 
-It asks all its peers who they are. A quorum is founded only when every one of its nodes answers and none belongs to one:
-so an emptied directory never counts as a fresh vote beside nodes that remember, and two emptied ones found nothing behind
-the back of the third. Who belongs to a quorum answers with its members; the newcomer joins once it is one of them, which
-``stratalog metadata add`` brings about. If the leader knows its number with another identity, its disk was lost.
+It asks all peers for their identity. A quorum is founded only if every one of its nodes answers and none belongs to a quorum.
+So an emptied directory never counts as a new voter beside nodes that remember, and two emptied nodes cannot found a second
+quorum without the third. A member of a quorum answers with its members; the new node joins once it is one of them, which
+``stratalog metadata add`` arranges. If the leader knows its node id with another identity, the disk was lost.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stratalog_metadata.storage.identity import REPLACE, Identity
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begin:
-    """Take part, beginning with these members, who were in force at ``index``."""
+    """Start with these members, who were in force at ``index``."""
 
     members: tuple[Member, ...]
     index: int = 0
@@ -27,13 +27,13 @@ class Begin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """Ask again; ``reason`` is for the log."""
+    """Ask again later; ``reason`` is logged."""
 
     reason: str
 
 
 def introduction(own: Identity, addresses: Mapping[int, str]) -> HelloAnswer:
-    """What a node says of itself that does not take part yet."""
+    """The HELLO answer of a node that does not belong to a quorum yet."""
     return HelloAnswer(
         node_id=own.node_id,
         identity=own.identity,
@@ -45,7 +45,9 @@ def introduction(own: Identity, addresses: Mapping[int, str]) -> HelloAnswer:
 
 
 def decide(own: Identity, addresses: Mapping[int, str], answers: Mapping[int, HelloAnswer]) -> Begin | Wait:
-    """``addresses`` are all peers', this node's included; ``answers`` are the other nodes' so far. Raises ``Invalid``."""
+    """The decision. ``addresses`` are those of all peers, this node's included; ``answers`` are the other nodes' so far.
+    Raises ``Invalid``.
+    """
     for answer in answers.values():
         _check_cluster(own, answer)
     belonging = [answer for answer in answers.values() if answer.members]

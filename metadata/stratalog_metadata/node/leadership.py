@@ -1,4 +1,6 @@
-"""What a node does while it leads and has applied everything: drive the controller, judge leases, found the cluster."""
+"""The leader's duties once it has applied every committed entry: run the controller, judge leases, create the cluster's
+record.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 class Leadership:
-    """From the moment that the leader's first entry is applied until :meth:`close`. ``propose`` may raise ``Retriable``."""
+    """Active from when the leader's first entry is applied until :meth:`close`. ``propose`` may raise ``Retriable``."""
 
     def __init__(
         self,
@@ -56,20 +58,19 @@ class Leadership:
         self._controller.observe(changes, self._clock.monotonic())
 
     def renew(self, session_ids: Sequence[int], connection: Connection | None) -> list[int]:
-        """Those that are alive; they have a full lease again, as long as ``connection`` stands or another renewal comes.
-
-        None: it came through another node, whose connection says nothing of the holder.
+        """Renew sessions and return those that are alive. ``connection`` carried the renewal; None if another node
+        forwarded it, whose connection says nothing about the holder.
         """
         if connection is not None and connection not in self._carriers:
             self._carriers[connection] = connection.on_lost(self._carrier_lost)
         return self._controller.renew(session_ids, self._clock.monotonic(), connection)
 
     def report(self, load: BrokerLoad) -> None:
-        """A broker says what it does."""
+        """Record a broker's load report."""
         self._controller.loads.reported(load, self._clock.monotonic())
 
     def loads(self) -> list[BrokerLoad]:
-        """What brokers have reported lately."""
+        """Brokers' recent load reports."""
         return list(self._controller.loads.fresh(self._clock.monotonic()).values())
 
     def _carrier_lost(self, connection: Connection) -> None:
@@ -79,7 +80,7 @@ class Leadership:
             _log.info("the connection of sessions %s broke: they end unless they are renewed soon", suspects)
 
     def drive(self) -> None:
-        """Propose what the controller wants now."""
+        """Propose the controller's next command, if there is one."""
         command = self._controller.decide(self._clock.monotonic())
         if command is None:
             return
@@ -117,7 +118,7 @@ def _cluster_founded(answers: Sequence[CommandAnswer]) -> None:
 
 
 def _new_cluster_id(random: Random) -> str:
-    """22 characters, as Kafka's: 16 random bytes in URL-safe base 64. Never begins with a dash, which looks like an option."""
+    """A new cluster id of 22 characters like Kafka's: 16 random bytes in URL-safe base 64, not starting with a dash."""
     while True:
         cluster_id = urlsafe_b64encode(random.getrandbits(128).to_bytes(16, "big")).decode().rstrip("=")
         if not cluster_id.startswith("-"):

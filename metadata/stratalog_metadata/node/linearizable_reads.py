@@ -1,4 +1,4 @@
-"""Linearizable reads in progress: each waits for its read index, then for the replica to reach it."""
+"""Linearizable reads in progress: each waits for its read index, then for the replica to apply it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from stratalog_core.ports import Request
 from stratalog_metadata.raft import Raft
 
 CONFIRMED_MAX: Final = 10_000
-"""Reads that wait for the replica; those that wait for the quorum are bounded by the core."""
+"""Maximum of reads that wait for the replica; the core bounds those that wait for the quorum."""
 Serve = Callable[[Request], None]
 
 
 class LinearizableReads:
-    """``serve`` answers a request from the replica's records as they then are."""
+    """``serve`` answers a request from the replica's current records."""
 
     def __init__(self, core: Raft) -> None:
         self._core = core
@@ -27,7 +27,7 @@ class LinearizableReads:
         return len(self._unconfirmed) + len(self._confirmed)
 
     def begin(self, request: Request, serve: Serve) -> None:
-        """Raises ``NotLeader`` or ``Overloaded``."""
+        """Begin a read. Raises ``NotLeader`` or ``Overloaded``."""
         if len(self._confirmed) >= CONFIRMED_MAX:
             raise Overloaded(f"{CONFIRMED_MAX} reads wait for this node to apply what is committed; ask again in a moment")
         self._core.read(self._next_context)

@@ -1,7 +1,7 @@
-"""A node's side of membership: who it is, who the members are, and the changes that an operator asks the leader for.
+"""The node's membership requests: HELLO, and an operator's changes of members.
 
-The rules are the core's (``raft/membership.py``). Here a node that is to be added is asked who it is, so that only an empty
-one that bears an identity of its own is let in; addresses that have changed are corrected; and strangers are told off.
+The rules are the core's (``raft/membership.py``). This service asks a new node for its identity, so that only an empty node
+with an identity of its own is added; it corrects addresses that have changed, and refuses messages of removed nodes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from stratalog_metadata.storage.identity import REPLACE, Identity
 HELLO_TIMEOUT_S: Final = 2.0
 ASKED_MAX: Final = 16
 AppendMembers = Callable[[Membership, OnAnswers], None]
-"""Append a configuration and be told its fate; raises what the core refuses it with."""
+"""Appends a configuration and reports its outcome. Raises the core's refusal."""
 
 
 class MembershipService:
@@ -49,13 +49,13 @@ class MembershipService:
         self.follow()
 
     def follow(self) -> None:
-        """Keep the peers' addresses in step with the configuration in force."""
+        """Give the peers the addresses of the configuration in force."""
         if self._followed is not self._core.membership:
             self._followed = self._core.membership
             self._peers.follow(self._followed)
 
     def check_sender(self, envelope: RaftEnvelope) -> None:
-        """Raises ``Fenced`` if this node surely leads and the sender is not (or no longer) a member."""
+        """Raises ``Fenced`` if this node certainly leads and the sender is not a member."""
         core = self._core
         member = core.membership.find(envelope.node_id)
         if member is not None and member.identity == envelope.identity:
@@ -86,7 +86,7 @@ class MembershipService:
     # --- changes -----------------------------------------------------------------------------------------------------
 
     def change(self, request: Request) -> None:
-        """Raises what stands in the way; answers when the change is committed, or when it fails."""
+        """Process a CHANGE_MEMBERS request; it is answered when the change is committed or fails. Raises what prevents it."""
         wanted = messages.decode(request.body, ChangeRequest)
         if wanted.address:
             self._ask_newcomer(request, wanted)
@@ -124,10 +124,10 @@ class MembershipService:
         self._propose(request, self._core.membership.with_learner(member))
 
     def _move(self, request: Request, known: Member, address: str) -> None:
-        """A member, with its own disk, is asked for: where it is now is taken down."""
+        """Record the new address of a member that still has its own disk."""
         membership = self._core.membership
         if known.address == address:
-            # Asked again after an answer was lost, or the node itself has said it first.
+            # A repeated request, or the node has reported the address itself.
             request.reply(messages.encode(ChangeAnswer(index=self._core.membership_index)))
             return
         taken = next((member.node_id for member in membership.members if member.address == address), 0)
@@ -146,7 +146,7 @@ class MembershipService:
         self._append(membership, decided)
 
     def tend(self, *, is_recorded: bool) -> None:
-        """On the leader: record the members if no entry has yet, and correct addresses that have changed."""
+        """On the leader: append the members if no entry has them yet, and correct addresses that have changed."""
         core = self._core
         if core.membership_index > core.commit:
             return

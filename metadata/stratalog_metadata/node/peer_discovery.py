@@ -1,4 +1,4 @@
-"""Asks the peers of a node that has an empty directory who they are, until it is decided what it takes part in."""
+"""Asks the peers of a node with an empty directory for their identities until ``joining.py`` reaches a decision."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 class PeerDiscovery:
-    """``addresses`` are all peers', the node's own included."""
+    """``addresses`` are those of all peers, this node's included."""
 
     def __init__(self, own: Identity, addresses: Mapping[int, str], transport: Transport) -> None:
         self._own = own
@@ -31,7 +31,7 @@ class PeerDiscovery:
         self._said = ""
 
     async def until_begin(self) -> Begin:
-        """Return once the node may take part. Raises ``Invalid`` if it must not."""
+        """Wait until the node may start, and return its members. Raises ``Invalid`` if it must not start."""
         wait_s = WAIT_S_MIN
         while True:
             decision = joining.decide(self._own, self._addresses, await self._ask_all())

@@ -1,9 +1,8 @@
-"""Raft messages on their way to the other nodes: gathered per receiver, cut to size, one way.
+"""Sends Raft messages to the other nodes: batched per receiver, bounded in size, one way.
 
-Lost messages are not repeated here: the core is told that the peer cannot be reached, and goes on by its own rules.
-
-A member is tried where it was last heard of, where the configuration says, and where this process's settings say, one
-after the other until it answers: each of them may be out of date.
+Lost messages are not repeated: the core is told that the peer is unreachable and decides what to do. A member is tried at the
+address of its last message, the one in the configuration, and the one in this process's settings in turn until it answers;
+each may be outdated.
 """
 
 from __future__ import annotations
@@ -25,16 +24,14 @@ from stratalog_metadata.storage.identity import Identity
 ENVELOPE_BYTES_MAX: Final = 8 * 1024 * 1024
 ANSWER_TIMEOUT_S: Final = 2.0
 HEARD_MAX: Final = 64
-"""Nodes whose last address is remembered; the longest known go first."""
+"""Maximum of remembered addresses; the oldest is dropped first."""
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[Message])
 
 
 class Peers:
-    """``on_lost`` is called with a node id when an envelope to it was not answered.
-
-    ``on_removed`` is called with what a leader answers to a node that is not a member any more. ``addresses`` are the
-    settings', this node's own included.
+    """``on_lost`` is called with a node id when an envelope to it was not answered, ``on_removed`` with a leader's answer
+    to a node that is no longer a member. ``addresses`` are those of the settings, this node's included.
     """
 
     def __init__(
@@ -59,13 +56,13 @@ class Peers:
         self._on_removed = on_removed
 
     def follow(self, membership: Membership) -> None:
-        """The configuration has changed."""
+        """Adopt the members of a configuration."""
         self._configured = {member.node_id: (member.identity, member.address) for member in membership.members}
         self._tried.clear()
         self._moved = self._find_moved()
 
     def heard(self, node_id: int, identity: str, address: str) -> None:
-        """A node has said where it is now. It is answered there, even if this node's log does not know it yet."""
+        """Record a node's current address. It is used even if this node's log does not know the node yet."""
         if address and self._heard.get(node_id) != (identity, address):
             self._heard.pop(node_id, None)
             self._heard[node_id] = (identity, address)
@@ -75,7 +72,7 @@ class Peers:
             self._moved = self._find_moved()
 
     def moved(self) -> tuple[int, str] | None:
-        """A member that is elsewhere than the configuration says, and where; None if there is none."""
+        """A member whose address differs from the configuration's, and the address; None if there is none."""
         return self._moved
 
     def _find_moved(self) -> tuple[int, str] | None:
@@ -87,7 +84,7 @@ class Peers:
         return None
 
     def address(self, node_id: int) -> str:
-        """Where to try it now; empty if unknown."""
+        """The address to try next; empty if unknown."""
         if node_id == self.node_id:
             return self.own_address
         known = (self._heard.get(node_id, ("", ""))[1], self._configured.get(node_id, ("", ""))[1], self._settings.get(node_id))
@@ -105,7 +102,7 @@ class Peers:
     def _send_envelope(self, receiver: int, piece: Sequence[Message]) -> None:
         address = self.address(receiver)
         if not address:
-            # A candidate or leader that this node's log does not know yet, and that has not been heard: its next message tells.
+            # A candidate or leader that this node's log does not know yet: its next message has the address.
             return
         envelope = RaftEnvelope(
             cluster_id=self.cluster_id,
@@ -127,7 +124,7 @@ class Peers:
 
 
 def decode_messages(encoded: Buffer) -> list[Message]:
-    """Raises ``Invalid``. What the messages say is looked at by the core."""
+    """Decode an envelope's messages. Raises ``Invalid``. The core checks their content."""
     try:
         return _decoder.decode(encoded)
     except MALFORMED as malformed:
@@ -135,7 +132,7 @@ def decode_messages(encoded: Buffer) -> list[Message]:
 
 
 def _cut(outgoing: Sequence[Message]) -> list[list[Message]]:
-    """Consecutive pieces of about ``ENVELOPE_BYTES_MAX``."""
+    """Split messages into consecutive envelopes of about ``ENVELOPE_BYTES_MAX``."""
     pieces: list[list[Message]] = [[]]
     size = 0
     for message in outgoing:

@@ -1,7 +1,7 @@
-"""Proposals that this node has appended as leader and not answered yet.
+"""Proposals that this node appended as leader and has not answered yet.
 
-An entry is known by index and term. Applied with its own term it is answered with its outcome; if another entry is
-applied at its index, it is gone for ever and surely did nothing; if its fate can no longer be learnt here, it is
+An entry is identified by index and term. If it is applied with its own term, it is answered with its outcome. If another entry
+is applied at its index, it had no effect and never will. If this node can no longer learn its outcome, it is
 ``OutcomeUnknown``.
 """
 
@@ -17,7 +17,7 @@ OnAnswers = Callable[[Sequence[CommandAnswer]], None]
 
 
 class _Batch:
-    """Commands that came together and are answered together."""
+    """Commands of one request, answered together."""
 
     __slots__ = ("answers", "missing", "on_answers")
 
@@ -41,10 +41,10 @@ class PendingProposals:
         return len(self._waiting)
 
     def add(self, first_index: int, term: int, count: int, on_answers: OnAnswers) -> None:
-        """``count`` entries from ``first_index`` on are one batch; ``on_answers`` gets all their answers at once."""
+        """Register ``count`` entries from ``first_index`` on as one batch; ``on_answers`` gets all their answers at once."""
         batch = _Batch(count, on_answers)
         for position in range(count):
-            # An own entry of an earlier term at this index is not gone yet: another node may have it, lead, and commit it.
+            # This node's entry of an earlier term may still be committed by another leader that has it.
             self._forget(first_index + position, "another entry has taken its place here, and it is not decided which remains")
             self._waiting[first_index + position] = (term, batch, position)
 
@@ -56,12 +56,12 @@ class PendingProposals:
         batch.answer(position, _answer(index, result) if own_term == term and result is not None else _lost(index))
 
     def forget(self, up_to: int | None = None) -> None:
-        """The fate of what waits (up to an index) will not be learnt here any more."""
+        """Answer ``OutcomeUnknown`` to the proposals up to an index: this node will not learn their outcome."""
         for index in [index for index in self._waiting if up_to is None or index <= up_to]:
             self._forget(index, "the node that took it stopped leading before it was committed")
 
     def forget_before_term(self, term: int) -> None:
-        """The same for what was proposed in earlier terms."""
+        """The same for proposals of earlier terms."""
         for index in [index for index, (own_term, _, _) in self._waiting.items() if own_term < term]:
             self._forget(index, "another node leads now, and its fate has not been seen in time")
 

@@ -1,10 +1,10 @@
-"""Drives the Raft core: clock, disk and network around it, committed entries into the replica.
+"""The shell of the Raft core: clock, disk and network around it, and committed entries into the replica.
 
-Proposals, messages and timers of one turn of the event loop become one Ready. One write is on the way at a time; what
-gathers meanwhile shares the next one (group commit). Appends to followers do not wait for the own disk; everything
-that promises something does.
+Proposals, messages and timers of one turn of the event loop become one ``Ready``. One write is in progress at a time; output
+that accumulates meanwhile shares the next one (group commit). Appends to followers do not wait for the local disk; messages
+that promise something do.
 
-A failure of the disk, or of anything that must not fail, ends the node: it serves nothing any more.
+A disk failure or an unexpected exception stops the node for good.
 """
 
 from __future__ import annotations
@@ -28,12 +28,14 @@ from stratalog_metadata.storage.node_storage import NodeStorage
 SAVE_DELAY_S: Final = 0.1
 TIMER_S_MIN: Final = 0.001
 MARK_DELAY_S: Final = 0.5
-"""So long after the last write the vote file is told where the log ends; until then nothing proves that it was durable."""
+"""Delay after the last write before the vote file records the log's end; until then nothing proves that the write was
+durable.
+"""
 _log = logging.getLogger(__name__)
 
 
 class NodeEvents(Protocol):
-    """What happens on a node, told from the event loop."""
+    """Callbacks from the node, on the event loop."""
 
     def send(self, messages: Sequence[Message]) -> None: ...
     def applied(self, entry: Entry, outcome: Outcome | None) -> None: ...
@@ -41,7 +43,7 @@ class NodeEvents(Protocol):
     def read_ready(self, context: int, index: int) -> None: ...
     def read_lost(self, context: int) -> None: ...
     def turned(self) -> None:
-        """The end of a turn in which something may have happened."""
+        """End of a turn in which something may have changed."""
         ...
 
     def failed(self, failure: BaseException) -> None:
@@ -50,7 +52,7 @@ class NodeEvents(Protocol):
 
 
 class RaftNode:
-    """``core`` may be asked and stepped from the event loop; call :meth:`wake` afterwards."""
+    """``core`` may be read and stepped from the event loop; call :meth:`wake` afterwards."""
 
     def __init__(
         self,
@@ -99,13 +101,15 @@ class RaftNode:
         self.wake()
 
     def wake(self) -> None:
-        """Have the core's output carried out at the end of this turn."""
+        """Carry out the core's output at the end of this turn."""
         if not self._pump_scheduled and not self._stopped:
             self._pump_scheduled = True
             self._loop.call_soon(self._pump)
 
     def step(self, messages: Sequence[Message], identity: str) -> None:
-        """Raises ``Invalid`` if one is such as no correct peer sends; all others are taken."""
+        """Pass messages to the core. Raises ``Invalid`` if one could not come from a correct peer; the others are
+        processed.
+        """
         self.core.tick(self._clock.monotonic())
         refused = None
         for message in messages:
@@ -121,21 +125,21 @@ class RaftNode:
     def _count_refused(self, wrong: Invalid) -> None:
         self.refused_messages += 1
         if self.refused_messages.bit_count() == 1:
-            # The first, the second, the fourth …: a peer that goes on must not fill the log.
+            # Log the first, second, fourth … so that a faulty peer does not fill the log.
             _log.error("raft message refused (%d so far): %s", self.refused_messages, wrong.message)
 
     async def close(self, *, save: bool) -> None:
-        """Stop; with ``save``, leave the store as far as the replica, so that the next start is quick."""
+        """Stop. With ``save`` the store is brought up to date, so that the next start is quick."""
         self._stop()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if save and not self._is_broken:
             await self._save_unsaved()
-            # So that an older copy of the log is told from this one.
+            # Lets a restart detect an older copy of the log.
             await self._background.run(self._storage.log.mark)
         await self._background.run(self._storage.close)
 
     def _stop(self) -> None:
-        # Nothing is cancelled: a write that a thread has begun would outlive its task.
+        # Do not cancel: a write in a thread would outlive its task.
         self._stopped = True
         self._queue_filled.set()
         for timer in (self._timer, self._mark_timer):
@@ -154,12 +158,12 @@ class RaftNode:
             if ready is not None:
                 self._carry_out(ready)
                 if ready.committed:
-                    # There may have been no room for everything, and what was applied may call for more.
+                    # More entries may be committed than fit into one Ready, and applying may cause more output.
                     self.wake()
             self.core.validate_state()
             self._events.turned()
         except Exception as failure:
-            # The outermost loop: whatever it is, the node must not go on.
+            # The outermost handler: after any exception the node must stop.
             self._fail(failure)
             return
         self._arm_timer()
@@ -168,10 +172,10 @@ class RaftNode:
         deadline = self.core.next_deadline()
         if self._timer is not None:
             if self._timer_at <= deadline:
-                # Each heartbeat moves the deadline: one timer that comes early costs less than one for each heartbeat.
+                # Each heartbeat moves the deadline: one timer that fires early costs less than one per heartbeat.
                 return
             self._timer.cancel()
-        # A rounding error's worth of time may be left when a timer fires: without a floor that would be a busy loop.
+        # A timer may fire a rounding error early: the floor prevents a busy loop.
         delay_s = max(deadline - self._clock.monotonic(), TIMER_S_MIN)
         self._timer_at = deadline
         self._timer = self._loop.call_later(delay_s, self._time_is_up)
@@ -221,7 +225,7 @@ class RaftNode:
             self.wake()
 
     def _mark_later(self) -> None:
-        """Have the end of the log marked when nothing more is written: each batch proves the one before it."""
+        """Record the end of the log once no more writes follow: each batch proves that the one before it was durable."""
         if self._mark_timer is not None:
             self._mark_timer.cancel()
             self._mark_timer = None

@@ -1,4 +1,7 @@
-"""Answers from the replica's records: reads, scans, snapshots. Bounded in size; long ones come in pieces."""
+"""Answers reads, scans and snapshots from the replica's records. Long answers are sent in pieces.
+
+Always: every answer is bounded in size and names the index that it is of. The caller decides whether a read is linearizable.
+"""
 
 from __future__ import annotations
 

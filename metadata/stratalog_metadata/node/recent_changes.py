@@ -1,6 +1,6 @@
-"""The changes of the last commands, kept encoded for watchers: a bounded ring.
+"""The changes of the last commands, encoded once for all watchers: a bounded ring.
 
-Always: it knows either all changes after an index or says that it does not.
+Always: it has either all changes after an index or reports that it does not (``too_old``).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class RecentChanges:
-    """Covers the commands after ``floor`` up to ``index``."""
+    """Covers the commands after ``floor``, up to ``index``."""
 
     def __init__(self, index: int, entries_max: int, bytes_max: int) -> None:
         self.floor = index
@@ -30,7 +30,7 @@ class RecentChanges:
         self._bytes_max = bytes_max
 
     def add(self, index: int, changes: Sequence[Change]) -> None:
-        """The command at ``index`` has been applied."""
+        """Append the changes of the command at ``index``."""
         self.index = index
         if not changes:
             return
@@ -42,13 +42,13 @@ class RecentChanges:
             self._bytes -= len(dropped)
 
     def restart(self, index: int) -> None:
-        """Everything has been replaced by a snapshot at ``index``."""
+        """Start again after a snapshot at ``index``."""
         self.floor = self.index = index
         self._entries.clear()
         self._bytes = 0
 
     def since(self, index: int) -> WatchAnswerParts:
-        """What happened after ``index``, perhaps not all of it if it is much."""
+        """Changes after ``index``, limited in size."""
         if index < self.floor:
             return WatchAnswerParts(index=self.index, too_old=True)
         changes: list[msgspec.Raw] = []

@@ -1,6 +1,6 @@
-"""One node of the metadata quorum: recovery, listening, stopping. What it does in between is in ``serving.py``.
+"""One metadata node from start to stop: recovery, founding or joining, listening. ``serving.py`` answers requests.
 
-After a failure of its disk a node serves nothing any more; ``failure`` says why.
+After a disk failure a node serves nothing; ``failure`` gives the reason.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 
 class MetadataServer:
-    """``files`` is rooted at ``settings.data_dir``; ``background`` needs two threads to overlap log and store.
+    """``files`` is rooted at ``settings.data_dir``; ``background`` needs two threads so that log and store overlap.
 
     ``store`` defaults to SQLite in the data directory.
     """
@@ -76,18 +76,18 @@ class MetadataServer:
 
     @property
     def address(self) -> str:
-        """``host:port`` that is listened on."""
+        """The address it listens on, ``host:port``."""
         assert self._bound is not None, "bind() or start() comes first"
         return self._bound.address
 
     @property
     def is_leader(self) -> bool:
-        """Whether this node leads and has applied everything that was ever committed."""
+        """Whether this node leads and has applied every committed entry."""
         return self._serving is not None and self._serving.is_leader
 
     @property
     def failure(self) -> StratalogError | None:
-        """Why the node serves nothing any more; None while it does."""
+        """Why the node has stopped serving; None while it serves."""
         return self._failure
 
     def metrics(self) -> Iterator[MetricGroup]:
@@ -96,17 +96,17 @@ class MetadataServer:
             yield from self._serving.metrics(self._node)
 
     async def bind(self) -> None:
-        """Hold the port, so that ``address`` is known; nobody can connect before ``start``. Raises ``Conflict``."""
+        """Bind the port, so that ``address`` is known; connections are accepted after ``start``. Raises ``Conflict``."""
         if self._bound is None:
             self._bound = await self._transport.bind(self._settings.listen)
 
     async def start(self, peers: Mapping[int, str] | None = None) -> None:
-        """Recover, take part and listen; with an empty directory, listen and find out what there is to take part in
-        (``joining.py``). The caller has locked the directory.
+        """Recover, join the quorum and listen. With an empty directory, listen and discover the quorum (``joining.py``). The
+        caller has locked the directory.
 
-        ``peers`` overrides the settings' with addresses that were learnt after binding. Raises ``Conflict`` (the port is
-        taken), ``Invalid`` (another node's or cluster's directory), ``Fenced`` (removed from the quorum), ``Corrupt`` or
-        ``StorageFailed``.
+        ``peers`` replaces the settings' addresses with ones that were learnt after binding. Raises ``Conflict`` (the port is
+        in use), ``Invalid`` (the directory belongs to another node or cluster), ``Fenced`` (removed from the quorum),
+        ``Corrupt`` or ``StorageFailed``.
         """
         await self.bind()
         assert self._bound is not None, "the port has just been bound"
@@ -208,13 +208,13 @@ class MetadataServer:
         self._takes_part.set()
 
     async def until_takes_part(self) -> None:
-        """Return once the node belongs to a quorum and is recovered. Raises what keeps it from that for good."""
+        """Wait until the node belongs to a quorum and is recovered. Raises the permanent reason if it never will."""
         await self._takes_part.wait()
         if self._failure is not None:
             raise self._failure
 
     async def close(self, *, hand_over: bool = True) -> None:
-        """Stop. ``hand_over``: let another node take the lead first, and leave the store up to date."""
+        """Stop. ``hand_over``: transfer leadership first, and bring the store up to date."""
         if self._joining is not None:
             self._joining.cancel()
             await asyncio.gather(self._joining, return_exceptions=True)
@@ -249,7 +249,7 @@ class MetadataServer:
     def _handle(self, request: Request) -> None:
         try:
             if self._failure is not None:
-                # To a client it is one node that is away: the others may serve it.
+                # For the client this node is unavailable; others may serve it.
                 raise Unavailable(f"this metadata node has stopped: {self._failure.message}")
             if self._serving is not None:
                 self._serving.handle(request)

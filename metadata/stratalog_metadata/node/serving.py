@@ -1,7 +1,7 @@
-"""A recovered node at work: answers requests, and tells the parts what the Raft node does.
+"""A recovered node in operation: answers requests and connects the Raft node with the parts that depend on it.
 
-Proposals, linearizable reads and renewals are the leader's; every node that is in touch with the leader serves
-watches and snapshots.
+The leader handles proposals, linearizable reads and renewals. Every node that is in touch with the leader serves watches and
+snapshots.
 """
 
 from __future__ import annotations
@@ -104,20 +104,20 @@ class ServingNode:
         }
 
     def _other_voters(self) -> list[str]:
-        """Their addresses, empty where it is unknown."""
+        """Addresses of the other voters; empty where unknown."""
         return [self._peers.address(node_id) for node_id in self._core.membership.other_voters(self._core.node_id)]
 
     def attach(self, node: RaftNode) -> None:
-        """The node that drives the core, told of whatever the core is given here."""
+        """Attach the Raft node, which must be woken whenever the core is given something."""
         self._node = node
 
     @property
     def is_leader(self) -> bool:
-        """Whether this node leads and has applied everything that was ever committed."""
+        """Whether this node leads and has applied every committed entry."""
         return self._leadership is not None
 
     async def until_led(self) -> None:
-        """Return once this node does not lead (any more)."""
+        """Wait until this node does not lead."""
         await self._not_leading.wait()
 
     def metrics(self, node: RaftNode) -> Iterator[MetricGroup]:
@@ -146,7 +146,7 @@ class ServingNode:
         self._wake()
 
     def stop(self, reason: StratalogError) -> None:
-        """Answer everybody who waits; nothing is served any more."""
+        """Fail all waiting requests and stop serving."""
         self._end_leadership()
         for timer in (self._giving_up, self._leaving):
             if timer is not None:
@@ -163,7 +163,7 @@ class ServingNode:
     # --- requests ----------------------------------------------------------------------------------------------------
 
     def handle(self, request: Request) -> None:
-        """Raises the error to answer with."""
+        """Dispatch a request. Raises the error to answer with."""
         self._counters.requests += 1
         handler = self._handlers.get(request.method)
         if handler is None:
@@ -256,7 +256,7 @@ class ServingNode:
     def _on_renew(self, request: Request) -> None:
         self._core.tick(self._clock.monotonic())
         if self._leadership is None or not self._core.has_lease:
-            # A leader that was deposed without knowing it must promise nobody a longer life.
+            # A deposed leader that does not know it must not extend leases.
             raise self._not_leader()
         wanted = messages.decode(request.body, messages.RenewRequest)
         carrier = None if isinstance(request, ForwardedRequest) else request.connection
@@ -324,7 +324,7 @@ class ServingNode:
     def _check_removed(self) -> None:
         removed = identity.removed(self._identity, self._replica.quorum())
         if removed is not None:
-            # What it has promised so far, and the hand-over, leave first.
+            # Send outstanding promises and the leadership transfer first.
             delay_s = self._settings.election_timeout_ms / 1000
             self._leaving = self._loop.call_later(delay_s, self._on_failed, removed)
 
@@ -370,7 +370,7 @@ class ServingNode:
             self._led_term = 0
             self._not_leading.set()
             self._end_leadership()
-            # Followers' fate is decided by the next leader within a few election timeouts; nobody waits longer.
+            # The next leader decides these entries within a few election timeouts; do not wait longer.
             delay_s = 4 * self._settings.election_timeout_ms / 1000
             self._giving_up = self._loop.call_later(delay_s, self._proposals.forget_before_term, core.term + 1)
 
@@ -392,7 +392,7 @@ class ServingNode:
 
 
 def _check_command(encoded: bytes) -> None:
-    """An undecodable command must never get into the log. Raises ``Invalid``."""
+    """Raises ``Invalid`` for a command that cannot be decoded: it must never enter the log."""
     if len(encoded) > messages.COMMAND_BYTES_MAX:
         raise Invalid(f"a command of {len(encoded)} bytes; the most is {messages.COMMAND_BYTES_MAX}: split it")
     try:
@@ -404,7 +404,7 @@ def _check_command(encoded: bytes) -> None:
 
 
 def _serve(request: Request, answer: Callable[[], bytes]) -> None:
-    """Answer late, outside the request's own turn."""
+    """Answer after the request's turn."""
     try:
         request.reply(answer())
     except StratalogError as refused:

@@ -1,4 +1,4 @@
-"""Long polls of the nodes' watchers: parked until something happens or their time is up."""
+"""Long polls of watching clients: parked until a command is applied or their time is over. Bounded in number."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Watchers:
             self._parked[request] = (wanted.index, timer)
 
     def tell(self) -> None:
-        """Answer everybody who waits for what has happened since the last call."""
+        """Answer the watchers for which something has changed since the last call."""
         if self._told == self._recent.index:
             return
         self._told = self._recent.index

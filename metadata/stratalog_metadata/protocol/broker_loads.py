@@ -10,7 +10,7 @@ HEAVIEST_MAX: Final = 100
 
 
 class PartitionLoad(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Bytes in and out; ``topic_id`` as sixteen bytes."""
+    """Bytes per second in and out of a partition; ``topic_id`` as sixteen bytes."""
 
     topic_id: bytes
     index: int
@@ -18,7 +18,7 @@ class PartitionLoad(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class BrokerLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """What a broker does on the whole, and in its heaviest partitions (``HEAVIEST_MAX`` at most)."""
+    """A broker's total load, and that of its heaviest partitions (at most ``HEAVIEST_MAX``)."""
 
     broker_id: int
     partitions: int
@@ -26,4 +26,4 @@ class BrokerLoad(msgspec.Struct, frozen=True, kw_only=True):
     bytes_out_per_s: int
     heaviest: list[PartitionLoad] = []
     unreadable_records: int = 0
-    """Records of ``__consumer_offsets`` that the broker's coordinators have skipped."""
+    """Records of ``__consumer_offsets`` that the broker's coordinators skipped because they could not read them."""

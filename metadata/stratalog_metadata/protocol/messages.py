@@ -49,7 +49,7 @@ class WireError(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CommandAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """``index`` is where the command was tried (0: it never was); ``error`` says why it did nothing."""
+    """``index`` is the command's log index (0: it was not appended); ``error`` is why it had no effect."""
 
     index: int
     allocated: tuple[int, ...] = ()
@@ -63,9 +63,9 @@ class ProposeAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RaftEnvelope(msgspec.Struct, frozen=True, kw_only=True):
-    """Raft messages, an encoded list; one way, the answer is empty. ``cluster_id`` may be empty at the very beginning.
+    """Encoded Raft messages, one way: the answer is empty. ``cluster_id`` may be empty until the cluster's record exists.
 
-    ``identity`` is what the sender's disk bears, ``address`` where it is reached now.
+    ``identity`` is that of the sender's disk, ``address`` where it can be reached now.
     """
 
     cluster_id: str
@@ -76,7 +76,7 @@ class RaftEnvelope(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReadRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """No keys: only the index that is certainly committed."""
+    """Without keys only the read index is answered."""
 
     keys: list[str]
 
@@ -87,14 +87,14 @@ class ReadAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScanRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A page of the records whose key begins with ``prefix``, behind the key ``after``."""
+    """A page of the records whose key begins with ``prefix``, after the key ``after``."""
 
     prefix: str
     after: str = ""
 
 
 class ScanAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """``last_key``: continue behind it; empty at the end. Pages of one scan may show different moments."""
+    """``last_key``: continue after it; empty at the end. Pages of one scan may be of different moments."""
 
     index: int
     records: list[Versioned]
@@ -102,7 +102,7 @@ class ScanAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WatchRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Answer when there is something after ``index``, or with nothing after ``wait_ms``."""
+    """Wait for changes after ``index``, at most ``wait_ms``."""
 
     index: int
     wait_ms: int
@@ -114,7 +114,7 @@ class KeyChange(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class WatchAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What changed up to ``index``, in order: one list per command. ``too_old``: take a snapshot instead."""
+    """The changes up to ``index``, in order: one list per command. ``too_old``: take a snapshot instead."""
 
     index: int
     too_old: bool = False
@@ -122,14 +122,14 @@ class WatchAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SnapshotRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A piece of the snapshot that the node made at ``index`` (0: of now), from ``position`` on."""
+    """A piece of the snapshot that the node made at ``index`` (0: a new one), from ``position`` on."""
 
     index: int = 0
     position: int = 0
 
 
 class SnapshotAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """``index`` is 0 if the snapshot asked for is no longer kept: begin anew."""
+    """``index`` is 0 if the node no longer has the snapshot: start again."""
 
     index: int
     total_bytes: int = 0
@@ -137,14 +137,14 @@ class SnapshotAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RenewRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """``load``: brokers send one with a renewal every few seconds."""
+    """``load``: a broker's load report, every few seconds."""
 
     session_ids: list[int]
     load: BrokerLoad | None = None
 
 
 class RenewAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """Those that are alive have a full lease again; all others are gone."""
+    """The sessions that are alive, with a full lease again; all others have ended."""
 
     alive: list[int]
 
@@ -154,13 +154,13 @@ class LoadsRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadsAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """Brokers' reports of the last half minute."""
+    """Brokers' load reports of the last half minute."""
 
     loads: list[BrokerLoad]
 
 
 class ForwardRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """``method`` and ``body`` are for the leader; ``hops``: nodes that it has come through. The answer is the leader's."""
+    """A request to pass to the leader, and its ``hops`` so far. The answer is the leader's."""
 
     method: int
     body: bytes
@@ -184,7 +184,7 @@ class StatusRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HelloRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Who is there? The sender tells who it is itself (number 0: nobody)."""
+    """Asks a node for its identity; the sender gives its own (node id 0: a client)."""
 
     node_id: int = 0
     identity: str = ""
@@ -192,9 +192,9 @@ class HelloRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HelloAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """``peers`` are the node ids that the node is configured with; ``members`` is empty while it belongs to no quorum.
+    """``peers`` are the node ids in the node's configuration; ``members`` is empty while it belongs to no quorum.
 
-    ``leads``: it leads now, and nobody else does.
+    ``leads``: it leads, and no other node can lead now.
     """
 
     node_id: int
@@ -207,7 +207,7 @@ class HelloAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChangeRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """``address`` adds node ``node_id``, which is asked there who it is; without address the node is removed."""
+    """With ``address``: add the node ``node_id`` that answers there. Without: remove the node."""
 
     node_id: int
     address: str = ""
@@ -220,7 +220,7 @@ class ChangeAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemberStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """``match_index`` and ``contact_ms`` (since its last answer) are −1 where the answering node does not know them."""
+    """``match_index`` and ``contact_ms`` (since its last answer) are -1 if the answering node does not know them."""
 
     node_id: int
     identity: str
@@ -231,9 +231,9 @@ class MemberStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StatusAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``status`` and ``doctor`` show. ``leader`` is a node id, 0 if none is known.
+    """The content of ``status`` and ``doctor``. ``leader`` is a node id, 0 if none is known.
 
-    ``refused_messages``: of other nodes, such as no correct one sends, since this one's start.
+    ``refused_messages``: messages of other nodes since the start that no correct peer sends.
     """
 
     node_id: int
@@ -255,7 +255,7 @@ class StatusAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WatchAnswerParts(msgspec.Struct, frozen=True, kw_only=True):
-    """A ``WatchAnswer`` as a node sends it: each command's changes were encoded once, for all watchers."""
+    """A ``WatchAnswer`` as a node sends it: each command's changes are encoded once for all watchers."""
 
     index: int
     too_old: bool = False
@@ -270,7 +270,7 @@ def encode(body: msgspec.Struct) -> bytes:
 
 
 def decode(body: Buffer, kind: type[Body]) -> Body:
-    """Raises ``Invalid``."""
+    """Decode a body. Raises ``Invalid``."""
     try:
         return msgspec.msgpack.decode(body, type=kind)
     except MALFORMED as malformed:

@@ -1,4 +1,6 @@
-"""Consensus: a sans-IO Raft core. The durable log is in ``stratalog_metadata.storage.raft_log``, the shell in ``node``."""
+"""Consensus by Raft, without I/O. ``storage`` has the durable log, ``node`` the shell that carries out what the core
+orders.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Refuses messages that no correct peer sends, before they change anything.
+"""Refuses messages that no correct peer sends, before they change any state.
 
-The rules of Raft make them impossible between nodes that keep them: a defect, another program, or a disk that lost what it had
-promised makes them all the same. Nothing here protects from a peer that lies within the rules: votes and acknowledgements of
-members count.
+Peers that follow Raft's rules never send them. A defect, another program, or a disk that lost what it had promised may. This
+does not protect from a peer that lies within the rules: the votes and acknowledgements of members count.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ from stratalog_metadata.raft.settings import RaftSettings
 from stratalog_metadata.raft.tail import LogTail
 
 _OF_A_TERM: Final = LeadersMessage | TimeoutNow | VoteRequest
-"""Sent in a term that somebody leads or wants to lead: never in term 0, in which every node begins."""
+"""Messages of a candidate or leader; their term is never 0, the term in which every node starts."""
 
 
 class MessageChecks:
-    """One node's: ``log`` and ``configurations`` are looked at as they are when a message comes."""
+    """Checks the messages to one node against its ``log`` and ``configurations`` at the time of the message."""
 
     __slots__ = ("_configurations", "_log", "_settings")
 
@@ -41,9 +40,10 @@ class MessageChecks:
         self._configurations = configurations
 
     def check(self, message: Message, *, term: int, leader: int, commit: int, round_begun: int) -> None:
-        """Raises ``Invalid``.
+        """Raises ``Invalid`` if no correct peer sends this message.
 
-        The node is in ``term`` and follows ``leader`` (0: unknown). If that is itself, ``round_begun`` counts its heartbeats.
+        The node is in ``term`` and follows ``leader`` (0: unknown). If it leads itself, ``round_begun`` is the number of its
+        last round of heartbeats.
         """
         _check_numbers(message)
         self._check_way(message)

@@ -1,7 +1,7 @@
-"""The configurations that one node's log holds: the last one in it is in force, whether it is committed or not.
+"""The configurations in one node's log. The last one is in force, committed or not.
 
-Always: they stand in the order of the log; the first is in force at the log's base; a truncation takes back what was
-truncated (dissertation, 4.1).
+Always: they are in the order of the log; the first one is in force at the log's base; truncating the log drops the
+configurations of the removed entries (Ongaro's dissertation, section 4.1).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from stratalog_metadata.raft.messages import Entry, EntryKind
 
 
 class Configurations:
-    """``base`` is in force since ``base_index``; ``entries`` follow."""
+    """Starts with ``base``, in force since ``base_index``, and the configurations in ``entries``."""
 
     __slots__ = ("_history", "_is_validated")
 
@@ -34,20 +34,23 @@ class Configurations:
         return self._history[-1][0]
 
     def at(self, index: int) -> Membership:
-        """What was in force at ``index``, which must not be behind the log's base."""
+        """The configuration in force at ``index``, which is at least the log's base."""
         return next(membership for since, membership in reversed(self._history) if since <= index)
 
     def let_campaign(self, node_id: int, identity: str, commit: int) -> bool:
-        """Whether this very disk votes in the last committed configuration, or in one that may still become so.
+        """Whether this node votes in the last committed configuration, or in a later one that may still be committed.
 
-        Who is being removed may hold the only copy of what removes it: it must be able to lead (dissertation, 4.2.2).
+        A node that is being removed may hold the only copy of the entry that removes it, so it must be able to lead
+        (dissertation, section 4.2.2).
         """
         first = max((position for position, (index, _) in enumerate(self._history) if index <= commit), default=0)
         known = (membership.find(node_id) for _, membership in self._history[first:])
         return any(own is not None and own.voter and own.identity == identity for own in known)
 
     def check(self, kept: int, entries: Sequence[Entry]) -> None:
-        """Whether ``entries`` may follow the log up to index ``kept``. Raises ``Invalid``: malformed, or two voters at once."""
+        """Raises ``Invalid`` if a configuration in ``entries``, appended after index ``kept``, is malformed or changes two
+        voters at once.
+        """
         known = [membership for index, membership in self._history[1:] if index <= kept]
         new = [decode_members(entry.payload) for entry in entries if entry.kind is EntryKind.MEMBERS]
         for earlier, later in pairwise([*known, *new]):
@@ -55,7 +58,7 @@ class Configurations:
                 raise Invalid(f"voters {sorted(earlier.voters)} cannot become {sorted(later.voters)} at once")
 
     def appended(self, entries: Sequence[Entry]) -> bool:
-        """Entries have been appended; says whether the configuration has changed."""
+        """Record appended entries. Returns whether the configuration has changed."""
         found = [(entry.index, decode_members(entry.payload)) for entry in entries if entry.kind is EntryKind.MEMBERS]
         if found:
             self._history.extend(found)
@@ -63,20 +66,20 @@ class Configurations:
         return bool(found)
 
     def truncated_after(self, index: int) -> bool:
-        """Entries beyond ``index`` are gone; says whether the configuration has changed."""
+        """Record that entries after ``index`` were removed. Returns whether the configuration has changed."""
         before = len(self._history)
         self._is_validated = False
         self._history = [self._history[0], *(known for known in self._history[1:] if known[0] <= index)]
         return len(self._history) != before
 
     def compacted(self, index: int) -> None:
-        """Entries up to ``index`` are gone, but not their effect."""
+        """Record that entries up to ``index`` were compacted away; their effect remains."""
         self._is_validated = False
         while len(self._history) > 1 and self._history[1][0] <= index:
             del self._history[0]
 
     def restored(self, index: int, membership: Membership | None) -> None:
-        """A snapshot has replaced everything; None: by a leader of a version that could not change its members."""
+        """Record that a snapshot replaced the log. None: its leader runs a version that cannot change members."""
         self._is_validated = False
         self._history = [(index, membership or self._history[0][1])]
 
@@ -86,6 +89,6 @@ class Configurations:
             return
         indexes = [index for index, _ in self._history]
         assert indexes == sorted(set(indexes))
-        # The first may be later than what follows it, on a node that joined and is still being sent the log from its start.
+        # On a node that joined and is still receiving the log from its start, the first one may be later than the others.
         assert all(later.follows(earlier) for (_, earlier), (_, later) in pairwise(self._history[1:])), "two voters at once"
         self._is_validated = True

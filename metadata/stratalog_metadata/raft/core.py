@@ -1,14 +1,14 @@
-"""Raft, sans-IO: messages, ticks and proposals in; one :class:`~stratalog_metadata.raft.ready.Ready` out.
+"""The Raft core, without I/O: messages, ticks and proposals in; one :class:`~stratalog_metadata.raft.ready.Ready` out.
 
-After Ongaro's dissertation, with pre-vote (9.6), check-quorum and the voter's lease that makes it safe (6.2, 9.6),
-membership changes of one node at a time (4.1, 4.2), read index (6.4), snapshots (5), leadership transfer (3.10), and the
-leader's disk written in parallel with its followers' (10.2.1).
+After Ongaro's dissertation: pre-vote (9.6), check-quorum and the voter's lease that makes it safe (6.2, 9.6), membership
+changes of one node at a time (4.1, 4.2), read index (6.4), snapshots (5), leadership transfer (3.10), and the leader's disk
+written in parallel with its followers' (10.2.1).
 
-Always: a term's entries are committed by counting only by the leader of that term, whose first entry is a NO_OP; the
-committed prefix is never truncated; a vote or an acknowledgement leaves only after what it promises is durable
+Always: entries of a term are committed by counting only by the leader of that term, whose first entry is a NO_OP; the
+committed prefix is never truncated; a vote or acknowledgement is sent only after what it promises is durable
 (``Ready.messages_after``). ``validate_state`` asserts the rest.
 
-It does not know the time (``tick``), the disk (``persisted``), the network or what commands mean.
+It knows neither the time (``tick``), nor the disk (``persisted``), nor the network, nor the meaning of commands.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ from stratalog_metadata.raft.tail import LogTail
 
 
 class Raft:
-    """One node. Every public method may change what ``ready`` hands out next.
+    """One node. Every public method may change what ``ready`` returns next.
 
-    ``applied`` is where the state machine stands that comes with ``log``, all of which is durable; ``membership`` was in
-    force there since ``membership_index`` (0: from the beginning); what the log says behind ``applied`` overrules it.
+    ``applied`` is the index of the state machine's last entry; ``log`` is durable. ``membership`` was in force at ``applied``
+    since ``membership_index`` (0: from the beginning); later configurations in ``log`` replace it.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Raft:
 
     @property
     def membership_index(self) -> int:
-        """Index of the entry that brought it; committed once ``commit`` is there."""
+        """Index of the entry that holds this configuration; it is committed once ``commit`` reaches it."""
         return self._configurations.current_index
 
     @property
@@ -125,7 +125,7 @@ class Raft:
 
     @property
     def first_index_of_term(self) -> int:
-        """Index of this leader's NO_OP: once it is applied, the state machine holds all that was ever committed."""
+        """Index of this leader's NO_OP. Once it is applied, the state machine contains every entry that was ever committed."""
         assert self._leading is not None
         return self._leading.first_index
 
@@ -140,13 +140,13 @@ class Raft:
         return self._leading is not None and self._leading.has_lease()
 
     def next_deadline(self) -> float:
-        """When ``tick`` has something to do."""
+        """Monotonic time in seconds at which ``tick`` must be called next."""
         return self._leading.next_deadline() if self._leading is not None else self._elections.due_at
 
     # --- events ------------------------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
-        """Time is now ``now`` (monotonic seconds). May be called at any time."""
+        """Advance the clock to ``now`` (monotonic seconds). May be called at any time."""
         self._now = max(self._now, now)
         self._elections.tick(self._now, self.log.last, self._out.messages_after, may_campaign=self._may_campaign)
         if self._leading is None:
@@ -158,7 +158,7 @@ class Raft:
             self._promote()
 
     def propose(self, payloads: Sequence[bytes]) -> int:
-        """Append commands to the leader's log; the first gets the returned index, the others follow.
+        """Append commands to the leader's log. The first gets the returned index, the others follow.
 
         Raises ``NotLeader`` (detail ``leader``: node id, or 0) or ``Overloaded``; then nothing was appended.
         """
@@ -166,13 +166,17 @@ class Raft:
         return self._append_own([(EntryKind.COMMAND, payload) for payload in payloads])
 
     def read(self, context: int) -> None:
-        """Ask for a linearizable read; ``context`` comes back in ``Ready``. Raises ``NotLeader`` or ``Overloaded``."""
+        """Begin a linearizable read (dissertation, section 6.4). ``Ready`` returns ``context`` later. Raises ``NotLeader``
+        or ``Overloaded``.
+        """
         if self._leading is None:
             raise NotLeader(f"node {self.node_id} does not lead", leader=self.leader)
         self._leading.read(context)
 
     def transfer_leadership(self) -> bool:
-        """Hand over to a follower that has everything; says whether there is one. No proposals are taken meanwhile."""
+        """Transfer leadership (dissertation, section 3.10) to a follower that has the whole log. Returns whether there is
+        one. Takes no proposals meanwhile.
+        """
         if self._leading is None:
             return False
         transferee = self._leading.begin_transfer(self._now)
@@ -181,40 +185,42 @@ class Raft:
         return transferee != 0
 
     def unreachable(self, node_id: int) -> None:
-        """Messages to ``node_id`` were lost: stop pipelining until it answers."""
+        """Record that messages to ``node_id`` were lost: stop pipelining until it answers."""
         if self._leading is not None:
             self._leading.unreachable(node_id)
 
     def offer_snapshot(self, snapshot: Snapshot) -> None:
-        """The answer to ``Ready.snapshot_wanted``: the state machine's content at or after the log's base."""
+        """Answer ``Ready.snapshot_wanted`` with the state machine's content at or after the log's base."""
         if self._leading is not None and snapshot.index >= self.log.base_index:
             self._leading.offer_snapshot(snapshot, self._configurations.at(snapshot.index), self._out.messages)
 
     def compact(self, index: int) -> None:
-        """Forget entries up to ``index``, all applied and durably part of the state machine."""
+        """Drop entries up to ``index``. All are applied and durable in the state store."""
         assert index <= min(self.handed, self.stable)
         self.log.compact(index)
         self._configurations.compacted(index)
 
     def change_members(self, membership: Membership) -> int:
-        """Append a configuration, in force from now on; returns its index.
+        """Append a configuration, which is in force immediately. Returns its index.
 
-        One voter may come or go at a time (dissertation, 4.1). Raises ``NotLeader``; ``Unavailable`` while an entry of
-        this term, or the change before, is not committed, or when too few of the new voters answer; ``Invalid``.
+        One voter changes at a time (dissertation, section 4.1). Raises ``NotLeader``; ``Unavailable`` while no entry of this
+        term or the change before is not committed, or if too few of the new voters answer; ``Invalid``.
         """
         self._require_leading().check_change(membership, is_pending=self.membership_index > self.commit)
         return self._append_own([(EntryKind.MEMBERS, encode_members(membership))])
 
     def followers(self) -> Mapping[int, Progress]:
-        """What this leader knows of the others; empty if it does not lead. To look at, not to change."""
+        """Progress of the other members as this leader knows it; empty if it does not lead. Read only."""
         return self._leading.followers if self._leading is not None else {}
 
     def step(self, message: Message, identity: str = "") -> None:
-        """A message has arrived, from a node whose disk bears ``identity``.
+        """Process a message from a node whose disk has ``identity``.
 
-        Requests are taken from anyone: the sender may know a later configuration (dissertation, 4.1). A reply counts
-        only if it is from a member as this node knows it: what a lost disk's number says now was never promised.
-        Raises ``Invalid`` for what no correct peer sends; nothing has changed then.
+        Requests are accepted from any node, because the sender may know a later configuration (dissertation, section 4.1).
+        Replies count only from a member with the identity that this node knows: a replaced disk has not promised what its
+        predecessor promised.
+
+        Raises ``Invalid`` for a message that no correct peer sends; then nothing has changed.
         """
         begun = self._leading.reads.round if self._leading is not None else 0
         self._checks.check(message, term=self.term, leader=self.leader, commit=self.commit, round_begun=begun)
@@ -233,7 +239,7 @@ class Raft:
         self._begin_leading()
 
     def persisted(self, number: int) -> None:
-        """The Ready of this number, and so every one before it, is durable."""
+        """Record that the ``Ready`` with this number, and every one before it, is durable."""
         for vote_term in self._durability.settle(number, self.log):
             self._elections.own_vote_is_durable(vote_term)
         self._begin_leading()
@@ -242,7 +248,7 @@ class Raft:
             self._advance_commit()
 
     def ready(self) -> Ready | None:
-        """What is to be done now; None if nothing. Several may be outstanding; they are carried out in order."""
+        """The next instruction, or None. Several may be outstanding; the shell carries them out in order."""
         if self._leading is not None:
             self._leading.send_pending(self.commit, self._out.messages)
             self._out.reads.extend(self._leading.confirmed_reads())
@@ -285,21 +291,21 @@ class Raft:
             self._leading = None
 
     def _begin_leading(self) -> None:
-        """An election may have been won: begin the term with an entry of its own."""
+        """Begin to lead if the election was won: append a NO_OP of the new term."""
         if self.role is Role.LEADER and self._leading is None:
             self._leading = Replication(self.settings, self.membership, self.log, self.term, self._now)
             self._leading.own_match(self.stable)
             self._append_own([(EntryKind.NO_OP, b"")])
 
     def _join_term(self, message: Message) -> None:
-        """A message of a later term; one that only asks whether that term could be won does not begin it."""
+        """Adopt the term of a message from a later term, unless it is a pre-vote."""
         match message:
             case VoteRequest(pre=True) | VoteReply(pre=True, granted=True):
                 return
         self._follow(message.term, message.sender if isinstance(message, LeadersMessage) else 0)
 
     def _answer_stale(self, message: Message) -> None:
-        """Tell a sender of an earlier term, whom our own term may hold up, what the term is."""
+        """Send our term to a sender in an earlier one, which may be waiting because of it."""
         if isinstance(message, LeadersMessage):
             self._out.messages_after.append(self._following.refuse(message, self.term))
         elif isinstance(message, VoteRequest) and message.pre:
@@ -335,13 +341,13 @@ class Raft:
         return first
 
     def _adopt_members(self) -> None:
-        """The configuration in force may be another than before."""
+        """Adopt the configuration in force, which may have changed."""
         self._elections.membership = self.membership
         if self._leading is not None:
             self._leading.reconfigure(self.membership)
 
     def _promote(self) -> None:
-        """Let a learner vote that has caught up; what stands in the way now is tried again at a later tick."""
+        """Make a learner that has caught up a voter. If that is not possible now, a later tick tries again."""
         assert self._leading is not None
         learner = self._leading.learner_to_promote()
         if learner:
@@ -397,11 +403,11 @@ class Raft:
         self.commit = max(self.commit, index)
 
     def _send_when_promised(self, message: Message) -> None:
-        """Answers that promise only this node's term: they leave at once if that is durable."""
+        """Send answers that promise only this node's term: at once if the term is durable."""
         (self._out.messages if self._durability.promises(self.term) else self._out.messages_after).append(message)
 
     def validate_state(self) -> None:
-        """Assert what must always hold within one node."""
+        """Assert the invariants of one node."""
         assert self.log.base_index <= self.handed <= self.commit <= self.log.last_index
         assert self.log.last_term <= self.term
         assert self.is_leader == (self.role is Role.LEADER)

@@ -1,4 +1,4 @@
-"""What of a node's promises is on its disk, and what is still being written.
+"""Which of a node's promises are durable, and which are being written.
 
 Always: ``stable`` is the last index up to which this node's log is durable; it says nothing about commitment. Writes become
 durable in the order in which they were handed out.
@@ -17,7 +17,7 @@ from stratalog_metadata.raft.tail import LogTail
 
 @dataclass(frozen=True, slots=True)
 class _Write:
-    """A Ready that is being written: what its durability will mean."""
+    """A ``Ready`` that is being written, and what its durability means."""
 
     number: int
     snapshot_index: int
@@ -27,7 +27,7 @@ class _Write:
 
 
 class Durability:
-    """``unsaved_from`` is the first index that has not been handed out to be written."""
+    """``unsaved_from`` is the first index that has not been handed out for writing."""
 
     __slots__ = ("_saved", "_writes", "stable", "unsaved_from")
 
@@ -38,31 +38,31 @@ class Durability:
         self._writes: deque[_Write] = deque()
 
     def changed(self, term: int, voted_for: int) -> HardState | None:
-        """The hard state to write, if it is another than was last handed out."""
+        """The hard state to write, if it differs from the last one that was handed out."""
         if self._saved.term == term and self._saved.voted_for == voted_for:
             return None
         return HardState(term=term, voted_for=voted_for)
 
     def unsaved(self, log: LogTail) -> tuple[Entry, ...]:
-        """What is to be handed out next."""
+        """The entries to hand out next."""
         return log.between(self.unsaved_from, log.last_index) if self.unsaved_from <= log.last_index else ()
 
     def promises(self, term: int) -> bool:
-        """Whether the term is durable: an answer that promises nothing else may leave at once."""
+        """Whether the term is durable, so that an answer that promises nothing else may leave at once."""
         return self._saved.term == term and not self._writes
 
     def replaced_from(self, index: int) -> None:
-        """The log's entries from ``index`` on are new ones."""
+        """Record that the log's entries from ``index`` on were replaced."""
         self.stable = min(self.stable, index - 1)
         self.unsaved_from = min(self.unsaved_from, index)
 
     def restored(self, index: int) -> None:
-        """A snapshot that is not durable yet has replaced the whole log."""
+        """Record that a snapshot, not durable yet, has replaced the whole log."""
         self.stable = 0
         self.unsaved_from = index + 1
 
     def handed_out(self, ready: Ready, vote_term: int, last_index: int) -> None:
-        """``ready`` is being written; it carries the node's vote for itself in ``vote_term`` (0: no vote)."""
+        """Record that ``ready`` is being written; it contains the node's vote for itself in ``vote_term`` (0: no vote)."""
         last = ready.entries[-1] if ready.entries else None
         snapshot_index = ready.snapshot.index if ready.snapshot is not None else 0
         self._writes.append(
@@ -72,7 +72,9 @@ class Durability:
         self.unsaved_from = last_index + 1
 
     def settle(self, number: int, log: LogTail) -> list[int]:
-        """Everything up to Ready ``number`` is durable; returns the terms of own votes among it."""
+        """Record that everything up to ``Ready`` ``number`` is durable. Returns the terms of this node's own votes among
+        it.
+        """
         vote_terms = []
         while self._writes and self._writes[0].number <= number:
             done = self._writes.popleft()

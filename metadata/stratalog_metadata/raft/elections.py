@@ -1,9 +1,12 @@
-"""Terms, votes and who leads: the half of Raft that does not touch the log.
+"""Terms, votes and leadership: the half of Raft that does not touch the log.
 
-Always: a node votes once per term; the term never falls; a candidate's own vote counts when it is durable, as others' do.
-Pre-vote asks first whether an election could be won, so that a node that was away disturbs nobody; a voter that hears
-its leader helps no one to depose it (dissertation, 4.2.3 and 9.6). Who does not vote in the configuration that it knows
-begins no election, but answers those of others, since they may know a later one (4.2.2).
+Always: a node votes at most once per term; the term never falls; a candidate's own vote counts once it is durable, as others'
+votes do.
+
+Pre-vote checks first whether an election could be won, so that a node that was away does not disturb the quorum. A voter that
+hears its leader helps no candidate (Ongaro's dissertation, sections 4.2.3 and 9.6). A node that does not vote in the
+configuration it knows starts no election, but answers those of others, because they may know a later configuration (section
+4.2.2).
 """
 
 from __future__ import annotations
@@ -26,9 +29,9 @@ class Role(Enum):
 
 
 class Elections:
-    """``last`` arguments are (term, index) of the node's last entry; requests and replies go to ``out``.
+    """Arguments named ``last`` are (term, index) of the node's last entry. Requests and replies are appended to ``out``.
 
-    Whatever goes to ``out`` promises something, and must wait until the hard state is durable.
+    Every message in ``out`` promises something and must wait until the hard state is durable.
     """
 
     def __init__(
@@ -44,7 +47,7 @@ class Elections:
         self._random = random
         self._now = now
         self._heard_at = now
-        # Before a restart it may have heard a leader, who counts on its silence (``Raft.has_lease``).
+        # It may have heard a leader before a restart, and the leader's lease relies on its silence (``Raft.has_lease``).
         self._silent_until = now + settings.election_timeout_s if hard_state.term else now
         self._granted: set[int] = set()
         self._refused: set[int] = set()
@@ -62,7 +65,9 @@ class Elections:
         return self.membership.voters == {self._settings.node_id}
 
     def _first_timeout(self) -> float:
-        """Shorter after a start: a live leader is heard of within a heartbeat, and pre-vote keeps the hasty harmless."""
+        """The first election timeout. It may be shorter: a live leader is heard within a heartbeat, and pre-vote makes
+        haste harmless.
+        """
         return self._settings.heartbeat_s * 2 + self._settings.election_timeout_s * self._random.random()
 
     def _restart_timer(self) -> None:
@@ -71,7 +76,7 @@ class Elections:
     # --- events ------------------------------------------------------------------------------------------------------
 
     def tick(self, now: float, last: tuple[int, int], out: list[Message], *, may_campaign: Callable[[], bool]) -> None:
-        """Campaign if nothing was heard of a leader for too long."""
+        """Start an election if the leader has been silent for too long."""
         self._now = now
         if self.role is Role.LEADER or now < self.due_at:
             return
@@ -96,11 +101,11 @@ class Elections:
         self._restart_timer()
 
     def ignores(self, request: VoteRequest) -> bool:
-        """Whether a request of a later term is not even looked at."""
+        """Whether a request of a later term is ignored."""
         return (self.in_touch or self._now < self._silent_until) and not request.transfer
 
     def campaign(self, last: tuple[int, int], out: list[Message], *, pre: bool, transfer: bool = False) -> None:
-        """Ask for votes: in a new term, or (``pre``) whether it would be worth while."""
+        """Request votes in a new term, or (``pre``) ask whether the election could be won."""
         self._become(Role.PRE_CANDIDATE if pre else Role.CANDIDATE, 0)
         self._restart_timer()
         if pre:
@@ -112,7 +117,9 @@ class Elections:
         out.extend(self._request(other, last, pre, transfer) for other in self.membership.other_voters(self._settings.node_id))
 
     def on_request(self, request: VoteRequest, last: tuple[int, int], out: list[Message]) -> None:
-        """Vote for whoever asks first in a term and lacks nothing that this node has."""
+        """Grant the vote to the first candidate of a term whose log is at least as complete as this node's (Raft paper,
+        5.4.1).
+        """
         free = self.voted_for == request.sender or (self.voted_for == 0 and self.leader == 0)
         free = free or (request.pre and request.term > self.term)
         granted = free and (request.last_term, request.last_index) >= last
@@ -139,7 +146,7 @@ class Elections:
             self._conclude((0, 0), [])
 
     def take_own_vote(self) -> int:
-        """The term of a vote for itself that is now being written; 0 if there is none."""
+        """The term of this node's vote for itself that is being written; 0 if there is none."""
         vote_term, self.own_vote_term = self.own_vote_term, 0
         return vote_term
 
@@ -163,7 +170,7 @@ class Elections:
         )
 
     def _count(self, voter: int, granted: bool) -> None:
-        """A voter's first answer counts."""
+        """Count a voter's first answer."""
         if voter not in self._granted | self._refused:
             (self._granted if granted else self._refused).add(voter)
 

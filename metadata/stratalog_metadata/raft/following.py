@@ -1,4 +1,4 @@
-"""What a follower does with what its leader sends: joins appends to its log, puts snapshots together, answers.
+"""The follower's side of replication: appends to its log, assembles snapshots, answers the leader.
 
 Always: committed entries are never replaced; what is acknowledged is in the log, and the answer waits until it is durable.
 """
@@ -18,7 +18,7 @@ from stratalog_metadata.raft.tail import LogTail
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accepted:
-    """``commit`` is how far the leader's commit index is known to cover this log."""
+    """``commit`` is the highest index that is known to be committed and to match this log."""
 
     reply: AppendReply | SnapshotReply
     commit: int = 0
@@ -26,7 +26,7 @@ class Accepted:
 
 
 class Following:
-    """One node's log, seen as a follower's."""
+    """A follower's log, and the snapshot that it receives."""
 
     __slots__ = ("_configurations", "_durability", "_incoming", "_log", "_node_id", "_snapshot_bytes_max")
 
@@ -41,7 +41,7 @@ class Following:
         self._incoming = IncomingSnapshot()
 
     def append(self, append: Append, commit: int) -> Accepted:
-        """Join what is new; ``commit`` is this node's commit index so far."""
+        """Append the new entries; ``commit`` is this node's commit index so far."""
         if append.previous_index < self._log.base_index:
             return Accepted(reply=self._matched(append, commit), commit=commit)
         if not self._log.matches(append.previous_index, append.previous_term):
@@ -56,11 +56,11 @@ class Following:
             self._configurations.appended(new)
             self._durability.replaced_from(conflict)
         last = append.previous_index + len(append.entries)
-        # Beyond ``last`` this log may still hold another leader's entries: the commit index says nothing about them.
+        # After ``last`` this log may hold another leader's entries, which the commit index does not cover.
         return Accepted(reply=self._matched(append, last), commit=max(commit, min(append.commit, last)))
 
     def snapshot_chunk(self, chunk: SnapshotChunk, commit: int) -> Accepted:
-        """Collect; once whole, the snapshot replaces the log."""
+        """Add a chunk. The complete snapshot replaces the log."""
         if chunk.index <= commit or self._log.matches(chunk.index, chunk.index_term):
             known = max(chunk.index, commit)
             return Accepted(reply=self._matched(chunk, known), commit=known)
@@ -74,7 +74,7 @@ class Following:
         return Accepted(reply=self._matched(chunk, whole.index), commit=whole.index, snapshot=whole)
 
     def refuse(self, message: LeadersMessage, term: int) -> AppendReply:
-        """The answer to a leader of an earlier term than ``term``."""
+        """The rejection for a leader of a term before ``term``."""
         return AppendReply(sender=self._node_id, receiver=message.sender, term=term, index=0, rejected=True)
 
     def _matched(self, message: Append | SnapshotChunk, index: int) -> AppendReply:

@@ -1,8 +1,8 @@
-"""Who votes, who only learns. The only place that knows what a quorum is.
+"""Members of the quorum: voters and learners. The only module that knows what a majority is.
 
-Membership changes one node at a time (dissertation, 4.1): the voters of two configurations that follow each other differ
-by one at most, so that any quorum of the one meets any quorum of the other. A node that is added learns first: it is sent
-everything and counts for nothing until it has caught up.
+Membership changes one node at a time (Ongaro's dissertation, section 4.1): the voters of two consecutive configurations differ
+by at most one, so every quorum of one shares a node with every quorum of the other. A new node starts as a learner: it
+receives the log and does not count until it has caught up.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from stratalog_core.malformed import MALFORMED
 from stratalog_core.quorum import majority
 
 NUMBER_MAX: Final = 2**62
-"""Of terms, indexes and node ids; far beyond what is ever reached, and far enough below what a file can hold."""
+"""Maximum of terms, indexes and node ids: never reached in practice, and within what the file formats can hold."""
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
-    """One node: its number, the identity that its disk bears, where it is, whether it votes. The fields' order is permanent."""
+    """One node: number, identity of its disk, address, and whether it votes. The order of fields is permanent."""
 
     node_id: int
     identity: str = ""
@@ -33,7 +33,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=Fals
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Membership:
-    """One configuration of the quorum. ``members`` are in the order of their node ids, all positive."""
+    """One configuration of the quorum. ``members`` are ordered by node id; all ids are positive."""
 
     members: tuple[Member, ...]
     voters: frozenset[int] = field(init=False)
@@ -50,7 +50,7 @@ class Membership:
 
     @classmethod
     def of_voters(cls, node_ids: Iterable[int]) -> Membership:
-        """Voters of whom nothing but the number is known: enough for the core."""
+        """A configuration of voters without identities or addresses: enough for the core."""
         return cls.of(Member(node_id=node_id) for node_id in node_ids)
 
     def find(self, node_id: int) -> Member | None:
@@ -60,7 +60,7 @@ class Membership:
         return None
 
     def others(self, node_id: int) -> list[int]:
-        """Everyone else, learners included."""
+        """Node ids of all other members, learners included."""
         return [member.node_id for member in self.members if member.node_id != node_id]
 
     def other_voters(self, node_id: int) -> list[int]:
@@ -76,18 +76,18 @@ class Membership:
         return len(self.voters & nodes) >= majority(len(self.voters))
 
     def is_lost(self, refusals: Set[int]) -> bool:
-        """Whether so many refusals leave no quorum."""
+        """Whether these refusals leave no majority."""
         return not self.is_quorum(self.voters - refusals)
 
     def agreed(self, values: Mapping[int, int]) -> int:
-        """Largest value that a quorum has reached (a log index, or a round); who is not named has 0."""
+        """Largest value (log index or round) that a majority has reached; a node without a value has 0."""
         reached = sorted((values.get(voter, 0) for voter in self.voters), reverse=True)
         return reached[majority(len(self.voters)) - 1]
 
     # --- changes -----------------------------------------------------------------------------------------------------
 
     def follows(self, before: Membership) -> bool:
-        """Whether it may be the next configuration after ``before``."""
+        """Whether it may follow ``before``: at most one voter differs."""
         return len(self.voters ^ before.voters) <= 1
 
     def with_learner(self, member: Member) -> Membership:
@@ -100,7 +100,7 @@ class Membership:
         return Membership.of([*self.members, msgspec.structs.replace(member, voter=False)])
 
     def with_voter(self, node_id: int) -> Membership:
-        """The learner ``node_id`` votes from now on."""
+        """The configuration in which the learner ``node_id`` votes."""
         return self._replacing(node_id, voter=True)
 
     def with_address(self, node_id: int, address: str) -> Membership:
@@ -121,10 +121,10 @@ class Membership:
 
 
 def check_change(*, before: Membership, after: Membership, term_has_committed: bool, is_pending: bool, heard: Set[int]) -> None:
-    """Whether a leader may append ``after`` now; ``heard`` are those that answer.
+    """Raises ``Unavailable`` or ``Invalid`` if a leader must not append ``after`` now. ``heard`` are the nodes that answer.
 
-    Without an entry of its own term committed, a leader may not know a change that another one has committed: the two
-    quorums need not meet (the known flaw of single-server changes, raft-dev, July 2015). Raises ``Unavailable`` or ``Invalid``.
+    A leader that has not committed an entry of its own term may not know a change that another leader committed: the two
+    majorities need not overlap (the flaw of single-server changes, raft-dev, July 2015).
     """
     if not term_has_committed:
         raise Unavailable("the leader has not committed an entry of its term yet: ask again in a moment")
@@ -156,7 +156,7 @@ def decode_members(payload: bytes) -> Membership:
 
 
 def check_members(members: tuple[Member, ...]) -> Membership:
-    """What another node says is a configuration. Raises ``Invalid`` if it is none."""
+    """Members that another node sent. Raises ``Invalid`` if they are not a configuration."""
     numbers = [member.node_id for member in members]
     in_order = all(earlier < later for earlier, later in pairwise([0, *numbers, NUMBER_MAX + 1]))
     if not in_order or not any(member.voter for member in members):

@@ -1,7 +1,7 @@
-"""What Raft nodes say to each other, and the entries that they agree on.
+"""Messages between Raft nodes, and log entries.
 
-All are msgpack arrays that begin with a tag; tags and the order of fields are permanent. ``term`` is always the
-sender's, but in a pre-vote and its granting, where it is the term that the candidate would begin.
+All are msgpack arrays that begin with a tag. Tags and the order of fields are permanent. ``term`` is the sender's term, except
+in a pre-vote request and its granted reply, where it is the term that the candidate would begin.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from stratalog_metadata.raft.membership import Member
 
 
 class EntryKind(IntEnum):
-    """NO_OP begins a leader's term; COMMAND is the state machine's; MEMBERS is a configuration of the quorum."""
+    """NO_OP begins a leader's term; COMMAND is for the state machine; MEMBERS holds a configuration of the quorum."""
 
     NO_OP = 0
     COMMAND = 1
@@ -22,7 +22,7 @@ class EntryKind(IntEnum):
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One position of the replicated log: ``index`` and ``term`` together identify its content for ever."""
+    """One position of the replicated log: ``index`` and ``term`` together identify its content permanently."""
 
     index: int
     term: int
@@ -37,7 +37,9 @@ class MessageBase(msgspec.Struct, frozen=True, kw_only=True, array_like=True, ta
 
 
 class VoteRequest(MessageBase, frozen=True, kw_only=True, tag="vote"):
-    """``pre``: only asks whether a vote would be granted. ``transfer``: the leader itself wants the election."""
+    """A candidate's request. ``pre``: only ask whether the vote would be granted. ``transfer``: the leader itself wants the
+    election.
+    """
 
     last_index: int
     last_term: int
@@ -51,7 +53,7 @@ class VoteReply(MessageBase, frozen=True, kw_only=True, tag="vote_reply"):
 
 
 class Append(MessageBase, frozen=True, kw_only=True, tag="append"):
-    """Entries that follow (``previous_index``, ``previous_term``); ``commit`` is the leader's commit index."""
+    """AppendEntries: entries after (``previous_index``, ``previous_term``); ``commit`` is the leader's commit index."""
 
     previous_index: int
     previous_term: int
@@ -60,7 +62,7 @@ class Append(MessageBase, frozen=True, kw_only=True, tag="append"):
 
 
 class AppendReply(MessageBase, frozen=True, kw_only=True, tag="append_reply"):
-    """Durable up to ``index``; or, ``rejected``, there is no match at ``index`` but perhaps at the hint."""
+    """The log is durable up to ``index``; or, if ``rejected``, it does not match at ``index`` but may match at the hint."""
 
     index: int
     rejected: bool = False
@@ -69,9 +71,9 @@ class AppendReply(MessageBase, frozen=True, kw_only=True, tag="append_reply"):
 
 
 class Heartbeat(MessageBase, frozen=True, kw_only=True, tag="heartbeat"):
-    """``commit`` is never beyond what the disk with this ``identity`` is known to hold; ``round`` confirms leadership.
+    """``commit`` is never greater than what the disk with this ``identity`` is known to store; ``round`` confirms leadership.
 
-    A disk that has replaced it under its number, and gets the message late, must not take it for itself.
+    A disk that replaced it under the same node id may receive the message late and must ignore it.
     """
 
     commit: int
@@ -84,9 +86,9 @@ class HeartbeatReply(MessageBase, frozen=True, kw_only=True, tag="heartbeat_repl
 
 
 class SnapshotChunk(MessageBase, frozen=True, kw_only=True, tag="snapshot"):
-    """A piece of the snapshot at (``index``, ``index_term``); ``checksum`` is the CRC32C of the whole.
+    """A chunk of the snapshot at (``index``, ``index_term``); ``checksum`` is the CRC32C of the whole snapshot.
 
-    ``members`` is the configuration that was in force there.
+    ``members`` is the configuration in force at that index.
     """
 
     index: int
@@ -99,20 +101,20 @@ class SnapshotChunk(MessageBase, frozen=True, kw_only=True, tag="snapshot"):
 
 
 class SnapshotReply(MessageBase, frozen=True, kw_only=True, tag="snapshot_reply"):
-    """The next wanted position of the snapshot at ``index``."""
+    """``position`` is the next byte that the follower needs of the snapshot at ``index``."""
 
     index: int
     position: int
 
 
 class TimeoutNow(MessageBase, frozen=True, kw_only=True, tag="timeout_now"):
-    """The leader hands over: the receiver, whose log is complete, campaigns at once."""
+    """Leadership transfer: the receiver, whose log is complete, starts an election at once."""
 
 
 Message = (
     VoteRequest | VoteReply | Append | AppendReply | Heartbeat | HeartbeatReply | SnapshotChunk | SnapshotReply | TimeoutNow
 )
 LeadersMessage = Append | Heartbeat | SnapshotChunk
-"""What only the leader of a term sends."""
+"""Messages that only the leader of a term sends."""
 Reply = VoteReply | AppendReply | HeartbeatReply | SnapshotReply
-"""What counts towards a quorum, or moves what a leader knows of its follower: from members only."""
+"""Replies that count towards a quorum or change a follower's progress; accepted from members only."""

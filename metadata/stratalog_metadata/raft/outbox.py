@@ -1,4 +1,4 @@
-"""What gathers in the core until the next Ready."""
+"""Output that accumulates in the core until the next ``Ready``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stratalog_metadata.raft.ready import HardState, ReadReady, Ready, Snapshot
 
 @dataclass(slots=True)
 class Outbox:
-    """``messages`` leave at once, ``messages_after`` once the Ready that brings them is durable."""
+    """``messages`` leave at once, ``messages_after`` once the ``Ready`` that contains them is durable."""
 
     messages: list[Message] = field(default_factory=list)
     messages_after: list[Message] = field(default_factory=list)
@@ -31,7 +31,7 @@ class Outbox:
         *,
         snapshot_wanted: bool,
     ) -> Ready:
-        """What has gathered, with what is to be stored and applied."""
+        """The accumulated output, with what must be stored and applied."""
         return Ready(
             number=number,
             snapshot=self.snapshot,

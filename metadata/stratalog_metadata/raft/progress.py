@@ -1,7 +1,7 @@
-"""How far one follower is, as its leader sees it, and how much may be on the way to it.
+"""A follower's replication progress as its leader knows it, and how much may be in flight to it.
 
-PROBE: its log's end is not known; one append at a time. REPLICATE: appends are pipelined up to a bound.
-SNAPSHOT: it needs entries that are compacted away; one chunk at a time.
+PROBE: the end of its log is unknown; one append at a time. REPLICATE: appends are pipelined up to a bound. SNAPSHOT: it needs
+entries that were compacted away; one chunk at a time.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ class Flow(Enum):
 
 
 class Progress:
-    """``match``: known to be durable there. ``next``: first index to send. ``active``: heard from lately.
-
-    ``heard_at``: when it last answered (the leader's monotonic seconds); None if it never did.
+    """``match``: last index known to be durable there. ``next``: first index to send. ``active``: it answered within the
+    last election timeout. ``heard_at``: monotonic time of its last answer in seconds; None if it never answered.
     """
 
     __slots__ = (
@@ -50,7 +49,7 @@ class Progress:
         self.commit_sent = 0
 
     def heard(self, now: float) -> None:
-        """It has answered something."""
+        """Record an answer."""
         self.active = True
         self.heard_at = now
 
@@ -60,7 +59,7 @@ class Progress:
         return not self.paused
 
     def sent(self, last_index: int) -> None:
-        """An append with entries up to ``last_index`` has left."""
+        """Record that an append with entries up to ``last_index`` was sent."""
         if self.flow is Flow.REPLICATE:
             self.next = last_index + 1
             self.in_flight.append(last_index)
@@ -68,7 +67,7 @@ class Progress:
             self.paused = True
 
     def acknowledged(self, index: int) -> bool:
-        """Entries up to ``index`` are durable there; says whether that is news."""
+        """Record that entries up to ``index`` are durable there. Returns whether that is new."""
         news = index > self.match
         self.match = max(self.match, index)
         self.next = max(self.next, self.match + 1)
@@ -79,7 +78,7 @@ class Progress:
         return news
 
     def rejected(self, index: int, next_try: int) -> bool:
-        """The follower has no match at ``index``; says whether that is news and not an old answer."""
+        """Record a rejection at ``index``. Returns whether it is new and not an old answer."""
         if self.flow is Flow.REPLICATE:
             if index <= self.match:
                 return False
@@ -92,7 +91,7 @@ class Progress:
         return True
 
     def probe(self) -> None:
-        """Begin again from what is known to match."""
+        """Go back to PROBE after ``match``."""
         self._enter(Flow.PROBE)
         self.next = self.match + 1
 
@@ -102,7 +101,9 @@ class Progress:
         self.snapshot_position = -1
 
     def chunk_wanted(self, index: int, position: int) -> bool:
-        """The follower asks for this position; says whether that is news (an old answer must not double the stream)."""
+        """Record the position that the follower asks for. Returns whether it is new: an old answer must not send a chunk
+        twice.
+        """
         if self.flow is not Flow.SNAPSHOT or index != self.snapshot_index or position == self.snapshot_position:
             return False
         self.snapshot_position = position
@@ -110,7 +111,7 @@ class Progress:
         return True
 
     def heard_heartbeat(self) -> None:
-        """It is there: what was held back or lost may be tried again."""
+        """Record a heartbeat reply: what was held back or lost may be sent again."""
         self.paused = False
         if self.flow is Flow.REPLICATE and len(self.in_flight) >= self.in_flight_max:
             self.in_flight.popleft()

@@ -1,7 +1,7 @@
-"""Linearizable reads without log entries: the commit index of now, once a quorum confirms the leader.
+"""Linearizable reads without log entries: the current commit index, once a quorum has confirmed the leader.
 
-A read waits for a round of heartbeats that began after it arrived (Raft dissertation, section 6.4). Reads of one turn
-share one round.
+A read waits for a round of heartbeats that began after the read arrived (Ongaro's dissertation, section 6.4). Reads of one
+turn share a round.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from stratalog_metadata.raft.ready import ReadReady
 
 
 class ReadQueue:
-    """``waiting`` reads have no round yet; ``confirming`` ones know their round and index."""
+    """Reads in ``waiting`` have no round yet; those in ``confirming`` know their round and index."""
 
     __slots__ = ("confirming", "round", "waiting")
 
@@ -24,7 +24,7 @@ class ReadQueue:
         self.round = 0
 
     def begin_round(self, commit: int, *, may_read: bool) -> int:
-        """Number of a new round of heartbeats; all waiting reads join it, if the commit index is good to read at."""
+        """Begin a round of heartbeats and return its number. All waiting reads join it if ``commit`` may be read."""
         self.round += 1
         if may_read:
             self.confirming.extend((self.round, ReadReady(context=context, index=commit)) for context in self.waiting)
@@ -32,7 +32,7 @@ class ReadQueue:
         return self.round
 
     def confirmed(self, membership: Membership, rounds: Mapping[int, int]) -> list[ReadReady]:
-        """Reads whose round a quorum has answered."""
+        """Remove and return the reads whose round a quorum has answered."""
         agreed = membership.agreed(rounds)
         done = []
         while self.confirming and self.confirming[0][0] <= agreed:
@@ -40,7 +40,7 @@ class ReadQueue:
         return done
 
     def lose_all(self) -> list[int]:
-        """Contexts of everything that waits; the queue is empty afterwards."""
+        """Remove all reads and return their contexts."""
         lost = self.waiting + [read.context for _, read in self.confirming]
         self.waiting.clear()
         self.confirming.clear()

@@ -1,8 +1,8 @@
-"""What the core hands out: the one instruction that its shell carries out.
+"""The core's output: the one instruction that the shell carries out.
 
-Order: install ``snapshot``, then store ``hard_state`` and ``entries``, all durably; then send ``messages_after`` and
-call ``Raft.persisted(number)``. ``messages`` need nothing and leave at once: a leader's appends may overtake its own
-disk, because its own copy counts only once it is durable. ``committed`` are durable here and on a quorum.
+Order: install ``snapshot``, then store ``hard_state`` and ``entries``, all durably; then send ``messages_after`` and call
+``Raft.persisted(number)``. ``messages`` leave at once: a leader's appends may be sent before its own disk has them, because
+its own copy counts only once it is durable. ``committed`` entries are durable here and on a quorum.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from stratalog_metadata.raft.messages import Entry, Message
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HardState:
-    """What a node must never forget: its term and whom it voted for in it (0: nobody)."""
+    """The term, and the candidate that got this node's vote in it (0: none). Must survive restarts."""
 
     term: int = 0
     voted_for: int = 0
@@ -39,9 +39,10 @@ class ReadReady:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """``entries`` replace whatever the log holds from the first of them on; before it stands one of ``previous_term``.
+    """``entries`` replace the log from the first of them on; the entry before has ``previous_term``.
 
-    ``reads_lost`` are contexts whose leadership could not be confirmed; ``snapshot_wanted`` asks for ``offer_snapshot``.
+    ``reads_lost`` are the contexts of reads whose leadership could not be confirmed; ``snapshot_wanted`` asks for
+    ``offer_snapshot``.
     """
 
     number: int

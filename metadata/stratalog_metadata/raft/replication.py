@@ -1,6 +1,6 @@
-"""What only a leader has: its followers' progress, heartbeats, reads, snapshots on the way, and its quorum.
+"""The leader's side of replication: followers' progress, heartbeats, reads, snapshots in transfer, and its quorum.
 
-Messages are appended to the list that is passed in; all may leave before anything is durable here.
+Messages are appended to the list that is passed in. All of them may leave before anything is durable on the leader.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from stratalog_metadata.raft.snapshots import OutgoingSnapshot
 from stratalog_metadata.raft.tail import LogTail
 
 ROUNDS_KEPT: Final = 1_000
-"""Rounds of heartbeats whose beginning is remembered; an answer to an older one confirms no lease."""
+"""Rounds of heartbeats whose start time is kept; an answer to an older round does not extend the lease."""
 
 
 class CatchUp:
@@ -54,9 +54,8 @@ class CatchUp:
 
 
 class Replication:
-    """Leadership of ``term``. ``first_index`` is its NO_OP's; ``may_read`` once that is committed; ``followers`` is to look at.
-
-    No proposals are taken before ``transfer_until``, while a follower takes over.
+    """One leader's term. ``first_index`` is the index of its NO_OP; reads may start once it is committed (``may_read``).
+    Until ``transfer_until`` no proposals are taken, because a follower is taking over.
     """
 
     def __init__(self, settings: RaftSettings, membership: Membership, log: LogTail, term: int, now: float) -> None:
@@ -83,7 +82,7 @@ class Replication:
     # --- members ----------------------------------------------------------------------------------------------------
 
     def reconfigure(self, membership: Membership) -> None:
-        """``membership`` is in force from now on."""
+        """Adopt ``membership`` as the configuration in force."""
         self._membership = membership
         others, learners = membership.others(self._settings.node_id), membership.learners
         for gone in self.followers.keys() - set(others):
@@ -99,13 +98,13 @@ class Replication:
         }
 
     def heard_lately(self) -> set[int]:
-        """Who has answered within an election timeout, the leader included."""
+        """Node ids that answered within an election timeout, the leader's included."""
         since = self._now - self._settings.election_timeout_s
         heard = {node_id for node_id, known in self.followers.items() if known.heard_at is not None and known.heard_at >= since}
         return heard | {self._settings.node_id}
 
     def learner_to_promote(self) -> int:
-        """A learner that has caught up and answers, or 0."""
+        """Node id of a learner that has caught up and answers; 0 if there is none."""
         if not self._catching_up:
             return 0
         heard = self.heard_lately()
@@ -127,7 +126,7 @@ class Replication:
         return min(self._heartbeat_at, self._quorum_at)
 
     def has_lost_quorum(self, now: float) -> bool:
-        """Once per election timeout: whether fewer than a quorum have been heard of since the last time."""
+        """Check once per election timeout whether fewer than a quorum have answered since the last check."""
         if now < self._quorum_at:
             return False
         self._quorum_at = now + self._settings.election_timeout_s
@@ -142,7 +141,9 @@ class Replication:
             self._begin_round(commit, out)
 
     def _begin_round(self, commit: int, out: list[Message]) -> None:
-        """Heartbeats to all: they keep the leader in office, and their answers confirm that it is."""
+        """Send heartbeats to all members. They keep followers from starting elections, and their replies confirm
+        leadership.
+        """
         self._heartbeat_at = self._now + self._settings.heartbeat_s
         number = self.reads.begin_round(commit, may_read=self.may_read)
         self._begun_at[number] = self._now
@@ -162,9 +163,9 @@ class Replication:
             )
 
     def has_lease(self) -> bool:
-        """Whether nobody else can lead yet: voters that heard a heartbeat elect nobody for an election timeout.
+        """Whether no other node can lead yet: voters that heard a heartbeat elect nobody for an election timeout.
 
-        Counted from when the last round began that a quorum has answered. A leader that has begun to hand over has none.
+        Measured from the start of the last round that a quorum has answered. A leader that transfers leadership has no lease.
         """
         if self._gave_up_lease:
             return False
@@ -176,7 +177,7 @@ class Replication:
     # --- proposals ---------------------------------------------------------------------------------------------------
 
     def check_room(self, commit: int, payloads: Sequence[bytes]) -> None:
-        """Raises ``Overloaded`` if too much would wait to be committed."""
+        """Raises ``Overloaded`` if too many entries or bytes would wait to be committed."""
         settings, log = self._settings, self._log
         waiting = log.last_index - commit
         if waiting + len(payloads) > settings.uncommitted_entries_max:
@@ -190,7 +191,7 @@ class Replication:
             )
 
     def on_reply(self, reply: AppendReply | HeartbeatReply | SnapshotReply, out: list[Message]) -> bool:
-        """Says whether the commit index may have moved."""
+        """Process a reply. Returns whether the commit index may have moved."""
         match reply:
             case AppendReply():
                 return self._on_append_reply(reply)
@@ -213,7 +214,7 @@ class Replication:
     # --- appends -----------------------------------------------------------------------------------------------------
 
     def send_pending(self, commit: int, out: list[Message]) -> None:
-        """Begin a round for waiting reads, and send whatever each follower can take."""
+        """Begin a round for waiting reads, and send each follower what it can take."""
         if self.reads.waiting and self.may_read:
             self._begin_round(commit, out)
         for node_id, follower in self.followers.items():
@@ -294,7 +295,7 @@ class Replication:
         if self._outgoing is None or self._outgoing.snapshot.index < self._log.base_index:
             self._outgoing = None
             self._snapshot_wanted = True
-            # It may have been replicated to when the log was cut: nothing is sent, and nothing asked again, until it answers.
+            # The log may have been compacted past what it has: send nothing until it answers.
             follower.probe()
             follower.paused = True
             return
@@ -306,7 +307,7 @@ class Replication:
         return wanted
 
     def offer_snapshot(self, snapshot: Snapshot, membership: Membership, out: list[Message]) -> None:
-        """``membership`` is what was in force at the snapshot's index."""
+        """Offer a snapshot; ``membership`` was in force at its index."""
         self._outgoing = OutgoingSnapshot(snapshot, membership)
         for node_id, follower in self.followers.items():
             if follower.next <= self._log.base_index and follower.flow is not Flow.SNAPSHOT:
@@ -335,7 +336,7 @@ class Replication:
     # --- transfer ----------------------------------------------------------------------------------------------------
 
     def begin_transfer(self, now: float) -> int:
-        """A voter that has everything and is not known to be away, or 0."""
+        """Node id of a voter that has the whole log and is reachable; 0 if there is none."""
         for node_id, follower in self.followers.items():
             if (
                 node_id in self._membership.voters

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaftSettings:
-    """An election begins after one to two ``election_timeout_s`` of silence.
-
-    A leader steps down after one without the answers of a quorum. One Ready brings ``committed_max`` entries to apply at
-    most; ``uncommitted_*_max`` bound what is proposed and not yet committed. ``identity`` is what this node's disk bears.
+    """``election_timeout_s``: a follower starts an election after one to two of them without a leader; a leader steps down
+    after one without a quorum's answers. ``committed_max``: entries to apply in one ``Ready``. ``uncommitted_*_max``:
+    bounds on what is proposed and not committed. ``identity``: the identity of this node's disk.
     """
 
     node_id: int

@@ -1,4 +1,4 @@
-"""Snapshots on the way: cut into chunks by the leader, put together and checked by the follower."""
+"""Snapshots in transfer: split into chunks by the leader, assembled and checked by the follower."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stratalog_metadata.raft.ready import Snapshot
 
 
 class OutgoingSnapshot:
-    """One snapshot that the leader offers to whoever needs it; its CRC is computed once."""
+    """A snapshot that the leader sends to followers; its CRC is computed once."""
 
     __slots__ = ("checksum", "membership", "snapshot")
 
@@ -35,7 +35,9 @@ class OutgoingSnapshot:
 
 
 class IncomingSnapshot:
-    """Collects chunks in order. A chunk of another snapshot begins anew; a gap or repetition is answered by position."""
+    """Collects chunks in order. A chunk of another snapshot starts again; a gap or repetition is answered with the wanted
+    position.
+    """
 
     __slots__ = ("_content", "_identity")
 

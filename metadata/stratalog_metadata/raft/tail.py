@@ -1,6 +1,6 @@
-"""The part of the log that is held in memory: all entries after the last compaction.
+"""The in-memory part of the log: all entries after the last compaction.
 
-Always: indexes are contiguous from ``base_index`` + 1, and terms never fall. Whether an entry is durable is not known here.
+Always: indexes are contiguous from ``base_index`` + 1, and terms never fall. It does not know which entries are durable.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _ENTRY_OVERHEAD_BYTES = 32
 
 
 class LogTail:
-    """Entries after (``base_index``, ``base_term``), which is the last one that was compacted away (0, 0: none)."""
+    """Entries after (``base_index``, ``base_term``), the last entry that was compacted away (0, 0: none)."""
 
     __slots__ = ("_entries", "base_index", "base_term", "payload_bytes")
 
@@ -41,7 +41,7 @@ class LogTail:
         return len(self._entries)
 
     def term_at(self, index: int) -> int | None:
-        """Term of the entry at ``index``; None if it is compacted away or not there yet."""
+        """Term of the entry at ``index``; None if it was compacted away or does not exist."""
         if index == self.base_index:
             return self.base_term
         if self.base_index < index <= self.last_index:
@@ -59,14 +59,14 @@ class LogTail:
             self.payload_bytes += len(entry.payload)
 
     def truncate_after(self, index: int) -> None:
-        """Forget everything beyond ``index``."""
+        """Remove all entries after ``index``."""
         assert index >= self.base_index
         dropped = self._entries[index - self.base_index :]
         self.payload_bytes -= sum(len(entry.payload) for entry in dropped)
         del self._entries[index - self.base_index :]
 
     def compact(self, index: int) -> None:
-        """Forget everything up to ``index``."""
+        """Remove all entries up to ``index``."""
         if index <= self.base_index:
             return
         term = self.term_at(index)
@@ -77,7 +77,7 @@ class LogTail:
         self.base_index, self.base_term = index, term
 
     def reset(self, index: int, term: int) -> None:
-        """A snapshot replaces everything."""
+        """Replace everything by a snapshot at (``index``, ``term``)."""
         self.base_index, self.base_term = index, term
         self._entries.clear()
         self.payload_bytes = 0
@@ -88,7 +88,7 @@ class LogTail:
         return tuple(self._entries[first - self.base_index - 1 : max(last - self.base_index, 0)])
 
     def batch(self, first: int, bytes_max: int) -> tuple[Entry, ...]:
-        """Entries from ``first`` on, at least one if there is one, as many as fit into ``bytes_max``."""
+        """Entries from ``first`` on within ``bytes_max``; at least one if there is one."""
         start = first - self.base_index - 1
         assert start >= 0
         end, total = start, 0
@@ -100,14 +100,14 @@ class LogTail:
         return tuple(self._entries[start:end])
 
     def conflict(self, entries: Sequence[Entry]) -> int | None:
-        """Index of the first of ``entries`` that is not in the log as it is; None if all are."""
+        """Index of the first of ``entries`` that differs from the log; None if none does."""
         for entry in entries:
             if entry.index > self.base_index and not self.matches(entry.index, entry.term):
                 return entry.index
         return None
 
     def last_not_after(self, index: int, term: int) -> tuple[int, int]:
-        """The last (index, term) up to ``index`` whose term is at most ``term``: where two logs may still match."""
+        """The last (index, term) up to ``index`` whose term is at most ``term``: where two logs may match."""
         index = min(index, self.last_index)
         while index > self.base_index:
             found = self.term_at(index)

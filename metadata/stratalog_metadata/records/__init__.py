@@ -1,4 +1,4 @@
-"""All record kinds, one file each group. ``Record`` is the tagged union that is stored and travels."""
+"""All record kinds, grouped by file. ``Record`` is the tagged union that is stored and sent."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ Record = (
 
 
 class Versioned(msgspec.Struct, frozen=True, gc=False):
-    """A record as stored. ``version`` is the index of the command that wrote it, so it never repeats for a key."""
+    """A stored record. ``version`` is the index of the command that wrote it, so it never repeats for a key."""
 
     version: int
     record: Record

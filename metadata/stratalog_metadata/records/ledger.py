@@ -1,4 +1,4 @@
-"""A ledger: where its entries are and whether it is closed."""
+"""Ledgers: where their entries are, and whether they are closed."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from stratalog_metadata.records.base import RecordBase
 
 
 class LedgerState(StrEnum):
-    """OPEN takes adds of its one writer; IN_RECOVERY is being closed by another; CLOSED keeps its entries for ever.
-    Under a higher epoch of its partition an OPEN one is closed without IN_RECOVERY between.
+    """OPEN takes entries of its one writer; IN_RECOVERY is being closed by another process; CLOSED is final.
 
-    Of a closed ledger's record only the bookies of its fragments may change: when re-replication has brought the entries of
-    one to another.
+    Under a higher epoch of its partition an OPEN ledger is closed without IN_RECOVERY. Of a closed ledger's record only the
+    bookies of its fragments change, when re-replication has copied a bookie's entries to another.
     """
 
     OPEN = "open"
@@ -24,17 +23,17 @@ class LedgerState(StrEnum):
 
 
 class Fragment(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Entries from ``first_entry`` on are striped over these bookies, until the next fragment's first entry."""
+    """The bookies of the entries from ``first_entry`` up to the next fragment's first entry."""
 
     first_entry: int
     bookies: tuple[str, ...]
 
 
 class Ledger(RecordBase, frozen=True, kw_only=True, tag="ledger"):
-    """``last_entry`` (-1: empty) and ``payload_bytes`` (sum of entry payloads) count only once CLOSED.
+    """``last_entry`` (-1: empty) and ``payload_bytes`` (sum of entry payloads) are valid once CLOSED.
 
     ``closed_at_ms`` is wall time, for retention of the hot copy. ``base_offset`` and ``leader_epoch`` repeat the log's
-    reference, so that a ledger explains itself.
+    reference, so that the record is self-contained.
     """
 
     ledger_id: int

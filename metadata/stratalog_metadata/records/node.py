@@ -34,7 +34,7 @@ class Broker(RecordBase, frozen=True, kw_only=True, tag="broker"):
         return broker_key(self.broker_id)
 
     def address_for(self, listener: str) -> tuple[str, int]:
-        """Host and port advertised to clients of ``listener``; those of the unnamed one if this broker does not have it."""
+        """Host and port for clients of ``listener``; those of the unnamed listener if this broker does not have it."""
         for endpoint in self.endpoints:
             if endpoint.listener == listener:
                 return endpoint.host, endpoint.port
@@ -42,7 +42,7 @@ class Broker(RecordBase, frozen=True, kw_only=True, tag="broker"):
 
 
 class DrainedBroker(RecordBase, frozen=True, kw_only=True, tag="drained_broker"):
-    """An operator wants this broker to own nothing, whether it lives or not, until the record is removed."""
+    """An operator drains this broker: it owns nothing, live or not, until the record is removed."""
 
     broker_id: int
 
@@ -51,12 +51,12 @@ class DrainedBroker(RecordBase, frozen=True, kw_only=True, tag="drained_broker")
 
 
 class Bookie(RecordBase, frozen=True, kw_only=True, tag="bookie"):
-    """A storage node, live while ``session_id`` is not 0. ``cookie`` identifies its disks: an empty disk has none.
+    """A storage node, live while ``session_id`` is not 0. ``cookie`` identifies its disks; an empty disk has none.
 
-    ``draining``: an operator decommissions it. It gets no new ledgers, and the auditor moves its closed ones to others.
-    Of its ``disks`` those in ``failed_disks`` (positions) cannot be used: ledgers whose id modulo ``disks`` is among them are
-    lost there, and no others. ``host`` names the machine that it shares with other bookies; empty: the address tells it.
-    ``greatest_ledger_id`` is the greatest id of a ledger that it held or had deleted when the record was written (-1: none).
+    ``draining``: an operator decommissions it. It gets no new ledgers, and the auditor moves its closed ones. ``failed_disks``
+    are positions among its ``disks`` that cannot be used: it has lost the ledgers whose id modulo ``disks`` is among them.
+    ``host`` names the machine that it shares with other bookies; empty: the host of ``address``. ``greatest_ledger_id`` is the
+    greatest id of a ledger that it held or had deleted when the record was written (-1: none).
     """
 
     bookie_id: str
@@ -76,11 +76,11 @@ class Bookie(RecordBase, frozen=True, kw_only=True, tag="bookie"):
 
     @property
     def failure_host(self) -> str:
-        """The machine that takes this bookie down with it."""
+        """The machine whose failure takes this bookie down."""
         return self.host or self.address.rpartition(":")[0]
 
     def has_failed_for(self, ledger_id: int) -> bool:
-        """Whether the disk that a ledger belongs on has failed."""
+        """Whether the ledger's disk has failed."""
         return bool(self.failed_disks) and ledger_id % self.disks in self.failed_disks
 
 

@@ -1,7 +1,7 @@
-"""A partition's owner, its hot ledgers and the pointer to its cold history: three records with three writers.
+"""A partition's owner, its hot ledgers, and the pointer to its cold history: three records with three writers.
 
-``Partition`` is written by the controller, ``Log`` by the owner (appends a ledger) and by tiering (drops offloaded
-ones), ``ManifestPointer`` by tiering alone. Apart, a failover of a thousand partitions touches only the first.
+The controller writes ``Partition``, the owner (new ledgers) and tiering (offloaded ones) write ``Log``, tiering writes
+``ManifestPointer``. Because they are separate, a failover of a thousand partitions changes only the first.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Partition(RecordBase, frozen=True, kw_only=True, tag="partition"):
 
 
 class LedgerRef(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A hot ledger in a partition's log. The offset of its first record is known when it is opened."""
+    """A hot ledger in a partition's log. Its first offset is known when it is opened."""
 
     ledger_id: int
     base_offset: int
@@ -54,7 +54,7 @@ class LedgerRef(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Log(RecordBase, frozen=True, kw_only=True, tag="log"):
-    """Hot ledgers in offset order, all sealed but at most the last, contiguous with the manifest's end.
+    """Hot ledgers in offset order, contiguous with the manifest's end; all but at most the last are sealed.
 
     ``log_start_offset`` is the first offset that retention or DeleteRecords left readable, hot or cold.
     """
@@ -69,11 +69,11 @@ class Log(RecordBase, frozen=True, kw_only=True, tag="log"):
 
 
 class ManifestPointer(RecordBase, frozen=True, kw_only=True, tag="manifest_pointer"):
-    """Current manifest of a partition. Its commit is a compare-and-set of this record.
+    """The current manifest of a partition. A commit is a compare-and-set of this record.
 
-    Offsets are of the cold history: ``start_offset`` inclusive, ``end_offset`` exclusive. ``sha256`` is the hex digest
-    of the manifest object, which in turn names its predecessor's. No cold record is newer than ``newest_ms`` (wall time; -1:
-    not known), so that retention can be judged without the store.
+    Offsets are of the cold history: ``start_offset`` inclusive, ``end_offset`` exclusive. ``sha256`` is the hex digest of the
+    manifest object, which names its predecessor's digest. ``newest_ms`` is the greatest timestamp of a cold record (wall time;
+    -1: unknown), so that retention works without the store.
     """
 
     topic_id: UUID
@@ -91,10 +91,10 @@ class ManifestPointer(RecordBase, frozen=True, kw_only=True, tag="manifest_point
 
 
 class TierRequest(RecordBase, frozen=True, kw_only=True, tag="tier_request"):
-    """Somebody asks to have everything below ``end_offset`` cold now (-1: whatever there is when the owner sees it).
+    """A request to make everything below ``end_offset`` cold now (-1: everything up to when the owner sees it).
 
-    The owner seals its open ledger and writes the offset it sealed at; tiering offloads, deletes hot copies at once if
-    ``delete_hot``, and removes the record when it is fulfilled.
+    The owner seals its open ledger and writes the sealed offset. Tiering offloads, deletes hot copies at once if
+    ``delete_hot``, and removes the fulfilled request.
     """
 
     topic_id: UUID
@@ -107,7 +107,7 @@ class TierRequest(RecordBase, frozen=True, kw_only=True, tag="tier_request"):
 
 
 class TierStatus(RecordBase, frozen=True, kw_only=True, tag="tier_status"):
-    """What tiering last did for a partition, for people; overwritten in place."""
+    """The last result of tiering for a partition, for operators; overwritten in place."""
 
     topic_id: UUID
     index: int
@@ -121,11 +121,11 @@ class TierStatus(RecordBase, frozen=True, kw_only=True, tag="tier_status"):
 
 
 class ForkDecision(RecordBase, frozen=True, kw_only=True, tag="fork_decision"):
-    """Somebody decides which line of a forked history stays; tiering carries it out and removes the record.
+    """An operator's decision which line of a forked history stays. Tiering carries it out and removes the record.
 
-    If it cannot, it says in ``refused`` why, and leaves the fork. ``keep`` is ``metadata`` or ``store``. The keys are of each
-    line's newest manifest when it was decided (metadata's is empty if it knew of none): of another fork nothing was decided.
-    With ``discard_hot`` ledgers that do not continue the store's line go.
+    If it cannot, it writes the reason to ``refused`` and leaves the fork. ``keep`` is ``metadata`` or ``store``. The keys name
+    each line's newest manifest at the time of the decision (metadata's is empty if it knew none); the decision holds for no
+    other fork. With ``discard_hot``, ledgers that do not continue the store's line are removed.
     """
 
     topic_id: UUID

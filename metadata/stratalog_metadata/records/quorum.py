@@ -1,4 +1,4 @@
-"""The metadata quorum's own members, as of the last committed change: what clients and snapshots know of them."""
+"""The members of the metadata quorum as of the last committed change, for clients and snapshots."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from stratalog_metadata.records.base import RecordBase
 
 
 class Quorum(RecordBase, frozen=True, kw_only=True, tag="quorum"):
-    """Written by log entries of kind MEMBERS alone, never by a command."""
+    """Written only by log entries of kind MEMBERS, never by a command."""
 
     members: tuple[Member, ...]
 
@@ -15,7 +15,7 @@ class Quorum(RecordBase, frozen=True, kw_only=True, tag="quorum"):
         return QUORUM_KEY
 
     def find(self, node_id: int, identity: str) -> Member | None:
-        """The member with this number on this very disk."""
+        """The member with this node id on this disk."""
         wanted = (member for member in self.members if (member.node_id, member.identity) == (node_id, identity))
         return next(wanted, None)
 

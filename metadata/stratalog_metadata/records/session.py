@@ -1,8 +1,8 @@
-"""Sessions and what lives and dies with them.
+"""Sessions, and leases that live with them.
 
-A session is kept alive by renewals to the quorum's leader, which judges leases on its monotonic clock and proposes the
-expiry. Expiry removes, in the same command, every record whose ``session_id`` is the session's, but for bookies, which
-only lose it: their ledgers still name them.
+A session is kept alive by renewals to the quorum's leader, which judges leases by its monotonic clock and proposes the expiry.
+The same command removes every record with the session's ``session_id``, except bookies, which only lose it because ledgers
+still name them.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from stratalog_metadata.records.base import RecordBase
 
 
 class Session(RecordBase, frozen=True, kw_only=True, tag="session"):
-    """``holder`` is for people: role and name of the process.
+    """``holder`` is the role and name of the process, for operators.
 
-    ``grace_ms``: when the connection of its renewals has broken, and none came over another for so long, the session ends
-    before its lease does. 0: only the lease counts.
+    ``grace_ms``: the session ends that long after the connection of its renewals broke, if none came over another connection.
+    0: only the lease counts.
     """
 
     session_id: int
@@ -27,7 +27,7 @@ class Session(RecordBase, frozen=True, kw_only=True, tag="session"):
 
 
 class Lease(RecordBase, frozen=True, kw_only=True, tag="lease"):
-    """Exclusive right to do a named piece of work, as offloading one partition."""
+    """The exclusive right to a named piece of work, such as offloading one partition."""
 
     name: str
     session_id: int

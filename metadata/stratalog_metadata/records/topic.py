@@ -1,4 +1,4 @@
-"""Topics and, until their objects are gone from the store, deleted topics."""
+"""Topics; deleted topics until their objects are gone from the store; cluster-wide configuration."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stratalog_metadata.records.base import RecordBase
 
 
 class Topic(RecordBase, frozen=True, kw_only=True, tag="topic"):
-    """``configs`` holds only what differs from the defaults, under Kafka's names."""
+    """``configs`` has only the configs that were set, under Kafka's names."""
 
     name: str
     topic_id: UUID
@@ -24,7 +24,7 @@ class Topic(RecordBase, frozen=True, kw_only=True, tag="topic"):
 
 
 class DeletedTopic(RecordBase, frozen=True, kw_only=True, tag="deleted_topic"):
-    """Written when a topic is deleted, removed when the collector has deleted its objects after the grace period."""
+    """Written when a topic is deleted; removed when its objects have been deleted after the grace period."""
 
     topic_id: UUID
     name: str
@@ -35,7 +35,7 @@ class DeletedTopic(RecordBase, frozen=True, kw_only=True, tag="deleted_topic"):
 
 
 class DynamicConfig(RecordBase, frozen=True, kw_only=True, tag="dynamic_config"):
-    """Configuration changed at run time of one broker, or of all (``resource`` = "" ), under Kafka's names."""
+    """Configuration of one broker that was changed at run time, or of all (``resource`` = ""), under Kafka's names."""
 
     resource: str
     configs: dict[str, str] = {}

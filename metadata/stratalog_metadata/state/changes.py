@@ -8,7 +8,7 @@ from stratalog_metadata.records import Versioned
 
 
 class Change(msgspec.Struct, frozen=True, gc=False):
-    """What a command did to one key: before and after (None: absent)."""
+    """The effect of a command on one key: the record before and after (None: absent)."""
 
     key: str
     before: Versioned | None

@@ -1,8 +1,8 @@
 """Commands: typed updates that take effect together, or not at all, if every requirement holds.
 
-``apply`` (in ``state.py``) is pure. A failed requirement answers :class:`~stratalog_core.errors.Conflict` with
-``detail`` = ``{"key", "expected", "found"}`` and changes nothing. A command that was sent and not answered ends in
-``OutcomeUnknown``: the caller re-reads.
+``state/machine.py`` applies them. A failed requirement is answered with :class:`~stratalog_core.errors.Conflict`, whose
+``detail`` is ``{"key", "expected", "found"}``; then nothing changes. A command that was sent and not answered ends in
+``OutcomeUnknown``: read the records again (``guarded_update.py``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ABSENT = 0
 
 
 class VersionIs(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag="version_is", tag_field="type"):
-    """The record at ``key`` is exactly the one that was read (``ABSENT``: there is none)."""
+    """The record at ``key`` has this version (``ABSENT``: it does not exist)."""
 
     key: str
     version: int
@@ -46,13 +46,13 @@ class Put(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag="put", tag_fi
 
 
 class Delete(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag="delete", tag_field="type"):
-    """Remove the record at ``key``; nothing happens if there is none."""
+    """Remove the record at ``key``, if it exists."""
 
     key: str
 
 
 class Allocate(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag="allocate", tag_field="type"):
-    """Take ``count`` ids from a counter; the result's ``allocated`` gets the first of them."""
+    """Allocate ``count`` ids from a counter; the first of them is in the result's ``allocated``."""
 
     counter: str
     count: int
@@ -61,7 +61,7 @@ class Allocate(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag="allocat
 class OpenSession(
     msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True, tag="open_session", tag_field="type"
 ):
-    """Begin a session; the result's ``allocated`` gets its id. ``grace_ms`` is explained in ``records/session.py``."""
+    """Open a session; its id is in the result's ``allocated``. For ``grace_ms`` see ``records/session.py``."""
 
     holder: str
     lease_ms: int
@@ -69,7 +69,7 @@ class OpenSession(
 
 
 class ExpireSession(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag="expire_session", tag_field="type"):
-    """End a session and all that lives with it. Ending one that is gone does nothing."""
+    """End a session and the records that live with it. Nothing happens if it has ended."""
 
     session_id: int
 
@@ -78,14 +78,16 @@ Update = Put | Delete | Allocate | OpenSession | ExpireSession
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):
-    """Requirements are all checked against the state before the command; updates are applied in order."""
+    """Requirements are checked against the state before the command; updates are applied in order."""
 
     updates: tuple[Update, ...]
     requirements: tuple[Requirement, ...] = ()
 
 
 class Applied(msgspec.Struct, frozen=True, kw_only=True):
-    """``index`` is the version that every written record got; ``allocated`` answers Allocate and OpenSession in order."""
+    """``index`` is the version of every record that was written; ``allocated`` has the ids for Allocate and OpenSession in
+    order.
+    """
 
     index: int
     allocated: tuple[int, ...] = ()

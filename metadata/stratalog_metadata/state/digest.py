@@ -1,8 +1,8 @@
-"""A running digest of all records, so that nodes can tell whether they hold the same state. Pure.
+"""A running digest of all records, by which nodes compare their states. Pure.
 
-The digest is the sum, modulo 2¹²⁸, of a hash of each record with its key and version: it does not depend on order, and a change
-costs two hashes however many records there are. At every ``MARK_EVERY``-th entry of the log each node keeps the digest as it is
-there; nodes compare these marks (``comparing.py``).
+The digest is the sum, modulo 2¹²⁸, of a hash of each record with its key and version. It does not depend on order, and a
+change costs two hashes however many records there are. Each node keeps the digest at every ``MARK_EVERY``-th log entry; nodes
+compare these marks (``node/digest_comparison.py``).
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ def _schema() -> int:
 
 
 SCHEMA: Final = _schema()
-"""Which records this version knows: nodes of different versions may rightly store a record differently, and do not compare."""
+"""Fingerprint of the record types. Versions may store a record differently, so nodes with different schemas do not compare."""
 
 
 def hash_record(key: str, version: int, encoded: bytes) -> int:
-    """What one record adds to the digest; ``encoded`` is the record as msgpack."""
+    """A record's contribution to the digest; ``encoded`` is the record as msgpack."""
     hashed = blake2b(key.encode(), digest_size=DIGEST_BYTES)
     hashed.update(version.to_bytes(9, "big"))
     hashed.update(encoded)
@@ -68,12 +68,12 @@ class StateDigest:
         return digest_of((self._sum,))
 
     def restart(self, records: Iterable[Versioned]) -> None:
-        """Other records have replaced all."""
+        """Start again with these records."""
         self._sum = sum(map(_hash, records)) % _MODULUS
         self.marks.clear()
 
     def install(self, changes: Iterable[Change]) -> None:
-        """The records change like this."""
+        """Record changes."""
         for change in changes:
             if change.before is not None:
                 self._sum -= _hash(change.before)
@@ -82,7 +82,7 @@ class StateDigest:
         self._sum %= _MODULUS
 
     def passed(self, index: int) -> None:
-        """The entry at ``index`` has been applied."""
+        """Record that the entry at ``index`` was applied."""
         if index % MARK_EVERY == 0:
             self.marks[index] = self.value
             if len(self.marks) > MARKS_KEPT:

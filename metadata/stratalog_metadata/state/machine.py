@@ -61,7 +61,7 @@ LEASE_MS_MAX = 3_600_000
 ALLOCATE_MAX = 1_000_000
 COUNTER_MAX = 2**63 - 1
 LEADER_EPOCH_MAX = 2**31 - 1
-"""Kafka's clients know no greater one."""
+"""The greatest epoch that Kafka's protocol can carry."""
 COMMAND_UPDATES_MAX = 200_000
 LOST_LEDGER_IDS_MAX = 2**40
 """A bookie that reports an id further beyond the counter is not believed: it would use up the counter."""
@@ -69,14 +69,14 @@ LOST_LEDGER_IDS_MAX = 2**40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """``result``: what the proposer is answered. ``changes``: what to install; empty after an error."""
+    """``result`` is the answer to the proposer; ``changes`` are to be installed (none after an error)."""
 
     result: Applied | StratalogError
     changes: tuple[Change, ...] = ()
 
 
 def apply(records: RecordMap, index: int, command: Command) -> Outcome:
-    """What the command at ``index`` does to ``records``, which are not touched."""
+    """The outcome of the command at ``index`` on ``records``, which are not changed."""
     try:
         for requirement in command.requirements:
             _check(records, requirement)
@@ -148,13 +148,13 @@ def _check_counter(found: Versioned | None, record: Counter) -> None:
 
 
 def members_changed(records: RecordMap, index: int, quorum: Quorum) -> Outcome:
-    """What the log entry of kind MEMBERS at ``index`` does."""
+    """The outcome of the log entry of kind MEMBERS at ``index``."""
     change = Change(QUORUM_KEY, records.get(QUORUM_KEY), Versioned(index, quorum))
     return Outcome(result=Applied(index=index), changes=(change,))
 
 
 class _Work:
-    """One command in progress: an overlay over the records."""
+    """A command being applied: an overlay over the records."""
 
     __slots__ = ("_after", "_index", "_records", "allocated")
 
@@ -220,7 +220,7 @@ class _Work:
             )
 
     def _skip_lost_ids(self, greatest: int) -> None:
-        """Raise the counter of ledger ids above an id that a bookie knows and this history has not allocated."""
+        """Raise the counter of ledger ids above an id that a bookie knows and that this history has not allocated."""
         counter = self._ledger_ids()
         if counter.next_value <= greatest < min(counter.next_value + LOST_LEDGER_IDS_MAX, COUNTER_MAX):
             self._put(Counter(name=LEDGER_IDS, next_value=greatest + 1, lost_below=greatest + 1))
@@ -257,7 +257,7 @@ class _Work:
             raise Invalid(f"lease_ms is {update.lease_ms}; allowed are {LEASE_MS_MIN}..{LEASE_MS_MAX}")
         if not 0 <= update.grace_ms <= update.lease_ms:
             raise Invalid(f"grace_ms is {update.grace_ms}; allowed are 0..{update.lease_ms}, the lease")
-        # Ids begin at 1: in a bookie's record 0 means that it has no session.
+        # Ids start at 1: 0 in a bookie's record means that it has no session.
         session_id = self._allocate(SESSION_IDS, 1, 1)
         session = Session(
             session_id=session_id, holder=update.holder, lease_ms=update.lease_ms, grace_ms=update.grace_ms
@@ -286,5 +286,5 @@ class _Work:
 
 
 def _session_of(record: Record) -> int:
-    """Id of the session that the record lives with; 0 if none."""
+    """Id of the session that the record lives with; 0 if there is none."""
     return record.session_id if isinstance(record, Bookie | Broker | Lease | TieringWorker) else 0

@@ -1,6 +1,6 @@
-"""All records in memory, by key and in the order of keys within each kind.
+"""All records in memory, by key, and ordered by key within each kind.
 
-Always: a key's first part names the kind of its record, so kinds are kept apart and a scan touches one of them only.
+Always: the first part of a key is the kind of its record, so a scan touches one kind only.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _BULK = 64
 
 
 class _Kind:
-    """One kind's records; the sorted keys are made when somebody wants order, and kept up as long as that is cheap."""
+    """Records of one kind. The sorted keys are built on demand and maintained while that is cheap."""
 
     __slots__ = ("records", "sorted_keys")
 
@@ -88,10 +88,10 @@ class RecordMap:
             yield from kind.records
 
     def install(self, changes: Iterable[Change]) -> None:
-        """Make every change's ``after`` the record of its key."""
+        """Apply changes: each ``after`` becomes the record of its key."""
         changes = list(changes)
         if len(changes) > _BULK:
-            # Sorting once later is cheaper than many insertions into a long list now.
+            # Sorting once later is cheaper than many insertions into a long list.
             for name in {_kind_of(change.key) for change in changes}:
                 if name in self._kinds:
                     self._kinds[name].sorted_keys = None
@@ -105,7 +105,7 @@ class RecordMap:
                 kind.put(change.key, change.after)
 
     def replace(self, records: Iterable[Versioned]) -> None:
-        """Hold exactly these."""
+        """Replace all records."""
         self._kinds = {}
         for versioned in records:
             key = versioned.record.key()

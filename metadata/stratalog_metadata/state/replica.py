@@ -1,4 +1,7 @@
-"""This node's copy of the state machine: records, where it stands in the log, and what the store does not have yet."""
+"""One node's copy of the state machine: the records, the last applied entry, and the changes that are not stored yet.
+
+Always: entries are applied in the order of the log, each once. It does no I/O: the node's shell stores ``unsaved``.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ _decode = msgspec.msgpack.Decoder(Command)
 
 
 class Replica:
-    """``unsaved`` holds the newest state of every key that changed since it was last taken; ``digest`` is of all records."""
+    """``unsaved`` has the newest state of every key that changed since ``take_unsaved``; ``digest`` covers all records."""
 
     def __init__(self, image: StateImage) -> None:
         self.index = image.index
@@ -30,7 +33,7 @@ class Replica:
         self.unsaved: dict[str, Versioned | None] = {}
 
     def apply(self, entry: Entry) -> Outcome | None:
-        """Apply the next committed entry; None if it has no effect. Raises ``Corrupt`` if it cannot be understood."""
+        """Apply the next committed entry. None if it has no effect. Raises ``Corrupt`` if this version cannot decode it."""
         assert entry.index == self.index + 1, f"entry {entry.index} after {self.index}"
         outcome = None
         if entry.kind is EntryKind.COMMAND:
@@ -46,7 +49,7 @@ class Replica:
         try:
             command = _decode.decode(entry.payload)
         except MALFORMED as malformed:
-            # Skipping it would let this node drift from the others: stop instead.
+            # If this node skipped it, its state would differ from the others'.
             raise Corrupt(f"the committed command at {entry.index} cannot be read by this version: {malformed}") from malformed
         return self._install(state.apply(self.records, entry.index, command))
 
@@ -58,7 +61,7 @@ class Replica:
         return outcome
 
     def quorum(self) -> tuple[int, Quorum] | None:
-        """The last applied configuration and the index of the entry that brought it; None before the first."""
+        """The last applied configuration and the index of its entry; None before the first."""
         stored = self.records.get(QUORUM_KEY)
         return (stored.version, stored.record) if stored is not None and isinstance(stored.record, Quorum) else None
 
@@ -70,7 +73,7 @@ class Replica:
         return StateImage(index=self.index, term=self.term, records=list(self.records))
 
     def restore(self, image: StateImage) -> None:
-        """A snapshot replaces everything."""
+        """Replace everything by a snapshot."""
         self.index, self.term = image.index, image.term
         self.records.replace(image.records)
         self.digest.restart(image.records)

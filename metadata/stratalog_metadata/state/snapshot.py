@@ -1,6 +1,7 @@
-"""Bytes of a snapshot: all records after one entry of the log. docs/reference/formats/metadata-snapshot.md.
+"""Snapshot encoding: all records after one entry of the log. docs/reference/formats/metadata-snapshot.md.
 
-The same bytes travel to a follower that is too far behind, to a client whose view begins, and into the state file.
+The same bytes are sent to a follower that is too far behind and to a client that starts its view, and written to the state
+file.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _decode = msgspec.msgpack.Decoder(list[Versioned])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateImage:
-    """All records as they were after the entry at (``index``, ``term``)."""
+    """All records after the entry at (``index``, ``term``)."""
 
     index: int
     term: int
@@ -41,7 +42,7 @@ def encode(image: StateImage) -> bytes:
 
 
 def decode(content: Buffer) -> StateImage:
-    """Raises ``Corrupt``."""
+    """Decode a snapshot. Raises ``Corrupt``."""
     view = memoryview(content)
     if len(view) < _HEADER.size + _CHECKSUM.size:
         raise Corrupt(f"a metadata snapshot of {len(view)} bytes is too short")

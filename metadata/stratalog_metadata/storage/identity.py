@@ -1,6 +1,7 @@
-"""Whose data a directory holds, so that a node never starts on another's, and never on an empty one in a lost one's place.
+"""The identity of a data directory: which node and disk it belongs to.
 
-Each directory gets a random identity when it is first used; the quorum knows its members by it (``joining.py``).
+A node never starts on another node's directory, nor on an empty one in place of a lost one. A directory gets a random identity
+at its first use, by which the quorum knows its members (``node/joining.py``).
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ _DATA = ("raft/vote", "raft/log-0000000001", "state.sqlite", "state.snapshot")
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """``cluster_id`` is empty until the cluster's record has been seen; ``members`` until the node takes part.
+    """``cluster_id`` is empty until the cluster's record has been applied; ``members`` until the node belongs to a quorum.
 
-    ``members`` is the configuration it began with, in force at ``members_index`` (0: it founded the quorum).
+    ``members`` is the configuration it started with, in force at ``members_index`` (0: it founded the quorum).
     """
 
     node_id: int
@@ -36,9 +37,10 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def claim(files: Files, node_id: int, cluster_id: str, random: Random) -> Identity:
-    """The directory's identity, made up if it has none.
+    """The directory's identity; a new one if it has none.
 
-    ``cluster_id`` may be empty: any will do. Raises ``Invalid`` if it is another's, ``Corrupt`` if there is data without one.
+    An empty ``cluster_id`` accepts any cluster. Raises ``Invalid`` if the directory is another node's or cluster's,
+    ``Corrupt`` if it has data and no identity.
     """
     found = _read(files)
     if found.node_id and found.node_id != node_id:
@@ -56,15 +58,15 @@ def claim(files: Files, node_id: int, cluster_id: str, random: Random) -> Identi
 
 
 def remember(files: Files, identity: Identity) -> Identity:
-    """Store it durably."""
+    """Store the identity durably."""
     files.write_atomic(IDENTITY_FILE, msgspec.json.format(msgspec.json.encode(identity)))
     return identity
 
 
 def removed(identity: Identity, applied: tuple[int, Quorum] | None) -> Fenced | None:
-    """Why the node must stop, if the last applied configuration (and its index) says that it is not a member any more.
+    """Why the node must stop, if the last applied configuration (at ``index``) does not contain it; else empty.
 
-    A node that joined applies older configurations first, which did not have it yet.
+    A node that joined first applies older configurations, which did not contain it yet.
     """
     if applied is None or applied[0] <= identity.members_index or applied[1].find(identity.node_id, identity.identity):
         return None
@@ -93,4 +95,4 @@ REPLACE = (
     "`stratalog metadata remove ID` on a live quorum, start the node on an empty data_dir,"
     " `stratalog metadata add ID=HOST:PORT`"
 )
-"""How a node is replaced whose disk is lost or damaged; part of every message that refuses one."""
+"""How to replace a node whose disk is lost or damaged; part of every message that refuses one."""

@@ -1,4 +1,4 @@
-"""A node's durable state as one thing: vote, log and store, opened together and checked against each other. Blocking."""
+"""A node's durable state: vote, log and store, opened together and checked against each other. All calls block."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ class NodeStorage:
                     f"the state stands at entry {image.index} of term {image.term}, which was durable in the raft log once and"
                     f" is not in it: restore raft/ from a copy, or replace this node: {REPLACE}"
                 )
-            # The node stopped between storing a snapshot and beginning the log anew behind it.
+            # The node stopped after it stored a snapshot and before it reset the log.
             self.log.persist([LogWrite(reset_to=(image.index, image.term))])
             tail = LogTail(image.index, image.term)
         self._installed()
         return tail
 
     def _installing(self) -> tuple[int, int]:
-        """Index and term of the snapshot whose installation had begun; zeros if there was none."""
+        """Index and term of a snapshot whose installation was interrupted; zeros if there is none."""
         if not self._files.exists(INSTALLING_FILE):
             return (0, 0)
         try:
@@ -70,7 +70,7 @@ class NodeStorage:
             self._files.sync_directory(LOG_DIRECTORY)
 
     def persist(self, readies: Sequence[Ready]) -> StateImage | None:
-        """Make all of them durable; the image of the last snapshot among them, if there is one."""
+        """Make these instructions durable. Returns the last snapshot's image, if they contain one."""
         image = None
         snapshots = [ready.snapshot for ready in readies if ready.snapshot is not None]
         if snapshots:

@@ -35,7 +35,7 @@ _PREFIX: Final = "log-"
 
 @dataclass(slots=True)
 class _Segment:
-    """``highest`` is the largest index that it has ever held: once that is compacted away, so is the segment."""
+    """``highest`` is the largest index that it ever held: once it is compacted away, the segment is removed."""
 
     number: int
     highest: int
@@ -43,7 +43,7 @@ class _Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogWrite:
-    """What one ``Ready`` wants durable. ``reset_to`` (index, term): a snapshot has replaced everything before."""
+    """The part of a ``Ready`` to make durable. ``reset_to`` (index, term): a snapshot replaces everything before."""
 
     hard_state: HardState | None = None
     reset_to: tuple[int, int] | None = None
@@ -69,7 +69,7 @@ class DurableLog:
     def open(
         cls, files: Files, directory: str, segment_bytes_max: int = SEGMENT_BYTES_MAX, *, must_exist: bool = False
     ) -> tuple[DurableLog, HardState, LogTail]:
-        """Recover what was durable; ``must_exist``: it was created once (:meth:`create`).
+        """Recover the log; ``must_exist``: it was created before (:meth:`create`).
 
         Raises ``Corrupt`` if something that was durable is damaged or missing.
         """
@@ -88,7 +88,7 @@ class DurableLog:
 
     @classmethod
     def create(cls, files: Files, directory: str) -> None:
-        """Write an empty vote and an empty log where there are none, so that their absence later on is a loss."""
+        """Write an empty vote and an empty log if there are none, so that their absence later shows a loss."""
         log, hard_state, _ = cls.open(files, directory)
         if hard_state == HardState():
             log.persist([LogWrite(hard_state=hard_state)])
@@ -97,10 +97,10 @@ class DurableLog:
         log.close()
 
     def persist(self, writes: Sequence[LogWrite]) -> None:
-        """Store everything in order and make it durable; all entries share one sync."""
+        """Write everything in order and make it durable; all entries share one sync."""
         states = [write.hard_state for write in writes if write.hard_state is not None]
         if states:
-            # First, so that the log never holds an entry of a term that the vote file does not know.
+            # First, so that the log never has an entry of a term that the vote file does not know.
             self._hard_state = states[-1]
             self.mark()
         for write in writes:
@@ -110,18 +110,18 @@ class DurableLog:
         self._append([write for write in writes[last_reset:] if write.entries])
 
     def mark(self) -> None:
-        """Write durably which segment is the newest, and where it ends now, besides term and vote."""
+        """Write the mark durably: the newest segment and where it ends, besides term and vote."""
         self._marked = self._position
         newest = LogMark(segment=self._segments[-1].number, end=self._position) if self._segments else LogMark()
         self._files.write_atomic(f"{self._directory}/{VOTE_FILE}", log_format.pack_vote(self._hard_state, newest))
 
     @property
     def is_marked(self) -> bool:
-        """Whether the vote file knows everything that was persisted."""
+        """Whether the mark covers everything that was persisted."""
         return self._marked == self._position
 
     def compact(self, index: int) -> None:
-        """Remove the segments whose entries are all at or below ``index``; the one being written always stays."""
+        """Remove the segments whose entries are all at or below ``index``, except the one being written."""
         while len(self._segments) > 1 and self._segments[0].highest <= index:
             self._remove_oldest()
 
@@ -156,7 +156,7 @@ class DurableLog:
         self._files.sync_directory(self._directory)
         self._position = len(header)
         self._segments.append(_Segment(number, base[0]))
-        # Before the first record: from now on the segment cannot be lost unnoticed.
+        # Before the first record: from now on a loss of the segment is detected.
         self.mark()
 
     def _reset(self, index: int, term: int) -> None:
@@ -169,7 +169,7 @@ class DurableLog:
             self._remove_oldest()
 
     def _remove_oldest(self) -> None:
-        # Synced one by one: a crash that undid an older removal and kept a newer one would leave a gap.
+        # Sync after each: a crash that undid an older removal and kept a newer one would leave a gap.
         self._files.remove(self._path(self._segments.pop(0).number))
         self._files.sync_directory(self._directory)
 
@@ -221,9 +221,9 @@ class DurableLog:
         )
 
     def _continue(self, path: str, end: int, size: int) -> None:
-        """Go on writing where the newest segment ends, after cutting a torn tail off durably.
+        """Continue at the end of the newest segment, after cutting off a torn tail durably.
 
-        Synced in any case: a process that was killed before its sync leaves behind what only the page cache has.
+        Sync in any case: a process that was killed before its sync leaves content in the page cache only.
         """
         self._file = self._files.open(path)
         self._position = end
@@ -232,7 +232,7 @@ class DurableLog:
         self._file.datasync()
 
     def _settle(self, hard_state: HardState, mark: LogMark | None) -> None:
-        """Names and mark as they must be before anything is promised on what was found."""
+        """Make file names and mark durable before anything is promised on what was found."""
         self._hard_state = hard_state
         self._files.sync_directory(self._directory)
         if self._segments and mark != LogMark(segment=self._segments[-1].number, end=self._position):

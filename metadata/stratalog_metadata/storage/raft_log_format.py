@@ -1,4 +1,4 @@
-"""Bytes of the Raft log's files: segment header, record, vote. Pure; described in docs/reference/formats/metadata-log.md."""
+"""The byte layout of the Raft log's files: segment header, record, vote. Pure. docs/reference/formats/metadata-log.md."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _CHECKSUM: Final = struct.Struct(">I")
 SEGMENT_HEADER_BYTES: Final = _SEGMENT.size + _CHECKSUM.size
 RECORD_HEADER_BYTES: Final = _PREFIX.size + _PAYLOAD_CHECKSUM.size + _BODY.size
 SECTOR_BYTES: Final = 512
-"""What a disk writes whole or not at all."""
+"""Bytes that a disk writes entirely or not at all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentHeader:
-    """The segment's first record follows (``base_index``, ``base_term``); ``reset``: nothing before it counts."""
+    """The segment's first record follows (``base_index``, ``base_term``); ``reset``: earlier segments do not count."""
 
     base_index: int
     base_term: int
@@ -44,7 +44,7 @@ class SegmentHeader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredEntry:
-    """``batch_position``: where the batch began that it was written with. ``record_bytes``: its size on disk."""
+    """``batch_position``: start of the batch that it was written with. ``record_bytes``: its size on disk."""
 
     entry: Entry
     previous_term: int
@@ -54,7 +54,7 @@ class StoredEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogMark:
-    """How far the log reaches at least: up to byte ``end`` of segment ``segment``, the newest (0: there is none yet)."""
+    """The least extent of the log: up to byte ``end`` of its newest segment ``segment`` (0: there is none)."""
 
     segment: int = 0
     end: int = 0
@@ -90,7 +90,7 @@ def pack_record(entry: Entry, previous_term: int, batch_position: int) -> bytes:
 
 
 def unpack_record(content: memoryview, position: int) -> StoredEntry | None:
-    """The record at ``position``; None if there is no whole, undamaged one. Raises ``Corrupt`` for an unknown kind."""
+    """The record at ``position``; None if it is damaged or incomplete. Raises ``Corrupt`` for an unknown kind."""
     payload_start = position + RECORD_HEADER_BYTES
     if not _is_header(content, position):
         return None
@@ -112,7 +112,7 @@ def unpack_record(content: memoryview, position: int) -> StoredEntry | None:
 
 
 def _is_header(content: memoryview, position: int) -> bool:
-    """Whether a whole, undamaged record header is at ``position``."""
+    """Whether there is an undamaged record header at ``position``."""
     payload_start = position + RECORD_HEADER_BYTES
     if payload_start > len(content):
         return False
@@ -122,9 +122,9 @@ def _is_header(content: memoryview, position: int) -> bool:
 
 
 def is_torn(content: memoryview, position: int) -> bool:
-    """Whether a write that a power cut ended explains that no whole record is at ``position``, in the last batch of a segment.
+    """Whether an interrupted write explains the missing record at ``position``, in the last batch of a segment.
 
-    Such a write leaves sectors as they were before: beyond the end of the file, or zeros. Anything else is damage.
+    An interrupted write leaves sectors as they were: beyond the end of the file, or zeros. Anything else is damage.
     """
     damaged, end = position, position + RECORD_HEADER_BYTES
     if _is_header(content, position):
@@ -136,7 +136,7 @@ def is_torn(content: memoryview, position: int) -> bool:
 
 
 def was_durable(content: bytes, position: int) -> bool:
-    """Whether a whole record behind ``position`` belongs to a batch that was begun behind it.
+    """Whether a complete record after ``position`` belongs to a batch that started after it.
 
     Such a batch was written only after everything before it had been synced.
     """
@@ -157,7 +157,9 @@ def pack_vote(hard_state: HardState, mark: LogMark) -> bytes:
 
 
 def unpack_vote(content: bytes) -> tuple[HardState, LogMark | None]:
-    """Term and vote, and the mark; None in a file of version 1. Raises ``Corrupt``: it is replaced atomically, never torn."""
+    """Term, vote and mark; the mark is None in a file of version 1. Raises ``Corrupt``: the file is replaced atomically and
+    is never torn.
+    """
     if len(content) not in (_VOTE_1.size + _CHECKSUM.size, _VOTE.size + _CHECKSUM.size) or not _is_sealed(content):
         raise Corrupt(
             "the vote file is damaged: restore it from a backup; an empty node in its place may lose what it has acknowledged"

@@ -1,8 +1,8 @@
-"""Reads the Raft log's segments back after a restart and decides what is a torn tail and what is corruption.
+"""Replays the Raft log's segments after a restart, and tells a torn tail from corruption.
 
-Pure: content in, entries out. A record may overrule earlier ones by repeating their index with another term. Mostly a later
-one; but a leader may also bring an old entry of its own to where a leader in between left one that was never committed
-(figure 8 of the Raft paper).
+Pure: content in, entries out. A record may replace earlier ones by repeating their index with another term. It is usually a
+later term; but a leader may also bring back an old entry of its own where a leader in between left one that was never
+committed (figure 8 of the Raft paper).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from stratalog_metadata.storage.raft_log_format import StoredEntry
 
 @dataclass(slots=True)
 class RecoveredSegment:
-    """``end`` is where its last whole record ends; ``highest`` the largest index it has ever held."""
+    """``end`` is the end of its last complete record; ``highest`` the largest index that it ever held."""
 
     end: int
     highest: int
@@ -27,13 +27,13 @@ class RecoveredSegment:
 
 @dataclass(slots=True)
 class LogReplay:
-    """Feed it segments from the oldest to the newest; ``tail`` is the log as it then stands."""
+    """Pass it the segments from the oldest to the newest; ``tail`` is the log so far."""
 
     tail: LogTail = field(default_factory=LogTail)
     _begun: bool = False
 
     def replay(self, name: str, content: bytes, *, newest: bool) -> RecoveredSegment | None:
-        """Returns None for a newest segment whose creation was cut short. Raises ``Corrupt``."""
+        """Replay a segment. None if it is the newest and its creation was interrupted. Raises ``Corrupt``."""
         view = memoryview(content)
         header = log_format.unpack_segment(view)
         if header is None:
@@ -71,7 +71,7 @@ class LogReplay:
         if entry.index < 1 or entry.term < stored.previous_term:
             raise Corrupt(f"{name}: the record at byte {position} has index {entry.index}, term {entry.term}")
         if entry.index <= tail.base_index:
-            # What it overrules was compacted away with an older segment, or begins this one.
+            # The entries that it replaces were compacted away with an older segment, or start this one.
             self.tail = LogTail(entry.index - 1, stored.previous_term, [entry])
             return
         if entry.index <= tail.last_index:

@@ -1,8 +1,7 @@
-"""Where the applied records are kept between starts, so that the log can be short.
+"""Stores of the applied records, so that the log can be short.
 
-The Raft log is what makes a command durable; a store may be behind it, never torn and never ahead of what a quorum
-has. ``checkpoint`` makes durable what was saved: only then may the log up to there go. Every method blocks; calls must
-not overlap.
+The Raft log makes a command durable. A store may be behind it, is never torn, and is never ahead of what a quorum has.
+``checkpoint`` makes durable what was saved; only then may the log be compacted. All methods block; calls must not overlap.
 """
 
 from __future__ import annotations
@@ -34,7 +33,9 @@ _encode = msgspec.msgpack.Encoder()
 _decode = msgspec.msgpack.Decoder(Record)
 
 _SQLITE_FAILURES: Final = (sqlite3.Error, UnicodeDecodeError)
-"""The second: of a damaged file Python cannot even read SQLite's message, or a text that stands where none belongs."""
+"""UnicodeDecodeError: from a damaged file Python cannot even decode SQLite's message, or a text in a column of another
+type.
+"""
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS records (
     key TEXT PRIMARY KEY, version INTEGER NOT NULL, record BLOB NOT NULL, checksum INTEGER NOT NULL
@@ -48,15 +49,15 @@ CREATE TABLE IF NOT EXISTS applied (
 
 class StateStore(Protocol):
     def load(self) -> StateImage:
-        """What was last saved; ``EMPTY`` at first. Raises ``Corrupt`` or ``StorageFailed``."""
+        """The last saved image; ``EMPTY`` at first. Raises ``Corrupt`` or ``StorageFailed``."""
         ...
 
     def save(self, index: int, term: int, changed: Mapping[str, Versioned | None], digest: bytes) -> None:
-        """Add what changed up to the entry at (``index``, ``term``), whole or not at all. ``digest``: of all records then."""
+        """Save the changes up to the entry at (``index``, ``term``), all or none. ``digest`` covers all records after them."""
         ...
 
     def replace(self, image: StateImage) -> None:
-        """Hold exactly this, durably."""
+        """Replace everything, durably."""
         ...
 
     def checkpoint(self) -> None:
@@ -69,8 +70,8 @@ class StateStore(Protocol):
 class SqliteStore:
     """Records in one SQLite file in WAL mode.
 
-    ``synchronous=NORMAL``: a crash of the machine may lose the last transactions, never tear one; the log has them. Each row
-    has a checksum, and the digest of all records tells whether a row is missing or old: SQLite itself checks neither.
+    With ``synchronous=NORMAL`` a machine crash may lose the last transactions, which are in the log, and never tears one. Each
+    row has a checksum, and the digest of all records shows missing or old rows: SQLite checks neither.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -110,7 +111,7 @@ class SqliteStore:
         return StateImage(index=applied[1], term=applied[2], records=records)
 
     def _record(self, key: object, version: object, record: object, checksum: object) -> Versioned:
-        """A row; SQLite itself lets any type stand in any column."""
+        """Decode a row. SQLite allows any type in any column."""
         if not isinstance(key, str) or not isinstance(version, int) or not isinstance(record, bytes) or version < 0:
             raise Corrupt(f"{self._path} holds a record that is {type(record).__name__}, of version {version!r:.50}")
         if row_checksum(key, version, record) != checksum:
@@ -155,7 +156,7 @@ class SqliteStore:
 
     def checkpoint(self) -> None:
         try:
-            # A statement that yields rows without columns, one per page: only executescript runs it to its end.
+            # This yields one row without columns per page; only executescript runs it to the end.
             self._connection.executescript("PRAGMA incremental_vacuum(1000)")
             with closing(self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")) as cursor:
                 busy = cursor.fetchone()[0]
@@ -182,9 +183,9 @@ def _row(key: str, stored: Versioned) -> tuple[str, int, bytes, int]:
 
 
 class SnapshotFileStore:
-    """Records in one file over the ``Files`` port, rewritten at each checkpoint: for simulation and for tests.
+    """Records in one file over the ``Files`` port, rewritten at each checkpoint. For simulation and tests.
 
-    What was saved after the last checkpoint is lost in a crash; the log has it.
+    A crash loses what was saved after the last checkpoint; the log has it.
     """
 
     def __init__(self, files: Files) -> None:
