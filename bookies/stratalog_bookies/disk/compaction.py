@@ -59,7 +59,7 @@ class Compaction:
                 self._disk.files.advance()
             elif await self._empty(file):
                 _log.warning("log file %016x had corrupt frames; its entries were copied to a newer file", generation)
-                self._disk.counters.mended_files += 1
+                self._disk.counters.repaired_files += 1
                 broken.pop(generation, None)
 
     async def _empty(self, file: LogFile) -> bool:

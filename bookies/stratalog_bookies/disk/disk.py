@@ -206,7 +206,7 @@ class Disk:
     def note_corruption(self, ledger_id: int, entry_id: int, generation: int) -> None:
         """Record that an entry cannot be read; ``entry_repair.py`` repairs it."""
         if self.corruption.add(ledger_id, entry_id, generation):
-            self.counters.damaged_entries += 1
+            self.counters.corrupt_entries += 1
             _log.error("entry %d of ledger %d, in log file %016x, is corrupt", entry_id, ledger_id, generation)
             self.on_corruption()
 

@@ -84,7 +84,7 @@ class EntryRepair:
         try:
             if await self._repair(disk, corrupt):
                 disk.corruption.repaired += 1
-                disk.counters.healed_entries += 1
+                disk.counters.repaired_entries += 1
                 _log.warning(
                     "entry %d of ledger %d was corrupt and is repaired", corrupt.entry_id, corrupt.ledger_id
                 )  # fmt: skip

@@ -35,7 +35,7 @@ ENTRIES = 40
 
 
 class Silent:
-    """A listener that does not listen."""
+    """A listener that ignores everything."""
 
     def on_first_copy(self, entry_id: int) -> None: ...
     def on_confirmed(self, lac: int) -> None: ...
@@ -45,7 +45,7 @@ class Silent:
 async def started_bookie(
     settings: BookieSettings, metadata: MetadataClient, transport: TcpTransport
 ) -> tuple[BookieServer, ThreadBackground]:
-    """A real bookie on its directories, and the threads that are its own."""
+    """Start a real bookie on its directories, with threads of its own."""
     background = ThreadBackground(settings.threads, settings.bookie_id)
     disks = [SystemFiles(Path(each)) for each in settings.data_dirs]
     server = BookieServer(settings, metadata, transport, disks, SystemClock(), Random(1), background)
@@ -102,7 +102,7 @@ class Cluster:
         return {name for fragment in self.stored(ledger_id).fragments for name in fragment.bookies}
 
     async def missing(self, ledger: Ledger) -> int:
-        """Copies that the bookies of the record do not have, each asked itself."""
+        """Copies that the record names and the bookies lack, according to each bookie."""
         return sum([len(entries) for entries in (await self.gaps(ledger)).values()])
 
     async def gaps(self, ledger: Ledger) -> dict[tuple[int, str], list[int]]:
@@ -146,7 +146,7 @@ PAYLOADS = [batch(number) for number in range(ENTRIES)]
 
 
 async def eventually(condition: Callable[[], bool]) -> None:
-    """Wait for what nobody announces."""
+    """Wait for a condition that nothing signals."""
     for _ in range(4000):
         if condition():
             return
@@ -156,7 +156,7 @@ async def eventually(condition: Callable[[], bool]) -> None:
 
 @asynccontextmanager
 async def run_cluster(path: Path) -> AsyncIterator[Cluster]:
-    """A quorum and a client; each test starts the bookies that it wants."""
+    """A quorum and a client; each test starts the bookies that it needs."""
     async with AsyncExitStack() as stack:
         transport = TcpTransport()
         stack.push_async_callback(transport.close)

@@ -17,8 +17,8 @@ from stratalog_metadata.embedded import embedded_quorum
 
 
 async def serve(directory: Path) -> None:
-    """Serve until killed; the address stands in ``DIRECTORY/address``, faults of the disk in ``DIRECTORY/faults`` if there is
-    a file ``DIRECTORY/faulty``.
+    """Serve until killed. Writes the address to ``DIRECTORY/address``; if ``DIRECTORY/faulty`` exists, disk faults come from
+    ``DIRECTORY/faults``.
     """
     sys.path.insert(0, str(Path(__file__).parents[2]))
     from chaos.faulty_files import FaultyFiles
@@ -29,7 +29,7 @@ async def serve(directory: Path) -> None:
             bookie_id="b1", data_dirs=(str(directory / "disk"),), log_file_bytes=256 * 1024, spare_files=1, free_bytes_min=0
         )
         background = ThreadBackground(settings.threads, "bookie")
-        # A disk that can be made to fail looks at a file before each call, for which it needs a descriptor.
+        # The faulty disk reads a file before each call, which needs a descriptor.
         is_faulty = (directory / "faulty").exists()
         disk = FaultyFiles(directory / "disk", faults=directory / "faults") if is_faulty else SystemFiles(directory / "disk")
         files = [disk]

@@ -1,4 +1,4 @@
-"""One disk of a bookie without an event loop: the core and its files, each step when a test says so."""
+"""One disk of a bookie without an event loop: the core and its files; a test takes each step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Entry = tuple[int, int, bytes]
 
 
 class PlainDisk:
-    """What ``Disk`` does, in single steps. Recovers what is on ``files`` when it is made."""
+    """``Disk`` in single steps. Recovers what is on ``files`` when constructed."""
 
     def __init__(
         self, files: Files, *, file_bytes: int = 64 * 1024, index_bytes_max: int = 1 << 20, spares_max: int = 2
@@ -75,7 +75,7 @@ class PlainDisk:
             self.core.log.prepared_generation = generation
 
     def commit(self) -> None:
-        """Make all that was placed durable."""
+        """Make everything that was placed durable."""
         while (write := self.core.take()) is not None:
             self.store.write(write)
             self.core.written(write.sequence)
@@ -89,7 +89,7 @@ class PlainDisk:
             self.store.finish(generation)
 
     def free_dead(self) -> None:
-        """Recycle closed files that hold nothing."""
+        """Recycle empty closed files."""
         dead = frozenset(file.generation for file in self.contents.dead_files())
         if dead:
             first_open = min(file.generation for file in self.contents.files.values() if not file.closed)
@@ -99,7 +99,7 @@ class PlainDisk:
                 self.store.recycle(generation, self.spares_max)
 
     def compact(self, generation: int) -> None:
-        """Move what is alive in a closed file, without letting go of it."""
+        """Copy the live entries of a closed file, without freeing it."""
         for run in list(self.contents.files[generation].runs.values()):
             self.load([run])
             for row in list(run.between(run.first, run.last)):

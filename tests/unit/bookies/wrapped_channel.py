@@ -1,4 +1,4 @@
-"""A real channel inside another one, so that a test may watch or lose what a ledger client sends."""
+"""A wrapped channel, so that a test can observe or lose what a ledger client sends."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from stratalog_core.ports import Buffer, Channel, OnReply
 
 
 class WrappedChannel:
-    """Forwards everything; override ``send``. Ledger clients ``call`` nothing, so that nothing gets past it."""
+    """Forwards everything; override ``send``. Ledger clients never use ``call``."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel

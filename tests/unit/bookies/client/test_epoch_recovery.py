@@ -1,4 +1,4 @@
-"""Recoveries under a higher epoch: one command closes many ledgers, and the old writer can change nothing any more."""
+"""Recoveries under a higher epoch: one command closes many ledgers, and the old writer can change nothing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["cluster"]
 
 
 class Counting:
-    """The quorum's client, with the commands that were proposed over it; ``fail_next`` says OutcomeUnknown after the deed."""
+    """The quorum's client; records the proposed commands. ``fail_next`` raises OutcomeUnknown after the command took effect."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.metadata = cluster.metadata
@@ -54,7 +54,7 @@ def counting(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Counting:
 
 
 async def open_under(cluster: Cluster, client: LedgerClient, count: int) -> list[LedgerWriter]:
-    """Writers of epoch 3 with a confirmed batch each."""
+    """Writers of epoch 3 with one confirmed batch each."""
     requirement = await make_partition(cluster, 3)
     writers, recorders = list[LedgerWriter](), list[Recorder]()
     for _ in range(count):
@@ -120,7 +120,7 @@ async def test_under_the_writers_own_epoch_the_record_is_set_to_in_recovery_firs
 
 
 async def closed_records(cluster: Cluster, count: int) -> list[tuple[Ledger, int]]:
-    """Records as a recovery would close them, with the versions that are stored."""
+    """Records as a recovery would close them, with the stored versions."""
     client = cluster.client()
     records = []
     for _ in range(count):

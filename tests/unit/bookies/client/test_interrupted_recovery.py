@@ -1,4 +1,4 @@
-"""Recoveries cut off at every step and repeated by another client; writers that lose several bookies, or too many."""
+"""Recoveries interrupted at every step and repeated by another client; writers that lose several bookies, or too many."""
 
 from __future__ import annotations
 
@@ -39,9 +39,8 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
 
 
 class Cut:
-    """Counts the steps of a client; at the given one its world ends: nothing leaves or arrives any more.
-
-    The step itself is lost before it left, or carried out with its answer lost.
+    """Counts the steps of a client. At the given one the client is cut off: nothing is sent or received any more. The step
+    itself is lost before it is sent, or carried out and its answer lost.
     """
 
     def __init__(self, at: int, *, carried_out: bool) -> None:
@@ -51,7 +50,7 @@ class Cut:
         self.reached = asyncio.Event()
 
     def leaves(self) -> bool:
-        """Count a step; whether it is carried out."""
+        """Count a step; returns whether it is carried out."""
         if self.reached.is_set():
             return False
         self.steps += 1
@@ -133,7 +132,7 @@ class CutMetadata:
 
 
 async def _left_behind(cluster: Cluster) -> Ledger:
-    """A ledger whose writer is gone: ten entries are confirmed, of the next ones one bookie has two, another the last."""
+    """A ledger whose writer is gone: ten entries are confirmed; two bookies have the next ones, another bookie the last."""
     writer = await cluster.write(entries=CONFIRMED)
     await eventually(lambda: writer.lac == CONFIRMED - 1)
     await eventually(lambda: writer.unconfirmed_bytes == 0)
@@ -147,7 +146,7 @@ async def _left_behind(cluster: Cluster) -> Ledger:
 
 
 async def _copies(cluster: Cluster, ledger: Ledger) -> list[int]:
-    """How many of the bookies that live have each entry."""
+    """How many of the live bookies have each entry."""
     counts = [0] * (ledger.last_entry + 1)
     for name in cluster.bookies:
         asked = messages.Range(ledger.ledger_id, 0, ledger.last_entry)
@@ -158,7 +157,7 @@ async def _copies(cluster: Cluster, ledger: Ledger) -> list[int]:
 
 
 async def _interrupted(cluster: Cluster, ledger: Ledger, cut: Cut) -> None:
-    """Recover with a client whose world ends at the cut."""
+    """Recover with a client that is cut off."""
     transport = CutTransport(cluster.transport, cut)
     client = LedgerClient(CutMetadata(cluster.metadata, cut), transport, SystemClock(), Random(3), SETTINGS)
     recovering = asyncio.create_task(client.recover([ledger.ledger_id]))
@@ -209,7 +208,7 @@ async def test_several_bookies_lost_at_once_are_replaced_at_once(cluster: Cluste
     await asyncio.gather(cluster.stop_bookie("b0"), cluster.stop_bookie("b1"))
     for number in range(CONFIRMED, 2 * CONFIRMED):
         writer.append(batch(number))
-    # One replacement would be enough to confirm and seal, so the second is waited for.
+    # One replacement would be enough to confirm and seal, so wait for the second.
     await eventually(lambda: set(writer.ledger.fragments[-1].bookies) == {"b2", "b3", "b4"})
     ledger = await writer.seal(2 * CONFIRMED)
     assert await cluster.read_back(ledger.ledger_id) == [batch(number) for number in range(2 * CONFIRMED)]
@@ -233,7 +232,7 @@ async def test_with_too_few_bookies_left_writing_waits_and_goes_on_when_they_ret
 
 
 class HeldMetadata(CutMetadata):
-    """The real client, but that changes of a ledger's ensemble stay under way until they are let go."""
+    """The real client, but changes of a ledger's ensemble are held until the test releases them."""
 
     def __init__(self, client: MetadataClient) -> None:
         super().__init__(client, Cut(0, carried_out=True))
@@ -249,7 +248,7 @@ class HeldMetadata(CutMetadata):
 
 
 async def test_a_change_that_is_not_answered_keeps_no_bookie_from_being_taken_back(cluster: Cluster) -> None:
-    """Two of three fail, one is being replaced, and the metadata does not answer: the other one's return is enough."""
+    """Two of three fail, one is being replaced, and the metadata does not answer: the return of the other is enough."""
     metadata = HeldMetadata(cluster.metadata)
     settings = LedgerClientSettings(tick_ms=20, bookie_silence_ms=200, bookie_avoid_ms=100, bookie_avoid_ms_max=200)
     await cluster.client.close()
@@ -275,7 +274,7 @@ async def test_a_change_that_is_not_answered_keeps_no_bookie_from_being_taken_ba
 
 
 class MuteMetadata(CutMetadata):
-    """The real client over a link that swallows the first answers: the wait for them is over at once here."""
+    """The real client over a link that loses the first answers; here their time-out passes at once."""
 
     def __init__(self, client: MetadataClient, swallowed: int) -> None:
         super().__init__(client, Cut(0, carried_out=True))
@@ -310,7 +309,7 @@ async def test_ledger_ids_whose_answer_is_lost_are_asked_for_again_soon(cluster:
 
 
 async def _stands_still(writer: LedgerWriter) -> bool:
-    """One bookie has all of it, and nothing is confirmed."""
+    """One bookie has everything, and nothing is confirmed."""
     core = writer._core
     await eventually(lambda: core.first_copied == 2 * CONFIRMED - 1)
     return writer.lac == CONFIRMED - 1 and writer.error is None

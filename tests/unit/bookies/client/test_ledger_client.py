@@ -69,7 +69,7 @@ SETTINGS = LedgerClientSettings(
 
 @dataclass
 class Recorder:
-    """A listener that remembers, and lets a test wait."""
+    """A listener that records its calls and lets a test wait for them."""
 
     first_copies: list[int] = field(default_factory=list)
     lac: int = -1
@@ -108,7 +108,7 @@ class Recorder:
 
 
 class CountingTransport(TcpTransport):
-    """The real transport, counting requests by method and remembering the buffers of adds."""
+    """The real transport; counts requests by method and keeps the buffers of adds."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ class CountingChannel(WrappedChannel):
 
 @dataclass
 class Cluster:
-    """A quorum, bookies, and clients; everything that is opened is closed at the end."""
+    """A quorum, bookies and clients; everything that is opened is closed at the end."""
 
     path: Path
     metadata: MetadataClient
@@ -158,7 +158,7 @@ class Cluster:
         background.close()
 
     async def silent_bookie(self, name: str) -> None:
-        """A bookie that is registered and takes requests, and never answers: as one that was stopped (SIGSTOP)."""
+        """A bookie that is registered and takes requests but never answers, like one stopped by SIGSTOP."""
         listener = await (await self.transport.bind("127.0.0.1:0")).listen(lambda request: None)
         self.stack.push_async_callback(listener.close)
         session_id = await self.metadata.open_session(name, 30_000, lambda: None)
@@ -223,7 +223,7 @@ async def open_writer(client: LedgerClient, spec: LedgerSpec = SPEC) -> tuple[Le
 
 
 async def eventually(condition: Callable[[], bool]) -> None:
-    """Wait for what nobody announces."""
+    """Wait for a condition that nothing signals."""
     for _ in range(2000):
         if condition():
             return
@@ -232,7 +232,7 @@ async def eventually(condition: Callable[[], bool]) -> None:
 
 
 async def settled(writer: LedgerWriter) -> None:
-    """Every copy has arrived, the last ones too."""
+    """Wait until every copy has arrived."""
     await eventually(lambda: writer.unconfirmed_bytes == 0)
 
 
@@ -244,7 +244,7 @@ async def read_all(client: LedgerClient, ledger: Ledger) -> list[bytes]:
 
 
 async def copies(client: LedgerClient, ledger: Ledger, bookie: str) -> list[int]:
-    """Entries of a ledger that one bookie has, all asked of it alone."""
+    """Entries of a ledger that one bookie has."""
     asked = messages.Range(ledger.ledger_id, 0, max(ledger.last_entry, 100))
     (answer,) = await client._context.requests.read(bookie, [asked], 1 << 20)
     return [entry.entry_id for entry in answer.entries]
@@ -599,7 +599,7 @@ async def test_a_takeover_fences_the_old_writer(cluster: Cluster) -> None:
 
 
 async def test_a_recovery_read_fences_by_itself(cluster: Cluster) -> None:
-    """bookkeeper#2614: a bookie that no fence request reached takes no more adds once recovery has read from it."""
+    """bookkeeper#2614: a bookie that no fence reached takes no more adds once recovery has read from it."""
     client = cluster.client()
     writer, recorder = await open_writer(client)
     asked = messages.Range(writer.ledger.ledger_id, 0, 10)
@@ -759,7 +759,7 @@ async def test_a_stale_epoch_stops_opening_sealing_and_recovering(cluster: Clust
 
 
 class UnsureMetadata:
-    """The real client, but commands that touch ledgers end in ``OutcomeUnknown``: carried out or not, as the test says."""
+    """The real client, but commands that touch ledgers raise ``OutcomeUnknown``, carried out or not as the test says."""
 
     def __init__(self, client: MetadataClient, fates: list[bool]) -> None:
         self._client = client
@@ -797,7 +797,7 @@ class UnsureMetadata:
 
 @pytest.mark.parametrize("fates", [[True], [False], [False, False, True], [True, True]])
 async def test_an_unknown_outcome_is_looked_up_and_never_guessed(cluster: Cluster, fates: list[bool]) -> None:
-    """Opening, an ensemble change and sealing, each with a lost answer."""
+    """Creation, an ensemble change and a seal, each with a lost answer."""
     await cluster.start_bookie("spare")
     remaining: list[bool] = list(fates)
     client = cluster.client(metadata=UnsureMetadata(cluster.metadata, remaining))

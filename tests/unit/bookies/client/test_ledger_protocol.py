@@ -1,9 +1,9 @@
-"""The ledger protocol as a whole, under random schedules.
+"""The whole ledger protocol under random schedules.
 
-The real cores of writer and recovery run over model bookies and a model metadata register. A seeded schedule delivers,
-loses and reorders messages, takes bookies down and up, loses up to Qa - 1 of them for ever, kills recoveries half way and
-runs several at once. What BookKeeper's TLA+ specification checks is checked here: every confirmed entry is in the closed
-ledger and readable, nobody sees two contents, and no ledger closes below an acknowledged LAC.
+The real cores of writer and recovery run over model bookies and a model metadata register. A seeded schedule delivers, loses
+and reorders messages, takes bookies down and up, loses up to Qa - 1 of them permanently, kills recoveries in the middle and
+runs several at once. It checks what BookKeeper's TLA+ specification checks: every confirmed entry is in the closed ledger and
+readable, no reader sees two contents, and no ledger closes below an acknowledged LAC.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ QUORUMS = [(3, 3, 2), (3, 2, 2), (4, 3, 2), (5, 3, 2), (3, 3, 3), (2, 2, 1), (1,
 
 @dataclass
 class ModelBookie:
-    """A bookie as its protocol promises: whatever it answers is durable."""
+    """A bookie according to its protocol: whatever it answers is durable."""
 
     up: bool = True
     fenced: bool = False
@@ -67,7 +67,7 @@ class ModelBookie:
 
 @dataclass
 class World:
-    """Bookies, the ledger's record with its version, and everything that is on the way."""
+    """Bookies, the ledger's record with its version, and all messages in flight."""
 
     random: Random
     ledger: Ledger
@@ -77,7 +77,7 @@ class World:
     confirmed: int = -1
 
     def send(self, bookie: str, deliver: Callable[[ModelBookie], Callable[[], None]], lost: Callable[[], None]) -> None:
-        """A request to a bookie and, later, its answer; either may be lost, and then the sender only notices silence."""
+        """A request to a bookie and later its answer; if either is lost, the sender only notices silence."""
 
         def arrive() -> None:
             if not self.bookies[bookie].up or self.random.random() < 0.03:
@@ -104,14 +104,14 @@ class World:
     def step(self) -> bool:
         if not self.wires:
             return False
-        # Usually the oldest, often any: order is not promised.
+        # Usually the oldest, often any: order is not guaranteed.
         index = 0 if self.random.random() < 0.5 else self.random.randrange(len(self.wires))
         self.wires.pop(index)()
         return True
 
 
 class Sender:
-    """What writer and recovery share of a shell: sending adds, noticing failures, replacing bookies."""
+    """The common shell of writer and recovery: sends adds, notices failures, replaces bookies."""
 
     def __init__(self, world: World, core: LedgerWriterCore) -> None:
         self.world = world
@@ -158,7 +158,7 @@ class Sender:
             self.send(bookie, entry)
 
     def mend(self) -> None:
-        """Replace failed bookies where there are others, or take them back if they are up again."""
+        """Replace failed bookies if there are others, or take them back if they are up again."""
         core, world = self.core, self.world
         if not self.alive or core.error is not None or core.is_changing or not core.failed_positions:
             return
@@ -175,7 +175,7 @@ class Sender:
 
 
 class Writer(Sender):
-    """The one writer of the ledger."""
+    """The writer of the ledger."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world, LedgerWriterCore(world.ledger, sink=self))
@@ -196,14 +196,16 @@ class Writer(Sender):
             assert closed.state is not LedgerState.CLOSED or self.core.lac <= closed.last_entry, "confirmed after the close"
 
     def commit(self, proposed: Ledger) -> None:
-        """The command, its answer and their loss; after a loss the writer re-reads and, if need be, proposes the same again."""
+        """The command, its answer and their loss. After a loss the writer re-reads and, if necessary, proposes
+        the same again.
+        """
         version = self.version
 
         def arrive() -> None:
             self.world.put(proposed, version)
             self.world.wires.append(lambda: self.decide(proposed, version))
 
-        # A command that seems lost may still arrive, after the re-read.
+        # A command that seems lost may still arrive after the re-read.
         self.world.wires.append(arrive)
         if self.world.random.random() < 0.3:
             self.world.wires.append(lambda: self.decide(proposed, version))
@@ -222,7 +224,7 @@ class Writer(Sender):
 
 
 class Recovery(Sender):
-    """Somebody who recovers the ledger: several may at once, and each may die at any moment."""
+    """A recovery of the ledger. Several may run at once, and each may die at any moment."""
 
     def __init__(self, world: World) -> None:
         if world.ledger.state is LedgerState.OPEN:
@@ -300,7 +302,7 @@ def make_world(random: Random, ensemble_size: int, write_quorum: int, ack_quorum
 
 
 def disturb(world: World, random: Random, losses_left: int, lost: set[str]) -> int:
-    """Take a bookie down, or up, or away for ever."""
+    """Take a bookie down, up, or away permanently."""
     name = random.choice(sorted(world.bookies))
     bookie = world.bookies[name]
     if losses_left and random.random() < 0.2:
@@ -339,7 +341,7 @@ def run_schedule(world: World, random: Random, lost: set[str]) -> None:
 
 
 def recover_to_the_end(world: World, lost: set[str]) -> None:
-    """Everybody who is not lost comes back, and one recovery is left in peace. Old messages may still arrive meanwhile."""
+    """All bookies that are not lost return, and one recovery runs undisturbed. Old messages may still arrive."""
     for name, bookie in world.bookies.items():
         bookie.up = name not in lost
     last: Recovery | None = None

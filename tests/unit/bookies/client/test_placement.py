@@ -1,4 +1,4 @@
-"""Placement and health: who is chosen, who is avoided."""
+"""Placement and health: which bookies are chosen and which are avoided."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_an_ensemble_is_writable_distinct_live_enough_and_spread(
     seed=st.integers(),
 )
 def test_hosts_and_racks_are_both_spanned_as_far_as_they_go(places: list[str], ensemble_size: int, seed: int) -> None:
-    """Each host is in one rack. No two copies share a host or a rack while one that holds none is left."""
+    """Each host is in one rack. No two copies share a host or a rack while there is one without a copy."""
     known = [bookie(f"b{number}", place[0], host=place) for number, place in enumerate(places)]
     if len(known) < ensemble_size:
         return

@@ -1,4 +1,4 @@
-"""Read plans: replica order, hedging, absence, bad copies, stripes."""
+"""Read plans: replica order, hedging, absence, corrupt copies, stripes."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_a_range_that_is_none_is_refused() -> None:
 def test_whatever_one_good_copy_allows_is_read(
     data: st.DataObject, quorums: tuple[int, int], starts: list[int], first: int
 ) -> None:
-    """Bookies lose, spoil and lack copies at random: what comes is right, and the first entry comes if one copy is good."""
+    """Bookies randomly lose, corrupt and lack copies: the result is correct, and has the first entry if one copy is good."""
     ledger = make_ledger(*quorums, *starts)
     plan = make_plan(ledger, first, 19)
     asks = plan.start()

@@ -1,4 +1,4 @@
-"""Reads of many ledgers that travel together, and what the bound on an answer leaves no room for."""
+"""Batched reads of many ledgers, and what the bound on an answer leaves out."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LEDGERS = 24
 
 
 async def _sealed(cluster: Cluster, value_bytes: int) -> list[Ledger]:
-    """Ledgers of three entries each, whose values tell them apart."""
+    """Ledgers of three entries each, with distinguishable values."""
     client = cluster.client()
     ledgers = []
     for number in range(LEDGERS):
@@ -46,10 +46,10 @@ async def test_what_does_not_fit_is_asked_again_of_the_same_bookie(cluster: Clus
     ledgers = await _sealed(cluster, 1000)
     monkeypatch.setattr(bookie_requests, "_READ_TOGETHER_BYTES_MAX", 3 * 3 * 1100)
     counting = cluster.counting_transport()
-    # No hedges: they would count on a slow machine.
+    # No hedges: on a slow machine they would be counted.
     client = cluster.client_over(counting, replace(SETTINGS, hedge_delay_ms=60_000))
     found = await asyncio.gather(*(client.read_together(ledger, 0, 2) for ledger in ledgers))
-    # Three ledgers or so are in each answer. Asking the next bookie for the rest would find none left in the end.
+    # Each answer has about three ledgers. Asking the next bookie for the rest would leave none in the end.
     assert LEDGERS // 4 <= counting.count(messages.READ) <= LEDGERS // 2
     for number, entries in enumerate(found):
         assert entries[0].entry_id == 0
@@ -72,7 +72,7 @@ async def test_what_does_not_exist_is_told(cluster: Cluster) -> None:
 
 
 async def test_many_recoveries_share_a_small_bound(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    client = cluster.client(replace(SETTINGS, tick_ms=60_000))  # tells no bookie what is confirmed
+    client = cluster.client(replace(SETTINGS, tick_ms=60_000))  # no bookie learns what is confirmed
     opened = [await open_writer(client, SPEC) for _ in range(LEDGERS)]
     for number, (writer, recorder) in enumerate(opened):
         writer.append(batch(100, bytes([number]) * 1000))

@@ -1,4 +1,4 @@
-"""Recovery's core, one test for each trap that others fell into."""
+"""The core of recovery: one test for each defect known from other implementations."""
 
 from __future__ import annotations
 
@@ -138,9 +138,9 @@ def test_truncated_only_after_enough_explicit_negatives(quorums: tuple[int, int,
 
 
 def test_the_unfenced_bookie_is_asked_by_a_read_that_fences() -> None:
-    """bookkeeper#2614: b2 was not fenced. If b0 goes away, b2's word is needed, and b2 must then take no more adds.
+    """bookkeeper#2614: b2 was not fenced. If b0 is lost, b2's answer is needed, and b2 must then take no more adds.
 
-    That the read carries the fence is the shell's part; here it is that b2 is read, and by nothing but a recovery read.
+    The shell makes reads fence. Here b2 is read, and only by a recovery read.
     """
     recovery = make_recovery()
     recovery.on_fenced("b0", 0, -1)

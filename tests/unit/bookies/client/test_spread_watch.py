@@ -1,4 +1,4 @@
-"""What is logged about ensembles that share hosts and racks."""
+"""The log messages about ensembles that share hosts and racks."""
 
 from __future__ import annotations
 

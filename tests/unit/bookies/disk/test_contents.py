@@ -1,4 +1,4 @@
-"""What a disk holds: the greatest ledger id outlives ledgers, tombstones and restarts."""
+"""The contents of a disk: the greatest ledger id outlives ledgers, tombstones and restarts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which disks a bookie may come up with."""
+"""Cookies: which disks a bookie may start with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Large reads of a running bookie go to the kernel, without a thread; what they find damaged, or fail at, is told as ever."""
+"""Large reads of a running bookie bypass the page cache without a thread; corruption and failures are
+reported as for others.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ def payload(entry: int) -> bytes:
 
 
 async def add(bookie: Talk, count: int) -> None:
-    """Two ledgers' entries in turns, over several log files."""
+    """Entries of two ledgers in turns, over several log files."""
     for entry in range(count):
         await bookie.add((1, entry, payload(entry)), (2, entry, payload(entry + 100)))
 
@@ -95,7 +97,7 @@ def flip_first(log: Path, content: bytes) -> None:
 
 
 class FailingReads:
-    """Reads that all end badly."""
+    """Reads that all fail."""
 
     def __init__(self) -> None:
         self.buffers = ReceiveBuffers()
@@ -120,7 +122,7 @@ async def test_what_the_kernel_cannot_read_a_thread_reads_again(place: Place, mo
 
 
 async def test_files_that_are_read_may_go(place: Place) -> None:
-    """Recycled between two reads, again and again: the descriptor of a file that went is never read from."""
+    """Files are recycled between reads: no read uses the descriptor of a recycled file."""
     async with place.bookie() as bookie:
         for turn in range(4):
             ledger_id = 3 + turn

@@ -1,4 +1,4 @@
-"""What one disk takes and refuses, and what is durable and visible when."""
+"""The rules of one disk: what it accepts and refuses, and when entries are durable and visible."""
 
 from __future__ import annotations
 

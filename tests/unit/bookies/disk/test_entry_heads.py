@@ -1,4 +1,4 @@
-"""What a takeover reads of entries without their payloads is checked: rot in a head is never answered as if it were sound."""
+"""Heads of entries, which a takeover reads without payloads, are checked: a corrupt head is never returned as intact."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _rows(disk: PlainDisk) -> list[Place]:
 
 
 def _written() -> tuple[SimulatedDisk, PlainDisk, dict[int, bytes]]:
-    """A disk with an entry of each size in ledger 1, all of it proved to be durable, and these payloads."""
+    """A disk with an entry of each size in ledger 1, all proved durable, and their payloads."""
     payloads = {entry: Random(size).randbytes(size) for entry, size in enumerate(SIZES)}
     simulated = SimulatedDisk("disk", Random(1))
     disk = PlainDisk(simulated.mount(), file_bytes=FILE_BYTES)
@@ -53,7 +53,7 @@ def _written() -> tuple[SimulatedDisk, PlainDisk, dict[int, bytes]]:
 def _check_every_byte(simulated: SimulatedDisk, disk: PlainDisk, payloads: dict[int, bytes]) -> None:
     for place in _rows(disk):
         payload = payloads[place.row.entry_id]
-        # Of what lies behind the head of a large payload nobody is told anything.
+        # Bytes after the head of a large payload are not checked.
         head_end = len(payload) if len(payload) <= SMALL_BYTES_MAX else HEAD_BYTES_MAX
         for at in [*range(min(len(payload), HEAD_BYTES_MAX + 2)), len(payload) - 1]:
             simulated.flip_bit(log_path(place.generation), place.row.position + at, 3)
@@ -66,7 +66,7 @@ def _check_every_byte(simulated: SimulatedDisk, disk: PlainDisk, payloads: dict[
 
 
 def test_a_flipped_bit_in_a_head_is_unreadable_at_every_byte() -> None:
-    """As it was written; after a restart, which reads the log again; and with rows from an index file."""
+    """As written; after a restart, which reads the log again; and with rows from an index file."""
     simulated, disk, payloads = _written()
     _check_every_byte(simulated, disk, payloads)
     disk = PlainDisk(simulated.mount(), file_bytes=FILE_BYTES)

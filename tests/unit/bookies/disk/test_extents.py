@@ -1,4 +1,4 @@
-"""What a request's entries are read as: pieces that hold exactly them, and not much besides."""
+"""The extents read for a request: they contain exactly its entries, and little else."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BYTES_MIN = 64 * KIB
 
 
 def places(*entries: tuple[int, int, int]) -> list[Place]:
-    """Of ``(generation, position, payload bytes)``."""
+    """Places of ``(generation, position, payload bytes)``."""
     return [
         Place(1, generation, Row(number, position, size, 0, -1, 0))
         for number, (generation, position, size) in enumerate(entries)

@@ -1,4 +1,4 @@
-"""Files and ledgers that go while upkeep, a scrub or a read is on its way to them: nobody stumbles, and the disk stays."""
+"""Files and ledgers removed while compaction, a scrub or a read is about to use them: none of them fails, nor does the disk."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _PAYLOAD = bytes(40_000)
 
 
 class HeldBackground:
-    """Runs calls at once, but for those that a test holds: the next one of that name waits until it is let go."""
+    """Runs calls at once, except those that a test holds: the next call of that name waits until it is released."""
 
     def __init__(self) -> None:
         self._held: dict[str, tuple[asyncio.Event, asyncio.Event]] = {}
 
     def hold(self, name: str) -> tuple[asyncio.Event, asyncio.Event]:
-        """Set when the call is about to be made; to be set when it may go on."""
+        """Two events: the call is about to be made; the call may be made."""
         self._held[name] = (asyncio.Event(), asyncio.Event())
         return self._held[name]
 
@@ -53,7 +53,7 @@ class HeldBackground:
 
 
 class _Bench:
-    """A disk of three closed files and one that is written: ledger 10 + n fills file n + 1, with a bit of ledger 1 in each."""
+    """A disk of three closed files and an open one: ledger 10 + n fills file n + 1, with a few entries of ledger 1 in each."""
 
     def __init__(self, disk: Disk, background: HeldBackground, path: Path) -> None:
         self.disk = disk
@@ -65,7 +65,7 @@ class _Bench:
         self.scrub = Scrub(disk, self.settings, b"", lambda: None)
 
     async def roll(self, ledger_id: int) -> None:
-        """Fill the file that is written with another ledger, until it is closed."""
+        """Fill the open file with another ledger until it is closed."""
         file = self.contents.files[self.disk.core.log.generation]
         for entry_id in range(3):
             await add(self.disk, ledger_id, entry_id, _PAYLOAD)
@@ -79,7 +79,7 @@ class _Bench:
         self._overwrite(log_path(run.generation), at)
 
     async def lose(self, generation: int) -> None:
-        """Damage a log file's first frame of entries and its index."""
+        """Corrupt a log file's first frame of entries and its index."""
         (frame, *_) = log_format.scan(self.disk.store.read_log(generation, sync=False), self.disk.store.seed(generation)).frames
         self._overwrite(log_path(generation), frame.end)
         self._overwrite(index_path(generation), self._files.open(index_path(generation)).size() - 4)
@@ -88,7 +88,7 @@ class _Bench:
         self._files.open(path).pwritev((b"rot!",), position)
 
     async def until(self, is_so: Callable[[], bool]) -> None:
-        """Wait for the file keeper, which goes on in turns of the event loop."""
+        """Wait for the file lifecycle, which advances in turns of the event loop."""
         for _ in range(10_000):
             if is_so():
                 return
@@ -220,7 +220,7 @@ async def test_a_scrub_goes_on_behind_a_file_that_is_lost_with_its_index(bench: 
 
 
 async def test_another_files_damage_is_not_this_ones(bench: _Bench) -> None:
-    """Whether a rotten copy matters is told by newer files: one that cannot tell does not make this one broken."""
+    """Newer files tell whether a corrupt copy matters. One that cannot tell does not make this file corrupt."""
     await add(bench.disk, 20, 5, bytes(100))
     await bench.roll(21)
     await add(bench.disk, 20, 0, bytes(100))

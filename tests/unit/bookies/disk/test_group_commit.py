@@ -1,4 +1,4 @@
-"""Group commit: whatever becomes of a disk, everybody who waits for a group hears of it."""
+"""Group commit: whatever happens to a disk, every caller that waits for a group is answered."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from stratalog_core.system import SystemFiles, ThreadBackground
 
 
 class HeldFiles(LogFiles):
-    """Log files whose writes the kernel makes, and ends when the test says so."""
+    """Log files whose kernel writes end when the test says so."""
 
     def __init__(self, store: LogFiles) -> None:
         self.__dict__.update(store.__dict__)
@@ -40,7 +40,7 @@ class HeldFiles(LogFiles):
 
 
 class Held:
-    """A disk, its group commit over files whose writes are held, and who was answered."""
+    """A disk and its group commit over files whose writes are held; records which entries were answered."""
 
     def __init__(self, path: Path, background: ThreadBackground) -> None:
         self.disk = PlainDisk(SystemFiles(path), file_bytes=64 * 1024)
@@ -169,7 +169,7 @@ async def test_closing_waits_for_what_is_under_way_and_what_follows(held: Held) 
 
 
 async def test_a_group_of_the_next_file_follows_the_last_of_the_file_before(held: Held) -> None:
-    """And the first one's file may be let go of as soon as that one is durable."""
+    """The first one's file may be closed as soon as the group is durable."""
     first = held.core.log.generation
     held.add(40_000)
     await until(lambda: held.files.held)

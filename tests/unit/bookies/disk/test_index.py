@@ -1,4 +1,4 @@
-"""The index: runs against a dict, copies in two files, and rows that leave memory."""
+"""The index: runs compared with a dict, copies in two files, and rows that are evicted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The log's writing end and its bytes: places, groups, rolling, and the scan that reads them back."""
+"""The write end of the log and its bytes: places, groups, rolling, and the scan that reads them back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a disk holds after it comes back: everything that was acknowledged, and nothing that never was."""
+"""The content of a disk after a restart: everything that was acknowledged, and nothing that was never added."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Stopped(BaseException):
 
 
 class StoppingFiles(SimulatedFiles):
-    """Stops the machine at the n-th change of the disk; a write may then be there in part."""
+    """Stops the machine at the n-th change of the disk; a write may then be torn."""
 
     def __init__(self, disk: SimulatedDisk, steps: int) -> None:
         super().__init__(disk)
@@ -45,7 +45,7 @@ class StoppingFiles(SimulatedFiles):
         super().write_atomic(path, content)
 
     def rename(self, source: str, target: str) -> None:
-        # File systems rename whole or not at all: a stop is before or after it, and the directories are synced next anyway.
+        # File systems rename atomically: a stop is before or after it, and the directories are synced next anyway.
         self.step()
         super().rename(source, target)
         self._disk.sync_names(source.rpartition("/")[0])
@@ -74,7 +74,7 @@ def payload_of(ledger_id: int, entry_id: int, size: int) -> bytes:
 
 
 class Model:
-    """What was acknowledged, and what was asked for."""
+    """What was acknowledged, and what was requested."""
 
     def __init__(self) -> None:
         self.asked: dict[tuple[int, int], bytes] = {}
@@ -108,7 +108,7 @@ class Model:
             assert tail.fenced or ledger_id not in self.fences or ledger_id in self.deletions_asked
 
     def restarted(self, disk: PlainDisk) -> None:
-        """What was in doubt is decided now: what is there counts as acknowledged, and stays."""
+        """What was in doubt is now decided: what exists counts as acknowledged and stays."""
         self.pending = set()
         self.fences_asked = {ledger_id for ledger_id in range(4) if disk.core.tails([ledger_id])[0].fenced}
         self.deletions_asked = {ledger_id for ledger_id in range(4) if ledger_id in disk.contents.tombstones}
@@ -118,7 +118,7 @@ class Model:
 
 
 class Run:
-    """Carries out steps on a disk and on the model."""
+    """Applies steps to a disk and to the model."""
 
     def __init__(self, machine: SimulatedDisk, model: Model, steps: int) -> None:
         self.model = model
@@ -276,7 +276,7 @@ def test_a_damaged_durable_payload_is_unreadable_and_not_absent() -> None:
 
 
 def test_entries_of_an_earlier_generation_are_not_taken_for_new_ones() -> None:
-    """Frames end on page borders here, so that in a recycled file the old ones follow the new without a gap."""
+    """Frames end at page borders here, so that old frames follow new ones in a recycled file without a gap."""
     machine = machine_with()
     disk = PlainDisk(machine.mount(), file_bytes=16 * 1024, spares_max=1)
     sizes = [3975, 4031, 4031, 4031]

@@ -1,4 +1,4 @@
-"""No descriptors, no space: what passes by itself costs no disk and no entry, whichever call it meets."""
+"""Transient errors (no descriptors, no space) fail no disk and lose no entry, whichever call they meet."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ async def entries(disk: Disk, ledger_id: int) -> dict[int, bytes]:
 
 
 async def _live_through_it(path: Path, background: Background, refused: Callable[[int], bool]) -> int:
-    """Fill files, delete, compact, with calls refused on the way; returns how many calls there were."""
+    """Fill files, delete, compact, with some calls refused; returns how many calls there were."""
     files = SimulatedDisk("disk", Random(1)).mount()
     recovery.create(LogFiles(files, disk_key(COOKIE, 0), 64 * 1024))
     rationed = Rationed(files)
@@ -167,7 +167,7 @@ async def test_a_read_without_a_descriptor_says_nothing_about_the_entry(tmp_path
 
 
 async def test_a_full_disk_of_dead_files_is_compacted_with_space_lent_for_it(tmp_path: Path) -> None:
-    """Every file has a little that lives: nothing can be removed, and adds are refused until compaction has made room."""
+    """Every file has a few live entries: none can be removed, and adds are refused until compaction has made room."""
     background = ThreadBackground(4, "bookie")
     files = SystemFiles(tmp_path)
     recovery.create(LogFiles(files, disk_key(COOKIE, 0), 64 * 1024))
@@ -196,7 +196,7 @@ async def test_a_full_disk_of_dead_files_is_compacted_with_space_lent_for_it(tmp
 
 
 async def test_a_file_that_is_freed_before_its_turn_does_not_end_compaction(tmp_path: Path) -> None:
-    """Simulation, scenario log, seed 307: what lived in a sparse file was deleted while another file was being emptied."""
+    """Simulation, scenario log, seed 307: the contents of a sparse file were deleted while another file was being compacted."""
     background = ThreadBackground(4, "bookie")
     files = SystemFiles(tmp_path)
     recovery.create(LogFiles(files, disk_key(COOKIE, 0), 64 * 1024))
@@ -219,7 +219,7 @@ async def test_a_file_that_is_freed_before_its_turn_does_not_end_compaction(tmp_
 
 
 class Limited:
-    """A bookie in a process of its own, whose file descriptors a test can ration."""
+    """A bookie in a process of its own, whose file descriptors a test can limit."""
 
     def __init__(self, directory: Path, loop: str) -> None:
         self.directory = directory

@@ -1,4 +1,4 @@
-"""Readers of open ledgers: they read up to the LAC, wait for a greater one, and hear of fences, deletions and closes."""
+"""Readers of open ledgers: they read up to the LAC, wait for a greater one, and are told of fences, deletions and closes."""
 
 from __future__ import annotations
 

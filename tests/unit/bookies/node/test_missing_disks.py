@@ -1,4 +1,4 @@
-"""A bookie of several disks, one of them missing, foreign or damaged at the start: the others serve, and nothing is silent."""
+"""A bookie of several disks, one missing, foreign or corrupt at start: the others serve, and the loss is reported."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
 
 async def start(cluster: Cluster, name: str, audit_delay_s: float = 0.3) -> None:
     directories = (str(cluster.path / name / "0"), str(cluster.path / name / "1"))
-    # A lease beyond what any machine stands still for: a bookie that is taken for dead has its copies made anew, too.
+    # Longer than any stall of the machine: copies of a bookie that is taken for dead are restored, too.
     await cluster.start_bookie(
         name, audit_delay_s=audit_delay_s, data_dirs=directories, log_file_bytes=256 * 1024, lease_ms=60_000
     )  # fmt: skip
@@ -93,7 +93,7 @@ async def test_without_a_sound_disk_it_does_not_start(cluster: Cluster) -> None:
 
 async def test_what_a_failed_disk_held_is_made_anew_elsewhere(cluster: Cluster) -> None:
     for number in range(4):
-        # Only b1 audits: while it is away, nobody makes all of its ledgers anew, however long its start takes.
+        # Only b1 audits: while it is away nothing is restored, however long its start takes.
         await start(cluster, f"b{number}", audit_delay_s=0.3 if number == 1 else 0.0)
     ledgers = [await cluster.sealed() for _ in range(6)]
     await cluster.stop_bookie("b1")

@@ -43,7 +43,7 @@ async def test_a_sync_that_fails_once_never_leads_to_an_acknowledgement(tmp_path
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of two mebibytes."""
+    """A file system of 2 MiB."""
     path = tmp_path / "small"
     path.mkdir()
     mounted = subprocess.run(
@@ -64,7 +64,7 @@ async def _on(place: Place, disk: Path) -> AsyncIterator[Talk]:
 
 
 async def _fill(bookie: Talk, short_lived: int, first: int) -> int:
-    """Add to a long-lived and a short-lived ledger until the disk is full; the next entry id."""
+    """Add to a long-lived and a short-lived ledger until the disk is full; returns the next entry id."""
     entry = first
     while await bookie.add((short_lived, entry, bytes(20_000))) == [OK]:
         assert await bookie.add((1, entry, b"long-lived")) in ([OK], [Status.READ_ONLY])

@@ -82,7 +82,7 @@ class Talk:
         return messages.decode_read_answer(await self.call(messages.READ, messages.encode_read(ranges, max_bytes, flags)))
 
     async def entries(self, ledger_id: int) -> dict[int, bytes]:
-        """All entries of a ledger, over as many requests as it takes."""
+        """All entries of a ledger, over as many requests as needed."""
         found: dict[int, bytes] = {}
         first = 0
         while first <= 1_000_000:
@@ -172,7 +172,7 @@ class Place:
 
 
 IDS_GIVEN = 1000
-"""Ids of ledgers that metadata has handed out, from 0 on."""
+"""Number of ledger ids that metadata has allocated, from 0 on."""
 
 
 @pytest.fixture
@@ -187,7 +187,7 @@ async def place(tmp_path: Path) -> AsyncIterator[Place]:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Wait for something that another task or process will bring about; the condition may be a coroutine function."""
+    """Wait for something that another task or process causes; the condition may be a coroutine function."""
     async with asyncio.timeout(TIMEOUT_S):
         while True:
             held = condition()
@@ -197,7 +197,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 class FaultyFiles:
-    """A disk whose syncs and replaced files can be made to fail, whose renames can be held up, whose free space can be set."""
+    """A disk whose syncs and file replacements can fail, whose renames can be held, and whose free space can be set."""
 
     def __init__(self, files: Files) -> None:
         self._files = files
@@ -241,7 +241,7 @@ class FaultyFile:
         self._file.datasync()
 
     def begin_write(self, buffers: Sequence[Buffer], position: int, done: OnWritten) -> bool:
-        """The kernel's writes end badly, too; as long as nothing is broken, threads write."""
+        """The kernel's writes fail, too; threads write as long as nothing is broken."""
         if self._disk.broken_in_kernel:
             asyncio.get_running_loop().call_soon(done, OSError(errno.EIO, "the disk is broken"))
         return self._disk.broken_in_kernel
@@ -669,7 +669,7 @@ async def test_a_lost_session_is_opened_again(place: Place) -> None:
 
 
 class BookieProcess:
-    """A bookie in a process of its own, which is killed at the end of the block."""
+    """A bookie in a process of its own, killed at the end of the block."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory

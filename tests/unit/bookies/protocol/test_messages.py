@@ -1,4 +1,4 @@
-"""Messages to a bookie: round trips, bounds, and what malformed bodies are answered."""
+"""Messages to a bookie: round trips, bounds, and answers to malformed bodies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What the auditor decides: which bookies are lost, what a position holds, what moves where, what need not be looked at."""
+"""Decisions of the auditor: which bookies are lost, what a position holds, which copies move where,
+what need not be checked.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +89,7 @@ quorums = st.integers(1, 6).flatmap(lambda ensemble: st.tuples(st.just(ensemble)
 
 @given(quorums=quorums, cuts=st.sets(st.integers(1, 40), max_size=3), last=st.integers(-1, 50))
 def test_shares_are_exactly_the_write_sets(quorums: tuple[int, int], cuts: set[int], last: int) -> None:
-    """Over all fragments and positions every entry is held by its write set, and by nobody else."""
+    """Over all fragments and positions, every entry is held by its write set and by no other bookie."""
     ensemble_size, write_quorum = quorums
     bookies = tuple(NAMES[:ensemble_size])
     firsts = [0, *sorted(cut for cut in cuts if cut <= last + 1)]
@@ -180,7 +182,7 @@ def test_two_copies_on_one_host_are_spread_when_another_host_has_room() -> None:
     seed=st.integers(0, 99),
 )
 def test_copies_move_until_no_host_or_rack_could_hold_one_more(places: list[str], size: int, seed: int) -> None:
-    """Each host is in one rack; whatever the ensemble was, look after look ends at the best spread, in few moves."""
+    """Each host is in one rack; whatever the ensemble was, repeated audits end at the best spread, in few moves."""
     candidates = [live(f"b{number}", place[:2], host=place) for number, place in enumerate(places)]
     known = {each.bookie_id: each for each in candidates}
     ledger = closed((0, tuple(known)[:size]))
@@ -244,7 +246,7 @@ def situations(draw: st.DrawFn) -> tuple[Ledger, list[Candidate], frozenset[str]
 def test_every_plan_keeps_the_rules(
     situation: tuple[Ledger, list[Candidate], frozenset[str], frozenset[str]], seed: int
 ) -> None:
-    """Targets are live and fit, ensembles stay sets, and what could be replaced is; nothing but bookies changes."""
+    """Targets are live and suitable, ensembles stay sets, and replaceable bookies are replaced; nothing but bookies changes."""
     ledger, candidates, lost, draining = situation
     fit = {each.bookie_id for each in candidates if each.live and each.takes_ledgers}
     known = {each.bookie_id: each for each in candidates}

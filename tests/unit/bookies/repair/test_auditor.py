@@ -1,4 +1,6 @@
-"""The auditor in real bookies, over a real embedded quorum and real sockets: what is lost is made anew, and stays readable."""
+"""The auditor in real bookies, over a real embedded quorum and real sockets: lost copies are restored,
+and ledgers stay readable.
+"""
 
 from __future__ import annotations
 
@@ -147,7 +149,7 @@ async def test_copies_in_one_rack_are_spread_when_another_rack_comes(cluster: Cl
 
 
 async def test_copies_on_one_host_are_spread_as_other_hosts_come(cluster: Cluster) -> None:
-    """All three copies are on one host; each host that comes takes one, and what was moved is whole."""
+    """All three copies are on one host; each new host takes one, and moved copies are complete."""
     for number in range(3):
         await cluster.start_bookie(f"b{number}", host="h0")
     ledger_id = (await cluster.sealed()).ledger_id
@@ -175,7 +177,7 @@ async def test_another_auditor_takes_over_from_one_that_is_gone(cluster: Cluster
 
 
 async def test_copies_are_made_no_faster_than_allowed(cluster: Cluster) -> None:
-    """40 entries of about 570 bytes at 20 KiB a second take a second at least, however fast the machine is."""
+    """40 entries of about 570 bytes at 20 KiB per second take at least a second, however fast the machine is."""
     cluster.audit_bytes_per_s = 20 * 1024
     for number in range(4):
         await cluster.start_bookie(f"b{number}", audit_delay_s=0.1)
@@ -208,7 +210,7 @@ async def test_a_ledger_deleted_meanwhile_stays_deleted(cluster: Cluster) -> Non
 
 
 async def test_a_target_that_refuses_is_never_named(cluster: Cluster) -> None:
-    """A bookie that says it holds nothing and stores nothing: the copy is not moved there, and goes to another one."""
+    """A bookie that claims to hold nothing and stores nothing: the copy is not moved there, but to another one."""
     for number in range(3):
         await cluster.start_bookie(f"b{number}")
     ledger = await cluster.sealed()

@@ -1,4 +1,4 @@
-"""Flipped bits: every one that means something is found; it is mended from another replica, or the start is refused, loudly."""
+"""Flipped bits: every one in a used byte is found; it is repaired from another replica, or the start is refused."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ENTRIES_OF_2 = {entry: bytes([97 + entry]) * 30 for entry in range(3)}
 
 
 def _stopped_disk() -> SimulatedDisk:
-    """Two ledgers over a closed file and the one that is written, a fence, a tombstone; stopped in order."""
+    """Two ledgers over a closed file and the open one, a fence, a tombstone; stopped cleanly."""
     simulated = SimulatedDisk("disk", Random(1))
     first = PlainDisk(simulated.mount(), file_bytes=16 * 1024)
     first.add(*((1, entry, payload) for entry, payload in list(ENTRIES_OF_1.items())[:3]))
@@ -55,7 +55,7 @@ def _stopped_disk() -> SimulatedDisk:
 
 
 def _load_again(disk: PlainDisk, ledger_id: int) -> dict[int, bytes | None]:
-    """What reads find; as in the running bookie, an index that is damaged is made again."""
+    """What reads find. As in the running bookie, a corrupt index is rebuilt."""
     try:
         return disk.read(ledger_id)
     except Corrupt:
@@ -148,7 +148,7 @@ def test_a_piece_that_ends_inside_a_frame_is_not_damage(cut: int) -> None:
 
 
 def test_the_tail_of_an_idle_log_is_proved() -> None:
-    """Without the proof a damaged last group is cut off as torn; with it the start is refused."""
+    """Without the proof, a corrupt last group is cut off as torn; with it the start is refused."""
     for proved in (False, True):
         simulated = SimulatedDisk("disk", Random(1))
         disk = PlainDisk(simulated.mount(), file_bytes=16 * 1024)
@@ -209,7 +209,7 @@ def disk_of(cluster: Cluster, name: str) -> Disk:
 
 
 async def scrub(cluster: Cluster, name: str, *, whole: bool = True) -> messages.DiskScrub:
-    """Begin a scrub and wait for its end, and, if asked, until nothing is damaged any more."""
+    """Start a scrub and wait for its end and, if asked, until no corruption is left."""
     channel = cluster.transport.channel(cluster.bookies[name][0].address)
     request = ScrubDisks(start=True)
     while True:
@@ -226,7 +226,7 @@ async def scrub(cluster: Cluster, name: str, *, whole: bool = True) -> messages.
 
 
 async def held(cluster: Cluster, name: str, ledger: Ledger) -> list[bytes | None]:
-    """What one bookie has of a ledger, asked of it alone; None for what it cannot read."""
+    """The entries of a ledger on one bookie; None for those that it cannot read."""
     found: list[bytes | None] = []
     while len(found) <= ledger.last_entry:
         asked = Range(ledger.ledger_id, len(found), ledger.last_entry)
@@ -250,7 +250,7 @@ def _frames(path: Path, generation: int, store: LogFiles) -> Iterator[tuple[memo
 
 
 def _place(disk: Disk, directory: Path, what: str) -> tuple[Path, int]:
-    """A byte of this kind: ``closed …`` in a log file that has its checkpoint, ``open …`` in the one that is written."""
+    """A byte of this kind: ``closed …`` in a log file that has its checkpoint, ``open …`` in the open one."""
     where, _, field = what.partition(" ")
     if where == "state":
         return directory / "state", 30
@@ -294,7 +294,7 @@ async def test_the_scrub_mends_every_kind_of_damage(cluster: Cluster) -> None:
         assert status.damaged_entries + status.repaired_files + counters.scrub_errors > 0 or what == "state", what
         for ledger in ledgers:
             assert await held(cluster, "b1", ledger) == PAYLOADS[: ledger.last_entry + 1], what
-    assert disk_of(cluster, "b1").counters.mended_files >= 5
+    assert disk_of(cluster, "b1").counters.repaired_files >= 5
     await cluster.stop_bookie("b1")
     await start(cluster, "b1")
     contents = disk_of(cluster, "b1").core.contents
@@ -311,7 +311,7 @@ async def test_a_read_mends_what_it_finds_damaged(cluster: Cluster) -> None:
     path, position = _place(disk_of(cluster, "b0"), cluster.path / "b0", "open payload")
     flip(path, position)
     assert (await held(cluster, "b0", ledger)).count(None) == 1
-    await eventually(lambda: disk_of(cluster, "b0").counters.healed_entries == 1)
+    await eventually(lambda: disk_of(cluster, "b0").counters.repaired_entries == 1)
     await eventually(lambda: len(disk_of(cluster, "b0").corruption) == 0)
     assert await held(cluster, "b0", ledger) == PAYLOADS
     await cluster.stop_bookie("b0")
@@ -338,7 +338,7 @@ async def test_damage_without_a_good_copy_is_told_and_mended_when_one_is_back(cl
 
 
 async def test_a_copy_of_another_entry_is_never_taken(cluster: Cluster) -> None:
-    """A replica with another payload under the same id: nothing is mended with it, and nothing is absent."""
+    """A replica with another payload under the same id: it repairs nothing, and nothing becomes absent."""
     ledger = await cluster.sealed(entries=1)
     row = disk_of(cluster, "b0").core.contents.ledgers[ledger.ledger_id].runs[0]
     forged = messages.pack_entry(ledger.ledger_id, 0, -1, (b"forged",))
@@ -356,7 +356,7 @@ async def test_a_copy_of_another_entry_is_never_taken(cluster: Cluster) -> None:
 
 
 async def test_rot_in_the_last_batchs_header_does_not_move_a_recovered_ledgers_end(cluster: Cluster) -> None:
-    """A head that is read without its payload has no checksum: the end offset, which is kept for ever, must not rest on it."""
+    """A head that is read without its payload has no checksum: the end offset, which is permanent, must not depend on it."""
     writer = await cluster.write()
     await eventually(lambda: all_confirmed(cluster, writer.ledger.ledger_id))
     await cluster.sealed()  # so that the page of the last entry is not written again
@@ -373,13 +373,13 @@ async def test_rot_in_the_last_batchs_header_does_not_move_a_recovered_ledgers_e
 
 
 def all_confirmed(cluster: Cluster, ledger_id: int) -> bool:
-    """Whether every bookie knows that all is confirmed, so that recovery has nothing to read again."""
+    """Whether every bookie knows that everything is confirmed, so that recovery has nothing to read again."""
     tails = [disk_of(cluster, name).core.tails([ledger_id])[0] for name in cluster.bookies]
     return all(tail.lac == tail.last_entry == ENTRIES - 1 for tail in tails)
 
 
 async def _serve_forged(cluster: Cluster, header: bytes) -> Callable[[], Awaitable[None]]:
-    """In the place of b1: answers every read with an entry of its own."""
+    """Replaces b1: answers every read with an entry of its own."""
 
     def answer(request: Request) -> None:
         request.reply(*messages.encode_read_answer([(0, 0, 1)], [header[:-1] + b"\0"], [b"forged"]))
