@@ -320,7 +320,9 @@ class LedgerWriterCore:
         """Assert the invariants. O(held entries): called around ensemble changes, not per entry."""
         assert self.ledger.fragments[-1].first_entry <= self.lac + 1, "everything before the last fragment is confirmed"
         assert self.first_copied >= self.lac, "a confirmed entry has a first copy"
-        assert self.held_bytes == sum(entry.payload_bytes for entry in self._entries.values())
+        held = sum([entry.payload_bytes for entry in self._entries.values()])
+        assert self.held_bytes == held, "held bytes are those of the held entries"
         if self.error is None:
-            assert all(entry_id in self._entries for entry_id in range(self.lac + 1, self.next_entry_id))
-        assert (self._leaving != 0) == (self._proposed is not None)
+            unconfirmed = range(self.lac + 1, self.next_entry_id)
+            assert all(entry_id in self._entries for entry_id in unconfirmed), "unconfirmed entries are held"
+        assert (self._leaving != 0) == (self._proposed is not None), "bookies leave in an ensemble change only"
