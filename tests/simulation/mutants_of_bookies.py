@@ -319,7 +319,7 @@ def closed_without_fragments_of_the_rewrite() -> None:
         ledger: Ledger = msgspec.structs.replace(self._ledger, last_entry=self._protocol.end)
         return ledger
 
-    _swap(ledger_recovery._Run, "result", result)
+    _swap(ledger_recovery._OpenRecovery, "result", result)
 
 
 def bookie_tells_a_last_entry_too_low() -> None:

@@ -28,7 +28,7 @@ _RETRY_S: Final = 0.02
 _log = logging.getLogger(__name__)
 
 
-class _Lane:
+class _BookieQueue:
     """The adds for one bookie. ``generation`` identifies answers to requests sent before its last failure."""
 
     __slots__ = ("bookie", "generation", "in_flight_bytes", "outstanding", "queued", "retrying", "silent_ticks")
@@ -73,65 +73,65 @@ class AddSender:
         self._silent_ticks_max = max(1, settings.bookie_silence_ms // settings.tick_ms)
         self._timeout_s = settings.request_timeout_ms / 1000
         self._loop = asyncio.get_running_loop()
-        self._lanes: dict[str, _Lane] = {}
+        self._queues: dict[str, _BookieQueue] = {}
         self._scheduled = False
         self._closed = False
         self._request: _Request | None = None
 
     def metrics(self) -> list[AddMetrics]:
-        """For a scrape: one group for each bookie, the one that owes most first."""
-        lanes = sorted(self._lanes.values(), key=lambda lane: -lane.in_flight_bytes)
+        """Metric groups: one per bookie, most bytes in flight first."""
+        queues = sorted(self._queues.values(), key=lambda queue: -queue.in_flight_bytes)
         return [
             AddMetrics(
-                bookie=lane.bookie,
-                in_flight_add_bytes=lane.in_flight_bytes,
-                in_flight_adds=lane.outstanding,
-                queued_entries=len(lane.queued) + len(lane.retrying),
-                failures=lane.generation,
+                bookie=queue.bookie,
+                in_flight_add_bytes=queue.in_flight_bytes,
+                in_flight_adds=queue.outstanding,
+                queued_entries=len(queue.queued) + len(queue.retrying),
+                failures=queue.generation,
             )
-            for lane in lanes
+            for queue in queues
         ]
 
     def send(self, targets: Sequence[str], entry: PendingEntry) -> None:
         """Queue ``entry`` for each of ``targets``; it is sent at the end of this event-loop turn."""
-        lanes = self._lanes
+        queues = self._queues
         for bookie in targets:
-            lane = lanes.get(bookie)
-            if lane is None:
-                lane = lanes[bookie] = _Lane(bookie)
-            lane.queued.append(entry)
+            queue = queues.get(bookie)
+            if queue is None:
+                queue = queues[bookie] = _BookieQueue(bookie)
+            queue.queued.append(entry)
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
         self._scheduled = False
-        for lane in list(self._lanes.values()):
-            while lane.queued and lane.in_flight_bytes < self._settings.bookie_in_flight_bytes_max:
-                self._send_request(lane)
+        for queue in list(self._queues.values()):
+            while queue.queued and queue.in_flight_bytes < self._settings.bookie_in_flight_bytes_max:
+                self._send_request(queue)
         self._request = None
 
-    def _send_request(self, lane: _Lane) -> None:
-        channel = self._directory.channel(lane.bookie)
+    def _send_request(self, queue: _BookieQueue) -> None:
+        channel = self._directory.channel(queue.bookie)
         if channel is None:
-            self._fail(lane, "it is not registered")
+            self._fail(queue, "it is not registered")
             return
-        request = self._next_request(lane)
-        lane.in_flight_bytes += request.payload_bytes
-        lane.outstanding += 1
-        channel.send(ADD, request.parts, partial(self._on_reply, lane, lane.generation, request), self._timeout_s)
+        request = self._next_request(queue)
+        queue.in_flight_bytes += request.payload_bytes
+        queue.outstanding += 1
+        channel.send(ADD, request.parts, partial(self._on_reply, queue, queue.generation, request), self._timeout_s)
 
-    def _next_request(self, lane: _Lane) -> _Request:
+    def _next_request(self, queue: _BookieQueue) -> _Request:
         """Take the first entries of the queue that fit into one request, at least one.
 
         The bookies of an ensemble mostly get the same entries in one turn and share one encoded request.
         """
-        queued, request = lane.queued, self._request
+        queued, request = queue.queued, self._request
         if request is not None and queued == request.entries:
-            lane.queued = []
+            queue.queued = []
             return request
         count = self._count_fitting(queued)
-        lane.queued = queued[count:]
+        queue.queued = queued[count:]
         self._request = request = _Request.of(queued[:count])
         return request
 
@@ -145,26 +145,26 @@ class AddSender:
             count += 1
         return count
 
-    def _on_reply(self, lane: _Lane, generation: int, request: _Request, answer: memoryview | StratalogError) -> None:
+    def _on_reply(self, queue: _BookieQueue, generation: int, request: _Request, answer: memoryview | StratalogError) -> None:
         if self._closed:
             return
-        lane.in_flight_bytes -= request.payload_bytes
-        if generation == lane.generation:
-            lane.outstanding -= 1
+        queue.in_flight_bytes -= request.payload_bytes
+        if generation == queue.generation:
+            queue.outstanding -= 1
         if not isinstance(answer, StratalogError) and answer == request.all_stored:
-            self._on_all_stored(lane, request.entries)
+            self._on_all_stored(queue, request.entries)
         else:
-            refusal = answer if isinstance(answer, StratalogError) else self._on_statuses(lane, request.entries, answer)
-            if refusal is not None and generation == lane.generation:
-                self._on_error(lane, request.entries, refusal)
-        if lane.queued and not self._scheduled:
+            refusal = answer if isinstance(answer, StratalogError) else self._on_statuses(queue, request.entries, answer)
+            if refusal is not None and generation == queue.generation:
+                self._on_error(queue, request.entries, refusal)
+        if queue.queued and not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._flush)
 
-    def _on_all_stored(self, lane: _Lane, entries: list[PendingEntry]) -> None:
+    def _on_all_stored(self, queue: _BookieQueue, entries: list[PendingEntry]) -> None:
         """Report the answer for each entry, then call each writer's ``deliver`` once. Hot path."""
-        bookie = lane.bookie
-        lane.silent_ticks = 0
+        bookie = queue.bookie
+        queue.silent_ticks = 0
         self._directory.health.answered(bookie)
         touched: dict[AddSink, None] = {}
         for entry in entries:
@@ -174,7 +174,7 @@ class AddSender:
         for sink in touched:
             sink.deliver()
 
-    def _on_statuses(self, lane: _Lane, entries: list[PendingEntry], answer: memoryview) -> StratalogError | None:
+    def _on_statuses(self, queue: _BookieQueue, entries: list[PendingEntry], answer: memoryview) -> StratalogError | None:
         """Handle an answer that is not OK for all entries. Returns an error if it is malformed."""
         try:
             statuses = decode_statuses(answer)
@@ -183,61 +183,63 @@ class AddSender:
         if len(statuses) != len(entries):
             return Invalid(f"the answer has {len(statuses)} statuses for {len(entries)} entries")
         touched: dict[AddSink, None] = {}
-        self._on_mixed(lane, entries, statuses, touched)
+        self._on_mixed(queue, entries, statuses, touched)
         for sink in touched:
             sink.deliver()
         return None
 
-    def _on_mixed(self, lane: _Lane, entries: list[PendingEntry], statuses: bytes, touched: dict[AddSink, None]) -> None:
+    def _on_mixed(
+        self, queue: _BookieQueue, entries: list[PendingEntry], statuses: bytes, touched: dict[AddSink, None]
+    ) -> None:
         again = []
         for entry, status in zip(entries, statuses, strict=True):
             touched[entry.sink] = None
             if status == Status.OK:
-                lane.silent_ticks = 0
-                entry.sink.on_added(entry, lane.bookie)
-            elif entry.sink.on_refused(entry, lane.bookie, status):
+                queue.silent_ticks = 0
+                entry.sink.on_added(entry, queue.bookie)
+            elif entry.sink.on_refused(entry, queue.bookie, status):
                 again.append(entry)
         if Status.READ_ONLY in statuses or Status.STORAGE_FAILED in statuses:
-            self._directory.failed(lane.bookie)
+            self._directory.failed(queue.bookie)
         if again:
-            self._send_later(lane, again)
+            self._send_later(queue, again)
 
-    def _on_error(self, lane: _Lane, entries: list[PendingEntry], error: StratalogError) -> None:
+    def _on_error(self, queue: _BookieQueue, entries: list[PendingEntry], error: StratalogError) -> None:
         if isinstance(error, Overloaded):
-            self._send_later(lane, entries)
+            self._send_later(queue, entries)
         else:
-            self._fail(lane, error.message)
+            self._fail(queue, error.message)
 
-    def _send_later(self, lane: _Lane, entries: list[PendingEntry]) -> None:
-        if not lane.retrying:
-            self._loop.call_later(_RETRY_S, self._retry, lane)
-        lane.retrying.extend(entries)
+    def _send_later(self, queue: _BookieQueue, entries: list[PendingEntry]) -> None:
+        if not queue.retrying:
+            self._loop.call_later(_RETRY_S, self._retry, queue)
+        queue.retrying.extend(entries)
 
-    def _retry(self, lane: _Lane) -> None:
-        lane.queued[:0] = lane.retrying
-        lane.retrying = []
+    def _retry(self, queue: _BookieQueue) -> None:
+        queue.queued[:0] = queue.retrying
+        queue.retrying = []
         self._flush()
 
     def on_tick(self) -> None:
         """Fail silent bookies. Call every ``tick_ms``."""
-        for lane in list(self._lanes.values()):
-            if not lane.outstanding and not lane.retrying:
-                lane.silent_ticks = 0
+        for queue in list(self._queues.values()):
+            if not queue.outstanding and not queue.retrying:
+                queue.silent_ticks = 0
                 continue
-            lane.silent_ticks += 1
-            if lane.silent_ticks > self._silent_ticks_max:
-                self._fail(lane, f"it confirmed nothing for {self._settings.bookie_silence_ms} ms")
+            queue.silent_ticks += 1
+            if queue.silent_ticks > self._silent_ticks_max:
+                self._fail(queue, f"it confirmed nothing for {self._settings.bookie_silence_ms} ms")
 
     def close(self) -> None:
         """Stop sending, and ignore all answers."""
         self._closed = True
-        self._lanes.clear()
+        self._queues.clear()
 
-    def _fail(self, lane: _Lane, reason: str) -> None:
+    def _fail(self, queue: _BookieQueue, reason: str) -> None:
         """Drop the bookie's queue. Writers resend what they still hold when they replace or revive the bookie."""
-        _log.warning("bookie %s failed for writing: %s", lane.bookie, reason)
-        lane.generation += 1
-        lane.outstanding = lane.silent_ticks = 0
-        lane.queued, lane.retrying = [], []
-        self._directory.failed(lane.bookie)
-        self._on_bookie_failed(lane.bookie)
+        _log.warning("bookie %s failed for writing: %s", queue.bookie, reason)
+        queue.generation += 1
+        queue.outstanding = queue.silent_ticks = 0
+        queue.queued, queue.retrying = [], []
+        self._directory.failed(queue.bookie)
+        self._on_bookie_failed(queue.bookie)

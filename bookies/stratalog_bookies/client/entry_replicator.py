@@ -61,8 +61,8 @@ class EntryReplicator:
         if self._changing is not None:
             self._change_ticks += 1
             if self._change_ticks * self._context.settings.tick_ms > _HOLD_MS:
-                core.let_go()
-            self._take_back_meanwhile()
+                core.release_held()
+            self._revive_during_change()
         elif core.failed_mask:
             self._replace_failed()
         self._check_progress()
@@ -106,22 +106,22 @@ class EntryReplicator:
             proposed = core.begin_change(replacements)
             self._changing = asyncio.get_running_loop().create_task(self._change(proposed))
         else:
-            self._take_back(candidates, ensemble)
+            self._revive(candidates, ensemble)
             core.give_up()
 
-    def _take_back(self, candidates: list[Candidate], ensemble: tuple[str, ...]) -> None:
+    def _revive(self, candidates: list[Candidate], ensemble: tuple[str, ...]) -> None:
         back = {each.bookie_id for each in candidates if each.live and not each.read_only}
         positions = [position for position in self._core.failed_positions if ensemble[position] in back]
         if positions:
             self._send_all(self._core.revive(positions))
             self._replace_tried = self._core.failed_mask
 
-    def _take_back_meanwhile(self) -> None:
+    def _revive_during_change(self) -> None:
         """Take back bookies that failed during a change without waiting for its end: without them nothing may be confirmed."""
         core = self._core
         if core.error is None and core.staying_failed_mask:
             candidates = self._context.directory.candidates(core.ledger.ledger_id)
-            self._take_back(candidates, core.ledger.fragments[-1].bookies)
+            self._revive(candidates, core.ledger.fragments[-1].bookies)
 
     async def _change(self, proposed: Ledger) -> None:
         core = self._core

@@ -205,7 +205,7 @@ class LedgerClient:
 
 
 def _gather_lac(writer: LedgerWriter, lacs: dict[str, list[tuple[int, int]]]) -> None:
-    lac = writer.lac_to_convey()
+    lac = writer.lac_to_send()
     if lac is not None:
         for bookie in writer.ledger.fragments[-1].bookies:
             lacs.setdefault(bookie, []).append((writer.ledger.ledger_id, lac))

@@ -78,7 +78,7 @@ class _Rewriter(EntryReplicator):
         self._end()
 
 
-class _Run:
+class _OpenRecovery:
     """One ledger from IN_RECOVERY to the decision where it ends, with everything up to there copied."""
 
     def __init__(self, context: ClientContext, ledger: Ledger) -> None:
@@ -242,7 +242,7 @@ class LedgerRecoveries:
             ledger = msgspec.structs.replace(ledger, state=LedgerState.IN_RECOVERY)
             if not self._is_shut_out(found, requirements):
                 version = await self._context.puts.put(ledger, version, requirements=requirements, timeout_s=timeout_s)
-        run = _Run(self._context, ledger)
+        run = _OpenRecovery(self._context, ledger)
         try:
             await run.finished
             recovered = await self._closed(run.result())

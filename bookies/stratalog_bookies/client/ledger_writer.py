@@ -41,12 +41,12 @@ class LedgerWriter(EntryReplicator):
         self._version = version
         self._listener = listener
         self._requirements = tuple(each for each in requirements if isinstance(each, EpochIs | SessionAlive))
-        self._told_first = -1
-        self._told_lac = -1
-        self._failure_told = False
+        self._reported_first = -1
+        self._reported_lac = -1
+        self._failure_reported = False
         self._sealing = False
         self._all_confirmed: asyncio.Future[None] | None = None
-        self._conveyed_lac = -1
+        self._sent_lac = -1
         self._tick_next_entry = 0
         context.directory.count_ledger(ledger.fragments[-1].bookies, 1)
 
@@ -83,7 +83,7 @@ class LedgerWriter(EntryReplicator):
     def tell_first_copies(self, wanted: bool) -> None:
         """Whether to report the first copies of later entries to the listener (default: yes)."""
         self._core.tells_first_copies = wanted
-        self._told_first = self._core.first_copied
+        self._reported_first = self._core.first_copied
 
     def append(self, payload: Buffer | Sequence[Buffer]) -> int:
         """Send one entry and return its id; the listener hears its outcome.
@@ -105,7 +105,7 @@ class LedgerWriter(EntryReplicator):
             raise Invalid(f"an entry of {payload_bytes} bytes is too large; maximum is {ENTRY_BYTES_MAX}: send smaller batches")
         context = self._context
         context.held.take(payload_bytes)
-        self._conveyed_lac = core.lac
+        self._sent_lac = core.lac
         entry = core.append(parts, payload_bytes)
         context.sender.send(core.targets(entry), entry)
         context.busy[self] = None
@@ -119,21 +119,21 @@ class LedgerWriter(EntryReplicator):
 
     def deliver(self) -> None:
         try:
-            self._tell()
+            self._notify()
         except Exception:
             # A defect of the listener: it missed notifications. It must not break the connection that other writers share.
             _log.exception("the listener of ledger %d failed", self.ledger.ledger_id)
             self._core.fail_outcome_unknown("the listener failed")
-            self._tell()
+            self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         core = self._core
         if core.tells_first_copies:
-            while self._told_first < core.first_copied:
-                self._told_first += 1
-                self._listener.on_first_copy(self._told_first)
-        if self._told_lac < core.lac:
-            self._told_lac = core.lac
+            while self._reported_first < core.first_copied:
+                self._reported_first += 1
+                self._listener.on_first_copy(self._reported_first)
+        if self._reported_lac < core.lac:
+            self._reported_lac = core.lac
             self._listener.on_confirmed(core.lac)
         if self._all_confirmed is not None and not core.unconfirmed and core.error is None:
             self._settle_seal(None)
@@ -151,9 +151,9 @@ class LedgerWriter(EntryReplicator):
                 waiter.set_exception(type(error)(error.message, **error.detail))
 
     def _deliver_failure(self, error: StratalogError) -> None:
-        if self._failure_told:
+        if self._failure_reported:
             return
-        self._failure_told = True
+        self._failure_reported = True
         self._end_writing()
         self._settle_seal(error)
         self._listener.on_failed(error)
@@ -165,16 +165,16 @@ class LedgerWriter(EntryReplicator):
 
     def on_tick(self) -> bool:
         busy = super().on_tick()
-        return busy or self._told_lac > self._conveyed_lac
+        return busy or self._reported_lac > self._sent_lac
 
-    def lac_to_convey(self) -> int | None:
+    def lac_to_send(self) -> int | None:
         """A LAC that no entry carries, if the ledger was idle for a tick: it is sent to the bookies explicitly."""
         core = self._core
         idle = core.next_entry_id == self._tick_next_entry
         self._tick_next_entry = core.next_entry_id
-        if not idle or self._ended or core.lac <= self._conveyed_lac:
+        if not idle or self._ended or core.lac <= self._sent_lac:
             return None
-        self._conveyed_lac = core.lac
+        self._sent_lac = core.lac
         return core.lac
 
     async def _commit(self, proposed: Ledger) -> None:
@@ -254,7 +254,7 @@ class LedgerWriter(EntryReplicator):
 
     def abandon(self) -> None:
         """Stop without sealing: this owner has lost its right to write. The listener is not called again."""
-        self._failure_told = True
+        self._failure_reported = True
         self._core.fail(LedgerFenced(f"ledger {self.ledger.ledger_id} was abandoned by its writer"))
         self._end_writing()
         self._settle_seal(self._core.error)

@@ -46,7 +46,7 @@ class Compaction:
                 _log.warning("compaction is waiting: %s", full)
                 return
 
-    async def evacuate_broken(self) -> None:
+    async def empty_corrupt_files(self) -> None:
         """Empty the files whose frames are corrupt. Raises ``StorageFailed`` if there is no room."""
         broken = self._disk.corruption.files
         for generation in list(broken):

@@ -213,7 +213,7 @@ class Disk:
     def _note_lost_index(self, generation: int, reason: str) -> None:
         self.corruption.files.setdefault(generation, f"its index and its frames are corrupt: {reason}")
 
-    def unmark_unmovable(self, generation: int) -> None:
+    def allow_compaction(self, generation: int) -> None:
         """Allow compaction of a file again: the entry that prevented it was repaired."""
         file = self.core.contents.files.get(generation)
         if file is not None:

@@ -56,7 +56,7 @@ class LogFileLifecycle:
         await self.check_space()
         await self._prepare_next()
         self._wanted.set()
-        self._task = asyncio.get_running_loop().create_task(self._keep())
+        self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def close(self) -> None:
         if self._task is not None:
@@ -73,7 +73,7 @@ class LogFileLifecycle:
         """Start freeing files: something was deleted or emptied."""
         self._wanted.set()
 
-    async def _keep(self) -> None:
+    async def _run(self) -> None:
         while True:
             await self._wanted.wait()
             self._wanted.clear()

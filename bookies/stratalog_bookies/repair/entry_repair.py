@@ -78,7 +78,7 @@ class EntryRepair:
             if disk.core.failure:
                 return
             await self._repair_safely(disk, corrupt)
-        await compaction.evacuate_broken()
+        await compaction.empty_corrupt_files()
 
     async def _repair_safely(self, disk: Disk, corrupt: CorruptEntry) -> None:
         try:
@@ -98,7 +98,7 @@ class EntryRepair:
             )  # fmt: skip
         else:
             disk.corruption.remove(corrupt)
-            disk.unmark_unmovable(corrupt.generation)
+            disk.allow_compaction(corrupt.generation)
 
     async def _repair(self, disk: Disk, corrupt: CorruptEntry) -> bool:
         """Write a good copy. Returns False if none is needed. Raises if none is available now."""

@@ -205,20 +205,20 @@ class Scrub:
         self._checked_entries += checked.entries
         self._disk.counters.scrubbed_bytes += checked_bytes
         for copy in checked.corrupt:
-            if await self._may_matter(file, copy):
+            if await self._may_be_current(file, copy):
                 self._disk.counters.scrub_errors += 1
                 self._disk.note_corruption(copy.ledger_id, copy.entry_id, file.generation)
         await asyncio.sleep(checked_bytes / (self._settings.scrub_bytes_per_s or _DEFAULT_BYTES_PER_S))
 
-    async def _may_matter(self, file: LogFile, copy: Copy) -> bool:
-        """``_matters``; also True if an index needed to decide is lost: the repair checks again."""
+    async def _may_be_current(self, file: LogFile, copy: Copy) -> bool:
+        """``_is_current``; also True if an index needed to decide is lost: the repair checks again."""
         try:
-            return await self._matters(file, copy)
+            return await self._is_current(file, copy)
         except (Corrupt, OSError) as lost:
             _log.info("entry %d of ledger %d is assumed to be live: %s", copy.entry_id, copy.ledger_id, lost)
             return True
 
-    async def _matters(self, file: LogFile, copy: Copy) -> bool:
+    async def _is_current(self, file: LogFile, copy: Copy) -> bool:
         """Whether reads use this copy: its ledger exists, and no newer file has the entry."""
         run = file.runs.get(copy.ledger_id)
         if run is None:

@@ -231,7 +231,7 @@ class LedgerWriterCore:
             first -= 1
         return first
 
-    def let_go(self) -> None:
+    def release_held(self) -> None:
         """The change takes too long: release the confirmed entries held for the replacement. The auditor fills its gaps."""
         self._given_up |= self._leaving
         self._hold_from = self.next_entry_id

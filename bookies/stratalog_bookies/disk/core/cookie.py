@@ -60,12 +60,12 @@ class Claim(NamedTuple):
     lost: dict[int, str]
 
 
-Look = DiskCookie | StratalogError | None
+FoundCookie = DiskCookie | StratalogError | None
 """A disk's cookie, None if it has none, or why it cannot be read."""
 
 
 def claim(
-    record: Bookie | None, found: Sequence[Look], *, cluster_id: str, bookie_id: str, directories: Sequence[str]
+    record: Bookie | None, found: Sequence[FoundCookie], *, cluster_id: str, bookie_id: str, directories: Sequence[str]
 ) -> Claim:
     """Decide which disks belong to the bookie.
 

@@ -88,7 +88,7 @@ class DiskCore:
         """Add entries whose headers and payloads are contiguous in ``body``. The caller has checked ``takes``.
 
         The common entry (new, in order, ledger known and not fenced) costs one short pass, and a run of such entries becomes
-        one frame without a copy. ``_careful`` decides every other entry alone.
+        one frame without a copy. ``_decide_one`` decides every other entry alone.
         """
         refusal = self.refusal
         if refusal is not None:
@@ -113,7 +113,7 @@ class DiskCore:
             else:
                 self._store(headers[first:index], body[first_header_at:header_at], body[first_payload_at:payload_at])
                 first, first_header_at, first_payload_at = index + 1, header_end, payload_end
-                decided = self._careful(headers[index], body[header_at:header_end], body[payload_at:payload_end])
+                decided = self._decide_one(headers[index], body[header_at:header_end], body[payload_at:payload_end])
                 if isinstance(decided, Run):
                     deferred.append((index, decided))
                 else:
@@ -134,7 +134,7 @@ class DiskCore:
         header = (ledger_id, row.entry_id, row.lac, row.payload_bytes, row.crc, RECOVERY_ADD)
         self._store([header], messages.ENTRY_HEADER.pack(*header), payload)
 
-    def _careful(self, header: Header, packed: memoryview, payload: memoryview) -> Status | Run:
+    def _decide_one(self, header: Header, packed: memoryview, payload: memoryview) -> Status | Run:
         """Decide one entry that is not simply new and in order: its status, or the run to load first."""
         ledger_id, entry_id, lac, _, crc, flags = header
         if crc32c(payload, crc32c(packed[:CHECKED_BYTES])) != crc:

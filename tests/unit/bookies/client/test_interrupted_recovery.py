@@ -237,13 +237,13 @@ class HeldMetadata(CutMetadata):
     def __init__(self, client: MetadataClient) -> None:
         super().__init__(client, Cut(0, carried_out=True))
         self.held = asyncio.Event()
-        self.let_go = asyncio.Event()
+        self.release_held = asyncio.Event()
 
     async def propose(self, command: Command, timeout_s: float = 10.0) -> Applied:
         records = [update.record for update in command.updates if isinstance(update, Put)]
         if any(isinstance(record, Ledger) and len(record.fragments) > 1 for record in records):
             self.held.set()
-            await self.let_go.wait()
+            await self.release_held.wait()
         return await super().propose(command, timeout_s)
 
 
@@ -265,8 +265,8 @@ async def test_a_change_that_is_not_answered_keeps_no_bookie_from_being_taken_ba
     for name in ("b0", "b1"):
         await cluster.start_bookie(name, audit_delay_s=0.0)
     await eventually(lambda: writer.lac == 2 * CONFIRMED - 1)
-    assert not metadata.let_go.is_set()
-    metadata.let_go.set()
+    assert not metadata.release_held.is_set()
+    metadata.release_held.set()
     ledger = await writer.seal(2 * CONFIRMED)
     assert "b3" in ledger.fragments[-1].bookies
     assert await cluster.read_back(ledger.ledger_id) == [batch(number) for number in range(2 * CONFIRMED)]

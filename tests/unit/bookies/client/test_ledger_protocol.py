@@ -327,7 +327,7 @@ def run_schedule(world: World, random: Random, lost: set[str]) -> None:
         elif chance < 0.36:
             writer.mend()
             if writer.core.is_changing and random.random() < 0.1:
-                writer.core.let_go()
+                writer.core.release_held()
         elif chance < 0.375 and world.ledger.state is not LedgerState.CLOSED and len(recoveries) < 4:
             recoveries.append(Recovery(world))
         elif chance < 0.385 and recoveries:

@@ -290,7 +290,7 @@ def test_letting_go_ends_the_holding_but_not_the_change() -> None:
     fail_and_change(writer, 0, "b9")
     for bookie in ("b1", "b2"):
         writer.on_added(first, bookie)
-    writer.let_go()
+    writer.release_held()
     assert writer.held_bytes == 7
     assert [(send.bookie, send.entry) for send in writer.commit_change()] == [("b9", second)]
     writer.validate_state()

@@ -202,7 +202,7 @@ async def test_a_scrub_passes_over_a_ledger_that_is_deleted_while_it_looks(bench
     rows = await bench.disk.reads.rows(run)
     position = int.from_bytes(rows[8:12], "big")
     rows_are_read, read = bench.background.hold("load_rows")
-    looking = asyncio.ensure_future(bench.scrub._matters(file, Copy(12, 0, position)))
+    looking = asyncio.ensure_future(bench.scrub._is_current(file, Copy(12, 0, position)))
     await rows_are_read.wait()
     await bench.disk.delete([12])
     read.set()
