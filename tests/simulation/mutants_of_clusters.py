@@ -98,13 +98,13 @@ def _recover_at_takeover(choose: Callable[[list[Ledger]], list[Ledger]]) -> None
     """Have a new owner recover of its log's ledgers only those that ``choose`` names."""
 
     async def recover(self: Takeover, partition: Partition) -> dict[int, Recovered]:
-        view = self._services.view
+        view = self._view
         log = view.find(Log, log_key(partition.topic_id, partition.index))
         found = [view.find(Ledger, ledger_key(ref.ledger_id)) for ref in (log.ledgers if log is not None else ())]
         waiting = [ledger.ledger_id for ledger in choose([ledger for ledger in found if ledger is not None])]
         if waiting:
             requirement = EpochIs(key=partition.key(), owner=partition.owner, leader_epoch=partition.leader_epoch)
-            await self._services.ledgers.recover(waiting, requirements=(requirement,))
+            await self._ledgers.recover(waiting, requirements=(requirement,))
         return {}
 
     _swap(Takeover, "recover", recover)

@@ -10,7 +10,7 @@ from stratalog_bookies.client import LedgerSpec
 from stratalog_bookies.client.core import placement
 from stratalog_bookies.client.core.placement import Candidate, Spread
 from stratalog_bookies.repair.core import audit_plan
-from stratalog_broker.admin.replication_factor import newest_ledger
+from stratalog_broker.cluster.replicas import newest_ledger
 from stratalog_broker.configs import topic_configs
 from stratalog_broker.partitions.ledger_opening import LedgerOpening
 from stratalog_broker.partitions.log import PartitionLog
@@ -58,7 +58,7 @@ def ledgers_keep_the_factor_of_the_one_before() -> None:
     spec_of: Callable[..., LedgerSpec] = LedgerOpening._spec
 
     def spec(self: LedgerOpening, topic: Topic, base_offset: int) -> LedgerSpec:
-        newest = newest_ledger(self._services.view, self._identity.topic_id, self._identity.partition)
+        newest = newest_ledger(self._view, self._identity.topic_id, self._identity.partition)
         wanted = spec_of(self, topic, base_offset)
         if newest is None:
             return wanted

@@ -72,16 +72,16 @@ def batches_after_the_checkpoint_are_not_replayed() -> None:
 
 def group_state_is_not_handed_over() -> None:
     """What an owner leaves for the next one lacks the state of the application."""
-    last_word: Callable[..., bytes] = PartitionLog.last_word
+    handover_checkpoint: Callable[..., bytes] = PartitionLog.handover_checkpoint
 
     def without(self: PartitionLog) -> bytes:
         application, self.application = self.application, None
         try:
-            return last_word(self)
+            return handover_checkpoint(self)
         finally:
             self.application = application
 
-    _swap(PartitionLog, "last_word", without)
+    _swap(PartitionLog, "handover_checkpoint", without)
 
 
 def _snapshot_without(name: str) -> None:

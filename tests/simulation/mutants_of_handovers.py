@@ -8,8 +8,9 @@ from typing import Any, Final
 import msgspec
 
 from stratalog_broker.partitions.core import PartitionCore
-from stratalog_broker.partitions.handover import Departures, Release
+from stratalog_broker.partitions.handover import OutgoingHandovers
 from stratalog_broker.partitions.log import PartitionLog
+from stratalog_broker.partitions.release import Release
 from stratalog_broker.reads.read_runs import ReadRuns, Served
 from stratalog_core.batches.checkpoint import Checkpoint
 from stratalog_metadata.client import shared_commands
@@ -68,9 +69,9 @@ def runs_skip_a_batch() -> None:
 
 def handover_keeps_the_epoch() -> None:
     """The next owner gets the epoch of the last."""
-    release_of: Callable[..., Release | None] = Departures._release_of
+    release_of: Callable[..., Release | None] = OutgoingHandovers._release_of
 
-    def same_epoch(self: Departures, log: PartitionLog) -> Release | None:
+    def same_epoch(self: OutgoingHandovers, log: PartitionLog) -> Release | None:
         release = release_of(self, log)
         if release is None:
             return None
@@ -78,12 +79,12 @@ def handover_keeps_the_epoch() -> None:
         record = msgspec.structs.replace(put.record, leader_epoch=put.record.leader_epoch - 1)
         return release._replace(updates=(msgspec.structs.replace(put, record=record),))
 
-    _swap(Departures, "_release_of", same_epoch)
+    _swap(OutgoingHandovers, "_release_of", same_epoch)
 
 
 def handover_passes_on_no_producers() -> None:
     """What an owner leaves to the next lacks the producers, so that their retries are appended again."""
-    last_word: Callable[[PartitionLog], bytes] = PartitionLog.last_word
+    handover_checkpoint: Callable[[PartitionLog], bytes] = PartitionLog.handover_checkpoint
     checkpoint: Callable[..., Checkpoint] = PartitionCore.checkpoint
 
     def without(self: PartitionLog) -> bytes:
@@ -91,11 +92,11 @@ def handover_passes_on_no_producers() -> None:
             checkpoint(core, *state), producers=()
         )
         try:
-            return last_word(self)
+            return handover_checkpoint(self)
         finally:
             PartitionCore.checkpoint = checkpoint  # type: ignore[method-assign]
 
-    _swap(PartitionLog, "last_word", without)
+    _swap(PartitionLog, "handover_checkpoint", without)
 
 
 IN_OWNERS: Final = (

@@ -90,7 +90,7 @@ class Session:
         client = await RawClient.connect(self._address)
         try:
             for _ in range(REQUESTS):
-                values = Values(random, self.cluster.broker.services.view, learned, TOPIC)
+                values = Values(random, self.cluster.broker.metadata.view, learned, TOPIC)
                 key, version = _draw_api(random)
                 request = entity(load_request_schema(key, version), values)
                 self.sent.append(f"{type(request).__name__} v{version} {request}"[:_SHOWN_CHARACTERS])

@@ -8,17 +8,15 @@ the new factor: otherwise it would stay in the old one until the next group chan
 from __future__ import annotations
 
 from typing import Final
-from uuid import UUID
 
 import msgspec
 
-from stratalog_bookies.client import LedgerClient
 from stratalog_broker.admin.compare_and_set import decided_anew
 from stratalog_broker.admin.topics import REPLICATION_FACTOR_MAX
-from stratalog_broker.configs.topic_configs import TopicConfigs, check_topic_configs
-from stratalog_core.errors import Invalid, NotEnoughBookies, NotFound
+from stratalog_broker.configs.topic_configs import check_topic_configs
+from stratalog_core.errors import Invalid, NotFound
 from stratalog_metadata.client.api import MetadataClient, MetadataView
-from stratalog_metadata.records import Bookie, Ledger, Log, Topic, ledger_key, log_key, topic_key
+from stratalog_metadata.records import Bookie, Topic, topic_key
 from stratalog_metadata.state.commands import Command, Put, VersionIs
 
 _TIMEOUT_S: Final = 10.0
@@ -53,25 +51,3 @@ def _check(view: MetadataView, topic: Topic, factor: int) -> None:
     if not 1 <= factor <= most:
         raise Invalid(f"replication factor is {factor}; maximum is {most}: {bookies} bookies take ledgers, start more")
     check_topic_configs(topic.configs, factor, internal=topic.internal)
-
-
-def newest_ledger(view: MetadataView, topic_id: UUID, index: int) -> Ledger | None:
-    """The last ledger in a partition's log; None if all of it is cold, or nothing was ever written."""
-    log = view.find(Log, log_key(topic_id, index))
-    return view.find(Ledger, ledger_key(log.ledgers[-1].ledger_id)) if log is not None and log.ledgers else None
-
-
-def is_roll_due(ledgers: LedgerClient, ledger: Ledger, topic: Topic, configs: TopicConfigs) -> bool:
-    """Whether a ledger has other quorums than its topic asks for, and there are bookies for a new one."""
-    if has_quorums_of(ledger, topic, configs):
-        return False
-    try:
-        ledgers.require_bookies(topic.replication_factor, configs.ack_quorum)
-    except NotEnoughBookies:
-        return False
-    return True
-
-
-def has_quorums_of(ledger: Ledger, topic: Topic, configs: TopicConfigs) -> bool:
-    """Whether a ledger has the copies and the ack quorum that its topic asks for now."""
-    return (ledger.write_quorum, ledger.ack_quorum) == (topic.replication_factor, configs.ack_quorum)

@@ -5,29 +5,25 @@ Counted in this broker's view: requests to several brokers at one moment may pas
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from kio.schema.errors import ErrorCode
 
+from stratalog_broker.configs.settings import BrokerSettings
 from stratalog_broker.protocol.errors import KafkaError
+from stratalog_metadata.client.api import MetadataView
 from stratalog_metadata.records import Topic
 
-if TYPE_CHECKING:
-    from stratalog_broker.requests.context import BrokerServices
 
-
-def check_request(services: BrokerServices, partitions: int) -> None:
+def check_request(settings: BrokerSettings, partitions: int) -> None:
     """Raise ``KafkaError`` POLICY_VIOLATION if one request may not create so many partitions."""
-    most = services.settings.request_partitions_max
+    most = settings.request_partitions_max
     if partitions > most:
         text = f"the request creates {partitions} partitions; request_partitions_max is {most}: create them in parts"
         raise KafkaError(ErrorCode.policy_violation, text)
 
 
-def check_cluster(services: BrokerServices, topics: int, partitions: int) -> None:
+def check_cluster(settings: BrokerSettings, view: MetadataView, topics: int, partitions: int) -> None:
     """Raise ``KafkaError`` POLICY_VIOLATION if the cluster may not have so many more. Internal topics do not count."""
-    settings = services.settings
-    found = [topic.partition_count for topic in services.view.all(Topic) if not topic.internal]
+    found = [topic.partition_count for topic in view.all(Topic) if not topic.internal]
     if topics and len(found) + topics > settings.topics_max:
         text = f"there would be {len(found) + topics} topics; topics_max is {settings.topics_max}: delete some, or raise it"
         raise KafkaError(ErrorCode.policy_violation, text)

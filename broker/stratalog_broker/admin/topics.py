@@ -14,18 +14,20 @@ import asyncio
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from uuid import UUID
 
 from kio.schema.errors import ErrorCode
 
 from stratalog_broker.admin.compare_and_set import decided_anew
 from stratalog_broker.admin.topic_limits import check_cluster
+from stratalog_broker.configs.settings import BrokerSettings
 from stratalog_broker.configs.topic_configs import check_topic_configs
 from stratalog_broker.partitions.internal_topics import INTERNAL_TOPICS
 from stratalog_broker.protocol.errors import KafkaError
 from stratalog_core.errors import Conflict, Invalid, OutcomeUnknown
-from stratalog_metadata.client.api import MetadataView
+from stratalog_core.ports import Clock, Random
+from stratalog_metadata.client.api import MetadataClient, MetadataView
 from stratalog_metadata.records import (
     Bookie,
     Broker,
@@ -43,9 +45,6 @@ from stratalog_metadata.records import (
     topic_key,
 )
 from stratalog_metadata.state.commands import ABSENT, Command, Delete, Put, Update, VersionIs
-
-if TYPE_CHECKING:
-    from stratalog_broker.requests.context import BrokerServices
 
 NAME_CHARACTERS_MAX: Final = 249
 PARTITIONS_MAX: Final = 10_000
@@ -88,11 +87,13 @@ def check_topic_name(name: str) -> None:
 
 
 class TopicCommands:
-    """Commands on topics. Holds no state: make one wherever it is needed."""
+    """Commands on topics. Holds no state."""
 
-    def __init__(self, services: BrokerServices) -> None:
-        self._services = services
-        self._metadata = services.metadata
+    def __init__(self, settings: BrokerSettings, metadata: MetadataClient, clock: Clock, random: Random) -> None:
+        self._settings = settings
+        self._metadata = metadata
+        self._clock = clock
+        self._random = random
 
     @property
     def _view(self) -> MetadataView:
@@ -124,7 +125,7 @@ class TopicCommands:
         if self._view.get(topic_key(new.name)) is not None:
             raise KafkaError(ErrorCode.topic_already_exists, f"topic {new.name!r} already exists")
         topic = Topic(
-            name=new.name, topic_id=UUID(int=self._services.random.getrandbits(128), version=4),
+            name=new.name, topic_id=UUID(int=self._random.getrandbits(128), version=4),
             partition_count=self._partition_count(new.partition_count),
             replication_factor=self._replication_factor(new.replication_factor),
             configs=dict(new.configs), internal=new.internal,
@@ -132,7 +133,7 @@ class TopicCommands:
         _check_configs(topic)
         self._check_assigned(new.assigned)
         if not topic.internal:
-            check_cluster(self._services, 1, topic.partition_count)
+            check_cluster(self._settings, self._view, 1, topic.partition_count)
         return topic
 
     def _check_assigned(self, assigned: Sequence[tuple[int, ...]]) -> None:
@@ -146,13 +147,13 @@ class TopicCommands:
                 raise KafkaError(ErrorCode.invalid_replica_assignment, text)
 
     def _partition_count(self, wanted: int) -> int:
-        count = self._services.settings.default_partitions if wanted == BROKER_DEFAULT else wanted
+        count = self._settings.default_partitions if wanted == BROKER_DEFAULT else wanted
         if not 1 <= count <= PARTITIONS_MAX:
             raise KafkaError(ErrorCode.invalid_partitions, f"{count} partitions: choose 1 to {PARTITIONS_MAX}, or -1")
         return count
 
     def _replication_factor(self, wanted: int) -> int:
-        factor = self._services.settings.default_replication_factor if wanted == BROKER_DEFAULT else wanted
+        factor = self._settings.default_replication_factor if wanted == BROKER_DEFAULT else wanted
         most = min(self.registered_bookies(), REPLICATION_FACTOR_MAX)
         if not 1 <= factor <= most:
             text = f"replication factor {factor}: there are {self.registered_bookies()} bookies, choose 1 to {most}, or -1"
@@ -209,7 +210,7 @@ class TopicCommands:
             if not topic.partition_count < partition_count <= PARTITIONS_MAX:
                 text = f"topic {name!r} has {topic.partition_count} partitions: choose more, up to {PARTITIONS_MAX}"
                 raise KafkaError(ErrorCode.invalid_partitions, text)
-            check_cluster(self._services, 0, partition_count - topic.partition_count)
+            check_cluster(self._settings, self._view, 0, partition_count - topic.partition_count)
             return _changed(topic, partition_count=partition_count)
 
         topic = await self._edit(name, plan, timeout_s, assigned=assigned, validate_only=validate_only)
@@ -276,7 +277,7 @@ class TopicCommands:
         keys = [topic.key(), *(ledger.key() for ledger in ledgers)]
         for index in range(topic.partition_count):
             keys += [make_key(topic.topic_id, index) for make_key in _OF_EACH_PARTITION]
-        deleted = DeletedTopic(topic_id=topic.topic_id, name=topic.name, deleted_at_ms=self._services.clock.wall_ms())
+        deleted = DeletedTopic(topic_id=topic.topic_id, name=topic.name, deleted_at_ms=self._clock.wall_ms())
         return (*(Delete(key=key) for key in keys), Put(record=deleted))
 
     # -- waiting for the view

@@ -3,38 +3,58 @@
 from __future__ import annotations
 
 import heapq
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Collection
+from typing import Final, Protocol
 
 from stratalog_broker.metrics import TrafficMeter
+from stratalog_core.ids import TopicPartition
+from stratalog_core.ports import Clock
 from stratalog_metadata.protocol.broker_loads import HEAVIEST_MAX, BrokerLoad, PartitionLoad
-
-if TYPE_CHECKING:
-    from stratalog_broker.partitions.log import PartitionLog
-    from stratalog_broker.requests.context import BrokerServices
+from stratalog_metadata.records import Topic
 
 REPORT_S: Final = 5.0
 
 
-class LoadMeter:
-    """``report`` is asked with every renewal of the session, and answers every few seconds.
+class MeteredPartition(Protocol):
+    """A partition that counts its bytes, and keeps the counts that were last reported."""
 
-    What was told stands with each partition's counters: no table of partitions is built for a report.
+    topic: Topic
+    topic_partition: TopicPartition
+    bytes_in: int
+    bytes_out: int
+    bytes_in_reported: int
+    bytes_out_reported: int
+
+
+class LoadMeter:
+    """``report`` is called with every renewal of the session and returns a report every few seconds.
+
+    Each partition keeps the counts that were last reported, so that a report builds no table of partitions.
     """
 
-    def __init__(self, services: BrokerServices) -> None:
-        self._services = services
+    def __init__(
+        self,
+        broker_id: int,
+        clock: Clock,
+        partitions: Callable[[], Collection[MeteredPartition]],
+        unreadable_records: Callable[[], int],
+    ) -> None:
         self.traffic = TrafficMeter()
-        self._measured_at = services.clock.monotonic() - REPORT_S
+        self._broker_id = broker_id
+        self._clock = clock
+        self._partitions = partitions
+        self._unreadable_records = unreadable_records
+        self._measured_at = clock.monotonic() - REPORT_S
 
     def report(self) -> BrokerLoad | None:
         """Rates since the last report; None if that was just now."""
-        elapsed_s = self._services.clock.monotonic() - self._measured_at
+        elapsed_s = self._clock.monotonic() - self._measured_at
         if elapsed_s < REPORT_S:
             return None
         self._measured_at += elapsed_s
         partitions = taken = given = 0
-        busy: list[tuple[int, PartitionLog]] = []
-        for log in self._services.partitions.all():
+        busy: list[tuple[int, MeteredPartition]] = []
+        for log in self._partitions():
             partitions += 1
             came, went = log.bytes_in - log.bytes_in_reported, log.bytes_out - log.bytes_out_reported
             if came or went:
@@ -44,15 +64,15 @@ class LoadMeter:
                 busy.append((int((came + went) / elapsed_s), log))
         heaviest = heapq.nlargest(HEAVIEST_MAX, busy, key=lambda one: one[0])
         return BrokerLoad(
-            broker_id=self._services.settings.broker_id,
+            broker_id=self._broker_id,
             partitions=partitions,
             bytes_in_per_s=int(taken / elapsed_s),
             bytes_out_per_s=int(given / elapsed_s),
             heaviest=[_loaded(rate, log) for rate, log in heaviest if rate],
-            unreadable_records=self._services.groups.unreadable_records,
+            unreadable_records=self._unreadable_records(),
         )
 
 
-def _loaded(rate: int, log: PartitionLog) -> PartitionLoad:
+def _loaded(rate: int, log: MeteredPartition) -> PartitionLoad:
     identity = log.topic_partition
     return PartitionLoad(identity.topic_id.bytes, identity.partition, rate)

@@ -11,12 +11,12 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from functools import cache
 from itertools import islice
+from uuid import UUID
 
-from stratalog_broker.admin.replication_factor import newest_ledger
 from stratalog_broker.protocol.metadata import PartitionState
 from stratalog_core.ids import NO_OWNER
 from stratalog_metadata.client.api import MetadataView
-from stratalog_metadata.records import Bookie, Broker, Ledger, Partition, Topic, partition_key
+from stratalog_metadata.records import Bookie, Broker, Ledger, Log, Partition, Topic, ledger_key, log_key, partition_key
 
 _Lists = tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 """Leader, replicas, those in sync, those offline."""
@@ -72,3 +72,9 @@ def replicas_of(owner: int, assigned: Sequence[int], brokers: Sequence[int], cop
     if owner in assigned[:copies]:
         named = ()
     return tuple(islice(dict.fromkeys((*named, *assigned, *others)), copies))
+
+
+def newest_ledger(view: MetadataView, topic_id: UUID, index: int) -> Ledger | None:
+    """The last ledger in a partition's log; None if all of it is cold, or nothing was ever written."""
+    log = view.find(Log, log_key(topic_id, index))
+    return view.find(Ledger, ledger_key(log.ledgers[-1].ledger_id)) if log is not None and log.ledgers else None

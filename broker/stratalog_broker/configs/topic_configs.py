@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from stratalog_broker.configs.config_keys import LONG_MAX, ConfigKey, ConfigKind, find_key, key_table
-from stratalog_broker.partitions.core import RollLimits
 from stratalog_core.errors import Invalid
 from stratalog_core.ports import Random
 from stratalog_core.quorum import majority
+from stratalog_metadata.client.api import MetadataView
+from stratalog_metadata.client.topic_defaults import topic_defaults
 from stratalog_metadata.records import Topic, configs_in_force
 
 _HOUR_MS: Final = 3_600_000
@@ -217,6 +218,16 @@ def default_text(key: ConfigKey) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RollLimits:
+    """When the next ledger begins: by topic configs ``segment.*``, and by the broker's idle time."""
+
+    segment_bytes: int
+    segment_ms: int
+    segment_jitter_ms: int = 0
+    idle_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TopicConfigs:
     """The configs that the broker acts on, parsed."""
 
@@ -237,6 +248,11 @@ class TopicConfigs:
     def of(cls, topic: Topic, defaults: Mapping[str, str]) -> TopicConfigs:
         """Configs in force for a stored topic (cheap: topics with equal configs share one)."""
         return _parse(tuple(sorted(configs_in_force(topic, defaults).items())), topic.replication_factor)
+
+    @classmethod
+    def in_force(cls, topic: Topic, view: MetadataView) -> TopicConfigs:
+        """Configs in force for a topic of ``view``: its own, the cluster's defaults, the built-in ones."""
+        return cls.of(topic, topic_defaults(view))
 
     def jitter(self, random: Random) -> float:
         """How much of ``segment.jitter.ms`` the next ledger is sealed earlier, from 0 to 1."""

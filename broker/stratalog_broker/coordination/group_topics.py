@@ -8,7 +8,8 @@ from uuid import UUID
 
 from kio.schema.errors import ErrorCode
 
-from stratalog_broker.requests.context import RequestContext
+from stratalog_broker.partitions.ownership import Partitions
+from stratalog_metadata.client.api import MetadataView
 from stratalog_metadata.records import Topic, topic_key
 
 
@@ -21,16 +22,17 @@ class TopicName:
     error: ErrorCode = ErrorCode.none
 
 
-def resolve_topic(context: RequestContext, topic: Any, *, by_id: bool) -> TopicName:
+def resolve_topic(view: MetadataView, partitions: Partitions, topic: Any, *, by_id: bool) -> TopicName:
     """The topic that an element of a request means."""
     if by_id:
-        known = topic_by_id(context, topic.topic_id)
+        known = topic_by_id(partitions, topic.topic_id)
         return TopicName(known.name if known else "", topic.topic_id, ErrorCode.none if known else ErrorCode.unknown_topic_id)
-    known = context.services.view.find(Topic, topic_key(topic.name))
+    known = view.find(Topic, topic_key(topic.name))
     if known is None:
         return TopicName(topic.name, None, ErrorCode.unknown_topic_or_partition)
     return TopicName(topic.name, known.topic_id)
 
 
-def topic_by_id(context: RequestContext, topic_id: UUID | None) -> Topic | None:
-    return context.services.partitions.topic_by_id(topic_id.bytes) if topic_id is not None else None
+def topic_by_id(partitions: Partitions, topic_id: UUID | None) -> Topic | None:
+    """The topic with this id, wherever it is served; None without an id."""
+    return partitions.topic_by_id(topic_id.bytes) if topic_id is not None else None

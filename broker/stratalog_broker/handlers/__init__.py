@@ -1,70 +1,18 @@
-"""One module per Kafka API; this table is what is served, and what ApiVersions answers."""
+"""One module per Kafka API, and nothing else. ``HANDLERS`` is what is served, and what ApiVersions answers.
+
+A module of this package declares ``API``: the key, the versions served, and the handler with the services that it needs.
+"""
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Final
 
-from stratalog_broker.handlers import (
-    alter_configs,
-    api_versions,
-    create_partitions,
-    create_topics,
-    delete_groups,
-    delete_records,
-    delete_topics,
-    describe_cluster,
-    describe_configs,
-    describe_groups,
-    describe_topic_partitions,
-    fetch,
-    find_coordinator,
-    heartbeat,
-    incremental_alter_configs,
-    init_producer_id,
-    join_group,
-    leave_group,
-    list_groups,
-    list_offsets,
-    metadata,
-    offset_commit,
-    offset_delete,
-    offset_fetch,
-    offset_for_leader_epoch,
-    produce,
-    sync_group,
-)
 from stratalog_broker.requests.handler_info import HandlerInfo
 
-_MODULES: Final = (
-    alter_configs,
-    api_versions,
-    create_partitions,
-    create_topics,
-    delete_groups,
-    delete_records,
-    delete_topics,
-    describe_cluster,
-    describe_configs,
-    describe_groups,
-    describe_topic_partitions,
-    fetch,
-    find_coordinator,
-    heartbeat,
-    incremental_alter_configs,
-    init_producer_id,
-    join_group,
-    leave_group,
-    list_groups,
-    list_offsets,
-    metadata,
-    offset_commit,
-    offset_delete,
-    offset_fetch,
-    offset_for_leader_epoch,
-    produce,
-    sync_group,
-)
-
+_MODULES: Final = [import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__)]
 HANDLERS: Final[Mapping[int, HandlerInfo]] = {module.API.key: module.API for module in _MODULES}
-assert len(HANDLERS) == len(_MODULES), "no two modules serve the same API"
+"""By API key. Their handlers are bound to services by ``ServedApis``."""
+assert len(HANDLERS) == len(_MODULES), "two modules serve the same API"

@@ -1,8 +1,8 @@
 """ApiVersions (key 18), versions 0–4: exactly what the handler table serves.
 
 A version that is not known is answered in version 0 with UNSUPPORTED_VERSION and the table, so that the client can choose
-(KIP-511); ``server.py`` does that with ``encode_fallback``. No features are finalized: transactions and the newer group
-protocols are not served yet.
+(KIP-511); ``network/dispatch.py`` does that with ``encode_fallback``. No features are finalized: transactions and the newer
+group protocols are not served yet.
 """
 
 from __future__ import annotations
@@ -14,28 +14,26 @@ from kio.schema.errors import ErrorCode
 from stratalog_broker.protocol.entities import encode_response, response_factory
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
+from stratalog_broker.requests.served_apis import ServedApis
 
 _KEY: Final = 18
 
 
-async def handle(context: RequestContext, request: Any) -> Any:
+async def handle(context: RequestContext, request: Any, *, apis: ServedApis) -> Any:
     """Answer the table."""
-    return _response(context.api_version, ErrorCode.none)
+    return _response(apis, context.api_version, ErrorCode.none)
 
 
-def encode_fallback() -> bytes:
+def encode_fallback(apis: ServedApis) -> bytes:
     """Body of the version-0 response to a version that is not known."""
-    return encode_response(_response(0, ErrorCode.unsupported_version))
+    return encode_response(_response(apis, 0, ErrorCode.unsupported_version))
 
 
-def _response(version: int, code: ErrorCode) -> Any:
-    # Imported late: the table lists this module too.
-    from stratalog_broker.handlers import HANDLERS
-
+def _response(apis: ServedApis, version: int, code: ErrorCode) -> Any:
     new = response_factory(_KEY, version)
     keys = tuple(
         new("ApiVersion", api_key=info.key, min_version=info.lowest_advertised, max_version=info.max_version)
-        for info in sorted(HANDLERS.values(), key=lambda info: info.key)
+        for info in sorted(apis.by_key.values(), key=lambda info: info.key)
     )
     return new("ApiVersionsResponse", error_code=code, api_keys=keys)
 

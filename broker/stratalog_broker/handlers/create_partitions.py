@@ -12,34 +12,48 @@ from kio.schema.errors import ErrorCode
 
 from stratalog_broker.admin.topic_limits import check_request
 from stratalog_broker.admin.topics import PARTITIONS_MAX, TopicCommands
+from stratalog_broker.configs.settings import BrokerSettings
 from stratalog_broker.protocol.durations import request_timeout_s
 from stratalog_broker.protocol.errors import KafkaError, error_code_of
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
 from stratalog_core.errors import StratalogError
+from stratalog_metadata.client.api import MetadataView
 from stratalog_metadata.records import Topic, topic_key
 
 
-async def handle(context: RequestContext, request: Any) -> Any:
+async def handle(
+    context: RequestContext, request: Any, *, view: MetadataView, settings: BrokerSettings, topic_commands: TopicCommands
+) -> Any:
     timeout_s = request_timeout_s(request.timeout)
-    left = context.services.settings.request_partitions_max
+    left = settings.request_partitions_max
     rows = []
     for wish in request.topics:
-        topic = context.services.view.find(Topic, topic_key(wish.name))
+        topic = view.find(Topic, topic_key(wish.name))
         left -= max(min(wish.count, PARTITIONS_MAX) - topic.partition_count, 0) if topic is not None else 0
-        rows.append(await _grow(context, wish, timeout_s, left, validate_only=request.validate_only))
+        rows.append(
+            await _grow(context, view, settings, topic_commands, wish, timeout_s, left, validate_only=request.validate_only)
+        )
     return context.new("CreatePartitionsResponse", results=tuple(rows))
 
 
-async def _grow(context: RequestContext, wish: Any, timeout_s: float, left: int, *, validate_only: bool) -> Any:
+async def _grow(
+    context: RequestContext,
+    view: MetadataView,
+    settings: BrokerSettings,
+    topic_commands: TopicCommands,
+    wish: Any,
+    timeout_s: float,
+    left: int,
+    *,
+    validate_only: bool,
+) -> Any:
     """``left``: partitions that the request may still create after these; below 0 they are refused."""
     error, message = ErrorCode.none, None
     try:
         if left < 0:
-            check_request(context.services, context.services.settings.request_partitions_max - left)
-        await TopicCommands(context.services).grow(
-            wish.name, wish.count, timeout_s, assigned=_assigned(context, wish), validate_only=validate_only
-        )
+            check_request(settings, settings.request_partitions_max - left)
+        await topic_commands.grow(wish.name, wish.count, timeout_s, assigned=_assigned(view, wish), validate_only=validate_only)
     except KafkaError as refused:
         error, message = refused.code, refused.message
     except StratalogError as failure:
@@ -47,9 +61,9 @@ async def _grow(context: RequestContext, wish: Any, timeout_s: float, left: int,
     return context.new("CreatePartitionsTopicResult", name=wish.name, error_code=error, error_message=message)
 
 
-def _assigned(context: RequestContext, wish: Any) -> tuple[tuple[int, ...], ...]:
+def _assigned(view: MetadataView, wish: Any) -> tuple[tuple[int, ...], ...]:
     """Brokers of each new partition; nothing if they are left to the controller."""
-    topic = context.services.view.find(Topic, topic_key(wish.name))
+    topic = view.find(Topic, topic_key(wish.name))
     if wish.assignments is None or topic is None:
         return ()
     added = wish.count - topic.partition_count

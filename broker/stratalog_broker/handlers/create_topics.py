@@ -17,18 +17,22 @@ from kio.schema.errors import ErrorCode
 from stratalog_broker.admin.config_rows import topic_config_rows
 from stratalog_broker.admin.topic_limits import check_cluster, check_request
 from stratalog_broker.admin.topics import BROKER_DEFAULT, PARTITIONS_MAX, NewTopic, TopicCommands
+from stratalog_broker.configs.settings import BrokerSettings
 from stratalog_broker.protocol.durations import request_timeout_s
 from stratalog_broker.protocol.errors import KafkaError, error_code_of
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
 from stratalog_core.errors import StratalogError
+from stratalog_metadata.client.api import MetadataView
 from stratalog_metadata.client.topic_defaults import topic_defaults
 from stratalog_metadata.records import Topic
 
 
-async def handle(context: RequestContext, request: Any) -> Any:
+async def handle(
+    context: RequestContext, request: Any, *, view: MetadataView, settings: BrokerSettings, topic_commands: TopicCommands
+) -> Any:
     try:
-        _check_limits(context, request.topics)
+        _check_limits(view, settings, request.topics)
     except KafkaError as refused:
         rows = [_refused(context, topic.name, refused.code, refused.message) for topic in request.topics]
         return context.new("CreateTopicsResponse", topics=tuple(rows))
@@ -36,7 +40,7 @@ async def handle(context: RequestContext, request: Any) -> Any:
     timeout_s = request_timeout_s(request.timeout)
     rows = await asyncio.gather(
         *(
-            _create(context, topic, timeout_s, validate_only=request.validate_only)
+            _create(context, view, topic_commands, topic, timeout_s, validate_only=request.validate_only)
             for topic in request.topics
             if times[topic.name] == 1
         )
@@ -45,22 +49,30 @@ async def handle(context: RequestContext, request: Any) -> Any:
     return context.new("CreateTopicsResponse", topics=(*rows, *twice))
 
 
-def _check_limits(context: RequestContext, topics: Any) -> None:
+def _check_limits(view: MetadataView, settings: BrokerSettings, topics: Any) -> None:
     """Raise ``KafkaError`` POLICY_VIOLATION if all of these together are more than there may be."""
-    default = context.services.settings.default_partitions
+    default = settings.default_partitions
     partitions = sum(
         len(topic.assignments)
         or (default if topic.num_partitions == BROKER_DEFAULT else min(max(topic.num_partitions, 0), PARTITIONS_MAX))
         for topic in topics
     )
-    check_request(context.services, partitions)
+    check_request(settings, partitions)
     if len(topics) > 1:  # a topic alone is checked with all else that may be wrong with it
-        check_cluster(context.services, len(topics), partitions)
+        check_cluster(settings, view, len(topics), partitions)
 
 
-async def _create(context: RequestContext, wish: Any, timeout_s: float, *, validate_only: bool) -> Any:
+async def _create(
+    context: RequestContext,
+    view: MetadataView,
+    topic_commands: TopicCommands,
+    wish: Any,
+    timeout_s: float,
+    *,
+    validate_only: bool,
+) -> Any:
     try:
-        topic = await TopicCommands(context.services).create(_new_topic(wish), timeout_s, validate_only=validate_only)
+        topic = await topic_commands.create(_new_topic(wish), timeout_s, validate_only=validate_only)
     except KafkaError as refused:
         return _refused(context, wish.name, refused.code, refused.message)
     except StratalogError as failure:
@@ -68,7 +80,8 @@ async def _create(context: RequestContext, wish: Any, timeout_s: float, *, valid
     return context.new(
         "CreatableTopicResult",
         name=topic.name, topic_id=topic.topic_id, error_code=ErrorCode.none, error_message=None,
-        num_partitions=topic.partition_count, replication_factor=topic.replication_factor, configs=_configs(context, topic),
+        num_partitions=topic.partition_count, replication_factor=topic.replication_factor,
+        configs=_configs(context, view, topic),
     )  # fmt: skip
 
 
@@ -99,8 +112,8 @@ def _assigned(assignments: Any) -> tuple[tuple[int, ...], ...]:
     return tuple(rows[index] for index in range(len(rows)))
 
 
-def _configs(context: RequestContext, topic: Topic) -> tuple[Any, ...]:
-    defaults = topic_defaults(context.services.view)
+def _configs(context: RequestContext, view: MetadataView, topic: Topic) -> tuple[Any, ...]:
+    defaults = topic_defaults(view)
     return tuple(
         context.new(
             "CreatableTopicConfigs",

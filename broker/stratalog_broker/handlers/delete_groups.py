@@ -6,22 +6,23 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
+from stratalog_broker.coordination.groups.service import GroupService
 from stratalog_broker.protocol.errors import KafkaError
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
 
 
-async def handle(context: RequestContext, request: Any) -> Any:
+async def handle(context: RequestContext, request: Any, *, groups: GroupService) -> Any:
     rows = [
-        context.new("DeletableGroupResult", group_id=group_id, error_code=await _delete(context, group_id))
+        context.new("DeletableGroupResult", group_id=group_id, error_code=await _delete(groups, group_id))
         for group_id in request.groups_names
     ]
     return context.new("DeleteGroupsResponse", results=tuple(rows))
 
 
-async def _delete(context: RequestContext, group_id: str) -> ErrorCode:
+async def _delete(groups: GroupService, group_id: str) -> ErrorCode:
     try:
-        return await context.services.groups.coordinator_of(group_id).delete_group(group_id)
+        return await groups.coordinator_of(group_id).delete_group(group_id)
     except KafkaError as refused:
         return refused.code
 

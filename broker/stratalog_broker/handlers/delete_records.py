@@ -11,11 +11,13 @@ from typing import Any, Final
 from kio.schema.errors import ErrorCode
 
 from stratalog_broker.partitions.log import PartitionLog
+from stratalog_broker.partitions.ownership import Partitions
 from stratalog_broker.protocol.durations import request_timeout_s
 from stratalog_broker.protocol.errors import KafkaError, error_code_of
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
 from stratalog_core.errors import Conflict, StratalogError
+from stratalog_metadata.client.api import MetadataClient
 from stratalog_metadata.records import Log
 from stratalog_metadata.state.commands import Command, Put, VersionIs
 
@@ -23,20 +25,22 @@ ALL: Final = -1
 ATTEMPTS_MAX: Final = 5
 
 
-async def handle(context: RequestContext, request: Any) -> Any:
+async def handle(context: RequestContext, request: Any, *, metadata: MetadataClient, partitions: Partitions) -> Any:
     timeout_s = request_timeout_s(request.timeout)
     topics = []
     for topic in request.topics:
-        rows = [await _delete(context, topic.name, row, timeout_s) for row in topic.partitions]
+        rows = [await _delete(context, metadata, partitions, topic.name, row, timeout_s) for row in topic.partitions]
         topics.append(context.new("DeleteRecordsTopicResult", name=topic.name, partitions=tuple(rows)))
     return context.new("DeleteRecordsResponse", topics=tuple(topics))
 
 
-async def _delete(context: RequestContext, topic: str, row: Any, timeout_s: float) -> Any:
+async def _delete(
+    context: RequestContext, metadata: MetadataClient, partitions: Partitions, topic: str, row: Any, timeout_s: float
+) -> Any:
     error, low_watermark = ErrorCode.none, -1
     try:
-        log = _owned(context, topic, row.partition_index)
-        low_watermark = await _raise_start(context, log, row.offset, timeout_s)
+        log = _owned(partitions, topic, row.partition_index)
+        low_watermark = await _raise_start(metadata, log, row.offset, timeout_s)
     except KafkaError as refused:
         error = refused.code
     except StratalogError as failure:
@@ -46,8 +50,7 @@ async def _delete(context: RequestContext, topic: str, row: Any, timeout_s: floa
     )
 
 
-def _owned(context: RequestContext, topic: str, index: int) -> PartitionLog:
-    partitions = context.services.partitions
+def _owned(partitions: Partitions, topic: str, index: int) -> PartitionLog:
     log = partitions.find_by_name(topic.encode(), index)
     if log is not None and not log.topic.internal:
         return log
@@ -57,9 +60,8 @@ def _owned(context: RequestContext, topic: str, index: int) -> PartitionLog:
     raise KafkaError(ErrorCode.invalid_topic_exception if known.internal else ErrorCode.not_leader_or_follower)
 
 
-async def _raise_start(context: RequestContext, log: PartitionLog, offset: int, timeout_s: float) -> int:
+async def _raise_start(metadata: MetadataClient, log: PartitionLog, offset: int, timeout_s: float) -> int:
     """Compare and set the log's start; returns the first offset that is readable afterwards."""
-    metadata = context.services.metadata
     key = Log(topic_id=log.topic_partition.topic_id, index=log.topic_partition.partition).key()
     for _ in range(ATTEMPTS_MAX):
         wanted = log.core.high_watermark if offset == ALL else offset

@@ -11,17 +11,19 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
+from stratalog_broker.cluster.advertised_brokers import AdvertisedBrokers
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
+from stratalog_metadata.client.api import MetadataView
 from stratalog_metadata.records import CLUSTER_KEY, Broker, Cluster
 
 _BROKERS: Final = 1
 
 
-async def handle(context: RequestContext, request: Any) -> Any:
+async def handle(context: RequestContext, request: Any, *, view: MetadataView, advertised_brokers: AdvertisedBrokers) -> Any:
     endpoint_type = getattr(request, "endpoint_type", _BROKERS)
-    cluster = context.services.view.find(Cluster, CLUSTER_KEY)
-    brokers = context.services.named_brokers.living()
+    cluster = view.find(Cluster, CLUSTER_KEY)
+    brokers = advertised_brokers.live()
     error, message = ErrorCode.none, None
     if endpoint_type != _BROKERS:
         error, message, brokers = ErrorCode.unsupported_endpoint_type, "only brokers (type 1) are endpoints here", []

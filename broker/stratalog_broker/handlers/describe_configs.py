@@ -12,9 +12,11 @@ from kio.schema.errors import ErrorCode
 
 from stratalog_broker.admin.config_rows import ConfigRow, broker_config_rows, default_config_rows, topic_config_rows
 from stratalog_broker.admin.topics import check_topic_name
+from stratalog_broker.configs.settings import BrokerSettings
 from stratalog_broker.protocol.errors import KafkaError
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
+from stratalog_metadata.client.api import MetadataView
 from stratalog_metadata.client.topic_defaults import topic_defaults
 from stratalog_metadata.records import Topic, topic_key
 
@@ -22,18 +24,21 @@ TOPIC: Final = 2
 BROKER: Final = 4
 
 
-async def handle(context: RequestContext, request: Any) -> Any:
+async def handle(context: RequestContext, request: Any, *, view: MetadataView, settings: BrokerSettings) -> Any:
     documented = getattr(request, "include_documentation", False)
     results = tuple(
-        _describe(context, resource, synonyms=request.include_synonyms, documented=documented) for resource in request.resources
+        _describe(context, view, settings, resource, synonyms=request.include_synonyms, documented=documented)
+        for resource in request.resources
     )
     return context.new("DescribeConfigsResponse", results=results)
 
 
-def _describe(context: RequestContext, resource: Any, *, synonyms: bool, documented: bool) -> Any:
+def _describe(
+    context: RequestContext, view: MetadataView, settings: BrokerSettings, resource: Any, *, synonyms: bool, documented: bool
+) -> Any:
     error, message, rows = ErrorCode.none, None, list[ConfigRow]()
     try:
-        rows = _rows(context, resource.resource_type, resource.resource_name)
+        rows = _rows(context, view, settings, resource.resource_type, resource.resource_name)
     except KafkaError as refused:
         error, message = refused.code, refused.message
     wanted = resource.configuration_keys
@@ -47,24 +52,24 @@ def _describe(context: RequestContext, resource: Any, *, synonyms: bool, documen
     )  # fmt: skip
 
 
-def _rows(context: RequestContext, kind: int, name: str) -> list[ConfigRow]:
+def _rows(context: RequestContext, view: MetadataView, settings: BrokerSettings, kind: int, name: str) -> list[ConfigRow]:
     if kind == TOPIC:
-        return _topic_rows(context, name)
+        return _topic_rows(view, name)
     if kind == BROKER:
-        return _broker_rows(context, name)
+        return _broker_rows(view, settings, name)
     raise KafkaError(ErrorCode.invalid_request, f"configs of resource type {kind} are not served; 2 (topic) and 4 (broker) are")
 
 
-def _topic_rows(context: RequestContext, name: str) -> list[ConfigRow]:
+def _topic_rows(view: MetadataView, name: str) -> list[ConfigRow]:
     check_topic_name(name)
-    topic = context.services.view.find(Topic, topic_key(name))
+    topic = view.find(Topic, topic_key(name))
     if topic is None:
         raise KafkaError(ErrorCode.unknown_topic_or_partition, f"there is no topic {name!r}")
-    return topic_config_rows(topic, topic_defaults(context.services.view))
+    return topic_config_rows(topic, topic_defaults(view))
 
 
-def _broker_rows(context: RequestContext, name: str) -> list[ConfigRow]:
-    settings, defaults = context.services.settings, topic_defaults(context.services.view)
+def _broker_rows(view: MetadataView, settings: BrokerSettings, name: str) -> list[ConfigRow]:
+    defaults = topic_defaults(view)
     if not name:
         return default_config_rows(settings, defaults)
     if name != str(settings.broker_id):

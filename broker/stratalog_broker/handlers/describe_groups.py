@@ -9,6 +9,7 @@ from kio.schema.errors import ErrorCode
 from stratalog_broker.coordination.groups.coordinator import GroupCoordinator
 from stratalog_broker.coordination.groups.group import Group
 from stratalog_broker.coordination.groups.rebalance import GroupState
+from stratalog_broker.coordination.groups.service import GroupService
 from stratalog_broker.protocol.errors import KafkaError
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
@@ -16,13 +17,15 @@ from stratalog_broker.requests.handler_info import HandlerInfo
 _NOT_FOUND_SINCE: Final = 6
 
 
-async def handle(context: RequestContext, request: Any) -> Any:
-    return context.new("DescribeGroupsResponse", groups=tuple(_describe(context, group_id) for group_id in request.groups))
+async def handle(context: RequestContext, request: Any, *, groups: GroupService) -> Any:
+    return context.new(
+        "DescribeGroupsResponse", groups=tuple(_describe(context, groups, group_id) for group_id in request.groups)
+    )
 
 
-def _describe(context: RequestContext, group_id: str) -> Any:
+def _describe(context: RequestContext, groups: GroupService, group_id: str) -> Any:
     try:
-        coordinator = context.services.groups.coordinator_of(group_id).coordinator
+        coordinator = groups.coordinator_of(group_id).coordinator
     except KafkaError as refused:
         return _row(context, group_id, error=refused.code)
     state = coordinator.state_of(group_id)

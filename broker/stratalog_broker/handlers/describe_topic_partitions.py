@@ -14,21 +14,22 @@ from stratalog_broker.cluster.replicas import Replicas
 from stratalog_broker.protocol.metadata import PartitionState
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
+from stratalog_metadata.client.api import MetadataView
 from stratalog_metadata.records import Topic, topic_key
 
 PAGE_PARTITIONS_MAX: Final = 2_000
 
 
-async def handle(context: RequestContext, request: Any) -> Any:
-    replicas = Replicas(context.services.view)
+async def handle(context: RequestContext, request: Any, *, view: MetadataView) -> Any:
+    replicas = Replicas(view)
     room = min(max(request.response_partition_limit, 1), PAGE_PARTITIONS_MAX)
     rows: list[Any] = []
     cursor = None
-    for name, first in _wanted(context, request):
+    for name, first in _wanted(view, request):
         if room == 0:
             cursor = context.new("Cursor", topic_name=name, partition_index=first)
             break
-        topic = context.services.view.find(Topic, topic_key(name))
+        topic = view.find(Topic, topic_key(name))
         if topic is None:
             rows.append(_unknown(context, name))
             continue
@@ -41,10 +42,10 @@ async def handle(context: RequestContext, request: Any) -> Any:
     return context.new("DescribeTopicPartitionsResponse", topics=tuple(rows), next_cursor=cursor)
 
 
-def _wanted(context: RequestContext, request: Any) -> list[tuple[str, int]]:
+def _wanted(view: MetadataView, request: Any) -> list[tuple[str, int]]:
     """Names in order, each with its first partition, from the cursor on."""
     asked = {str(topic.name) for topic in request.topics}
-    names = sorted(asked or {topic.name for topic in context.services.view.all(Topic)})
+    names = sorted(asked or {topic.name for topic in view.all(Topic)})
     if request.cursor is None:
         return [(name, 0) for name in names]
     start = str(request.cursor.topic_name)

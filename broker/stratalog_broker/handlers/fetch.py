@@ -19,18 +19,29 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
+from stratalog_broker.configs.settings import BrokerSettings
 from stratalog_broker.partitions.log import PartitionLog
+from stratalog_broker.partitions.ownership import Partitions
 from stratalog_broker.protocol.errors import fetch_error_code_of
 from stratalog_broker.protocol.fetch import TOPIC_ID_VERSION, PartitionFetched, encode_response
-from stratalog_broker.protocol.fetch_request import SESSION_VERSION, FetchRequest, parse_request
+from stratalog_broker.protocol.fetch_request import SESSION_VERSION, FetchRequest, FetchWanted, parse_request
 from stratalog_broker.protocol.frame import response_head
-from stratalog_broker.reads.fetch_sessions import FINAL_EPOCH, INITIAL_EPOCH, FetchSession, FetchWanted, SessionRefused
+from stratalog_broker.reads.fetch_sessions import (
+    FINAL_EPOCH,
+    INITIAL_EPOCH,
+    FetchSession,
+    FetchSessions,
+    SessionRefused,
+)
 from stratalog_broker.reads.log_reader import NOTHING, Batches
+from stratalog_broker.reads.pending_reads import PendingReads
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo, Waiting
+from stratalog_broker.requests.unsent_responses import UnsentResponses
 from stratalog_core.errors import StratalogError, Unavailable
 from stratalog_core.ids import TopicPartition
 from stratalog_core.memory.retained import retained_bytes
+from stratalog_core.ports import Clock
 
 _KEY: Final = 1
 _GRACE_S: Final = 0.02
@@ -39,16 +50,36 @@ _READ_COMMITTED: Final = 1
 _NOT_LOOKED_AT: Final = PartitionFetched(-1)
 
 
-def handle_raw(context: RequestContext, body: memoryview) -> Waiting | None:
-    """See the module's header."""
-    request = parse_request(body, context.api_version)
-    try:
-        fetch = FetchCall(context, request)
-    except SessionRefused as refused:
-        parts, size = encode_response((), context.api_version, error_code=int(refused.code))
-        context.respond([response_head(_KEY, context.api_version, context.correlation_id, size), *parts])
-        return None
-    return None if fetch.start() else fetch
+class FetchHandler:
+    """One for the broker."""
+
+    def __init__(
+        self,
+        *,
+        partitions: Partitions,
+        pending_reads: PendingReads,
+        sessions: FetchSessions,
+        responses: UnsentResponses,
+        clock: Clock,
+        settings: BrokerSettings,
+    ) -> None:
+        self.partitions = partitions
+        self.pending_reads = pending_reads
+        self.sessions = sessions
+        self.responses = responses
+        self.clock = clock
+        self.response_bytes_max = settings.response_bytes_max
+
+    def __call__(self, context: RequestContext, body: memoryview) -> Waiting | None:
+        """Answer at once, or return the fetch that waits."""
+        request = parse_request(body, context.api_version)
+        try:
+            fetch = FetchCall(self, context, request)
+        except SessionRefused as refused:
+            parts, size = encode_response((), context.api_version, error_code=int(refused.code))
+            context.respond([response_head(_KEY, context.api_version, context.correlation_id, size), *parts])
+            return None
+        return None if fetch.start() else fetch
 
 
 class FetchCall:
@@ -62,6 +93,7 @@ class FetchCall:
         "_bytes_min",
         "_context",
         "_deadline",
+        "_fetches",
         "_find",
         "_found_bytes",
         "_has_error",
@@ -71,7 +103,6 @@ class FetchCall:
         "_moved",
         "_reading",
         "_results",
-        "_services",
         "_session",
         "_slow",
         "_timer",
@@ -80,18 +111,18 @@ class FetchCall:
         "_wanted",
     )
 
-    def __init__(self, context: RequestContext, request: FetchRequest) -> None:
+    def __init__(self, fetches: FetchHandler, context: RequestContext, request: FetchRequest) -> None:
         self._context = context
-        self._services = services = context.services
+        self._fetches = fetches
         self._by_id = context.api_version >= TOPIC_ID_VERSION
-        self._find = services.partitions.find_by_id if self._by_id else services.partitions.find_by_name
+        self._find = fetches.partitions.find_by_id if self._by_id else fetches.partitions.find_by_name
         self._session: FetchSession | None = None
         self._is_incremental = False
         self._wanted = request.wanted if context.api_version < SESSION_VERSION else self._in_session(request)
-        self._bytes_max = min(max(request.bytes_max, 1), services.settings.response_bytes_max, services.response_room())
+        self._bytes_max = min(max(request.bytes_max, 1), fetches.response_bytes_max, fetches.responses.room)
         self._bytes_min = min(request.bytes_min, self._bytes_max)
         self._wait_s = max(request.max_wait_ms, 0) / 1000
-        self._deadline = services.clock.monotonic() + self._wait_s
+        self._deadline = fetches.clock.monotonic() + self._wait_s
         self._aborted: tuple[()] | None = () if request.isolation_level == _READ_COMMITTED else None
         self._results = [_NOT_LOOKED_AT] * len(self._wanted)
         self._logs: list[PartitionLog | None] = [None] * len(self._wanted)
@@ -107,7 +138,7 @@ class FetchCall:
 
     def _in_session(self, request: FetchRequest) -> list[FetchWanted]:
         """Partitions to answer for, by the session if there is one. Raises ``SessionRefused``."""
-        sessions, now_s = self._services.fetch_sessions, self._services.clock.monotonic()
+        sessions, now_s = self._fetches.sessions, self._fetches.clock.monotonic()
         if request.session_epoch in (INITIAL_EPOCH, FINAL_EPOCH):
             sessions.end(request.session_id)
             if request.session_epoch == INITIAL_EPOCH:
@@ -158,7 +189,7 @@ class FetchCall:
             return self._fetched(one, log, NOTHING)
         found: Batches | None = log.tail.read(one.offset, high_watermark, room)
         if found is None:
-            found = self._services.pending_reads.ready(log, one.offset, high_watermark, room)
+            found = self._fetches.pending_reads.ready(log, one.offset, high_watermark, room)
         if found is None:
             self._slow.append((line, one, log, high_watermark))
             found = NOTHING
@@ -170,7 +201,7 @@ class FetchCall:
         return PartitionFetched(one.index, 0, high_watermark, high_watermark, core.log_start_offset, *found, self._aborted)
 
     def _not_here(self, one: FetchWanted) -> PartitionFetched:
-        partitions = self._services.partitions
+        partitions = self._fetches.partitions
         topic = partitions.topic_by_id(one.key) if self._by_id else partitions.topic_by_name(one.key)
         if topic is None and self._by_id:
             return PartitionFetched(one.index, int(ErrorCode.unknown_topic_id))
@@ -180,7 +211,7 @@ class FetchCall:
         return PartitionFetched(one.index, int(ErrorCode.not_leader_or_follower), leader=leader)
 
     def _leader(self, topic_partition: TopicPartition) -> Any:
-        return self._services.partitions.leader_of(topic_partition, self._context.listener)
+        return self._fetches.partitions.leader_of(topic_partition, self._context.listener)
 
     # -- waiting --------------------------------------------------------------------------------------------------------
 
@@ -189,7 +220,7 @@ class FetchCall:
         if self._slow:
             self._reading = asyncio.get_running_loop().create_task(self._read())
             return False
-        if self._is_enough() or self._wait_s == 0 or not self._wanted or self._services.is_stopping:
+        if self._is_enough() or self._wait_s == 0 or not self._wanted or self._fetches.partitions.is_stopping:
             self._respond()
             return True
         self._unread = []
@@ -203,7 +234,7 @@ class FetchCall:
         meanwhile. True if it is answered.
         """
         found_bytes = retained_bytes(chain.from_iterable(result.batches for result in self._results)) if self._bytes else 0
-        if not self._services.connections.responses.may_wait(found_bytes):
+        if not self._fetches.responses.may_wait(found_bytes):
             self._respond()
             return True
         self._found_bytes = found_bytes
@@ -211,7 +242,7 @@ class FetchCall:
         for log in self._logs:
             if log is not None:
                 log.watchers[self] = None
-        left_s = max(self._deadline - self._services.clock.monotonic(), 0.0)
+        left_s = max(self._deadline - self._fetches.clock.monotonic(), 0.0)
         self._timer = asyncio.get_running_loop().call_later(left_s, self._on_patience_ended)
         return False
 
@@ -244,8 +275,8 @@ class FetchCall:
             await self._read_slow()
             self._reading = None
             self._unread = [line for line in lines if not self._results[line].batches_bytes]
-            is_late = self._deadline <= self._services.clock.monotonic()
-            if is_late or self._is_enough() or self._services.is_stopping:
+            is_late = self._deadline <= self._fetches.clock.monotonic()
+            if is_late or self._is_enough() or self._fetches.partitions.is_stopping:
                 self._respond()
             elif moved := self._moved_meanwhile():
                 self._look_again({*moved, *self._unread})
@@ -266,7 +297,7 @@ class FetchCall:
     def _end_waiting(self) -> None:
         if self._is_watching:
             self._is_watching = False
-            self._services.connections.responses.waited(self._found_bytes)
+            self._fetches.responses.waited(self._found_bytes)
             for log in self._logs:
                 if log is not None:
                     log.watchers.pop(self, None)
@@ -294,7 +325,7 @@ class FetchCall:
                 break
             share = min(one.bytes_max, room)
             try:
-                task = self._services.pending_reads.start(log, one.offset, end_offset, share)
+                task = self._fetches.pending_reads.start(log, one.offset, end_offset, share)
             except StratalogError:
                 continue
             reads[task] = (line, one, log, share)
@@ -303,7 +334,7 @@ class FetchCall:
         waiting = set(reads)
         deadline = self._deadline
         while waiting:
-            now = self._services.clock.monotonic()
+            now = self._fetches.clock.monotonic()
             if self._bytes >= max(self._bytes_min, 1):
                 deadline = min(deadline, now + _GRACE_S)
             patience_s = max(deadline - now, 0.0)
@@ -319,7 +350,7 @@ class FetchCall:
         failure = task.exception()
         if failure is None:
             end_offset = log.core.high_watermark
-            found = self._services.pending_reads.taken(log, one.offset, end_offset, share, task.result())
+            found = self._fetches.pending_reads.taken(log, one.offset, end_offset, share, task.result())
             self._results[line] = self._fetched(one, log, found)
             self._bytes += found[1]
         elif isinstance(failure, StratalogError):
@@ -356,4 +387,4 @@ class FetchCall:
         return list(topics.items())
 
 
-API: Final = HandlerInfo(key=_KEY, min_version=4, max_version=18, handle_raw=handle_raw)
+API: Final = HandlerInfo(key=_KEY, min_version=4, max_version=18, handle_raw=FetchHandler)

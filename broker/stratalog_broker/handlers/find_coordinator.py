@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
+from stratalog_broker.coordination.groups.service import GroupService
 from stratalog_broker.protocol.errors import KafkaError
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
@@ -19,21 +20,21 @@ GROUP: Final = 0
 _KEYS_MAX: Final = 1_000
 
 
-async def handle(context: RequestContext, request: Any) -> Any:
+async def handle(context: RequestContext, request: Any, *, groups: GroupService) -> Any:
     key_type = getattr(request, "key_type", GROUP)
     if context.api_version >= 4:
         keys = request.coordinator_keys[:_KEYS_MAX]
-        found = [await _find(context, key_type, key) for key in keys]
+        found = [await _find(context, groups, key_type, key) for key in keys]
         rows = tuple(context.new("Coordinator", key=key, **fields) for key, fields in zip(keys, found, strict=True))
         return context.new("FindCoordinatorResponse", coordinators=rows)
-    return context.new("FindCoordinatorResponse", **await _find(context, key_type, request.key))
+    return context.new("FindCoordinatorResponse", **await _find(context, groups, key_type, request.key))
 
 
-async def _find(context: RequestContext, key_type: int, key: str) -> dict[str, Any]:
+async def _find(context: RequestContext, groups: GroupService, key_type: int, key: str) -> dict[str, Any]:
     if key_type != GROUP:
         return _fields(ErrorCode.invalid_request, f"coordinators of key type {key_type} are not served; type 0 (group) is")
     try:
-        coordinator = await context.services.groups.find(key)
+        coordinator = await groups.find(key)
     except KafkaError as refused:
         # The topic's creation may be refused for reasons of its own: to the client all of them mean "not yet".
         return _fields(ErrorCode.coordinator_not_available, refused.message)

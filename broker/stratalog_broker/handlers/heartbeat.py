@@ -10,15 +10,16 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
+from stratalog_broker.coordination.groups.service import GroupService
 from stratalog_broker.protocol.errors import KafkaError
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
 
 
-async def handle(context: RequestContext, request: Any) -> Any:
+async def handle(context: RequestContext, request: Any, *, groups: GroupService) -> Any:
     instance_id = getattr(request, "group_instance_id", None)
     try:
-        coordinator = context.services.groups.coordinator_of(request.group_id)
+        coordinator = groups.coordinator_of(request.group_id)
         error = coordinator.heartbeat(request.group_id, request.member_id, instance_id, request.generation_id)
     except KafkaError as refused:
         error = ErrorCode.none if refused.code is ErrorCode.coordinator_load_in_progress else refused.code

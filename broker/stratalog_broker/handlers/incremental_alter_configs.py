@@ -9,10 +9,10 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
+from stratalog_broker.admin.config_changes import ConfigChanges, stored_name
 from stratalog_broker.admin.topics import EditConfigs
 from stratalog_broker.configs.config_keys import ConfigKind, elements
 from stratalog_broker.configs.topic_configs import topic_config_key
-from stratalog_broker.handlers.alter_configs import alter, name_in
 from stratalog_broker.protocol.errors import KafkaError
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
@@ -21,9 +21,12 @@ from stratalog_core.errors import Invalid
 SET, DELETE, APPEND, SUBTRACT = range(4)
 
 
-async def handle(context: RequestContext, request: Any) -> Any:
+async def handle(context: RequestContext, request: Any, *, changes: ConfigChanges) -> Any:
     rows = [
-        await alter(context, resource, _changes(resource), validate_only=request.validate_only)
+        context.new(
+            "AlterConfigsResourceResponse",
+            **await changes.apply(resource, _changes(resource), validate_only=request.validate_only),
+        )
         for resource in request.resources
     ]
     return context.new("IncrementalAlterConfigsResponse", responses=tuple(rows))
@@ -32,7 +35,7 @@ async def handle(context: RequestContext, request: Any) -> Any:
 def _changes(resource: Any) -> EditConfigs:
     def edit(configs: dict[str, str]) -> Mapping[str, str]:
         for row in resource.configs:
-            _apply(configs, name_in(resource, row.name), row.config_operation, row.value)
+            _apply(configs, stored_name(resource, row.name), row.config_operation, row.value)
         return configs
 
     return edit

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
+from stratalog_broker.cluster.producer_ids import ProducerIds
 from stratalog_broker.protocol.errors import error_code_of
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
@@ -19,12 +20,12 @@ from stratalog_core.errors import Retriable, StratalogError
 _KEY: Final = 22
 
 
-async def handle(context: RequestContext, request: Any) -> Any:
+async def handle(context: RequestContext, request: Any, *, producer_ids: ProducerIds) -> Any:
     """Hand out the next id."""
     if request.transactional_id is not None:
         return _refused(context, ErrorCode.transactional_id_authorization_failed)
     try:
-        producer_id = await context.services.producer_ids.take()
+        producer_id = await producer_ids.take()
     except StratalogError as failure:
         # COORDINATOR_NOT_AVAILABLE makes every client try again.
         retry = isinstance(failure, Retriable)

@@ -10,33 +10,35 @@ from typing import Any, Final
 from uuid import UUID
 
 from stratalog_broker.coordination.groups.messages import JoinAnswer, JoinRequest
+from stratalog_broker.coordination.groups.service import GroupService
 from stratalog_broker.protocol.durations import milliseconds
 from stratalog_broker.protocol.errors import KafkaError
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
+from stratalog_core.ports import Random
 
 _ID_PREFIX_CHARACTERS_MAX: Final = 255
 
 
-async def handle(context: RequestContext, request: Any) -> Any:
+async def handle(context: RequestContext, request: Any, *, groups: GroupService, random: Random) -> Any:
     def make_request(ticket: int) -> JoinRequest:
-        return _join_request(context, request, ticket)
+        return _join_request(context, random, request, ticket)
 
     try:
-        coordinator = context.services.groups.coordinator_of(request.group_id)
+        coordinator = groups.coordinator_of(request.group_id)
         answer = await coordinator.join(request.group_id, make_request)
     except KafkaError as refused:
         answer = JoinAnswer(error=refused.code, member_id=request.member_id)
     return _response(context, answer)
 
 
-def _join_request(context: RequestContext, request: Any, ticket: int) -> JoinRequest:
+def _join_request(context: RequestContext, random: Random, request: Any, ticket: int) -> JoinRequest:
     session_timeout_ms = milliseconds(request.session_timeout)
     rebalance_timeout_ms = milliseconds(request.rebalance_timeout) if context.api_version >= 1 else 0
     return JoinRequest(
         ticket=ticket,
         member_id=request.member_id,
-        fresh_member_id=_fresh_member_id(context, request),
+        fresh_member_id=_fresh_member_id(context, random, request),
         group_instance_id=getattr(request, "group_instance_id", None),
         client_id=context.client_id,
         client_host=f"/{context.client_host}",
@@ -49,10 +51,10 @@ def _join_request(context: RequestContext, request: Any, ticket: int) -> JoinReq
     )
 
 
-def _fresh_member_id(context: RequestContext, request: Any) -> str:
+def _fresh_member_id(context: RequestContext, random: Random, request: Any) -> str:
     """As Kafka's: instance id or client id, then a random UUID."""
     prefix = getattr(request, "group_instance_id", None) or context.client_id
-    random_id = UUID(int=context.services.random.getrandbits(128), version=4)
+    random_id = UUID(int=random.getrandbits(128), version=4)
     return f"{prefix[:_ID_PREFIX_CHARACTERS_MAX]}-{random_id}"
 
 

@@ -7,15 +7,16 @@ from typing import Any, Final
 from kio.schema.errors import ErrorCode
 
 from stratalog_broker.coordination.groups.messages import LeavingMember
+from stratalog_broker.coordination.groups.service import GroupService
 from stratalog_broker.protocol.errors import KafkaError
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
 
 
-async def handle(context: RequestContext, request: Any) -> Any:
+async def handle(context: RequestContext, request: Any, *, groups: GroupService) -> Any:
     leaving = _leaving(context, request)
     try:
-        coordinator = context.services.groups.coordinator_of(request.group_id)
+        coordinator = groups.coordinator_of(request.group_id)
         errors = coordinator.leave(request.group_id, leaving)
     except KafkaError as refused:
         return context.new("LeaveGroupResponse", error_code=refused.code, members=())

@@ -10,20 +10,21 @@ from typing import Any, Final
 from kio.schema.errors import ErrorCode
 
 from stratalog_broker.coordination.groups.coordinator import GroupCoordinator
+from stratalog_broker.coordination.groups.service import GroupService
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
 
 CLASSIC: Final = "classic"
 
 
-async def handle(context: RequestContext, request: Any) -> Any:
+async def handle(context: RequestContext, request: Any, *, groups: GroupService) -> Any:
     states = {state.lower() for state in getattr(request, "states_filter", ())}
     types = {kind.lower() for kind in getattr(request, "types_filter", ())}
     rows: list[Any] = []
     if not types or CLASSIC in types:
-        for application in context.services.groups.coordinators():
+        for application in groups.coordinators():
             rows += _rows(context, application.coordinator, states)
-    error = ErrorCode.coordinator_load_in_progress if context.services.groups.is_loading else ErrorCode.none
+    error = ErrorCode.coordinator_load_in_progress if groups.is_loading else ErrorCode.none
     return context.new("ListGroupsResponse", error_code=error, groups=tuple(rows))
 
 

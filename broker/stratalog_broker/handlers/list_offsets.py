@@ -15,9 +15,11 @@ from kio.schema.errors import ErrorCode
 
 from stratalog_broker.partitions.leadership import leader_epoch_error, why_not_here
 from stratalog_broker.partitions.log import PartitionLog
+from stratalog_broker.partitions.ownership import Partitions
 from stratalog_broker.protocol.errors import fetch_error_code_of
 from stratalog_broker.protocol.list_offsets import OffsetRow, encode_list_offsets
-from stratalog_broker.reads.time_searches import Found, find_greatest, find_time
+from stratalog_broker.reads.log_reader import LogReader
+from stratalog_broker.reads.time_searches import Found, TimeSearches
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
 from stratalog_core.errors import StratalogError
@@ -41,14 +43,19 @@ _NEVER: Final = 1 << 15
 _AT_ONCE: Final = 32
 
 
-async def handle(context: RequestContext, request: Any) -> bytes:
+async def handle(
+    context: RequestContext, request: Any, *, partitions: Partitions, reader: LogReader, searches: TimeSearches
+) -> bytes:
     """Answer all partitions: at once what is in memory, side by side what needs reading."""
-    answers = [[_answer_at_once(context, topic.name, wanted) for wanted in topic.partitions] for topic in request.topics]
+    answers = [
+        [_answer_at_once(context, partitions, reader, topic.name, wanted) for wanted in topic.partitions]
+        for topic in request.topics
+    ]
     slots = asyncio.Semaphore(_AT_ONCE)
 
     async def read(rows: list[OffsetRow | None], position: int, topic: str, wanted: Any) -> None:
         async with slots:
-            rows[position] = await _answer(context, topic, wanted)
+            rows[position] = await _answer(partitions, searches, topic, wanted)
 
     await asyncio.gather(
         *(
@@ -64,18 +71,20 @@ async def handle(context: RequestContext, request: Any) -> bytes:
     return encode_list_offsets(context.api_version, topics)
 
 
-def _answer_at_once(context: RequestContext, topic: str, wanted: Any) -> OffsetRow | None:
+def _answer_at_once(
+    context: RequestContext, partitions: Partitions, reader: LogReader, topic: str, wanted: Any
+) -> OffsetRow | None:
     """The answer for a partition if it takes no reading."""
     timestamp_ms = wanted.timestamp
     if timestamp_ms < 0 and context.api_version < _LOWEST_VERSION.get(timestamp_ms, _NEVER):
         return _row(wanted, ErrorCode.unsupported_version)
-    log = context.services.partitions.find_by_name(topic.encode(), wanted.partition_index)
-    code = why_not_here(context, topic, wanted.partition_index) if log is None else leader_epoch_error(log, wanted)
+    log = partitions.find_by_name(topic.encode(), wanted.partition_index)
+    code = why_not_here(partitions, topic, wanted.partition_index) if log is None else leader_epoch_error(log, wanted)
     if log is None or code is not ErrorCode.none:
         return _row(wanted, code)
     if timestamp_ms >= 0 or timestamp_ms == _GREATEST:
         return None
-    offset = _named(context, log, timestamp_ms)
+    offset = _named(reader, log, timestamp_ms)
     return _row(wanted, ErrorCode.none, Found(offset, -1, log.core.epoch_at(offset)))
 
 
@@ -84,24 +93,23 @@ def _row(wanted: Any, code: ErrorCode, found: Found | None = None) -> OffsetRow:
     return OffsetRow(wanted.partition_index, code.value, timestamp_ms, offset, epoch)
 
 
-async def _answer(context: RequestContext, topic: str, wanted: Any) -> OffsetRow:
+async def _answer(partitions: Partitions, searches: TimeSearches, topic: str, wanted: Any) -> OffsetRow:
     """The answer for a time, or for the record with the greatest one."""
-    services = context.services
-    log = services.partitions.find_by_name(topic.encode(), wanted.partition_index)
+    log = partitions.find_by_name(topic.encode(), wanted.partition_index)
     if log is None:
-        return _row(wanted, why_not_here(context, topic, wanted.partition_index))
+        return _row(wanted, why_not_here(partitions, topic, wanted.partition_index))
     try:
         if wanted.timestamp == _GREATEST:
-            found = await find_greatest(services, log)
+            found = await searches.find_greatest(log)
         else:
-            found = await find_time(services, log, wanted.timestamp)
+            found = await searches.find_time(log, wanted.timestamp)
     except StratalogError as failure:
         return _row(wanted, fetch_error_code_of(failure))
     return _row(wanted, ErrorCode.none, found)
 
 
-def _named(context: RequestContext, log: PartitionLog, timestamp_ms: int) -> int:
-    core, reader = log.core, context.services.reader
+def _named(reader: LogReader, log: PartitionLog, timestamp_ms: int) -> int:
+    core = log.core
     if timestamp_ms == _LATEST:
         return core.high_watermark
     if timestamp_ms == _EARLIEST:

@@ -15,33 +15,118 @@ from uuid import UUID
 from kio.schema.errors import ErrorCode
 
 from stratalog_broker.admin.topics import NewTopic, TopicCommands, check_topic_name
+from stratalog_broker.cluster.advertised_brokers import AdvertisedBrokers
+from stratalog_broker.cluster.partition_rows import PartitionRows
+from stratalog_broker.configs.settings import BrokerSettings
+from stratalog_broker.partitions.ownership import Partitions
 from stratalog_broker.protocol.errors import KafkaError, error_code_of
 from stratalog_broker.protocol.metadata import encode_metadata, encode_topic
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
 from stratalog_core.errors import StratalogError
+from stratalog_metadata.client.api import MetadataView
 from stratalog_metadata.records import CLUSTER_KEY, Broker, Cluster, Topic, topic_key
 
 _KEY: Final = 3
 _CREATE_TIMEOUT_S: Final = 5.0
 _CREATES_MAX: Final = 100
+_CODES_OF_CREATION: Final = {
+    ErrorCode.topic_already_exists: ErrorCode.leader_not_available,
+    ErrorCode.request_timed_out: ErrorCode.leader_not_available,
+}
 
 
-async def handle(context: RequestContext, request: Any) -> bytes:
-    """Answer from the view, after creating what is missing."""
-    living = context.services.named_brokers.living()
-    named = context.services.named_brokers.and_departed(living)
-    topics = _all_topics(context) if _wants_all(context, request) else await _named(context, request)
-    cluster = context.services.view.find(Cluster, CLUSTER_KEY)
-    response = context.new(
-        "MetadataResponse",
-        brokers=tuple(_broker(context, broker) for broker in named),
-        cluster_id=cluster.cluster_id if cluster is not None else None,
-        controller_id=living[0].broker_id if living else -1,
-        topics=(),
-        error_code=ErrorCode.none,
-    )
-    return encode_metadata(response, context.api_version, topics)
+class MetadataHandler:
+    """One for the broker."""
+
+    def __init__(
+        self,
+        *,
+        settings: BrokerSettings,
+        view: MetadataView,
+        partitions: Partitions,
+        advertised_brokers: AdvertisedBrokers,
+        partition_rows: PartitionRows,
+        topic_commands: TopicCommands,
+    ) -> None:
+        self._creates_topics = settings.auto_create_topics
+        self._view = view
+        self._partitions = partitions
+        self._brokers = advertised_brokers
+        self._rows = partition_rows
+        self._topic_commands = topic_commands
+
+    async def __call__(self, context: RequestContext, request: Any) -> bytes:
+        """Answer from the view, after creating the missing topics."""
+        live = self._brokers.live()
+        topics = self._all_topics(context) if _wants_all(context, request) else await self._named_topics(context, request)
+        cluster = self._view.find(Cluster, CLUSTER_KEY)
+        response = context.new(
+            "MetadataResponse",
+            brokers=tuple(_broker(context, broker) for broker in self._brokers.with_recently_dead(live)),
+            cluster_id=cluster.cluster_id if cluster is not None else None,
+            controller_id=live[0].broker_id if live else -1,
+            topics=(),
+            error_code=ErrorCode.none,
+        )
+        return encode_metadata(response, context.api_version, topics)
+
+    def _all_topics(self, context: RequestContext) -> Sequence[bytes]:
+        return [self._describe(context, topic) for topic in self._view.all(Topic)]
+
+    async def _named_topics(self, context: RequestContext, request: Any) -> Sequence[bytes]:
+        may_create = getattr(request, "allow_auto_topic_creation", True) and self._creates_topics
+        missing = {
+            str(wanted.name)
+            for wanted in request.topics
+            if wanted.name is not None and self._view.get(topic_key(wanted.name)) is None
+        }
+        codes = await self._create(sorted(missing)[:_CREATES_MAX]) if may_create and missing else {}
+        return [self._answer(context, wanted, codes) for wanted in request.topics]
+
+    async def _create(self, names: Sequence[str]) -> dict[str, ErrorCode]:
+        """Create topics with the broker's defaults; returns the error codes by name."""
+
+        async def create(name: str) -> ErrorCode:
+            try:
+                await self._topic_commands.create(NewTopic(name=name), _CREATE_TIMEOUT_S)
+            except KafkaError as refused:
+                return _CODES_OF_CREATION.get(refused.code, refused.code)
+            except StratalogError as failure:
+                return error_code_of(failure)
+            return ErrorCode.none
+
+        return dict(zip(names, await asyncio.gather(*map(create, names)), strict=True))
+
+    def _answer(self, context: RequestContext, wanted: Any, codes: dict[str, ErrorCode]) -> bytes:
+        topic_id: UUID | None = getattr(wanted, "topic_id", None)
+        if wanted.name is None and topic_id is not None:
+            topic = self._partitions.topic_by_id(topic_id.bytes)
+            if topic is not None:
+                return self._describe(context, topic)
+            return _refuse(context, None, topic_id, ErrorCode.unknown_topic_id)
+        name = str(wanted.name or "")
+        topic = self._view.find(Topic, topic_key(name))
+        if topic is not None:
+            return self._describe(context, topic)
+        try:
+            check_topic_name(name)
+        except KafkaError as refused:
+            return _refuse(context, name, None, refused.code)
+        code = codes.get(name, ErrorCode.none)
+        return _refuse(context, name, None, ErrorCode.unknown_topic_or_partition if code is ErrorCode.none else code)
+
+    def _describe(self, context: RequestContext, topic: Topic) -> bytes:
+        described = context.new(
+            "MetadataResponseTopic",
+            error_code=ErrorCode.none,
+            name=topic.name,
+            topic_id=topic.topic_id,
+            is_internal=topic.internal,
+            partitions=(),
+        )
+        rows = self._rows.of(topic, context.api_version)
+        return encode_topic(described, context.api_version, topic.partition_count, rows)
 
 
 def _broker(context: RequestContext, broker: Broker) -> Any:
@@ -51,62 +136,6 @@ def _broker(context: RequestContext, broker: Broker) -> Any:
 
 def _wants_all(context: RequestContext, request: Any) -> bool:
     return request.topics is None or (context.api_version == 0 and not request.topics)
-
-
-def _all_topics(context: RequestContext) -> Sequence[bytes]:
-    return [_describe(context, topic) for topic in context.services.view.all(Topic)]
-
-
-async def _named(context: RequestContext, request: Any) -> Sequence[bytes]:
-    may_create = getattr(request, "allow_auto_topic_creation", True) and context.services.settings.auto_create_topics
-    missing = {
-        str(wanted.name)
-        for wanted in request.topics
-        if wanted.name is not None and context.services.view.get(topic_key(wanted.name)) is None
-    }
-    codes = await _create(context, sorted(missing)[:_CREATES_MAX]) if may_create and missing else {}
-    return [_answer(context, wanted, codes) for wanted in request.topics]
-
-
-async def _create(context: RequestContext, names: Sequence[str]) -> dict[str, ErrorCode]:
-    """Create topics with the broker's defaults; what went wrong, by name."""
-    commands = TopicCommands(context.services)
-
-    async def create(name: str) -> ErrorCode:
-        try:
-            await commands.create(NewTopic(name=name), _CREATE_TIMEOUT_S)
-        except KafkaError as refused:
-            return _CODES_OF_CREATION.get(refused.code, refused.code)
-        except StratalogError as failure:
-            return error_code_of(failure)
-        return ErrorCode.none
-
-    return dict(zip(names, await asyncio.gather(*map(create, names)), strict=True))
-
-
-_CODES_OF_CREATION: Final = {
-    ErrorCode.topic_already_exists: ErrorCode.leader_not_available,
-    ErrorCode.request_timed_out: ErrorCode.leader_not_available,
-}
-
-
-def _answer(context: RequestContext, wanted: Any, codes: dict[str, ErrorCode]) -> bytes:
-    topic_id: UUID | None = getattr(wanted, "topic_id", None)
-    if wanted.name is None and topic_id is not None:
-        topic = context.services.partitions.topic_by_id(topic_id.bytes)
-        if topic is not None:
-            return _describe(context, topic)
-        return _refuse(context, None, topic_id, ErrorCode.unknown_topic_id)
-    name = str(wanted.name or "")
-    topic = context.services.view.find(Topic, topic_key(name))
-    if topic is not None:
-        return _describe(context, topic)
-    try:
-        check_topic_name(name)
-    except KafkaError as refused:
-        return _refuse(context, name, None, refused.code)
-    code = codes.get(name, ErrorCode.none)
-    return _refuse(context, name, None, ErrorCode.unknown_topic_or_partition if code is ErrorCode.none else code)
 
 
 def _refuse(context: RequestContext, name: str | None, topic_id: UUID | None, code: ErrorCode) -> bytes:
@@ -122,17 +151,4 @@ def _name_may_be_null(context: RequestContext) -> bool:
     return context.api_version >= 12
 
 
-def _describe(context: RequestContext, topic: Topic) -> bytes:
-    described = context.new(
-        "MetadataResponseTopic",
-        error_code=ErrorCode.none,
-        name=topic.name,
-        topic_id=topic.topic_id,
-        is_internal=topic.internal,
-        partitions=(),
-    )
-    partitions = context.services.partition_rows.of(topic, context.api_version)
-    return encode_topic(described, context.api_version, topic.partition_count, partitions)
-
-
-API: Final = HandlerInfo(key=_KEY, min_version=0, max_version=13, handle=handle)
+API: Final = HandlerInfo(key=_KEY, min_version=0, max_version=13, handle=MetadataHandler)

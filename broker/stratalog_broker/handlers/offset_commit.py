@@ -12,19 +12,24 @@ from kio.schema.errors import ErrorCode
 
 from stratalog_broker.coordination.group_topics import TopicName, resolve_topic
 from stratalog_broker.coordination.groups.offset_rows import Commit
+from stratalog_broker.coordination.groups.service import GroupService
+from stratalog_broker.partitions.ownership import Partitions
 from stratalog_broker.protocol.errors import KafkaError
 from stratalog_broker.protocol.offset_commit import CommittedTopic, encode_offset_commit
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
+from stratalog_metadata.client.api import MetadataView
 
 _TOPIC_IDS_SINCE: Final = 10
 
 
-async def handle(context: RequestContext, request: Any) -> bytes:
-    topics = [resolve_topic(context, topic, by_id=context.api_version >= _TOPIC_IDS_SINCE) for topic in request.topics]
+async def handle(
+    context: RequestContext, request: Any, *, view: MetadataView, partitions: Partitions, groups: GroupService
+) -> bytes:
+    topics = [resolve_topic(view, partitions, topic, by_id=context.api_version >= _TOPIC_IDS_SINCE) for topic in request.topics]
     commits = list(_commits(request, topics))
     try:
-        coordinator = context.services.groups.coordinator_of(request.group_id)
+        coordinator = groups.coordinator_of(request.group_id)
         errors = await coordinator.commit(
             request.group_id, request.member_id, getattr(request, "group_instance_id", None), _generation(request), commits
         )

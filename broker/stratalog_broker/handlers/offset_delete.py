@@ -7,16 +7,17 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
+from stratalog_broker.coordination.groups.service import GroupService
 from stratalog_broker.protocol.errors import KafkaError
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
 
 
-async def handle(context: RequestContext, request: Any) -> Any:
+async def handle(context: RequestContext, request: Any, *, groups: GroupService) -> Any:
     names = [(str(topic.name), row.partition_index) for topic in request.topics for row in topic.partitions]
     errors: list[ErrorCode] = []
     try:
-        coordinator = context.services.groups.coordinator_of(request.group_id)
+        coordinator = groups.coordinator_of(request.group_id)
         error, errors = await coordinator.delete_offsets(request.group_id, names)
     except KafkaError as refused:
         error = refused.code

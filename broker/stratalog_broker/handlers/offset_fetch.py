@@ -14,11 +14,14 @@ from kio.schema.errors import ErrorCode
 
 from stratalog_broker.coordination.group_topics import TopicName, topic_by_id
 from stratalog_broker.coordination.groups.records import CommittedOffset
+from stratalog_broker.coordination.groups.service import GroupService
 from stratalog_broker.coordination.groups.store import TopicPartitionName
+from stratalog_broker.partitions.ownership import Partitions
 from stratalog_broker.protocol.errors import KafkaError
 from stratalog_broker.protocol.offset_fetch import CommittedRow, FetchedGroup, FetchedTopic, encode_offset_fetch
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
+from stratalog_metadata.client.api import MetadataView
 from stratalog_metadata.records import Topic, topic_key
 
 _GROUPS_SINCE: Final = 8
@@ -28,32 +31,42 @@ Offsets = Mapping[TopicPartitionName, CommittedOffset]
 Wanted = list[tuple[TopicName, Iterable[int]]]
 
 
-async def handle(context: RequestContext, request: Any) -> bytes:
+async def handle(
+    context: RequestContext, request: Any, *, view: MetadataView, partitions: Partitions, groups: GroupService
+) -> bytes:
     if context.api_version >= _GROUPS_SINCE:
-        return encode_offset_fetch(context.api_version, [_group(context, group) for group in request.groups])
-    offsets, error = _offsets(context, request.group_id)
+        return encode_offset_fetch(
+            context.api_version, [_group(context, view, partitions, groups, group) for group in request.groups]
+        )
+    offsets, error = _offsets(groups, request.group_id)
     # v1 has no place for the group's error, so that each partition carries it.
-    topics = _topics(context, request.topics, offsets, error)
+    topics = _topics(context, view, partitions, request.topics, offsets, error)
     return encode_offset_fetch(context.api_version, [FetchedGroup(request.group_id, topics, error)])
 
 
-def _group(context: RequestContext, group: Any) -> FetchedGroup:
-    offsets, error = _offsets(context, group.group_id)
+def _group(
+    context: RequestContext, view: MetadataView, partitions: Partitions, groups: GroupService, group: Any
+) -> FetchedGroup:
+    offsets, error = _offsets(groups, group.group_id)
     # Kafka's own answer to a group's error has no topics; clients look at the group's code first.
-    topics = _topics(context, group.topics, offsets, error) if error is ErrorCode.none else []
+    topics = _topics(context, view, partitions, group.topics, offsets, error) if error is ErrorCode.none else []
     return FetchedGroup(group.group_id, topics, error)
 
 
-def _offsets(context: RequestContext, group_id: str) -> tuple[Offsets, ErrorCode]:
+def _offsets(groups: GroupService, group_id: str) -> tuple[Offsets, ErrorCode]:
     try:
-        store = context.services.groups.coordinator_of(group_id).coordinator.store
+        store = groups.coordinator_of(group_id).coordinator.store
     except KafkaError as refused:
         return {}, refused.code
     return store.offsets_of(group_id), ErrorCode.none
 
 
-def _topics(context: RequestContext, wanted: Any, offsets: Offsets, error: ErrorCode) -> list[FetchedTopic]:
-    found = _all_of(context, offsets) if wanted is None else [_wanted(context, topic) for topic in wanted]
+def _topics(
+    context: RequestContext, view: MetadataView, partitions: Partitions, wanted: Any, offsets: Offsets, error: ErrorCode
+) -> list[FetchedTopic]:
+    found = (
+        _all_of(context, view, offsets) if wanted is None else [_wanted(context, view, partitions, topic) for topic in wanted]
+    )
     return [
         FetchedTopic(topic.name, topic.topic_id, list(_rows(offsets, topic, indexes, _first(topic.error, error))))
         for topic, indexes in found
@@ -79,30 +92,30 @@ def _first(error: ErrorCode, otherwise: ErrorCode) -> ErrorCode:
     return error if error is not ErrorCode.none else otherwise
 
 
-def _wanted(context: RequestContext, topic: Any) -> tuple[TopicName, Iterable[int]]:
+def _wanted(context: RequestContext, view: MetadataView, partitions: Partitions, topic: Any) -> tuple[TopicName, Iterable[int]]:
     if context.api_version < _TOPIC_IDS_SINCE:
         # A topic that does not exist has no offsets, which is no error.
-        return TopicName(topic.name, _id_of(context, topic.name)), topic.partition_indexes
-    known = topic_by_id(context, topic.topic_id)
+        return TopicName(topic.name, _id_of(view, topic.name)), topic.partition_indexes
+    known = topic_by_id(partitions, topic.topic_id)
     error = ErrorCode.none if known is not None else ErrorCode.unknown_topic_id
     return TopicName(known.name if known is not None else "", topic.topic_id, error), topic.partition_indexes
 
 
-def _all_of(context: RequestContext, offsets: Offsets) -> Wanted:
+def _all_of(context: RequestContext, view: MetadataView, offsets: Offsets) -> Wanted:
     """Everything that the group committed; with topic ids, only what still has one."""
     partitions: dict[str, list[int]] = {}
     for topic, index in sorted(offsets):
         partitions.setdefault(topic, []).append(index)
     rows: Wanted = []
     for name, indexes in partitions.items():
-        known = TopicName(name, _id_of(context, name))
+        known = TopicName(name, _id_of(view, name))
         if known.topic_id is not None or context.api_version < _TOPIC_IDS_SINCE:
             rows.append((known, [index for index in indexes if _committed(offsets, known, index) is not _NOTHING]))
     return rows
 
 
-def _id_of(context: RequestContext, name: str) -> UUID | None:
-    topic = context.services.view.find(Topic, topic_key(name))
+def _id_of(view: MetadataView, name: str) -> UUID | None:
+    topic = view.find(Topic, topic_key(name))
     return topic.topic_id if topic is not None else None
 
 

@@ -11,28 +11,29 @@ from typing import Any, Final
 from kio.schema.errors import ErrorCode
 
 from stratalog_broker.partitions.leadership import leader_epoch_error, why_not_here
+from stratalog_broker.partitions.ownership import Partitions
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
 
 _KEY: Final = 23
 
 
-async def handle(context: RequestContext, request: Any) -> Any:
+async def handle(context: RequestContext, request: Any, *, partitions: Partitions) -> Any:
     """Answer each partition from its owner's memory."""
     topics = tuple(
         context.new(
             "OffsetForLeaderTopicResult",
             topic=topic.topic,
-            partitions=tuple(_end_of_epoch(context, topic.topic, one) for one in topic.partitions),
+            partitions=tuple(_end_of_epoch(context, partitions, topic.topic, one) for one in topic.partitions),
         )
         for topic in request.topics
     )
     return context.new("OffsetForLeaderEpochResponse", topics=topics)
 
 
-def _end_of_epoch(context: RequestContext, topic: str, wanted: Any) -> Any:
-    log = context.services.partitions.find_by_name(topic.encode(), wanted.partition)
-    code = why_not_here(context, topic, wanted.partition) if log is None else leader_epoch_error(log, wanted)
+def _end_of_epoch(context: RequestContext, partitions: Partitions, topic: str, wanted: Any) -> Any:
+    log = partitions.find_by_name(topic.encode(), wanted.partition)
+    code = why_not_here(partitions, topic, wanted.partition) if log is None else leader_epoch_error(log, wanted)
     if log is None or code is not ErrorCode.none:
         return context.new("EpochEndOffset", error_code=code, partition=wanted.partition)
     epoch, end_offset = log.core.end_of_epoch(wanted.leader_epoch)

@@ -18,24 +18,29 @@ from typing import Final
 
 from kio.schema.errors import ErrorCode
 
+from stratalog_broker.configs.settings import BrokerSettings
 from stratalog_broker.partitions.log import PartitionLog
+from stratalog_broker.partitions.ownership import Partitions
 from stratalog_broker.partitions.pending_batch import Acks, OnDone, Outcome
 from stratalog_broker.partitions.produce_checks import Refused, check_produced
 from stratalog_broker.protocol.errors import produce_error_code_of
 from stratalog_broker.protocol.frame import response_head
 from stratalog_broker.protocol.produce import (
     TOPIC_ID_VERSION,
+    Leader,
     PartitionResult,
     ProduceRequest,
     encode_response,
     parse_request,
 )
 from stratalog_broker.requests.context import RequestContext
+from stratalog_broker.requests.deadlines import Deadlines
 from stratalog_broker.requests.handler_info import HandlerInfo
 from stratalog_core.batches.batch import BatchHeader, assign_log_append_time
 from stratalog_core.errors import NotLeader, StratalogError
 from stratalog_core.ids import TopicPartition
 from stratalog_core.partition_state.producer_states import Verdict
+from stratalog_core.ports import Clock
 
 _KEY: Final = 0
 _TIMED_OUT: Final = int(ErrorCode.request_timed_out)
@@ -48,9 +53,10 @@ _VALID_ACKS: Final = frozenset({-1, 0, 1})
 class PendingProduce:
     """One Produce request until it is answered. ``results`` has one line per topic, filled in as partitions are done."""
 
-    __slots__ = ("_context", "_deadline", "_waiting", "is_answered", "results")
+    __slots__ = ("_context", "_deadline", "_handler", "_waiting", "is_answered", "results")
 
-    def __init__(self, context: RequestContext, request: ProduceRequest) -> None:
+    def __init__(self, handler: ProduceHandler, context: RequestContext, request: ProduceRequest) -> None:
+        self._handler = handler
         self._context = context
         self._waiting = 1
         self._deadline: object | None = None
@@ -72,12 +78,16 @@ class PendingProduce:
     def walked(self, timeout_ms: int) -> None:
         """All batches are on their way."""
         if self._waiting > 1:
-            self._deadline = self._context.services.deadlines.add(timeout_ms / 1000, self._expire)
+            self._deadline = self._handler.deadlines.add(timeout_ms / 1000, self._expire)
         self.done()
+
+    def leader_of(self, topic_partition: TopicPartition) -> Leader | None:
+        """Where the client may produce to the partition."""
+        return self._handler.partitions.leader_of(topic_partition, self._context.listener)
 
     def _expire(self) -> None:
         """The time is over: say of what is not done whether bookies are missing."""
-        partitions = self._context.services.partitions
+        partitions = self._handler.partitions
         find = partitions.find_by_id if self._context.api_version >= TOPIC_ID_VERSION else partitions.find_by_name
         for key, results in self.results:
             for position, result in enumerate(results):
@@ -93,7 +103,7 @@ class PendingProduce:
         self.is_answered = True
         context = self._context
         if self._deadline is not None:
-            context.services.deadlines.discard(self._deadline)
+            self._handler.deadlines.discard(self._deadline)
         body = encode_response(self.results, context.api_version)
         context.respond((response_head(_KEY, context.api_version, context.correlation_id, len(body)), body))
 
@@ -168,8 +178,7 @@ class _Append:
             self._results[self._position] = self._result(outcome)
         else:
             code = int(produce_error_code_of(outcome))
-            partitions, listener = self._context.services.partitions, self._context.listener
-            leader = partitions.leader_of(self._log.topic_partition, listener) if code == _LOST else None
+            leader = self._produce.leader_of(self._log.topic_partition) if code == _LOST else None
             self._results[self._position] = PartitionResult(self._index, code, leader=leader)
         self._produce.done()
 
@@ -177,30 +186,57 @@ class _Append:
         return PartitionResult(self._index, 0, base_offset, self._append_time_ms, self._log.core.log_start_offset)
 
 
-def handle_raw(context: RequestContext, body: memoryview) -> None:
-    """See the module's header."""
-    request = parse_request(body, context.api_version)
-    produce = PendingProduce(context, request)
-    partitions = context.services.partitions
-    by_id = context.api_version >= TOPIC_ID_VERSION
-    find = partitions.find_by_id if by_id else partitions.find_by_name
-    now_ms = context.services.clock.wall_ms()
-    for (_, results), topic in zip(produce.results, request.topics, strict=True):
-        for position, (index, batch) in enumerate(topic.partitions):
-            log = find(topic.key, index)
-            if log is None or log.topic.internal:
-                results[position] = _not_here(context, topic.key, index, by_id=by_id)
-                continue
-            try:
-                _Append(context, produce, results, position, log).start(batch, request.acks, now_ms)
-            except Refused as refused:
-                results[position] = PartitionResult(index, int(refused.code), error_message=str(refused))
-            except StratalogError as failure:
-                results[position] = PartitionResult(index, int(produce_error_code_of(failure)), error_message=failure.message)
-    if request.acks == Acks.NONE:
-        _finish_unanswered(context, produce)
-    else:
-        produce.walked(min(max(request.timeout_ms, 0), context.services.settings.append_timeout_ms))
+class ProduceHandler:
+    """One for the broker."""
+
+    def __init__(self, *, partitions: Partitions, deadlines: Deadlines, clock: Clock, settings: BrokerSettings) -> None:
+        self.partitions = partitions
+        self.deadlines = deadlines
+        self._clock = clock
+        self._append_timeout_ms = settings.append_timeout_ms
+
+    def __call__(self, context: RequestContext, body: memoryview) -> None:
+        """Append all batches; the response follows when they have what ``acks`` asks for."""
+        request = parse_request(body, context.api_version)
+        produce = PendingProduce(self, context, request)
+        partitions = self.partitions
+        by_id = context.api_version >= TOPIC_ID_VERSION
+        find = partitions.find_by_id if by_id else partitions.find_by_name
+        now_ms = self._clock.wall_ms()
+        for (_, results), topic in zip(produce.results, request.topics, strict=True):
+            for position, (index, batch) in enumerate(topic.partitions):
+                log = find(topic.key, index)
+                if log is None or log.topic.internal:
+                    results[position] = self._not_here(context, topic.key, index, by_id=by_id)
+                    continue
+                try:
+                    _Append(context, produce, results, position, log).start(batch, request.acks, now_ms)
+                except Refused as refused:
+                    results[position] = PartitionResult(index, int(refused.code), error_message=str(refused))
+                except StratalogError as failure:
+                    results[position] = PartitionResult(
+                        index, int(produce_error_code_of(failure)), error_message=failure.message
+                    )
+        if request.acks == Acks.NONE:
+            _finish_unanswered(context, produce)
+        else:
+            produce.walked(min(max(request.timeout_ms, 0), self._append_timeout_ms))
+
+    def _not_here(self, context: RequestContext, key: bytes, index: int, *, by_id: bool) -> PartitionResult:
+        """Why a partition cannot be written here, and where it can. Nobody but the cluster writes internal topics."""
+        partitions = self.partitions
+        topic = partitions.topic_by_id(key) if by_id else partitions.topic_by_name(key)
+        if topic is None:
+            code = ErrorCode.unknown_topic_id if by_id else ErrorCode.unknown_topic_or_partition
+            return PartitionResult(index, int(code))
+        if topic.internal:
+            return PartitionResult(
+                index, _INTERNAL, error_message=f"topic {topic.name} is internal: clients cannot append to it"
+            )
+        if not 0 <= index < topic.partition_count:
+            return PartitionResult(index, int(ErrorCode.unknown_topic_or_partition))
+        leader = partitions.leader_of(TopicPartition(topic.topic_id, index), context.listener)
+        return PartitionResult(index, _LOST, leader=leader)
 
 
 def _finish_unanswered(context: RequestContext, produce: PendingProduce) -> None:
@@ -210,19 +246,4 @@ def _finish_unanswered(context: RequestContext, produce: PendingProduce) -> None
     context.respond(())
 
 
-def _not_here(context: RequestContext, key: bytes, index: int, *, by_id: bool) -> PartitionResult:
-    """Why a partition cannot be written here, and where it can. Nobody but the cluster writes internal topics."""
-    partitions = context.services.partitions
-    topic = partitions.topic_by_id(key) if by_id else partitions.topic_by_name(key)
-    if topic is None:
-        code = ErrorCode.unknown_topic_id if by_id else ErrorCode.unknown_topic_or_partition
-        return PartitionResult(index, int(code))
-    if topic.internal:
-        return PartitionResult(index, _INTERNAL, error_message=f"topic {topic.name} is internal: clients cannot append to it")
-    if not 0 <= index < topic.partition_count:
-        return PartitionResult(index, int(ErrorCode.unknown_topic_or_partition))
-    leader = partitions.leader_of(TopicPartition(topic.topic_id, index), context.listener)
-    return PartitionResult(index, _LOST, leader=leader)
-
-
-API: Final = HandlerInfo(key=_KEY, min_version=3, max_version=13, handle_raw=handle_raw, advertised_min_version=0)
+API: Final = HandlerInfo(key=_KEY, min_version=3, max_version=13, handle_raw=ProduceHandler, advertised_min_version=0)

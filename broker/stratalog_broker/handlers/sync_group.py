@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any, Final
 
 from stratalog_broker.coordination.groups.messages import SyncAnswer, SyncRequest
+from stratalog_broker.coordination.groups.service import GroupService
 from stratalog_broker.protocol.errors import KafkaError
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
 
 
-async def handle(context: RequestContext, request: Any) -> Any:
+async def handle(context: RequestContext, request: Any, *, groups: GroupService) -> Any:
     def make_request(ticket: int) -> SyncRequest:
         return SyncRequest(
             ticket=ticket,
@@ -23,7 +24,7 @@ async def handle(context: RequestContext, request: Any) -> Any:
         )
 
     try:
-        coordinator = context.services.groups.coordinator_of(request.group_id)
+        coordinator = groups.coordinator_of(request.group_id)
         answer = await coordinator.sync(request.group_id, make_request)
     except KafkaError as refused:
         answer = SyncAnswer(error=refused.code)

@@ -16,10 +16,11 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, cast
+from typing import Final, cast
 
 from stratalog_broker.configs.memory import DECODED_BYTES_MAX, DECODED_FACTOR, REQUEST_BYTES
 from stratalog_broker.network.dispatch import dispatch_raw, find_handler, run_handler
+from stratalog_broker.network.registry import ConnectionRegistry
 from stratalog_broker.protocol.frame import LENGTH_BYTES, parse_head
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo, Waiting
@@ -28,11 +29,7 @@ from stratalog_core.memory.receive_buffers import announced_memory
 from stratalog_core.memory.retained import retained_bytes
 from stratalog_core.ports import Buffer
 
-if TYPE_CHECKING:
-    from stratalog_broker.network.server import ConnectionRegistry
-
 _log = logging.getLogger(__name__)
-SHARED_BUFFER_BYTES: Final = 64 * 1024
 _WRITE_HIGH_BYTES: Final = 4 * 1024 * 1024
 _UNCOUNTED_BYTES: Final = 4096
 """Unsent bytes of one connection that are not worth charging: what an idle connection costs."""
@@ -103,8 +100,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         position = 0
         while end - position >= LENGTH_BYTES:
             size = int.from_bytes(buffer[position : position + LENGTH_BYTES], "big", signed=True)
-            if not 0 < size <= self._registry.services.settings.frame_bytes_max:
-                raise Corrupt(f"a frame of {size} bytes; frame_bytes_max is {self._registry.services.settings.frame_bytes_max}")
+            if not 0 < size <= self._registry.frame_bytes_max:
+                raise Corrupt(f"a frame of {size} bytes; frame_bytes_max is {self._registry.frame_bytes_max}")
             if not self._registry.charge(size + REQUEST_BYTES):
                 self._is_stalled = True
                 self._registry.wait_for_room(self)
@@ -163,17 +160,16 @@ class ClientConnection(asyncio.BufferedProtocol):
         decoded_bytes = 0 if head.api_key == PRODUCE_KEY else min(len(frame) * DECODED_FACTOR, DECODED_BYTES_MAX)
         self._registry.charge_more(decoded_bytes)
         context = RequestContext(
-            self._registry.services,
             self,
             api_key=head.api_key,
             api_version=head.api_version,
             correlation_id=head.correlation_id,
             client_id=head.client_id,
             request_bytes=len(frame) + REQUEST_BYTES + decoded_bytes,
-            arrived_at_s=self._registry.services.clock.monotonic(),
+            arrived_at_s=self._registry.clock.monotonic(),
         )
         self._order.append(context)
-        info = find_handler(context)
+        info = find_handler(self._registry.apis, context)
         if info is None:
             return
         body = frame[head.body_start :]
@@ -207,7 +203,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     def respond(self, context: RequestContext, parts: Sequence[Buffer]) -> None:
         """Queue an answer; it leaves when all before it have left."""
         registry = self._registry
-        registry.requests.answered(context.api_key, registry.services.clock.monotonic() - context.arrived_at_s)
+        registry.requests.answered(context.api_key, registry.clock.monotonic() - context.arrived_at_s)
         order = self._order
         while order and order[0].response is not None:
             self._outgoing.extend(order.popleft().response or ())
@@ -269,7 +265,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     def regulate(self) -> None:
         """Read on, or stop reading, as the bounds want it now."""
         registry = self._registry
-        too_many = len(self._order) >= registry.services.settings.connection_requests_max
+        too_many = len(self._order) >= registry.connection_requests_max
         # A frame that has begun is charged already, and only its end makes room.
         has_no_room = self._is_stalled or (registry.is_full and self._frame is None)
         wanted = too_many or self._is_writing_paused or has_no_room or registry.is_draining

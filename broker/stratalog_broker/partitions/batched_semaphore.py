@@ -1,4 +1,4 @@
-"""A bound on how many work at once that lets in those who wait together, so that what they ask of others leaves together."""
+"""A semaphore that admits waiting tasks in batches, so that the requests which they send leave together."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections import deque
 from types import TracebackType
 
 
-class Waves:
-    """Like a semaphore of ``at_once``, but who had to wait goes on with the others: when a quarter of the places is free.
+class BatchedSemaphore:
+    """A semaphore of ``at_once`` places. Waiting tasks are admitted when a quarter of the places is free.
 
-    A semaphore hands each place on by itself; after a while all are out of step, and requests that are batched by turns of the
-    event loop travel alone. A quarter, not all: some that take long must not hold up those who wait.
+    A plain semaphore hands over each place by itself. The tasks get out of step, and requests that are batched by turns of the
+    event loop travel alone. A quarter and not all places, because slow tasks must not hold up those that wait.
     """
 
     def __init__(self, at_once: int) -> None:

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from stratalog_broker.configs.topic_configs import RollLimits
 from stratalog_broker.partitions.ledger_index import LedgerIndex
 from stratalog_broker.partitions.pending_batch import Acks, OnDone, PendingBatch
 from stratalog_core.batches.batch import TRANSACTIONAL_BIT, BatchHeader
@@ -89,16 +90,6 @@ class OpenLedger:
     index: LedgerIndex
     jitter: float = 0.0
     payload_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RollLimits:
-    """When the next ledger begins: by topic configs ``segment.*``, and by the broker's idle time."""
-
-    segment_bytes: int
-    segment_ms: int
-    segment_jitter_ms: int = 0
-    idle_ms: int
 
 
 class PartitionCore:

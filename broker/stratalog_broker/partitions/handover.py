@@ -8,33 +8,30 @@ now. Reads are served to the last.
 Only some partitions are held at a time, and those that begin together share commands: however many are to be handed over, each
 stands still for about as long as one command takes.
 
-What fails changes nothing: the partition stays here, at the same epoch, until the controller asks again or takes it away. What
-was held is written then.
+A failure leaves the partition with this owner, at the same epoch, until the controller asks again or reassigns it. The held
+batches are written then.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final
 
 import msgspec
 
-from stratalog_broker.partitions.batched_semaphore import Waves
+from stratalog_broker.partitions.batched_semaphore import BatchedSemaphore
+from stratalog_broker.partitions.log import PartitionLog
+from stratalog_broker.partitions.release import Release
 from stratalog_core.errors import StratalogError
 from stratalog_core.ids import NO_OWNER
-from stratalog_metadata.client.api import MetadataView
+from stratalog_metadata.client.api import MetadataClient, MetadataView
 from stratalog_metadata.client.shared_commands import SharedCommands
 from stratalog_metadata.records import Broker, DrainedBroker, Partition, broker_key, drained_broker_key, partition_key
 from stratalog_metadata.state.changes import Change
-from stratalog_metadata.state.commands import Command, Put, Requirement, SessionAlive, Update, VersionIs
-
-if TYPE_CHECKING:
-    from stratalog_broker.cluster.registration import Registration
-    from stratalog_broker.partitions.log import PartitionLog
-    from stratalog_broker.requests.context import BrokerServices
+from stratalog_metadata.state.commands import Command, Put, SessionAlive, VersionIs
 
 _log = logging.getLogger(__name__)
 HELD_AT_ONCE: Final = 64
@@ -45,22 +42,14 @@ HANDED_BYTES_MAX: Final = 512
 """Of an owner's state, in its partition's record: some five producers at work, or twenty that sent one batch."""
 
 
-class Release(NamedTuple):
-    """What hands a partition over, and what must hold for it."""
+class OutgoingHandovers:
+    """Hands partitions of this broker over to their next owners, some at a time."""
 
-    updates: tuple[Update, ...]
-    requirements: tuple[Requirement, ...]
-    last_entry: bytes
-    """Goes behind the ledger's last batch; empty if nothing does."""
-
-
-class Departures:
-    """Partitions of one broker that go to their next owners, some at a time."""
-
-    def __init__(self, services: BrokerServices) -> None:
-        self._services = services
-        self._places, self._quiet_places = Waves(HELD_AT_ONCE), Waves(QUIET_AT_ONCE)
-        self._shared = SharedCommands(services.metadata)
+    def __init__(self, metadata: MetadataClient) -> None:
+        self._metadata = metadata
+        self._view = metadata.view
+        self._places, self._quiet_places = BatchedSemaphore(HELD_AT_ONCE), BatchedSemaphore(QUIET_AT_ONCE)
+        self._shared = SharedCommands(metadata)
 
     async def hand_over(self, log: PartitionLog) -> None:
         """Give ``log``'s partition to the next owner that its record names, when its turn comes."""
@@ -94,15 +83,15 @@ class Departures:
     async def _propose(self, command: Command) -> None:
         """Together with others that have nothing to seal, or alone: then what the quorum answers to this one is raised."""
         if await self._shared.propose(command) is None:
-            await self._services.metadata.propose(command)
+            await self._metadata.propose(command)
 
     def _order_of(self, log: PartitionLog) -> tuple[Partition, int, Broker] | None:
         """The record as the view has it now, its version and the next owner; None if nothing is to be handed over."""
         identity = log.topic_partition
-        found = self._services.view.get(partition_key(identity.topic_id, identity.partition))
+        found = self._view.get(partition_key(identity.topic_id, identity.partition))
         if found is None or not isinstance(found.record, Partition) or not log.is_serving:
             return None
-        successor = self._services.view.find(Broker, broker_key(found.record.next_owner))
+        successor = self._view.find(Broker, broker_key(found.record.next_owner))
         if successor is None or found.record.leader_epoch != log.core.leader_epoch:
             return None
         return found.record, found.version, successor
@@ -112,31 +101,30 @@ class Departures:
         if order is None:
             return None
         partition, version, successor = order
-        last_word = log.last_word()
-        is_small = len(last_word) <= HANDED_BYTES_MAX
+        handover_checkpoint = log.handover_checkpoint()
+        is_small = len(handover_checkpoint) <= HANDED_BYTES_MAX
         handed = msgspec.structs.replace(
             partition,
             owner=successor.broker_id, owner_session=successor.session_id,
-            leader_epoch=partition.leader_epoch + 1, next_owner=NO_OWNER, handed=last_word if is_small else b"",
+            leader_epoch=partition.leader_epoch + 1, next_owner=NO_OWNER, handed=handover_checkpoint if is_small else b"",
         )  # fmt: skip
         requirements = (VersionIs(key=partition.key(), version=version), SessionAlive(session_id=successor.session_id))
-        return Release((Put(record=handed),), requirements, b"" if is_small else last_word)
+        return Release((Put(record=handed),), requirements, b"" if is_small else handover_checkpoint)
 
 
-async def leave(services: BrokerServices, registration: Registration, timeout_s: float) -> None:
+async def leave(view: MetadataView, broker_id: int, announce_stop: Callable[[], Awaitable[None]], timeout_s: float) -> None:
     """Ask the controller for other owners, and wait until they have everything, or the time is up.
 
     Nothing is asked if no other broker could take it.
     """
-    broker_id = services.settings.broker_id
-    owned = Owned(services.view, broker_id)
-    if not others(services.view, broker_id) or not owned.keys:
+    owned = Owned(view, broker_id)
+    if not others(view, broker_id) or not owned.keys:
         return
-    unsubscribe = services.view.subscribe(owned.follow)
+    unsubscribe = view.subscribe(owned.follow)
     try:
         async with asyncio.timeout(timeout_s):
-            await registration.announce_stop()
-            while owned.keys and others(services.view, broker_id):
+            await announce_stop()
+            while owned.keys and others(view, broker_id):
                 owned.changed.clear()
                 await owned.changed.wait()
     except TimeoutError:

@@ -9,17 +9,10 @@ durable (``ledger_trimming.py``). Thus a group's failover is its partition's.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
-from stratalog_broker.partitions.pending_batch import Acks, Outcome
-from stratalog_core.batches.batch import read_header
-from stratalog_core.errors import NotLeader
 from stratalog_core.ports import Buffer
-
-if TYPE_CHECKING:
-    from stratalog_broker.partitions.log import PartitionLog
 
 CONSUMER_OFFSETS: Final = "__consumer_offsets"
 INTERNAL_TOPICS: Final = frozenset({CONSUMER_OFFSETS, "__transaction_state", "__share_group_state", "__cluster_metadata"})
@@ -48,19 +41,3 @@ class InternalTopicApplication(Protocol):
 
 ApplicationFactory = Callable[[int], InternalTopicApplication]
 """Makes the application of one partition, given the partition's index."""
-
-
-async def append_and_wait(log: PartitionLog, batch: bytearray) -> int:
-    """Append one batch and wait for the quorum; see ``Partitions.append_internal``."""
-    done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-
-    def settle(outcome: Outcome) -> None:
-        if done.done():
-            return
-        if isinstance(outcome, int):
-            done.set_result(outcome)
-        else:
-            done.set_exception(NotLeader(f"{log.topic_partition} was lost while the batch was being written"))
-
-    log.append(memoryview(batch), read_header(batch), Acks.ALL, settle)
-    return await done

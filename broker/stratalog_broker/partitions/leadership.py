@@ -7,12 +7,12 @@ from typing import Any
 from kio.schema.errors import ErrorCode
 
 from stratalog_broker.partitions.log import PartitionLog
-from stratalog_broker.requests.context import RequestContext
+from stratalog_broker.partitions.ownership import Partitions
 
 
-def why_not_here(context: RequestContext, topic: str, partition: int) -> ErrorCode:
+def why_not_here(partitions: Partitions, topic: str, partition: int) -> ErrorCode:
     """NOT_LEADER_OR_FOLLOWER for a partition that exists, else UNKNOWN_TOPIC_OR_PARTITION."""
-    known = context.services.partitions.topic_by_name(topic.encode())
+    known = partitions.topic_by_name(topic.encode())
     if known is None or not 0 <= partition < known.partition_count:
         return ErrorCode.unknown_topic_or_partition
     return ErrorCode.not_leader_or_follower

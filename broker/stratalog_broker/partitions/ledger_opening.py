@@ -10,18 +10,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
-from stratalog_bookies.client import LedgerListener, LedgerSpec, LedgerWriter
+from stratalog_bookies.client import LedgerClient, LedgerListener, LedgerSpec, LedgerWriter
+from stratalog_broker.configs.topic_configs import TopicConfigs
 from stratalog_core.errors import Conflict, NotLeader, Overloaded, Retriable
 from stratalog_core.ids import TopicPartition
+from stratalog_metadata.client.api import MetadataView
 from stratalog_metadata.records import Ledger, LedgerRef, LedgerState, Log, Topic, ledger_key, log_key
 from stratalog_metadata.state.commands import EpochIs, Put, Update, VersionIs
-
-if TYPE_CHECKING:
-    from stratalog_broker.requests.context import BrokerServices
 
 _log = logging.getLogger(__name__)
 _RETRY_S: Final = 0.1
@@ -31,8 +30,11 @@ _ROOM_RETRY_S: Final = 0.02
 class LedgerOpening:
     """For one partition under one owner, whose ``requirement`` guards every command."""
 
-    def __init__(self, services: BrokerServices, topic_partition: TopicPartition, requirement: EpochIs) -> None:
-        self._services = services
+    def __init__(
+        self, view: MetadataView, ledgers: LedgerClient, topic_partition: TopicPartition, requirement: EpochIs
+    ) -> None:
+        self._view = view
+        self._ledgers = ledgers
         self._identity = topic_partition
         self._requirement = requirement
 
@@ -65,7 +67,7 @@ class LedgerOpening:
 
     async def _open_once(self, topic: Topic, base_offset: int, listener: LedgerListener) -> LedgerWriter:
         key = log_key(self._identity.topic_id, self._identity.partition)
-        versioned = self._services.view.get(key)
+        versioned = self._view.get(key)
         if versioned is None or not isinstance(versioned.record, Log):
             raise NotLeader(f"{self._identity} has no log: its topic was deleted")
         log = versioned.record
@@ -76,7 +78,7 @@ class LedgerOpening:
             return (Put(record=msgspec.structs.replace(log, ledgers=(*log.ledgers, ref))),)
 
         requirements = (self._requirement, VersionIs(key=key, version=versioned.version))
-        return await self._services.ledgers.create(
+        return await self._ledgers.create(
             self._spec(topic, base_offset), requirements=requirements, updates=updates, listener=listener
         )
 
@@ -89,15 +91,15 @@ class LedgerOpening:
             leader_epoch=self._requirement.leader_epoch,
             ensemble_size=copies,
             write_quorum=copies,
-            ack_quorum=self._services.configs_of(topic).ack_quorum,
+            ack_quorum=TopicConfigs.in_force(topic, self._view).ack_quorum,
         )
 
     async def _seal_leftovers(self, log: Log) -> None:
         """Seal what an attempt of unknown outcome left open; what was really written to is sealed by now."""
-        records = (self._services.view.find(Ledger, ledger_key(ref.ledger_id)) for ref in log.ledgers)
+        records = (self._view.find(Ledger, ledger_key(ref.ledger_id)) for ref in log.ledgers)
         leftovers = [record.ledger_id for record in records if record is not None and record.state is not LedgerState.CLOSED]
         if leftovers:
-            await self._services.ledgers.recover(leftovers, requirements=(self._requirement,))
+            await self._ledgers.recover(leftovers, requirements=(self._requirement,))
 
 
 async def _append(writer: LedgerWriter, entry: bytes) -> None:

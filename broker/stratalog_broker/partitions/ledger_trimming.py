@@ -14,18 +14,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
+from stratalog_bookies.client import LedgerClient, LedgerWriter
 from stratalog_core.errors import Conflict, Fenced, NotLeader, OutcomeUnknown, Retriable, StratalogError
 from stratalog_core.ids import TopicPartition
+from stratalog_metadata.client.api import MetadataClient
 from stratalog_metadata.records import LedgerRef, Log, ledger_key, log_key
 from stratalog_metadata.state.commands import Command, Delete, EpochIs, Put, Update, VersionIs
-
-if TYPE_CHECKING:
-    from stratalog_bookies.client import LedgerWriter
-    from stratalog_broker.requests.context import BrokerServices
 
 _log = logging.getLogger(__name__)
 _RETRY_S: Final = 0.5
@@ -34,8 +32,11 @@ _RETRY_S: Final = 0.5
 class LedgerTrimming:
     """For one partition under one owner, whose ``requirement`` guards every command."""
 
-    def __init__(self, services: BrokerServices, topic_partition: TopicPartition, requirement: EpochIs) -> None:
-        self._services = services
+    def __init__(
+        self, metadata: MetadataClient, ledgers: LedgerClient, topic_partition: TopicPartition, requirement: EpochIs
+    ) -> None:
+        self._metadata = metadata
+        self._ledgers = ledgers
         self._identity = topic_partition
         self._requirement = requirement
         self._awaited: tuple[int, int] | None = None
@@ -71,7 +72,7 @@ class LedgerTrimming:
 
     async def _trim_once(self, ledger_id: int) -> None:
         key = log_key(self._identity.topic_id, self._identity.partition)
-        versioned = self._services.view.get(key)
+        versioned = self._metadata.view.get(key)
         if versioned is None or not isinstance(versioned.record, Log):
             raise NotLeader(f"{self._identity} has no log: its topic was deleted")
         log = versioned.record
@@ -81,9 +82,9 @@ class LedgerTrimming:
         trimmed = msgspec.structs.replace(log, ledgers=kept, log_start_offset=max(log.log_start_offset, kept[0].base_offset))
         updates: tuple[Update, ...] = (Put(record=trimmed), *(Delete(key=ledger_key(old.ledger_id)) for old in dropped))
         requirements = (self._requirement, VersionIs(key=key, version=versioned.version))
-        await self._services.metadata.propose(Command(updates=updates, requirements=requirements))
+        await self._metadata.propose(Command(updates=updates, requirements=requirements))
         with contextlib.suppress(StratalogError):  # bookies that do not hear of it collect the ledgers later
-            await self._services.ledgers.delete([old.ledger_id for old in dropped])
+            await self._ledgers.delete([old.ledger_id for old in dropped])
 
     def stop(self) -> None:
         """Drop nothing more; the next checkpoint's trimming includes what is left."""

@@ -15,34 +15,35 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 import msgspec
 
-from stratalog_bookies.client import LedgerWriter
-from stratalog_broker.admin.replication_factor import is_roll_due, newest_ledger
+from stratalog_bookies.client import LedgerClient, LedgerWriter
+from stratalog_broker.cluster.replicas import newest_ledger
+from stratalog_broker.configs.settings import BrokerSettings
+from stratalog_broker.configs.topic_configs import TopicConfigs
 from stratalog_broker.partitions.core import NOTHING, Instruction, PartitionCore, Seal, State, Write
+from stratalog_broker.partitions.index_cache import IndexCache
 from stratalog_broker.partitions.internal_topics import InternalTopicApplication
 from stratalog_broker.partitions.ledger_index import LedgerIndex
 from stratalog_broker.partitions.ledger_opening import LedgerOpening
+from stratalog_broker.partitions.ledger_quorums import is_roll_due
 from stratalog_broker.partitions.ledger_trimming import LedgerTrimming
 from stratalog_broker.partitions.pending_batch import Acks, OnDone
-from stratalog_broker.partitions.quorum_admission import Admission
+from stratalog_broker.partitions.quorum_admission import QuorumAdmission
+from stratalog_broker.partitions.release import Release
 from stratalog_broker.partitions.roll_schedule import RollSchedule
-from stratalog_broker.partitions.tail_cache import PartitionTail
+from stratalog_broker.partitions.tail_cache import PartitionTail, TailCache
 from stratalog_broker.partitions.writer_reports import WriterReports
 from stratalog_core.batches.batch import BatchHeader, assign_offset
 from stratalog_core.batches.checkpoint import Checkpoint, encode_checkpoint
 from stratalog_core.errors import Corrupt, Fenced, NotLeader, Overloaded, StratalogError, Unavailable
 from stratalog_core.ids import TopicPartition
+from stratalog_core.ports import Clock, Random
+from stratalog_metadata.client.api import MetadataClient
 from stratalog_metadata.records import Ledger, Topic, partition_key
 from stratalog_metadata.state.commands import EpochIs
-
-if TYPE_CHECKING:
-    from stratalog_broker.partitions.handover import Release
-    from stratalog_broker.partitions.index_cache import IndexCache
-    from stratalog_broker.partitions.tail_cache import TailCache
-    from stratalog_broker.requests.context import BrokerServices
 
 _log = logging.getLogger(__name__)
 _ROOM_RETRY_S: Final = 0.02
@@ -57,30 +58,31 @@ class Watcher(Protocol):
         ...
 
 
-OnLost = Callable[["PartitionLog", StratalogError], None]
-
-
 class PartitionLog:
     """Serving from its making until ``resign``."""
 
     def __init__(
         self,
         *,
-        services: BrokerServices,
+        settings: BrokerSettings,
+        metadata: MetadataClient,
+        ledgers: LedgerClient,
+        clock: Clock,
+        random: Random,
         topic: Topic,
         topic_partition: TopicPartition,
         core: PartitionCore,
         tails: TailCache,
         indexes: IndexCache,
         application: InternalTopicApplication | None,
-        on_lost: OnLost,
+        on_lost: Callable[[PartitionLog, StratalogError], None],
         rolls: RollSchedule,
     ) -> None:
         self.topic_partition = topic_partition
         self.core = core
         self.tail = PartitionTail(tails, core.next_offset)
         self.application = application
-        self.admission = Admission(services.ledgers, services.clock)
+        self.admission = QuorumAdmission(ledgers, clock)
         self.watchers: dict[Watcher, None] = {}
         """Told after the high watermark has moved, and when the partition is resigned; who came first is told first."""
         self.is_serving = True
@@ -91,12 +93,14 @@ class PartitionLog:
         self.bytes_in_reported = 0
         """What the load meter has told the controller; as the counters, from zero on with each owner."""
         self.bytes_out_reported = 0
-        self._services = services
+        self._settings, self._view, self._ledgers = settings, metadata.view, ledgers
+        self._clock, self._random = clock, random
         self._indexes = indexes
         self._on_lost = on_lost
         self._rolls = rolls
-        self._ledger_opening = LedgerOpening(services, topic_partition, self.requirement)
-        self._trimming = None if application is None else LedgerTrimming(services, topic_partition, self.requirement)
+        self._ledger_opening = LedgerOpening(self._view, ledgers, topic_partition, self.requirement)
+        trimming = LedgerTrimming(metadata, ledgers, topic_partition, self.requirement)
+        self._trimming = trimming if application is not None else None
         self._writer: LedgerWriter | None = None
         self._being_sealed: dict[int, tuple[Ledger, LedgerIndex]] = {}
         self._opening: asyncio.Task[None] | None = None
@@ -111,8 +115,8 @@ class PartitionLog:
     def update_topic(self, topic: Topic) -> None:
         """Take over changed configs, of the topic or of the cluster's defaults."""
         self.topic = topic
-        self.configs = self._services.configs_of(topic)
-        limits = self.configs.roll_limits(self._services.settings.ledger_idle_ms)
+        self.configs = TopicConfigs.in_force(topic, self._view)
+        limits = self.configs.roll_limits(self._settings.ledger_idle_ms)
         self.core.set_limits(limits)
         self._watch_age()
         self._follow_quorums()
@@ -121,8 +125,8 @@ class PartitionLog:
         """Roll the open ledger if the topic asks for other copies by now; an internal topic begins the next one at once."""
         opened = self._writer.ledger if self._writer is not None else None
         if opened is None and self.application is not None and self.core.state is State.IDLE:
-            opened = newest_ledger(self._services.view, self.topic_partition.topic_id, self.topic_partition.partition)
-        if opened is not None and is_roll_due(self._services.ledgers, opened, self.topic, self.configs):
+            opened = newest_ledger(self._view, self.topic_partition.topic_id, self.topic_partition.partition)
+        if opened is not None and is_roll_due(self._ledgers, opened, self.topic, self.configs):
             self._act(self.core.seal_now())
             if self.application is not None:
                 self._act(self.core.open_ahead())
@@ -131,7 +135,7 @@ class PartitionLog:
     def requirement(self) -> EpochIs:
         """What every command of this owner requires."""
         key = partition_key(self.topic_partition.topic_id, self.topic_partition.partition)
-        return EpochIs(key=key, owner=self._services.settings.broker_id, leader_epoch=self.core.leader_epoch)
+        return EpochIs(key=key, owner=self._settings.broker_id, leader_epoch=self.core.leader_epoch)
 
     @property
     def lacks_quorum(self) -> bool:
@@ -180,7 +184,7 @@ class PartitionLog:
         if acks == Acks.FIRST and not self._first_copies_wanted:
             self._want_first_copies()
         entry_id = self._write(batch) if is_open else None
-        now_ms = int(self._services.clock.monotonic() * 1000)
+        now_ms = int(self._clock.monotonic() * 1000)
         instructions = core.commit(batch, header, base_offset, acks, entry_id, now_ms, on_done, on_confirmed)
         self.tail.append(base_offset, core.next_offset, batch)
         self.bytes_in += len(batch)
@@ -290,9 +294,9 @@ class PartitionLog:
 
     async def _open(self, checkpoint: Checkpoint) -> None:
         reports = WriterReports(self)
-        parts = encode_checkpoint(checkpoint, self._services.settings.checkpoint_part_bytes)
+        parts = encode_checkpoint(checkpoint, self._settings.checkpoint_part_bytes)
         try:
-            async with asyncio.timeout(self._services.settings.append_timeout_ms / 1000):
+            async with asyncio.timeout(self._settings.append_timeout_ms / 1000):
                 if self._sealing is not None:
                     await asyncio.shield(self._sealing)
                 writer = await self._ledger_opening.open(self.topic, checkpoint.offset, reports, parts)
@@ -307,7 +311,7 @@ class PartitionLog:
         self._writer = writer
         if self._trimming is not None:
             self._trimming.opened(writer, len(parts))
-        jitter = self.configs.jitter(self._services.random)
+        jitter = self.configs.jitter(self._random)
         self._act(self.core.opened(writer.ledger.ledger_id, self._now_ms(), jitter))
         self._watch_age()
         self._follow_quorums()
@@ -335,10 +339,10 @@ class PartitionLog:
         """Seal the open ledger; the next append begins another one."""
         self._act(self.core.seal_now())
 
-    def last_word(self) -> bytes:
+    def handover_checkpoint(self) -> bytes:
         """State at the end of what is confirmed, for the next owner; empty if it is larger than one entry."""
         checkpoint = msgspec.structs.replace(self._completed(self.core.checkpoint()), more_is_coming=self._held_busy)
-        parts = encode_checkpoint(checkpoint, self._services.settings.checkpoint_part_bytes)
+        parts = encode_checkpoint(checkpoint, self._settings.checkpoint_part_bytes)
         return parts[0] if len(parts) == 1 else b""
 
     async def seal_all(self) -> int:
@@ -408,4 +412,4 @@ class PartitionLog:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _now_ms(self) -> int:
-        return int(self._services.clock.monotonic() * 1000)
+        return int(self._clock.monotonic() * 1000)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING
 
+from stratalog_bookies.client import LedgerClient
 from stratalog_broker.configs.memory import MemoryShares
 from stratalog_broker.partitions.index_cache import IndexCache
+from stratalog_broker.partitions.log import PartitionLog
 from stratalog_broker.partitions.tail_cache import TailCache
-
-if TYPE_CHECKING:
-    from stratalog_bookies.client import LedgerClient
-    from stratalog_broker.partitions.log import PartitionLog
 
 
 class PartitionMemory:

@@ -9,13 +9,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from stratalog_bookies.client import LedgerClient
+from stratalog_broker.configs.memory import MemoryShares
+from stratalog_broker.configs.settings import BrokerSettings
+from stratalog_broker.configs.topic_configs import TopicConfigs
 from stratalog_broker.metrics import TakeoverMetrics
-from stratalog_broker.partitions.batched_semaphore import Waves
+from stratalog_broker.partitions.batched_semaphore import BatchedSemaphore
 from stratalog_broker.partitions.core import PartitionCore
-from stratalog_broker.partitions.handover import Departures
-from stratalog_broker.partitions.internal_topics import ApplicationFactory, InternalTopicApplication, append_and_wait
+from stratalog_broker.partitions.directory import PartitionDirectory
+from stratalog_broker.partitions.handover import OutgoingHandovers
+from stratalog_broker.partitions.internal_appends import append_and_wait
+from stratalog_broker.partitions.internal_topics import ApplicationFactory, InternalTopicApplication
 from stratalog_broker.partitions.log import PartitionLog
 from stratalog_broker.partitions.memory import PartitionMemory
 from stratalog_broker.partitions.roll_schedule import RollSchedule
@@ -24,9 +30,10 @@ from stratalog_broker.partitions.tier_requests import answer_tier_request
 from stratalog_broker.protocol.produce import Leader
 from stratalog_core.errors import Fenced, NotLeader, StratalogError
 from stratalog_core.ids import NO_OWNER, TopicPartition
+from stratalog_core.ports import Clock, Random
+from stratalog_metadata.client.api import MetadataClient
 from stratalog_metadata.records import (
     TOPIC_DEFAULTS_KEY,
-    Broker,
     Ledger,
     Log,
     Partition,
@@ -34,21 +41,18 @@ from stratalog_metadata.records import (
     TierRequest,
     Topic,
     Versioned,
-    broker_key,
     partition_key,
     tier_request_key,
-    topic_key,
 )
 from stratalog_metadata.state.changes import Change
-
-if TYPE_CHECKING:
-    from stratalog_broker.requests.context import BrokerServices
+from stratalog_tiering.cold.reader import ColdReader
 
 _log = logging.getLogger(__name__)
 _RETRY_S: Final = 0.2
 _TICK_S: Final = 1.0
 TAKEOVERS_AT_ONCE: Final = 1024
-"""Those that begin together ask together; what comes after the first so many goes on in waves (``waves.py``)."""
+"""Takeovers that begin together send their requests together; further ones wait and are admitted in batches
+(``batched_semaphore.py``)."""
 INTERNAL_TAKEOVERS_AT_ONCE: Final = 128
 """They read whole batches, not headers."""
 
@@ -56,29 +60,46 @@ INTERNAL_TAKEOVERS_AT_ONCE: Final = 128
 class Partitions:
     """Partitions by id. An owner serves only once takeover has finished."""
 
-    def __init__(self, services: BrokerServices) -> None:
-        self._services = services
+    def __init__(
+        self,
+        *,
+        settings: BrokerSettings,
+        shares: MemoryShares,
+        metadata: MetadataClient,
+        ledgers: LedgerClient,
+        cold: ColdReader,
+        clock: Clock,
+        random: Random,
+    ) -> None:
+        self._settings = settings
+        self._metadata = metadata
+        self._view = metadata.view
+        self._ledgers = ledgers
+        self.cold = cold
+        self._clock = clock
+        self._random = random
+        self.is_stopping = False
+        """The broker stops: a request must not begin to wait for records."""
         self._applications: dict[str, ApplicationFactory] = {}
         self._logs: dict[TopicPartition, PartitionLog] = {}
         self._by_name: dict[tuple[bytes, int], PartitionLog] = {}
         self._by_id: dict[tuple[bytes, int], PartitionLog] = {}
-        self._topics: dict[bytes, Topic] = {}
-        self._topics_index = -1
+        self._directory = PartitionDirectory(metadata.view)
         self._wanted: dict[TopicPartition, Partition] = {}
         self._wanting_since_s = 0.0
         self._taken = 0
         self._taking: set[TopicPartition] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self.memory = PartitionMemory(services.ledgers, services.memory)
+        self.memory = PartitionMemory(ledgers, shares)
         self.takeover_metrics = TakeoverMetrics()
         self._wanted_since_s: dict[TopicPartition, float] = {}
         self._rolls = RollSchedule()
-        self._takeover = Takeover(services, self.memory.indexes)
-        self._departures = Departures(services)
-        self._slots = Waves(TAKEOVERS_AT_ONCE)
-        self._internal_slots = Waves(INTERNAL_TAKEOVERS_AT_ONCE)
+        self._takeover = Takeover(self._view, ledgers, cold, self.memory.indexes, settings.producers_max)
+        self._handovers = OutgoingHandovers(metadata)
+        self._slots = BatchedSemaphore(TAKEOVERS_AT_ONCE)
+        self._internal_slots = BatchedSemaphore(INTERNAL_TAKEOVERS_AT_ONCE)
         self._is_suspended = True
-        self._unsubscribe = services.view.subscribe(self._on_changes)
+        self._unsubscribe = self._view.subscribe(self._on_changes)
         self._ticker: asyncio.TimerHandle | None = None
         self._scheduled: asyncio.Handle | None = None
 
@@ -115,29 +136,19 @@ class Partitions:
 
     def topic_by_id(self, topic_id: bytes) -> Topic | None:
         """The topic with this id (sixteen bytes), wherever it is served."""
-        topic = self._topics.get(topic_id)
-        view = self._services.view
-        if topic is None and self._topics_index != view.index:
-            self._topics_index = view.index
-            self._topics = {record.topic_id.bytes: record for record in view.all(Topic)}
-            topic = self._topics.get(topic_id)
-        return topic
+        return self._directory.topic_by_id(topic_id)
 
     def topic_by_name(self, name: bytes) -> Topic | None:
         """The topic with this name (UTF-8), wherever it is served."""
-        return self._services.view.find(Topic, topic_key(str(name, "utf-8", "replace")))
+        return self._directory.topic_by_name(name)
 
     def leader_of(self, topic_partition: TopicPartition, listener: str) -> Leader | None:
-        """Live owner of a partition as the view has it, with its address for clients of ``listener``; None if there is none."""
-        key = partition_key(topic_partition.topic_id, topic_partition.partition)
-        partition = self._services.view.find(Partition, key)
-        broker = self._services.view.find(Broker, broker_key(partition.owner)) if partition is not None else None
-        if partition is None or broker is None:
-            return None
-        return Leader(broker.broker_id, partition.leader_epoch, *broker.address_for(listener), broker.rack)
+        """See ``PartitionDirectory``."""
+        return self._directory.leader_of(topic_partition, listener)
 
-    def wake_all(self) -> None:
-        """Wake everybody who waits for records."""
+    def end_waiting(self) -> None:
+        """Wake all requests that wait for records; from now on none may begin to wait."""
+        self.is_stopping = True
         for log in self._logs.values():
             log.notify()
 
@@ -150,7 +161,7 @@ class Partitions:
         """
         log = self._logs.get(topic_partition)
         if log is None:
-            raise NotLeader(f"{topic_partition} is not served by broker {self._services.settings.broker_id}")
+            raise NotLeader(f"{topic_partition} is not served by broker {self._settings.broker_id}")
         return await append_and_wait(log, batch)
 
     # -- following the view ------------------------------------------------------------------------------------------
@@ -158,7 +169,7 @@ class Partitions:
     def resume(self) -> None:
         """The broker has a session: take over everything that the view says is ours."""
         self._is_suspended = False
-        for partition in self._services.view.all(Partition):
+        for partition in self._view.all(Partition):
             self._partition_changed(partition)
         if self._ticker is None:
             self._ticker = asyncio.get_running_loop().call_later(_TICK_S, self._tick)
@@ -192,7 +203,7 @@ class Partitions:
 
     def _partition_changed(self, partition: Partition) -> None:
         identity = identity_of(partition)
-        mine = partition.owner == self._services.settings.broker_id and not self._is_suspended
+        mine = partition.owner == self._settings.broker_id and not self._is_suspended
         log = self._logs.get(identity)
         if log is not None and (not mine or log.core.leader_epoch != partition.leader_epoch):
             self._drop(log)
@@ -214,14 +225,14 @@ class Partitions:
         if isinstance(record, Ledger):
             self.memory.indexes.drop(record.ledger_id)
         elif isinstance(record, Topic):
-            self._topics.pop(record.topic_id.bytes, None)
+            self._directory.forget(record)
 
     def _defaults_changed(self) -> None:
         for log in self._logs.values():
             log.update_topic(log.topic)
 
     def _topic_changed(self, topic: Topic) -> None:
-        self._topics[topic.topic_id.bytes] = topic
+        self._directory.put(topic)
         for index in range(topic.partition_count):
             log = self._by_id.get((topic.topic_id.bytes, index))
             if log is not None:
@@ -243,16 +254,16 @@ class Partitions:
 
     def _want(self, partition: Partition) -> None:
         if not self._wanted:
-            self._wanting_since_s, self._taken = self._services.clock.monotonic(), 0
+            self._wanting_since_s, self._taken = self._clock.monotonic(), 0
         self._wanted[identity_of(partition)] = partition
-        self._wanted_since_s.setdefault(identity_of(partition), self._services.clock.monotonic())
+        self._wanted_since_s.setdefault(identity_of(partition), self._clock.monotonic())
         if self._scheduled is None:
             self._scheduled = asyncio.get_running_loop().call_soon(self._begin_takeovers)
 
     def _unwant(self, identity: TopicPartition) -> float:
         """Take the partition off the list of those to take over; returns since when (monotonic) it was on it."""
         self._wanted.pop(identity, None)
-        return self._wanted_since_s.pop(identity, self._services.clock.monotonic())
+        return self._wanted_since_s.pop(identity, self._clock.monotonic())
 
     def _begin_takeovers(self) -> None:
         self._scheduled = None
@@ -294,8 +305,8 @@ class Partitions:
         if topic is None:
             raise NotLeader(f"the topic of {identity_of(partition)} is not known yet")
         async with self._internal_slots if topic.name in self._applications else self._slots:
-            # Who waited for a place may wait for what is another's by now. To ask for it nevertheless would be refused at the
-            # end of all the work, a thousand times: a broker that lost its session for want of time would find still less.
+            # This partition may have been reassigned while it was queued. The metadata quorum would refuse the result, but only
+            # after all the work, and a broker that lost its session for lack of time would fall behind further.
             if not self._is_due(partition):
                 return
             recovered = await self._takeover.recover(partition)
@@ -303,28 +314,32 @@ class Partitions:
                 return
             taken = await self._takeover.rebuild(partition, recovered, wants_batches=topic.name in self._applications)
         if self._is_due(partition):
-            seconds = self._services.clock.monotonic() - self._unwant(identity_of(partition))
+            seconds = self._clock.monotonic() - self._unwant(identity_of(partition))
             # Its configs may have changed during the takeover.
             self._serve(self.topic_by_id(partition.topic_id.bytes) or topic, taken)
             self._taken += 1
             self.takeover_metrics.takeovers += 1
             self.takeover_metrics.takeover_seconds.observe(seconds)
             if not self._wanted:
-                elapsed_s = self._services.clock.monotonic() - self._wanting_since_s
+                elapsed_s = self._clock.monotonic() - self._wanting_since_s
                 _log.info("took over %d partitions in %.3f s", self._taken, elapsed_s)
 
     def _serve(self, topic: Topic, taken: TakenOver) -> None:
         identity = identity_of(taken.partition)
         log = PartitionLog(
-            services=self._services,
+            settings=self._settings,
+            metadata=self._metadata,
+            ledgers=self._ledgers,
+            clock=self._clock,
+            random=self._random,
             topic=topic,
             topic_partition=identity,
             core=PartitionCore(
                 state=taken.state,
                 leader_epoch=taken.partition.leader_epoch,
                 log_start_offset=taken.log_start_offset,
-                limits=self._services.configs_of(topic).roll_limits(self._services.settings.ledger_idle_ms),
-                queue_bytes_max=self._services.settings.partition_queue_bytes,
+                limits=TopicConfigs.in_force(topic, self._view).roll_limits(self._settings.ledger_idle_ms),
+                queue_bytes_max=self._settings.partition_queue_bytes,
             ),
             tails=self.memory.tails,
             indexes=self.memory.indexes,
@@ -335,10 +350,10 @@ class Partitions:
         self._logs[identity] = log
         self._by_name[(topic.name.encode(), identity.partition)] = log
         self._by_id[(identity.topic_id.bytes, identity.partition)] = log
-        request = self._services.view.get(tier_request_key(identity.topic_id, identity.partition))
+        request = self._view.get(tier_request_key(identity.topic_id, identity.partition))
         if request is not None and isinstance(request.record, TierRequest):
             self._tier_requested(request.record, request)
-        now = self._services.view.find(Partition, partition_key(identity.topic_id, identity.partition))
+        now = self._view.find(Partition, partition_key(identity.topic_id, identity.partition))
         self._follow_next_owner(log, now or taken.partition)
         if taken.more_is_coming and not log.is_leaving:
             log.open_ahead()
@@ -355,7 +370,7 @@ class Partitions:
         """Its writer failed: if the partition is still ours, recovery finds out what exists and it is served anew."""
         self._drop(log)
         identity = log.topic_partition
-        partition = self._services.view.find(Partition, partition_key(identity.topic_id, identity.partition))
+        partition = self._view.find(Partition, partition_key(identity.topic_id, identity.partition))
         if partition is not None:
             self._partition_changed(partition)
 
@@ -364,20 +379,20 @@ class Partitions:
     def _follow_next_owner(self, log: PartitionLog, partition: Partition) -> None:
         """Begin what the controller asks for; what is under way looks at the record again before it ends."""
         if partition.next_owner != NO_OWNER and not log.is_leaving:
-            self._spawn(self._departures.hand_over(log))
+            self._spawn(self._handovers.hand_over(log))
 
     # -- tiering asks for what is open -------------------------------------------------------------------------------
 
     def _tier_requested(self, request: TierRequest, versioned: Versioned) -> None:
         log = self._by_id.get((request.topic_id.bytes, request.index))
         if log is not None and request.end_offset < 0:
-            self._spawn(answer_tier_request(self._services.metadata, log, versioned))
+            self._spawn(answer_tier_request(self._metadata, log, versioned))
 
     # -- time and the end --------------------------------------------------------------------------------------------
 
     def _tick(self) -> None:
         self._ticker = asyncio.get_running_loop().call_later(_TICK_S, self._tick)
-        self._rolls.run(int(self._services.clock.monotonic() * 1000))
+        self._rolls.run(int(self._clock.monotonic() * 1000))
 
     async def seal_all(self, timeout_s: float) -> None:
         """Seal all open ledgers, so that successors have nothing to recover; as far as that goes in time."""
@@ -398,6 +413,6 @@ class Partitions:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._departures.close()
+        await self._handovers.close()
         await asyncio.gather(*(log.close() for log in logs))
         await self.memory.indexes.close()

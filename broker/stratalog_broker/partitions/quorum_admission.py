@@ -17,7 +17,7 @@ from stratalog_core.ports import Clock
 SETTLING_S: Final = 3.0
 
 
-class Admission:
+class QuorumAdmission:
     """Made with each takeover of the partition."""
 
     def __init__(self, ledgers: LedgerClient, clock: Clock) -> None:

@@ -21,8 +21,9 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
+from stratalog_bookies.client import EntryHead, LedgerClient, Recovered
 from stratalog_broker.partitions.index_cache import HEADS_AT_ONCE, IndexCache, check_end, index_batch
 from stratalog_broker.partitions.ledger_index import LedgerIndex
 from stratalog_core.batches.batch import is_control
@@ -37,6 +38,7 @@ from stratalog_core.batches.checkpoint import (
 from stratalog_core.errors import Corrupt, NotFound, Unavailable
 from stratalog_core.ids import TopicPartition
 from stratalog_core.partition_state.replay_state import ReplayState
+from stratalog_metadata.client.api import MetadataView
 from stratalog_metadata.records import (
     Ledger,
     LedgerRef,
@@ -49,10 +51,7 @@ from stratalog_metadata.records import (
     manifest_pointer_key,
 )
 from stratalog_metadata.state.commands import EpochIs
-
-if TYPE_CHECKING:
-    from stratalog_bookies.client import EntryHead, Recovered
-    from stratalog_broker.requests.context import BrokerServices
+from stratalog_tiering.cold.reader import ColdReader
 
 _READ_BYTES: Final = 4 * 1024 * 1024
 _log = logging.getLogger(__name__)
@@ -82,9 +81,14 @@ class _ReadLedger(NamedTuple):
 class Takeover:
     """The two steps of taking over one partition; many are run side by side."""
 
-    def __init__(self, services: BrokerServices, indexes: IndexCache) -> None:
-        self._services = services
+    def __init__(
+        self, view: MetadataView, ledgers: LedgerClient, cold: ColdReader, indexes: IndexCache, producers_max: int
+    ) -> None:
+        self._view = view
+        self._ledgers = ledgers
+        self._cold = cold
         self._indexes = indexes
+        self._producers_max = producers_max
 
     async def recover(self, partition: Partition) -> Mapping[int, Recovered]:
         """Fence and seal every ledger that is not closed; what was read of them, by id. Calls made in one turn travel together.
@@ -92,14 +96,14 @@ class Takeover:
         A closed last ledger proves that there is no open one: opening it would have changed the log under our epoch.
         Raises ``StaleEpoch`` if the partition is no longer ours, ``Unavailable``, ``OutcomeUnknown``, ``Corrupt``.
         """
-        view = self._services.view
+        view = self._view
         log = view.find(Log, log_key(partition.topic_id, partition.index))
         records = [view.find(Ledger, ledger_key(ref.ledger_id)) for ref in (log.ledgers if log is not None else ())]
         ledger_ids = [record.ledger_id for record in records if record is not None and record.state is not LedgerState.CLOSED]
         if not ledger_ids:
             return {}
         requirement = EpochIs(key=partition.key(), owner=partition.owner, leader_epoch=partition.leader_epoch)
-        found = await self._services.ledgers.recover_reading(ledger_ids, requirements=(requirement,))
+        found = await self._ledgers.recover_reading(ledger_ids, requirements=(requirement,))
         return {recovered.ledger.ledger_id: recovered for recovered in found}
 
     async def rebuild(self, partition: Partition, recovered: Mapping[int, Recovered], *, wants_batches: bool) -> TakenOver:
@@ -113,14 +117,14 @@ class Takeover:
             if recovered or wants_batches or not self._is_all_cold(partition):
                 raise
             _log.warning("%s is taken over from its cold history: %s", partition.key(), failure)
-        log = self._services.view.find(Log, log_key(partition.topic_id, partition.index))
-        replay = _Replay(self._services.settings.producers_max)
+        log = self._view.find(Log, log_key(partition.topic_id, partition.index))
+        replay = _Replay(self._producers_max)
         await self._load_cold(partition, replay)
         return _taken_over(partition, log, replay)
 
     def _is_all_cold(self, partition: Partition) -> bool:
         """Whether the committed manifest reaches to the end of a log whose ledgers are all sealed."""
-        view = self._services.view
+        view = self._view
         log = view.find(Log, log_key(partition.topic_id, partition.index))
         pointer = view.find(ManifestPointer, manifest_pointer_key(partition.topic_id, partition.index))
         last = view.find(Ledger, ledger_key(log.ledgers[-1].ledger_id)) if log is not None and log.ledgers else None
@@ -128,9 +132,9 @@ class Takeover:
         return last is not None and pointer is not None and is_sealed and pointer.end_offset == last.end_offset
 
     async def _rebuild_hot(self, partition: Partition, recovered: Mapping[int, Recovered], *, wants_batches: bool) -> TakenOver:
-        log = self._services.view.find(Log, log_key(partition.topic_id, partition.index))
+        log = self._view.find(Log, log_key(partition.topic_id, partition.index))
         log_start_offset = log.log_start_offset if log is not None else 0
-        replay = _Replay(self._services.settings.producers_max)
+        replay = _Replay(self._producers_max)
         refs = log.ledgers if log is not None else ()
         ending = await self._ending(partition, self._closed(refs[-1])) if refs and not recovered else None
         ledgers: list[_ReadLedger] = []
@@ -171,7 +175,7 @@ class Takeover:
     async def _heads(self, ledger: Ledger, first: int) -> list[EntryHead]:
         """The next headers from entry ``first`` on; none at the ledger's end."""
         last = min(first + HEADS_AT_ONCE - 1, ledger.last_entry)
-        return await self._services.ledgers.read_headers(ledger, first, last) if first <= last else []
+        return await self._ledgers.read_headers(ledger, first, last) if first <= last else []
 
     async def _replay(self, replay: _Replay, ledger: Ledger, ref: LedgerRef, heads: list[EntryHead]) -> LedgerIndex:
         """Replay a ledger whose first headers are read already; raises ``Corrupt`` if offsets fit neither each other nor its
@@ -188,12 +192,12 @@ class Takeover:
     async def _control_batches(self, ledger: Ledger, heads: Sequence[EntryHead]) -> dict[int, memoryview]:
         """The control batches among ``heads``, whole, by entry id: a marker's type is in its record."""
         entry_ids = [head.entry_id for head in heads if is_control(head.head) and not is_checkpoint(head.head)]
-        read = self._services.ledgers.read_together
+        read = self._ledgers.read_together
         found = await asyncio.gather(*(read(ledger, entry_id, entry_id) for entry_id in entry_ids))
         return {entry.entry_id: entry.payload for (entry,) in found}
 
     def _closed(self, ref: LedgerRef) -> Ledger:
-        ledger = self._services.view.find(Ledger, ledger_key(ref.ledger_id))
+        ledger = self._view.find(Ledger, ledger_key(ref.ledger_id))
         if ledger is None or ledger.state is not LedgerState.CLOSED:
             raise Corrupt(f"ledger {ref.ledger_id} is referenced by its log and was not sealed by recovery")
         return ledger
@@ -209,7 +213,7 @@ class Takeover:
             return None
         found = list(payloads[:parts])
         while len(found) < parts:
-            entries = await self._services.ledgers.read_together(ledger, len(found), parts - 1)
+            entries = await self._ledgers.read_together(ledger, len(found), parts - 1)
             found += [entry.payload for entry in entries]
         return decode_checkpoint(found)
 
@@ -222,10 +226,10 @@ class Takeover:
         last = ledger.last_entry
         if last < 1:
             return None
-        (head,) = await self._services.ledgers.read_headers(ledger, last, last)
+        (head,) = await self._ledgers.read_headers(ledger, last, last)
         if not is_checkpoint(head.head) or part_position(head.head) != (0, 1):
             return None
-        (entry,) = await self._services.ledgers.read_together(ledger, last, last)
+        (entry,) = await self._ledgers.read_together(ledger, last, last)
         checkpoint = decode_checkpoint([entry.payload])
         if checkpoint.offset != ledger.end_offset:
             raise Corrupt(
@@ -235,11 +239,11 @@ class Takeover:
 
     async def _load_cold(self, partition: Partition, replay: _Replay) -> None:
         key = manifest_pointer_key(partition.topic_id, partition.index)
-        pointer = self._services.view.find(ManifestPointer, key)
+        pointer = self._view.find(ManifestPointer, key)
         if pointer is None:
             return
-        epochs = await self._services.cold.leader_epochs(pointer)
-        producers: Sequence[ProducerEntry] = await self._services.cold.producer_snapshot(pointer)
+        epochs = await self._cold.leader_epochs(pointer)
+        producers: Sequence[ProducerEntry] = await self._cold.producer_snapshot(pointer)
         replay.load(
             Checkpoint(
                 offset=pointer.end_offset,
@@ -252,7 +256,7 @@ class Takeover:
         batches: list[memoryview] = []
         entry_id, last = index.first_entry, index.last_entry()
         while len(index) and entry_id <= last:
-            entries = await self._services.ledgers.read(ledger, entry_id, last, _READ_BYTES)
+            entries = await self._ledgers.read(ledger, entry_id, last, _READ_BYTES)
             batches += [entry.payload for entry in entries]
             entry_id = entries[-1].entry_id + 1
         return batches

@@ -1,13 +1,20 @@
-"""Listens to a ledger writer on behalf of a partition: what a writer says that is no longer the current one is dropped."""
+"""Reports of a ledger writer to its partition; a failure of a writer that is no longer the current one is dropped."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from stratalog_core.errors import StratalogError
 
-if TYPE_CHECKING:
-    from stratalog_broker.partitions.log import PartitionLog
+
+class ReportedPartition(Protocol):
+    """The partition that a ledger writer writes for."""
+
+    def first_copy(self, entry_id: int) -> None: ...
+
+    def confirmed(self, lac: int) -> None: ...
+
+    def writer_failed(self, writer_ledger_id: int, error: StratalogError) -> None: ...
 
 
 class WriterReports:
@@ -15,7 +22,7 @@ class WriterReports:
 
     __slots__ = ("_log", "ledger_id", "on_confirmed", "on_first_copy")
 
-    def __init__(self, log: PartitionLog) -> None:
+    def __init__(self, log: ReportedPartition) -> None:
         self._log = log
         self.ledger_id = -1
         # The log's own methods, which saves a call for each entry.

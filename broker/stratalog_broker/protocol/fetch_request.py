@@ -14,7 +14,6 @@ from typing import Final, NamedTuple
 
 from stratalog_broker.protocol.fetch import FLEXIBLE_VERSION, TOPIC_ID_VERSION
 from stratalog_broker.protocol.frame import ELEMENTS_MAX, read_uvarint, skip_tagged_fields
-from stratalog_broker.reads.fetch_sessions import FetchWanted, PartitionKey
 from stratalog_core.errors import Corrupt
 
 SESSION_VERSION: Final = 7
@@ -33,6 +32,24 @@ _PARTITION_4: Final = struct.Struct(">iqi")
 _PARTITION_5: Final = struct.Struct(">iq8xi")
 _PARTITION_9: Final = struct.Struct(">iiq8xi")
 _PARTITION_12: Final = struct.Struct(">iiq12xiB")
+
+PartitionKey = tuple[bytes, int]
+"""Topic key as in the request (name or id) and partition."""
+
+
+class FetchWanted:
+    """A consumer's request for one partition; in a session also the last response for it."""
+
+    __slots__ = ("bytes_max", "index", "key", "leader_epoch", "offset", "told")
+
+    def __init__(self, key: bytes, index: int, offset: int, bytes_max: int, leader_epoch: int) -> None:
+        self.key = key
+        self.index = index
+        self.offset = offset
+        self.bytes_max = bytes_max
+        self.leader_epoch = leader_epoch
+        self.told: tuple[int, int, int] | None = None
+        """(error code, high watermark, log start offset) of the last response."""
 
 
 class FetchRequest(NamedTuple):

@@ -11,6 +11,7 @@ from typing import Final
 
 from kio.schema.errors import ErrorCode
 
+from stratalog_broker.protocol.fetch_request import FetchWanted, PartitionKey
 from stratalog_core.ports import Random
 
 INITIAL_EPOCH: Final = 0
@@ -18,24 +19,6 @@ FINAL_EPOCH: Final = -1
 NO_SESSION: Final = 0
 EVICTABLE_AFTER_S: Final = 120.0
 _EPOCH_MAX: Final = 2**31 - 1
-
-PartitionKey = tuple[bytes, int]
-"""Topic key as in the request (name or id) and partition."""
-
-
-class FetchWanted:
-    """What a consumer wants of one partition, and in a session what it was last told."""
-
-    __slots__ = ("bytes_max", "index", "key", "leader_epoch", "offset", "told")
-
-    def __init__(self, key: bytes, index: int, offset: int, bytes_max: int, leader_epoch: int) -> None:
-        self.key = key
-        self.index = index
-        self.offset = offset
-        self.bytes_max = bytes_max
-        self.leader_epoch = leader_epoch
-        self.told: tuple[int, int, int] | None = None
-        """(error code, high watermark, log start offset) of the last response."""
 
 
 class FetchSession:

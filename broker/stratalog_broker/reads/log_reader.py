@@ -15,13 +15,17 @@ import logging
 from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
+from stratalog_bookies.client import LedgerClient
+from stratalog_broker.partitions.index_cache import IndexCache
 from stratalog_broker.partitions.ledger_index import LedgerIndex
+from stratalog_broker.partitions.log import PartitionLog
 from stratalog_core.batches.batch import LENGTH_PREFIX_BYTES
 from stratalog_core.batches.checkpoint import is_checkpoint
 from stratalog_core.errors import Corrupt, NotFound, StratalogError, Unavailable
-from stratalog_core.ports import Buffer
+from stratalog_core.ports import Buffer, Clock
+from stratalog_metadata.client.api import MetadataView
 from stratalog_metadata.records import (
     Ledger,
     LedgerRef,
@@ -33,11 +37,7 @@ from stratalog_metadata.records import (
     manifest_pointer_key,
 )
 from stratalog_tiering.cold.block_cache import LruCache
-
-if TYPE_CHECKING:
-    from stratalog_broker.partitions.index_cache import IndexCache
-    from stratalog_broker.partitions.log import PartitionLog
-    from stratalog_broker.requests.context import BrokerServices
+from stratalog_tiering.cold.reader import ColdReader
 
 _LOOK_AGAIN_S: Final = 0.05
 _HOT_WAIT_S: Final = 2.0
@@ -54,8 +54,11 @@ NOTHING: Final[Batches] = ([], 0)
 class LogReader:
     """Reads for all partitions of a broker."""
 
-    def __init__(self, services: BrokerServices, indexes: IndexCache) -> None:
-        self._services = services
+    def __init__(self, view: MetadataView, ledgers: LedgerClient, cold: ColdReader, clock: Clock, indexes: IndexCache) -> None:
+        self._view = view
+        self._ledgers = ledgers
+        self._cold = cold
+        self._clock = clock
         self._indexes = indexes
         self._unreadable_until: LruCache[int, float] = LruCache(_UNREADABLE_MAX)
         """By ledger id, on the monotonic clock."""
@@ -120,7 +123,7 @@ class LogReader:
                 async with asyncio.timeout(_HOT_WAIT_S):
                     return await hot()
             except (TimeoutError, Unavailable, Corrupt, NotFound) as failure:
-                self._unreadable_until.put(ref.ledger_id, self._services.clock.monotonic() + _COLD_INSTEAD_S)
+                self._unreadable_until.put(ref.ledger_id, self._clock.monotonic() + _COLD_INSTEAD_S)
                 _log.warning("ledger %d is read from the object store: %s", ref.ledger_id, failure or "no answer in time")
         try:
             return await cold()
@@ -131,7 +134,7 @@ class LogReader:
 
     def _is_unreadable(self, ref: LedgerRef) -> bool:
         until = self._unreadable_until.get(ref.ledger_id)
-        return until is not None and self._services.clock.monotonic() < until
+        return until is not None and self._clock.monotonic() < until
 
     def _has_cold_copy(self, log: PartitionLog, ref: LedgerRef, offset: int) -> bool:
         """Whether the committed manifest holds all of a sealed ledger from ``offset`` on."""
@@ -146,7 +149,7 @@ class LogReader:
         run = index.run_from(offset, end_offset, bytes_max)
         if run is None:
             return NOTHING
-        entries = await self._services.ledgers.read(ledger, run.first_entry, run.last_entry, bytes_max)
+        entries = await self._ledgers.read(ledger, run.first_entry, run.last_entry, bytes_max)
         batches = [entry.payload for entry in entries if not is_checkpoint(entry.payload)]
         return batches, sum(map(len, batches))
 
@@ -154,7 +157,7 @@ class LogReader:
         pointer = self.manifest_pointer(log)
         if pointer is None or not pointer.start_offset <= offset < pointer.end_offset:
             raise NotFound(f"offset {offset} of {log.topic_partition} is neither hot nor cold")
-        found = await self._services.cold.fetch(pointer, offset, bytes_max, timeout_s)
+        found = await self._cold.fetch(pointer, offset, bytes_max, timeout_s)
         batches = [batch for view in found for batch in split_batches(view) if _base_offset(batch) < end_offset]
         return batches, sum(map(len, batches))
 
@@ -178,12 +181,12 @@ class LogReader:
         return ledger, await self._indexes.get(ledger)
 
     def _ledger(self, ledger_id: int) -> Ledger | None:
-        return self._services.view.find(Ledger, ledger_key(ledger_id))
+        return self._view.find(Ledger, ledger_key(ledger_id))
 
     def hot_ledgers(self, log: PartitionLog) -> Sequence[LedgerRef]:
         """Refs of the hot ledgers, in offset order."""
         identity = log.topic_partition
-        record = self._services.view.find(Log, log_key(identity.topic_id, identity.partition))
+        record = self._view.find(Log, log_key(identity.topic_id, identity.partition))
         return () if record is None else record.ledgers
 
     def hot_ledger_at(self, log: PartitionLog, offset: int) -> LedgerRef | None:
@@ -194,7 +197,7 @@ class LogReader:
 
     def manifest_pointer(self, log: PartitionLog) -> ManifestPointer | None:
         identity = log.topic_partition
-        return self._services.view.find(ManifestPointer, manifest_pointer_key(identity.topic_id, identity.partition))
+        return self._view.find(ManifestPointer, manifest_pointer_key(identity.topic_id, identity.partition))
 
     def hot_start_offset(self, log: PartitionLog) -> int:
         """First offset that is on bookies (ListOffsets -4); the log's end if none is."""

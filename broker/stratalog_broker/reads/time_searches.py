@@ -7,15 +7,16 @@ the time asked for. Only here does the broker look at records, beside its event 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from stratalog_bookies.client import LedgerClient
 from stratalog_broker.partitions.log import PartitionLog
+from stratalog_broker.reads.log_reader import LogReader
 from stratalog_core.batches.batch import read_header
 from stratalog_core.errors import NotFound
+from stratalog_core.search_pool import SearchPool
 from stratalog_metadata.records import LedgerRef, ManifestPointer
-
-if TYPE_CHECKING:
-    from stratalog_broker.requests.context import BrokerServices
+from stratalog_tiering.cold.reader import ColdReader
 
 
 class Found(NamedTuple):
@@ -26,105 +27,104 @@ class Found(NamedTuple):
     leader_epoch: int
 
 
-async def find_time(services: BrokerServices, log: PartitionLog, timestamp_ms: int) -> Found | None:
-    """First readable record that is not earlier. Raises what reading raises."""
-    start = log.core.log_start_offset
-    cold = await _find_cold(services, log, timestamp_ms, start)
-    if cold is not None:
-        return cold
-    for ref in services.reader.hot_ledgers(log):
-        found = await _find_in_ledger(services, log, ref, timestamp_ms, start)
-        if found is not None:
-            return found
-    return None
+class TimeSearches:
+    """One for the broker."""
 
+    def __init__(self, reader: LogReader, ledgers: LedgerClient, cold: ColdReader, searches: SearchPool) -> None:
+        self._reader = reader
+        self._ledgers = ledgers
+        self._cold = cold
+        self._searches = searches
 
-async def _find_cold(services: BrokerServices, log: PartitionLog, timestamp_ms: int, start: int) -> Found | None:
-    pointer = services.reader.manifest_pointer(log)
-    refs = services.reader.hot_ledgers(log)
-    hot_start = refs[0].base_offset if refs else log.core.next_offset
-    if pointer is None or pointer.end_offset <= start or hot_start <= start:
-        return None
-    cold = await services.cold.offset_for_timestamp(pointer, timestamp_ms, start)
-    if cold is None or cold.offset >= hot_start:
-        return None
-    return Found(cold.offset, cold.timestamp_ms, cold.leader_epoch)
-
-
-async def _find_in_ledger(
-    services: BrokerServices, log: PartitionLog, ref: LedgerRef, timestamp_ms: int, start: int
-) -> Found | None:
-    first = max(start, ref.base_offset)
-
-    async def hot() -> Found | None:
-        ledger, index = await services.reader.index_of(log, ref)
-        for entry_id in index.reaching(timestamp_ms, first):
-            async with services.searches.reads:
-                (entry, *_) = await services.ledgers.read(ledger, entry_id, entry_id, 1)
-                found = await _find_in_batch(services, entry.payload, timestamp_ms, start)
+    async def find_time(self, log: PartitionLog, timestamp_ms: int) -> Found | None:
+        """First readable record that is not earlier. Raises what reading raises."""
+        start = log.core.log_start_offset
+        cold = await self._find_cold(log, timestamp_ms, start)
+        if cold is not None:
+            return cold
+        for ref in self._reader.hot_ledgers(log):
+            found = await self._find_in_ledger(log, ref, timestamp_ms, start)
             if found is not None:
-                return found if found.offset < log.core.high_watermark else None
+                return found
         return None
 
-    async def cold() -> Found | None:
-        """The first record from here on, in this ledger or in a later one that is cold, too."""
-        found = await services.cold.offset_for_timestamp(_pointer(services, log), timestamp_ms, first)
-        return None if found is None else Found(found.offset, found.timestamp_ms, found.leader_epoch)
+    async def _find_cold(self, log: PartitionLog, timestamp_ms: int, start: int) -> Found | None:
+        pointer = self._reader.manifest_pointer(log)
+        refs = self._reader.hot_ledgers(log)
+        hot_start = refs[0].base_offset if refs else log.core.next_offset
+        if pointer is None or pointer.end_offset <= start or hot_start <= start:
+            return None
+        cold = await self._cold.offset_for_timestamp(pointer, timestamp_ms, start)
+        if cold is None or cold.offset >= hot_start:
+            return None
+        return Found(cold.offset, cold.timestamp_ms, cold.leader_epoch)
 
-    return await services.reader.from_either(log, ref, first, hot, cold)
+    async def _find_in_ledger(self, log: PartitionLog, ref: LedgerRef, timestamp_ms: int, start: int) -> Found | None:
+        first = max(start, ref.base_offset)
 
+        async def hot() -> Found | None:
+            ledger, index = await self._reader.index_of(log, ref)
+            for entry_id in index.reaching(timestamp_ms, first):
+                async with self._searches.reads:
+                    (entry, *_) = await self._ledgers.read(ledger, entry_id, entry_id, 1)
+                    found = await self._find_in_batch(entry.payload, timestamp_ms, start)
+                if found is not None:
+                    return found if found.offset < log.core.high_watermark else None
+            return None
 
-def _pointer(services: BrokerServices, log: PartitionLog) -> ManifestPointer:
-    pointer = services.reader.manifest_pointer(log)
-    if pointer is None:
-        raise NotFound(f"{log.topic_partition} has no cold history any more")
-    return pointer
+        async def cold() -> Found | None:
+            """The first record from here on, in this ledger or in a later one that is cold, too."""
+            found = await self._cold.offset_for_timestamp(self._pointer(log), timestamp_ms, first)
+            return None if found is None else Found(found.offset, found.timestamp_ms, found.leader_epoch)
 
+        return await self._reader.from_either(log, ref, first, hot, cold)
 
-async def _find_in_batch(services: BrokerServices, batch: memoryview, timestamp_ms: int, start: int) -> Found | None:
-    header = read_header(batch)
-    if header.max_timestamp_ms < timestamp_ms:
-        return None
-    found = await services.searches.first_reaching(batch, header, timestamp_ms, start)
-    return None if found is None else Found(found.offset, found.timestamp_ms, header.leader_epoch)
+    def _pointer(self, log: PartitionLog) -> ManifestPointer:
+        pointer = self._reader.manifest_pointer(log)
+        if pointer is None:
+            raise NotFound(f"{log.topic_partition} has no cold history any more")
+        return pointer
 
+    async def _find_in_batch(self, batch: memoryview, timestamp_ms: int, start: int) -> Found | None:
+        header = read_header(batch)
+        if header.max_timestamp_ms < timestamp_ms:
+            return None
+        found = await self._searches.first_reaching(batch, header, timestamp_ms, start)
+        return None if found is None else Found(found.offset, found.timestamp_ms, header.leader_epoch)
 
-async def find_greatest(services: BrokerServices, log: PartitionLog) -> Found | None:
-    """The first readable record with the partition's greatest timestamp (KIP-734). Raises what reading raises.
+    async def find_greatest(self, log: PartitionLog) -> Found | None:
+        """The first readable record with the partition's greatest timestamp (KIP-734). Raises what reading raises.
 
-    The greatest that any index tells of may lie below the log's start, or be unconfirmed yet; then it is bisected for.
-    """
-    low, high = -1, await _latest_known(services, log) + 1
-    best: Found | None = None
-    middle = high - 1
-    while low < middle < high:
-        found = await find_time(services, log, middle)
-        if found is None:
-            high = middle
-        else:
-            best, low = found, found.timestamp_ms
-        middle = (low + high) // 2
-    return best
+        The greatest that any index tells of may lie below the log's start, or be unconfirmed yet; then it is bisected for.
+        """
+        low, high = -1, await self._latest_known(log) + 1
+        best: Found | None = None
+        middle = high - 1
+        while low < middle < high:
+            found = await self.find_time(log, middle)
+            if found is None:
+                high = middle
+            else:
+                best, low = found, found.timestamp_ms
+            middle = (low + high) // 2
+        return best
 
+    async def _latest_known(self, log: PartitionLog) -> int:
+        """No timestamp is greater than this one; -1 if there is none."""
+        latest = -1
+        pointer = self._reader.manifest_pointer(log)
+        if pointer is not None and pointer.end_offset > log.core.log_start_offset:
+            latest = await self._cold.timestamp_bound(pointer)
+        for ref in self._reader.hot_ledgers(log):
+            first = max(log.core.log_start_offset, ref.base_offset)
+            hot = partial(self._greatest_in_ledger, log, ref)
+            cold = partial(self._greatest_in_history, log)
+            latest = max(latest, await self._reader.from_either(log, ref, first, hot, cold))
+        return latest
 
-async def _latest_known(services: BrokerServices, log: PartitionLog) -> int:
-    """No timestamp is greater than this one; -1 if there is none."""
-    latest = -1
-    pointer = services.reader.manifest_pointer(log)
-    if pointer is not None and pointer.end_offset > log.core.log_start_offset:
-        latest = await services.cold.timestamp_bound(pointer)
-    for ref in services.reader.hot_ledgers(log):
-        first = max(log.core.log_start_offset, ref.base_offset)
-        hot = partial(_greatest_in_ledger, services, log, ref)
-        cold = partial(_greatest_in_history, services, log)
-        latest = max(latest, await services.reader.from_either(log, ref, first, hot, cold))
-    return latest
+    async def _greatest_in_ledger(self, log: PartitionLog, ref: LedgerRef) -> int:
+        _, index = await self._reader.index_of(log, ref)
+        return index.greatest_timestamp_ms
 
-
-async def _greatest_in_ledger(services: BrokerServices, log: PartitionLog, ref: LedgerRef) -> int:
-    _, index = await services.reader.index_of(log, ref)
-    return index.greatest_timestamp_ms
-
-
-async def _greatest_in_history(services: BrokerServices, log: PartitionLog) -> int:
-    return await services.cold.timestamp_bound(_pointer(services, log))
+    async def _greatest_in_history(self, log: PartitionLog) -> int:
+        return await self._cold.timestamp_bound(self._pointer(log))

@@ -23,7 +23,7 @@ from fuzz.targets import bookies, metadata
 from stratalog_bookies.config import BookieSettings
 from stratalog_bookies.node.server import BookieServer
 from stratalog_bookies.protocol import messages as bookie_messages
-from stratalog_broker.admin.topics import NewTopic, TopicCommands
+from stratalog_broker.admin.topics import NewTopic
 from stratalog_core.connections import framing
 from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
@@ -92,10 +92,10 @@ class KafkaPort:
 @asynccontextmanager
 async def kafka_port(directory: Path) -> AsyncIterator[KafkaPort]:
     async with run_cluster(directory, auto_create_topics=False, lease_ms=60_000) as cluster:
-        services = cluster.broker.services
-        if not any(topic.name == TOPIC for topic in services.view.all(Topic)):
-            await TopicCommands(services).create(NewTopic(name=TOPIC, partition_count=2), 20.0)
-        topic = next(topic for topic in services.view.all(Topic) if topic.name == TOPIC)
+        broker = cluster.broker
+        if not any(topic.name == TOPIC for topic in broker.metadata.view.all(Topic)):
+            await broker.topic_commands.create(NewTopic(name=TOPIC, partition_count=2), 20.0)
+        topic = next(topic for topic in broker.metadata.view.all(Topic) if topic.name == TOPIC)
         await until_served(cluster.broker, topic.topic_id)
         yield KafkaPort(cluster)
 

@@ -166,7 +166,7 @@ async def run_cluster(path: Path, *, bookies: int = 1, brokers: int = 1, **setti
 async def until_served(broker: BrokerServer, topic_id: UUID, partition: int = 0) -> None:
     """Wait until the broker has taken the partition over."""
     async with asyncio.timeout(WAIT_S):
-        while broker.services.partitions.find_by_id(topic_id.bytes, partition) is None:  # noqa: ASYNC110 - no event tells
+        while broker.partitions.find_by_id(topic_id.bytes, partition) is None:  # noqa: ASYNC110 - no event tells
             await asyncio.sleep(0.005)
 
 

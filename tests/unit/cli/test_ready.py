@@ -56,7 +56,7 @@ async def test_a_broker_is_ready_while_all_its_listeners_answer_and_it_is_regist
 
 
 def environment_of(cluster: MiniCluster) -> dict[str, str]:
-    (record,) = cluster.broker.services.named_brokers.living()
+    (record,) = cluster.broker.advertised_brokers.live()
     (inside,) = record.endpoints
     return {
         "STRATALOG_NODE_METADATA": ",".join(cluster.addresses),

@@ -8,30 +8,31 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Final
 
 from kio.schema.errors import ErrorCode
 
-from stratalog_broker.admin.topics import TopicCommands
+from stratalog_broker.configs.settings import BrokerSettings
 from stratalog_broker.coordination.groups.application import GroupApplication
 from stratalog_broker.coordination.groups.group_table import CoordinatorLimits
 from stratalog_broker.coordination.groups.messages import GroupLimits
 from stratalog_broker.coordination.routing import partition_of
 from stratalog_broker.partitions.internal_topics import CONSUMER_OFFSETS
+from stratalog_broker.partitions.ownership import Partitions
 from stratalog_broker.protocol.errors import KafkaError
 from stratalog_core.errors import StratalogError
 from stratalog_core.ids import TopicPartition
+from stratalog_core.ports import Clock
+from stratalog_metadata.client.api import MetadataClient
 from stratalog_metadata.records import Broker, Partition, Topic, broker_key, partition_key, topic_key
 from stratalog_metadata.state.changes import Change
-
-if TYPE_CHECKING:
-    from stratalog_broker.configs.settings import BrokerSettings
-    from stratalog_broker.requests.context import BrokerServices
 
 CREATE_TIMEOUT_S: Final = 10.0
 SWEEP_INTERVAL_S: Final = 600.0
 _log = logging.getLogger(__name__)
+EnsureInternalTopic = Callable[[str, int, int, float], Awaitable[Topic]]
+"""Returns the internal topic of a name; creates it with so many partitions and copies, within so many seconds."""
 
 
 def limits_of(settings: BrokerSettings) -> CoordinatorLimits:
@@ -52,12 +53,24 @@ def limits_of(settings: BrokerSettings) -> CoordinatorLimits:
 class GroupService:
     """Made once per broker, after its partitions and before they start; registers itself for ``__consumer_offsets``."""
 
-    def __init__(self, services: BrokerServices) -> None:
-        self._services = services
-        self._limits = limits_of(services.settings)
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        metadata: MetadataClient,
+        clock: Clock,
+        partitions: Partitions,
+        ensure_internal_topic: EnsureInternalTopic,
+    ) -> None:
+        self._settings = settings
+        self._metadata = metadata
+        self._view = metadata.view
+        self._clock = clock
+        self._partitions = partitions
+        self._ensure_internal_topic = ensure_internal_topic
+        self._limits = limits_of(settings)
         self._applications: dict[int, GroupApplication] = {}
-        services.partitions.register_application(CONSUMER_OFFSETS, self._make_application)
-        self._unsubscribe = services.view.subscribe(self._on_changes)
+        partitions.register_application(CONSUMER_OFFSETS, self._make_application)
+        self._unsubscribe = metadata.view.subscribe(self._on_changes)
         self._sweeping: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -71,9 +84,9 @@ class GroupService:
 
     def _make_application(self, index: int) -> GroupApplication:
         async def append(batch: bytearray) -> int:
-            return await self._services.partitions.append_internal(self._topic_partition(index), batch)
+            return await self._partitions.append_internal(self._topic_partition(index), batch)
 
-        application = GroupApplication(append, self._services.clock, self._limits, f"{CONSUMER_OFFSETS}-{index}")
+        application = GroupApplication(append, self._clock, self._limits, f"{CONSUMER_OFFSETS}-{index}")
         self._applications[index] = application
         return application
 
@@ -81,7 +94,7 @@ class GroupService:
         return TopicPartition(self._topic().topic_id, index)
 
     def _topic(self) -> Topic:
-        topic = self._services.view.find(Topic, topic_key(CONSUMER_OFFSETS))
+        topic = self._view.find(Topic, topic_key(CONSUMER_OFFSETS))
         if topic is None:
             raise KafkaError(ErrorCode.coordinator_not_available, f"{CONSUMER_OFFSETS} does not exist: find the coordinator")
         return topic
@@ -95,11 +108,11 @@ class GroupService:
 
     def _coordinator_at(self, index: int) -> GroupApplication:
         topic = self._topic()
-        partition = self._services.view.find(Partition, partition_key(topic.topic_id, index))
-        if partition is None or partition.owner != self._services.settings.broker_id:
+        partition = self._view.find(Partition, partition_key(topic.topic_id, index))
+        if partition is None or partition.owner != self._settings.broker_id:
             raise KafkaError(ErrorCode.not_coordinator)
         application = self._applications.get(index)
-        is_serving = self._services.partitions.is_serving(TopicPartition(topic.topic_id, index))
+        is_serving = self._partitions.is_serving(TopicPartition(topic.topic_id, index))
         if application is None or not application.is_loaded or not is_serving:
             raise KafkaError(ErrorCode.coordinator_load_in_progress)
         return application
@@ -116,7 +129,7 @@ class GroupService:
     @property
     def is_loading(self) -> bool:
         """Whether this broker owns a coordinator partition that it does not serve yet."""
-        topic = self._services.view.find(Topic, topic_key(CONSUMER_OFFSETS))
+        topic = self._view.find(Topic, topic_key(CONSUMER_OFFSETS))
         for index in range(topic.partition_count if topic is not None else 0):
             try:
                 self._coordinator_at(index)
@@ -130,13 +143,13 @@ class GroupService:
 
         Raises ``KafkaError`` COORDINATOR_NOT_AVAILABLE while the partition has no live owner.
         """
-        settings = self._services.settings
-        topic = await TopicCommands(self._services).ensure_internal(
+        settings = self._settings
+        topic = await self._ensure_internal_topic(
             CONSUMER_OFFSETS, settings.offsets_topic_partitions, settings.offsets_topic_replication_factor, CREATE_TIMEOUT_S
         )
         index = partition_of(group_id, topic.partition_count)
-        partition = self._services.view.find(Partition, partition_key(topic.topic_id, index))
-        owner = self._services.view.find(Broker, broker_key(partition.owner)) if partition is not None else None
+        partition = self._view.find(Partition, partition_key(topic.topic_id, index))
+        owner = self._view.find(Broker, broker_key(partition.owner)) if partition is not None else None
         if owner is None:
             raise KafkaError(ErrorCode.coordinator_not_available, f"partition {index} of {CONSUMER_OFFSETS} has no live owner")
         return owner
@@ -157,7 +170,7 @@ class GroupService:
         """
         committed = {application: application.topics() for application in self.coordinators()}
         names = sorted({name for topics in committed.values() for name, _ in topics})
-        stored = await self._services.metadata.read([topic_key(name) for name in names]) if names else []
+        stored = await self._metadata.read([topic_key(name) for name in names]) if names else []
         topics = {name: found.record for name, found in zip(names, stored, strict=True) if found is not None}
         for application, found_here in committed.items():
             for name, topic_id in found_here:

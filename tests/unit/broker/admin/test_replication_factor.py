@@ -13,10 +13,12 @@ from kio.schema.errors import ErrorCode
 from unit.broker.mini_cluster import WAIT_S, MiniCluster, in_thread, run_cluster, until_served
 from unit.broker.raw_client import batch, fetch, produce, request
 
-from stratalog_broker.admin.replication_factor import change_replication_factor, has_quorums_of, newest_ledger
-from stratalog_broker.admin.topics import NewTopic, TopicCommands
+from stratalog_broker.admin.replication_factor import change_replication_factor
+from stratalog_broker.admin.topics import NewTopic
+from stratalog_broker.cluster.replicas import newest_ledger
 from stratalog_broker.configs.topic_configs import TopicConfigs
 from stratalog_broker.partitions.internal_topics import CONSUMER_OFFSETS
+from stratalog_broker.partitions.ledger_quorums import has_quorums_of
 from stratalog_core.errors import Invalid, NotFound
 from stratalog_metadata.records import Ledger, LedgerState, Topic, topic_key
 
@@ -29,13 +31,13 @@ async def cluster(tmp_path: Path) -> AsyncIterator[MiniCluster]:
 
 async def create(cluster: MiniCluster, factor: int, **configs: str) -> Topic:
     new = NewTopic(name="flights", partition_count=1, replication_factor=factor, configs=configs)
-    topic = await TopicCommands(cluster.broker.services).create(new, 10)
+    topic = await cluster.broker.topic_commands.create(new, 10)
     await until_served(cluster.broker, topic.topic_id)
     return topic
 
 
 def newest(cluster: MiniCluster, topic: Topic, index: int = 0) -> Ledger | None:
-    return newest_ledger(cluster.broker.services.view, topic.topic_id, index)
+    return newest_ledger(cluster.broker.metadata.view, topic.topic_id, index)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -101,7 +103,7 @@ async def test_a_change_of_the_ack_quorum_rolls_the_open_ledger_too(cluster: Min
     topic = await create(cluster, 3)
     client = await cluster.connect()
     await produce(client, "flights", batch(b"one"))
-    await TopicCommands(cluster.broker.services).configure("flights", lambda _: {"min.insync.replicas": "3"}, 10)
+    await cluster.broker.topic_commands.configure("flights", lambda _: {"min.insync.replicas": "3"}, 10)
     await until(lambda: (found := newest(cluster, topic)) is not None and found.state is LedgerState.CLOSED)
     assert (await produce(client, "flights", batch(b"two"))).base_offset == 1
     found = newest(cluster, topic)

@@ -143,14 +143,14 @@ async def test_configs_are_changed_one_by_one(mini_cluster: MiniCluster) -> None
         assert only(admin.describe_configs([broker]))["num.partitions"].value == "1"
 
     await in_thread(scenario)
-    log = mini_cluster.broker.services.partitions.find_by_name(b"flights", 0)
+    log = mini_cluster.broker.partitions.find_by_name(b"flights", 0)
     assert log is not None
     assert log.configs.segment_ms == 700
 
 
 @pytest.mark.parametrize("deletion_is_seen", [True, False])
 async def test_offsets_do_not_outlive_their_topic(mini_cluster: MiniCluster, deletion_is_seen: bool) -> None:
-    admin, groups = admin_of(mini_cluster), mini_cluster.broker.services.groups
+    admin, groups = admin_of(mini_cluster), mini_cluster.broker.groups
     reader = confluent_kafka.Consumer({"bootstrap.servers": mini_cluster.bootstrap, "group.id": "g"})
 
     def place(partition: int) -> list[confluent_kafka.TopicPartition]:

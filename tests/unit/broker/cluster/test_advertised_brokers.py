@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from unit.broker.hand_fed_view import HandFedView
 
-from stratalog_broker.cluster.advertised_brokers import AFTERLIFE_S, DEPARTED_MAX, NamedBrokers
+from stratalog_broker.cluster.advertised_brokers import DEAD_ADVERTISED_S, RECENTLY_DEAD_MAX, AdvertisedBrokers
 from stratalog_metadata.records import Broker, broker_key
 
 
@@ -18,7 +18,7 @@ class Cluster:
     def __init__(self) -> None:
         self.now = 0.0
         self.view = HandFedView()
-        self.named = NamedBrokers(self.view, self)
+        self.named = AdvertisedBrokers(self.view, self)
 
     def monotonic(self) -> float:
         return self.now
@@ -33,7 +33,7 @@ class Cluster:
         self.view.remove(broker_key(broker_id))
 
     def names(self) -> list[tuple[int, int]]:
-        return [(broker.broker_id, broker.port) for broker in self.named.and_departed(self.named.living())]
+        return [(broker.broker_id, broker.port) for broker in self.named.with_recently_dead(self.named.live())]
 
 
 def test_a_dead_broker_is_named_for_a_while_and_lives_no_more() -> None:
@@ -42,10 +42,10 @@ def test_a_dead_broker_is_named_for_a_while_and_lives_no_more() -> None:
     cluster.come(2, 9002)
     cluster.go(1)
     assert cluster.names() == [(1, 9001), (2, 9002)]
-    assert [broker.broker_id for broker in cluster.named.living()] == [2]
-    cluster.now = AFTERLIFE_S - 0.001
+    assert [broker.broker_id for broker in cluster.named.live()] == [2]
+    cluster.now = DEAD_ADVERTISED_S - 0.001
     assert cluster.names() == [(1, 9001), (2, 9002)]
-    cluster.now = AFTERLIFE_S
+    cluster.now = DEAD_ADVERTISED_S
     assert cluster.names() == [(2, 9002)]
 
 
@@ -67,24 +67,24 @@ def test_an_address_that_another_broker_has_now_is_named_once() -> None:
 
 def test_brokers_that_come_and_go_without_end_are_bounded() -> None:
     cluster = Cluster()
-    for broker_id in range(DEPARTED_MAX + 5):
+    for broker_id in range(RECENTLY_DEAD_MAX + 5):
         cluster.come(broker_id, 9000 + broker_id)
         cluster.go(broker_id)
-    assert [broker_id for broker_id, _ in cluster.names()] == list(range(5, DEPARTED_MAX + 5))
+    assert [broker_id for broker_id, _ in cluster.names()] == list(range(5, RECENTLY_DEAD_MAX + 5))
 
 
 @given(st.lists(st.tuples(st.sampled_from(["come", "go", "wait"]), st.integers(0, 3), st.integers(9000, 9003)), max_size=30))
 def test_who_lives_is_named_as_he_lives_and_nobody_and_no_place_twice(steps: Sequence[tuple[str, int, int]]) -> None:
-    cluster, living = Cluster(), dict[int, int]()
+    cluster, live = Cluster(), dict[int, int]()
     for what, broker_id, port in steps:
-        if what == "come" and port not in living.values():
+        if what == "come" and port not in live.values():
             cluster.come(broker_id, port)
-            living[broker_id] = port
-        elif what == "go" and living.pop(broker_id, None) is not None:
+            live[broker_id] = port
+        elif what == "go" and live.pop(broker_id, None) is not None:
             cluster.go(broker_id)
         elif what == "wait":
-            cluster.now += AFTERLIFE_S / 3
+            cluster.now += DEAD_ADVERTISED_S / 3
         names = cluster.names()
         assert names == sorted(names)
-        assert living.items() <= dict(names).items()
+        assert live.items() <= dict(names).items()
         assert len({port for _, port in names}) == len({broker_id for broker_id, _ in names}) == len(names)

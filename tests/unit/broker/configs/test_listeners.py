@@ -62,7 +62,7 @@ async def test_clients_of_each_listener_are_told_its_addresses(tmp_path: Path) -
     listen = ("127.0.0.1:0", "inside=127.0.0.1:0")
     async with run_cluster(tmp_path, listen=listen, advertised=("inside=localhost:0",)) as cluster:
         outside = cluster.broker.kafka_address
-        (record,) = cluster.broker.services.named_brokers.living()
+        (record,) = cluster.broker.advertised_brokers.live()
         _, port = record.address_for("inside")
         assert f"127.0.0.1:{port}" != outside
         assert record.address_for("unknown") == split_address(outside)

@@ -101,7 +101,7 @@ async def leave(client: WireClient, member_id: str, version: int) -> None:
 async def test_committing_and_fetching(mini_cluster: MiniCluster) -> None:
     async with connect(mini_cluster.bootstrap) as client:
         await create(client, "flights")
-        topic = mini_cluster.broker.services.view.find(Topic, topic_key("flights"))
+        topic = mini_cluster.broker.metadata.view.find(Topic, topic_key("flights"))
         assert topic is not None
         await find(client, 6)
         for version in versions(8):
@@ -145,7 +145,7 @@ def deletion(topic: str, *indexes: int) -> Any:
 async def test_an_unknown_group_has_no_offsets_and_no_error(mini_cluster: MiniCluster) -> None:
     async with connect(mini_cluster.bootstrap) as client:
         await create(client, "flights")
-        topic = mini_cluster.broker.services.view.find(Topic, topic_key("flights"))
+        topic = mini_cluster.broker.metadata.view.find(Topic, topic_key("flights"))
         assert topic is not None
         await find(client, 6)
         for version in versions(9):
@@ -193,7 +193,7 @@ async def test_topics_from_creation_to_deletion(mini_cluster: MiniCluster) -> No
             topics = (part(20, version, "DeleteTopicState", name=f"topic-{version + 1}", topic_id=None),)
             answer = await client.send(20, version, topic_names=(f"topic-{version + 1}",), topics=topics, timeout=SECONDS)
             assert answer.responses[0].error_code is NONE
-        assert mini_cluster.broker.services.view.find(Topic, topic_key("topic-7")) is None
+        assert mini_cluster.broker.metadata.view.find(Topic, topic_key("topic-7")) is None
 
 
 async def test_configs_in_every_version(mini_cluster: MiniCluster) -> None:
@@ -234,7 +234,7 @@ async def test_defaults_of_the_cluster_reach_running_partitions(mini_cluster: Mi
     async with connect(mini_cluster.bootstrap) as client:
         await create(client, "flights")
         await create(client, "trains", configs={"segment.ms": "900"})
-        partitions = mini_cluster.broker.services.partitions
+        partitions = mini_cluster.broker.partitions
         logs = [partitions.find_by_name(name, 0) for name in (b"flights", b"trains")]
         assert all(logs)
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -14,11 +15,12 @@ from unit.broker.mini_cluster import MiniCluster, in_thread, run_cluster
 from unit.broker.partitions.test_failover import create_topic
 from unit.broker.raw_client import batch, fetch_request, produce
 
-from stratalog_broker.handlers.fetch import FetchCall, handle_raw
+from stratalog_broker.handlers.fetch import FetchCall, FetchHandler
 from stratalog_broker.protocol.entities import encode_response as encode_entity
 from stratalog_broker.protocol.fetch_request import parse_request
 from stratalog_broker.reads.log_reader import Batches
 from stratalog_broker.requests.context import RequestContext
+from stratalog_broker.requests.handler_info import Waiting
 from stratalog_core.errors import Unavailable
 from stratalog_core.ports import Buffer
 
@@ -60,10 +62,19 @@ async def cluster(tmp_path: Path) -> AsyncIterator[MiniCluster]:
         yield running
 
 
-def context_of(cluster: MiniCluster, connection: Connection) -> RequestContext:
-    return RequestContext(
-        cluster.broker.services, connection, api_key=1, api_version=11, correlation_id=1, client_id="", request_bytes=7
-    )
+def context_of(connection: Connection) -> RequestContext:
+    return RequestContext(connection, api_key=1, api_version=11, correlation_id=1, client_id="", request_bytes=7)
+
+
+def handler_of(cluster: MiniCluster) -> FetchHandler:
+    handle: Any = cluster.broker.connections.apis.by_key[1].handle_raw
+    handler = handle.__self__
+    assert isinstance(handler, FetchHandler)
+    return handler
+
+
+def fetch(cluster: MiniCluster, connection: Connection, body: memoryview) -> Waiting | None:
+    return handler_of(cluster)(context_of(connection), body)
 
 
 def body_of(offset: int, *, max_wait_ms: int = _WAIT_MS) -> memoryview:
@@ -71,13 +82,13 @@ def body_of(offset: int, *, max_wait_ms: int = _WAIT_MS) -> memoryview:
 
 
 def watchers_of(cluster: MiniCluster) -> int:
-    return sum(len(log.watchers) for log in cluster.broker.services.partitions.all())
+    return sum(len(log.watchers) for log in cluster.broker.partitions.all())
 
 
 async def test_what_is_confirmed_wakes_a_fetch_that_waits(cluster: MiniCluster) -> None:
     client, connection = await cluster.connect(), Connection()
     assert (await produce(client, "topic", batch(b"first"))).error_code == 0
-    assert handle_raw(context_of(cluster, connection), body_of(1)) is not None
+    assert fetch(cluster, connection, body_of(1)) is not None
     assert watchers_of(cluster) == 1
     assert (await produce(client, "topic", batch(b"second"))).error_code == 0
     await connection.over()
@@ -90,8 +101,8 @@ async def test_what_came_while_slow_partitions_were_read_is_answered(
 ) -> None:
     client, connection = await cluster.connect(), Connection()
     assert (await produce(client, "topic", batch(b"first"))).error_code == 0
-    services = cluster.broker.services
-    (log,) = [log for log in services.partitions.all() if log.core.next_offset and log.topic_partition.partition == 0]
+    broker = cluster.broker
+    (log,) = [log for log in broker.partitions.all() if log.core.next_offset and log.topic_partition.partition == 0]
     log.tail.clear()
     may_read = asyncio.Event()
 
@@ -100,8 +111,8 @@ async def test_what_came_while_slow_partitions_were_read_is_answered(
         raise Unavailable("later")
 
     with monkeypatch.context() as patch:
-        patch.setattr(services.reader, "read", not_yet)
-        assert handle_raw(context_of(cluster, connection), body_of(0)) is not None
+        patch.setattr(broker.reader, "read", not_yet)
+        assert fetch(cluster, connection, body_of(0)) is not None
         assert watchers_of(cluster) == 0
         assert (await produce(client, "topic", batch(b"second"))).error_code == 0
     may_read.set()
@@ -113,7 +124,7 @@ async def test_what_came_while_slow_partitions_were_read_is_answered(
 async def test_at_the_end_of_its_patience_a_fetch_is_answered_with_nothing(cluster: MiniCluster) -> None:
     client, connection = await cluster.connect(), Connection()
     assert (await produce(client, "topic", batch(b"first"))).error_code == 0
-    assert handle_raw(context_of(cluster, connection), body_of(1, max_wait_ms=1)) is not None
+    assert fetch(cluster, connection, body_of(1, max_wait_ms=1)) is not None
     await connection.over()
     assert connection.answer
     assert (watchers_of(cluster), connection.released_bytes) == (0, 7)
@@ -122,7 +133,7 @@ async def test_at_the_end_of_its_patience_a_fetch_is_answered_with_nothing(clust
 async def test_a_client_that_has_gone_leaves_nothing_behind(cluster: MiniCluster) -> None:
     client, connection = await cluster.connect(), Connection()
     assert (await produce(client, "topic", batch(b"first"))).error_code == 0
-    waiting = handle_raw(context_of(cluster, connection), body_of(1))
+    waiting = fetch(cluster, connection, body_of(1))
     assert waiting is not None
     waiting.cancel()
     assert (watchers_of(cluster), connection.released_bytes) == (0, 7)
@@ -135,7 +146,7 @@ async def test_a_defect_of_ours_drops_the_client_and_is_logged(
 ) -> None:
     client, connection = await cluster.connect(), Connection()
     assert (await produce(client, "topic", batch(b"first"))).error_code == 0
-    assert handle_raw(context_of(cluster, connection), body_of(1)) is not None
+    assert fetch(cluster, connection, body_of(1)) is not None
 
     def fail(*arguments: object) -> None:
         raise ZeroDivisionError
@@ -164,8 +175,8 @@ async def test_only_partitions_that_moved_are_looked_at_again(cluster: MiniClust
             looked_at.append(line)
             super()._look_at(line)
 
-    fetch = Watched(context_of(cluster, connection), parse_request(memoryview(encode_entity(request)), 11))
-    assert not fetch.start()
+    watched = Watched(handler_of(cluster), context_of(connection), parse_request(memoryview(encode_entity(request)), 11))
+    assert not watched.start()
     assert (await produce(client, "topic", batch(b"second"), partition=1)).error_code == 0
     await connection.over()
     assert looked_at == [0, 1, 2, 1]

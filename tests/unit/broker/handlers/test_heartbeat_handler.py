@@ -8,9 +8,10 @@ from typing import Any, cast
 import pytest
 from kio.schema.errors import ErrorCode
 
+from stratalog_broker.coordination.groups.service import GroupService
 from stratalog_broker.handlers import heartbeat
 from stratalog_broker.protocol.errors import KafkaError
-from stratalog_broker.requests.context import BrokerServices, Connection, RequestContext
+from stratalog_broker.requests.context import Connection, RequestContext
 
 
 class _RefusingGroups:
@@ -30,9 +31,7 @@ class _RefusingGroups:
     ],
 )
 async def test_a_loading_coordinator_answers_heartbeats_with_success(refusal: ErrorCode, answer: ErrorCode) -> None:
-    services = cast(BrokerServices, SimpleNamespace(groups=_RefusingGroups(refusal)))
-    context = RequestContext(
-        services, cast(Connection, None), api_key=12, api_version=4, correlation_id=1, client_id="", request_bytes=0
-    )
+    groups = cast(GroupService, _RefusingGroups(refusal))
+    context = RequestContext(cast(Connection, None), api_key=12, api_version=4, correlation_id=1, client_id="", request_bytes=0)
     request = SimpleNamespace(group_id="g", member_id="m", group_instance_id=None, generation_id=1)
-    assert (await heartbeat.handle(context, request)).error_code is answer
+    assert (await heartbeat.handle(context, request, groups=groups)).error_code is answer

@@ -24,7 +24,8 @@ from unit.broker.raw_client import (
     request,
 )
 
-from stratalog_broker.admin.topics import NewTopic, TopicCommands
+from stratalog_broker.admin.topics import NewTopic
+from stratalog_broker.configs.memory import MemoryShares
 from stratalog_broker.partitions import quorum_admission as admission
 from stratalog_broker.protocol.entities import encode_response as encode_entity
 from stratalog_core.batches.batch import read_header
@@ -35,7 +36,7 @@ MIB = 1024 * 1024
 
 async def create(cluster: MiniCluster, name: str, **configs: str) -> None:
     """Create a topic of one partition and wait until it is served."""
-    topic = await TopicCommands(cluster.broker.services).create(
+    topic = await cluster.broker.topic_commands.create(
         NewTopic(name=name, partition_count=1, replication_factor=1, configs=configs), 10
     )
     await until_served(cluster.broker, topic.topic_id)
@@ -169,7 +170,7 @@ async def test_a_bad_batch_is_refused_and_takes_no_offset(
 
 async def test_limits_of_the_topic_hold(mini_cluster: MiniCluster, client: RawClient) -> None:
     await create(mini_cluster, "small", **{"max.message.bytes": "1000", "message.timestamp.before.max.ms": "1000000"})
-    now_ms = mini_cluster.broker.services.clock.wall_ms()
+    now_ms = mini_cluster.broker.clock.wall_ms()
     codes = [
         (await produce(client, "small", batch(b"x" * 2000, timestamp_ms=now_ms))).error_code,
         (await produce(client, "small", batch(b"x", timestamp_ms=now_ms + 7_200_000))).error_code,
@@ -184,7 +185,7 @@ async def test_limits_of_the_topic_hold(mini_cluster: MiniCluster, client: RawCl
 
 async def test_log_append_time_stamps_the_batch(mini_cluster: MiniCluster, client: RawClient) -> None:
     await create(mini_cluster, "stamped", **{"message.timestamp.type": "LogAppendTime"})
-    before = mini_cluster.broker.services.clock.wall_ms()
+    before = mini_cluster.broker.clock.wall_ms()
     answer = await produce(client, "stamped", batch(b"a", b"b", timestamp_ms=5))
     found = await fetch(client, "stamped", 0)
     header = read_header(found.records)
@@ -261,7 +262,7 @@ async def test_what_a_long_poll_looked_at_several_times_is_counted_once(
     for _ in range(3):
         await produce(other, flights, batch(b"news"))
     records = (await waiting).records
-    log = mini_cluster.broker.services.partitions.find_by_name(flights.encode(), 0)
+    log = mini_cluster.broker.partitions.find_by_name(flights.encode(), 0)
     assert log is not None
     assert log.bytes_out == len(records)
     await other.close()
@@ -309,7 +310,7 @@ async def test_the_greatest_time_is_that_of_a_record_that_can_be_read(
     for start_ms in (9_000, 5_000, 1_000, 5_000):
         await produce(client, flights, batch(b"a", b"b", timestamp_ms=start_ms))
     for start, expected in ((1, (1, 9_001)), (2, (3, 5_001)), (4, (7, 5_001)), (8, (-1, -1))):
-        log = mini_cluster.broker.services.partitions.find_by_name(flights.encode(), 0)
+        log = mini_cluster.broker.partitions.find_by_name(flights.encode(), 0)
         assert log is not None
         log.core.move_start(start)
         answer = await list_offset(client, flights, -3)
@@ -319,7 +320,7 @@ async def test_the_greatest_time_is_that_of_a_record_that_can_be_read(
 async def test_leader_epochs_end_where_the_next_began(mini_cluster: MiniCluster, client: RawClient, flights: str) -> None:
     await create(mini_cluster, flights)
     await produce(client, flights, batch(b"a", b"b"))
-    log = mini_cluster.broker.services.partitions.find_by_name(flights.encode(), 0)
+    log = mini_cluster.broker.partitions.find_by_name(flights.encode(), 0)
     assert log is not None
     wanted = request(23, 4, "OffsetForLeaderPartition", partition=0, leader_epoch=log.core.leader_epoch)
     topics = (request(23, 4, "OffsetForLeaderTopic", topic=flights, partitions=(wanted,)),)
@@ -358,7 +359,11 @@ async def test_request_bytes_are_bounded_and_all_get_through(tmp_path: Path) -> 
             for _ in range(2):
                 answer = (await each.receive()).responses[0].partition_responses[0]
                 assert answer.error_code is ErrorCode.none
-                assert cluster.broker.connections.bytes_held <= cluster.broker.services.memory.requests < 2 * MIB
+                assert (
+                    cluster.broker.connections.bytes_held
+                    <= MemoryShares.of(cluster.broker.settings.memory_bytes).requests
+                    < 2 * MIB
+                )
             await each.close()
         await produce(again := await cluster.connect(), "flights", batch(b"y"))
         await again.close()

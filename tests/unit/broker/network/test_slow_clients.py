@@ -15,6 +15,7 @@ from unit.broker.mini_cluster import MiniCluster, run_cluster
 from unit.broker.raw_client import RawClient, request
 
 from stratalog_broker.network import connection
+from stratalog_broker.network.connection import ClientConnection
 from stratalog_core.connections.silent_clients import FRAME_LOOKS_MAX, LOOK_S
 
 MIB = 1024 * 1024
@@ -97,6 +98,7 @@ async def test_a_client_that_takes_no_answers_is_closed(cluster: MiniCluster, mo
         await loop.sock_connect(client, (host, int(port)))
         await until(lambda: len(connections._connections) > len(before))
         (held,) = set(connections._connections) - before
+        assert isinstance(held, ClientConnection)
         assert held._transport is not None
         held._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         sending = asyncio.ensure_future(loop.sock_sendall(client, API_VERSIONS * 10_000))

@@ -14,7 +14,7 @@ from kio.schema.errors import ErrorCode
 from unit.broker.mini_cluster import WAIT_S, MiniCluster, run_cluster, until_served
 from unit.broker.raw_client import RawClient, batch, produce_request
 
-from stratalog_broker.admin.topics import NewTopic, TopicCommands
+from stratalog_broker.admin.topics import NewTopic
 from stratalog_broker.partitions.log import PartitionLog
 from stratalog_metadata.records import Bookie, Ledger
 
@@ -29,9 +29,9 @@ async def create(cluster: MiniCluster, name: str, factor: int = 3, **configs: st
     """The served partition 0 of a new topic."""
     named = {key.replace("_", "."): value for key, value in configs.items()}
     new = NewTopic(name=name, partition_count=1, replication_factor=factor, configs=named)
-    topic = await TopicCommands(cluster.broker.services).create(new, 10)
+    topic = await cluster.broker.topic_commands.create(new, 10)
     await until_served(cluster.broker, topic.topic_id)
-    log = cluster.broker.services.partitions.find_by_id(topic.topic_id.bytes, 0)
+    log = cluster.broker.partitions.find_by_id(topic.topic_id.bytes, 0)
     assert log is not None
     return log
 
@@ -46,7 +46,7 @@ async def send(client: RawClient, topic: str, *, acks: int = -1, timeout_s: floa
 async def stop_bookies(cluster: MiniCluster, *names: str) -> None:
     for name in names:
         await cluster.bookies[name].close()
-    view = cluster.broker.services.view
+    view = cluster.broker.metadata.view
     async with asyncio.timeout(WAIT_S):
         while any(each.session_id for each in view.all(Bookie) if each.bookie_id in names):  # noqa: ASYNC110 - no event
             await asyncio.sleep(0.01)
@@ -71,7 +71,7 @@ async def test_ledgers_have_the_ack_quorum_of_their_topic(
     await create(cluster, "flights", factor, **configs)
     client = await cluster.connect()
     assert (await send(client, "flights", acks=1)).error_code is ErrorCode.none
-    (ledger,) = cluster.broker.services.view.all(Ledger)
+    (ledger,) = cluster.broker.metadata.view.all(Ledger)
     assert (ledger.write_quorum, ledger.ack_quorum) == (factor, expected)
 
 

@@ -1,4 +1,4 @@
-"""Those who wait go on together; nobody is forgotten, and never too many are inside."""
+"""Waiting tasks are admitted together; none is forgotten, and never too many are inside."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stratalog_broker.partitions.batched_semaphore import Waves
+from stratalog_broker.partitions.batched_semaphore import BatchedSemaphore
 
 
 async def _turn() -> None:
@@ -15,12 +15,12 @@ async def _turn() -> None:
         await asyncio.sleep(0)
 
 
-async def test_who_waits_goes_on_with_the_others() -> None:
-    waves, entered = Waves(8), list[int]()
+async def test_waiting_tasks_are_admitted_together() -> None:
+    semaphore, entered = BatchedSemaphore(8), list[int]()
     ends = [asyncio.Event() for _ in range(20)]
 
     async def work(number: int) -> None:
-        async with waves:
+        async with semaphore:
             entered.append(number)
             await ends[number].wait()
 
@@ -48,11 +48,11 @@ def test_nobody_is_forgotten_and_never_too_many_are_inside(steps: list[str], at_
 
 
 async def _live_through(steps: list[str], at_once: int) -> None:
-    waves, inside, come = Waves(at_once), list[asyncio.Event](), list[asyncio.Task[None]]()
+    semaphore, inside, come = BatchedSemaphore(at_once), list[asyncio.Event](), list[asyncio.Task[None]]()
 
     async def work() -> None:
         end = asyncio.Event()
-        async with waves:
+        async with semaphore:
             inside.append(end)
             try:
                 assert len(inside) <= at_once

@@ -96,8 +96,8 @@ async def test_ledgers_roll_while_a_producer_goes_on(tmp_path: Path) -> None:
         values = [str(number).encode() * 200 for number in range(2000)]
         bootstrap = cluster.bootstrap
         await in_thread(lambda: produce(bootstrap, "flights", values, **{"batch.size": 16384}))
-        logs = cluster.broker.services.partitions.all()
-        hot = [len(cluster.broker.services.reader.hot_ledgers(log)) for log in logs if log.topic.name == "flights"]
+        logs = cluster.broker.partitions.all()
+        hot = [len(cluster.broker.reader.hot_ledgers(log)) for log in logs if log.topic.name == "flights"]
         assert max(hot) > 3
         await cluster.brokers.pop(1).kill()
         await cluster.start_broker(2)
@@ -136,11 +136,11 @@ async def test_a_takeover_knows_the_transactions_that_the_last_owner_left(tmp_pa
         identity = TopicPartition(topic.topic_id, 0)
         await until_served(cluster.broker, topic.topic_id)
         for batch_sent in (sent(1), sent(2), sent(1, ABORT), sent(3), sent(2, COMMIT)):
-            await cluster.broker.services.partitions.append_internal(identity, batch_sent)
+            await cluster.broker.partitions.append_internal(identity, batch_sent)
         await cluster.brokers.pop(1).kill()
         successor = (await cluster.start_broker(2)).server
         await until_served(successor, topic.topic_id)
-        log = successor.services.partitions.find(identity)
+        log = successor.partitions.find(identity)
         assert log is not None
         assert (log.core.high_watermark, log.core.last_stable_offset) == (5, 3)
         assert log.core.aborted_between(0, 5) == [AbortedTransaction(1, 0, 2, 1)]
@@ -153,13 +153,13 @@ async def test_an_owner_whose_state_is_inconsistent_acknowledges_nothing_and_tak
         client = await cluster.connect()
         await until_served(cluster.broker, topic.topic_id)
         assert (await produce_raw(client, "flights", batch(b"first"))).error_code == 0
-        broken = cluster.broker.services.partitions.find_by_id(topic.topic_id.bytes, 0)
+        broken = cluster.broker.partitions.find_by_id(topic.topic_id.bytes, 0)
         assert broken is not None
         broken.core.log_start_offset = 1000
         answer = await produce_raw(client, "flights", batch(b"second"))
         assert answer.error_code is ErrorCode.not_leader_or_follower
         await until_served(cluster.broker, topic.topic_id)
-        found = cluster.broker.services.partitions.find_by_id(topic.topic_id.bytes, 0)
+        found = cluster.broker.partitions.find_by_id(topic.topic_id.bytes, 0)
         assert found is not broken
         answer = await produce_raw(client, "flights", batch(b"third"))
         assert (answer.error_code, answer.base_offset) == (0, 2)

@@ -91,7 +91,7 @@ async def check(cluster: MiniCluster, producing: Producing, bootstrap: str) -> N
     """Exactly what was delivered is there."""
     found = await in_thread(lambda: consume(bootstrap, "flights", len(producing.delivered)))
     assert sorted(message.value() or b"" for message in found) == sorted(producing.delivered)
-    ends = sum(log.core.high_watermark for broker in cluster.brokers.values() for log in broker.server.services.partitions.all()
+    ends = sum(log.core.high_watermark for broker in cluster.brokers.values() for log in broker.server.partitions.all()
                if log.topic.name == "flights")  # fmt: skip
     assert ends == len(producing.delivered), "nothing is there twice"
 
@@ -119,7 +119,7 @@ async def test_quiet_partitions_share_a_command_and_go_one_by_one_if_it_is_not_a
 ) -> None:
     async with run_cluster(tmp_path, bookies=1, brokers=2) as cluster:
         await in_thread(lambda: create_topic(cluster, "flights", 1))
-        leaving, metadata = cluster.brokers[1].server, cluster.brokers[1].server.services.metadata
+        leaving, metadata = cluster.brokers[1].server, cluster.brokers[1].server.metadata
         before = list(cluster.metadata.view.all(Partition))
         mine = [partition for partition in before if partition.owner == 1]
         for partition in mine:

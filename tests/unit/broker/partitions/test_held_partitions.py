@@ -72,7 +72,7 @@ async def leaving(path: Path, monkeypatch: pytest.MonkeyPatch, **producer: int) 
         (partition,) = (each for each in cluster.metadata.view.all(Partition))
         owner = cluster.brokers[partition.owner].server
         await until_served(owner, partition.topic_id)
-        log = owner.services.partitions.find_by_id(partition.topic_id.bytes, 0)
+        log = owner.partitions.find_by_id(partition.topic_id.bytes, 0)
         assert log is not None
         client = await RawClient.connect(owner.kafka_address)
         assert (await produce(client, "flights", batch(b"first", **producer))).error_code == 0

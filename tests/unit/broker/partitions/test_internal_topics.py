@@ -70,8 +70,8 @@ class Offsets:
             while True:
                 for broker in self._cluster.brokers.values():
                     try:
-                        await broker.server.services.groups.find(GROUP)
-                        return broker.server.services.groups.coordinator_of(GROUP)
+                        await broker.server.groups.find(GROUP)
+                        return broker.server.groups.coordinator_of(GROUP)
                     except KafkaError:
                         await asyncio.sleep(0.01)
 
@@ -167,7 +167,7 @@ async def test_older_ledgers_go_when_the_next_checkpoint_is_durable_and_not_befo
         (last,) = [ref.ledger_id for ref in offsets.log.ledgers]
         assert [kept, *failed, last] in seen, "everything is there until the last ledger has its checkpoint"
         assert offsets.log.log_start_offset == offsets.log.ledgers[0].base_offset == 40
-        log = cluster.broker.services.partitions.find(offsets.identity)
+        log = cluster.broker.partitions.find(offsets.identity)
         assert log is not None
         async with asyncio.timeout(WAIT_S):
             while log.core.log_start_offset != 40:  # noqa: ASYNC110 - no event tells
@@ -185,11 +185,12 @@ async def test_a_log_that_begins_above_0_without_a_checkpoint_is_corrupt(tmp_pat
         assert ledger.state is LedgerState.CLOSED
         gone = msgspec.structs.replace(offsets.log, ledgers=(), log_start_offset=ledger.end_offset)
         await cluster.metadata.propose(Command(updates=(Put(record=gone), Delete(key=ledger.key()))))
-        broker = (await cluster.start_broker(2)).server
-        takeover = Takeover(broker.services, broker.services.partitions.memory.indexes)
+        running = await cluster.start_broker(2)
+        broker, indexes = running.server, running.server.partitions.memory.indexes
+        takeover = Takeover(running.metadata.view, running.ledgers, broker.partitions.cold, indexes, producers_max=10)
         with pytest.raises(Corrupt, match="begins at offset 1 and has no complete checkpoint"):
             await takeover.rebuild(offsets.partition, {}, wants_batches=True)
-        assert not broker.services.partitions.is_serving(offsets.identity)
+        assert not broker.partitions.is_serving(offsets.identity)
 
 
 def create_request(name: str) -> Any:
@@ -238,7 +239,7 @@ async def test_no_client_writes_grows_or_deletes_an_internal_topic(tmp_path: Pat
                 assert (await produce(client, CONSUMER_OFFSETS, records, partition=index)).error_code is refused
             for name in INTERNAL_TOPICS:
                 assert (await client.call(19, 5, create_request(name))).topics[0].error_code is refused
-            count = cluster.broker.services.settings.offsets_topic_partitions + 1
+            count = cluster.broker.settings.offsets_topic_partitions + 1
             assert (await client.call(37, 3, grow_request(CONSUMER_OFFSETS, count))).results[0].error_code is refused
             assert (await client.call(20, 5, delete_request(CONSUMER_OFFSETS))).responses[0].error_code is refused
             answer = await client.call(21, 2, delete_records_request(CONSUMER_OFFSETS, index))
@@ -282,7 +283,7 @@ async def test_replay_skips_counts_and_reports_records_that_it_cannot_read(
         await offsets.commit(0, 41)
         keys = (b"\x00\x01\x7f", b"\x00", encode_group_key("other"), encode_group_key(GROUP))
         records = [Record(offset=at, timestamp_ms=0, key=key, value=b"\x00\x07") for at, key in enumerate(keys)]
-        await cluster.broker.services.partitions.append_internal(offsets.identity, build_batch(records))
+        await cluster.broker.partitions.append_internal(offsets.identity, build_batch(records))
         await offsets.commit(1, 42)
         assert await offsets.committed() == {0: 41, 1: 42}
         await restart(cluster)
@@ -293,6 +294,8 @@ async def test_replay_skips_counts_and_reports_records_that_it_cannot_read(
             f"replay of {CONSUMER_OFFSETS}-{index} skipped 4 records that it cannot read; offset 1: field of 2 bytes at"
             " byte 2 exceeds its 3 bytes"
         ]
-        groups, load = cluster.broker.services.groups, LoadMeter(cluster.broker.services).report()
+        broker = cluster.broker
+        groups = broker.groups
+        load = LoadMeter(1, broker.clock, broker.partitions.all, lambda: groups.unreadable_records).report()
         assert load is not None
         assert load.unreadable_records == groups.unreadable_records == 4

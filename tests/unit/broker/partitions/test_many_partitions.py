@@ -48,7 +48,7 @@ def produce_one_each(bootstrap: str, partitions: Sequence[int]) -> int:
 
 
 async def until_taken(cluster: MiniCluster, broker_id: int, count: int) -> None:
-    partitions = cluster.brokers[broker_id].server.services.partitions
+    partitions = cluster.brokers[broker_id].server.partitions
     async with asyncio.timeout(WAIT_S):
         while sum(log.topic.name == "flights" for log in partitions.all()) < count:  # noqa: ASYNC110 - no event tells
             await asyncio.sleep(0.02)
@@ -79,7 +79,7 @@ async def test_takeovers_that_wait_for_a_place_end_with_the_session(tmp_path: Pa
         bootstrap = cluster.bootstrap
         await in_thread(lambda: create(bootstrap, partition_count))
         await until_taken(cluster, 1, partition_count)
-        partitions = cluster.brokers[1].server.services.partitions
+        partitions = cluster.brokers[1].server.partitions
         monkeypatch.setattr(Takeover, "recover", counting)
         partitions.suspend()
         partitions.resume()

@@ -14,7 +14,7 @@ from unit.broker.mini_cluster import WAIT_S, MiniCluster, run_cluster, until_ser
 from unit.broker.raw_client import RawClient, batch, fetch, list_offset, produce, request
 from unit.metadata.watching import until
 
-from stratalog_broker.admin.topics import NewTopic, TopicCommands
+from stratalog_broker.admin.topics import NewTopic
 from stratalog_core.batches.batch import iterate_headers
 from stratalog_core.batches.records import iterate_records
 from stratalog_core.errors import Corrupt
@@ -39,7 +39,7 @@ async def create(
     keeps_hot: bool = False,
 ) -> UUID:
     hot_ms = {"local.retention.ms": "-1"} if keeps_hot else {}
-    topic = await TopicCommands(cluster.broker.services).create(
+    topic = await cluster.broker.topic_commands.create(
         NewTopic(
             name=name,
             partition_count=partitions,
@@ -65,7 +65,7 @@ async def make_cold(cluster: MiniCluster, topic_id: UUID, partitions: int = 1) -
         return not any(asked) and all(log is not None and not log.ledgers for log in logs)
 
     await until(cluster.metadata, is_cold, WAIT_S)
-    for log in cluster.broker.services.partitions.all():
+    for log in cluster.broker.partitions.all():
         log.tail.clear()
 
 
@@ -130,7 +130,7 @@ async def test_an_owner_starts_from_cold_history_alone(tmp_path: Path) -> None:
         following = batch(b"c", producer_id=5, producer_epoch=0, base_sequence=2)
         assert (await produce(client, "flights", following)).base_offset == 2
         assert await read_all(client, "flights", 3) == [b"a", b"b", b"c"]
-        log = cluster.broker.services.partitions.find_by_name(b"flights", 0)
+        log = cluster.broker.partitions.find_by_name(b"flights", 0)
         assert log is not None
         assert log.core.end_of_epoch(log.core.leader_epoch - 1)[1] == 2
 
@@ -149,8 +149,8 @@ async def have_offloaded(cluster: MiniCluster, topic_id: UUID, end_offset: int) 
 
 
 def forget_what_is_read(cluster: MiniCluster) -> None:
-    cluster.broker.services.pending_reads.runs.clear()
-    for log in cluster.broker.services.partitions.all():
+    cluster.broker.pending_reads.runs.clear()
+    for log in cluster.broker.partitions.all():
         log.tail.clear()
 
 
@@ -163,8 +163,8 @@ async def test_an_offloaded_ledger_whose_bookies_are_lost_is_read_from_the_store
         for number, value in enumerate(values):
             await produce(client, "flights", batch(value, timestamp_ms=1_000 + (number * 37) % 1000))
         await have_offloaded(cluster, topic_id, 50)
-        log = cluster.broker.services.partitions.find_by_name(b"flights", 0)
-        reader = cluster.broker.services.reader
+        log = cluster.broker.partitions.find_by_name(b"flights", 0)
+        reader = cluster.broker.reader
         assert log is not None
         assert not reader.is_cold(log, 0)
         assert await read_all(client, "flights", 50) == values
@@ -210,15 +210,15 @@ async def test_where_both_copies_are_unreadable_the_bookies_are_asked_again(tmp_
         client = await cluster.connect()
         await produce(client, "flights", batch(b"value"))
         await have_offloaded(cluster, topic_id, 1)
-        services = cluster.broker.services
-        log = services.partitions.find_by_name(b"flights", 0)
+        broker = cluster.broker
+        log = broker.partitions.find_by_name(b"flights", 0)
         assert log is not None
         await cluster.bookies["bookie-1"].close()
         for segment in (tmp_path / "store").rglob("*.segment"):
             segment.rename(segment.with_suffix(".away"))
         with pytest.raises(Corrupt):
-            await services.reader.read(log, 0, 1, 1000, 20)
-        assert not services.reader.is_cold(log, 0)
+            await broker.reader.read(log, 0, 1, 1000, 20)
+        assert not broker.reader.is_cold(log, 0)
         await cluster.start_bookie("bookie-1")
         forget_what_is_read(cluster)
         assert await read_all(client, "flights", 1) == [b"value"]

@@ -35,11 +35,11 @@ async def counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
 
 async def catch_up(cluster: MiniCluster, client: RawClient) -> None:
     """Read all of it, as if the broker had nothing of it in memory."""
-    services = cluster.broker.services
-    log = services.partitions.find_by_name(b"topic", 0)
+    broker = cluster.broker
+    log = broker.partitions.find_by_name(b"topic", 0)
     assert log is not None
     log.tail.clear()
-    services.pending_reads.runs.clear()
+    broker.pending_reads.runs.clear()
     offset = 0
     while offset < BATCHES:
         answer = await fetch(client, "topic", offset, max_wait_ms=10_000)

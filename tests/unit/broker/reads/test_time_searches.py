@@ -12,6 +12,7 @@ from unit.broker.mini_cluster import run_cluster
 from unit.broker.network.test_server_protocol import create
 from unit.broker.raw_client import batch, list_offset, produce, request
 
+from stratalog_broker.network.connection import ClientConnection
 from stratalog_core.batches.compression import ZSTD
 from stratalog_core.ports import Background
 
@@ -44,7 +45,7 @@ async def test_the_event_loop_serves_others_while_batches_are_searched(tmp_path:
         await create(cluster, "flights")
         asking, leaving, other = [await cluster.connect() for _ in range(3)]
         assert (await produce(asking, "flights", batch(b"a", b"b", timestamp_ms=5, compression=ZSTD))).base_offset == 0
-        searches = cluster.broker.services.searches
+        searches = cluster.broker.searches
         held = searches._background = Held(searches._background)
         asked = asyncio.ensure_future(list_offset(asking, "flights", 6))
         left = asyncio.ensure_future(list_offset(leaving, "flights", 6))
@@ -53,7 +54,7 @@ async def test_the_event_loop_serves_others_while_batches_are_searched(tmp_path:
                 await asyncio.sleep(0.005)
         await other.call(18, 0, request(18, 0, "ApiVersionsRequest"))
         connections = cluster.broker.connections._connections
-        running = {each._running for each in connections if each._running is not None}
+        running = {each._running for each in connections if isinstance(each, ClientConnection) and each._running is not None}
         await leaving.close()
         (ended,), _ = await asyncio.wait(running, timeout=20, return_when=asyncio.FIRST_COMPLETED)
         assert ended.cancelled(), "nobody waits for it any more"

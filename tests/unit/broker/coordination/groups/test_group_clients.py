@@ -283,7 +283,7 @@ async def test_aiokafka_reads_as_a_group(mini_cluster: MiniCluster) -> None:
 
 def coordinator_id(cluster: MiniCluster) -> int:
     """The broker that serves the only partition of ``__consumer_offsets``."""
-    return next(broker_id for broker_id, broker in cluster.brokers.items() if any(broker.server.services.groups.coordinators()))
+    return next(broker_id for broker_id, broker in cluster.brokers.items() if any(broker.server.groups.coordinators()))
 
 
 async def test_a_group_survives_its_coordinator(tmp_path: Path) -> None:

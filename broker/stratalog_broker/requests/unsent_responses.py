@@ -42,6 +42,11 @@ class UnsentResponses:
         self.closed = 0
         """Clients that were closed for the sake of the others."""
 
+    @property
+    def room(self) -> int:
+        """Bytes that a response may have beside those that are held; at least one, for a fetch's first batch."""
+        return max(self._bytes_max - self.bytes_held, 1)
+
     def hold(self, client: SlowClient, retained: int) -> None:
         """Charge what ``client`` has not taken, ``retained`` bytes in all."""
         held = self._held.get(client)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stratalog_broker.network.unsent_responses import UnsentResponses
+from stratalog_broker.requests.unsent_responses import UnsentResponses
 
 
 class Client:

@@ -1,0 +1,163 @@
+"""All client connections of a broker: how many there may be, and how many bytes their requests may hold."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import Final, Protocol
+
+from stratalog_broker.configs.memory import MemoryShares
+from stratalog_broker.configs.settings import BrokerSettings
+from stratalog_broker.handlers import HANDLERS
+from stratalog_broker.metrics import RequestMetrics
+from stratalog_broker.requests.served_apis import ServedApis
+from stratalog_broker.requests.unsent_responses import UnsentResponses
+from stratalog_core.connections.silent_clients import Client, SilentClients
+from stratalog_core.ports import Clock
+
+_log = logging.getLogger(__name__)
+_REFUSALS_TOLD_S: Final = 10.0
+SHARED_BUFFER_BYTES: Final = 64 * 1024
+
+
+class ManagedConnection(Client, Protocol):
+    """A connection as the registry sees it."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether all of its requests are answered."""
+        ...
+
+    def regulate(self) -> None:
+        """Read on, or stop reading, as the bounds demand."""
+        ...
+
+    def room_made(self) -> None:
+        """Requests hold fewer bytes than before."""
+        ...
+
+    def drain(self) -> None:
+        """Take no more requests."""
+        ...
+
+
+class ConnectionRegistry:
+    """All connections, and what their requests and responses make the broker hold."""
+
+    def __init__(
+        self, settings: BrokerSettings, shares: MemoryShares, clock: Clock, apis: ServedApis, responses: UnsentResponses
+    ) -> None:
+        self.apis = apis
+        self.frame_bytes_max = settings.frame_bytes_max
+        self.connection_requests_max = settings.connection_requests_max
+        self.responses = responses
+        self.requests = RequestMetrics({key: info.name for key, info in HANDLERS.items()})
+        self._connections_max = settings.connections_max
+        self._request_bytes_max = shares.requests
+        self.clock = clock
+        self.shared_buffer = memoryview(bytearray(SHARED_BUFFER_BYTES))
+        self.is_draining = False
+        self.is_full = False
+        """Requests fill their share of the memory: no connection begins to read another one."""
+        self._connections: set[ManagedConnection] = set()
+        self._silent = SilentClients(self._connections, settings.connection_idle_ms / 1000)
+        self._bytes_held = 0
+        self._stalled: dict[ManagedConnection, None] = {}
+        self._making_room = False
+        self._answered = asyncio.Event()
+        self.refused = 0
+        """Connections that were one too many."""
+        self._refusals_told_until_s = 0.0
+
+    @property
+    def bytes_held(self) -> int:
+        """Bytes of requests that are being read, handled or written."""
+        return self._bytes_held
+
+    def __len__(self) -> int:
+        return len(self._connections)
+
+    def opened(self, connection: ManagedConnection) -> bool:
+        """Count a new connection; False if it is one too many."""
+        if len(self._connections) >= self._connections_max:
+            self._count_refused()
+            return False
+        self._connections.add(connection)
+        return True
+
+    def _count_refused(self) -> None:
+        """One line in a while, however many come: clients that are refused come again at once."""
+        self.refused += 1
+        now = self.clock.monotonic()
+        if now >= self._refusals_told_until_s:
+            self._refusals_told_until_s = now + _REFUSALS_TOLD_S
+            text = "%d clients are connected, which is connections_max: more are closed at once (%d so far)"
+            _log.warning(text, len(self._connections), self.refused)
+
+    def closed(self, connection: ManagedConnection) -> None:
+        self._connections.discard(connection)
+        self._stalled.pop(connection, None)
+        self._answered.set()
+
+    def charge(self, request_bytes: int) -> bool:
+        """Hold a request; False if there is no room now. A single one is always let in."""
+        if self._bytes_held and self._bytes_held + request_bytes > self._request_bytes_max:
+            self._set_full(True)
+            return False
+        self._bytes_held += request_bytes
+        return True
+
+    def charge_more(self, request_bytes: int) -> None:
+        """A request that is held turns out to take more."""
+        self._bytes_held += request_bytes
+
+    def _set_full(self, is_full: bool) -> None:
+        if self.is_full is not is_full:
+            self.is_full = is_full
+            for connection in list(self._connections):
+                connection.regulate()
+
+    def discharge(self, request_bytes: int) -> None:
+        self._bytes_held -= request_bytes
+        if self.is_full and not self._making_room:
+            self._making_room = True
+            asyncio.get_running_loop().call_soon(self._make_room)
+
+    def wait_for_room(self, connection: ManagedConnection) -> None:
+        """``connection.room_made`` is called when there is room again."""
+        self._stalled[connection] = None
+
+    def _make_room(self) -> None:
+        self._making_room = False
+        # Not at each byte that is given back: all connections are told.
+        if self._bytes_held > self._request_bytes_max // 4 * 3:
+            return
+        self._set_full(False)
+        stalled, self._stalled = self._stalled, {}
+        for connection in stalled:
+            connection.room_made()
+
+    def sweep(self) -> None:
+        """Close connections that are silent for too long, and those that stopped within a frame."""
+        self._silent.look()
+        self.responses.look()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take no more requests and wait until those in progress are answered."""
+        self.is_draining = True
+        for connection in list(self._connections):
+            connection.drain()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while any(not connection.is_idle for connection in self._connections):
+                    self._answered.clear()
+                    await self._answered.wait()
+
+    def became_idle(self) -> None:
+        """A connection has answered everything while the broker stops."""
+        self._answered.set()
+
+    def close_all(self) -> None:
+        for connection in list(self._connections):
+            connection.close("the broker stops")

@@ -1,0 +1,48 @@
+"""Topics and leaders as the metadata view has them, whichever broker serves them."""
+
+from __future__ import annotations
+
+from stratalog_broker.protocol.produce import Leader
+from stratalog_core.ids import TopicPartition
+from stratalog_metadata.client.api import MetadataView
+from stratalog_metadata.records import Broker, Partition, Topic, broker_key, partition_key, topic_key
+
+
+class PartitionDirectory:
+    """Keeps an index of topics by id: the view finds them by name only."""
+
+    def __init__(self, view: MetadataView) -> None:
+        self._view = view
+        self._topics: dict[bytes, Topic] = {}
+        self._topics_index = -1
+
+    def topic_by_id(self, topic_id: bytes) -> Topic | None:
+        """The topic with this id (sixteen bytes), wherever it is served."""
+        topic = self._topics.get(topic_id)
+        view = self._view
+        if topic is None and self._topics_index != view.index:
+            self._topics_index = view.index
+            self._topics = {record.topic_id.bytes: record for record in view.all(Topic)}
+            topic = self._topics.get(topic_id)
+        return topic
+
+    def topic_by_name(self, name: bytes) -> Topic | None:
+        """The topic with this name (UTF-8), wherever it is served."""
+        return self._view.find(Topic, topic_key(str(name, "utf-8", "replace")))
+
+    def leader_of(self, topic_partition: TopicPartition, listener: str) -> Leader | None:
+        """Live owner of a partition as the view has it, with its address for clients of ``listener``; None if there is none."""
+        key = partition_key(topic_partition.topic_id, topic_partition.partition)
+        partition = self._view.find(Partition, key)
+        broker = self._view.find(Broker, broker_key(partition.owner)) if partition is not None else None
+        if partition is None or broker is None:
+            return None
+        return Leader(broker.broker_id, partition.leader_epoch, *broker.address_for(listener), broker.rack)
+
+    def put(self, topic: Topic) -> None:
+        """The view has this version of a topic now."""
+        self._topics[topic.topic_id.bytes] = topic
+
+    def forget(self, topic: Topic) -> None:
+        """The view no longer has the topic."""
+        self._topics.pop(topic.topic_id.bytes, None)

@@ -1,0 +1,26 @@
+"""Appending to an internal topic: one batch, and a wait for its quorum."""
+
+from __future__ import annotations
+
+import asyncio
+
+from stratalog_broker.partitions.log import PartitionLog
+from stratalog_broker.partitions.pending_batch import Acks, Outcome
+from stratalog_core.batches.batch import read_header
+from stratalog_core.errors import NotLeader
+
+
+async def append_and_wait(log: PartitionLog, batch: bytearray) -> int:
+    """Append one batch and wait for the quorum; see ``Partitions.append_internal``."""
+    done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    def settle(outcome: Outcome) -> None:
+        if done.done():
+            return
+        if isinstance(outcome, int):
+            done.set_result(outcome)
+        else:
+            done.set_exception(NotLeader(f"{log.topic_partition} was lost while the batch was being written"))
+
+    log.append(memoryview(batch), read_header(batch), Acks.ALL, settle)
+    return await done
