@@ -5,12 +5,14 @@ from __future__ import annotations
 import ast
 import dataclasses
 import functools
+import graphlib
 import re
 import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import grimp
 import pytest
 
 from stratalog.reference import METRIC_GROUPS, SECTIONS
@@ -50,6 +52,18 @@ def test_module_is_tidy(module: Path) -> None:
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     endless = [node.name for node in functions if (node.end_lineno or 0) - node.lineno > FUNCTION_LINES_MAX]
     assert endless == []
+
+
+@pytest.mark.parametrize("package", [Path(package).name for package in PACKAGES])
+def test_no_package_has_an_import_cycle(package: str) -> None:
+    """Imports that only type checkers see count as imports."""
+    graph = grimp.build_graph(package, exclude_type_checking_imports=False, cache_dir=None)
+    imported = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    sorter = graphlib.TopologicalSorter(imported)
+    try:
+        sorter.prepare()
+    except graphlib.CycleError as cycle:
+        pytest.fail(f"import cycle: {' <- '.join(cycle.args[1])}")
 
 
 def test_the_project_names_no_place_but_its_own() -> None:
