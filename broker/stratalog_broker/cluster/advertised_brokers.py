@@ -1,8 +1,8 @@
 """The brokers that Metadata responses advertise: the live ones, and for some seconds those that died.
 
-A broker that dies would be missing from the first response that names the new leaders of its partitions. librdkafka (2.16) drops a
-broker that is no longer named, and with it the leaders that it has just learned, and asks again a second later. A
-dead broker that is named a little longer leads nothing, and no client needs to reach it.
+A broker that dies would be missing from the first response that names the new leaders of its partitions. librdkafka (2.16)
+drops a broker that is no longer named, and with it the leaders that it has just learned, and asks again a second later. A dead
+broker that is named a little longer leads nothing, and no client needs to reach it.
 """
 
 from __future__ import annotations
