@@ -1,22 +1,58 @@
-"""Claims the bucket (or prefix) for one cluster before anything else is written to it."""
+"""The cluster's claim on its bucket (or prefix), made before a worker writes to the bucket or deletes from it.
+
+Two clusters over one prefix would delete each other's objects as orphans, so the first cluster to write its id owns the prefix.
+A worker that cannot reach the store yet works without the claim; it can then only do what needs no store.
+"""
 
 from __future__ import annotations
 
-from stratalog_core.errors import Invalid
+from stratalog_core.errors import Invalid, NoSuchObject, OutcomeUnknown, Unavailable
+from stratalog_metadata.client.api import MetadataClient
+from stratalog_metadata.records import CLUSTER_KEY as CLUSTER_RECORD_KEY
+from stratalog_metadata.records import Cluster
 from stratalog_tiering.format.descriptor import ClusterDescriptor, decode_descriptor
 from stratalog_tiering.format.object_keys import CLUSTER_KEY
 from stratalog_tiering.offload.commit import put_once
 from stratalog_tiering.store import ObjectStore
 
 
-async def claim_bucket(store: ObjectStore, cluster_id: str) -> None:
-    """Write the cluster's id into the bucket, or raise ``Invalid`` if the bucket belongs to another cluster.
+class BucketClaim:
+    """The claim of one worker's cluster. A claim is permanent, so it is made and checked once per worker."""
 
-    Two clusters over one prefix would delete each other's objects as orphans.
-    """
-    await put_once(store, CLUSTER_KEY, ClusterDescriptor(cluster_id=cluster_id))
-    owner = decode_descriptor(await store.get(CLUSTER_KEY), ClusterDescriptor, CLUSTER_KEY)
-    if owner.cluster_id != cluster_id:
-        raise Invalid(
-            f"{store.url} belongs to cluster {owner.cluster_id}, not {cluster_id}: give each cluster its own bucket or prefix"
-        )
+    def __init__(self, store: ObjectStore, metadata: MetadataClient) -> None:
+        self._store = store
+        self._metadata = metadata
+        self._is_made = False
+
+    async def ensure(self) -> None:
+        """Return once the bucket is this cluster's.
+
+        Raises ``Invalid`` if another cluster owns it, ``Unavailable`` or ``StorageFailed`` if the store does not answer, or
+        if metadata does not know the cluster's id yet; call it again then.
+        """
+        if self._is_made:
+            return
+        cluster = self._metadata.view.find(Cluster, CLUSTER_RECORD_KEY)
+        if cluster is None:
+            raise Unavailable("the cluster has no id in metadata yet")
+        try:
+            await claim_bucket(self._store, cluster.cluster_id)
+        except OutcomeUnknown as unknown:
+            # The claim takes effect once and is read before it is believed, so an unknown outcome is one to retry.
+            raise Unavailable(f"the bucket is not claimed yet: {unknown.message}") from unknown
+        self._is_made = True
+
+
+async def claim_bucket(store: ObjectStore, cluster_id: str) -> None:
+    """Write the cluster's id into the bucket, unless an id is there. Raises ``Invalid`` if it is another cluster's."""
+    try:
+        owner = await _owner(store)
+    except NoSuchObject:
+        await put_once(store, CLUSTER_KEY, ClusterDescriptor(cluster_id=cluster_id))
+        owner = await _owner(store)
+    if owner != cluster_id:
+        raise Invalid(f"{store.url} belongs to cluster {owner}, not {cluster_id}: give each cluster its own bucket or prefix")
+
+
+async def _owner(store: ObjectStore) -> str:
+    return decode_descriptor(await store.get(CLUSTER_KEY), ClusterDescriptor, CLUSTER_KEY).cluster_id

@@ -1,8 +1,8 @@
 """The tiering worker: a role that offloads, verifies, applies retention and collects garbage for its share of the partitions.
 
-It claims the bucket, opens a session, registers and works (``session.py``). When the session ends, all work stops at once and
-a new session begins. A worker keeps no state of its own: everything that it must know is in metadata and in the bucket, so
-workers can be added and removed at any time.
+It claims the bucket (``bucket_claim.py``), opens a session, registers and works (``session.py``). When the session ends, all
+work stops at once and a new session begins. A worker keeps no state of its own: everything that it must know is in metadata
+and in the bucket, so workers can be added and removed at any time.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ import logging
 from collections.abc import Iterator
 from typing import Final
 
-from stratalog_core.errors import OutcomeUnknown, StratalogError, Unavailable
+from stratalog_core.errors import StorageFailed, StratalogError, Unavailable
 from stratalog_core.metrics.groups import MetricGroup
 from stratalog_core.ports import Background, Clock, Random
 from stratalog_metadata.client.api import MetadataClient
-from stratalog_metadata.records import CLUSTER_KEY, Cluster
 from stratalog_metadata.records import TieringWorker as WorkerRecord
 from stratalog_metadata.state.commands import Command, Put, SessionAlive
 from stratalog_tiering.cold.manifest_source import ManifestSource
@@ -24,16 +23,15 @@ from stratalog_tiering.config import TieringSettings
 from stratalog_tiering.metrics import TieringCounters, TieringMetrics, tiering_lag
 from stratalog_tiering.offload.ports import LedgerSource, Throttle, WorkerPorts
 from stratalog_tiering.store import ObjectStore
-from stratalog_tiering.worker.bucket_claim import claim_bucket
+from stratalog_tiering.worker.bucket_claim import BucketClaim
 from stratalog_tiering.worker.session import WorkerSession
 
-_START_ATTEMPTS: Final = 15
 _PAUSE_S: Final = 1.0
 _log = logging.getLogger(__name__)
 
 
 class TieringWorker:
-    """One worker. ``start`` returns once the bucket is claimed; the work continues in the background until ``close``.
+    """One worker. It works in the background from ``start`` until ``close``.
 
     ``background`` computes the checksums of offloaded data; the store has its own threads.
     """
@@ -64,6 +62,7 @@ class TieringWorker:
             counters=TieringCounters(),
         )
         self._session: WorkerSession | None = None
+        self._bucket = BucketClaim(store, metadata)
         self._main: asyncio.Task[None] | None = None
 
     def metrics(self) -> Iterator[MetricGroup]:
@@ -75,10 +74,14 @@ class TieringWorker:
     async def start(self) -> None:
         """Claim the bucket and start to work.
 
-        Raises ``Invalid`` if the bucket belongs to another cluster, ``Unavailable`` or ``OutcomeUnknown`` if the store does not
-        answer.
+        If the store does not answer, the worker starts all the same. It retries the claim with every step that needs the store;
+        until the claim succeeds it only removes expired hot ledgers. Raises ``Invalid`` if another cluster owns the bucket or
+        the store refuses the request.
         """
-        await self._claim_bucket()
+        try:
+            await self._bucket.ensure()
+        except (Unavailable, StorageFailed) as failure:
+            _log.warning("the worker starts before its bucket is claimed: %s: %s", type(failure).__name__, failure)
         self._main = asyncio.ensure_future(self._run())
 
     async def close(self) -> None:
@@ -87,21 +90,6 @@ class TieringWorker:
             self._main.cancel()
             await asyncio.gather(self._main, return_exceptions=True)
             self._main = None
-
-    async def _claim_bucket(self) -> None:
-        for attempt in range(_START_ATTEMPTS):
-            try:
-                cluster = self._metadata.view.find(Cluster, CLUSTER_KEY)
-                if cluster is None:
-                    raise Unavailable("the cluster has no identity yet")
-                await claim_bucket(self._ports.store, cluster.cluster_id)
-                return
-            except (Unavailable, OutcomeUnknown) as failure:
-                # Claiming is idempotent, and the claim is read back, so an unknown outcome is simply retried.
-                if attempt + 1 == _START_ATTEMPTS:
-                    raise
-                _log.info("waiting for the store and the cluster's identity: %s", failure)
-                await asyncio.sleep(_PAUSE_S)
 
     async def _run(self) -> None:
         while True:
@@ -112,7 +100,7 @@ class TieringWorker:
             await asyncio.sleep(_PAUSE_S)
 
     async def _serve_session(self) -> None:
-        worker_id, session = self._settings.worker_id, WorkerSession(self._ports)
+        worker_id, session = self._settings.worker_id, WorkerSession(self._ports, self._bucket)
         session_id = await self._metadata.open_session(
             f"tiering/{worker_id}", self._settings.session_lease_ms, session.expire
         )  # fmt: skip

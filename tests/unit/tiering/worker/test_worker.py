@@ -11,7 +11,7 @@ import pytest
 
 from stratalog_core.batches.checkpoint import Checkpoint, EpochStart, ProducerEntry, SequencedBatch
 from stratalog_core.batches.records import Record, build_batch
-from stratalog_core.errors import Invalid, OutcomeUnknown, Unavailable
+from stratalog_core.errors import Invalid, OutcomeUnknown, StorageFailed, StratalogError, Unavailable
 from stratalog_core.system import SystemClock
 from stratalog_metadata.records import (
     DeletedTopic,
@@ -281,12 +281,14 @@ async def test_another_clusters_bucket_is_refused(cluster: Cluster) -> None:
         await cluster.start_worker()
 
 
-async def test_a_claim_of_the_bucket_whose_outcome_is_unknown_is_made_again(cluster: Cluster) -> None:
+async def test_a_claim_of_the_bucket_whose_outcome_is_unknown_is_read_back(cluster: Cluster, make_batches: Batches) -> None:
     lost: list[BaseException] = [OutcomeUnknown("the answer was lost")]
     cluster.store.after = lambda name, key: lost.pop() if lost and key == CLUSTER_KEY else None
     await cluster.start_worker()
+    await cluster.add_ledger(make_batches(0, [3]), 0)
+    await cluster.until(lambda: cluster.pointer() is not None)
     assert not lost
-    assert cluster.store.calls.count(("put", CLUSTER_KEY)) == 2
+    assert cluster.store.calls.count(("put", CLUSTER_KEY)) == 1
 
 
 async def test_large_segments_go_up_in_parts(cluster: Cluster) -> None:
@@ -430,6 +432,41 @@ async def test_without_the_store_only_what_is_past_retention_goes(cluster: Clust
     assert (cluster.pointer().start_offset, cluster.log().log_start_offset) == (9, 9), "history goes on where it was cut"
     batches = [*make_batches(9, [3], timestamps=[5, soon_ms, 5]), *make_batches(12, [3]), *make_batches(15, [3])]
     assert await read_cold(cluster) == b"".join(batches)
+
+
+@pytest.mark.parametrize("failure", [Unavailable, OutcomeUnknown, StorageFailed])
+async def test_a_worker_that_starts_without_the_store_removes_only_what_is_past_retention(
+    cluster: Cluster, make_batches: Batches, failure: type[StratalogError]
+) -> None:
+    await with_configs(cluster, retention_ms="300")
+    soon_ms = SystemClock().wall_ms() + 3_600_000
+    cluster.store.before = lambda name, key: failure("the store is away")
+    expired = [await cluster.add_ledger(make_batches(first, [3]), first) for first in (0, 3)]
+    young = await cluster.add_ledger(make_batches(6, [3], timestamps=[5, soon_ms, 5]), 6)
+    later = [await cluster.add_ledger(make_batches(first, [3]), first) for first in (9, 12)]
+    await cluster.start_worker()
+    await cluster.until(lambda: cluster.log().log_start_offset == 6)
+    await cluster.until(lambda: "the store is away" in cluster.last_error())
+    assert [ref.ledger_id for ref in cluster.log().ledgers] == [ledger.ledger_id for ledger in (young, *later)]
+    assert set(cluster.ledgers.deleted) == {ledger.ledger_id for ledger in expired}
+    cluster.store.before = lambda name, key: None
+    await cluster.until(lambda: (p := cluster.pointer()) is not None and p.end_offset == 15 and cluster.last_error() == "")
+    assert (cluster.pointer().start_offset, cluster.log().log_start_offset) == (6, 6)
+    assert await cluster.store.get(CLUSTER_KEY), "the bucket was claimed before anything was written to it"
+
+
+async def test_a_worker_that_started_without_the_store_leaves_another_clusters_bucket_alone(
+    cluster: Cluster, make_batches: Batches
+) -> None:
+    cluster.store.before = lambda name, key: Unavailable("the store is away") if key == CLUSTER_KEY else None
+    await cluster.start_worker()
+    await cluster.add_ledger(make_batches(0, [3]), 0)
+    await cluster.until(lambda: "the store is away" in cluster.last_error())
+    cluster.store.before = lambda name, key: None
+    await cluster.store.put(CLUSTER_KEY, [encode_descriptor(ClusterDescriptor(cluster_id="another"))])
+    await cluster.until(lambda: "belongs to cluster another" in cluster.last_error())
+    assert [info.key async for info in cluster.store.list("")] == [CLUSTER_KEY]
+    assert len(cluster.log().ledgers) == 1
 
 
 async def test_retention_never_outruns_the_upload(cluster: Cluster, make_batches: Batches) -> None:
