@@ -9,6 +9,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from unit.tiering.unreliable_metadata import UnreliableMetadata
 
 from stratalog_core.errors import Conflict, OutcomeUnknown
 from stratalog_metadata.records import ManifestPointer, Versioned
@@ -29,28 +30,6 @@ def pointer(key: str) -> ManifestPointer:
 
 def segment_count(directory: Path) -> int:
     return len(list(directory.glob("segments/*/*/*")))
-
-
-class UnreliableMetadata:
-    """A real client whose commits of manifests lose their answers, before or after they took effect."""
-
-    def __init__(self, inner: Any, applied: Sequence[bool]) -> None:
-        self._inner = inner
-        self._applied = list(applied)
-        self.lost = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    async def propose(self, command: Command, timeout_s: float = 10.0) -> Applied:
-        first = command.updates[0]
-        if self._applied and isinstance(first, Put) and isinstance(first.record, ManifestPointer):
-            self.lost += 1
-            if self._applied.pop(0):
-                await self._inner.propose(command, timeout_s)
-            raise OutcomeUnknown("the answer was lost")
-        result: Applied = await self._inner.propose(command, timeout_s)
-        return result
 
 
 @pytest.mark.parametrize("applied", [[True], [False], [False, True], [False, False, True]])

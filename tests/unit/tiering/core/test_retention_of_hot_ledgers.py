@@ -1,4 +1,4 @@
-"""Which hot ledgers may go without the store: only the oldest, only what retention has outlived, never the newest."""
+"""Retention of hot ledgers: which may be removed without the store, and how hot and cold copies count together."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from stratalog_metadata.records import Fragment, Ledger, LedgerRef, LedgerState, Log, ManifestPointer, Topic
 from stratalog_tiering.core.partition import PartitionSnapshot, StoredLedger
 from stratalog_tiering.core.policy import TierPolicy
-from stratalog_tiering.core.retention import expired_ledgers
+from stratalog_tiering.core.retention import expired_ledgers, retained_bytes
+from stratalog_tiering.format.manifest import empty_manifest
 
 NOW_MS = 1_000_000
 TOPIC = Topic(name="t", topic_id=UUID(int=1), partition_count=1, replication_factor=1)
@@ -101,3 +102,15 @@ def test_history_goes_on_after_a_gap_only_if_the_log_begins_behind_it() -> None:
     assert replace(gap, log=Log(topic_id=TOPIC.topic_id, index=0, log_start_offset=30)).cold_end == 30
     within = replace(state([ledger(1), ledger(2)], 5), log=Log(topic_id=TOPIC.topic_id, index=0, log_start_offset=15))
     assert within.cold_end == 10, "DeleteRecords within a ledger leaves the ledger"
+
+
+@given(sizes=st.lists(st.integers(1, 300), min_size=1, max_size=8), data=st.data())
+def test_kafka_20732_each_record_counts_once_while_hot_copies_remain(sizes: list[int], data: st.DataObject) -> None:
+    """A new worker sees cold and hot copies of the same records; counted twice, size-based retention deletes live data."""
+    cold_count = data.draw(st.integers(0, len(sizes)), "ledgers that the manifest covers")
+    dropped = data.draw(st.integers(0, cold_count), "of these, hot copies that are dropped already")
+    manifest = msgspec.structs.replace(
+        empty_manifest(TOPIC.topic_id, TOPIC.name, 0, 0), end_offset=10 * cold_count, cold_bytes=sum(sizes[:cold_count])
+    )
+    hot = [ledger(number, sizes[number]) for number in range(dropped, len(sizes))]
+    assert retained_bytes(state(hot), manifest) == sum(sizes)

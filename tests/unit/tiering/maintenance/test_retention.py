@@ -1,0 +1,41 @@
+"""Retention by a running worker: cold and hot copies of a record count once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from unit.tiering.unreliable_metadata import UnreliableMetadata
+
+from stratalog_core.system import SystemClock
+from stratalog_metadata.state.commands import Command, Put
+
+Cluster = Any  # the TestCluster of conftest.py, which cannot be imported
+Batches = Callable[..., list[bytes]]
+RECORDS = 30
+
+
+async def test_kafka_20732_a_new_worker_counts_no_record_twice(cluster: Cluster, make_batches: Batches) -> None:
+    """Hot copies remain beside the cold ones, a commit's answer is lost, another worker takes over: live data stays."""
+    cluster.metadata = unreliable = UnreliableMetadata(cluster.metadata, [True])
+    worker = await cluster.start_worker(deletion_lag_ms=3_600_000)
+    for first in range(0, 4 * RECORDS, RECORDS):
+        await add_ledger(cluster, make_batches, first)
+    configs = {"retention.ms": "-1", "retention.bytes": str(cluster.pointer().cold_bytes // 4 * 7 // 2)}
+    await cluster.metadata.propose(Command(updates=(Put(record=msgspec.structs.replace(cluster.topic, configs=configs)),)))
+    await worker.close()
+    assert cluster.pointer().start_offset == 0, "three segments are less than retention.bytes, so all four stay"
+    await cluster.start_worker("worker-2", deletion_lag_ms=3_600_000)
+    await add_ledger(cluster, make_batches, 4 * RECORDS)
+    await cluster.until(lambda: cluster.log().log_start_offset > 0)
+    assert (cluster.pointer().start_offset, cluster.log().log_start_offset) == (RECORDS, RECORDS), "only the oldest expired"
+    await cluster.until(lambda: len(cluster.log().ledgers) == 4)
+    assert unreliable.lost == 1
+
+
+async def add_ledger(cluster: Cluster, make_batches: Batches, first: int) -> None:
+    """Seal a ledger and wait until it is cold as well."""
+    now_ms = SystemClock().wall_ms()
+    await cluster.add_ledger(make_batches(first, [RECORDS], timestamps=[now_ms] * RECORDS), first)
+    await cluster.until(lambda: (p := cluster.pointer()) is not None and p.end_offset == first + RECORDS)
