@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from uuid import UUID
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -98,16 +99,37 @@ def test_every_command_needs_session_lease_and_all_that_it_was_planned_from() ->
     request = TierRequest(topic_id=TOPIC.topic_id, index=0, end_offset=9)
     current = state(*ledgers, cold=(0, 9), request=request)
     assert current.pointer is not None
+    successor = msgspec.structs.replace(current.pointer, manifest_version=current.pointer.manifest_version + 1)
     pointer = VersionIs(key=current.pointer.key(), version=1)
     log = VersionIs(key=current.log.key(), version=1)
     records = {VersionIs(key=stored.ledger.key(), version=stored.version) for stored in ledgers}
     for command, needed in (
-        (commit_segment(current, current.pointer, ledgers, GUARDS), {pointer, *records}),
+        (commit_segment(current, successor, ledgers, GUARDS), {pointer, *records}),
         (drop_ledgers(current, ledgers, GUARDS), {pointer, log, *records}),
-        (move_start(current, current.pointer, GUARDS), {pointer, log}),
+        (move_start(current, successor, GUARDS), {pointer, log}),
         (fulfil_request(current, GUARDS), {VersionIs(key=request.key(), version=1)}),
     ):
         assert set(command.requirements) == {*GUARDS, *needed}
+
+
+def test_no_command_drops_the_only_copy_of_a_record() -> None:
+    hot, cold_one, empty = ledger(1, 5, 9), ledger(2, 0, 5), ledger(3, 9, 9)
+    current = state(cold_one, hot, empty, cold=(0, 5))
+    drop_ledgers(current, [cold_one, empty], GUARDS)
+    drop_ledgers(current, [hot], GUARDS, log_start_offset=9)
+    for held, start in ((hot, None), (hot, 8), (ledger(4, 9, -1, closed=False), 100)):
+        with pytest.raises(AssertionError):
+            drop_ledgers(current, [held], GUARDS, start)
+
+
+@pytest.mark.parametrize("change", [{"manifest_version": 1}, {"start_offset": 0}, {"end_offset": 8}])
+def test_no_command_takes_history_back(change: dict[str, int]) -> None:
+    current = state(ledger(1, 0, 9), cold=(3, 9))
+    assert current.pointer is not None
+    successor = msgspec.structs.replace(current.pointer, manifest_version=2)
+    move_start(current, successor, GUARDS)
+    with pytest.raises(AssertionError):
+        move_start(current, msgspec.structs.replace(successor, **change), GUARDS)
 
 
 def test_offloading_goes_on_where_the_manifest_ends() -> None:

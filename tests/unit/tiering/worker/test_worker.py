@@ -470,6 +470,7 @@ async def test_a_worker_that_started_without_the_store_leaves_another_clusters_b
 
 
 async def test_retention_never_outruns_the_upload(cluster: Cluster, make_batches: Batches) -> None:
+    """Local retention is over before the upload succeeds; the hot copy stays (rabbitmq-stream-s3#356)."""
     await with_configs(cluster, local_retention_ms="0", retention_ms="3600000")
     now_ms = SystemClock().wall_ms()
     await cluster.start_worker()
