@@ -1,4 +1,4 @@
-"""What the tiering tests share: stores in a temporary directory, stores that misbehave, batches with known records."""
+"""Fixtures of the tiering tests: stores in a temporary directory, stores that misbehave, batches with known records."""
 
 from __future__ import annotations
 

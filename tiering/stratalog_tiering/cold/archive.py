@@ -1,8 +1,8 @@
-"""A bucket read with no metadata service: which topics it holds, and which manifest of each partition was committed.
+"""Reads a bucket without metadata: its topics, and the committed manifest of each partition.
 
-Committed is what a marker says was committed. A manifest object without a marker may have lost its race, or its worker may
-have died between commit and marker; such a version is passed over, and nothing is lost by that: hot copies
-are deleted only after the marker of a version that holds their offsets was written.
+The newest commit marker names the committed manifest. A manifest object without a marker is ignored: it may have lost its
+race, or its worker may have died between commit and marker. No record is missed by that, because a hot copy is dropped only
+after the marker of a version that covers it was written. Writes nothing.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from stratalog_tiering.store import ObjectStore
 
 
 async def live_topics(store: ObjectStore) -> list[TopicDescriptor]:
-    """Topics of a bucket that are not deleted, by name.
+    """The bucket's topics that are not deleted, sorted by name.
 
-    A name can be there twice for a while: a topic that was created again, whose predecessor's deletion marker is not written
+    A name can occur twice for a while: the topic was created again, and the deletion marker of its predecessor is not written
     yet.
     """
     keys = {info.key async for info in store.list(TOPICS_PREFIX)}
@@ -45,27 +45,27 @@ async def read_marker(store: ObjectStore, key: str) -> CommitMarker:
 
 
 def ambiguous_name(name: str, topics: Sequence[TopicDescriptor]) -> str:
-    """What to say of a name that several live topics have."""
+    """The error message for a name that several live topics have."""
     ids = " and ".join(str(topic.topic_id) for topic in topics)
     return (
-        f"topic {name!r} is in the bucket {len(topics)} times, with the ids {ids}: "
+        f"the bucket holds topic {name!r} {len(topics)} times, with the ids {ids}: "
         "it was created again, and the deletion of the earlier one has not reached the bucket yet"
     )
 
 
 class Archive:
-    """One bucket (or prefix, or directory) as history."""
+    """The history in one bucket, prefix or directory."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
         self._source = ManifestSource(store)
 
     async def topics(self) -> list[TopicDescriptor]:
-        """Topics that are not deleted, by name."""
+        """The topics that are not deleted, sorted by name. Raises ``Corrupt``, ``Unavailable``."""
         return await live_topics(self._store)
 
     async def topic(self, name: str) -> TopicDescriptor:
-        """The topic of that name or id. Raises ``NotFound`` with the names there are, ``Invalid`` if two have the name."""
+        """The topic with this name or id. Raises ``NotFound`` that lists the names, ``Invalid`` if two topics have the name."""
         topics = await self.topics()
         found = [topic for topic in topics if name in (topic.name, str(topic.topic_id))]
         if not found:
@@ -76,7 +76,7 @@ class Archive:
         return found[0]
 
     async def pointer(self, topic: TopicDescriptor, partition: int) -> ManifestPointer | None:
-        """The newest committed manifest of a partition, or None if nothing of it was ever offloaded."""
+        """The newest committed manifest of a partition; None if nothing of it was ever offloaded. Raises ``Corrupt``."""
         async for info in self._store.list(manifests_prefix(topic.topic_id, partition)):
             if is_marker(info.key):
                 marker = await read_marker(self._store, info.key)
@@ -93,5 +93,5 @@ class Archive:
         return self._source.segments(manifest)
 
     async def footer(self, entry: SegmentEntry) -> SegmentFooter:
-        """A segment's footer, proved to be the one that was committed. One ranged GET."""
+        """A segment's footer, verified against the manifest, by one ranged GET. Raises ``Corrupt``."""
         return await self._source.read_footer(entry)

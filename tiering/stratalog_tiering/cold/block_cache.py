@@ -1,7 +1,7 @@
-"""Blocks of segments near at hand: in memory, then on a local disk, both bounded, least recently used out first.
+"""Bounded caches of segment blocks: in memory, then on a local disk; the least recently used block is evicted first.
 
-What leaves memory goes to disk. The disk's content is never trusted: whoever takes a block from it checks its CRC, and a
-wrong one is a miss. The directory is emptied at the start, so nothing need be written to keep an index.
+Blocks evicted from memory go to disk. The disk's content is never trusted: the caller verifies the CRC of every block that it
+reads from disk, and treats a mismatch as a miss. The directory is emptied at the start, so no index is stored.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _DIRECTORY: Final = "blocks"
 
 
 class LruCache(Generic[Key, Value]):
-    """At most ``weight_max`` by ``weigh``; the least recently used go first and are handed to ``on_evicted``."""
+    """Holds entries of at most ``weight_max`` in total; evicts the least recently used and passes them to ``on_evicted``."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class LruCache(Generic[Key, Value]):
 
 
 class CachedBlock:
-    """A block's bytes, already checked, with where its batches begin, so that a fetch finds its first batch by bisection."""
+    """A block's verified bytes and the positions of its batches, so that a fetch finds its first batch by bisection."""
 
     __slots__ = ("content", "offsets", "positions")
 
@@ -82,14 +82,14 @@ class CachedBlock:
 
     @property
     def memory_bytes(self) -> int:
-        """Real size."""
+        """Size in memory, including the index and the buffer's overhead."""
         places = len(self.offsets) * (self.offsets.itemsize + self.positions.itemsize)
         return frame_bytes(self.content) + VIEW_BYTES + places
 
     def batches_from(self, offset: int, bytes_max: int, *, at_least_one: bool) -> tuple[memoryview, int | None]:
-        """Whole batches from the one that holds ``offset`` on, up to ``bytes_max``, and the offset that follows them.
+        """Whole batches from the one that holds ``offset`` on, up to ``bytes_max``, and the offset after them.
 
-        None for that offset: the block's end was reached.
+        The offset is None if the end of the block was reached.
         """
         first = max(0, bisect_right(self.offsets, offset) - 1)
         start = self.positions[first]
@@ -104,11 +104,11 @@ class CachedBlock:
 
 
 BlockKey = tuple[str, int]
-"""Segment key and index of the block."""
+"""Segment key and block index."""
 
 
 class DiskCache:
-    """Evicted blocks as files, one each. Failures of the disk only cost hits, so they are swallowed as misses."""
+    """Evicted blocks as files, one each. A disk failure only costs a cache hit, so it counts as a miss and is not raised."""
 
     def __init__(self, files: Files, background: Background, bytes_max: int) -> None:
         self._files = files
@@ -120,7 +120,7 @@ class DiskCache:
             files.remove(f"{_DIRECTORY}/{name}")
 
     async def read(self, key: BlockKey) -> bytes | None:
-        """The block as it was written, to be checked by the caller, or None."""
+        """The block's bytes, which the caller must verify; None on a miss."""
         size = self._known.get(key)
         if size is None:
             return None
@@ -141,7 +141,7 @@ class DiskCache:
             self._known.pop(key)
 
     def discard(self, key: BlockKey) -> None:
-        """Forget a block that turned out wrong."""
+        """Forget a block whose bytes were wrong."""
         if self._known.pop(key) is not None:
             self._leaving.append(_path(key))
 

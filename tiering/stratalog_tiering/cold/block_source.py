@@ -1,7 +1,7 @@
-"""Blocks of segments for readers: from memory, from local disk, else from the store, checked, shared and bounded.
+"""Blocks of segments for readers, from memory, local disk or the store: verified, shared between readers, and bounded.
 
-Fetches and read-ahead have separate limits on concurrent reads, so that read-ahead never stands in a fetch's way. A block
-whose bytes do not match its CRC never leaves here: ``Corrupt`` names segment, block and offsets.
+Fetches and read-ahead have separate limits on concurrent reads, so read-ahead never delays a fetch. A block whose bytes do not
+match its CRC is never returned: ``Corrupt`` names segment, block and offsets.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColdReaderSettings:
-    """Bounds of one process's cold reads."""
+    """Limits of one process's cold reads."""
 
     disk_bytes: int = setting(0, help="Bytes of blocks kept on local disk after memory; 0: none", minimum=0)
     read_ahead_blocks: int = setting(8, help="Most blocks read ahead of one sequential reader; 0: none", minimum=0, maximum=64)
@@ -39,7 +39,7 @@ class ColdReaderSettings:
 
 
 class BlockSource:
-    """One per process. ``files`` (emptied at the start) and ``background`` are needed for a disk cache only."""
+    """One per process. ``files`` (emptied at the start) and ``background`` are needed for the disk cache only."""
 
     def __init__(
         self,
@@ -68,11 +68,11 @@ class BlockSource:
         return self._counted
 
     def at_hand(self, key: BlockKey) -> bool:
-        """Whether the block is in memory or on its way."""
+        """Whether the block is in memory or being loaded."""
         return key in self._blocks or key in self._loads
 
     async def get(self, entry: SegmentEntry, footer: SegmentFooter, index: int, deadline: float) -> CachedBlock:
-        """Block ``index``. Raises ``Unavailable`` at the deadline (it goes on loading) or ``Corrupt``."""
+        """Block ``index``. Raises ``Corrupt``, or ``Unavailable`` at the deadline; the load continues then, for a retry."""
         key = (entry.key, index)
         cached = self._blocks.get(key)
         if cached is not None:
@@ -82,7 +82,7 @@ class BlockSource:
         return await self._loads.get(key, load, deadline - self._clock.monotonic())
 
     def start(self, entry: SegmentEntry, footer: SegmentFooter, index: int, *, read_ahead: bool) -> BlockKey | None:
-        """Begin to load a block that is not at hand; its key if something was begun."""
+        """Start to load a block, unless it is in memory or being loaded; returns its key if a load was started."""
         key = (entry.key, index)
         if self.at_hand(key):
             return None
@@ -91,7 +91,7 @@ class BlockSource:
         return key
 
     def abandon(self, keys: Iterable[BlockKey]) -> None:
-        """Stop loading blocks that nobody waits for or has waited for."""
+        """Stop loads that no reader waits for or has waited for."""
         for key in keys:
             self._loads.abandon(key)
 
@@ -121,7 +121,7 @@ class BlockSource:
         try:
             check_block(content, block)
         except Corrupt as bad:
-            _log.warning("a cached block was wrong and is read again: %s", bad)
+            _log.warning("a block in the disk cache is damaged and is read again: %s", bad)
             self._disk.discard(key)
             return None
         self._counted.disk_hits += 1
@@ -147,7 +147,7 @@ class BlockSource:
         return content
 
     def _evicted(self, key: BlockKey, block: CachedBlock) -> None:
-        # Bounded: a disk slower than eviction costs hits, not memory.
+        # Bounded: a disk that is slower than eviction costs cache hits, not memory.
         if self._disk is not None and len(self._disk_writes) < _DISK_WRITES_MAX:
             task = asyncio.ensure_future(self._disk.write(key, block.content))
             self._disk_writes.add(task)

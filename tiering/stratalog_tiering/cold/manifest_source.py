@@ -1,8 +1,7 @@
-"""Manifests, pages and footers as they are read from the store: checked against their digests, and cached (they never change).
-Equal loads that run at the same time are joined.
+"""Manifests, pages and footers from the store: verified against their digests and cached; they never change.
 
-A missing object that a committed manifest refers to is corruption here, never "not found": the caller must not take it
-for the end of the log.
+Concurrent loads of one object share one read. An object that is missing although a committed manifest refers to it is
+``Corrupt``, never "not found": the caller must not take it for the end of the log.
 """
 
 from __future__ import annotations
@@ -41,18 +40,18 @@ _Parsed = TypeVar("_Parsed")
 Found = tuple[SegmentEntry, SegmentFooter]
 MEMORY_BYTES: Final = 64 * 1024 * 1024
 _SEGMENT_ENTRY_BYTES: Final = 1024
-"""One ``SegmentEntry`` with its texts, digests and numbers as objects."""
+"""Estimated memory of one ``SegmentEntry`` with its strings, digests and numbers."""
 _ENTRY_BYTES: Final = 512
-"""The same for what else manifests and footers list: pages, removed objects, blocks, leader epochs."""
+"""The same for every other entry: a page, removed object, block or leader epoch."""
 _PRODUCER_BYTES: Final = 1280
-"""The same for a producer with its five batches."""
+"""The same for a producer with five batches."""
 
 
 class ManifestSource:
-    """Reads what leads to blocks. At most two GETs from a pointer to a segment, one more to its footer."""
+    """Looks up segments and footers: at most two GETs from a pointer to a segment, one more to its footer."""
 
     def __init__(self, store: ObjectStore, memory_bytes: int = MEMORY_BYTES, background: Background | None = None) -> None:
-        """What would hold the event loop up is parsed in ``background``, if there is one."""
+        """Objects large enough to block the event loop are parsed in ``background``, if there is one."""
         self._store = store
         self._background = background
         self._manifest_loads: SingleFlight[str, Manifest] = SingleFlight()
@@ -92,7 +91,7 @@ class ManifestSource:
         return {ref.key: await self.page(ref) for ref in refs}
 
     async def removed_list(self, ref: RemovedListRef) -> RemovedList:
-        """Past the cache: only workers read lists, and each of them seldom."""
+        """A list of removed objects, uncached: only workers read lists, and rarely."""
         content = await self._required(ref.key, "list of removed objects")
         return await self._parsed(ref.key, content, lambda: decode_removed_list(content, ref.sha256))
 
@@ -100,7 +99,7 @@ class ManifestSource:
         return {ref.key: await self.removed_list(ref) for ref in refs}
 
     async def removed(self, manifest: Manifest) -> AsyncIterator[RemovedObject]:
-        """All removed objects that are not deleted yet, in the order of their removal."""
+        """All removed objects that are not yet deleted, in the order of their removal."""
         for ref in manifest.removed_lists:
             for removed in (await self.removed_list(ref)).objects[ref.deleted_count :]:
                 yield removed
@@ -116,12 +115,12 @@ class ManifestSource:
             yield entry
 
     async def segment_at(self, manifest: Manifest, offset: int) -> SegmentEntry | None:
-        """The segment that holds ``offset``, or None outside the manifest."""
+        """The segment that holds ``offset``; None outside the manifest."""
         found = locate(manifest, offset)
         return locate_in_page(await self.page(found), offset) if isinstance(found, PageRef) else found
 
     async def segment_reaching(self, manifest: Manifest, timestamp_ms: int, from_offset: int) -> SegmentEntry | None:
-        """The first segment with a record at ``timestamp_ms`` or later, not wholly below ``from_offset``."""
+        """The first segment that ends beyond ``from_offset`` and has a record at ``timestamp_ms`` or later, or None."""
         from_offset = max(from_offset, manifest.start_offset)
         while isinstance(found := reaching_timestamp(manifest, timestamp_ms, from_offset), PageRef):
             inside = reaching_timestamp_in_page(await self.page(found), timestamp_ms, from_offset)
@@ -131,7 +130,7 @@ class ManifestSource:
         return found
 
     def cached(self, pointer: ManifestPointer, offset: int) -> Found | None:
-        """Segment and footer of ``offset`` if all that leads there is cached."""
+        """Segment and footer of ``offset`` if the whole lookup is cached, else None."""
         manifest = self._manifests.get(pointer.object_key)
         found = locate(manifest, offset) if manifest is not None else None
         if isinstance(found, PageRef):
@@ -141,14 +140,14 @@ class ManifestSource:
         return (found, footer) if found is not None and footer is not None else None
 
     async def find(self, pointer: ManifestPointer, offset: int) -> Found:
-        """Segment and footer of an offset that ``pointer`` covers. Raises ``Corrupt`` if its manifest does not."""
+        """Segment and footer of an offset that ``pointer`` covers. Raises ``Corrupt``, ``Unavailable``."""
         entry = await self.segment_at(await self.manifest(pointer), offset)
         if entry is None:
-            raise Corrupt(f"manifest {pointer.object_key} does not hold offset {offset}, unlike its pointer")
+            raise Corrupt(f"manifest {pointer.object_key} does not cover offset {offset}, but its pointer does")
         return entry, await self.footer(entry)
 
     async def footer(self, entry: SegmentEntry) -> SegmentFooter:
-        """The segment's footer, proved to be the one that was committed."""
+        """The segment's footer, verified against the manifest. Raises ``Corrupt``, ``Unavailable``."""
         cached = self._footers.get(entry.key)
         return cached if cached is not None else await self._footer_loads.get(entry.key, lambda: self._load_footer(entry))
 
@@ -158,7 +157,7 @@ class ManifestSource:
         return footer
 
     async def read_footer(self, entry: SegmentEntry) -> SegmentFooter:
-        """The same, past the cache."""
+        """The same, read from the store and not from the cache."""
         length = entry.object_bytes - entry.data_bytes
         try:
             tail = await self._store.get_range(entry.key, entry.data_bytes, length)
@@ -167,13 +166,13 @@ class ManifestSource:
 
         def parse() -> SegmentFooter:
             if object_sha256(tail) != entry.footer_sha256:
-                raise Corrupt("the footer is not the one that was committed (SHA-256)")
+                raise Corrupt("the footer is not the committed one: its SHA-256 differs")
             return parse_footer(tail, entry.object_bytes)
 
         return await self._parsed(entry.key, tail, parse)
 
     async def _parsed(self, key: str, content: Buffer, parse: Callable[[], _Parsed]) -> _Parsed:
-        """What ``parse`` makes of ``content``, beside the event loop if it is large. Its complaint gets the object's name."""
+        """The result of ``parse``, run in the background if ``content`` is large. ``Corrupt`` errors name the object."""
         if self._background is None or len(content) <= AT_ONCE_BYTES:
             return _named(key, parse)
         return await self._background.run(lambda: _named(key, parse))
@@ -196,7 +195,7 @@ def _footer_bytes(footer: SegmentFooter) -> int:
 
 
 def _named(key: str, parse: Callable[[], _Parsed]) -> _Parsed:
-    """``parse``, whose complaint gets the object's name."""
+    """The result of ``parse``. ``Corrupt`` errors name the object."""
     try:
         return parse()
     except Corrupt as bad:

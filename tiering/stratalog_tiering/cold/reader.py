@@ -1,9 +1,9 @@
-"""Reads of cold history for brokers: by offset, by time, and what a new owner must know at the end of it.
+"""Reads of cold history for brokers: by offset, by time, and the state that a new owner needs at its end.
 
-A fetch goes from pointer to manifest to segment to blocks, each cached, and waits no longer than it was told: what it was
-waiting for goes on loading, and the retry finds it. Sequential readers are recognised by where they continue, and get
-read-ahead that doubles while it pays and halves when its blocks were evicted before use. Blocks are
-checked, cached and bounded in ``block_source.py``.
+A fetch goes from pointer to manifest to segment to blocks, each cached. At its deadline it returns what is ready; the load it
+waited for continues, so that a retry finds it in the cache. Sequential readers are recognised by the offset at which they
+continue and get read-ahead, which doubles while it is used and halves when its blocks were evicted unused. ``block_source.py``
+verifies, caches and bounds the blocks.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _Read = TypeVar("_Read")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundRecord:
-    """A record found by time."""
+    """A record found by its timestamp."""
 
     offset: int
     timestamp_ms: int
@@ -50,7 +50,7 @@ class FoundRecord:
 
 @dataclass(slots=True)
 class _Stream:
-    """A sequential reader, known by the offset where it will continue. ``window``: blocks to read ahead, 0 at first."""
+    """A sequential reader, identified by the offset at which it continues. ``window``: blocks to read ahead, at first 0."""
 
     window: int = 0
     ahead_until: int = 0
@@ -58,7 +58,7 @@ class _Stream:
 
 @dataclass(slots=True, kw_only=True)
 class _Fetch:
-    """One fetch under way. ``missed``: a block that had been read ahead was evicted before it was used."""
+    """One fetch in progress. ``missed``: a block that was read ahead was evicted before it was used."""
 
     pointer: ManifestPointer
     deadline: float
@@ -70,8 +70,8 @@ class _Fetch:
 class ColdReader:
     """One per process, within ``memory_bytes``: a quarter for manifests, pages and footers, the rest for blocks.
 
-    ``files`` is needed for a disk cache only, and emptied at the start. What would hold the event loop up goes to
-    ``background`` and to ``searches``.
+    ``files`` is needed for the disk cache only and is emptied at the start. ``background`` and ``searches`` run what would
+    block the event loop.
     """
 
     def __init__(
@@ -100,11 +100,11 @@ class ColdReader:
         yield self._blocks.metrics()
 
     async def fetch(self, pointer: ManifestPointer, offset: int, max_bytes: int, timeout_s: float) -> list[memoryview]:
-        """Runs of whole batches in order, the first batch holding ``offset``; at least one batch whatever ``max_bytes``.
+        """Runs of whole batches in order, the first holding ``offset``; at least one batch, even if it exceeds ``max_bytes``.
 
-        Fewer bytes than ``max_bytes`` come back where that is all there is, or all that was ready in time. Empty at or
-        beyond the end. Raises ``Unavailable`` when nothing is ready in ``timeout_s`` (it goes on loading), ``NotFound``
-        below the start, ``Corrupt`` naming segment, block and offsets.
+        Returns fewer bytes if the history ends or if no more was ready in time, and nothing at or beyond the end. Raises
+        ``Unavailable`` if nothing is ready within ``timeout_s`` (the load continues), ``NotFound`` below the start, ``Corrupt``
+        that names segment, block and offsets.
         """
         if offset < pointer.start_offset:
             raise NotFound(f"offset {offset} is below the cold history's start {pointer.start_offset}")
@@ -121,7 +121,7 @@ class ColdReader:
         return pieces
 
     async def _gather(self, work: _Fetch, offset: int, room: int, pieces: list[memoryview]) -> int:
-        """Fill ``pieces``; returns the offset to go on from."""
+        """Fill ``pieces``; returns the offset after them."""
         while offset < work.pointer.end_offset and (room > 0 or not pieces):
             try:
                 piece, next_offset = await self._piece(work, offset, room, first=not pieces)
@@ -138,9 +138,10 @@ class ColdReader:
     async def offset_for_timestamp(
         self, pointer: ManifestPointer, timestamp_ms: int, from_offset: int = 0
     ) -> FoundRecord | None:
-        """The first record at or beyond ``from_offset`` whose timestamp is ``timestamp_ms`` or later (KIP-79's search).
+        """The first record at or beyond ``from_offset`` whose timestamp is ``timestamp_ms`` or later (KIP-79), or None.
 
-        Timestamps are not monotonic: every header's greatest one is consulted in offset order.
+        Timestamps are not monotonic, so the maximum timestamp of every header is compared, in offset order. Raises
+        ``Unavailable`` after ``LOOKUP_TIMEOUT_S``, ``Corrupt``.
         """
         deadline = self._clock.monotonic() + LOOKUP_TIMEOUT_S
         manifest = await self._in_time(self._source.manifest(pointer), deadline)
@@ -155,18 +156,18 @@ class ColdReader:
             start = entry.end_offset
 
     async def timestamp_bound(self, pointer: ManifestPointer) -> int:
-        """The greatest timestamp of the whole history, -1 if it is empty. The log's start may lie behind that record."""
+        """The maximum timestamp of the whole history, -1 if it is empty. Its record may be below the log's start."""
         manifest = await self._in_time(self._source.manifest(pointer), self._clock.monotonic() + LOOKUP_TIMEOUT_S)
         spans: Sequence[PageRef | SegmentEntry] = (*manifest.pages, *manifest.segments)
         return max((span.max_timestamp_ms for span in spans), default=-1)
 
     async def leader_epochs(self, pointer: ManifestPointer) -> list[tuple[int, int]]:
-        """``(epoch, start offset)`` as known at the end of cold history, oldest first."""
+        """``(epoch, start offset)`` pairs at the end of cold history, oldest first."""
         footer = await self._last_footer(pointer)
         return [(start.epoch, start.start_offset) for start in footer.leader_epochs] if footer else []
 
     async def producer_snapshot(self, pointer: ManifestPointer) -> tuple[ProducerEntry, ...]:
-        """Idempotent producers at the end of cold history, for a takeover when no hot ledger is left."""
+        """The producers' states at the end of cold history, for a takeover when no hot ledger is left."""
         footer = await self._last_footer(pointer)
         return footer.producers if footer else ()
 
@@ -186,7 +187,7 @@ class ColdReader:
         return sorted(found, key=lambda aborted: aborted[1])
 
     async def close(self) -> None:
-        """Give up what is loading."""
+        """Cancel all loads and read-ahead."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -195,7 +196,7 @@ class ColdReader:
         await self._lookups.close()
 
     async def _piece(self, work: _Fetch, offset: int, room: int, *, first: bool) -> tuple[memoryview, int]:
-        """What one block gives from ``offset`` on, and the offset to go on from."""
+        """Batches of one block from ``offset`` on, and the offset after them."""
         entry, footer = await self._segment(work.pointer, offset, work.deadline)
         index = find_block(footer.blocks, offset)
         if first and work.stream.ahead_until > offset and not self._blocks.at_hand((entry.key, index)):
@@ -206,7 +207,7 @@ class ColdReader:
         return piece, footer.blocks[index].last_offset + 1 if next_offset is None else next_offset
 
     def _start_covering(self, work: _Fetch, entry: SegmentEntry, footer: SegmentFooter, index: int, room: int) -> None:
-        """Begin to load all blocks of this segment that ``room`` bytes need, so that they load side by side."""
+        """Start to load all blocks of this segment that ``room`` bytes need, so that they load concurrently."""
         covered = footer.blocks[index].length
         while covered < room and index + 1 < len(footer.blocks):
             index += 1
@@ -226,7 +227,7 @@ class ColdReader:
         return self._streams.pop((pointer.topic_id, pointer.index, offset)) or _Stream()
 
     def _continue_stream(self, work: _Fetch, offset: int, next_offset: int) -> None:
-        """Remember where the reader will go on, and read ahead of it; a reader's first fetch gets none."""
+        """Remember where the reader continues, and read ahead of it; a reader's first fetch gets no read-ahead."""
         pointer, stream = work.pointer, work.stream
         if next_offset > offset:
             sequential = stream.window > 0
@@ -287,7 +288,7 @@ class ColdReader:
             async with asyncio.timeout(max(0.0, deadline - self._clock.monotonic())):
                 return await read
         except TimeoutError as late:
-            raise Unavailable(f"{self._store.url} did not answer in time: ask again") from late
+            raise Unavailable(f"{self._store.url} did not answer in time; retry") from late
 
 
 __all__ = ["LOOKUP_TIMEOUT_S", "ColdReader", "ColdReaderSettings", "FoundRecord"]

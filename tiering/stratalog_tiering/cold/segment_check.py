@@ -1,8 +1,8 @@
-"""Checks one segment in the store against its manifest line: all of it, or the little that tells whether it is still there.
+"""Verifies one segment in the store against its manifest entry: all of it, or only that it is still there.
 
-A full check reads every byte as it is stored, and not from what is still in memory of it: size, footer (SHA-256 from the
-manifest), each block's CRC, Merkle leaf, batch CRCs and offsets. Neighbouring blocks are one read.
-What is found wrong is a :class:`Finding` with its place; a store that does not answer is ``Unavailable`` and no finding.
+A full check reads every byte from storage, bypassing the page cache: size, footer (SHA-256 from the manifest), and each block's
+CRC, Merkle leaf, batch CRCs and offsets. Neighbouring blocks are read together. Damage is reported as :class:`Finding` with its
+place; a store that does not answer raises ``Unavailable`` and is not a finding.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from stratalog_tiering.store import ObjectStore
 
 OnBytes = Callable[[int], None]
 _READ_BYTES_MAX: Final = 4 * 1024 * 1024
-"""Of neighbouring blocks that are read together; a larger block is read alone."""
+"""Size of neighbouring blocks that are read together; a larger block is read alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Something wrong. ``block`` is None where no block is to blame; offsets: base inclusive, end exclusive."""
+    """Damage found. ``block`` is None if it is not in a block. Offsets: base inclusive, end exclusive."""
 
     key: str
     problem: str
@@ -41,7 +41,7 @@ class Finding:
 
 
 async def check_presence(store: ObjectStore, source: ManifestSource, entry: SegmentEntry) -> SegmentFooter:
-    """Size and footer, read anew from the store; returns the footer. Raises ``Corrupt``, ``Unavailable``."""
+    """Check size and footer, read again from the store; returns the footer. Raises ``Corrupt``, ``Unavailable``."""
     try:
         info = await store.head(entry.key)
     except NoSuchObject as gone:
@@ -62,7 +62,7 @@ async def check_segment(
     reads_at_once: int,
     on_bytes: OnBytes = lambda _: None,
 ) -> AsyncIterator[Finding]:
-    """Everything wrong with the segment, in the order of its blocks."""
+    """Verify the whole segment; yields all damage in block order. ``on_bytes`` receives the number of bytes verified."""
     try:
         footer = await check_presence(store, source, entry)
     except (Corrupt, Invalid) as bad:
@@ -80,13 +80,13 @@ async def check_segment(
 async def require_sound(
     store: ObjectStore, source: ManifestSource, entry: SegmentEntry, background: Background, *, reads_at_once: int
 ) -> None:
-    """Read the whole segment back. Raises ``Corrupt`` with the first thing that is wrong."""
+    """Read the whole segment back and verify it. Raises ``Corrupt`` with the first finding, ``Unavailable``."""
     async for finding in check_segment(store, source, entry, background, reads_at_once=reads_at_once):
         raise Corrupt(f"the copy in {store.url} does not verify: {finding}", key=entry.key)
 
 
 def _runs(blocks: Sequence[BlockEntry], indexes: range) -> Iterator[range]:
-    """Blocks that lie behind one another, as many as one read takes."""
+    """Ranges of adjacent blocks, each as large as one read may be."""
     first = indexes.start
     for index in indexes[1:]:
         begin, end = blocks[first].position, blocks[index - 1].position + blocks[index - 1].length
@@ -105,7 +105,7 @@ async def _check_run(
     except (Corrupt, NoSuchObject) as bad:
         if len(run) == 1:
             return [_block_finding(entry, run.start, blocks[run.start], bad)]
-        # One by one, to tell which of them are there.
+        # Read them one by one, to find out which are damaged or missing.
         return [found for index in run for found in await _check_run(store, entry, blocks, range(index, index + 1), background)]
     return await background.run(lambda: _audit_run(entry, blocks, run, content))
 

@@ -1,8 +1,8 @@
-"""Full verification of cold history, with or without metadata: every byte is read, every finding has its place.
+"""Full verification of cold history, with or without metadata: reads every byte and reports each damage with its place.
 
-Checked are, per partition: the manifest against the digest that was committed; its chain back to the oldest version that is
-still kept; its pages; that segments tile the offsets without gap or overlap; and of each segment size, footer, block CRCs,
-Merkle leaves and root, batch CRCs and offsets. A store that does not answer is an error, not a finding.
+It checks, per partition: the manifest against the committed digest, the hash chain back to the oldest version that is kept,
+the pages, that segments tile the offsets without gap or overlap, and of each segment size, footer, block CRCs, Merkle leaves
+and root, batch CRCs and offsets. A store that does not answer raises an error and is not a finding. Repairs nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ READS_AT_ONCE: Final = 4
 
 @dataclass(slots=True, kw_only=True)
 class Progress:
-    """How far the verification of one partition is; totals are known once the manifest is read."""
+    """Progress of one partition's verification; the totals are known once the manifest is read."""
 
     topic: str
     partition: int
@@ -45,14 +45,14 @@ OnProgress = Callable[[Progress], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionReport:
-    """The outcome for one partition; sound without findings."""
+    """The result for one partition, which is sound if there are no findings."""
 
     progress: Progress
     findings: tuple[Finding, ...] = field(default=())
 
 
 class Verifier:
-    """Verifies partitions one after the other; ``background`` runs the checksums."""
+    """Verifies partitions one after the other; ``background`` computes the checksums."""
 
     def __init__(
         self,
@@ -70,13 +70,13 @@ class Verifier:
         self._on_progress = on_progress
 
     async def bucket(self) -> AsyncIterator[PartitionReport]:
-        """Every partition of every topic in the bucket, by what the bucket alone says."""
+        """Verify every partition of every topic in the bucket, without metadata. Raises ``Unavailable``."""
         for topic in await self._archive.topics():
             async for report in self.topic(topic):
                 yield report
 
     async def topic(self, topic: TopicDescriptor) -> AsyncIterator[PartitionReport]:
-        """Every partition of a topic that has cold history, by what the bucket alone says."""
+        """Verify every partition of a topic that has cold history, without metadata. Raises ``Unavailable``."""
         for partition in range(topic.partition_count):
             try:
                 pointer = await self._archive.pointer(topic, partition)
@@ -87,12 +87,12 @@ class Verifier:
                 yield await self.partition(topic.name, pointer)
 
     async def partition(self, topic: str, pointer: ManifestPointer) -> PartitionReport:
-        """One partition from a pointer, which may come from metadata."""
+        """Verify one partition from its pointer, which may come from metadata. Raises ``Unavailable``."""
         progress = Progress(topic=topic, partition=pointer.index)
         return PartitionReport(progress=progress, findings=tuple([found async for found in self.findings(pointer, progress)]))
 
     async def findings(self, pointer: ManifestPointer, progress: Progress) -> AsyncIterator[Finding]:
-        """Findings as they are made; ``progress`` is kept up to date."""
+        """Yield findings as they are made, and keep ``progress`` up to date."""
         try:
             manifest = await self._source.manifest(pointer)
         except (Corrupt, Invalid) as bad:
@@ -111,7 +111,7 @@ class Verifier:
         self._on_progress(progress)
 
     async def _chain(self, manifest: Manifest, pointer: ManifestPointer, progress: Progress) -> AsyncIterator[Finding]:
-        """Walk back over the versions that are still kept; those older than the grace period are gone by right."""
+        """Walk back over the versions that are kept; those older than the grace period have been deleted as intended."""
         progress.manifest_versions = 1
         while manifest.previous_key:
             key = manifest.previous_key
@@ -123,7 +123,7 @@ class Verifier:
                 yield _manifest_finding(pointer, bad, key)
                 return
             if older.version != manifest.version - 1 or older.end_offset > manifest.end_offset:
-                yield _manifest_finding(pointer, Corrupt("the chain of versions is not continuous here"), key)
+                yield _manifest_finding(pointer, Corrupt("the chain of versions is broken here"), key)
             manifest = older
             progress.manifest_versions += 1
 
@@ -142,7 +142,7 @@ class Verifier:
             return
         if (expected, records, cold_bytes) != (manifest.end_offset, manifest.record_count, manifest.cold_bytes):
             totals = (
-                f"segments end at offset {expected} with {records} records in {cold_bytes} bytes, unlike the manifest's totals"
+                f"segments end at offset {expected} with {records} records in {cold_bytes} bytes; the manifest's totals differ"
             )
             yield _manifest_finding(pointer, Corrupt(totals))
 
@@ -163,7 +163,7 @@ class Verifier:
 
 
 def _gap(entry: SegmentEntry, expected: int) -> Finding:
-    problem = f"begins at offset {entry.base_offset} where {expected} was expected"
+    problem = f"begins at offset {entry.base_offset}; expected {expected}"
     return Finding(key=entry.key, problem=problem, base_offset=entry.base_offset, end_offset=entry.end_offset)
 
 

@@ -23,7 +23,7 @@ from stratalog_metadata.state.commands import Command, Delete, Put, Requirement,
 from stratalog_tiering.core.partition import PartitionSnapshot, StoredLedger, is_cold, is_sealed
 
 Guards = tuple[Requirement, ...]
-"""What every command of a worker requires: its session is alive and it still holds the partition's lease."""
+"""Requirements of every command of a worker: its session is alive and it still holds the partition's lease."""
 
 
 def commit_segment(

@@ -1,10 +1,10 @@
 """Detects that a partition's committed history in the store is not the one that metadata knows. See ADR 236.
 
 A commit marker is written only after its commit is certain. A marker above metadata's version, another marker of the same
-version, or two markers of one earlier version prove that metadata was restored from an old copy, or founded anew, and
-that the history forked there. Which line is right only a person can say, so nothing is committed or deleted until then.
+version, or two markers of one earlier version prove that metadata was restored from an old copy or created anew, and that the
+history forked there. Only an operator can decide which line to keep, so nothing is committed or deleted before that decision.
 
-Pure; ``committing.refuse_fork`` lists the markers.
+No I/O; ``refuse_fork`` in ``offload/commit.py`` lists the markers.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from stratalog_tiering.store.base import ObjectInfo
 
 
 class Forked(Corrupt):
-    """The store holds a committed version that metadata's history does not contain. Only a person can decide."""
+    """The store holds a committed version that metadata's history does not contain. An operator must decide."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fork:
-    """The newest version of each line. Metadata's version is 0, and its key empty, if it knows of none."""
+    """The newest version of each line. Metadata's version is 0 and its key is empty if metadata knows no version."""
 
     metadata_version: int
     metadata_key: str
@@ -38,8 +38,8 @@ class Fork:
 def find_fork(listed: Iterable[ObjectInfo], known: Mapping[int, str], settled_version: int = 0) -> Fork | None:
     """The fork that the commit markers among ``listed`` prove.
 
-    ``known`` are keys of metadata's line by version, the newest among them, read after the listing. Forks at or below
-    ``settled_version`` have been decided.
+    ``known`` maps versions of metadata's line to manifest keys; it contains the newest version and was read after the listing.
+    Forks at or below ``settled_version`` are resolved.
     """
     current_version = max(known)
     line, strangers = dict(known), dict[int, str]()
@@ -58,7 +58,7 @@ def find_fork(listed: Iterable[ObjectInfo], known: Mapping[int, str], settled_ve
 
 
 def manifest_keys(listed: Iterable[ObjectInfo]) -> Iterator[tuple[ObjectInfo, ManifestKey]]:
-    """Manifests and markers among ``listed``, with what their keys say."""
+    """The manifests and markers among ``listed``, with their parsed keys."""
     for info in listed:
         key = parse_manifest_key(info.key)
         if key is not None:
@@ -66,10 +66,10 @@ def manifest_keys(listed: Iterable[ObjectInfo]) -> Iterator[tuple[ObjectInfo, Ma
 
 
 def fork_error(fork: Fork, topic: str, partition: int) -> Forked:
-    """What is wrong, and how to decide it."""
+    """The error that describes the fork and names the command that resolves it."""
     return Forked(
         f"history of {topic}-{partition} has forked: manifest version {fork.store_version} ({fork.store_key}) is committed in"
         f" the store, metadata has version {fork.metadata_version} ({fork.metadata_key or 'none'}). Metadata has lost history;"
-        " nothing is committed or deleted until somebody decides which line stays:"
+        " nothing is committed or deleted until an operator decides which line to keep:"
         f" stratalog tier resolve-fork {topic} {partition} --keep metadata|store"
     )

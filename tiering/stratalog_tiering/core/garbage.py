@@ -1,8 +1,8 @@
-"""Which listed objects of a partition are garbage. Pure.
+"""Which listed objects of a partition are garbage.
 
-Garbage is only what a listing shows, the committed manifest (read after the listing) does not refer to, and has been so
-for the grace period: an orphan counts from when it was written, a superseded manifest from when its successor was.
-Objects that the manifest remembers as removed are not garbage here: their time is kept there.
+An object is garbage if a listing shows it and the committed manifest, read after the listing, has not referred to it for the
+grace period. The period begins when an orphan was written, and when a superseded manifest's successor was written. Objects that
+the manifest lists as removed are not garbage: the manifest keeps their time. No I/O.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from stratalog_tiering.store.base import ObjectInfo
 
 
 def orphans(listed: Iterable[ObjectInfo], referenced: frozenset[str], written_before_ms: int) -> list[str]:
-    """Segments, pages or lists that nothing refers to."""
+    """Keys of segments, pages or lists that nothing refers to and that were written before ``written_before_ms``."""
     return [info.key for info in listed if info.key not in referenced and info.last_modified_ms < written_before_ms]
 
 
 def manifest_garbage(
     listed: Sequence[ObjectInfo], current_version: int, current_key: str, referenced: frozenset[str], before_ms: int
 ) -> list[str]:
-    """Superseded manifests with their markers, and manifests that lost their race; never the current one.
+    """Keys of superseded manifests with their markers, and of manifests that lost their race.
 
-    Nor any that is ``referenced``: those of a fork that was decided are removed objects. A superseded version goes when its
-    successor was written before ``before_ms``, a loser when it was itself. Markers stand after manifests in the result, so that
-    an interrupted deletion leaves no old version that looks uncommitted.
+    The current version is never garbage, nor is any ``referenced`` object: those of a resolved fork are removed objects. A
+    superseded version is garbage if its successor was written before ``before_ms``, a loser if it was itself. Markers come
+    after manifests in the result, so that an interrupted deletion leaves no old version that looks uncommitted.
     """
-    # A successor may be missing from the listing because it is gone, or because the listing lags: the next one that is marked
-    # counts. One that is not marked may have lost its race long before the successor was written.
+    # A successor may be missing because it is deleted or because the listing lags, so the next marked version counts. An
+    # unmarked one may have lost its race long before the successor was written.
     marked_ms = {key.version: info.last_modified_ms for info, key in manifest_keys(listed) if key.is_marker}
     versions = sorted({key.version for _, key in manifest_keys(listed)})
     superseded_ms: dict[int, int] = {}
@@ -49,7 +49,7 @@ def manifest_garbage(
 
 
 def referenced_keys(manifest: Manifest, segments: Iterable[str], removed: Iterable[str]) -> frozenset[str]:
-    """All objects that a manifest refers to, given the keys of its live segments, and those that it remembers as removed."""
+    """Keys of all objects that a manifest refers to, given the keys of its live segments and of its removed objects."""
     return frozenset(
         [*(ref.key for ref in manifest.pages), *(ref.key for ref in manifest.removed_lists), *segments, *removed]
     )  # fmt: skip

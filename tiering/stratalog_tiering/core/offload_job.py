@@ -1,8 +1,8 @@
-"""Turns the entries of sealed ledgers into one segment. Sans-IO: entries in, byte parts out.
+"""Turns the entries of sealed ledgers into one segment: entries in, byte parts out. No I/O.
 
-Every entry must come, in order and sound; every batch must continue the offsets; each ledger must end exactly where
-its record says; no transaction may be open at the segment's end. Checkpoint entries are not copied: the partition's state is
-replayed from them and the batches that follow, and the footer has the state at the segment's end.
+Every entry must arrive, in order and undamaged; every batch must continue the offsets; each ledger must end exactly where its
+record says; no transaction may be open at the segment's end. Checkpoint entries are not copied: the partition's state is
+replayed from them and the batches that follow, and the footer holds the state at the segment's end.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from stratalog_tiering.format.segment import AbortedTransaction, SegmentFooter, 
 
 
 class SourceEntry(Protocol):
-    """An entry as a ledger reader gives it."""
+    """An entry, as a ledger reader returns it."""
 
     @property
     def entry_id(self) -> int: ...
@@ -33,7 +33,7 @@ class SourceEntry(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadRange:
-    """What to read next: entries ``first`` to ``last`` of ``ledger``, as many at once as is convenient."""
+    """The next entries to read: ``first`` to ``last`` of ``ledger``, in chunks of any size."""
 
     ledger: Ledger
     first: int
@@ -41,7 +41,7 @@ class ReadRange:
 
 
 class OffloadJob:
-    """One segment in the making: ask ``next_read``, give ``add_entries``, fetch ``take_parts``; at the end, ``finish``."""
+    """One segment being made: repeat ``next_read``, ``add_entries`` and ``take_parts``, then ``finish``."""
 
     def __init__(self, topic: Topic, ledgers: Sequence[Ledger], *, random_id: int, block_bytes: int) -> None:
         first = ledgers[0]
@@ -62,18 +62,18 @@ class OffloadJob:
 
     @property
     def next_read(self) -> ReadRange | None:
-        """The next entries that are wanted, or None when all were given."""
+        """The next entries to read; None after the last."""
         if self._position == len(self._ledgers):
             return None
         ledger = self._ledgers[self._position]
         return ReadRange(ledger=ledger, first=self._next_entry, last=ledger.last_entry)
 
     def add_entries(self, entries: Iterable[SourceEntry]) -> None:
-        """Entries of ``next_read``, from its first on. Raises ``Corrupt`` that names ledger and entry."""
+        """Add entries of ``next_read``, from its first on. Raises ``Corrupt`` that names ledger and entry."""
         for entry in entries:
             ledger = self._ledgers[self._position]
             if entry.entry_id != self._next_entry:
-                raise Corrupt(f"ledger {ledger.ledger_id}: entry {entry.entry_id} came where {self._next_entry} was expected")
+                raise Corrupt(f"ledger {ledger.ledger_id}: entry {entry.entry_id} arrived; expected {self._next_entry}")
             try:
                 self._add(entry.payload)
             except Corrupt as bad:
@@ -83,12 +83,12 @@ class OffloadJob:
                 self._end_ledger(ledger)
 
     def take_parts(self) -> list[Buffer]:
-        """Bytes of the segment that are ready, in order."""
+        """The parts of the segment that have become ready, in order."""
         return self._writer.take_parts()
 
     def finish(self, created_at_ms: int) -> list[Buffer]:
-        """The segment's last bytes. Raises ``Corrupt`` while a transaction is undecided."""
-        assert self.next_read is None, "all entries are given before a segment is finished"
+        """Finish the segment; returns its last parts. Raises ``Corrupt`` if a transaction is undecided."""
+        assert self.next_read is None, "all entries are added before a segment is finished"
         state = self._state
         for ongoing in state.transactions.snapshot():
             raise Corrupt(
@@ -110,7 +110,7 @@ class OffloadJob:
         return self._footer
 
     def entry(self) -> SegmentEntry:
-        """The finished segment's line in the manifest."""
+        """The finished segment's manifest entry."""
         return segment_entry(self.key, self.footer, self._tail, self._writer.leader_epochs)
 
     def _add(self, payload: memoryview) -> None:
@@ -131,7 +131,7 @@ class OffloadJob:
             self._state.load(checkpoint)
 
     def _keep_aborted(self) -> None:
-        """Collect the aborted transactions that the state knows: a checkpoint replaces it."""
+        """Collect the aborted transactions of the replayed state, before a checkpoint replaces it."""
         for one in self._state.transactions.aborted:
             self._aborted.append(
                 AbortedTransaction(producer_id=one.producer_id, first_offset=one.first_offset, last_offset=one.last_offset)

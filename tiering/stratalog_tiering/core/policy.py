@@ -1,4 +1,4 @@
-"""What a topic's configuration asks of tiering, under Kafka's names. Keys that tiering does not use are ignored. No I/O."""
+"""The tiering policy in a topic's configuration, under Kafka's names. Other keys are ignored. No I/O."""
 
 from __future__ import annotations
 

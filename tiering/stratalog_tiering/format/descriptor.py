@@ -1,7 +1,7 @@
-"""Small JSON objects that let a bucket explain itself: whose it is, what its topics are, which manifests were committed.
+"""Descriptors: small JSON objects that say which cluster owns a bucket, what its topics are, and which manifests are committed.
 
-JSON, because people open these by hand. A reader ignores members it does not know; ``format_version`` rises only when
-an old reader would go wrong. Formats: ``docs/reference/formats/object-keys.md``.
+They are JSON because people open them by hand. A reader ignores unknown members; ``format_version`` changes only if an old
+reader would misread the object. No I/O. Formats: ``docs/reference/formats/object-keys.md``.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from stratalog_core.ports import Buffer
 
 FORMAT_VERSION: Final = 1
 PARTITIONS_MAX: Final = 1_000_000
-"""More than any broker creates; readers look at each."""
+"""More than a broker creates. Readers visit every partition, so a damaged count must not keep them busy."""
 
 
 class ClusterDescriptor(msgspec.Struct, frozen=True, kw_only=True):
-    """The one cluster that writes to this bucket (or prefix)."""
+    """The only cluster that writes to this bucket (or prefix)."""
 
     cluster_id: str
     format_version: int = FORMAT_VERSION
 
 
 class TopicDescriptor(msgspec.Struct, frozen=True, kw_only=True):
-    """A topic as it was when last written. It is rewritten by each offload, so it cannot say that the topic is deleted."""
+    """A topic at its last offload. Every offload rewrites it, so it cannot record that the topic is deleted."""
 
     topic_id: UUID
     name: str
@@ -39,7 +39,7 @@ class TopicDescriptor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeletionMarker(msgspec.Struct, frozen=True, kw_only=True):
-    """A topic is deleted. Written once; readers go by its key, so an offload that describes the topic late changes nothing."""
+    """Marks a deleted topic. Readers check for its key, so an offload that rewrites the descriptor later changes nothing."""
 
     topic_id: UUID
     deleted_at_ms: int
@@ -47,7 +47,7 @@ class DeletionMarker(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CommitMarker(msgspec.Struct, frozen=True, kw_only=True):
-    """Written after a manifest version was committed, never before; so the newest marker names committed history.
+    """Marks a committed manifest version. It is written only after the commit, so the newest marker names committed history.
 
     ``sha256`` is the manifest object's digest in hex.
     """
@@ -67,11 +67,11 @@ def encode_descriptor(descriptor: Descriptor) -> bytes:
 
 
 def decode_descriptor(content: Buffer, kind: type[_Kind], key: str) -> _Kind:
-    """Raises ``Corrupt`` naming ``key``, or ``Invalid`` for a newer format version."""
+    """Decode a descriptor. Raises ``Corrupt`` that names ``key``, or ``Invalid`` for a newer format version."""
     try:
         descriptor = msgspec.json.decode(content, type=kind)
     except MALFORMED as bad:
-        raise Corrupt(f"object {key} is no {kind.__name__}: {bad}", key=key) from bad
+        raise Corrupt(f"object {key} is not a {kind.__name__}: {bad}", key=key) from bad
     if descriptor.format_version > FORMAT_VERSION:
         raise Invalid(
             f"object {key} has format version {descriptor.format_version}; this release reads {FORMAT_VERSION}: upgrade it"

@@ -1,11 +1,10 @@
-"""What stands behind a segment's blocks: the footer (a msgpack map) and the fixed trailer that locates it.
+"""The end of a segment: the footer (a msgpack map) and the fixed trailer that locates it.
 
-The footer makes a segment explain itself: whose records it holds, where each block lies and what it must hash to, and
-what a reader or a new owner must know of leader epochs, aborted transactions and producers at its end. A footer that
-parses is consistent: its blocks tile the data without gap or overlap, their offsets are contiguous, and their leaf
-hashes give the Merkle root. Byte by byte: ``docs/reference/formats/segment.md``.
+The footer makes a segment self-describing: topic and partition, position and hash of each block, and the leader epochs, aborted
+transactions and producer states that a reader or a new owner needs. A footer that parses is consistent: its blocks tile the
+data without gap or overlap, their offsets are contiguous, and their leaf hashes give the Merkle root.
 
-This module reads and writes no object; it only packs and checks bytes.
+Packs and checks bytes; reads and writes no object. Format: ``docs/reference/formats/segment.md``.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ _TRAILER: Final = struct.Struct(">QIIHHI8s")
 _TRAILER_CRC_START: Final = 20
 TRAILER_BYTES: Final = _TRAILER.size
 TAIL_GUESS_BYTES: Final = 64 * 1024
-"""A first read of so many last bytes nearly always holds the whole footer, where its length is not known."""
+"""Size of a first read from the end of an object when the footer's length is unknown; nearly always enough."""
 
 
 class BlockEntry(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """One block: whole batches, ``length`` bytes from ``position`` on. ``last_offset`` is inclusive.
 
-    ``max_timestamp_ms`` is the greatest over its batch headers (timestamps are not monotonic), ``leaf_hash`` the block's
-    RFC 9162 leaf. Stored as an array: the order of fields is permanent, new ones go to the end.
+    ``max_timestamp_ms`` is the maximum of the batch headers' (timestamps are not monotonic), ``leaf_hash`` the block's RFC 9162
+    leaf. Stored as an array: the order of the fields is permanent, new fields are appended.
     """
 
     base_offset: int
@@ -69,10 +68,10 @@ class AbortedTransaction(msgspec.Struct, frozen=True, kw_only=True, array_like=T
 class SegmentFooter(msgspec.Struct, frozen=True, kw_only=True):
     """The whole footer. Offsets: ``base_offset`` inclusive, ``end_offset`` exclusive.
 
-    ``leader_epochs`` is the partition's history up to ``end_offset`` as far as it was known, so it may begin below
-    ``base_offset``. ``aborted_transactions`` are all that overlap the segment: it is complete, because only decided
-    transactions are offloaded. ``producers`` is the state after the last record (its arrays are those of checkpoints).
-    ``first_timestamp_min_ms`` is the least over the batches' first records: for people, no bound for all records.
+    ``leader_epochs`` is the known part of the partition's history up to ``end_offset``, so it may begin below ``base_offset``.
+    ``aborted_transactions`` lists all that overlap the segment; it is complete, because only decided transactions are
+    offloaded. ``producers`` is the state after the last record, in the arrays of checkpoints. ``first_timestamp_min_ms`` is
+    the minimum over the first records of the batches: informative, not a lower bound for all records.
     """
 
     format_version: int
@@ -98,7 +97,7 @@ class SegmentFooter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def encode_footer(footer: SegmentFooter) -> bytes:
-    """Footer and trailer, to be written right behind the last block."""
+    """Footer and trailer as bytes, to be written directly after the last block. Raises ``Corrupt`` as `check_footer`."""
     check_footer(footer, footer.data_bytes)
     body = msgspec.msgpack.encode(footer)
     head = _TRAILER.pack(footer.data_bytes, len(body), crc32c(body), FORMAT_VERSION, 0, 0, MAGIC)
@@ -107,23 +106,23 @@ def encode_footer(footer: SegmentFooter) -> bytes:
 
 
 def footer_range(tail: Buffer, object_bytes: int) -> tuple[int, int]:
-    """``(position, length)`` of footer and trailer together, by an object's last 32 bytes (or more).
+    """``(position, length)`` of footer and trailer together, from an object's last 32 or more bytes.
 
-    Raises ``Corrupt``, or ``Invalid`` for a format version that this code does not know.
+    Raises ``Corrupt``, or ``Invalid`` for an unknown format version.
     """
     position, length, _ = _read_trailer(tail, object_bytes)
     return position, length + TRAILER_BYTES
 
 
 def parse_footer(tail: Buffer, object_bytes: int) -> SegmentFooter:
-    """The footer from an object's last bytes; ``tail`` must reach back to the footer's start (:func:`footer_range`).
+    """The footer in an object's last bytes; ``tail`` must include the footer's start (:func:`footer_range`).
 
-    Raises ``Corrupt`` that says what does not fit, or ``Invalid`` for an unknown format version or a tail too short.
+    Raises ``Corrupt`` that names the mismatch, or ``Invalid`` for an unknown format version or a ``tail`` that is too short.
     """
     position, length, crc = _read_trailer(tail, object_bytes)
     start = len(tail) - TRAILER_BYTES - length
     if start < 0:
-        raise Invalid(f"the last {len(tail)} bytes do not reach the footer: {length + TRAILER_BYTES} are needed")
+        raise Invalid(f"the last {len(tail)} bytes do not hold the whole footer; it needs {length + TRAILER_BYTES}")
     body = memoryview(tail)[start : start + length]
     if crc32c(body) != crc:
         raise Corrupt(f"segment footer at byte {position} does not match its CRC", position=position, length=length)
@@ -141,7 +140,7 @@ def _read_trailer(tail: Buffer, object_bytes: int) -> tuple[int, int, int]:
     trailer = bytes(memoryview(tail)[len(tail) - TRAILER_BYTES :])
     position, length, crc, version, _, trailer_crc, magic = _TRAILER.unpack(trailer)
     if magic != MAGIC:
-        raise Corrupt("the object does not end with a segment's magic: it is cut short or no segment")
+        raise Corrupt("the object does not end with a segment's magic: it is truncated or not a segment")
     if crc32c(trailer[:_TRAILER_CRC_START]) != trailer_crc:
         raise Corrupt("segment trailer does not match its CRC")
     if version != FORMAT_VERSION:
@@ -160,9 +159,9 @@ def check_footer(footer: SegmentFooter, data_bytes: int) -> None:
         records, batches = records + block.record_count, batches + block.batch_count
     found = (position, position, offset, records, batches)
     if found != (data_bytes, footer.data_bytes, footer.end_offset, footer.record_count, footer.batch_count):
-        raise Corrupt(f"segment footer's blocks sum to bytes, offset, records and batches {found[1:]}, unlike its totals")
+        raise Corrupt(f"segment footer's totals differ from its blocks' bytes, end offset, records and batches {found[1:]}")
     if footer.max_timestamp_ms != max((block.max_timestamp_ms for block in footer.blocks), default=-1):
-        raise Corrupt("segment footer's greatest timestamp is not that of its blocks")
+        raise Corrupt("segment footer's maximum timestamp is not that of its blocks")
     if root_hash([block.leaf_hash for block in footer.blocks]) != footer.merkle_root:
         raise Corrupt("segment footer's Merkle root is not that of its blocks")
     if (footer.block_compression, footer.block_encryption) != (NONE, NONE):
@@ -171,8 +170,8 @@ def check_footer(footer: SegmentFooter, data_bytes: int) -> None:
 
 def _check_block_entry(index: int, block: BlockEntry, position: int, offset: int) -> None:
     if block.position != position or block.length <= 0:
-        raise Corrupt(f"block {index} covers {block.length} bytes from {block.position} where {position} was expected")
+        raise Corrupt(f"block {index} covers {block.length} bytes from position {block.position}; expected {position}")
     if block.base_offset != offset or block.last_offset < offset:
-        raise Corrupt(f"block {index} holds offsets {block.base_offset}..{block.last_offset} where {offset} was expected")
+        raise Corrupt(f"block {index} holds offsets {block.base_offset}..{block.last_offset}; expected them from {offset}")
     if len(block.leaf_hash) != HASH_BYTES:
         raise Corrupt(f"block {index} has a leaf hash of {len(block.leaf_hash)} bytes")

@@ -1,17 +1,18 @@
 """The manifest: the index of a partition's segments, as immutable, numbered, hash-chained objects.
 
-A root holds the newest segments inline and older ones in sealed index pages by reference. Pages are merged level by level
-(``PAGE_FAN_IN`` of one level make one of the next), so the root's size stays bounded however long the history, and a lookup by
-offset or time costs the root and at most one page. Each root names its predecessor by key and SHA-256, each page is
-named by its SHA-256, and the root's own digest stands in the metadata quorum's pointer: history cannot be exchanged unseen.
+A root holds the newest segments inline and refers to index pages for older ones. Pages are merged level by level
+(``PAGE_FAN_IN`` pages of one level make one of the next), so the root's size is bounded however long the history, and a lookup
+by offset or time reads the root and at most one page. Each root names its predecessor by key and SHA-256, each page is named by
+its SHA-256, and the root's own digest is in the metadata quorum's pointer: history cannot be replaced unnoticed.
 
-What always holds of a valid manifest: its live segments tile ``start_offset`` to ``end_offset`` without gap or overlap.
-A sealed page may still list segments below ``start_offset``; they are dead, and its reference counts only live ones.
+The live segments of a valid manifest tile ``start_offset`` to ``end_offset`` without gap or overlap. A page may still list
+segments below ``start_offset``; they are dead, and the reference to the page counts live segments only.
 
-Objects that no longer count are remembered, in the order of their removal, until they are deleted: the newest few in the
-root, the others in lists, which are immutable objects of their own. So there is no bound on how many wait.
+Removed objects are listed, in the order of their removal, until they are deleted: the newest few in the root, the others in
+lists, which are separate immutable objects, so their number is unbounded.
 
-Pure: this module packs, checks and looks up. ``manifest_edit.py`` edits. Format: ``docs/reference/formats/manifest.md``.
+This module packs, checks and looks up; ``manifest_edit.py`` makes changes. No I/O. Format:
+``docs/reference/formats/manifest.md``.
 """
 
 from __future__ import annotations
@@ -51,11 +52,11 @@ _Body = TypeVar("_Body", bound=msgspec.Struct)
 
 
 class SegmentEntry(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """One segment. Offsets: base inclusive, end exclusive. The order of fields is permanent, new ones go to the end.
+    """One segment. Offsets: base inclusive, end exclusive. The order of the fields is permanent, new fields are appended.
 
-    The footer lies from ``data_bytes`` to ``object_bytes``; ``footer_sha256`` binds all of it to the chain.
-    ``leader_epochs`` are those in effect in the segment, each with the offset where it begins there. ``created_at_ms`` is when
-    the newest of its records came to the store, and ``merge_count`` how often any of them was rewritten since.
+    The footer is at ``data_bytes`` to ``object_bytes``; ``footer_sha256`` binds it to the hash chain. ``leader_epochs`` are
+    those in effect in the segment, each with the offset at which it begins there. ``created_at_ms`` is the time at which the
+    newest of its records was uploaded first, ``merge_count`` the number of times that any of them was rewritten since.
     """
 
     key: str
@@ -74,7 +75,7 @@ class SegmentEntry(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class PageRef(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """A sealed index page. Counts and times are of its live segments; ``base_offset`` moves up as retention eats into it."""
+    """A reference to an index page. It counts live segments only; ``base_offset`` rises as retention removes segments."""
 
     key: str
     sha256: bytes
@@ -87,9 +88,9 @@ class PageRef(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class RemovedObject(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """An object that no longer counts and is deleted when the grace period has passed since ``removed_at_ms``.
+    """An object that is no longer part of the history. It is deleted one grace period after ``removed_at_ms``.
 
-    ``reason`` is one of ``Reason``, or of a later release.
+    ``reason`` is one of ``Reason``, or unknown if a later release wrote it.
     """
 
     key: str
@@ -104,18 +105,18 @@ class Reason:
     RETENTION_MS: Final = "retention.ms"
     RETENTION_BYTES: Final = "retention.bytes"
     LOG_START: Final = "log-start"
-    """Its records are below the first offset that can be read: DeleteRecords, or retention of what was hot."""
+    """Its records are below the log's start, because of DeleteRecords or the expiry of hot ledgers."""
     MERGED: Final = "merged"
     SUPERSEDED: Final = "superseded"
-    """A page or a list of removed objects whose content is in another one now."""
+    """A page or a list of removed objects whose content was copied to a newer one."""
     FORK: Final = "fork"
-    """It belongs to the line that somebody decided against."""
+    """It belongs to the line of a forked history that was not kept."""
 
 
 class RemovedListRef(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """A list of removed objects. The first ``deleted_count`` are deleted; ``object_count`` are left.
+    """A reference to a list of removed objects. The first ``deleted_count`` are deleted, ``object_count`` are left.
 
-    ``removed_at_ms`` is that of the first that is left. ``number`` counts a partition's lists, from 0.
+    ``removed_at_ms`` is the time of the first object that is left. ``number`` counts the partition's lists from 0.
     """
 
     key: str
@@ -128,7 +129,7 @@ class RemovedListRef(msgspec.Struct, frozen=True, kw_only=True, array_like=True)
 
 
 class RemovedList(msgspec.Struct, frozen=True, kw_only=True):
-    """Body of a list: removed objects in the order of their removal."""
+    """The body of a list: removed objects in the order of their removal."""
 
     topic_id: UUID
     partition: int
@@ -137,7 +138,7 @@ class RemovedList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ManifestPage(msgspec.Struct, frozen=True, kw_only=True):
-    """Body of a sealed page: contiguous segments in offset order."""
+    """The body of an index page: contiguous segments in offset order."""
 
     topic_id: UUID
     partition: int
@@ -145,12 +146,12 @@ class ManifestPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """Body of a root. ``previous_key`` and ``previous_sha256`` are empty in version 1.
+    """The body of a root. ``previous_key`` and ``previous_sha256`` are empty in version 1.
 
-    ``record_count`` and ``cold_bytes`` (sum of object sizes) count live segments. ``writer`` is for people. Objects in
+    ``record_count`` and ``cold_bytes`` (sum of object sizes) count live segments. ``writer`` is informative. Objects in
     ``removed`` were removed after those in ``removed_lists``; ``removed_lists_made`` is the number of the next list.
 
-    Forks at or below ``settled_version`` were decided, the last at ``settled_at_ms``; 0: none.
+    Forks at or below ``settled_version`` are resolved, the last one at ``settled_at_ms``; 0: there was none.
     """
 
     topic_id: UUID
@@ -175,7 +176,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def empty_manifest(topic_id: UUID, topic_name: str, partition: int, base_offset: int) -> Manifest:
-    """What the first edit starts from: version 0, which is never stored."""
+    """The manifest from which the first edit starts: version 0, which is never stored."""
     return Manifest(
         topic_id=topic_id, topic_name=topic_name, partition=partition, version=0, previous_key="", previous_sha256=b"",
         created_at_ms=0, writer="", start_offset=base_offset, end_offset=base_offset, record_count=0, cold_bytes=0,
@@ -183,13 +184,13 @@ def empty_manifest(topic_id: UUID, topic_name: str, partition: int, base_offset:
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """The root's object. Raises ``Invalid`` for a manifest that does not hold together."""
+    """The root's object as bytes. Raises ``Invalid`` for an inconsistent manifest, so none is ever stored."""
     check_manifest(manifest)
     return _frame(MANIFEST_MAGIC, msgspec.msgpack.encode(manifest))
 
 
 def decode_manifest(content: Buffer, sha256: bytes | None = None) -> Manifest:
-    """Raises ``Corrupt`` (also when ``sha256`` is given and is another), or ``Invalid`` for an unknown format version."""
+    """Decode and check a root. Raises ``Corrupt``, also if its digest is not ``sha256``, ``Invalid`` for an unknown version."""
     manifest = _decode(content, MANIFEST_MAGIC, Manifest, "manifest", sha256)
     return _consistent(manifest, lambda: check_manifest(manifest))
 
@@ -207,7 +208,7 @@ def encode_page(page: ManifestPage) -> bytes:
 
 
 def decode_page(content: Buffer, sha256: bytes) -> ManifestPage:
-    """Raises ``Corrupt`` or, for an unknown format version, ``Invalid``."""
+    """Decode and check. Raises ``Corrupt``, or ``Invalid`` for an unknown format version."""
     page = _decode(content, PAGE_MAGIC, ManifestPage, "manifest page", sha256)
     return _consistent(page, lambda: _check_contiguous(page.segments))
 
@@ -217,12 +218,12 @@ def encode_removed_list(removed: RemovedList) -> bytes:
 
 
 def decode_removed_list(content: Buffer, sha256: bytes) -> RemovedList:
-    """Raises ``Corrupt`` or, for an unknown format version, ``Invalid``."""
+    """Decode and check. Raises ``Corrupt``, or ``Invalid`` for an unknown format version."""
     return _decode(content, REMOVED_MAGIC, RemovedList, "list of removed objects", sha256)
 
 
 def object_sha256(content: Buffer) -> bytes:
-    """The digest by which pointers, chains and page references name an object."""
+    """The digest that pointers, chains and references contain."""
     return hashlib.sha256(content).digest()
 
 
@@ -268,15 +269,17 @@ def _newest_ms(manifest: Manifest) -> int:
 
 
 def check_manifest(manifest: Manifest) -> None:
-    """Raise ``Invalid`` unless pages and inline segments tile start to end, within the bounds."""
+    """Raise ``Invalid`` unless pages and inline segments tile ``start_offset`` to ``end_offset`` and stay within the limits."""
     _check_contiguous((*manifest.pages, *manifest.segments))
     first, last = _ends(manifest)
     if first != manifest.start_offset or last != manifest.end_offset:
-        raise Invalid(f"manifest claims offsets {manifest.start_offset}..{manifest.end_offset}, its segments {first}..{last}")
+        raise Invalid(
+            f"manifest says offsets {manifest.start_offset}..{manifest.end_offset}, its segments hold {first}..{last}"
+        )
     if len(manifest.segments) > INLINE_SEGMENTS_MAX:
-        raise Invalid(f"manifest holds {len(manifest.segments)} segments inline; the most is {INLINE_SEGMENTS_MAX}")
+        raise Invalid(f"manifest holds {len(manifest.segments)} segments inline; maximum is {INLINE_SEGMENTS_MAX}")
     if len(manifest.removed) > INLINE_REMOVED_MAX:
-        raise Invalid(f"manifest holds {len(manifest.removed)} removed objects inline; the most is {INLINE_REMOVED_MAX}")
+        raise Invalid(f"manifest holds {len(manifest.removed)} removed objects inline; maximum is {INLINE_REMOVED_MAX}")
 
 
 def _ends(manifest: Manifest) -> tuple[int, int]:
@@ -292,16 +295,16 @@ def _check_contiguous(spans: Sequence[PageRef | SegmentEntry]) -> None:
             raise Invalid(f"{span.key} covers no offset: {span.base_offset}..{span.end_offset}")
     for left, right in pairwise(spans):
         if left.end_offset != right.base_offset:
-            raise Invalid(f"{right.key} begins at offset {right.base_offset} where {left.end_offset} was expected")
+            raise Invalid(f"{right.key} begins at offset {right.base_offset}; expected {left.end_offset}")
 
 
 def live_segments(manifest: Manifest, page: ManifestPage) -> tuple[SegmentEntry, ...]:
-    """The segments of a referenced page that are not below the manifest's start."""
+    """The segments of a referenced page that end above the manifest's start."""
     return tuple(entry for entry in page.segments if entry.end_offset > manifest.start_offset)
 
 
 def locate(manifest: Manifest, offset: int) -> SegmentEntry | PageRef | None:
-    """The inline segment that holds ``offset``, or the page to look into, or None outside the manifest."""
+    """The inline segment that holds ``offset``, or the page that does, or None outside the manifest."""
     if not manifest.start_offset <= offset < manifest.end_offset:
         return None
     if manifest.segments and offset >= manifest.segments[0].base_offset:
@@ -310,7 +313,7 @@ def locate(manifest: Manifest, offset: int) -> SegmentEntry | PageRef | None:
 
 
 def locate_in_page(page: ManifestPage, offset: int) -> SegmentEntry:
-    """The segment of a page that holds ``offset``. Raises ``Corrupt`` if there is none, for the root said there was."""
+    """The segment of a page that holds ``offset``. Raises ``Corrupt`` if there is none, because the root says there is."""
     entry = _holding(page.segments, offset)
     if entry is None:
         raise Corrupt(f"manifest page of partition {page.partition} does not hold offset {offset}")
@@ -326,10 +329,9 @@ def _holding(spans: Sequence[_Span], offset: int) -> _Span | None:
 
 
 def reaching_timestamp(manifest: Manifest, timestamp_ms: int, from_offset: int = 0) -> SegmentEntry | PageRef | None:
-    """The first segment, or the page that holds it, with a record at ``timestamp_ms`` or later and an end beyond
-    ``from_offset``.
+    """The first segment with a record at ``timestamp_ms`` or later that ends beyond ``from_offset``, or the page that holds it.
 
-    A page whose every such segment ends at or before ``from_offset`` may come back too: then go on from its end.
+    A returned page may hold no such segment, because all candidates end at or before ``from_offset``: continue at its end.
     """
     spans = chain[PageRef | SegmentEntry](manifest.pages, manifest.segments)
     wanted = (span for span in spans if span.max_timestamp_ms >= timestamp_ms and span.end_offset > from_offset)
@@ -337,13 +339,13 @@ def reaching_timestamp(manifest: Manifest, timestamp_ms: int, from_offset: int =
 
 
 def reaching_timestamp_in_page(page: ManifestPage, timestamp_ms: int, from_offset: int) -> SegmentEntry | None:
-    """The first segment of a page with a record at ``timestamp_ms`` or later and an end beyond ``from_offset``."""
+    """The first segment of a page with a record at ``timestamp_ms`` or later that ends beyond ``from_offset``."""
     wanted = (s for s in page.segments if s.max_timestamp_ms >= timestamp_ms and s.end_offset > from_offset)
     return next(wanted, None)
 
 
 _ELEMENTS: Final = {"segments": SegmentEntry, "pages": PageRef}
-"""What large bodies have many of."""
+"""Members with many elements, which are decoded step by step."""
 
 
 def _frame(magic: bytes, body: bytes) -> bytes:
@@ -352,17 +354,17 @@ def _frame(magic: bytes, body: bytes) -> bytes:
 
 def _decode(content: Buffer, magic: bytes, kind: type[_Body], name: str, sha256: bytes | None) -> _Body:
     if len(content) < _HEADER.size:
-        raise Corrupt(f"{name} of {len(content)} bytes is cut short")
+        raise Corrupt(f"{name} of {len(content)} bytes is truncated")
     found_magic, version, _, crc = _HEADER.unpack_from(content)
     if found_magic != magic:
-        raise Corrupt(f"the object is no {name}: it does not begin with its magic")
+        raise Corrupt(f"the object is not a {name}: it does not begin with its magic")
     if version != FORMAT_VERSION:
         raise Invalid(f"{name} format version {version} is unknown; this release reads {FORMAT_VERSION}: upgrade it")
     body = memoryview(content)[_HEADER.size :]
     if crc32c(body) != crc:
         raise Corrupt(f"{name} does not match its CRC")
     if sha256 is not None and object_sha256(content) != sha256:
-        raise Corrupt(f"{name} is not the one that was committed: its SHA-256 differs")
+        raise Corrupt(f"{name} is not the committed one: its SHA-256 differs")
     try:
         return decode_map(body, kind, _ELEMENTS)
     except MALFORMED as bad:

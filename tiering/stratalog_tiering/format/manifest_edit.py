@@ -1,10 +1,9 @@
-"""Changes to a manifest: append segments, drop a prefix, replace a run by its merged segment, forget deleted objects.
+"""Edits of a manifest: append segments, drop a prefix, replace a run by its merged segment, forget deleted objects.
 
-A :class:`ManifestEdit` starts from the committed version, refuses whatever would leave a gap or an overlap, and ends in
-the next version's bytes and the pages and lists that must be stored before them. Pages and lists that an edit must look into
-are asked for with ``pages_for…`` and ``lists_…`` and passed in, so that nothing here does I/O. An object that stops counting
-becomes a removed object (``removed_objects.py``) and stays in the store until the grace period has passed, for readers of
-older versions.
+A :class:`ManifestEdit` starts from the committed version, refuses every change that would leave a gap or an overlap, and makes
+the next version's bytes and the pages and lists that must be stored before it. The caller loads the pages and lists named by
+``pages_for…`` and ``lists_…`` and passes them in, so nothing here does I/O. An object that leaves the history becomes a removed
+object (``removed_objects.py``) and stays in the store for the grace period, for readers of older versions.
 """
 
 from __future__ import annotations
@@ -33,17 +32,17 @@ from stratalog_tiering.format.object_keys import manifest_key, page_key
 from stratalog_tiering.format.removed_objects import NO_LISTS, ManifestLimits, RemovedLists, RemovedObjects
 
 Pages = Mapping[str, ManifestPage]
-"""Pages that were loaded for an edit, by object key."""
+"""Pages loaded for an edit, by object key."""
 
 NO_PAGES: Final[Pages] = {}
 
 ReasonOf = Callable[[SegmentEntry], str]
-"""Why a segment is dropped."""
+"""Gives the reason for which a segment is dropped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Previous:
-    """The committed version that an edit starts from; key and digest are empty before the first."""
+    """The committed version from which an edit starts; key and digest are empty before the first version."""
 
     manifest: Manifest
     key: str = ""
@@ -52,7 +51,7 @@ class Previous:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewManifest:
-    """What an edit ends in: store ``parts`` (pages and lists, by key), then ``content`` at ``key``, then commit."""
+    """The result of an edit: store ``parts`` (pages and lists, by key), then ``content`` at ``key``, then commit."""
 
     manifest: Manifest
     key: str
@@ -62,7 +61,7 @@ class NewManifest:
 
 
 class ManifestEdit:
-    """One edit. ``random_id`` gives 64 random bits for each new key; ``now_ms`` (wall time) dates what is removed."""
+    """One edit. ``random_id`` returns 64 random bits for each new key; ``now_ms`` (wall time) is the time of removal."""
 
     def __init__(self, previous: Previous, *, random_id: Callable[[], int], limits: ManifestLimits | None = None) -> None:
         base = previous.manifest
@@ -81,7 +80,7 @@ class ManifestEdit:
 
     @property
     def end_offset(self) -> int:
-        """Where the next appended segment must begin."""
+        """The offset at which the next appended segment must begin."""
         if self._inline:
             return self._inline[-1].end_offset
         return self._refs[-1].end_offset if self._refs else self._start_offset
@@ -89,11 +88,11 @@ class ManifestEdit:
     def restart_at(self, offset: int) -> None:
         """Continue an empty history at a later offset. Raises ``Invalid`` while it has segments, or for an earlier offset."""
         if self._refs or self._inline or offset < self._start_offset:
-            raise Invalid(f"history of offsets {self._start_offset}..{self.end_offset} cannot go on at {offset}")
+            raise Invalid(f"history of offsets {self._start_offset}..{self.end_offset} cannot continue at {offset}")
         self._start_offset = offset
 
     def append(self, entry: SegmentEntry) -> None:
-        """Add the next segment. Raises ``Invalid`` for a gap, an overlap, or an empty one."""
+        """Add the next segment. Raises ``Invalid`` for a gap, an overlap or an empty segment."""
         if entry.base_offset != self.end_offset or entry.end_offset <= entry.base_offset:
             raise Invalid(
                 f"segment {entry.key} covers offsets {entry.base_offset}..{entry.end_offset}; "
@@ -104,7 +103,7 @@ class ManifestEdit:
         self._cold_bytes += entry.object_bytes
 
     def pages_for_sealing(self) -> tuple[PageRef, ...]:
-        """Stored pages that :meth:`seal` will merge; load them and pass them to it."""
+        """The stored pages that :meth:`seal` will merge; load them and pass them to it."""
         levels, untouched = [ref.level for ref in self._refs], len(self._refs)
         for _ in range(self._pages_to_seal()):
             levels.append(0)
@@ -124,7 +123,7 @@ class ManifestEdit:
         return tuple(ref for ref in refs if ref.key not in self._new_pages)
 
     def seal(self, now_ms: int, pages: Pages = NO_PAGES) -> None:
-        """Move the oldest inline segments into pages while there are too many, and merge full levels."""
+        """Move the oldest inline segments into pages while there are too many, and merge full levels of pages."""
         while len(self._inline) > self._limits.inline_segments_max:
             oldest = self._inline[: self._limits.page_segments]
             del self._inline[: len(oldest)]
@@ -142,13 +141,13 @@ class ManifestEdit:
                 self._retire_page(ref, now_ms)
 
     def pages_for_drop(self, below_offset: int) -> tuple[PageRef, ...]:
-        """Stored pages that :meth:`drop_below` must look into."""
+        """The stored pages that :meth:`drop_below` needs."""
         return self._stored([ref for ref in self._refs if ref.base_offset < below_offset])
 
     def drop_below(
         self, below_offset: int, now_ms: int, reason_of: ReasonOf, pages: Pages = NO_PAGES
     ) -> tuple[SegmentEntry, ...]:
-        """Drop whole segments that end at or before ``below_offset``, oldest first; returns them."""
+        """Drop the segments that end at or before ``below_offset``; returns them, oldest first."""
         dropped: list[SegmentEntry] = []
         while self._refs and self._refs[0].base_offset < below_offset:
             ref = self._refs[0]
@@ -172,13 +171,13 @@ class ManifestEdit:
         return tuple(dropped)
 
     def pages_for_replace(self, base_offset: int) -> tuple[PageRef, ...]:
-        """The stored page that :meth:`replace` must rewrite, if the run is not inline."""
+        """The stored page that :meth:`replace` rewrites; empty if the run is inline."""
         return self._stored([ref for ref in self._refs if ref.base_offset <= base_offset < ref.end_offset])
 
     def replace(self, merged: SegmentEntry, now_ms: int, pages: Pages = NO_PAGES) -> tuple[SegmentEntry, ...]:
-        """Put ``merged`` in place of the run of segments that covers exactly its offsets; returns the run.
+        """Replace the run of segments that covers exactly the offsets of ``merged``; returns the run.
 
-        Raises ``Invalid`` if no run has exactly these borders and as many records, or if it spans two pages.
+        Raises ``Invalid`` if no run has exactly these offsets and as many records, or if the run spans two pages.
         """
         for position, ref in enumerate(self._refs):
             if ref.base_offset <= merged.base_offset < ref.end_offset:
@@ -193,32 +192,32 @@ class ManifestEdit:
         return run
 
     def lists_due(self, before_ms: int, limit: int) -> tuple[RemovedListRef, ...]:
-        """Lists that :meth:`forget_due` must look into."""
+        """The stored lists that :meth:`forget_due` needs."""
         return self._removed.lists_due(before_ms, limit)
 
     def forget_due(self, before_ms: int, limit: int, now_ms: int, lists: RemovedLists = NO_LISTS) -> tuple[str, ...]:
-        """Forget at most ``limit`` objects that were removed at ``before_ms`` or earlier: their keys, to be deleted first."""
+        """Forget at most ``limit`` objects removed at ``before_ms`` or earlier; returns their keys, to be deleted first."""
         return self._removed.forget_due(before_ms, limit, now_ms, lists)
 
     def lists_to_merge(self) -> tuple[RemovedListRef, ...]:
-        """Lists that :meth:`finish` merges; load them and pass them to it."""
+        """The stored lists that :meth:`finish` merges; load them and pass them to it."""
         return self._removed.lists_to_merge()
 
     def settle_fork(self, newest_version: int, others: Sequence[RemovedObject], now_ms: int) -> None:
-        """Make the next version newer than any of a forked history; ``others`` are all objects that it does not refer to."""
+        """Make the next version newer than both lines of a fork; ``others`` are all objects that it does not refer to."""
         self._version = newest_version + 1
         self._settled_version, self._settled_at_ms = newest_version, now_ms
         self._removed.replace(others)
 
     @property
     def is_changed(self) -> bool:
-        """Whether there is anything to commit."""
+        """Whether the edit differs from the committed version."""
         base, removed = self._previous.manifest, self._removed
         is_same = (self._start_offset, self._refs, self._inline) == (base.start_offset, [*base.pages], [*base.segments])
         return not is_same or (removed.refs, removed.inline) != ([*base.removed_lists], [*base.removed])
 
     def finish(self, *, created_at_ms: int, writer: str, lists: RemovedLists = NO_LISTS) -> NewManifest:
-        """The next version. Raises ``Invalid`` if it does not hold together."""
+        """The next version. Raises ``Invalid`` if it is inconsistent."""
         base = self._previous.manifest
         self._removed.seal(created_at_ms, lists)
         pages = tuple((key, encode_page(page)) for key, page in self._new_pages.items() if self._is_referenced(key))
@@ -260,7 +259,7 @@ class ManifestEdit:
         return page
 
     def _retire_page(self, ref: PageRef, now_ms: int) -> None:
-        # A page that was made by this very edit has not been stored, so nothing is left behind.
+        # A page made by this edit has not been stored, so there is nothing to delete later.
         if self._new_pages.pop(ref.key, None) is None:
             self._removed.add([_removed(ref, Reason.SUPERSEDED, now_ms)])
 
@@ -296,7 +295,9 @@ def _spliced(entries: Sequence[SegmentEntry], merged: SegmentEntry) -> tuple[lis
     if not run or run[0].base_offset != merged.base_offset or run[-1].end_offset != merged.end_offset:
         raise Invalid(f"no run of segments covers exactly offsets {merged.base_offset}..{merged.end_offset}")
     if sum(entry.record_count for entry in run) != merged.record_count:
-        raise Invalid(f"merged segment {merged.key} holds {merged.record_count} records, unlike what it replaces")
+        raise Invalid(
+            f"merged segment {merged.key} holds {merged.record_count} records; the run that it replaces holds another number"
+        )
     before = [entry for entry in entries if entry.end_offset <= merged.base_offset]
     after = [entry for entry in entries if entry.base_offset >= merged.end_offset]
     return [*before, merged, *after], run

@@ -1,7 +1,7 @@
-"""SHA-256 Merkle trees as RFC 9162 (section 2.1) hashes them: one block can be proved without the others.
+"""SHA-256 Merkle trees as in RFC 9162, section 2.1: one block can be proved without the others.
 
 A leaf is ``SHA-256(0x00 || data)``, an inner node ``SHA-256(0x01 || left || right)``, and a tree of n leaves splits at the
-largest power of two below n. The two prefixes keep an inner node from being passed off as a leaf.
+largest power of two below n. The prefixes prevent that an inner node is presented as a leaf. No I/O.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _NODE_PREFIX: Final = b"\x01"
 
 
 def leaf_hash(parts: Iterable[Buffer]) -> bytes:
-    """Hash of one leaf, whose data may come in several buffers."""
+    """Hash of one leaf, whose data is the concatenation of ``parts``."""
     digest = hashlib.sha256(_LEAF_PREFIX)
     for part in parts:
         digest.update(part)
@@ -26,7 +26,7 @@ def leaf_hash(parts: Iterable[Buffer]) -> bytes:
 
 
 def root_hash(leaves: Sequence[bytes]) -> bytes:
-    """Root over leaf hashes in order; the hash of nothing for no leaves (RFC 9162, section 2.1.1)."""
+    """Root over leaf hashes in order; without leaves the hash of the empty string (RFC 9162, section 2.1.1)."""
     if not leaves:
         return hashlib.sha256(b"").digest()
     if len(leaves) == 1:
@@ -36,7 +36,7 @@ def root_hash(leaves: Sequence[bytes]) -> bytes:
 
 
 def inclusion_proof(leaves: Sequence[bytes], index: int) -> tuple[bytes, ...]:
-    """Sibling hashes from leaf ``index`` up to the root (RFC 9162, section 2.1.3.1)."""
+    """Sibling hashes from leaf ``index`` up to the root (RFC 9162, section 2.1.3.1). Raises ``IndexError``."""
     if not 0 <= index < len(leaves):
         raise IndexError(f"leaf {index} of a tree of {len(leaves)}")
     if len(leaves) == 1:

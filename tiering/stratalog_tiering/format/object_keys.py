@@ -1,8 +1,8 @@
-"""The one place that knows what objects are called. Keys are made once and never used again.
+"""Names of all objects in the store. A key is made once and never reused; nothing else builds or parses keys. No I/O.
 
 ::
 
-    cluster.json                                                            whose bucket it is
+    cluster.json                                                            the cluster that owns the bucket
     topics/<topic id>.json                                                  topic descriptor
     topics/<topic id>.deleted                                               deletion marker
     segments/<topic id>/<partition>/<base offset>-<epoch>-<random>.segment
@@ -11,9 +11,9 @@
     manifests/<topic id>/<partition>/<inverted version>-<version>-<random>.manifest
     manifests/<topic id>/<partition>/<inverted version>-<version>-<random>.committed
 
-Topic ids are 32 hex digits, so a re-created topic shares nothing with its namesake. Numbers are padded so that listings come in
-offset order; manifest versions are inverted (2**64 - 1 - version, 16 hex digits), so that a listing begins with the newest.
-The random part keeps two workers that race for the same offsets or version from writing the same key.
+Topic ids are 32 hex digits, so a re-created topic shares nothing with its predecessor. Numbers are padded, so listings are in
+offset order. Manifest versions are inverted (2**64 - 1 - version, 16 hex digits), so a listing begins with the newest. The
+random part prevents that two workers that race for the same offsets or version write the same key.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _TOPIC_PATTERN: Final = re.compile(r"topics/([0-9a-f]{32})\.json")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentKey:
-    """What a segment's key says of it."""
+    """The parts of a segment's key."""
 
     topic_id: UUID
     partition: int
@@ -47,7 +47,7 @@ class SegmentKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestKey:
-    """What the key of a manifest (or of its commit marker) says of it."""
+    """The parts of the key of a manifest or of its commit marker."""
 
     topic_id: UUID
     partition: int
@@ -60,7 +60,7 @@ def topic_key(topic_id: UUID) -> str:
 
 
 def deletion_marker_key(topic_id: UUID) -> str:
-    """Key of the marker that says that a topic was deleted, whatever its descriptor says."""
+    """Key of the marker of a deleted topic; it overrides the topic's descriptor."""
     return f"{TOPICS_PREFIX}{topic_id.hex}{_DELETED}"
 
 
@@ -87,7 +87,7 @@ def partition_prefixes(topic_id: UUID, partition: int) -> tuple[str, ...]:
 
 
 def topic_prefixes(topic_id: UUID) -> tuple[str, ...]:
-    """Prefixes that together hold every object of a topic but its descriptor; manifests last, for they lead to the rest."""
+    """Prefixes that together hold every object of a topic but its descriptor; manifests last, because they lead to the rest."""
     return tuple(f"{kind}/{topic_id.hex}/" for kind in ("segments", "pages", "removed", "manifests"))
 
 
@@ -108,7 +108,7 @@ def manifest_key(topic_id: UUID, partition: int, version: int, random_id: int) -
 
 
 def marker_key(manifest: str) -> str:
-    """Key of the marker that says that the manifest at this key was committed."""
+    """Key of the commit marker of the manifest at this key."""
     return manifest.removesuffix(_MANIFEST) + _COMMITTED
 
 
@@ -122,13 +122,13 @@ def is_marker(key: str) -> bool:
 
 
 def newest_committed(keys: Iterable[str]) -> str | None:
-    """Key of the newest manifest that a marker proves committed, among a partition's listed manifest keys in any order."""
+    """Key of the newest committed manifest among a partition's listed manifest keys, in any order; None without a marker."""
     markers = [key for key in keys if is_marker(key) and _MANIFEST_PATTERN.fullmatch(key)]
     return marked_manifest(min(markers)) if markers else None
 
 
 def parse_segment_key(key: str) -> SegmentKey | None:
-    """What a segment's key says, or None for any other key."""
+    """The parts of a segment's key; None for any other key."""
     match = _SEGMENT_PATTERN.fullmatch(key)
     if match is None:
         return None
@@ -137,7 +137,7 @@ def parse_segment_key(key: str) -> SegmentKey | None:
 
 
 def parse_manifest_key(key: str) -> ManifestKey | None:
-    """What the key of a manifest or a marker says, or None for any other key."""
+    """The parts of the key of a manifest or a marker; None for any other key."""
     match = _MANIFEST_PATTERN.fullmatch(key)
     if match is None:
         return None
@@ -146,6 +146,6 @@ def parse_manifest_key(key: str) -> ManifestKey | None:
 
 
 def parse_topic_key(key: str) -> UUID | None:
-    """The topic id of a descriptor's key, or None for any other key."""
+    """The topic id in a descriptor's key; None for any other key."""
     match = _TOPIC_PATTERN.fullmatch(key)
     return None if match is None else UUID(match.group(1))

@@ -1,8 +1,8 @@
-"""The removed objects of one manifest edit: added, sealed into lists, merged, and forgotten once they are deleted. Pure.
+"""The removed objects of one manifest edit: added, moved into lists, merged, and forgotten once they are deleted.
 
-They stay in the order of their removal, so that those whose grace period has passed are always the first. A list holds at least
-``inline_removed_max`` objects when it is sealed, and ``page_fan_in`` neighbouring lists of one size class become one, so that
-the root's size is the logarithm of their number up to the longest list, and a 16,384th of it beyond.
+They stay in the order of their removal, so those whose grace period has passed always come first. A new list holds more than
+``inline_removed_max`` objects, and ``page_fan_in`` neighbouring lists of one size class are merged, so the root grows with the
+logarithm of their number up to the longest list, and with a 16,384th of it beyond. No I/O.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from stratalog_tiering.format.manifest import (
 from stratalog_tiering.format.object_keys import removed_list_key
 
 RemovedLists = Mapping[str, RemovedList]
-"""Lists that were loaded for an edit, by object key."""
+"""Lists loaded for an edit, by object key."""
 
 NO_LISTS: Final[RemovedLists] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestLimits:
-    """Sizes that decide when pages and lists are sealed and merged; tests use small ones."""
+    """Sizes at which pages and lists are made and merged; tests use small ones."""
 
     inline_segments_max: int = format_limits.INLINE_SEGMENTS_MAX
     page_segments: int = format_limits.PAGE_SEGMENTS
@@ -44,7 +44,7 @@ class ManifestLimits:
 
 
 class RemovedObjects:
-    """Starts from what ``base`` remembers."""
+    """The removed objects of one edit, which starts from those of ``base``."""
 
     def __init__(self, base: Manifest, random_id: Callable[[], int], limits: ManifestLimits) -> None:
         self._base = base
@@ -56,16 +56,16 @@ class RemovedObjects:
         self._new: dict[str, bytes] = {}
 
     def add(self, objects: Iterable[RemovedObject]) -> None:
-        """Objects that stop counting with this edit."""
+        """Add objects that this edit removes from the history."""
         self.inline.extend(objects)
 
     def replace(self, objects: Iterable[RemovedObject]) -> None:
-        """Remember these and no others."""
+        """Keep these objects and no others."""
         self.refs.clear()
         self.inline[:] = objects
 
     def lists_due(self, before_ms: int, limit: int) -> tuple[RemovedListRef, ...]:
-        """Lists that :meth:`forget_due` needs."""
+        """The stored lists that :meth:`forget_due` needs."""
         due: list[RemovedListRef] = []
         for ref in self.refs:
             if ref.removed_at_ms > before_ms or sum(each.object_count for each in due) >= limit:
@@ -74,7 +74,7 @@ class RemovedObjects:
         return tuple(due)
 
     def forget_due(self, before_ms: int, limit: int, now_ms: int, lists: RemovedLists = NO_LISTS) -> tuple[str, ...]:
-        """Forget the first ``limit`` objects that were removed at ``before_ms`` or earlier; returns their keys.
+        """Forget at most ``limit`` objects removed at ``before_ms`` or earlier; returns their keys.
 
         They must be deleted before the edit is committed.
         """
@@ -100,7 +100,7 @@ class RemovedObjects:
         return tuple(keys)
 
     def lists_to_merge(self) -> tuple[RemovedListRef, ...]:
-        """The first stored neighbours that :meth:`seal` makes one list of; empty if there are none."""
+        """The first neighbouring lists that :meth:`seal` merges; empty if there are none."""
         fan_in = self._limits.page_fan_in
         for first in range(len(self.refs) - fan_in + 1):
             run = self.refs[first : first + fan_in]
@@ -110,7 +110,7 @@ class RemovedObjects:
         return ()
 
     def seal(self, now_ms: int, lists: RemovedLists = NO_LISTS) -> None:
-        """Merge the lists that :meth:`lists_to_merge` names, and put inline objects into lists if there are too many."""
+        """Merge the lists of :meth:`lists_to_merge`, and move inline objects into lists if there are too many."""
         run = self.lists_to_merge()
         if run:
             first = self.refs.index(run[0])
@@ -124,7 +124,7 @@ class RemovedObjects:
             self.inline.clear()
 
     def new_lists(self) -> tuple[tuple[str, bytes], ...]:
-        """Keys and contents of the lists that this edit made."""
+        """Keys and contents of the lists that this edit has made."""
         return tuple(self._new.items())
 
     def _size_class(self, count: int) -> int:

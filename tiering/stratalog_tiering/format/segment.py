@@ -1,10 +1,11 @@
 """The segment object: a partition's record batches exactly as stored, cut into blocks, then footer and trailer.
 
-The first ``data_bytes`` of the object are the batches back to back and nothing else. A block is a run of whole batches of
-about ``block_bytes_target`` bytes (one larger batch makes a larger block) and the unit of every ranged read: it has a
-CRC32C and a Merkle leaf. Offsets run without a gap from the first batch to the last.
+The first ``data_bytes`` of the object are the batches back to back and nothing else. A block is a run of whole batches of about
+``block_bytes_target`` bytes (one larger batch makes a larger block) and the unit of every ranged read: it has a CRC32C and a
+Merkle leaf. Offsets are contiguous from the first batch to the last.
 
-Pure: batches in, byte parts out; bytes in, findings out. Nothing here decodes a record or touches a store.
+Batches in, byte parts out; bytes in, ``Corrupt`` out. Decodes no record and does no I/O. Format:
+``docs/reference/formats/segment.md``.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ BLOCK_BYTES_TARGET: Final = 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentIdentity:
-    """Whose records a segment holds."""
+    """The partition and the ledgers whose records a segment holds, and its first offset."""
 
     topic_id: UUID
     topic_name: str
@@ -50,13 +51,13 @@ class SegmentIdentity:
 class SegmentWriter:
     """Turns batches into a segment's bytes. Call ``append`` and ``take_parts`` in turn, then ``finish``.
 
-    It holds only what ``take_parts`` has not fetched yet, and the index. Buffers are passed on, not copied: they must not
-    change until the parts are written.
+    It keeps only the index and the parts that ``take_parts`` has not returned yet. Buffers are passed on, not copied: they must
+    not change until the parts are written.
     """
 
     def __init__(self, identity: SegmentIdentity, block_bytes_target: int = BLOCK_BYTES_TARGET) -> None:
         if block_bytes_target <= 0:
-            raise Invalid(f"block_bytes_target is {block_bytes_target}; it must be at least 1")
+            raise Invalid(f"block_bytes_target is {block_bytes_target}; minimum is 1")
         self._identity = identity
         self._block_bytes_target = block_bytes_target
         self._parts: list[Buffer] = []
@@ -69,7 +70,7 @@ class SegmentWriter:
 
     @property
     def next_offset(self) -> int:
-        """Offset that the next batch must begin with."""
+        """The base offset that the next batch must have."""
         return self._next_offset
 
     @property
@@ -78,14 +79,16 @@ class SegmentWriter:
 
     @property
     def leader_epochs(self) -> tuple[EpochStart, ...]:
-        """Epochs of the batches appended so far, each with the offset where it begins in this segment."""
+        """Epochs of the appended batches, each with the offset at which it begins in this segment."""
         return tuple(self._epochs)
 
     def append(self, batch: Buffer, header: BatchHeader | None = None) -> None:
         """Add one whole batch. Raises ``Corrupt`` if it does not continue the offsets or is not one whole batch."""
         header = header or read_header(batch)
         if header.size_bytes != len(batch) or header.magic != BATCH_MAGIC:
-            raise Corrupt(f"not one whole batch of format v2: {header.size_bytes} of {len(batch)} bytes")
+            raise Corrupt(
+                f"not exactly one batch of format v2: its header says {header.size_bytes} bytes, the buffer has {len(batch)}"
+            )
         if header.base_offset != self._next_offset or header.last_offset_delta < 0:
             raise Corrupt(
                 f"batch at offsets {header.base_offset}..{header.last_offset} does not continue at {self._next_offset}",
@@ -102,7 +105,7 @@ class SegmentWriter:
         self._data_bytes += len(batch)
 
     def take_parts(self) -> list[Buffer]:
-        """What has become ready since the last call, in order."""
+        """The parts that have become ready since the last call, in order."""
         parts, self._parts = self._parts, []
         return parts
 
@@ -114,7 +117,7 @@ class SegmentWriter:
         aborted_transactions: Sequence[AbortedTransaction] = (),
         producers: Sequence[ProducerEntry] = (),
     ) -> SegmentFooter:
-        """Close the last block and queue footer and trailer as the last part. Raises ``Invalid`` without any batch.
+        """Close the last block and append footer and trailer as the last part. Raises ``Invalid`` if there is no batch.
 
         ``leader_epochs`` defaults to those seen in the batches.
         """
@@ -159,7 +162,7 @@ class SegmentWriter:
 
 
 class _OpenBlock:
-    """The block that is being filled; checksums advance with each batch, so nothing is read twice."""
+    """The block that is being filled. Checksums advance with each batch, so no byte is read twice."""
 
     __slots__ = ("_base_offset", "_batches", "_crc", "_digest", "_last_offset", "_position", "_records", "_timestamp", "length")
 
@@ -214,14 +217,14 @@ def check_block(block: Buffer, entry: BlockEntry) -> None:
 
 
 def audit_block(block: Buffer, entry: BlockEntry) -> None:
-    """All that can be checked of one block: CRC, Merkle leaf, each batch's own CRC, contiguous offsets, counts."""
+    """Verify a block completely: CRC, Merkle leaf, each batch's own CRC, contiguous offsets, counts. Raises ``Corrupt``."""
     check_block(block, entry)
     if leaf_hash((block,)) != entry.leaf_hash:
         raise Corrupt(f"block of offsets {entry.base_offset}..{entry.last_offset} does not match its Merkle leaf")
     offset, records, batches = entry.base_offset, 0, 0
     for batch, header in iterate_block_batches(block):
         if header.base_offset != offset:
-            raise Corrupt(f"batch at offset {header.base_offset} stands where {offset} was expected")
+            raise Corrupt(f"batch begins at offset {header.base_offset}; expected {offset}")
         if not crc_matches(batch, header):
             raise Corrupt(f"batch of offsets {offset}..{header.last_offset} does not match its CRC")
         offset, records, batches = header.next_offset, records + header.record_count, batches + 1

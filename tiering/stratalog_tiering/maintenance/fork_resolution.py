@@ -1,7 +1,8 @@
-"""Carries out a person's decision which line of a forked history stays. See ADR 239.
+"""Carries out an operator's decision on which line of a forked history to keep. See ADR 239.
 
-The next manifest version continues the kept line and is newer than anything in the store. Every object that it does not refer
-to becomes a removed object, dated now, so nothing is deleted before one grace period has passed.
+The next manifest version continues the kept line and is newer than any version in the store. Every object that it does not
+refer to becomes a removed object with the current time, so nothing is deleted before one grace period has passed. A decision
+that cannot be carried out is marked as refused, with the reason, and the fork stays.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lines:
-    """A fork with the newest manifest of each line; metadata's is None if it knows of none, or the store lacks it."""
+    """A fork with the newest manifest of each line; ``metadata`` is None if metadata or the store has none of its line."""
 
     fork: Fork
     metadata: Manifest | None
@@ -49,9 +50,9 @@ class Lines:
 
 
 async def read_lines(store: ObjectStore, prefix: str, pointer: ManifestPointer | None) -> Lines | None:
-    """The fork of the partition whose manifests are below ``prefix``, or None. ``pointer`` is metadata's.
+    """The fork of the partition whose manifests are below ``prefix``; None if there is none. ``pointer`` is metadata's.
 
-    Raises ``Corrupt`` if the manifest of the store's line cannot be read.
+    Raises ``Corrupt`` if the manifest of the store's line is missing or damaged, ``Unavailable``.
     """
     source = ManifestSource(store)
     listed = [info async for info in store.list(prefix)]
@@ -86,16 +87,17 @@ async def _manifest(source: ManifestSource, key: str, sha256: bytes) -> Manifest
 
 
 async def resolve_fork(ports: WorkerPorts, state: PartitionSnapshot, guards: Guards) -> bool:
-    """Carry out the decision that metadata holds for this partition. Whether a manifest was committed.
+    """Carry out the partition's pending decision; True if a manifest was committed.
 
-    If it cannot be carried out, the reason is written into it, and the fork stays.
+    A decision that is impossible is refused: the reason is written into its record, and the fork stays. Raises ``Conflict`` if
+    the manifest has changed, ``Corrupt``, ``Unavailable``, ``OutcomeUnknown``.
     """
     decision = state.pending_decision
-    assert decision is not None, "somebody has decided"
+    assert decision is not None, "a decision is pending"
     lines = await read_lines(ports.store, manifests_prefix(state.log.topic_id, state.log.index), state.pointer)
     (found,) = await ports.metadata.read([manifest_pointer_key(state.log.topic_id, state.log.index)])
     if (found.version if found is not None else ABSENT) != state.pointer_version:
-        raise Conflict("the manifest has changed since the decision was looked at")
+        raise Conflict("the manifest has changed since the decision was read")
     try:
         return await _resolve(ports, state, decision, lines, guards)
     except Invalid as impossible:
@@ -109,11 +111,11 @@ async def _resolve(
 ) -> bool:
     name = f"{state.topic.name}-{state.log.index}"
     if lines is None or (lines.fork.metadata_key, lines.fork.store_key) != (decision.metadata_key, decision.store_key):
-        raise Invalid(f"the history of {name} has not forked as it had when somebody decided: look again, and decide again")
+        raise Invalid(f"the fork of {name} has changed since the decision: look again, and decide again")
     if decision.keeps_store:
         kept, command = lines.store, await _keep_store(ports, state, decision, lines.store.manifest)
     elif lines.metadata is None and state.pointer is not None:
-        raise Invalid(f"metadata's manifest {state.pointer.object_key} is not in the store any more: keep the store's line")
+        raise Invalid(f"metadata's manifest {state.pointer.object_key} is no longer in the store: keep the store's line")
     else:
         kept, command = await previous_version(ports, state), Command(updates=())
     now_ms = ports.clock.wall_ms()
@@ -129,9 +131,9 @@ async def _resolve(
 
 
 async def _others(ports: WorkerPorts, state: PartitionSnapshot, kept: Manifest, now_ms: int) -> list[RemovedObject]:
-    """All objects of the partition that are not live in the kept line; markers after the manifests that they prove.
+    """All objects of the partition that the kept line does not refer to, markers after their manifests.
 
-    Raises ``Invalid`` if objects of that line are not in the store: the other line has removed them since.
+    Raises ``Invalid`` if the store lacks objects of the kept line, because the other line has removed them since.
     """
     prefixes = partition_prefixes(state.log.topic_id, state.log.index)
     sizes = {info.key: info.size_bytes for prefix in prefixes async for info in ports.store.list(prefix)}
@@ -139,7 +141,7 @@ async def _others(ports: WorkerPorts, state: PartitionSnapshot, kept: Manifest, 
     live.update((ref.key, ref.object_bytes) for ref in kept.pages)
     missing = [key for key, size in live.items() if sizes.get(key) != size]
     if missing:
-        raise Invalid(f"the store lacks {len(missing)} objects of that line, the first is {missing[0]}: keep the other line")
+        raise Invalid(f"the store lacks {len(missing)} objects of this line, the first is {missing[0]}: keep the other line")
     others = [
         RemovedObject(key=key, object_bytes=size, reason=Reason.FORK, removed_at_ms=now_ms)
         for key, size in sizes.items()
@@ -149,7 +151,7 @@ async def _others(ports: WorkerPorts, state: PartitionSnapshot, kept: Manifest, 
 
 
 async def _keep_store(ports: WorkerPorts, state: PartitionSnapshot, decision: ForkDecision, kept: Manifest) -> Command:
-    """What else changes with the pointer: ledgers that do not continue the line go, and the partition is taken over anew."""
+    """The rest of the commit: drops ledgers that do not continue the line, and forces a takeover of the partition."""
     contained = await _ledgers_of(ports, kept, min((ref.base_offset for ref in state.log.ledgers), default=kept.end_offset))
     ledgers = dropped_ledgers(state, kept.end_offset, contained, discard_hot=decision.discard_hot)
     dropped = {stored.ledger.ledger_id for stored in ledgers}
@@ -163,7 +165,7 @@ async def _keep_store(ports: WorkerPorts, state: PartitionSnapshot, decision: Fo
     (found,) = await ports.metadata.read([key])
     if found is None or not isinstance(found.record, Partition):
         return Command(updates=tuple(updates), requirements=ledgers_unchanged(state))
-    # Its owner has the end of the other line in memory.
+    # The owner has the end of the other line in memory, so a new epoch must take the partition over.
     taken: Partition = msgspec.structs.replace(
         found.record,
         owner=NO_OWNER,
@@ -177,7 +179,7 @@ async def _keep_store(ports: WorkerPorts, state: PartitionSnapshot, decision: Fo
 
 
 async def _ledgers_of(ports: WorkerPorts, manifest: Manifest, from_offset: int) -> set[int]:
-    """Ledgers that the segments beyond ``from_offset`` were made of."""
+    """Ids of the ledgers from which the segments beyond ``from_offset`` were made."""
     ledger_ids: set[int] = set()
     async for entry in ports.source.segments(manifest):
         if entry.end_offset > from_offset:
@@ -188,10 +190,10 @@ async def _ledgers_of(ports: WorkerPorts, manifest: Manifest, from_offset: int) 
 def dropped_ledgers(
     state: PartitionSnapshot, end_offset: int, contained: Set[int], *, discard_hot: bool
 ) -> tuple[StoredLedger, ...]:
-    """Ledgers that leave the log when a line is kept that ends at ``end_offset`` and was made of the ledgers ``contained``.
+    """Ledgers to drop from the log when the kept line ends at ``end_offset`` and was made of the ledgers ``contained``.
 
-    Those without records, and those of that line if the log would end with them before it does. Raises ``Invalid`` if there are
-    others that do not continue the line, unless ``discard_hot`` says that they go and all of them are sealed.
+    These are ledgers without records, and ledgers of the line itself if the log would end before the line does. Raises
+    ``Invalid`` if other ledgers do not continue the line, unless ``discard_hot`` allows to drop them and all are sealed.
     """
     empty = [stored for stored in state.ledgers if is_sealed(stored.ledger) and _is_empty(stored)]
     held = [stored for stored in state.ledgers if stored not in empty]

@@ -1,12 +1,12 @@
-"""Merges small neighbouring segments into one: fewer objects, larger reads, a smaller manifest.
+"""Merges small neighbouring segments into one, for fewer objects, larger reads and a smaller manifest.
 
-Ledgers that were sealed early (a change of owner, an idle partition, a request) make small segments. Merging is tiered: of
-``FAN_IN`` segments that were never merged one is made, and of ``FAN_IN`` of those another, which is left as it is. So no record
-is written more than three times, the offload included. Blocks are read, checked, and written as one segment, which is
-verified like any other before the manifest's next version puts it in their place. The old objects stay for the grace period.
+Ledgers that were sealed early (a change of owner, an idle partition, a request) make small segments. Merging is tiered:
+``FAN_IN`` segments that were never merged become one, and ``FAN_IN`` of those become another, which is not merged again. So a
+record is written at most three times, including its offload. Blocks are read, verified and written as one segment, which is
+verified before the manifest's next version replaces the old segments by it. The old objects stay for the grace period.
 
-Retention lets whole segments go, by their newest record. So the records of a merged segment span no more time, and it is no
-larger, than :func:`merge_limits` allows, and a merge renews no time that retention looks at.
+Retention drops whole segments by their newest record. A merged segment therefore spans no more time and is no larger than
+:func:`merge_limits` allows, and a merge never renews a timestamp that retention uses.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ from stratalog_tiering.offload.ports import WorkerPorts
 from stratalog_tiering.offload.upload import StreamedUpload, abort_quietly
 
 FAN_IN: Final = 16
-"""So many neighbours become one. A segment of this fraction of the wanted size is left as it is."""
+"""Neighbours that become one segment. A segment of at least this fraction of the target size is not merged."""
 MERGES_MAX: Final = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeLimits:
-    """Of a merged segment: object size, and time between its oldest and its newest record (None: any)."""
+    """Limits of a merged segment: object size, and time between its oldest and newest record (None: unlimited)."""
 
     segment_bytes: int
     span_ms: int | None = None
 
 
 def merge_limits(policy: TierPolicy, segment_bytes: int) -> MergeLimits:
-    """What retention allows: no more than an eighth of what it keeps may wait for its youngest part to expire."""
+    """The limits under a retention policy: a merged segment holds at most an eighth of what retention keeps."""
     return MergeLimits(segment_bytes=policy.segment_bytes_max(segment_bytes), span_ms=policy.segment_span_ms)
 
 
 def mergeable_run(segments: Sequence[SegmentEntry], limits: MergeLimits) -> tuple[SegmentEntry, ...]:
-    """The first run to merge; empty if there is none.
+    """The first run to merge, empty if there is none.
 
-    It holds ``FAN_IN`` segments that were merged equally often, and those between them that were merged less.
+    It holds ``FAN_IN`` segments with the same merge count, and any between them with a lower one.
     """
     for merges in range(MERGES_MAX):
         for first in range(len(segments)):
@@ -65,7 +65,7 @@ def mergeable_run(segments: Sequence[SegmentEntry], limits: MergeLimits) -> tupl
 
 
 def _run_from(segments: Sequence[SegmentEntry], merges: int, limits: MergeLimits) -> tuple[SegmentEntry, ...]:
-    """The shortest run from the first segment on; empty if something ends it before."""
+    """The shortest run that begins with the first segment; empty if a limit ends it too early."""
     total_bytes = equals = 0
     oldest, newest = oldest_ms(segments[0]), newest_ms(segments[0])
     for position, entry in enumerate(segments):
@@ -82,12 +82,15 @@ def _run_from(segments: Sequence[SegmentEntry], merges: int, limits: MergeLimits
 
 
 async def merge_small(ports: WorkerPorts, state: PartitionSnapshot, policy: TierPolicy, guards: Guards) -> bool:
-    """Merge one run, if there is one. Whether a merged segment was committed. Raises ``Corrupt``, ``OutcomeUnknown`` …"""
+    """Merge one run, if there is one; True if a merged segment was committed.
+
+    Raises ``Corrupt`` if a segment is damaged, ``Forked``, ``Unavailable``, ``OutcomeUnknown``; the old segments stay then.
+    """
     previous = await previous_version(ports, state)
     run = mergeable_run(previous.manifest.segments, merge_limits(policy, ports.settings.segment_bytes))
     if not run:
         return False
-    await refuse_fork(ports, state)  # before the upload, which would be for nothing
+    await refuse_fork(ports, state)  # before an upload that could not be committed
     entry = await _write_merged(ports, state, run)
     await require_sound(ports.store, ports.source, entry, ports.background, reads_at_once=ports.settings.verify_reads_at_once)
     edit = ManifestEdit(previous, random_id=ports.random_id)
@@ -140,7 +143,7 @@ def _identity(footers: Sequence[SegmentFooter]) -> SegmentIdentity:
 
 
 def _epochs(footers: Sequence[SegmentFooter]) -> list[EpochStart]:
-    """All that any of them knows, each epoch from where it was first seen to begin."""
+    """The union of the footers' leader epochs, each with the first start offset seen."""
     starts: dict[int, int] = {}
     for footer in footers:
         for start in footer.leader_epochs:
@@ -149,6 +152,6 @@ def _epochs(footers: Sequence[SegmentFooter]) -> list[EpochStart]:
 
 
 def _aborted(footers: Sequence[SegmentFooter]) -> list[AbortedTransaction]:
-    """Each transaction once, although every segment that it overlaps lists it."""
+    """Each aborted transaction once, although every segment that it overlaps lists it."""
     found = {aborted for footer in footers for aborted in footer.aborted_transactions}
     return sorted(found, key=lambda aborted: (aborted.last_offset, aborted.producer_id))

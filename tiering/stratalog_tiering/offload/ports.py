@@ -1,4 +1,4 @@
-"""What all parts of one tiering worker share: its clients, settings and rate limits, and the border to the ledgers.
+"""Everything that the parts of one tiering worker share: clients, settings, rate limits, and the border to the ledgers.
 
 ``LedgerSource`` is the only way in which tiering reaches the bookies, so that this package does not depend on theirs.
 """

@@ -1,6 +1,6 @@
-"""Streams one object into the store: small ones by a single put, larger ones in parts, several at once.
+"""Streams one object into the store: a single put if it is small, else a multipart upload with several parts at once.
 
-Memory is bounded by the parts on their way and the one that fills. Whatever fails, ``abort`` leaves no open upload behind.
+Memory is bounded by the parts in flight and the one being filled. ``abort`` leaves no open upload behind, whatever has failed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 class StreamedUpload:
-    """``write`` what comes, then ``finish``; or ``abort``."""
+    """One upload: any number of ``write``, then ``finish`` or ``abort``."""
 
     def __init__(self, store: ObjectStore, key: str, *, part_bytes: int, parts_at_once: int) -> None:
         self._store = store
@@ -32,14 +32,14 @@ class StreamedUpload:
         self._part_count = 0
 
     async def write(self, parts: Sequence[Buffer]) -> None:
-        """Take more bytes; waits while too many parts are on their way. Raises what a part's upload raised."""
+        """Add bytes; waits while too many parts are in flight. Raises the error of a failed part."""
         self._waiting.extend(parts)
         self._waiting_bytes += sum(map(len, parts))
         while self._waiting_bytes >= self._part_bytes:
             await self._send(self._cut(self._part_bytes))
 
     async def finish(self) -> None:
-        """Make the object. Raises ``Conflict`` if its key exists, ``OutcomeUnknown``, ``Unavailable``."""
+        """Complete the object. Raises ``Conflict`` if its key exists, ``OutcomeUnknown``, ``Unavailable``."""
         if self._upload is None:
             await self._store.put(self._key, self._waiting)
             return
@@ -50,7 +50,7 @@ class StreamedUpload:
         self._upload = None
 
     async def abort(self) -> None:
-        """Give up what was not finished."""
+        """Cancel the parts in flight and abort the multipart upload. Does nothing after ``finish``."""
         for task in self._sending:
             task.cancel()
         await asyncio.gather(*self._sending, return_exceptions=True)
@@ -60,7 +60,7 @@ class StreamedUpload:
             await self._store.abort_upload(upload)
 
     def _cut(self, length: int) -> list[Buffer]:
-        """Take exactly ``length`` bytes off the waiting ones, splitting a buffer where needed; nothing is copied."""
+        """Take exactly ``length`` waiting bytes, splitting a buffer where needed; nothing is copied."""
         cut: list[Buffer] = []
         remaining = length
         while remaining:
@@ -92,8 +92,8 @@ class StreamedUpload:
 
 
 async def abort_quietly(upload: StreamedUpload) -> None:
-    """Give up after a failure, which matters more than one of the clean-up."""
+    """Abort after a failure. A failing abort is only logged, so that it does not hide the first error."""
     try:
         await upload.abort()
     except StratalogError as failure:
-        _log.info("an upload stays open until the sweep finds it: %s", failure)
+        _log.info("an upload stays open until the sweep of stale uploads: %s", failure)

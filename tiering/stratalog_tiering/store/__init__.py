@@ -1,8 +1,8 @@
-"""The one border to object storage: a local directory, or S3 and all that speaks its protocol.
+"""Object stores: a local directory, or S3 and compatible servers. The only folder that may import S3 libraries.
 
 ``open_store`` takes ``/dir``, ``file:///dir`` or ``s3://bucket/prefix?endpoint=http://127.0.0.1:9000&region=us-east-1``;
 ``read_engine`` chooses how S3 is read: ``obstore`` (default) or ``aioboto3``.
-Credentials come from the environment (``AWS_ACCESS_KEY_ID`` …, or whatever boto3's chain finds), never from the URL.
+Credentials come from boto3's chain (``AWS_ACCESS_KEY_ID`` …), never from the URL.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from stratalog_tiering.store.filesystem import FilesystemStore
 from stratalog_tiering.store.store_url import S3Location, check_store_url, parse_s3_url, shown_url
 
 STORE_THREADS: Final = 8
-"""Calls at once that the ``background`` of a store should run."""
+"""Number of concurrent calls that a store's ``background`` should run."""
 
 READ_ENGINES: Final = ("obstore", "aioboto3")
-"""Ways to read from S3, the default first."""
+"""Ways to read from S3; the first is the default."""
 
 
 def open_store(url: str, *, background: Background, clock: Clock, random: Random, threads: int = STORE_THREADS) -> ObjectStore:
-    """The store at ``url``. Does no request yet. Raises ``Invalid`` that says what is wrong with the URL."""
+    """The store at ``url``. Sends no request yet. Raises ``Invalid`` if the URL is wrong or there are no credentials."""
     check_store_url(url)
     if urlsplit(url).scheme == "s3":
         return _open_s3(url, background, threads)
@@ -47,14 +47,14 @@ def _directory(url: str) -> Path:
 
 
 def _open_s3(url: str, background: Background, threads: int) -> ObjectStore:
-    # boto3 takes a third of a second to import; local stores need not wait for it.
+    # Importing boto3 takes a third of a second, which local stores do not need.
     from stratalog_tiering.store.s3 import S3Store
 
     location, options = parse_s3_url(url)
     read_engine = options.get("read_engine", READ_ENGINES[0])
     if read_engine not in READ_ENGINES:
         raise Invalid(
-            f"store {shown_url(url)!r}: read_engine {read_engine!r} is not known; choose one of {', '.join(READ_ENGINES)}"
+            f"store {shown_url(url)!r}: read_engine {read_engine!r} is unknown; choose one of {', '.join(READ_ENGINES)}"
         )
     return S3Store(location, read_engine=read_engine, background=background, threads=threads)
 

@@ -1,13 +1,13 @@
-"""The border to object storage: what every store promises, whatever stands behind it.
+"""The border to object storage: what every store promises.
 
-Objects are immutable by custom: keys are never reused, and all that matters is written with ``if_absent``. Read after
-write, and listing after write, are consistent. What differs between servers stays behind this border; the contract
-suite (``tests/contract/test_object_store.py``) holds for all of them.
+Objects are immutable by convention: keys are never reused, and everything that matters is written with ``if_absent``. Reads and
+listings are consistent after writes. Differences between servers stay behind this border; one contract suite
+(``tests/contract/test_object_store.py``) runs against all of them.
 
-Errors, in all methods: ``Unavailable`` (not reached, or no answer in time; for a write: nothing happened), ``OutcomeUnknown``
-(a write may or may not have happened), ``NoSuchObject`` (explicit absence, never because of an error),
-``Conflict`` (``if_absent``, and the key exists), ``Invalid`` (bad key, no such bucket, access denied: configuration),
-``StorageFailed`` (a local disk failed or is full).
+All methods raise ``Unavailable`` (not reached, or no answer in time; a write did not happen), ``OutcomeUnknown`` (a write may
+or may not have happened), ``NoSuchObject`` (explicit absence, never an error), ``Conflict`` (``if_absent``, and the key
+exists), ``Invalid`` (bad key, no such bucket, access denied: configuration), ``StorageFailed`` (a local disk failed or is
+full).
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from stratalog_core.errors import Invalid
 from stratalog_core.ports import Buffer
 
 PART_BYTES_MIN: Final = 5 * 1024 * 1024
-"""Every part of a multipart upload but the last has at least so many bytes (S3's rule, for all stores)."""
+"""Minimum size of every part of a multipart upload but the last (S3's rule, for all stores)."""
 
 _KEY_SEGMENT: Final = re.compile(r"[A-Za-z0-9_.=-]{1,200}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectInfo:
-    """``etag`` changes with the content; it is opaque. ``last_modified_ms`` is the store's clock."""
+    """``etag`` is opaque and changes with the content. ``last_modified_ms`` is by the store's clock."""
 
     key: str
     size_bytes: int
@@ -40,8 +40,8 @@ class ObjectInfo:
 class Upload:
     """A multipart upload that was begun. Every part but the last has exactly ``part_bytes``.
 
-    ``initiated_ms`` is the store's clock, 0 where not known; ``part_bytes`` is 0 for an upload that was found, which can be
-    aborted and no more.
+    ``initiated_ms`` is by the store's clock, 0 if unknown. ``part_bytes`` is 0 for an upload that was listed; it can only be
+    aborted.
     """
 
     key: str
@@ -52,7 +52,7 @@ class Upload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadedPart:
-    """Receipt of one part; parts are completed in the order of ``number`` (1, 2, 3 …)."""
+    """The receipt of one part. The object consists of the parts in the order of ``number`` (1, 2, 3 …)."""
 
     number: int
     etag: str
@@ -61,52 +61,52 @@ class UploadedPart:
 
 
 class ObjectStore(Protocol):
-    """An object store below one root (bucket and prefix, or a directory). Safe to use from many tasks of one event loop."""
+    """An object store below one root: a bucket and prefix, or a directory. Many tasks of one event loop may use it."""
 
     @property
     def url(self) -> str:
-        """Where this is, for people; without credentials."""
+        """The store's address for display, without credentials."""
         ...
 
     async def put(self, key: str, parts: Sequence[Buffer], *, if_absent: bool = True) -> None:
-        """Write a whole object, durably and at once. With ``if_absent`` one of many concurrent writers wins."""
+        """Write a whole object durably and atomically. With ``if_absent`` exactly one of many concurrent writers succeeds."""
         ...
 
     async def get(self, key: str) -> bytes:
-        """A whole (small) object."""
+        """A whole object, which should be small."""
         ...
 
     async def get_range(self, key: str, start: int, length: int, *, uncached: bool = False) -> memoryview:
-        """Exactly ``length`` bytes from ``start`` on. Raises ``Corrupt`` if the object ends before.
+        """Exactly ``length`` bytes from ``start`` on. Raises ``Corrupt`` if the object is shorter.
 
-        ``uncached`` asks for what is stored, and not for what this machine still has in memory of it.
+        ``uncached`` bypasses this machine's page cache and reads from storage.
         """
         ...
 
     async def head(self, key: str) -> ObjectInfo: ...
 
     def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
-        """Objects whose key begins with ``prefix``, in the order of their keys."""
+        """Objects whose key begins with ``prefix``, in key order."""
         ...
 
     async def delete(self, keys: Sequence[str]) -> None:
-        """Delete objects; those that do not exist are no error. After an error some may be gone: ask again."""
+        """Delete objects; missing ones are not an error. After an error some may be deleted: call it again."""
         ...
 
     async def create_upload(self, key: str, part_bytes: int) -> Upload:
-        """Begin an upload in parts of ``part_bytes``; the last one may be smaller."""
+        """Begin a multipart upload with parts of ``part_bytes``; the last part may be smaller."""
         ...
 
     async def put_part(self, upload: Upload, number: int, parts: Sequence[Buffer]) -> UploadedPart:
-        """Upload part ``number``, given in several buffers. Sending the same number again replaces it."""
+        """Upload part ``number``, the concatenation of ``parts``. Sending the same number again replaces the part."""
         ...
 
     async def complete_upload(self, upload: Upload, parts: Sequence[UploadedPart], *, if_absent: bool = True) -> None:
-        """Make the object of its parts. After ``Conflict`` or an error the upload may still be open: abort it."""
+        """Make the object from its parts. After ``Conflict`` or an error the upload may still be open: abort it."""
         ...
 
     async def abort_upload(self, upload: Upload) -> None:
-        """Give an upload up; one that does not exist any more is no error."""
+        """Abort an upload; a missing one is not an error."""
         ...
 
     def list_uploads(self) -> AsyncIterator[Upload]:
@@ -117,10 +117,10 @@ class ObjectStore(Protocol):
 
 
 def check_key(key: str) -> str:
-    """``key`` if it is relative, of plain names with ``/`` between them. Raises ``Invalid``."""
+    """``key`` if it is relative and consists of plain names separated by ``/``. Raises ``Invalid``."""
     if all(_KEY_SEGMENT.fullmatch(name) and name not in (".", "..") for name in key.split("/")):
         return key
-    raise Invalid(f"object key {key!r} is not made of plain names of letters, digits and _.=- with / between them")
+    raise Invalid(f"object key {key!r} is invalid; use names of letters, digits and _.=- separated by /")
 
 
 def check_range(start: int, length: int) -> None:

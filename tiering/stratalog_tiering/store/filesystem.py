@@ -1,12 +1,12 @@
 """Objects as files below a directory, with an object store's semantics: the embedded default.
 
-An object appears under its key whole and durable, or not at all: it is written aside, synced, and linked into place. The
-link is also what makes ``if_absent`` exact, for it fails where the name exists. Directories are synced after each
-change. Uploads in progress live in ``.uploads/``, files aside in ``.aside/``; both are no legal key prefixes.
+An object appears under its key whole and durable, or not at all: it is written aside, synced, and linked into place. The link
+also makes ``if_absent`` exact, because it fails if the name exists. Directories are synced after each change. Multipart
+uploads are in ``.uploads/``, files being written in ``.aside/``; neither is a legal key prefix.
 
-What is large is written around the page cache: it is read back from the disk soon, and then hardly ever. The parts of an
-upload are written to their places in one file, which becomes the object as it is. Which of them came is known to the store that
-took them, and lost with it: an upload that an earlier process began can only be aborted.
+Large objects bypass the page cache: they are read back from disk soon after, and rarely later. The parts of an upload are
+written to their positions in one file, which becomes the object. The received parts are known only to the process that
+received them, so an upload of an earlier process can only be aborted.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _UPLOADS: Final = ".uploads"
 _KEY_FILE: Final = "key"
 _DATA_FILE: Final = "data"
 _LARGE_BYTES_MIN: Final = 256 * 1024
-"""From here on objects are written, and ranges read uncached, around the page cache."""
+"""Objects and uncached ranges of at least this size bypass the page cache."""
 _LEFTOVER_AGE_MS: Final = 24 * 3_600_000
 _LIST_CHUNK: Final = 500
 _MISSING: Final = (FileNotFoundError, NotADirectoryError)
@@ -51,7 +51,7 @@ class FilesystemStore:
         self._random = random
         self._memory = ReceiveBuffers()
         self._disk_turn = asyncio.Semaphore(1)
-        """What is large is read and written one after the other: on the disk there may be a log that somebody waits for."""
+        """Serialises large reads and writes, because the disk may hold a bookie's log whose syncs must not wait for them."""
         self._received: dict[str, dict[int, int]] = {}
         for directory in (root / _ASIDE, root / _UPLOADS):
             directory.mkdir(parents=True, exist_ok=True)
@@ -135,10 +135,11 @@ class FilesystemStore:
         size, received = sum(map(len, parts)), self._received_of(upload)
         if number < 1 or size > upload.part_bytes:
             raise Invalid(
-                f"part {number} of {upload.key} has {size} bytes; parts begin with 1 and have {upload.part_bytes} at most"
+                f"part {number} of {upload.key} has {size} bytes; numbers begin with 1, and the maximum size is"
+                f" {upload.part_bytes}"
             )
         data = self._upload_directory(upload) / _DATA_FILE
-        # Parts that share a page would write over each other's share of it.
+        # Direct writes of parts that share a page would overwrite each other's bytes.
         direct = not upload.part_bytes % PAGE_BYTES
         received.pop(number, None)
         async with self._disk_turn:
@@ -168,10 +169,10 @@ class FilesystemStore:
             yield upload
 
     async def close(self) -> None:
-        """Nothing is held open; ``background`` belongs to whoever made it."""
+        """Does nothing: no file is held open, and ``background`` belongs to the caller."""
 
     def _remove_leftovers(self) -> None:
-        """Files aside that a process left when it was killed: those that nobody can be writing any more."""
+        """Delete files that a killed process left in ``.aside``; files that may still be written are younger."""
         before_ms = self._clock.wall_ms() - _LEFTOVER_AGE_MS
         for path in (self._root / _ASIDE).iterdir():
             try:
@@ -195,7 +196,7 @@ class FilesystemStore:
         except (*_MISSING, IsADirectoryError) as absent:
             raise NoSuchObject(f"object {key} does not exist in {self.url}", key=key) from absent
         except FileExistsError as exists:
-            raise Conflict(f"object {key} exists already in {self.url}", key=key) from exists
+            raise Conflict(f"object {key} already exists in {self.url}", key=key) from exists
         except OSError as failure:
             full = failure.errno in (errno.ENOSPC, errno.EDQUOT)
             raise StorageFailed(f"{self.url}: {failure.strerror} ({key})", read_only=full) from failure
@@ -212,11 +213,11 @@ class FilesystemStore:
         return self._root / _UPLOADS / check_key(upload.upload_id)
 
     def _received_of(self, upload: Upload) -> dict[int, int]:
-        """Sizes of the parts that came, by number."""
+        """Sizes of the received parts, by number."""
         try:
             return self._received[upload.upload_id]
         except KeyError:
-            raise NoSuchObject(f"upload {upload.upload_id} of {upload.key} is not one that this process began") from None
+            raise NoSuchObject(f"upload {upload.upload_id} of {upload.key} was not begun by this process") from None
 
     def _place(self, written: Path, path: Path, if_absent: bool) -> None:
         self._make_directories(path.parent)
@@ -245,7 +246,7 @@ class FilesystemStore:
 
 
 def _files_below(root: Path, directory: Path) -> Iterator[ObjectInfo]:
-    """Files in the order of their keys: a directory sorts as its name with ``/``, as it does inside a key."""
+    """Files in key order: a directory sorts as its name followed by ``/``."""
     try:
         with os.scandir(directory) as entries:
             names = sorted(entry.name + "/" if entry.is_dir() else entry.name for entry in entries)
@@ -289,7 +290,7 @@ def _write_small(path: Path, parts: Sequence[Buffer]) -> None:
 
 
 def _write_at(path: Path, parts: Sequence[Buffer], position: int, *, direct: bool) -> None:
-    """Not durable before ``_finish``; direct writes end with a whole page."""
+    """Write ``parts`` at ``position``. Durable only after ``_finish``; a direct write ends with a whole page."""
     file = open_file(path, create=True, direct=direct, synchronous=False)
     try:
         file.pwritev(parts, position)
@@ -298,11 +299,11 @@ def _write_at(path: Path, parts: Sequence[Buffer], position: int, *, direct: boo
 
 
 def _finish(path: Path, size: int) -> None:
-    """Cut off what the last page has beyond ``size``, and make all of it durable."""
+    """Truncate the file to ``size`` and make it durable."""
     file = open_file(path, create=False, direct=False)
     try:
         if file.size() < size:
-            raise StorageFailed(f"{path.name} has {file.size()} bytes, not the {size} that were written")
+            raise StorageFailed(f"{path.name} has {file.size()} bytes; {size} were written")
         file.truncate(size)
         file.datasync()
     finally:
@@ -310,13 +311,14 @@ def _finish(path: Path, size: int) -> None:
 
 
 def _whole_size(upload: Upload, parts: Sequence[UploadedPart], received: Mapping[int, int]) -> int:
-    """Raises ``Invalid`` unless the receipts are those of all parts, each of its size."""
+    """The object's size. Raises ``Invalid`` unless the receipts are those of all received parts."""
     sizes = {part.number: part.size_bytes for part in parts}
     last = len(parts)
     if sizes != {number: received.get(number) for number in range(1, last + 1)}:
         raise Invalid(
-            f"upload {upload.upload_id} of {upload.key} got {len(received)} parts, other than the {last} it is made of"
+            f"upload {upload.upload_id} of {upload.key} received {len(received)} parts,"
+            f" which differ from the {last} that it is to be completed from"
         )
     if any(sizes[number] != upload.part_bytes for number in range(1, last)):
-        raise Invalid(f"a part of {upload.key} before the last one has not {upload.part_bytes} bytes")
+        raise Invalid(f"every part of {upload.key} but the last must have {upload.part_bytes} bytes")
     return sum(sizes.values())

@@ -1,12 +1,12 @@
-"""Objects in S3 and whatever speaks its protocol.
+"""Objects in S3 and compatible servers.
 
-Writes go through boto3's low-level calls in a small pool of threads, because only these offer conditional completion and
-CRC32C of parts without stalling the event loop. What a bucket holds is asked through aioboto3 (``s3_catalogue.py``), bytes
-are read by the engine that the store's URL names (``s3_reads.py``). What is repeated, and how often, is said in
-``s3_attempts.py``: no client but obstore repeats anything by itself, and that within a small budget.
+Writes use boto3's low-level calls in a small thread pool, because only these offer conditional completion and CRC32C of parts
+without blocking the event loop. Listings, HEADs and deletions use aioboto3 (``s3_catalogue.py``); reads use the engine that
+the store's URL names (``s3_reads.py``). ``s3_attempts.py`` repeats requests: no client but obstore retries by itself, and
+obstore only within a small budget.
 
-A write whose answer was lost is sent again. If it is then refused because the object exists, its own first attempt may have
-won: the object is compared before anything is concluded. A write that was answered asks for nothing more.
+A write whose response was lost is sent again. If it is then refused because the object exists, its own first attempt may have
+succeeded, so the stored object is compared before anything is concluded.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _Result = TypeVar("_Result")
 
 
 class S3Store:
-    """See :class:`stratalog_tiering.store.base.ObjectStore`. ``threads`` is how many calls ``background`` runs at once."""
+    """See :class:`stratalog_tiering.store.base.ObjectStore`. ``background`` runs ``threads`` calls at once."""
 
     def __init__(
         self, location: S3Location, *, read_engine: str, background: Background, threads: int, read_limits: ReadLimits = _LIMITS
@@ -130,7 +130,7 @@ class S3Store:
                 lost_to=(Conflict, UploadGone),
             )
         except UploadGone as gone:
-            raise Unavailable(f"the upload of {upload.key} is gone: begin again") from gone
+            raise Unavailable(f"the upload of {upload.key} no longer exists; begin again") from gone
 
     def _complete(self, upload: Upload, parts: Sequence[UploadedPart], if_absent: bool) -> None:
         listed: Any = [{"PartNumber": part.number, "ETag": part.etag, "ChecksumCRC32C": part.crc32c} for part in parts]
@@ -141,15 +141,15 @@ class S3Store:
         )  # fmt: skip
 
     async def _is_made_of(self, key: str, parts: Sequence[UploadedPart]) -> bool:
-        """Whether the object is what these parts make, by size and by the tag that S3 computes over part tags.
+        """Whether the object consists of these parts, by its size and by the tag that S3 computes from the parts' tags.
 
-        Raises ``OutcomeUnknown`` for an object of the right size whose tag differs: under encryption tags are no digests.
+        Raises ``OutcomeUnknown`` for an object of the right size with another tag: with encryption tags are not digests.
         """
         info = await self.head(key)
         if info.size_bytes != sum(part.size_bytes for part in parts):
             return False
         if info.etag != _tag_of(parts):
-            raise OutcomeUnknown(f"{self.url}: whether this upload made {key} cannot be told by its tag {info.etag}")
+            raise OutcomeUnknown(f"{self.url}: the tag {info.etag} of {key} does not show whether this upload made it")
         return True
 
     async def abort_upload(self, upload: Upload) -> None:
@@ -188,14 +188,14 @@ def _boto3_client(session: boto3.Session, location: S3Location, threads: int) ->
         max_pool_connections=threads,
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
-        # botocore signs payloads over plain HTTP all the same; under TLS signing them is a second checksum for nothing.
+        # botocore signs payloads over plain HTTP anyway; under TLS the signature would be a redundant second checksum.
         s3={"addressing_style": location.addressing, "payload_signing_enabled": False},
     )
     return session.client("s3", endpoint_url=location.endpoint, config=config)
 
 
 def _tag_of(parts: Sequence[UploadedPart]) -> str:
-    """The tag of an object that was made of ``parts``; of no object if a part's tag is not an MD5."""
+    """The tag of an object made from ``parts``; empty if a part's tag is not an MD5."""
     tags = [part.etag.strip('"') for part in parts]
     if not all(re.fullmatch(r"[0-9a-f]{32}", tag) for tag in tags):
         return ""

@@ -1,10 +1,8 @@
-"""The one aioboto3 client of a store: opened at its first request, kept until the store is closed.
+"""The one aioboto3 client of a store: opened by its first request, open until the store is closed.
 
-It serves what is asked often and carries few bytes: listings, HEADs, deletions; and reads, where they are told to come this
-way. Only requests that may be repeated go through it: aiohttp reports a connection that breaks after the request left just as
-one that never was, so a failure here cannot prove that nothing happened.
-
-It belongs to the event loop that used it first. It retries nothing by itself.
+It serves small, frequent requests (listings, HEADs, deletions), and reads if the URL selects that engine. Only repeatable
+requests use it: aiohttp reports a connection that broke after the request was sent like one that never opened, so a failure
+never proves that nothing happened. It belongs to the event loop that used it first, and retries nothing itself.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ _BREAKS: Final = (TimeoutError, OSError, aiohttp.ClientError, ResponseParserErro
 
 
 class AsyncClient:
-    """``core`` is the store's session: its loaded service description saves four fifths of the time to open this client."""
+    """``core`` is the store's session; sharing its loaded service description saves four fifths of the opening time."""
 
     def __init__(self, location: S3Location, core: botocore.session.Session) -> None:
         self._location = location
@@ -45,13 +43,13 @@ class AsyncClient:
         self._closed = False
 
     async def request(self, operation: str, key: str, **arguments: Any) -> Any:
-        """One request that is answered without a body to stream, within 30 s. ``key`` is for messages."""
+        """Send one request whose response has no body to stream, within 30 s. ``key`` is for error messages."""
         async with self.answering(key) as client, time_limit(REQUEST_TIMEOUT_S):
             return await getattr(client, operation)(Bucket=self._location.bucket, **arguments)
 
     @asynccontextmanager
     async def answering(self, key: str) -> AsyncIterator[Any]:
-        """The client; whatever fails within leaves as an error of ours, as ``s3_errors`` says."""
+        """The client. Failures inside the context are raised as this project's errors (``s3_errors.py``)."""
         try:
             yield await self._opened()
         except (BotoCoreError, ClientError) as failure:
@@ -61,7 +59,7 @@ class AsyncClient:
 
     async def _opened(self) -> Any:
         if self._closed:
-            raise Unavailable(f"{self._location.url}: this store has been closed")
+            raise Unavailable(f"{self._location.url}: the store is closed")
         async with self._opening:
             if self._client is None:
                 self._client = await self._stack.enter_async_context(self._new_client())
@@ -83,6 +81,6 @@ class AsyncClient:
         return made.client("s3", endpoint_url=self._location.endpoint, config=config)
 
     async def close(self) -> None:
-        """Close its connections; requests under way fail."""
+        """Close the connections; requests in flight fail."""
         self._closed = True
         await self._stack.aclose()

@@ -1,7 +1,7 @@
-"""What a bucket holds: listings, HEADs, deletions, uploads left open. Through the asynchronous client.
+"""Listings, HEADs, deletions and open uploads of a bucket, through the asynchronous client.
 
-A collection or a check asks for thousands of these, each of a few hundred bytes: in threads they would wait for one another
-and for the uploads. All of them may be repeated, and are.
+A verification or collection sends thousands of these small requests; in threads they would wait for each other and for
+uploads. All of them are idempotent and are repeated.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _DELETE_BATCH: Final = 1000
 
 
 class S3Catalogue:
-    """Methods as in :class:`stratalog_tiering.store.base.ObjectStore`."""
+    """Implements these methods of :class:`stratalog_tiering.store.base.ObjectStore`."""
 
     def __init__(self, location: S3Location, client: AsyncClient) -> None:
         self._location = location
@@ -47,10 +47,10 @@ class S3Catalogue:
             answer = await self._repeated("delete_objects", keys[first], Delete=batch)
             failed = [error for error in answer.get("Errors", ()) if error.get("Code") != "NoSuchKey"]
             if failed:
-                raise Unavailable(f"{self._location.url}: {len(failed)} objects were not deleted, the first {failed[0]}")
+                raise Unavailable(f"{self._location.url}: {len(failed)} objects were not deleted, the first: {failed[0]}")
 
     async def list_uploads(self) -> AsyncIterator[Upload]:
-        # Without a prefix: MinIO finds nothing by a partial one.
+        # No prefix in the request: MinIO finds nothing by a partial prefix.
         more: dict[str, Any] = {}
         while True:
             answer = await self._repeated("list_multipart_uploads", self._location.prefix, **more)

@@ -1,8 +1,7 @@
-"""What a failure of an S3 request means for the caller: it never happened, nobody knows, or it was refused.
+"""Maps failures of S3 requests to errors: the request had no effect, its outcome is unknown, or it was refused.
 
-Two vocabularies are mapped: botocore's exceptions (boto3 and aioboto3; what aiohttp lets through besides is ``no_answer``) and
-obstore's (reads).
-A missing bucket is a matter of configuration and never counts as a missing object.
+Two vocabularies are mapped: botocore's exceptions (boto3 and aioboto3, plus what aiohttp raises, by ``no_answer``) and
+obstore's (reads). A missing bucket is a configuration error and never counts as a missing object.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from stratalog_core.errors import Conflict, Corrupt, Invalid, NoSuchObject, Outc
 
 _ABSENT: Final = frozenset({"NoSuchKey", "404", "NotFound"})
 _RANGE_REFUSED: Final = re.compile(r"<Code>InvalidRange</Code>|status code: 416\b")
-"""In obstore's text, which also holds the object's name, the server's port and durations: bare digits prove nothing."""
+"""Searched in obstore's text, which also contains the object's name, the port and durations, so bare digits prove nothing."""
 _BEYOND_END: Final = frozenset({"InvalidRange", "416", "RequestedRangeNotSatisfiable"})
 _EXISTS: Final = frozenset({"PreconditionFailed", "412"})
 _REFUSED: Final = frozenset({"AccessDenied", "403", "Forbidden", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken"})
@@ -32,7 +31,7 @@ _NOT_DONE: Final = frozenset(
     {"SlowDown", "503", "ServiceUnavailable", "409", "ConditionalRequestConflict", "OperationAborted"}
     | {"RequestTimeout", "IncompleteBody", "BadDigest", "XAmzContentSHA256Mismatch", "XAmzContentChecksumMismatch"}
 )
-"""The request had no effect, and the same request may succeed: the server is busy, or the body did not arrive as it left."""
+"""The request had no effect and may be repeated: the server is busy, or the body was damaged in transit."""
 _TOO_MANY_REQUESTS: Final = 429
 _UPLOAD_GONE: Final = frozenset({"NoSuchUpload"})
 _NEVER_LEFT: Final = (ConnectTimeoutError, EndpointConnectionError)
@@ -40,13 +39,13 @@ _NO_CREDENTIALS: Final = (NoCredentialsError, PartialCredentialsError)
 
 
 class UploadGone(NoSuchObject):
-    """The multipart upload does not exist: completed already, perhaps by an attempt whose answer was lost, or aborted."""
+    """The multipart upload does not exist: it was aborted, or completed, perhaps by an attempt whose response was lost."""
 
     code = "upload_gone"
 
 
 def from_botocore(failure: BotoCoreError | ClientError, key: str, place: str) -> StratalogError:
-    """The error for a failed request about ``key``. Whatever may have happened becomes ``OutcomeUnknown``."""
+    """The error for a failed request about ``key``; ``OutcomeUnknown`` if the request may have had an effect."""
     if isinstance(failure, ClientError):
         return _from_answer(failure, key, place)
     if isinstance(failure, _NO_CREDENTIALS):
@@ -57,7 +56,7 @@ def from_botocore(failure: BotoCoreError | ClientError, key: str, place: str) ->
 
 
 def no_answer(failure: Exception, key: str, place: str) -> OutcomeUnknown:
-    """The error for a request that left, or may have left, and had no whole answer."""
+    """The error for a request that was or may have been sent and got no complete response."""
     return OutcomeUnknown(f"{place} did not answer about {key}: {failure or type(failure).__name__}")
 
 
@@ -72,12 +71,12 @@ def _from_answer(failure: ClientError, key: str, place: str) -> StratalogError:
     if code in _UPLOAD_GONE:
         return UploadGone(f"the upload of {key} does not exist in {place}", key=key)
     if code in _EXISTS:
-        return Conflict(f"object {key} exists already in {place}", key=key)
+        return Conflict(f"object {key} already exists in {place}", key=key)
     if code in _REFUSED:
         return Invalid(f"{place}: access to {key} was refused ({code}); check credentials and policy")
     status = int(failure.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
     if code in _NOT_DONE or status == _TOO_MANY_REQUESTS:
-        return Unavailable(f"{place} refused for now ({code})")
+        return Unavailable(f"{place} refused the request for now ({code})")
     if 400 <= status < 500:
         return Invalid(f"{place}: request about {key} was refused: {failure}")
     return OutcomeUnknown(f"{place} failed at {key}: {failure}")
@@ -98,4 +97,4 @@ def from_obstore(failure: BaseError | FileNotFoundError | PermissionError, key: 
 
 
 def _ends_before(key: str, place: str) -> Corrupt:
-    return Corrupt(f"object {key} in {place} ends before the range that was asked for", key=key)
+    return Corrupt(f"object {key} in {place} ends before the requested range", key=key)

@@ -1,11 +1,11 @@
-"""How objects are read from S3: two engines that keep the same promises, so that a store's URL may choose.
+"""Reads from S3: two engines with the same guarantees, so that a store's URL may choose one.
 
-obstore reads in Rust, off the event loop, for a third of the CPU; it retries a body that was cut by itself, within a small
-budget. aioboto3 reads on the event loop and leaves three things to the caller, which are done here: it does not retry a body
-that was cut, its time-out between two pieces never ends a trickle, and neither tells a short object from a short answer.
+obstore reads in Rust, off the event loop, with a third of the CPU time; it retries truncated bodies itself, within a small
+budget. aioboto3 reads on the event loop and leaves three things to its caller, which are done here: it does not retry a
+truncated body, its read time-out never ends a trickle, and neither engine distinguishes a short object from a short response.
 
-A read that is cancelled stops at once. One that is not done after ``total_s`` is ``Unavailable``. Limits count only time in
-which the event loop runs, so that an answer which arrived while it stood still is not lost (``s3_time_limit.py``).
+A cancelled read stops at once. A read that takes longer than ``total_s`` raises ``Unavailable``. Limits count only time in
+which the event loop runs (``time_limit`` in ``s3_attempts.py``).
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadLimits:
-    """Of one read with all its attempts, and of a silence after which aioboto3's attempt is given up for another."""
+    """Time limits of one read with all its attempts, and of the silence after which aioboto3's attempt is repeated."""
 
     total_s: float = 10.0
     silence_s: float = 3.0
 
 
 class ReadEngine(Protocol):
-    """Raises as :class:`stratalog_tiering.store.base.ObjectStore` says."""
+    """Reads whole objects and ranges. Raises as :class:`stratalog_tiering.store.base.ObjectStore`."""
 
     async def get(self, key: str) -> bytes: ...
 
     async def get_range(self, key: str, start: int, length: int) -> memoryview:
-        """The bytes from ``start`` on, fewer than ``length`` only where the object ends before."""
+        """The bytes from ``start`` on, fewer than ``length`` only if the object ends earlier."""
         ...
 
 
 class ObstoreReads:
-    """Reads by obstore; one store object, so one pool of connections, for the process."""
+    """Reads through obstore. One obstore client per process, so one connection pool."""
 
     def __init__(self, location: S3Location, session: boto3.Session, endpoint: str, limits: ReadLimits) -> None:
         self._location = location
@@ -111,9 +111,9 @@ class Aioboto3Reads:
             answer = await client.get_object(**arguments)
             async with answer["Body"]:
                 if wanted and not _covers(answer.get("ContentRange", ""), *wanted):
-                    raise Unavailable(f"{self._location.url} answered another range of {key} than was asked for")
+                    raise Unavailable(f"{self._location.url} returned another range of {key} than was requested")
                 content = await self._pieces(answer["Body"], heard)
-        # What the head of the answer promised: fewer bytes are an answer that was cut, never an object that ends.
+        # Fewer bytes than the header promised are a truncated response, never the end of the object.
         if len(content) != answer["ContentLength"]:
             raise OutcomeUnknown(f"{self._location.url} sent {len(content)} of {answer['ContentLength']} bytes of {key}")
         return content
@@ -127,14 +127,14 @@ class Aioboto3Reads:
 
 
 def check_length(content: memoryview, key: str, start: int, length: int) -> memoryview:
-    """``content`` if it is whole. Raises ``Corrupt`` if the object ended before."""
+    """``content`` if it is complete. Raises ``Corrupt`` if the object is shorter."""
     if len(content) != length:
         raise Corrupt(f"object {key} ends at byte {start + len(content)}, not {start + length}", key=key)
     return content
 
 
 def _covers(content_range: str, start: int, length: int) -> bool:
-    """Is this the header (RFC 9110, 14.4) of all that was asked for, as far as the object goes?"""
+    """Whether a Content-Range header (RFC 9110, 14.4) covers the whole request, up to the object's end."""
     found = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", content_range)
     if found is None:
         return False

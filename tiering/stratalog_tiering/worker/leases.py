@@ -52,7 +52,7 @@ class WorkerLeases:
         return preferred_worker(name, workers) == self._worker_id
 
     def guards(self, name: str) -> tuple[Requirement, ...] | None:
-        """What every command under the lease must require; None if this session does not hold it."""
+        """The requirements of every command under the lease; None if this session does not hold it."""
         found = self._metadata.view.get(lease_key(name))
         if found is None or not isinstance(found.record, Lease) or found.record.session_id != self._session_id:
             return None

@@ -1,4 +1,4 @@
-"""When upkeep is due: after changes and when something expires, at most once in an interval, and failures in turns."""
+"""When maintenance is due: after changes and when something expires, at most once in an interval, and failures in turns."""
 
 from __future__ import annotations
 
@@ -85,15 +85,15 @@ def test_what_is_due_is_due_in_no_time_and_work_never_comes_faster_than_the_inte
     intervals = {MaintenanceTask.RETENTION: RETENTION_S, MaintenanceTask.SWEEP: SWEEP_S}
     for later_s, depends_on, outcome in steps:
         now += later_s
-        upkeep = at.due(depends_on, now, int(now * 1000))
-        assert (upkeep is not None) == (at.next_s(depends_on, now, int(now * 1000)) == 0.0)
-        if upkeep is None:
+        task = at.due(depends_on, now, int(now * 1000))
+        assert (task is not None) == (at.next_s(depends_on, now, int(now * 1000)) == 0.0)
+        if task is None:
             continue
-        assert now - done[upkeep] >= min(RETRY_S, intervals[upkeep])
-        done[upkeep] = now
+        assert now - done[task] >= min(RETRY_S, intervals[task])
+        done[task] = now
         if outcome == "fail":
-            at.failed(upkeep, now)
-        elif upkeep is MaintenanceTask.SWEEP:
+            at.failed(task, now)
+        elif task is MaintenanceTask.SWEEP:
             at.swept(now)
         else:
             at.nothing_due_before(depends_on, None, now)

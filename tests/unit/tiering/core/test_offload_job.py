@@ -77,7 +77,7 @@ def test_ledgers_in_pieces_make_one_segment(make_batches: Batches) -> None:
 
 def test_a_missing_entry_is_refused(make_batches: Batches) -> None:
     job = job_for(ledger(1, 0, 5, 3))
-    with pytest.raises(Corrupt, match="ledger 1: entry 1 came where 0 was expected"):
+    with pytest.raises(Corrupt, match="ledger 1: entry 1 arrived; expected 0"):
         job.add_entries(numbered(make_batches(0, [5]), first=1))
 
 

@@ -318,5 +318,5 @@ def test_another_format_version_is_refused() -> None:
 
 def test_a_sound_manifest_that_is_not_the_committed_one_is_refused() -> None:
     history = grown([5], [0])
-    with pytest.raises(Corrupt, match="not the one"):
+    with pytest.raises(Corrupt, match="not the committed one"):
         decode_manifest(encode_manifest(history.previous.manifest), b"x" * 32)

@@ -105,7 +105,7 @@ def test_the_footer_is_read_by_two_ranges() -> None:
     start, length = footer_range(content[-TRAILER_BYTES:], len(content))
     assert (start, start + length) == (footer.data_bytes, len(content))
     assert parse_footer(content[start:], len(content)) == footer
-    with pytest.raises(Invalid, match="do not reach"):
+    with pytest.raises(Invalid, match="do not hold the whole footer"):
         parse_footer(content[-TRAILER_BYTES:], len(content))
 
 
