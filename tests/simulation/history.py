@@ -19,7 +19,7 @@ import msgspec
 from simulation import roles
 from simulation.audit import Audit
 from simulation.clock import SimulatedClock
-from simulation.coverage import EXPIRED, FORKED, MERGED
+from simulation.coverage import EXPIRED, EXPIRED_HOT, FORKED, MERGED
 from simulation.final_checks import FinalChecks
 from simulation.machine import Machine, Ports, World
 from simulation.nemesis import Nemesis, NemesisPlan
@@ -73,6 +73,8 @@ LOST_MAX_S: Final = 8.0
 REFUSED_S: Final = 2.5 * GRACE_S
 LATE_S: Final = 5.0
 """Longer than a write that happens later, and than a listing that lags."""
+STORE_AWAY_S: Final = RETENTION_MS / 1000 + 6.0
+"""Longer than all cold history stays, so that hot ledgers expire, too."""
 DECIDED_S: Final = 30.0
 FINISH_S: Final = 60.0
 LOOK_S: Final = 0.25
@@ -150,7 +152,9 @@ class HistoryAudit(Audit):
         self.kept_lines: dict[str, dict[int, int]] = {}
         """The same of lines in the store that somebody wants to keep."""
         self.is_restoring = False
-        self.merges = self.drops = 0
+        self.merges = self.drops = self.expired_hot = 0
+        self.ledgers = Ledgers()
+        self._clock = SimulatedClock(world.loop)
         self._left_at: dict[str, float] = {}
         self._writes: dict[tuple[str, int], int] = {}
         self._segments: dict[str, frozenset[str]] = {}
@@ -179,6 +183,16 @@ class HistoryAudit(Audit):
     def _log_changed(self, before: Log, after: Log) -> None:
         """There is no owner here but the one of the scenario."""
         self.require(after.log_start_offset >= before.log_start_offset, f"the start of {after.key()} went back")
+        if self._is_decided_now:
+            return
+        pointer = self.records.get(manifest_pointer_key(after.topic_id, after.index))
+        cold_end = pointer.end_offset if isinstance(pointer, ManifestPointer) else 0
+        self.expired_hot += after.log_start_offset > max(cold_end, before.log_start_offset)
+        for base, ledger_id in self.lines[after.key()].items():
+            if before.log_start_offset <= base < after.log_start_offset:
+                age_ms = self._clock.wall_ms() - self.ledgers.batches[ledger_id].timestamp_ms
+                is_past = after.topic_id == EXPIRING.topic_id and age_ms > RETENTION_MS
+                self.require(is_past, f"offset {base} of {after.key()} was removed {age_ms} ms after it was written")
 
     def _pointer_changed(self, before: ManifestPointer | None, after: ManifestPointer) -> None:
         key = after.key()
@@ -302,7 +316,7 @@ class Scenario:
         self.audit = HistoryAudit(world, self.bucket)
         world.audit = self.audit
         self.bucket.on_deleted = self.audit.deleted
-        self.ledgers = Ledgers()
+        self.ledgers = self.audit.ledgers
         self.owner = Owner(self.ledgers)
         self._random = world.random("history")
         self.metadata = [Machine(world, f"metadata-{number}", roles.run_metadata_node) for number in range(1, 4)]
@@ -332,6 +346,8 @@ class Scenario:
         for machine in [*self.tiering, *self.owners]:
             machine.boot()
         await self._faults()
+        if self._random.random() < 0.5 and self.world.decides("outage"):
+            await self._store_away()
         await self._pass(CALM_S - LOST_MAX_S)
         await self._pass(self._random.uniform(0.0, LOST_MAX_S - 1.5), self._check_ages)
         saved = self._copy()
@@ -376,6 +392,20 @@ class Scenario:
         task.cancel()
         for machine in self.tiering:
             machine.boot()
+
+    async def _store_away(self) -> None:
+        """The store is away for longer than retention, and the workers start without it: hot ledgers expire all the same."""
+        self.bucket.faults = StoreFaults(unavailable=1.0)
+        for machine in self.tiering:
+            machine.crash()
+        await self._pass(0.5)
+        for machine in self.tiering:
+            machine.boot()
+        before = self.audit.expired_hot
+        await self._pass(STORE_AWAY_S)
+        self.audit.require(self.audit.expired_hot > before, "hot ledgers past retention stay while the store is away")
+        self.world.coverage.meet(EXPIRED_HOT, self.audit.expired_hot - before)
+        self.bucket.faults = StoreFaults()
 
     # -- metadata goes back
 

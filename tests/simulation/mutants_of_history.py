@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import msgspec
 
+from stratalog_core.errors import Unavailable
 from stratalog_metadata.records import ForkDecision
 from stratalog_tiering.core import forks
 from stratalog_tiering.core.forks import Fork
@@ -16,6 +18,7 @@ from stratalog_tiering.format.removed_objects import RemovedObjects
 from stratalog_tiering.maintenance import merging, orphans, retention
 from stratalog_tiering.maintenance.merging import FAN_IN, MergeLimits
 from stratalog_tiering.offload import commit, offloading
+from stratalog_tiering.worker.worker import TieringWorker
 
 
 async def _refuse_nothing(ports: Any, state: Any) -> None:
@@ -101,7 +104,24 @@ def manifests_without_a_change_are_committed() -> None:
     ManifestEdit.is_changed = True  # type: ignore[method-assign, assignment]
 
 
+def workers_start_only_with_the_store() -> None:
+    """As it was: a worker claims its bucket before it opens a session."""
+    start: Callable[..., Any] = TieringWorker.start
+
+    async def wait_and_start(self: TieringWorker) -> None:
+        while True:
+            try:
+                await self._bucket.ensure()
+                break
+            except Unavailable:
+                await asyncio.sleep(1.0)
+        await start(self)
+
+    TieringWorker.start = wait_and_start  # type: ignore[method-assign]
+
+
 IN_HISTORY: Final = (
+    workers_start_only_with_the_store,
     forks_are_looked_for_by_the_sweep_at_the_newest_version_only,
     commits_do_not_look_for_forks,
     sweep_does_not_look_for_forks,
