@@ -67,7 +67,7 @@ class LedgerClient:
         self._tick = self._loop.call_later(settings.tick_ms / 1000, self._on_tick)
 
     def metrics(self) -> list[AddMetrics]:
-        """For a scrape."""
+        """Metric groups of the client, for one scrape."""
         return self._context.sender.metrics()
 
     def require_bookies(self, write_quorum: int, ack_quorum: int) -> None:

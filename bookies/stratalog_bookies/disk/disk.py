@@ -270,7 +270,7 @@ class Disk:
         self._on_change()
 
     def metrics(self) -> DiskMetrics:
-        """For a scrape."""
+        """Metric group of the disk, for one scrape."""
         info = self.info()
         return DiskMetrics(
             disk=str(self.position),

@@ -83,7 +83,7 @@ class Dispatch:
             task.add_done_callback(self._tasks.discard)
 
     def metrics(self) -> BookieMetrics:
-        """For a scrape."""
+        """Metric group of requests in progress, for one scrape."""
         return BookieMetrics(
             in_flight_add_bytes=self._in_flight_bytes,
             requests_in_progress=len(self._tasks),

@@ -72,7 +72,7 @@ class BookieServer:
         return self._bound.address
 
     def metrics(self) -> Iterator[MetricGroup]:
-        """For a scrape: of the bookie and of each disk that is open by now."""
+        """Metric groups of the bookie and of each open disk, for one scrape."""
         yield self._counters
         if self._dispatch is not None:
             yield self._dispatch.metrics()
