@@ -14,7 +14,7 @@ COMPOSE := $(CACHE)/compose/$(COMPOSE_VERSION)/cmd
 # pip installs exactly what is pinned and resolves nothing: seconds instead of minutes, and the same everywhere.
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile
-SOURCES := core metadata bookies tiering broker pipeline cli demo tests benchmarks
+SOURCES := core metadata bookies tiering broker pipeline cli loadgen demo tests benchmarks
 
 export STRATALOG_MINIO := $(MINIO)
 export STRATALOG_VERSITYGW := $(VERSITYGW)
@@ -62,6 +62,7 @@ lint: .venv/.test  ## style, and which module may import which
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/lint-imports
+	$(BIN)/lint-imports --config loadgen/pyproject.toml
 
 .PHONY: types
 types: .venv/.test  ## strict type check of code and tests
@@ -126,8 +127,9 @@ clean:  ## delete what the other targets made here (the tools' cache stays)
 	$(INSTALL) -r $<
 	@touch $@
 
-.venv/.test: constraints/test.txt constraints/minio.txt .venv/.demo
+.venv/.test: constraints/test.txt constraints/minio.txt loadgen/pyproject.toml .venv/.demo
 	$(INSTALL) -r $<
+	$(INSTALL) --no-build-isolation --editable loadgen
 	@touch $@
 
 .venv/.fuzz: constraints/fuzz.txt .venv/.test

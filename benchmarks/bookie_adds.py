@@ -34,10 +34,11 @@ async def serve(directory: Path) -> None:
     """The server's side: an embedded metadata node and one bookie, until SIGTERM."""
     from random import Random
 
+    from support.embedded_quorum import embedded_quorum
+
     from stratalog_bookies.config import BookieSettings
     from stratalog_bookies.node.server import BookieServer
     from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
-    from stratalog_metadata.embedded import embedded_quorum
     from stratalog_metadata.records import LEDGER_IDS
     from stratalog_metadata.state.commands import Allocate, Command
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from benchmarks.journal import OURS, Row, Run
-from stratalog.bench.results import CARRIED_MIN, carried_share, produced_rate
+from stratalog_loadgen.results.result import CARRIED_MIN, carried_share, produced_rate
 
 _IDLE_MAX = 0.15
 _WANTED = "wanted_records_per_s"

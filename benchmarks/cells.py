@@ -1,4 +1,4 @@
-"""Carries cells of the matrix out on a running system, with the loads of :mod:`stratalog.bench`. One function per kind."""
+"""Carries cells of the matrix out on a running system, with the loads of :mod:`stratalog_loadgen`. One function per kind."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from benchmarks.matrix import Cell, Profile, WarmUp
 from benchmarks.progress import warmup_s
 from benchmarks.systems import System
 from benchmarks.usage import CLIENT, Roles, Usage, Used
-from stratalog.bench.loads import Payload
-from stratalog.bench.results import Result, result
-from stratalog.bench.runs import java
-from stratalog.bench.runs.connections import measure_connections
-from stratalog.bench.runs.consume import measure_catch_up, measure_tail
-from stratalog.bench.runs.failover import measure_failover
-from stratalog.bench.runs.latency import measure_latency
-from stratalog.bench.runs.produce import measure_produce
-from stratalog.bench.runs.workload import measure_workload
-from stratalog.bench.settings import Readers, Topics, Traffic, Window
-from stratalog.bench.topics import prepared
-from stratalog.bench.workload_file import plan_of, read_driver, read_workload
 from stratalog_core.errors import Unavailable
+from stratalog_loadgen.processes.loads import Payload
+from stratalog_loadgen.results.result import Result, result
+from stratalog_loadgen.runs import java
+from stratalog_loadgen.runs.connections import measure_connections
+from stratalog_loadgen.runs.consume import measure_catch_up, measure_tail
+from stratalog_loadgen.runs.failover import measure_failover
+from stratalog_loadgen.runs.latency import measure_latency
+from stratalog_loadgen.runs.produce import measure_produce
+from stratalog_loadgen.runs.workload import measure_workload
+from stratalog_loadgen.settings import Readers, Topics, Traffic, Window
+from stratalog_loadgen.topics import prepared
+from stratalog_loadgen.workload_file import plan_of, read_driver, read_workload
 
 WORKLOADS = Path(__file__).with_name("workloads")
 """Workload and driver files in OpenMessaging Benchmark's format."""

@@ -17,6 +17,7 @@ import time
 from uuid import uuid4
 
 import uvloop
+from support.archive_writer import ArchiveWriter
 
 from stratalog_core.batches.batch import iterate_headers
 from stratalog_core.batches.records import Record, build_batch
@@ -24,7 +25,6 @@ from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_metadata.records import ManifestPointer, Topic
 from stratalog_tiering.cold.reader import ColdReader, ColdReaderSettings
 from stratalog_tiering.cold.verifier import Verifier
-from stratalog_tiering.offload.archive_writer import ArchiveWriter
 from stratalog_tiering.store import STORE_THREADS, ObjectStore, open_store
 
 MIB = 1024 * 1024

@@ -25,14 +25,14 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks import carried, journal, page, summary
+from benchmarks import carried, journal, page, recorded, summary
 from benchmarks.cells import carry_out, warm_up
 from benchmarks.journal import Journal, Row, Run
 from benchmarks.matrix import Cell, Matrix, Profile, cells_of, read_matrix
 from benchmarks.progress import bar, left_s, limit_s
 from benchmarks.systems import DESCRIPTIONS, System, started
-from stratalog.bench.report import figure
 from stratalog_core.errors import StratalogError, Unavailable
+from stratalog_loadgen.results.report import figure
 
 _ROOT = Path(__file__).parents[1]
 _SHORT = ("records_per_s", "latency_p99_ms", "end_to_end_p99_ms", "gap_median_s", "memory_bytes", "failed")
@@ -91,6 +91,7 @@ def main() -> None:
     _print_ratios(task.journal.run)
     if writes_page(arguments.profile, arguments.cells, goes_on=goes_on, wanted=not arguments.no_page):
         page.write_pages(name, task.journal.run, matrix)
+        recorded.write(name, task.journal.run)
         print(f"written: {page.PAGE}")
     else:
         print(f"{page.PAGE.name} is left as it is; `python -m benchmarks.page {name}` writes it from this run")

@@ -12,7 +12,7 @@ from benchmarks import summary
 from benchmarks.heat_map import Panel, heat_map
 from benchmarks.journal import Run
 from benchmarks.matrix import Workload
-from stratalog.bench.report import figure
+from stratalog_loadgen.results.report import figure
 
 _ROWS = ("record_bytes", "batch_bytes")
 _COLUMNS = ("partitions", "compression")

@@ -12,7 +12,7 @@ OURS = "stratalog"
 DIRECTORY = Path(__file__).with_name("results")
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One cell on one system in one round. ``measured`` is empty after a ``failure``, or if the system has no such thing.
 
     ``took_s`` is the whole time that it took, preparations included; ``commit`` is ours, empty if it is the run's.

@@ -11,9 +11,9 @@ from base64 import urlsafe_b64encode
 from collections.abc import Mapping
 from pathlib import Path
 
-from stratalog.bench.java_tools import java, run_tool
 from stratalog.local.ports import free_ports
 from stratalog.local.readiness import BrokerProbe, wait_until
+from stratalog_loadgen.java_tools import java, run_tool
 
 _START_TIMEOUT_S = 90.0
 _STOP_TIMEOUT_S = 30.0

@@ -23,6 +23,7 @@ from random import Random
 from uuid import UUID
 
 import uvloop
+from support.embedded_quorum import embedded_quorum
 
 from stratalog_bookies.client import LedgerClient, LedgerClientSettings, LedgerSpec, LedgerWriter
 from stratalog_bookies.config import BookieSettings
@@ -31,7 +32,6 @@ from stratalog_core.errors import Overloaded, StratalogError
 from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
 from stratalog_metadata.client.quorum_client import QuorumClient
-from stratalog_metadata.embedded import embedded_quorum
 from stratalog_metadata.records import CLUSTER_KEY, Bookie
 
 

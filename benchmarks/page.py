@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks import coverage, journal, summary
+from benchmarks import coverage, recorded, summary
 from benchmarks.carried import is_queue, overload_lines, overloads
 from benchmarks.charts import Bar, ratio_chart
 from benchmarks.coverage import goals_without_verdict
@@ -20,7 +20,7 @@ from benchmarks.labels import label_of
 from benchmarks.main_figures import write_main_figures
 from benchmarks.matrix import Goal, Matrix, Workload, read_matrix
 from benchmarks.tables import SHOWN, all_tables, main_table, times
-from stratalog.bench.report import figure, flat
+from stratalog_loadgen.results.report import figure, flat
 
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 PAGE = Path(__file__).parents[1] / "docs" / "lab" / "benchmarks.md"
@@ -278,8 +278,10 @@ def _outside(grid: Grid | None, cells: Sequence[str], workload: Workload) -> lis
 def main() -> None:
     """Page and pictures of a recorded run; without a name of the last one."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.page", description=__doc__)
-    runs = journal.read_runs()
-    parser.add_argument("run", nargs="?", choices=sorted(runs), help="Name of a file in benchmarks/results.")
+    runs = recorded.read_runs()
+    parser.add_argument(
+        "run", nargs="?", choices=sorted(runs), help="Name of a file in benchmarks/recorded or benchmarks/results."
+    )
     name = parser.parse_args().run or max(runs, default=None, key=lambda each: max(row.at for row in runs[each].rows))
     if name is None:
         parser.error("nothing was measured yet: `make bench`")

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from benchmarks import carried, summary
 from benchmarks.journal import Run
-from stratalog.bench.report import figure
+from stratalog_loadgen.results.report import figure
 
-# Quantities of the page, with how to read their ratio; the files in benchmarks/results have all the others.
+# Quantities of the page, with how to read their ratio; a run's journal in benchmarks/results has all the others.
 SHOWN: dict[str, tuple[str, bool | None]] = {
     "records_per_s": ("records/s", True),
     "megabytes_per_s": ("MB/s", True),
@@ -40,7 +40,7 @@ SHOWN: dict[str, tuple[str, bool | None]] = {
 _MEGABYTES = ("memory_bytes",)
 # Costs stand below the others.
 _COSTS = ("memory_bytes", "server_cpu_s_per_gb", "clients_cpu_s_per_gb", "machine_share_idle", "elapsed_s")
-_MEMORY = "memory_bytes_"
+MEMORY = "memory_bytes_"
 # In full load latency is the client's own queue.
 _FULL_LOAD = ("produce", "produce with Java")
 # The rate is what was asked for, not what came out: nobody is better at it.
@@ -156,7 +156,7 @@ def _role_table(run: Run, cells: Sequence[str], against: str) -> Iterator[str]:
     for cell in cells:
         for system in (summary.OURS, against):
             cpu = summary.by_role(run, cell, system, summary.SERVER)
-            memory = {role: held / 1e6 for role, held in summary.by_role(run, cell, system, _MEMORY).items()}
+            memory = {role: held / 1e6 for role, held in summary.by_role(run, cell, system, MEMORY).items()}
             memory.pop("per_connection", None)
             if cpu or memory:
                 yield f"| {cell} | {system} | {_by_role(cpu)} | {_by_role(memory)} |"

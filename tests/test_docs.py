@@ -29,7 +29,7 @@ _SHELL = re.compile(r"^ *```(?:sh|console)(?: [^\n]*)?\n(.*?)^ *```$", re.DOTALL
 _CODE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 _HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 _FILE = re.compile(r"[\w.*/-]+\.(?:py|md)")
-_COMPONENTS = ["core", "metadata", "bookies", "tiering", "broker", "pipeline", "cli", "minio", "demo", "benchmarks"]
+_COMPONENTS = ["core", "metadata", "bookies", "tiering", "broker", "pipeline", "cli", "loadgen", "minio", "demo", "benchmarks"]
 _HISTORY = ("docs/adr/", "docs/lab/", "CHANGELOG.md")
 """Pages that tell what was at their date: files that they name may have gone since."""
 

@@ -28,6 +28,7 @@ PACKAGES = [
     "broker/stratalog_broker",
     "pipeline/stratalog_pipeline",
     "cli/stratalog",
+    "loadgen/stratalog_loadgen",
     "demo/stratalog_demo",
 ]
 MODULES = sorted(module for package in PACKAGES for module in (ROOT / package).rglob("*.py"))

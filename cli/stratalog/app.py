@@ -7,8 +7,9 @@ from typing import Final
 
 import click
 
+_LOADGEN: Final = "stratalog_loadgen"
 _COMMANDS: Final = {
-    "bench": ("stratalog.commands.bench", "Load and measure any cluster that speaks Kafka's protocol."),
+    "bench": (f"{_LOADGEN}.command", "Load and measure any cluster that speaks Kafka's protocol."),
     "bookie": ("stratalog.commands.bookie", "Run one bookie, list bookies, scrub or decommission them."),
     "broker": ("stratalog.commands.broker", "Run one broker, list and drain brokers, see and set defaults of topics."),
     "cluster": ("stratalog.commands.cluster", "Start and stop a local cluster of processes."),
@@ -34,7 +35,15 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        command = getattr(import_module(_COMMANDS[cmd_name][0]), cmd_name)
+        try:
+            module = import_module(_COMMANDS[cmd_name][0])
+        except ModuleNotFoundError as missing:
+            if missing.name != _LOADGEN:
+                raise
+            raise click.UsageError(
+                "`stratalog bench` needs the load generator, which is not installed: pip install 'stratalog[bench]'", ctx
+            ) from None
+        command = getattr(module, cmd_name)
         assert isinstance(command, click.Command)
         return command
 

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
-from stratalog.bench.group_wire import FIND_COORDINATOR, OFFSET_DELETE, Connection, NotAnswered, connect, request_part
 from stratalog.kafka import TIMEOUT_S
+from stratalog.kafka_connection import FIND_COORDINATOR, OFFSET_DELETE, Connection, NotAnswered, connect, request_part
 from stratalog_core.errors import Conflict, Invalid, NotFound, StratalogError, Unavailable
 
 _RETRY_S: Final = 0.2

@@ -18,7 +18,7 @@ from confluent_kafka import Consumer, TopicPartition
 
 from chaos.client import Client
 from chaos.history import Recorder
-from stratalog.bench.java_tools import java
+from stratalog_loadgen.java_tools import java
 
 TOPIC: Final = "java"
 PARTITIONS: Final = 2

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from stratalog.bench.java_tools import KAFKA_VERSION
+from stratalog_loadgen.java_tools import KAFKA_VERSION
 
 TOOLS = "org.apache.kafka.tools."
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from integration.process_cluster import ProcessCluster
 
-from stratalog.bench import java_tools as tools
+from stratalog_loadgen import java_tools as tools
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("java_tools")]
 

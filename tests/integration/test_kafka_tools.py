@@ -14,7 +14,7 @@ import pytest
 from integration.kafka_tools import FILES, KAFKA_TOOLS, NOT_FOR_CLUSTERS, Result, Step, Tool, page
 from integration.process_cluster import ProcessCluster
 
-from stratalog.bench import java_tools
+from stratalog_loadgen import java_tools
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 60

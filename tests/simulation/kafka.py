@@ -20,7 +20,7 @@ from kio.serial import entity_reader, entity_writer
 
 from simulation.machine import Ports, World
 from simulation.streams import End
-from stratalog.bench.group_wire import taken_frames
+from stratalog.kafka_connection import taken_frames
 from stratalog_core.batches.batch import iterate_headers
 from stratalog_core.batches.records import Record, iterate_records
 

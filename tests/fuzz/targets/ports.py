@@ -14,6 +14,7 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
+from support.embedded_quorum import EmbeddedQuorum, embedded_quorum
 from unit.broker.mini_cluster import MiniCluster, run_cluster, until_served
 
 from fuzz.kafka_requests import TOPIC, frame, sound_frames
@@ -27,7 +28,6 @@ from stratalog_broker.admin.topics import NewTopic
 from stratalog_core.connections import framing
 from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
-from stratalog_metadata.embedded import EmbeddedQuorum, embedded_quorum
 from stratalog_metadata.protocol import messages as metadata_messages
 from stratalog_metadata.records import LEDGER_IDS, Counter, Topic
 from stratalog_metadata.state.commands import Command, Put

@@ -13,6 +13,7 @@ from uuid import UUID
 
 import msgspec
 import pytest
+from support.embedded_quorum import embedded_quorum
 
 from stratalog_bookies.client import LedgerClient, LedgerClientSettings, LedgerSpec, LedgerWriter
 from stratalog_bookies.config import BookieSettings
@@ -24,7 +25,6 @@ from stratalog_core.errors import StratalogError
 from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
 from stratalog_metadata.client.api import MetadataClient
-from stratalog_metadata.embedded import embedded_quorum
 from stratalog_metadata.records import CLUSTER_KEY, Bookie, Ledger, bookie_key, ledger_key
 from stratalog_metadata.state.commands import Command, Put, Update
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from random import Random
 
 import uvloop
+from support.embedded_quorum import embedded_quorum
 
 from stratalog_bookies.config import BookieSettings
 from stratalog_bookies.node.server import BookieServer
 from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
-from stratalog_metadata.embedded import embedded_quorum
 
 
 async def serve(directory: Path) -> None:

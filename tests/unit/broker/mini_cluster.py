@@ -12,6 +12,7 @@ from random import Random
 from typing import Any, TypeVar
 from uuid import UUID
 
+from support.embedded_quorum import embedded_quorum
 from unit.broker.raw_client import RawClient
 from unit.metadata.watching import until
 
@@ -24,7 +25,6 @@ from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_core.search_pool import SearchPool
 from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
 from stratalog_metadata.client.quorum_client import QuorumClient
-from stratalog_metadata.embedded import embedded_quorum
 from stratalog_metadata.records import CLUSTER_KEY
 from stratalog_tiering.cold.block_source import ColdReaderSettings
 from stratalog_tiering.cold.reader import ColdReader

@@ -10,6 +10,7 @@ from uuid import UUID
 
 import pytest
 from click.testing import CliRunner
+from support.embedded_quorum import EmbeddedQuorum, embedded_quorum
 
 from stratalog.app import stratalog
 from stratalog.brokers.draining import drain, owned, undrain, wait_until_drained
@@ -17,7 +18,6 @@ from stratalog.brokers.report import broker_rows
 from stratalog_core.errors import Invalid, NotFound, Unavailable
 from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_metadata.client.quorum_client import QuorumClient
-from stratalog_metadata.embedded import EmbeddedQuorum, embedded_quorum
 from stratalog_metadata.protocol.broker_loads import BrokerLoad
 from stratalog_metadata.records import TOPIC_DEFAULTS_KEY, Broker, DynamicConfig, Partition
 from stratalog_metadata.state.commands import Command, Put

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from stratalog.app import stratalog
 from stratalog.exit_codes import ExitCode, exit_code_of
@@ -106,3 +107,20 @@ def test_every_command_has_an_answer_for_programs(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in _COMMANDS if name.rpartition(" ")[2].startswith("delete")])
 def test_what_destroys_asks_first(name: str) -> None:
     assert "--yes" in {option for parameter in _COMMANDS[name].params for option in parameter.opts}
+
+
+class _NotInstalled:
+    """Finds no module of the load generator, as on a machine where it is not installed."""
+
+    def find_spec(self, name: str, *_: object) -> None:
+        if name == "stratalog_loadgen":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+def test_bench_without_the_load_generator_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [each for each in sys.modules if each.startswith("stratalog_loadgen")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [_NotInstalled(), *sys.meta_path])
+    result = CliRunner().invoke(stratalog, ["bench", "produce"])
+    assert result.exit_code == ExitCode.USAGE
+    assert "pip install 'stratalog[bench]'" in result.output

@@ -11,6 +11,8 @@ from uuid import UUID
 import msgspec
 import pytest
 import pytest_asyncio
+from support.archive_writer import ArchiveWriter
+from support.embedded_quorum import embedded_quorum
 
 from stratalog.tier.forks import decide_fork, fork_text, forked_partitions, only_fork, wait_for_resolution
 from stratalog_core.batches.records import Record, build_batch
@@ -18,10 +20,8 @@ from stratalog_core.errors import Invalid, NotFound, Unavailable
 from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_metadata.client.quorum_client import QuorumClient
-from stratalog_metadata.embedded import embedded_quorum
 from stratalog_metadata.records import KEEP_STORE, ForkDecision, ManifestPointer, Topic
 from stratalog_metadata.state.commands import Command, Delete, Put
-from stratalog_tiering.offload.archive_writer import ArchiveWriter
 from stratalog_tiering.store import ObjectStore, open_store
 
 TOPIC = Topic(name="flights", topic_id=UUID(int=7), partition_count=2, replication_factor=1)

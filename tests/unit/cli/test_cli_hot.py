@@ -12,6 +12,7 @@ from uuid import UUID
 
 import pytest
 from click.testing import CliRunner
+from support.embedded_quorum import EmbeddedQuorum, embedded_quorum
 
 from stratalog.app import stratalog
 from stratalog.health.disks import check_disks
@@ -31,7 +32,6 @@ from stratalog_core.errors import Corrupt, Invalid, NoSuchLedger, NotEnoughBooki
 from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
 from stratalog_metadata.client.quorum_client import QuorumClient
-from stratalog_metadata.embedded import EmbeddedQuorum, embedded_quorum
 from stratalog_metadata.records import (
     CLUSTER_KEY,
     Bookie,

@@ -12,6 +12,8 @@ from uuid import UUID
 import msgspec
 import pytest
 import pytest_asyncio
+from support.archive_writer import ArchiveWriter
+from support.embedded_quorum import embedded_quorum
 
 from stratalog_core.batches.batch import read_header
 from stratalog_core.batches.checkpoint import Checkpoint, encode_checkpoint
@@ -21,7 +23,6 @@ from stratalog_core.ports import Buffer
 from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_metadata.client.quorum_client import QuorumClient
-from stratalog_metadata.embedded import embedded_quorum
 from stratalog_metadata.records import (
     Fragment,
     Ledger,
@@ -38,7 +39,6 @@ from stratalog_metadata.records import (
 from stratalog_metadata.state.commands import Command, Put, VersionIs
 from stratalog_tiering.config import TieringSettings
 from stratalog_tiering.format.removed_objects import ManifestLimits
-from stratalog_tiering.offload.archive_writer import ArchiveWriter
 from stratalog_tiering.store import ObjectInfo, ObjectStore, Upload, UploadedPart, open_store
 from stratalog_tiering.worker.worker import TieringWorker
 

@@ -14,6 +14,7 @@ from uuid import UUID
 
 import msgspec
 import pytest
+from support.embedded_quorum import embedded_quorum
 from unit.bookies.bookie_cluster import started_bookie
 from unit.bookies.wrapped_channel import WrappedChannel
 
@@ -40,7 +41,6 @@ from stratalog_core.ports import Buffer, Channel, OnReply
 from stratalog_core.rpc.tcp import TcpChannel, TcpTransport
 from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_metadata.client.api import MetadataClient, MetadataView
-from stratalog_metadata.embedded import embedded_quorum
 from stratalog_metadata.records import (
     CLUSTER_KEY,
     Bookie,

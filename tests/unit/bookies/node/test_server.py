@@ -17,6 +17,7 @@ from random import Random
 from uuid import UUID
 
 import pytest
+from support.embedded_quorum import EmbeddedQuorum, embedded_quorum
 
 from stratalog_bookies.client.ledger_ids import LedgerIds
 from stratalog_bookies.config import BookieSettings
@@ -46,7 +47,6 @@ from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
 from stratalog_metadata.client.api import MetadataClient
 from stratalog_metadata.client.quorum_client import QuorumClient
-from stratalog_metadata.embedded import EmbeddedQuorum, embedded_quorum
 from stratalog_metadata.records import (
     CLUSTER_KEY,
     LEDGER_IDS,

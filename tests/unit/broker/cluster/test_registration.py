@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest_asyncio
+from support.embedded_quorum import embedded_quorum
 
 from stratalog_broker.cluster.registration import Registration
 from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_core.system import SystemClock
 from stratalog_metadata.client.quorum_client import QuorumClient
-from stratalog_metadata.embedded import embedded_quorum
 from stratalog_metadata.records import Broker, broker_key
 from stratalog_metadata.state.commands import Command, ExpireSession
 

@@ -9,11 +9,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from support.embedded_quorum import embedded_quorum
 
 from stratalog.exit_codes import ExitCode
 from stratalog_core.errors import StratalogError
 from stratalog_core.rpc.tcp import TcpTransport
-from stratalog_metadata.embedded import embedded_quorum
 from stratalog_metadata.records import DynamicConfig, Session
 from stratalog_metadata.state.commands import Command, ExpireSession, Put
 

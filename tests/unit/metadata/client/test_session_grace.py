@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.embedded_quorum import EmbeddedQuorum, embedded_quorum
 from unit.metadata.watching import until
 
 from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_core.system import SystemClock
 from stratalog_metadata.client.quorum_client import QuorumClient
-from stratalog_metadata.embedded import EmbeddedQuorum, embedded_quorum
 from stratalog_metadata.records import session_key
 from stratalog_metadata.state.commands import Command, ExpireSession
 

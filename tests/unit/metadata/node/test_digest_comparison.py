@@ -12,10 +12,10 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.embedded_quorum import EmbeddedQuorum, embedded_quorum
 
 from stratalog_core.errors import Corrupt
 from stratalog_core.rpc.tcp import TcpTransport
-from stratalog_metadata.embedded import EmbeddedQuorum, embedded_quorum
 from stratalog_metadata.node import digest_comparison as comparing
 from stratalog_metadata.node.digest_comparison import Comparison, Verdict, compare
 from stratalog_metadata.raft import Entry, EntryKind

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.embedded_quorum import EmbeddedQuorum, embedded_quorum
 
 from stratalog_core.errors import Fenced, Invalid, NotFound, StratalogError, Unavailable
 from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
 from stratalog_metadata.client.administration import QuorumAdministration
-from stratalog_metadata.embedded import EmbeddedQuorum, embedded_quorum
 from stratalog_metadata.node.config import MetadataSettings
 from stratalog_metadata.node.server import MetadataServer
 from stratalog_metadata.records import QUORUM_KEY, DynamicConfig, Quorum

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from support.embedded_quorum import embedded_quorum
+
 from stratalog_core.metrics.groups import Histogram
 from stratalog_core.metrics.registry import Registry, Value
 from stratalog_core.rpc.tcp import TcpTransport
-from stratalog_metadata.embedded import embedded_quorum
 from stratalog_metadata.records import DynamicConfig
 from stratalog_metadata.state.commands import Command, Put
 

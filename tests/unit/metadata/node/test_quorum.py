@@ -12,12 +12,12 @@ from uuid import UUID
 
 import msgspec
 import pytest
+from support.embedded_quorum import EmbeddedQuorum, embedded_quorum
 
 from stratalog_core.errors import Conflict, Corrupt, Invalid, OutcomeUnknown, StratalogError, Unavailable
 from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
 from stratalog_metadata.client.quorum_client import QuorumClient
-from stratalog_metadata.embedded import EmbeddedQuorum, embedded_quorum
 from stratalog_metadata.node.config import MetadataSettings
 from stratalog_metadata.node.server import MetadataServer
 from stratalog_metadata.protocol import messages

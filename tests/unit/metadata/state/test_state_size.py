@@ -12,10 +12,10 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from support.embedded_quorum import embedded_quorum
 
 from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_metadata.client.quorum_client import QuorumClient
-from stratalog_metadata.embedded import embedded_quorum
 from stratalog_metadata.records import (
     LEDGER_IDS,
     Fragment,

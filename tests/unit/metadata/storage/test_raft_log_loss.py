@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 from simulation.disk import Disk, SimulatedFiles
+from support.embedded_quorum import embedded_quorum
 from unit.metadata.storage.test_raft_log import SEGMENT, VOTE_TERM, entries_of, entry, reopened, write, written
 
 from stratalog_core.errors import Corrupt
 from stratalog_core.ports import Buffer, File, Files
 from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_core.system import SystemFiles
-from stratalog_metadata.embedded import embedded_quorum
 from stratalog_metadata.raft import Entry, HardState, LogTail
 from stratalog_metadata.records import DynamicConfig
 from stratalog_metadata.state.commands import Command, Put

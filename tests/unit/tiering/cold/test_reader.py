@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import pytest
 import pytest_asyncio
+from support.archive_writer import ArchiveWriter
 
 from stratalog_core import stepwise
 from stratalog_core.batches.batch import iterate_headers
@@ -21,7 +22,6 @@ from stratalog_tiering.cold import manifest_source
 from stratalog_tiering.cold.archive import Archive
 from stratalog_tiering.cold.reader import ColdReader, ColdReaderSettings
 from stratalog_tiering.metrics import ColdReadMetrics
-from stratalog_tiering.offload.archive_writer import ArchiveWriter
 
 MIB = 1024 * 1024
 Result = TypeVar("Result")

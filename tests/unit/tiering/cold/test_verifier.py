@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.archive_writer import ArchiveWriter
 
 from stratalog_core.system import ThreadBackground
 from stratalog_tiering.cold.archive import Archive
 from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.cold.segment_check import check_segment
 from stratalog_tiering.cold.verifier import PartitionReport, Progress, Verifier
-from stratalog_tiering.offload.archive_writer import ArchiveWriter
 
 Store = Any
 Batches = Callable[..., list[bytes]]

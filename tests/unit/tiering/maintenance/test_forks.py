@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.archive_writer import ArchiveWriter
 
 from stratalog_core.system import SystemClock
 from stratalog_metadata.records import (
@@ -32,7 +33,6 @@ from stratalog_tiering.cold.reader import ColdReader, ColdReaderSettings
 from stratalog_tiering.core.forks import find_fork
 from stratalog_tiering.format.object_keys import manifest_key, manifests_prefix, marker_key
 from stratalog_tiering.maintenance.fork_resolution import read_lines
-from stratalog_tiering.offload.archive_writer import ArchiveWriter
 from stratalog_tiering.store import ObjectInfo
 
 Cluster = Any  # the TestCluster of conftest.py, which cannot be imported

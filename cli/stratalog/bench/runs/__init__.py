@@ -1,1 +1,0 @@
-"""Measurements: each prepares topics, composes loads, lets them work, and says what came out."""

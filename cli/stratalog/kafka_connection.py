@@ -1,0 +1,129 @@
+"""A connection to one Kafka broker and the requests that confluent-kafka has no call for, encoded by kio.
+
+The versions are served by brokers of several years; only FindCoordinator and Metadata need tagged fields.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import io
+import struct
+import sys
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, Final, cast
+
+from kio.index import load_request_schema, load_response_schema
+from kio.serial import entity_reader, entity_writer
+
+from stratalog_core.errors import StratalogError
+
+FETCH, METADATA, OFFSET_COMMIT, OFFSET_FETCH, FIND_COORDINATOR = 1, 3, 8, 9, 10
+JOIN_GROUP, HEARTBEAT, LEAVE_GROUP, SYNC_GROUP, OFFSET_DELETE = 11, 12, 13, 14, 47
+_VERSIONS: Final = {
+    FETCH: 11, METADATA: 9, OFFSET_COMMIT: 7, OFFSET_FETCH: 5, FIND_COORDINATOR: 3, JOIN_GROUP: 5, HEARTBEAT: 3, LEAVE_GROUP: 2,
+    SYNC_GROUP: 3, OFFSET_DELETE: 0,
+}  # fmt: skip
+CLIENT: Final = "stratalog"
+_ANSWER_TIMEOUT_S: Final = 330.0
+_CONNECT_TIMEOUT_S: Final = 30.0
+
+
+class NotAnswered(StratalogError):
+    """No answer, or a broken connection: whether the request took effect is unknown."""
+
+
+@functools.cache
+def request_schema(api: int) -> type[Any]:
+    return load_request_schema(api, _VERSIONS[api])
+
+
+def request_part(api: int, name: str) -> type[Any]:
+    """A part of a request, by the name that kio gives it."""
+    return cast(type[Any], getattr(sys.modules[request_schema(api).__module__], name))
+
+
+def taken_frames(received: bytearray) -> Iterator[bytes]:
+    """Answers that have come as a whole, without their sizes; they are taken out of ``received``."""
+    while len(received) >= 4:
+        (size,) = struct.unpack_from(">i", received)
+        if len(received) < 4 + size:
+            return
+        frame = bytes(received[4 : 4 + size])
+        del received[: 4 + size]
+        yield frame
+
+
+class Connection(asyncio.Protocol):
+    """One broker. Answers come in the order of the requests."""
+
+    def __init__(self) -> None:
+        self._received = bytearray()
+        self._waiting: deque[asyncio.Future[bytes]] = deque()
+        self._transport: asyncio.Transport | None = None
+        self._lost = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        for frame in taken_frames(self._received):
+            waiting = self._waiting.popleft()
+            if not waiting.done():
+                waiting.set_result(frame)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lost = True
+        for waiting in self._waiting:
+            if not waiting.done():
+                waiting.set_exception(NotAnswered("the connection broke"))
+
+    @property
+    def lost(self) -> bool:
+        return self._lost
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    async def ask(self, api: int, **fields: Any) -> Any:
+        """One request; its answer as an entity of kio. Raises ``NotAnswered``."""
+        schema = request_schema(api)
+        header_kind: Any = schema.__header_schema__
+        with io.BytesIO() as body:
+            header = header_kind(request_api_key=api, request_api_version=_VERSIONS[api], correlation_id=0, client_id=CLIENT)
+            entity_writer(header_kind)(body, header)
+            entity_writer(schema)(body, schema(**fields))
+            frame = body.getvalue()
+        content = memoryview(await self.exchange(frame)).toreadonly()
+        response: Any = load_response_schema(api, _VERSIONS[api])
+        _, at = entity_reader(response.__header_schema__)(content, 0)
+        return entity_reader(response)(content, at)[0]
+
+    async def exchange(self, frame: bytes) -> bytes:
+        """Raises ``NotAnswered``."""
+        if self._lost or self._transport is None:
+            raise NotAnswered("the connection broke")
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._waiting.append(answer)
+        self._transport.write(struct.pack(">i", len(frame)) + frame)
+        try:
+            async with asyncio.timeout(_ANSWER_TIMEOUT_S):
+                return await answer
+        except TimeoutError:
+            self.close()
+            raise NotAnswered(f"no answer within {_ANSWER_TIMEOUT_S:.0f} s") from None
+
+
+async def connect(address: str) -> Connection:
+    """Raises ``NotAnswered``."""
+    host, _, port = address.rpartition(":")
+    try:
+        async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+            _, connection = await asyncio.get_running_loop().create_connection(Connection, host, int(port))
+    except (OSError, TimeoutError) as failure:
+        raise NotAnswered(f"{address}: {failure or type(failure).__name__}") from failure
+    return connection

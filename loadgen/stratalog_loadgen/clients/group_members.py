@@ -1,0 +1,330 @@
+"""Members of consumer groups without librdkafka, for groups of hundreds: all in one thread of one process.
+
+Each member of librdkafka has four or five threads. A thousand are five thousand threads, and on few cores they keep each other
+and the cluster from their turns until sessions end, so that the group never settles: the client would be measured. These speak
+the same classic protocol as a client of its own each: a connection to the coordinator and one to every leader, a heartbeat
+every three seconds, eager assignment by range, offsets committed every five, fetches of half a second without a session. What
+they leave out: one process asks for metadata once for all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import struct
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from kio.schema.types import GroupId, TopicName
+
+from stratalog import kafka_connection as wire
+from stratalog.kafka_connection import Connection, NotAnswered, connect
+from stratalog_loadgen.clients.fetching import fetch, records_of
+from stratalog_loadgen.clients.reception import Reception
+from stratalog_loadgen.clients.settling import Settling
+from stratalog_loadgen.processes.control import LEAVE, LEFT, MEASURE, Control
+from stratalog_loadgen.processes.loads import ConsumerLoad, Counted
+
+SESSION_MS, REBALANCE_MS = 45_000, 300_000
+_HEARTBEAT_S, _COMMIT_S, _TURN_S, _AGAIN_S = 3.0, 5.0, 0.1, 0.2
+_MEMBER_ID_REQUIRED, _UNKNOWN_MEMBER, _ILLEGAL_GENERATION = 79, 25, 22
+_NO_COORDINATOR = (14, 15, 16)  # it loads, is away, is another
+_CONNECTING_AT_ONCE = 64
+
+Leaders = Mapping[int, str]
+"""Address by partition."""
+
+
+class Rejoin(NotAnswered):
+    """The member's generation is over."""
+
+
+def run_members(load: ConsumerLoad, control: Control) -> Counted:
+    """As ``run_consumers``, of one new topic, from its beginning on."""
+    control.wait_for_go()
+    return asyncio.run(_Members(load, control).run())
+
+
+class _Members:
+    def __init__(self, load: ConsumerLoad, control: Control) -> None:
+        self._load = load
+        self._control = control
+        self._reception = Reception(load)
+        self._members: list[_Member] = []
+        self._settling = Settling(control, self._changed_at)
+
+    async def run(self) -> Counted:
+        bootstrap = str(self._load.client["bootstrap.servers"]).split(",")
+        places = await _leaders(bootstrap, self._load.topics[0])
+        gate = asyncio.Semaphore(_CONNECTING_AT_ONCE)
+        self._members = [
+            _Member(self._load, group, self._reception, bootstrap[number % len(bootstrap)], places, gate)
+            for group in self._load.groups
+            for number in range(self._load.consumers)
+        ]
+        tasks = [asyncio.create_task(member.run()) for member in self._members]
+        while self._running():
+            await self._listen(tasks)
+            await asyncio.sleep(_TURN_S)
+        self._reception.end()
+        self._settling.note_assignments()
+        for task in tasks:
+            task.cancel()
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+        for failure in ended:
+            if isinstance(failure, Exception):
+                raise failure
+        return self._reception.counted(self._assigned(), self._settling.settled_s, self._settling.rebalance_s)
+
+    def _running(self) -> bool:
+        assigned = sum(self._assigned().values())
+        running = self._control.running(self._reception.all_records, assigned, rebalanced=self._settling.is_rebalanced)
+        return running and self._control.elapsed_s() < self._load.duration_s
+
+    async def _listen(self, tasks: list[asyncio.Task[None]]) -> None:
+        if self._control.told(MEASURE):
+            self._reception.count_anew()
+        if self._control.told(LEAVE):
+            self._settling.note_leaving()
+            tasks[0].cancel()
+            await asyncio.wait(tasks[:1])
+            await self._members[0].leave()
+        if self._control.told(LEFT):
+            self._settling.note_leaving()
+        for task in tasks:
+            if task.done() and not task.cancelled():
+                task.result()
+
+    def _changed_at(self) -> float:
+        return max((member.changed_at for member in self._members), default=0.0)
+
+    def _assigned(self) -> dict[str, int]:
+        assigned = dict.fromkeys(self._load.groups, 0)
+        for member in self._members:
+            assigned[member.group] += len(member.positions)
+        return assigned
+
+
+class _Member:
+    def __init__(
+        self,
+        load: ConsumerLoad,
+        group: str,
+        reception: Reception,
+        bootstrap: str,
+        leaders: Leaders,
+        gate: asyncio.Semaphore,
+    ) -> None:
+        self.group = group
+        self.positions: dict[int, int] = {}
+        self.changed_at = 0.0
+        self._topic = load.topics[0]
+        self._reception = reception
+        self._bootstrap = bootstrap
+        self._leaders = leaders
+        self._gate = gate
+        self._connections: dict[str, Connection] = {}
+        self._coordinator = ""
+        self._id = ""
+        self._generation = -1
+        self._committed: dict[int, int] = {}
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            try:
+                await self._join()
+                await self._work()
+            except NotAnswered as failure:
+                if not isinstance(failure, Rejoin):
+                    self._reception.failure = str(failure)
+                    self._coordinator = ""
+                    await asyncio.sleep(_AGAIN_S)
+                self._assign({})
+
+    async def leave(self) -> None:
+        """Commit, say so to the coordinator, and go."""
+        with contextlib.suppress(NotAnswered):
+            await self._commit()
+            await self._ask(wire.LEAVE_GROUP, group_id=GroupId(self.group), member_id=self._id)
+        self.positions = {}
+        for connection in self._connections.values():
+            connection.close()
+
+    def _assign(self, positions: dict[int, int]) -> None:
+        if positions or self.positions:
+            self.changed_at = time.monotonic()
+        self.positions = positions
+        self._committed = dict(positions)
+
+    async def _connection(self, address: str) -> Connection:
+        known = self._connections.get(address)
+        if known is None or known.lost:
+            async with self._gate:
+                known = self._connections[address] = await connect(address)
+        return known
+
+    async def _ask(self, api: int, **fields: Any) -> Any:
+        return await (await self._connection(self._coordinator)).ask(api, **fields)
+
+    async def _join(self) -> None:
+        if not self._coordinator:
+            found = await (await self._connection(self._bootstrap)).ask(wire.FIND_COORDINATOR, key=self.group, key_type=0)
+            _require(found.error_code)
+            self._coordinator = f"{found.host}:{found.port}"
+        joined = await self._joined()
+        if joined.error_code == _MEMBER_ID_REQUIRED:
+            self._id = joined.member_id
+            joined = await self._joined()
+        self._require(joined.error_code)
+        self._id, self._generation = joined.member_id, joined.generation_id
+        dealt: dict[str, bytes] = {}
+        if joined.leader == joined.member_id:
+            dealt = deal(sorted(member.member_id for member in joined.members), sorted(self._leaders))
+        part: Any = wire.request_part(wire.SYNC_GROUP, "SyncGroupRequestAssignment")
+        parts = tuple(part(member_id=member, assignment=content) for member, content in dealt.items())
+        synced = await self._ask(wire.SYNC_GROUP, **self._identity(), generation_id=self._generation, assignments=parts)
+        self._require(synced.error_code)
+        self._assign(await self._begins(dealt_to(bytes(synced.assignment))))
+
+    async def _joined(self) -> Any:
+        protocol: Any = wire.request_part(wire.JOIN_GROUP, "JoinGroupRequestProtocol")
+        return await self._ask(
+            wire.JOIN_GROUP,
+            **self._identity(),
+            session_timeout=datetime.timedelta(milliseconds=SESSION_MS),
+            rebalance_timeout=datetime.timedelta(milliseconds=REBALANCE_MS),
+            protocol_type="consumer",
+            protocols=(protocol(name="range", metadata=_subscription(self._topic)),),
+        )
+
+    def _identity(self) -> dict[str, Any]:
+        return {"group_id": GroupId(self.group), "member_id": self._id, "group_instance_id": None}
+
+    async def _begins(self, partitions: list[int]) -> dict[int, int]:
+        """What the group has committed, or the beginning."""
+        if not partitions:
+            return {}
+        part: Any = wire.request_part(wire.OFFSET_FETCH, "OffsetFetchRequestTopic")
+        wanted = part(name=TopicName(self._topic), partition_indexes=tuple(partitions))
+        answer = await self._ask(wire.OFFSET_FETCH, group_id=GroupId(self.group), topics=(wanted,))
+        self._require(answer.error_code)
+        rows = answer.topics[0].partitions
+        for row in rows:
+            self._require(row.error_code)
+        return {row.partition_index: max(0, row.committed_offset) for row in rows}
+
+    async def _work(self) -> None:
+        """Read from every leader, until a heartbeat says that the generation is over."""
+        by_leader: dict[str, list[int]] = {}
+        for partition in self.positions:
+            by_leader.setdefault(self._leaders[partition], []).append(partition)
+        readers = [asyncio.create_task(self._read(address, mine)) for address, mine in by_leader.items()]
+        try:
+            await self._stay(readers)
+        finally:
+            for reader in readers:
+                reader.cancel()
+            await asyncio.gather(*readers, return_exceptions=True)
+
+    async def _stay(self, readers: list[asyncio.Task[None]]) -> None:
+        commits_at = time.monotonic() + _COMMIT_S
+        while True:
+            if readers:
+                done, _ = await asyncio.wait(readers, timeout=_HEARTBEAT_S, return_when=asyncio.FIRST_EXCEPTION)
+                for reader in done:
+                    reader.result()
+            else:
+                await asyncio.sleep(_HEARTBEAT_S)
+            beat = await self._ask(wire.HEARTBEAT, **self._identity(), generation_id=self._generation)
+            if beat.error_code:
+                await self._commit()
+            self._require(beat.error_code)
+            if time.monotonic() >= commits_at:
+                await self._commit()
+                commits_at += _COMMIT_S
+
+    async def _commit(self) -> None:
+        news = {partition: at for partition, at in self.positions.items() if at > self._committed.get(partition, 0)}
+        if not news:
+            return
+        row: Any = wire.request_part(wire.OFFSET_COMMIT, "OffsetCommitRequestPartition")
+        topic: Any = wire.request_part(wire.OFFSET_COMMIT, "OffsetCommitRequestTopic")
+        rows = tuple(
+            row(partition_index=partition, committed_offset=at, committed_metadata="") for partition, at in news.items()
+        )
+        answer = await self._ask(
+            wire.OFFSET_COMMIT,
+            **self._identity(),
+            generation_id_or_member_epoch=self._generation,
+            topics=(topic(name=TopicName(self._topic), partitions=rows),),
+        )
+        for result in answer.topics[0].partitions:
+            self._require(result.error_code)
+        self._committed.update(news)
+
+    async def _read(self, address: str, partitions: list[int]) -> None:
+        connection = await self._connection(address)
+        while True:
+            wanted = {partition: self.positions[partition] for partition in partitions}
+            for fetched in await fetch(connection, self._topic, wanted):
+                _require(fetched.error)
+                records = list(records_of(fetched.records, wanted[fetched.partition]))
+                if records and fetched.partition in self.positions:
+                    self.positions[fetched.partition] = records[-1].offset + 1
+                    values = [record.value or b"" for record in records]
+                    self._reception.take(self.group, len(values), sum(map(len, values)), values)
+
+    def _require(self, error: int) -> None:
+        if error in (_UNKNOWN_MEMBER, _ILLEGAL_GENERATION):
+            self._id = ""
+        if error in _NO_COORDINATOR:
+            raise NotAnswered(f"the coordinator answered with error {error}")
+        if error:
+            raise Rejoin(f"the coordinator answered with error {error}")
+
+
+async def _leaders(bootstrap: list[str], topic: str) -> Leaders:
+    """Of all partitions. Raises ``NotAnswered``."""
+    connection = await connect(bootstrap[0])
+    part: Any = wire.request_part(wire.METADATA, "MetadataRequestTopic")
+    found = await connection.ask(
+        wire.METADATA,
+        topics=(part(name=TopicName(topic)),),
+        allow_auto_topic_creation=False,
+        include_cluster_authorized_operations=False,
+        include_topic_authorized_operations=False,
+    )
+    connection.close()
+    brokers = {broker.node_id: f"{broker.host}:{broker.port}" for broker in found.brokers}
+    _require(found.topics[0].error_code)
+    return {place.partition_index: brokers[place.leader_id] for place in found.topics[0].partitions}
+
+
+def deal(members: list[str], partitions: list[int]) -> dict[str, bytes]:
+    """By range, as Kafka's default assignor does: contiguous shares that differ by one at most."""
+    share, more = divmod(len(partitions), len(members))
+    dealt, at = {}, 0
+    for number, member in enumerate(members):
+        count = share + (number < more)
+        dealt[member] = struct.pack(f">{count}i", *partitions[at : at + count])
+        at += count
+    return dealt
+
+
+def dealt_to(content: bytes) -> list[int]:
+    """Partitions of an assignment that ``deal`` has made."""
+    return list(struct.unpack(f">{len(content) // 4}i", content))
+
+
+def _subscription(topic: str) -> bytes:
+    """Version 0 of the consumer protocol: one topic, no user data."""
+    name = topic.encode()
+    return struct.pack(f">hih{len(name)}si", 0, 1, len(name), name, -1)
+
+
+def _require(error: int) -> None:
+    if error:
+        raise NotAnswered(f"a broker answered with error {error}")

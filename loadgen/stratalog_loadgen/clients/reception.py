@@ -1,0 +1,75 @@
+"""What a process of consumers has read: counted from the first record on, and anew when the warm-up is over."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from stratalog_loadgen.clients.payloads import stamps_of
+from stratalog_loadgen.processes.control import cpu_s, resident_bytes
+from stratalog_loadgen.processes.loads import ConsumerLoad, Counted
+from stratalog_loadgen.results.histogram import Histogram
+
+
+class Reception:
+    """Records, bytes, latencies, and the CPU time that the process used meanwhile."""
+
+    def __init__(self, load: ConsumerLoad) -> None:
+        self._load = load
+        self._latency = Histogram()
+        self._per_group = dict.fromkeys(load.groups, 0)
+        self._records = 0
+        self._bytes = 0
+        self._first_at = 0.0
+        self._last_at = 0.0
+        self._until_told = False
+        self._cpu_from_s = 0.0
+        self._cpu_until_s = 0.0
+        self.all_records = 0
+        self.failure = ""
+
+    def count_anew(self) -> None:
+        self._latency = Histogram()
+        self._per_group = dict.fromkeys(self._load.groups, 0)
+        self._records = self._bytes = 0
+        self._first_at = self._last_at = time.monotonic()
+        self._cpu_from_s = self._cpu_until_s = cpu_s()
+        self._until_told = True
+
+    def take(self, group: str, records: int, size: int, values: Sequence[bytes] = ()) -> None:
+        """Records that have come now, ``size`` bytes in all; their values are needed if they bear stamps."""
+        now = time.monotonic()
+        self.all_records += records
+        if not records:
+            return
+        if not self._first_at:
+            self._first_at, self._cpu_from_s = now, cpu_s()
+        self._last_at, self._cpu_until_s = now, cpu_s()
+        self._records += records
+        self._per_group[group] += records
+        self._bytes += size
+        if self._load.stamps:
+            now_ns = time.monotonic_ns()
+            self._latency.record_all([(now_ns - sent_ns) // 1000 for sent_ns in stamps_of(values)])
+
+    def end(self) -> None:
+        """The time that counts is over."""
+        if self._until_told:
+            self._last_at, self._cpu_until_s = time.monotonic(), cpu_s()
+
+    def counted(self, assigned: dict[str, int], settled_s: float, rebalance_s: float) -> Counted:
+        return Counted(
+            records=self._records,
+            record_bytes=self._bytes,
+            began_at=self._first_at,
+            ended_at=self._last_at,
+            failure=self.failure,
+            latency=self._latency.buckets(),
+            latency_max_us=self._latency.maximum_us,
+            assigned=assigned,
+            settled_s=settled_s,
+            rebalance_s=rebalance_s,
+            cpu_s=self._cpu_until_s - self._cpu_from_s,
+            resident_bytes=resident_bytes(),
+            per_group=self._per_group,
+        )

@@ -1,0 +1,78 @@
+"""One load process, driven by :mod:`.crew` over standard input and output: ``python -m stratalog_loadgen.processes.worker``."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+
+import msgspec
+from confluent_kafka import KafkaError, KafkaException
+
+from stratalog_core.errors import Invalid, StratalogError
+from stratalog_loadgen.clients.connecting import run_connections
+from stratalog_loadgen.clients.consuming import run_consumers
+from stratalog_loadgen.clients.due_batches import DueBatches
+from stratalog_loadgen.clients.due_records import DueRecords
+from stratalog_loadgen.clients.group_members import run_members
+from stratalog_loadgen.clients.producing import Work
+from stratalog_loadgen.clients.whole_batches import WholeBatches
+from stratalog_loadgen.processes.control import Control, standard_control
+from stratalog_loadgen.processes.loads import ConnectionLoad, Counted, Failed, Load, ProducerLoad
+
+_METADATA_TIMEOUT_S = 60
+
+
+def main() -> None:
+    """Read one load, carry it out, report; a failure is reported, too."""
+    control = standard_control()
+    load = msgspec.json.decode(sys.stdin.buffer.readline(), type=Load)
+    try:
+        control.report(_run(load, control))
+    except (StratalogError, KafkaException, OSError) as failure:
+        control.report(Failed(message=_text(failure), wrong=_is_wrong(failure)))
+    except Exception:  # outermost: whoever waits for the result must learn why there is none
+        control.report(Failed(message=traceback.format_exc()))
+    # librdkafka's threads of a thousand clients take minutes to be joined, and nothing is left to say.
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def _run(load: Load, control: Control) -> Counted:
+    if isinstance(load, ProducerLoad):
+        return _run_producers(load, control)
+    if isinstance(load, ConnectionLoad):
+        return run_connections(load, control)
+    return (run_members if load.light else run_consumers)(load, control)
+
+
+def _run_producers(load: ProducerLoad, control: Control) -> Counted:
+    """Returns when everything that was sent is acknowledged or has failed."""
+    work = _work(load)(load, control)
+    for producer in work.producers:
+        producer.list_topics(load.topics[0], timeout=_METADATA_TIMEOUT_S)
+    control.wait_for_go()
+    return work.run()
+
+
+def _work(load: ProducerLoad) -> type[Work]:
+    if load.whole_batches or not load.records_per_s:
+        return WholeBatches
+    return DueRecords if load.each_partition or load.keys != "none" else DueBatches
+
+
+def _is_wrong(failure: BaseException) -> bool:
+    """Whether a setting is: of ours, or of the client's."""
+    if isinstance(failure, KafkaException):
+        return bool(failure.args[0].code() == KafkaError._INVALID_ARG)
+    return isinstance(failure, Invalid)
+
+
+def _text(failure: BaseException) -> str:
+    if isinstance(failure, KafkaException):
+        return str(failure.args[0].str())
+    return str(failure)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What a measurement found: histograms, gaps, result documents and their printed form."""

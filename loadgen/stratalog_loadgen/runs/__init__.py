@@ -1,0 +1,1 @@
+"""Measurements: each prepares topics, composes loads, runs them and reports the result."""

@@ -1,0 +1,48 @@
+"""How long a record takes at a given rate: to its acknowledgement, and to a consumer that waits for it."""
+
+from __future__ import annotations
+
+from stratalog_loadgen.processes.crew import Crew, OnProgress
+from stratalog_loadgen.processes.loads import ConsumerLoad, Counted, ProducerLoad
+from stratalog_loadgen.results.result import Result, behind, failures, latencies, result, throughput, window_of
+from stratalog_loadgen.runs.produce import producer_loads
+from stratalog_loadgen.runs.readers import consumer_loads, wait_until_assigned
+from stratalog_loadgen.settings import Readers, Topics, Traffic, Window, as_document
+from stratalog_loadgen.topics import prepared
+
+
+def measure_latency(
+    bootstrap: str,
+    topics: Topics,
+    traffic: Traffic,
+    window: Window,
+    *,
+    records_per_s: float,
+    end_to_end: bool = True,
+    on_progress: OnProgress = lambda _: None,
+) -> Result:
+    """Percentiles at ``records_per_s``, from the moment at which each record should have left, whatever the cluster does."""
+    readers = Readers()
+    with prepared(bootstrap, topics, traffic) as place:
+        loads = producer_loads(place, traffic, window, records_per_s=records_per_s, stamps=end_to_end)
+        listening = consumer_loads(place, readers, earliest=topics.name is None, stamps=True) if end_to_end else []
+        with Crew([*loads, *listening], on_progress) as crew:
+            sent, received = _work(crew, window, place.partitions * len(place.names) if end_to_end else 0)
+    measured = throughput(sent) | latencies(sent, "latency") | behind(sent, "behind") | failures(sent)
+    if received:
+        measured |= latencies(received, "end_to_end")
+    settings = as_document(topics, traffic, window, wanted_records_per_s=records_per_s, end_to_end=end_to_end)
+    return result("latency", settings, measured, window=window_of(sent))
+
+
+def _work(crew: Crew, window: Window, partitions: int) -> tuple[list[Counted], list[Counted]]:
+    """What producers and consumers counted after the warm-up."""
+    if partitions:
+        crew.begin(ConsumerLoad)
+        wait_until_assigned(crew, partitions)
+    crew.begin(ProducerLoad)
+    crew.follow_for(window.warmup_s)
+    crew.measure(ConsumerLoad)
+    sent = crew.finish(ProducerLoad, window.whole_s)
+    crew.stop(ConsumerLoad)
+    return sent, crew.finish(ConsumerLoad, 0)

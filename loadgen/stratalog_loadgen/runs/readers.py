@@ -1,0 +1,53 @@
+"""Consumers of a measurement: their loads, and the moment at which all partitions are assigned."""
+
+from __future__ import annotations
+
+import secrets
+
+from stratalog_core.errors import Invalid
+from stratalog_loadgen.processes.crew import Crew
+from stratalog_loadgen.processes.loads import ConsumerLoad
+from stratalog_loadgen.runs.produce import split
+from stratalog_loadgen.settings import Readers, consumer_options
+from stratalog_loadgen.topics import Prepared
+
+ASSIGN_TIMEOUT_S = 300.0
+
+
+def consumer_loads(place: Prepared, readers: Readers, *, earliest: bool = True, stamps: bool = False) -> list[ConsumerLoad]:
+    """One per process. With more processes than groups, each group's members are spread over several. Raises ``Invalid``."""
+    if readers.light and (len(place.names) > 1 or not earliest):
+        raise Invalid("light consumers read one new topic from its beginning: leave out --topic, or --light")
+    processes = readers.processes or readers.groups
+    members = readers.groups * readers.consumers
+    if processes > members:
+        raise Invalid(f"{processes} processes for {members} consumers: each process needs one at least")
+    groups = [f"bench-{secrets.token_hex(4)}-{number}" for number in range(readers.groups)]
+    options = consumer_options(place.bootstrap, readers, earliest=earliest)
+    if processes <= readers.groups:
+        shares = [(groups[number::processes], readers.consumers) for number in range(processes)]
+    else:
+        spread = split(processes, readers.groups)
+        shares = [
+            ([group], share) for group, parts in zip(groups, spread, strict=True) for share in split(readers.consumers, parts)
+        ]
+    return [
+        ConsumerLoad(
+            client=options,
+            topics=place.names,
+            groups=names,
+            consumers=consumers,
+            stamps=stamps,
+            light=readers.light,
+        )
+        for names, consumers in shares
+    ]
+
+
+def wait_until_assigned(crew: Crew, partitions: int, *, after_leaving: bool = False) -> None:
+    """Until the consumers hold ``partitions`` in all (partitions times groups); ``after_leaving`` anew, since one has left."""
+
+    def done() -> bool:
+        return crew.assigned(ConsumerLoad) == partitions and (not after_leaving or crew.rebalanced(ConsumerLoad))
+
+    crew.follow_until(done, ASSIGN_TIMEOUT_S, f"get all {partitions} partitions assigned")
