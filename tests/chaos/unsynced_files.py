@@ -10,8 +10,11 @@ from __future__ import annotations
 import os
 import random
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote, unquote
@@ -79,17 +82,37 @@ class UnsyncedFiles(SystemFiles):
         self._undo.mkdir(exist_ok=True)
 
     def open(self, path: str, *, create: bool = False, direct: bool = False) -> UnsyncedFile:  # type: ignore[override]
-        return UnsyncedFile(super().open(path, create=create, direct=direct), self._undo / quote(path, safe=""))
+        return UnsyncedFile(super().open(path, create=create, direct=direct), self._undo_of(path))
+
+    def rename(self, source: str, target: str) -> None:
+        """Rename the file and its undo file, so that what was unsynced is found under the new name."""
+        super().rename(source, target)
+        with suppress(FileNotFoundError):
+            self._undo_of(source).replace(self._undo_of(target))
+
+    def remove(self, path: str) -> None:
+        """Remove the file and its undo file, which must not be applied to another file of this name."""
+        super().remove(path)
+        self._undo_of(path).unlink(missing_ok=True)
+
+    def _undo_of(self, path: str) -> Path:
+        return self._undo / quote(path, safe="")
+
+
+def has_unsynced(root: Path) -> bool:
+    """Tell whether a power cut below ``root`` would take something now."""
+    return any(undo.stat().st_size and _path(root, undo).exists() for undo in _undo_directory(root).iterdir())
 
 
 def lose_power(root: Path, randomness: random.Random) -> int:
-    """Undo what a killed process had not made durable below ``root``; how many pages were undone."""
-    undone = 0
-    for undo in sorted(_undo_directory(root).iterdir()):
-        path = root / unquote(undo.name)
-        content = undo.read_bytes()
-        if content and path.exists():
-            undone += _undo_writes(path, content, randomness)
+    """Undo what killed processes had not made durable below ``root`` and return how many pages were undone.
+
+    Each page is lost by itself. If anything was unsynced, at least one page is lost.
+    """
+    writes = list(_unsynced_writes(root))
+    kept = iter(_draw_kept(sum(len(_pages(write)) for write in writes), randomness))
+    undone = sum(_undo_write(write, kept) for write in writes)
+    for undo in _undo_directory(root).iterdir():
         undo.unlink()
     return undone
 
@@ -98,35 +121,67 @@ def _undo_directory(root: Path) -> Path:
     return root.with_name(f"{root.name}.unsynced")
 
 
-def _undo_writes(path: Path, records: bytes, randomness: random.Random) -> int:
-    """The latest first, so that what is left of each page is something that it has held."""
+def _path(root: Path, undo: Path) -> Path:
+    return root / unquote(undo.name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Write:
+    """A write that was not durable."""
+
+    path: Path
+    position: int
+    length: int
+    before: bytes
+    """What the file had there, possibly less than ``length``."""
+
+
+def _unsynced_writes(root: Path) -> Iterator[_Write]:
+    """Yield them file by file, the latest first, so that what is left of each page is something that it has held."""
+    for undo in sorted(_undo_directory(root).iterdir()):
+        path = _path(root, undo)
+        if path.exists():
+            yield from reversed(_writes(path, undo.read_bytes()))
+
+
+def _writes(path: Path, records: bytes) -> list[_Write]:
     found = []
     at = 0
     while at + _RECORD.size <= len(records):
         position, length, kept = _RECORD.unpack_from(records, at)
         at += _RECORD.size
-        found.append((position, length, records[at : at + kept]))
+        found.append(_Write(path=path, position=position, length=length, before=records[at : at + kept]))
         at += kept
-    undone = 0
-    with path.open("r+b") as file:
-        for position, length, before in reversed(found):
-            undone += _undo_write(file.fileno(), position, length, before, randomness)
-    return undone
+    return found
 
 
-def _undo_write(descriptor: int, position: int, length: int, before: bytes, randomness: random.Random) -> int:
-    undone, end = 0, position
-    start = position
-    while start < position + length:
-        stop = min(start + PAGE_BYTES - start % PAGE_BYTES, position + length)
-        if randomness.random() < KEPT_CHANCE:
-            end = stop
-        else:
-            old = before[start - position : stop - position]
+def _draw_kept(pages: int, randomness: random.Random) -> list[bool]:
+    """Draw for each page whether it reached the disk; not all of them did."""
+    while True:
+        kept = [randomness.random() < KEPT_CHANCE for _ in range(pages)]
+        if not (kept and all(kept)):
+            return kept
+
+
+def _pages(write: _Write) -> list[tuple[int, int]]:
+    """Split the range of a write into its pages."""
+    end = write.position + write.length
+    starts = [write.position, *range(write.position - write.position % PAGE_BYTES + PAGE_BYTES, end, PAGE_BYTES)]
+    return list(pairwise([*starts, end]))
+
+
+def _undo_write(write: _Write, kept: Iterator[bool]) -> int:
+    undone, end = 0, write.position
+    with write.path.open("r+b") as file:
+        descriptor = file.fileno()
+        for start, stop in _pages(write):
+            if next(kept):
+                end = stop
+                continue
+            old = write.before[start - write.position : stop - write.position]
             os.pwrite(descriptor, old.ljust(min(stop, os.fstat(descriptor).st_size) - start, b"\0"), start)
             undone += 1
-        start = stop
-    # The file had ended within the write: it ends after the last page that reached the disk.
-    if len(before) < length and os.fstat(descriptor).st_size == position + length:
-        os.ftruncate(descriptor, max(end, position + len(before)))
+        # The file had ended within the write: it ends after the last page that reached the disk.
+        if len(write.before) < write.length and os.fstat(descriptor).st_size == write.position + write.length:
+            os.ftruncate(descriptor, max(end, write.position + len(write.before)))
     return undone
