@@ -34,7 +34,20 @@ hypothesis_settings.register_profile(
 hypothesis_settings.load_profile("stratalog")
 
 
+# In the environment, because every worker process of a test run imports this file and draws the same.
 _FRESH_SEED = int(os.environ.get("STRATALOG_FRESH_SEED") or SystemRandom().randrange(2**31))
+os.environ["STRATALOG_FRESH_SEED"] = str(_FRESH_SEED)
+
+# Clusters of processes choose their ports before they listen on them, so that two must not start at once.
+_STARTS_CLUSTERS = ("integration", "valid_requests")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep the tests of a file, which share fixtures, in one worker; all tests of process clusters, too."""
+    for item in items:
+        folder = item.path.parent.name
+        group = "clusters" if folder in _STARTS_CLUSTERS else f"{folder}/{item.path.stem}"
+        item.add_marker(pytest.mark.xdist_group(group))
 
 
 def pytest_report_header() -> str:

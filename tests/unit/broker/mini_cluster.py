@@ -33,7 +33,7 @@ from stratalog_tiering.store import ObjectStore, open_store
 from stratalog_tiering.worker.worker import TieringWorker
 
 Result = TypeVar("Result")
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -140,12 +140,16 @@ class MiniCluster:
 
 
 @asynccontextmanager
-async def run_cluster(path: Path, *, bookies: int = 1, brokers: int = 1, **settings: Any) -> AsyncIterator[MiniCluster]:
-    """``settings`` are fields of ``BrokerSettings`` for all brokers."""
+async def run_cluster(
+    path: Path, *, bookies: int = 1, brokers: int = 1, balance_interval_s: float = 10.0, **settings: Any
+) -> AsyncIterator[MiniCluster]:
+    """Run a cluster; ``settings`` are fields of ``BrokerSettings`` for all brokers."""
     async with AsyncExitStack() as stack:
         transport = TcpTransport()
         stack.push_async_callback(transport.close)
-        quorum = await stack.enter_async_context(embedded_quorum(path / "metadata", transport))
+        quorum = await stack.enter_async_context(
+            embedded_quorum(path / "metadata", transport, balance_interval_s=balance_interval_s)
+        )
         await until(quorum.client, lambda: quorum.client.view.get(CLUSTER_KEY) is not None, WAIT_S)
         background = ThreadBackground(2, "store")
         stack.callback(background.close)

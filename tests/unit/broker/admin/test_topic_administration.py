@@ -180,24 +180,24 @@ async def test_offsets_do_not_outlive_their_topic(mini_cluster: MiniCluster, del
 
 
 async def test_a_hundred_topics_at_once_and_busy_ones_deleted(tmp_path: Any) -> None:
-    async with run_cluster(tmp_path, brokers=2, auto_create_topics=False) as cluster:
+    async with run_cluster(tmp_path, brokers=2, auto_create_topics=False, lease_ms=60_000) as cluster:
         admin = admin_of(cluster)
         names = [f"topic-{number}" for number in range(100)]
 
         def scenario() -> None:
-            for future in admin.create_topics([NewTopic(name, 1, 1) for name in names]).values():
-                future.result(20)
+            for future in admin.create_topics([NewTopic(name, 1, 1) for name in names], request_timeout=WAIT_S).values():
+                future.result(WAIT_S)
             producer = confluent_kafka.Producer({"bootstrap.servers": cluster.bootstrap, "acks": "all"})
             for name in names[:10]:
                 producer.produce(name, b"value")
             producer.poll(0)
-            for future in admin.delete_topics(names).values():
-                future.result(20)
+            for future in admin.delete_topics(names, request_timeout=WAIT_S).values():
+                future.result(WAIT_S)
             producer.purge()
             producer.flush(5)
 
         await in_thread(scenario)
-        assert list(cluster.metadata.view.all(Partition)) == []
+        await until(cluster.metadata, lambda: not list(cluster.metadata.view.all(Partition)), WAIT_S)
 
 
 def _is_gone(view: MetadataView, broker_id: int) -> bool:

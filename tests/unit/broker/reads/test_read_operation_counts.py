@@ -14,6 +14,7 @@ from unit.broker.operation_tally import CountingTransport, Tally
 from unit.broker.partitions.test_failover import create_topic
 from unit.broker.raw_client import RawClient, batch, fetch, produce
 
+pytestmark = pytest.mark.alone
 BATCH = batch(b"x" * 300_000)
 BATCHES = 14
 """4.2 MB: five fetches of up to 1 MB, three batches each."""
