@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from stratalog.bench.report import figure
+from stratalog_loadgen.results.report import figure
 
 _UNITS: Final = ((1_000_000_000, "GB"), (1_000_000, "MB"), (1000, "KB"), (1, "B"))
 

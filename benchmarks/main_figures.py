@@ -8,12 +8,12 @@ from typing import Final
 
 import msgspec
 from matplotlib.axes import Axes
-from stratalog.bench.report import figure
 
 from benchmarks import summary
 from benchmarks.drawing import OURS_COLOUR, THEIRS_COLOUR, new_figure, styled, svg_of
 from benchmarks.journal import Run
 from benchmarks.summary import OURS
+from stratalog_loadgen.results.report import figure
 
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 PAGE: Final = Path(__file__).parents[1] / "docs" / "explanation" / "benchmarks.md"
