@@ -34,9 +34,14 @@ hypothesis_settings.register_profile(
 hypothesis_settings.load_profile("stratalog")
 
 
-# In the environment, because every worker process of a test run imports this file and draws the same.
-_FRESH_SEED = int(os.environ.get("STRATALOG_FRESH_SEED") or SystemRandom().randrange(2**31))
-os.environ["STRATALOG_FRESH_SEED"] = str(_FRESH_SEED)
+_FRESH_SEED = "STRATALOG_FRESH_SEED"
+
+
+def pytest_configure() -> None:
+    """Draw the fresh seed into the environment, from which every worker process of this test run takes it."""
+    if not os.environ.get(_FRESH_SEED):
+        os.environ[_FRESH_SEED] = str(SystemRandom().randrange(2**31))
+
 
 # Clusters of processes choose their ports before they listen on them, so that two must not start at once.
 _STARTS_CLUSTERS = ("integration", "valid_requests")
@@ -51,13 +56,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_report_header() -> str:
-    return f"fresh seeds of the simulator and the mutants: STRATALOG_FRESH_SEED={_FRESH_SEED} draws the same"
+    return f"fresh seeds of the simulator and the mutants: {_FRESH_SEED}={os.environ[_FRESH_SEED]} draws the same"
 
 
 @pytest.fixture(scope="session")
 def fresh_seed() -> int:
     """Another one in each test run, printed first; ``STRATALOG_FRESH_SEED`` repeats one."""
-    return _FRESH_SEED
+    return int(os.environ[_FRESH_SEED])
 
 
 @pytest.fixture(autouse=True, scope="session")
