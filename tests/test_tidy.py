@@ -17,7 +17,7 @@ import pytest
 
 from stratalog.reference import METRIC_GROUPS, SECTIONS
 from stratalog_broker.configs.topic_configs import TOPIC_CONFIG_KEYS, TopicConfigs
-from stratalog_core.metrics.groups import definitions
+from stratalog_core.metrics.groups import MetricGroup, definitions
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = [
@@ -142,6 +142,32 @@ def test_metric_names_end_with_their_unit_and_are_unique() -> None:
         if metric.unit in ("bytes", "seconds"):
             assert metric.name.removesuffix("_total").endswith(f"_{metric.unit}")
         assert metric.meaning[0].isupper()
+
+
+_GROUPS = [group for _, groups in METRIC_GROUPS for group in groups]
+
+
+@functools.cache
+def _metrics_set() -> set[tuple[str, str]]:
+    """``(group, field)`` for each keyword of a constructor; ``("", field)`` for attributes that are changed or observed."""
+    names = {group.__name__ for group in _GROUPS}
+    found = set()
+    for module in MODULES:
+        for node in ast.walk(ast.parse(module.read_text())):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                found.add(("", node.attr))
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names:
+                found.update((node.func.id, keyword.arg or "") for keyword in node.keywords)
+            elif isinstance(node, ast.Attribute) and node.attr == "observe" and isinstance(node.value, ast.Attribute):
+                found.add(("", node.value.attr))
+    return found
+
+
+@pytest.mark.parametrize("group", _GROUPS, ids=lambda group: group.__name__)
+def test_every_metric_is_set(group: type[MetricGroup]) -> None:
+    """A metric that nobody counts is always 0, and deceives whoever watches it."""
+    fields = {metric.field for metric in definitions(group)}
+    assert {field for field in fields if not {("", field), (group.__name__, field)} & _metrics_set()} == set()
 
 
 _ASIDE = {"_rules", "section"}
