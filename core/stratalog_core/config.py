@@ -1,7 +1,7 @@
-"""Settings of a component: a frozen dataclass whose every field carries unit, bounds, default and help.
+"""Settings of a component: a frozen dataclass whose fields carry unit, bounds, default and help.
 
-``load`` is the one place that validates. Precedence: command line over environment over file over default. An unknown
-name is refused, with the nearest known one. The reference page is generated from the same metadata.
+``load`` validates, and nothing else does. Precedence: command line, environment, file, default. An unknown name is refused, and
+the error suggests the nearest known name. The reference page is generated from the same metadata.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def setting(
     maximum: float | None = None,
     choices: tuple[str, ...] | None = None,
 ) -> Any:
-    """A dataclass field with its bounds. Units stand at the end of the field's name (``_ms``, ``_bytes``, ``_s``)."""
+    """A dataclass field with its bounds. The field's name ends with its unit (``_ms``, ``_bytes``, ``_s``)."""
     metadata = {"help": help, "minimum": minimum, "maximum": maximum, "choices": choices}
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -100,16 +100,16 @@ def _convert(field: dataclasses.Field[Any], value: Any, source: str) -> Any:
         raise Invalid(f"{source}: {field.name} must be {kind}, not {_shown(value)}") from wrong
     low, high, choices = field.metadata["minimum"], field.metadata["maximum"], field.metadata["choices"]
     if low is not None and converted < low:
-        raise Invalid(f"{source}: {field.name} is {_shown(converted)}; the least is {low}")
+        raise Invalid(f"{source}: {field.name} is {_shown(converted)}; minimum is {low}")
     if high is not None and converted > high:
-        raise Invalid(f"{source}: {field.name} is {_shown(converted)}; the most is {high}")
+        raise Invalid(f"{source}: {field.name} is {_shown(converted)}; maximum is {high}")
     if choices is not None and converted not in choices:
         raise Invalid(f"{source}: {field.name} is {_shown(converted)}; choose one of {', '.join(choices)}")
     return converted
 
 
 def _shown(value: Any) -> str:
-    """The beginning of a value that somebody wrote; Python refuses to print integers of thousands of digits."""
+    """The beginning of a value, for an error message. Python refuses to print integers of thousands of digits."""
     return "an integer of more than 64 bits" if isinstance(value, int) and value.bit_length() > 64 else repr(value)[:200]
 
 

@@ -45,7 +45,7 @@ class StratalogError(Exception):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if "code" in cls.__dict__:  # others travel as what they are a kind of
+        if "code" in cls.__dict__:  # subclasses without a code are sent as their parent class
             _BY_CODE[cls.code] = cls
 
 
@@ -125,5 +125,5 @@ class StorageFailed(StratalogError):
 
 
 def error_from_wire(code: str, message: str, detail: dict[str, Any]) -> StratalogError:
-    """Rebuild an error that another process answered."""
+    """Rebuild an error from another process's reply."""
     return _BY_CODE.get(code, StratalogError)(message, **detail)

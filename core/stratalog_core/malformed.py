@@ -1,7 +1,7 @@
-"""What msgspec raises for bytes that are not what they should be: every decoder catches exactly this, and says its own error.
+"""The exceptions that msgspec raises for malformed bytes. Decoders catch exactly these and raise their own error.
 
-Besides its own errors msgspec lets two of Python's out: text that is not UTF-8, and nesting deeper than the interpreter's
-stack, which a few hundred bytes are enough for, even within a field that nobody knows.
+Besides its own errors, msgspec passes on two of Python's: for text that is not UTF-8, and for nesting deeper than the
+interpreter's stack, which takes only a few hundred bytes, even within an unknown field.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The borders between our logic and the world: time, randomness, network, files, blocking work.
+"""Interfaces between our logic and the outside: time, randomness, network, files, blocking work.
 
-Every shell takes these as arguments. The real ones are in ``system.py`` and ``rpc/``; the simulator
+Every shell takes them as arguments. The real ones are in ``system.py`` and ``rpc/``; the simulator
 brings its own, behind the same contract suites.
 """
 
@@ -16,10 +16,10 @@ Result = TypeVar("Result")
 
 
 class Clock(Protocol):
-    """Time. Leases, time-outs and intervals use ``monotonic``; only records and people see ``wall_ms``."""
+    """Time. Leases, timeouts and intervals use ``monotonic``; ``wall_ms`` is for records and for display."""
 
     def monotonic(self) -> float:
-        """Seconds that never go back; comparable within one process only."""
+        """Seconds that never decrease; comparable within one process only."""
         ...
 
     def wall_ms(self) -> int:
@@ -55,21 +55,21 @@ class Channel(Protocol):
         ...
 
     async def call(self, method: int, parts: Sequence[Buffer], timeout_s: float) -> memoryview:
-        """The same, awaited. Raises the error instead of passing it."""
+        """``send`` and await the reply. Raises the error instead of passing it."""
         ...
 
     def on_lost(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call back each time a connection that stood breaks; returns how to stop. Not when the channel is closed."""
+        """Call back each time an established connection breaks, but not on ``close``; returns a function that cancels this."""
         ...
 
     async def close(self) -> None: ...
 
 
 class Connection(Protocol):
-    """What carries requests to a server. A process that is killed loses all of its connections at once."""
+    """One client's connection to a server. A killed process loses all of its connections at once."""
 
     def on_lost(self, callback: Callable[[Connection], None]) -> Callable[[], None]:
-        """Call back once when the connection has ended, whoever ended it; returns how to stop waiting for that."""
+        """Call back once when the connection has ended, whichever side ended it; returns a function that cancels this."""
         ...
 
 
@@ -86,7 +86,7 @@ class Request(Protocol):
 
     @property
     def connection(self) -> Connection:
-        """What it came over: the same object for all requests of one connection."""
+        """The connection of the request: the same object for all requests of one connection."""
         ...
 
     def reply(self, *parts: Buffer) -> None: ...
@@ -106,7 +106,7 @@ class Listener(Protocol):
 
 
 class Bound(Protocol):
-    """A port that this process holds and that nobody can connect to yet."""
+    """A port that is bound and does not accept connections yet."""
 
     @property
     def address(self) -> str:
@@ -165,12 +165,12 @@ OnWritten = Callable[[OSError | None], None]
 
 @runtime_checkable
 class BeginsWrites(Protocol):
-    """A file whose writes need no thread, mostly."""
+    """A file with asynchronous writes."""
 
     def begin_write(self, buffers: Sequence[Buffer], position: int, done: OnWritten) -> bool:
-        """Begin to write all of it, from the event loop, which later calls ``done``: with None when it is durable, or with what
-        failed, after which the range's content is undefined. False: nothing was begun, ``pwritev`` and ``datasync`` it. One
-        write of a file at a time; the buffers are free again on return.
+        """Start to write all of it from the event loop, which later calls ``done`` with None when it is durable, or with the
+        error, after which the range's content is undefined. Returns False if nothing was started: use ``pwritev`` and
+        ``datasync``. One write of a file at a time. The buffers may be reused on return.
         """
         ...
 
@@ -187,11 +187,11 @@ class Extent(NamedTuple):
 
 @runtime_checkable
 class BeginsReads(Protocol):
-    """A file whose large reads need no thread, mostly."""
+    """A file with asynchronous large reads."""
 
     def begin_reads(self, extents: Sequence[Extent], done: OnRead) -> bool:
-        """Begin to read all of them side by side, from the event loop, which later calls ``done`` with a view of each, or with
-        what failed. False: nothing was begun, ``pread`` them.
+        """Start to read all of them concurrently from the event loop, which later calls ``done`` with a view of each, or with
+        the error. Returns False if nothing was started: use ``pread``.
         """
         ...
 
@@ -200,14 +200,14 @@ class Files(Protocol):
     """A directory tree. Paths are relative, with ``/``. Every method blocks."""
 
     def lock(self) -> Callable[[], None]:
-        """How to release the tree, which this process alone uses from now on, until it releases it or ends.
+        """Lock the tree for this process, until it ends or calls the returned function.
 
         Raises ``Conflict`` that names the process which holds it.
         """
         ...
 
     def open(self, path: str, *, create: bool = False, direct: bool = False) -> File:
-        """``direct`` suits a log, which one writer writes in order and few read: writes go around the page cache."""
+        """``direct``: writes go around the page cache, which suits a log that one writer appends to and few read."""
         ...
 
     def read(self, path: str) -> bytes:
@@ -231,7 +231,7 @@ class Files(Protocol):
 
 
 class Background(Protocol):
-    """Where blocking calls go, so that the event loop never waits for a disk."""
+    """Runs blocking calls, so that the event loop never waits for a disk."""
 
     def run(self, call: Callable[[], Result]) -> Awaitable[Result]: ...
     def close(self) -> None: ...

@@ -1,6 +1,6 @@
-"""Searches by time inside batches: beside the event loop, a few at once, within one memory budget for the process.
+"""Runs searches by time inside batches outside the event loop, a few at a time, within one memory budget per process.
 
-What waits is bounded, too, and a search that nobody waits for any more ends at its next piece.
+The queue is bounded. A search whose caller is cancelled ends at its next piece.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _Result = TypeVar("_Result")
 
 
 class InlineBackground:
-    """Runs calls where they are made, for programs whose event loop serves nobody else."""
+    """Runs calls in the calling thread, for programs whose event loop has nothing else to do."""
 
     async def run(self, call: Callable[[], _Result]) -> _Result:
         return call()
@@ -30,7 +30,7 @@ class InlineBackground:
 
 
 class SearchPool:
-    """One for the process. ``background`` decides how many run at once; ``bytes_max`` bounds what they hold together."""
+    """One per process. ``background`` limits how many searches run at once, ``bytes_max`` the memory of all of them."""
 
     def __init__(self, background: Background, bytes_max: int, waiting_max: int = WAITING_MAX) -> None:
         self._background = background
@@ -39,7 +39,7 @@ class SearchPool:
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self.bytes_held = 0
         self.reads = asyncio.Semaphore(READS_AT_ONCE)
-        """Held by whoever reads a batch in order to search it."""
+        """Held while a batch is read in order to be searched."""
 
     async def first_reaching(
         self, batch: Buffer, header: BatchHeader, timestamp_ms: int, from_offset: int
@@ -62,7 +62,7 @@ class SearchPool:
             is_wanted = False
 
     async def _admitted(self, size: int) -> None:
-        """Wait until ``size`` bytes are free; first come, first served."""
+        """Wait until ``size`` bytes are free, in order of arrival."""
         if not self._waiting and (not self.bytes_held or self.bytes_held + size <= self._bytes_max):
             self.bytes_held += size
             return

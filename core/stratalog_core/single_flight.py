@@ -1,7 +1,7 @@
-"""Single flight: equal loads that are asked for at the same time run once.
+"""Single flight: concurrent loads of one key run once.
 
-A load can be waited for with a time limit. A caller that reaches it gets ``Unavailable``, and the load goes on for the
-retry. A caller that is cancelled cancels the load, unless another caller waits for it or has waited for it in vain.
+A caller may wait with a time limit. At the limit it gets ``Unavailable`` and the load continues, for the retry. A cancelled
+caller cancels the load, unless another caller waits for it or has waited until its time limit.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class _Load(Generic[Value]):
 
 
 class SingleFlight(Generic[Key, Value]):
-    """What is being loaded, by key. Results are not kept here: the load itself puts them where they belong."""
+    """Loads in progress, by key. Results are not kept here: the load itself stores them."""
 
     def __init__(self) -> None:
         self._running: dict[Key, _Load[Value]] = {}
@@ -38,7 +38,7 @@ class SingleFlight(Generic[Key, Value]):
         return len(self._running)
 
     def start(self, key: Key, load: Callable[[], Awaitable[Value]], *, keep: bool) -> _Load[Value]:
-        """Begin to load ``key`` unless that is under way. ``keep``: nobody's cancellation ends it."""
+        """Start to load ``key`` unless a load is in progress. ``keep``: the load is not cancelled with its callers."""
         running = self._running.get(key)
         if running is None:
             running = _Load(asyncio.ensure_future(_awaited(load)))
@@ -50,7 +50,7 @@ class SingleFlight(Generic[Key, Value]):
     async def get(
         self, key: Key, load: Callable[[], Awaitable[Value]], timeout_s: float | None = None, *, keep: bool = False
     ) -> Value:
-        """The loaded value. Raises what the load raises, or ``Unavailable`` after ``timeout_s`` (None: no limit)."""
+        """Return the loaded value. Raises what the load raises, or ``Unavailable`` after ``timeout_s`` (None: no limit)."""
         running = self.start(key, load, keep=keep)
         running.waiters += 1
         try:
@@ -69,13 +69,13 @@ class SingleFlight(Generic[Key, Value]):
         return running.task.result()
 
     def abandon(self, key: Key) -> None:
-        """Stop loading ``key`` if nobody waits for it or has waited for it."""
+        """Cancel the load of ``key``, unless a caller waits for it or has waited for it."""
         running = self._running.get(key)
         if running is not None and not running.waiters and not running.keep:
             self._give_up(key, running)
 
     def _give_up(self, key: Key, running: _Load[Value]) -> None:
-        # Out of the table at once: a caller that asks now must not join a load that is being cancelled.
+        # Removed at once: a new caller must not join a load that is being cancelled.
         if self._running.get(key) is running:
             del self._running[key]
         running.task.cancel()
@@ -84,10 +84,10 @@ class SingleFlight(Generic[Key, Value]):
         if self._running.get(key) is not None and self._running[key].task is task:
             del self._running[key]
         if not task.cancelled():
-            task.exception()  # A load that nobody waits for may fail unseen: a caller meets the failure itself.
+            task.exception()  # Mark the exception as retrieved: a load without callers may fail silently.
 
     async def close(self) -> None:
-        """Cancel everything and wait until it has ended."""
+        """Cancel all loads and wait until they have ended."""
         tasks = [running.task for running in self._running.values()]
         for task in tasks:
             task.cancel()

@@ -1,8 +1,8 @@
-"""Decoding large msgpack maps in steps, so that a thread that does it never keeps the interpreter for long.
+"""Decodes large msgpack maps in steps, so that the decoding thread never holds the interpreter's lock for long.
 
 One call into the decoder holds the interpreter's lock until it returns: 20 ms for a segment footer with 10,000 producers, 45
-for a manifest page with 16,384 segments. The event loop's thread does not run meanwhile. Finding where the elements of an array
-begin takes 2 or 3 ms; each element is a call of its own then.
+for a manifest page with 16,384 segments. The event loop's thread cannot run meanwhile. Locating the elements of an array takes
+2 or 3 ms; then each element is decoded by a call of its own.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ import msgspec
 from stratalog_core.ports import Buffer
 
 AT_ONCE_BYTES: Final = 64 * 1024
-"""What is decoded in one call, and parsed on the event loop: some 2 ms."""
+"""Bodies up to this size are decoded in one call, and on the event loop: about 2 ms."""
 Kind = TypeVar("Kind", bound=msgspec.Struct)
 _EMPTY: Final = msgspec.Raw(msgspec.msgpack.encode([]))
 
 
 def decode_map(body: Buffer, kind: type[Kind], elements: Mapping[str, type[Any]]) -> Kind:
-    """``body`` as ``kind``. The fields in ``elements`` are tuples, which are decoded element by element if it is large.
+    """Decode ``body`` as ``kind``. The fields in ``elements`` are tuples; they are decoded element by element if ``body`` is
+    large.
 
     Raises what ``msgspec`` raises.
     """
@@ -32,7 +33,7 @@ def decode_map(body: Buffer, kind: type[Kind], elements: Mapping[str, type[Any]]
     for name, element in elements.items():
         if name in fields:
             decode = msgspec.msgpack.Decoder(element).decode
-            # A loop of the interpreter's, not map(): only between its steps another thread gets its turn.
+            # An interpreted loop, not map(): other threads can run only between its steps.
             decoded[name] = tuple([decode(each) for each in msgspec.msgpack.decode(fields[name], type=list[msgspec.Raw])])
             fields[name] = _EMPTY
     return msgspec.structs.replace(msgspec.msgpack.decode(msgspec.msgpack.encode(fields), type=kind), **decoded)

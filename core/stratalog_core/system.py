@@ -1,4 +1,4 @@
-"""The real clock, files and background threads: the only module of this package that touches the machine, besides ``rpc``."""
+"""The real clock, files and background threads behind ``stratalog_core.ports``."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ Result = TypeVar("Result")
 
 
 _trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-"""Of glibc; other C libraries return memory by themselves."""
+"""glibc only; other C libraries return memory by themselves."""
 
 
 def return_free_memory() -> None:
-    """Return what the allocator keeps for later to the system. Takes up to a tenth of a second after a large peak."""
+    """Return the allocator's free memory to the system. Takes up to a tenth of a second after a large peak."""
     if _trim is not None:
         _trim(0)
 
@@ -105,8 +105,8 @@ def sync_directory(path: Path) -> None:
 class ThreadBackground:
     """Blocking calls in a bounded number of threads; see :class:`stratalog_core.ports.Background`.
 
-    A group commit makes one such call for each group, so its cost counts: a plain queue and one future measured 30 µs of CPU
-    for a call that does nothing, the standard executor with its two chained futures 60 µs.
+    Group commits may make one call each, so the cost matters: a call that does nothing takes 30 µs of CPU with a plain queue
+    and one future, and 60 µs with the standard executor and its two chained futures.
     """
 
     def __init__(self, threads: int, name: str) -> None:
@@ -128,7 +128,7 @@ class ThreadBackground:
         return future
 
     def close(self) -> None:
-        """Wait for the calls that run; those that have not begun are cancelled."""
+        """Cancel the calls that have not begun, and wait for the others."""
         self._closed = True
         _open_pools.discard(self)
         with contextlib.suppress(queue.Empty):
@@ -151,7 +151,7 @@ _open_pools: weakref.WeakSet[ThreadBackground] = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    """No thread may be inside a library when the interpreter is taken down: native ones abort the process then."""
+    """Stop all threads: native libraries abort the process if a thread is inside them while the interpreter shuts down."""
     for pool in list(_open_pools):
         pool.close()
 
@@ -166,11 +166,11 @@ def _work(calls: queue.SimpleQueue[_Call | None]) -> None:
             continue
         try:
             result = call()
-        except BaseException as failure:  # Whatever it is belongs to whoever awaits the future.
+        except BaseException as failure:  # The caller that awaits the future gets it.
             _tell(loop, partial(_settle, future, None, failure))
         else:
             _tell(loop, partial(_settle, future, result, None))
-        # Nothing of a call may live on while the thread waits for the next one.
+        # Keep no reference to a call while waiting for the next one.
         taken = loop = future = call = result = None  # type: ignore[assignment]
 
 
@@ -184,5 +184,5 @@ def _settle(future: asyncio.Future[Any], result: object, failure: BaseException 
 
 
 def _tell(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
-    with contextlib.suppress(RuntimeError):  # The loop is closed: nobody waits any more.
+    with contextlib.suppress(RuntimeError):  # The loop is closed, so no caller is left.
         loop.call_soon_threadsafe(call)

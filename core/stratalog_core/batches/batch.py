@@ -9,7 +9,7 @@ Layout, big-endian (Kafka documentation, "Record Batch")::
     17 u32 CRC32C over byte 21 to the end
 
 ``batch length`` counts from byte 12 on. The CRC covers neither base offset nor leader epoch: a broker sets both
-without touching what the producer signed.
+without changing the bytes that the producer's checksum covers.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _ATTRIBUTES_LOW_BYTE: Final = 22
 
 
 class BatchHeader(NamedTuple):
-    """The header's fields in wire order (a tuple: made at C speed for every batch on the hot path)."""
+    """The header's fields in wire order. A tuple, because it is made for every batch on the hot path."""
 
     base_offset: int
     batch_length: int
@@ -101,7 +101,7 @@ class BatchHeader(NamedTuple):
 
 
 def read_header(buffer: Buffer, position: int = 0) -> BatchHeader:
-    """The header at ``position``; at least 61 bytes must be there, or ``Corrupt`` is raised. Nothing is validated."""
+    """Return the header at ``position`` without validating it. Raises ``Corrupt`` if fewer than 61 bytes follow."""
     try:
         return BatchHeader._make(HEADER.unpack_from(buffer, position))
     except struct.error:
@@ -131,7 +131,9 @@ def crc_matches(batch: Buffer, header: BatchHeader) -> bool:
 
 
 def check_batch(batch: Buffer) -> BatchHeader:
-    """Header of a buffer that is exactly one sound batch of magic 2. Raises ``Corrupt`` or ``Invalid`` (old magic)."""
+    """Return the header of a buffer that is exactly one valid batch. Raises ``Corrupt``, or ``Invalid`` for a magic other
+    than 2.
+    """
     header = read_header(batch)
     if header.magic != MAGIC:
         raise Invalid(f"record batch has magic {header.magic}; only format v2 is served")
@@ -143,13 +145,13 @@ def check_batch(batch: Buffer) -> BatchHeader:
 
 
 def assign_offset(batch: bytearray | memoryview, base_offset: int, leader_epoch: int) -> None:
-    """Write base offset and leader epoch in place; the CRC stays right because it covers neither."""
+    """Write base offset and leader epoch in place. The CRC stays valid because it covers neither."""
     _BASE_OFFSET.pack_into(batch, 0, base_offset)
     _LEADER_EPOCH.pack_into(batch, 12, leader_epoch)
 
 
 def assign_log_append_time(batch: bytearray | memoryview, timestamp_ms: int) -> None:
-    """Stamp one whole batch with the broker's time (``message.timestamp.type=LogAppendTime``) and renew its CRC."""
+    """Set the timestamps of one batch to the broker's time (``message.timestamp.type=LogAppendTime``) and recompute its CRC."""
     (attributes,) = _ATTRIBUTES.unpack_from(batch, 21)
     _ATTRIBUTES.pack_into(batch, 21, attributes | TIMESTAMP_TYPE_BIT)
     _MAX_TIMESTAMP.pack_into(batch, 35, timestamp_ms)

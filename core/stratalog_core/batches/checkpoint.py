@@ -1,15 +1,15 @@
 """Checkpoint entries: what a partition's owner must know at a ledger's base offset, written before its first batch.
 
-Each ledger begins with one checkpoint in one or more parts (entries 0, 1, …), so that taking over looks no further back
-than the newest complete one, and tiering learns of producers and transactions without an owner. An owner that hands its
-partition over writes one more of a single part behind the last batch, for whoever is next. A part is::
+Each ledger begins with one checkpoint in one or more parts (entries 0, 1, …). So a takeover reads no further back than the
+newest complete checkpoint, and tiering learns of producers and transactions without asking the owner. An owner that hands its
+partition over writes one more checkpoint of a single part after the last batch, for the next owner. A part is::
 
-    0  4s  magic b"SLCK"      no record batch begins so: its base offset would exceed 2**62
+    0  4s  magic b"SLCK"      no record batch begins with it: its base offset would exceed 2**62
     4  u8  format version (1)
     5  u8  reserved, 0
     6  u16 part               0, 1 … parts - 1
     8  u16 parts
-    10 ..  the part's share of the msgpack body, cut anywhere
+    10 ..  the part's share of the msgpack body, split at any byte
 
 The body is the msgpack map of :class:`Checkpoint`; unknown fields are skipped, so that fields can be added.
 """
@@ -70,7 +70,7 @@ class OngoingTransaction(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Everything as it was when all batches below ``offset``, and no other, had been appended."""
+    """State after all batches below ``offset`` and no others had been appended."""
 
     offset: int
     leader_epochs: tuple[EpochStart, ...] = ()
@@ -78,7 +78,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     transactions: tuple[OngoingTransaction, ...] = ()
     application_state: bytes | None = None
     more_is_coming: bool = False
-    """Of a checkpoint at a ledger's end: producers were at work when the partition was handed over."""
+    """Set in a checkpoint at a ledger's end: producers were writing when the partition was handed over."""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -103,7 +103,9 @@ def part_position(payload: Buffer) -> tuple[int, int]:
 
 
 def encode_checkpoint(checkpoint: Checkpoint, part_bytes_max: int = PART_BYTES_MAX) -> list[bytes]:
-    """The parts of a checkpoint, in the order in which they become entries; larger than asked for if they were too many."""
+    """Split a checkpoint into parts, in entry order. Parts exceed ``part_bytes_max`` if there would be more than
+    ``PARTS_MAX``.
+    """
     body = _encoder.encode(checkpoint)
     part_bytes = max(part_bytes_max, -(-len(body) // PARTS_MAX))
     chunks = [body[start : start + part_bytes] for start in range(0, len(body), part_bytes)]
@@ -111,7 +113,7 @@ def encode_checkpoint(checkpoint: Checkpoint, part_bytes_max: int = PART_BYTES_M
 
 
 def decode_checkpoint(parts: Sequence[Buffer]) -> Checkpoint:
-    """The checkpoint of all its parts in order. Raises ``Corrupt`` for a missing part or another format."""
+    """Decode a checkpoint from all its parts in order. Raises ``Corrupt`` for a missing part or an unknown format version."""
     for index, payload in enumerate(parts):
         if part_position(payload) != (index, len(parts)):
             raise Corrupt(f"checkpoint part {part_position(payload)} stands where ({index}, {len(parts)}) belongs")

@@ -1,7 +1,7 @@
 """The four codecs of Kafka's record batches, by their number in the batch attributes. All work is done by C libraries.
 
-Snappy appears in two dresses: raw (librdkafka and most others) and xerial-framed (Java); both are read, xerial is
-written. LZ4 is the frame format. What a header claims is not believed: output is asked for in pieces, up to a limit.
+Snappy has two framings: raw (librdkafka and most others) and xerial (Java). Both are read, xerial is written. LZ4 is the frame
+format. Sizes in headers are not trusted: output is requested in pieces, up to a limit.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ PIECE_BYTES: Final = 256 * 1024
 _PIECE_BYTES_MIN: Final = 64 * 1024
 _LIKELY_RATIO: Final = 8
 _SNAPPY_RATIO_MAX: Final = 22
-"""Three bytes of a snappy block stand for 64 at most."""
+"""Three bytes of a snappy block expand to at most 64."""
 _ZSTD_WINDOW_BYTES: Final = 8 * 1024 * 1024
-"""A later frame of a batch may have such a window even if the first one has a smaller one."""
+"""Minimum window to allow: a later frame of a batch may have a larger window than the first."""
 _LENGTH = struct.Struct(">i")
 
 
@@ -57,7 +57,7 @@ def compress(codec: int, content: Buffer) -> bytes:
 
 def decompress(codec: int, content: Buffer, limit_bytes: int = DECOMPRESSED_BYTES_MAX) -> bytes:
     """Inverse of :func:`compress`. Raises ``Corrupt`` for bad bytes or a result over ``limit_bytes``."""
-    # The codecs allocate all that is asked for, so a likely size is: the limit at once made a 1 MB batch ten times slower.
+    # The codecs allocate the whole requested size. Requesting the limit made a 1 MB batch ten times slower.
     likely_bytes = max(_PIECE_BYTES_MIN, len(content) * _LIKELY_RATIO)
     return b"".join(decompress_pieces(codec, content, limit_bytes, likely_bytes))
 
@@ -65,7 +65,7 @@ def decompress(codec: int, content: Buffer, limit_bytes: int = DECOMPRESSED_BYTE
 def decompress_pieces(
     codec: int, content: Buffer, limit_bytes: int = DECOMPRESSED_BYTES_MAX, piece_bytes: int = PIECE_BYTES
 ) -> Iterator[bytes]:
-    """The same in pieces of ``piece_bytes`` (of snappy: in the blocks it was written in), each made when it is asked for."""
+    """Decompress lazily in pieces of ``piece_bytes``, or of snappy's own block size. Raises as :func:`decompress` does."""
     total = 0
     try:
         for piece in _pieces(codec, content, limit_bytes, piece_bytes):
@@ -78,7 +78,7 @@ def decompress_pieces(
 
 
 def decompression_bytes(codec: int, content: Buffer) -> int:
-    """Memory that :func:`decompress_pieces` takes at most, pieces of ``PIECE_BYTES`` included, if nothing limits its output."""
+    """Upper bound of the memory of :func:`decompress_pieces`, its pieces of ``PIECE_BYTES`` included."""
     if codec == ZSTD:
         return 2 * PIECE_BYTES + _zstd_window_bytes(content)
     if codec == LZ4:
@@ -92,7 +92,7 @@ def _zstd_window_bytes(content: Buffer) -> int:
     try:
         return int(zstandard.get_frame_parameters(content).window_size)
     except zstandard.ZstdError:
-        return 0  # The decompressor says what is wrong.
+        return 0  # The decompressor reports the error.
 
 
 def _lz4_block_bytes(content: Buffer) -> int:

@@ -1,8 +1,7 @@
-"""Searching the records of one batch by time, in bounded memory: decompressed piece by piece, and no record is kept.
+"""Searches the records of one batch by time in bounded memory: decompresses piece by piece and keeps no record.
 
-A batch of 4 KB can unpack to 128 MiB and to millions of records, so a search runs beside the event loop, see
-``search_pool.py``. Only the head of each record is read: its length, and how far its timestamp and offset are from those of
-the batch.
+A batch of 4 KB can expand to 128 MiB and to millions of records, so searches run outside the event loop
+(``search_pool.py``). Only the head of each record is read: its length, and the deltas of its timestamp and offset.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class FoundInBatch(NamedTuple):
 
 
 def search_bytes(batch: Buffer, header: BatchHeader) -> int:
-    """Memory that a search of this batch takes beside the batch."""
+    """Memory that a search of this batch needs, without the batch itself."""
     return decompression_bytes(header.compression, memoryview(batch)[HEADER_BYTES : header.size_bytes])
 
 
@@ -41,8 +40,8 @@ def first_reaching(
 ) -> FoundInBatch | None:
     """The first record at or beyond ``from_offset`` whose timestamp is ``timestamp_ms`` or later.
 
-    A batch that claims to need more than ``memory_bytes`` may expand to no more than that: then it takes no more either. Raises
-    ``Corrupt`` for bytes that are no records or expand too far, and ``Unavailable`` once ``is_wanted`` says no.
+    A batch whose codec claims more memory than ``memory_bytes`` may not expand beyond ``memory_bytes``. Raises ``Corrupt`` for
+    malformed records or output beyond the limit, and ``Unavailable`` once ``is_wanted`` returns False.
     """
     search = _Search(header, timestamp_ms, from_offset)
     content = memoryview(batch)[HEADER_BYTES : header.size_bytes]
@@ -58,7 +57,7 @@ def first_reaching(
 
 
 class _Search:
-    """A walk over the heads of a batch's records, fed with its decompressed bytes in pieces of any size."""
+    """Parses the heads of a batch's records from decompressed pieces of any size."""
 
     def __init__(self, header: BatchHeader, timestamp_ms: int, from_offset: int) -> None:
         self._header = header
@@ -71,14 +70,14 @@ class _Search:
         self.found: FoundInBatch | None = None
 
     def read(self, piece: bytes) -> None:
-        """Walk on; the head of a record that may go on in the next piece waits for it."""
+        """Parse one more piece. A record head that is cut at its end is kept for the next piece."""
         if self._skip >= len(piece):
             self._skip -= len(piece)
             return
         self._walk(self._rest + piece[self._skip :], _HEAD_BYTES_MAX)
 
     def end(self) -> None:
-        """There is no further piece. Raises ``Corrupt`` if records are missing."""
+        """Finish after the last piece. Raises ``Corrupt`` if records are missing."""
         self._walk(self._rest, 1)
         if self.found is None and (self.records_left or self._skip):
             raise Corrupt(f"{self.records_left} records are missing in the batch at {self._header.base_offset}")

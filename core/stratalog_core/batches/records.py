@@ -1,7 +1,7 @@
 """Build and decode the records inside a batch, in plain Python.
 
-For what is rare or small: internal topics, the command line, tests. The hot path
-never comes here, and bulk reading has compiled kernels. Layout of a record (Kafka documentation, "Record"): varint
+Used where records are few: internal topics, the command line, tests. The hot path does not decode records, and bulk
+reading has compiled kernels. Layout of a record (Kafka documentation, "Record"): varint
 length, i8 attributes, varlong timestamp delta, varint offset delta, then key, value and headers, each length-prefixed.
 """
 
@@ -34,7 +34,7 @@ _VARINT_BYTES_MAX: Final = 10
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """One record. ``offset`` is absolute; ``timestamp_ms`` is -1 where there is none."""
+    """One record. ``offset`` is absolute; ``timestamp_ms`` is -1 if there is none."""
 
     offset: int
     timestamp_ms: int
@@ -53,7 +53,7 @@ def build_batch(
     producer_epoch: int = -1,
     base_sequence: int = NO_SEQUENCE,
 ) -> bytearray:
-    """One batch of ``records`` (at least one), whose offsets must rise; gaps are kept."""
+    """Build one batch of ``records`` (at least one). Offsets must ascend; gaps are kept."""
     first, last = records[0], records[-1]
     body = bytearray()
     headers, encoded_headers = first.headers, _encode_headers(first.headers)
@@ -93,7 +93,7 @@ def iterate_records(batch: Buffer, header: BatchHeader | None = None) -> Iterato
 
 def encode_varint(value: int) -> bytes:
     """Zig-zag variable-length integer."""
-    if -64 <= value < 64:  # most lengths and deltas: one byte, made beforehand
+    if -64 <= value < 64:  # most lengths and deltas are one byte, from a table
         return _ONE_BYTE[value]
     remaining = (value << 1) ^ (value >> 63)
     if remaining < 1 << 14:
@@ -108,7 +108,7 @@ def encode_varint(value: int) -> bytes:
 
 def decode_varint(buffer: bytes | memoryview, position: int) -> tuple[int, int]:
     """``(value, next position)``. Raises ``Corrupt`` past the end, beyond ten bytes or beyond 64 bits."""
-    if position < len(buffer) and (first := buffer[position]) < 0x80:  # as nearly all
+    if position < len(buffer) and (first := buffer[position]) < 0x80:  # nearly all
         return (first >> 1) ^ -(first & 1), position + 1
     result = shift = 0
     for index in range(position, position + _VARINT_BYTES_MAX):
@@ -125,7 +125,7 @@ def decode_varint(buffer: bytes | memoryview, position: int) -> tuple[int, int]:
 
 
 _ONE_BYTE: Final = tuple(bytes(((value << 1) ^ (value >> 63),)) for value in (*range(64), *range(-64, 0)))
-"""Indexed by the value itself: negative ones count from the end."""
+"""Indexed by the value itself; negative values count from the end."""
 
 
 def _encode_headers(headers: Sequence[Header]) -> bytes:
@@ -140,7 +140,7 @@ def _encode_bytes(content: bytes | None) -> bytes:
 def _read_record(
     body: bytes, position: int, header: BatchHeader, headers_seen: dict[bytes, tuple[Header, ...]]
 ) -> tuple[Record, int]:
-    """``headers_seen`` are those of the record before, by their bytes: neighbours often have the same."""
+    """``headers_seen`` holds the previous record's headers by their bytes: neighbours often have the same."""
     length, position = decode_varint(body, position)
     end = position + length
     if length < 1 or end > len(body):
@@ -164,7 +164,7 @@ def _read_record(
 
 
 def _read_headers(body: bytes, position: int, end: int) -> tuple[Header, ...]:
-    """All that is left of a record."""
+    """The rest of a record."""
     count, position = decode_varint(body, position)
     if not 0 <= count <= end - position:
         raise Corrupt(f"record claims {count} headers in {end - position} bytes")

@@ -30,7 +30,7 @@ REQUEST: Final = 0
 REPLY: Final = 1
 ERROR: Final = 2
 FRAME_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Upper bound on a frame's length field; larger transfers are cut by their protocols."""
+"""Upper bound of a frame's length field. Protocols split larger transfers."""
 
 _encode_error = msgspec.msgpack.Encoder()
 _decode_error = msgspec.msgpack.Decoder(tuple[str, str, dict[str, object]])
@@ -42,7 +42,7 @@ def pack_header(kind: int, method: int, correlation: int, body_bytes: int) -> by
 
 
 def unpack_header(stream: bytes | bytearray | memoryview, start: int = 0) -> tuple[int, int, int, int]:
-    """``(whole size, kind, method, correlation)`` of the frame at ``start``, whose header is there. Raises ``Corrupt``."""
+    """Return ``(whole size, kind, method, correlation)`` of the frame whose header is at ``start``. Raises ``Corrupt``."""
     length_field, kind, version, method, correlation = HEADER.unpack_from(stream, start)
     if not HEADER_BYTES - LENGTH_BYTES <= length_field <= FRAME_BYTES_MAX:
         raise Corrupt(f"frame length {length_field} is outside 12..{FRAME_BYTES_MAX}")

@@ -1,8 +1,8 @@
-"""What all connections of one port between our own processes hold together, and who waits or goes at the bound. Sans-IO.
+"""Bounds the memory that all connections of one port hold together. Sans-IO.
 
-Requests that are not answered count, and large frames from their announcement on. Beyond the bound no connection begins another
-frame; one that has begun is read to its end, for only that makes room. Unsent replies have the same bound for themselves: the
-client that has taken least of them is dropped, and asks again.
+Unanswered requests count, and large frames as soon as their length is known. Beyond the bound, no connection starts to read
+another frame; a frame that has begun is read to its end, because only that frees memory. Unsent replies have a bound of their
+own, of the same size: beyond it the client with the most unsent bytes is disconnected and has to ask again.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Protocol
 
 
 class PortConnection(Protocol):
-    """A connection as its port's memory sees it."""
+    """What ``PortMemory`` needs of a connection."""
 
     @property
     def unsent_bytes(self) -> int:
@@ -20,7 +20,7 @@ class PortConnection(Protocol):
         ...
 
     def regulate(self) -> None:
-        """Read on, or stop reading, as the bounds want it now."""
+        """Pause or resume reading, as the bounds now require."""
         ...
 
     def close(self, reason: str) -> None: ...
@@ -36,15 +36,15 @@ class PortMemory:
         self.is_full = False
 
     def hold(self, size: int) -> None:
-        """Charge a request, or a frame that has begun."""
+        """Count a request, or a frame that has begun."""
         self.bytes_held += size
         if not self.is_full and self.bytes_held > self._bytes_max:
             self._set_full(True)
 
     def release(self, size: int) -> None:
-        """It is answered, or gone."""
+        """Stop counting a request that is answered, or whose connection is lost."""
         self.bytes_held -= size
-        # Not at once: every connection is told.
+        # Hysteresis: each change is O(connections).
         if self.is_full and self.bytes_held <= self._bytes_max // 4 * 3:
             self._set_full(False)
 
@@ -54,7 +54,7 @@ class PortMemory:
             connection.regulate()
 
     def bound_replies(self) -> None:
-        """Drop clients until the others' unsent replies are within the bound."""
+        """Disconnect clients, the slowest first, until the unsent replies of the others are within the bound."""
         unsent = {connection: connection.unsent_bytes for connection in self._connections}
         total = sum(unsent.values())
         while total > self._bytes_max:

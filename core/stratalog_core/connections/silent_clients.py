@@ -1,8 +1,8 @@
-"""Which connections a server gives up: clients that stay silent, that stop within a frame, or that do not take their answers.
+"""Closes connections whose clients stay silent, stop within a frame, or do not take their replies. Pure.
 
-A half-sent frame holds memory that is reserved for all of it, and an idle connection holds buffers and a descriptor, for as
-long as its client likes: so each has a limit, whichever the port. Kafka's is ``connections.max.idle.ms``; of frames it asks
-nothing. Pure: time is the number of looks, so that a stall of this process, during which nobody was read, counts little.
+A half-sent frame holds memory reserved for all of it, and an idle connection holds buffers and a descriptor, so every port
+limits both. Kafka limits idle time only (``connections.max.idle.ms``). Time is measured in looks, so that a stall of this
+process, during which it read nothing, is not held against the clients.
 """
 
 from __future__ import annotations
@@ -13,28 +13,28 @@ from typing import Final, Protocol
 LOOK_S: Final = 5.0
 """Time between two looks."""
 FRAME_LOOKS_MAX: Final = 6
-"""A frame may come slower than this for so many looks in a row (30 s)."""
+"""A frame may arrive slower than ``FRAME_BYTES_PER_LOOK`` for this many looks in a row (30 s)."""
 FRAME_BYTES_PER_LOOK: Final = 64 * 1024
 """About 13 kB/s."""
 IDLE_S: Final = 600.0
 
 
 class Client(Protocol):
-    """A connection as its server sees it."""
+    """What ``SilentClients`` needs of a connection."""
 
     @property
     def progress(self) -> object:
-        """Equal to what it was only if the client has neither finished a frame nor taken anything since."""
+        """A value that changes when the client finishes a frame or takes bytes of a reply."""
         ...
 
     @property
     def partial_bytes(self) -> int:
-        """Bytes that have come of a frame that is not whole; 0 while it is the server that does not read."""
+        """Bytes received of an incomplete frame; 0 while the server has paused reading."""
         ...
 
     @property
     def is_owed(self) -> bool:
-        """Whether it is the server's turn: it works on an answer."""
+        """Whether the server owes this client a response."""
         ...
 
     def close(self, reason: str) -> None: ...
@@ -64,7 +64,7 @@ class _Seen:
 
 
 class SilentClients:
-    """Looks at a server's connections; ``look`` is to be called every ``LOOK_S`` seconds."""
+    """Checks a server's connections. Call ``look`` every ``LOOK_S`` seconds."""
 
     def __init__(self, clients: Collection[Client], idle_s: float = IDLE_S) -> None:
         self._clients = clients
@@ -72,7 +72,7 @@ class SilentClients:
         self._seen: dict[Client, _Seen] = {}
 
     def look(self) -> None:
-        """Close whoever has used up its patience."""
+        """Close the connections that have exceeded a limit."""
         known, self._seen = self._seen, {}
         for client in list(self._clients):
             seen = self._seen[client] = known.get(client) or _Seen(client)

@@ -1,7 +1,7 @@
 """Locks a directory against other processes: a file below it, held with ``flock``.
 
 The kernel releases the lock when the process ends, however it ends, so there is no stale lock. The file is never removed: a
-process that locks a removed file would exclude nobody.
+lock on a removed file would exclude no other process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _HOLDER_BYTES_MAX: Final = 512
 
 
 def lock_directory(root: Path) -> Callable[[], None]:
-    """How to release the lock on ``root``, which this process holds from now on. Raises ``Conflict`` or ``OSError``."""
+    """Lock ``root`` for this process and return a function that unlocks it. Raises ``Conflict`` or ``OSError``."""
     descriptor = os.open(root / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

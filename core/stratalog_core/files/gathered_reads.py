@@ -1,7 +1,7 @@
-"""Several extents of a file read side by side, around the page cache, into one piece of memory.
+"""Reads several extents of a file concurrently, around the page cache, into one piece of memory.
 
-Direct reads are whole, aligned pages: each extent is read with what its first and last page hold besides, and seen without. The
-memory is used again when no view of it is left.
+Direct reads are whole, aligned pages: each extent is read together with the rest of its first and last page, and its view
+leaves that rest out. The memory is reused when no view of it is left.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from stratalog_core.memory.receive_buffers import ReceiveBuffers
 from stratalog_core.ports import Extent, OnRead
 
 _ROUNDED_TO: Final = 256 * 1024
-"""Reads differ in size by little: they use the same memory."""
+"""Sizes are rounded up to this, so that reads of similar size reuse the same memory."""
 
 
 class GatheredReads:
-    """``begin`` begins transfers and says how many; ``done`` is called when those are over.
+    """``begin`` starts transfers and returns how many; ``done`` is called when those have ended.
 
-    Nothing here refers to the transfers once they are begun: they refer to this, and a circle would keep the memory until the
-    collector comes by.
+    This object keeps no reference to the transfers, which refer to it: a reference cycle would hold the memory until the next
+    garbage collection.
     """
 
     __slots__ = ("_done", "_failure", "_left", "_views")
@@ -36,7 +36,7 @@ class GatheredReads:
         self._views: list[memoryview] = []
 
     def begin(self, extents: Sequence[Extent], buffers: ReceiveBuffers, begin: Callable[[Sequence[Transfer]], int]) -> None:
-        """Raises ``OSError`` if none could be begun."""
+        """Start to read. Raises ``OSError`` if no read could be started."""
         pages = [pages_of(extent) for extent in extents]
         size = sum([end - start for start, end in pages]) + PAGE_BYTES
         taken = buffers.take(-(-size // _ROUNDED_TO) * _ROUNDED_TO)
@@ -63,6 +63,6 @@ class GatheredReads:
 
 
 def pages_of(extent: Extent) -> tuple[int, int]:
-    """Where the pages that hold it begin and end."""
+    """Return the start and the end of the pages that contain the extent."""
     position, length = extent
     return position // PAGE_BYTES * PAGE_BYTES, -(-(position + length) // PAGE_BYTES) * PAGE_BYTES

@@ -1,12 +1,11 @@
-"""Writes and reads that the kernel carries out by itself, for files that are used around the page cache: Linux AIO.
+"""Asynchronous writes and reads by the kernel (Linux AIO) for files that are used around the page cache.
 
-A thread that waits for the disk has to be woken twice, and needs the interpreter each time, while the event loop holds it:
-measured 7 switches between threads for a write of 64 KiB, and twice the CPU. Here a write, or the reads of many places, is one
-system call, and its end an event of the loop. It is the oldest interface of that kind: io_uring does the same, and containers
-mostly forbid it.
+A thread that waits for the disk is woken twice and needs the interpreter each time, while the event loop holds it: a write of
+64 KiB took 7 thread switches and twice the CPU. Here a write, or the reads of many extents, is one system call, and its
+completion is an event of the loop. io_uring does the same, but most containers forbid it.
 
-To begin a write may block where the file system has to allocate; ``DirectFile`` watches that. Where the system knows no such
-calls, there are none. Reads have a context of their own, so that they never keep a write waiting.
+Submitting a write may block if the file system has to allocate blocks; ``DirectFile`` measures that. On systems without these
+calls there are no kernel transfers. Reads have a context of their own, so that writes never wait for them.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from weakref import WeakKeyDictionary
 from stratalog_core.memory.receive_buffers import ReceiveBuffers
 
 _NUMBERS: Final = {"x86_64": (206, 207, 208, 209), "aarch64": (0, 1, 4, 2)}
-"""Of ``io_setup``, ``io_destroy``, ``io_getevents`` and ``io_submit``: the C library has no names for them."""
+"""Numbers of ``io_setup``, ``io_destroy``, ``io_getevents`` and ``io_submit``, which the C library does not wrap."""
 IN_FLIGHT_MAX: Final = 64
 PAGE_BYTES: Final = 4096
-"""What is transferred around the page cache begins and ends at multiples of it, in the file and in memory."""
+"""Transfers around the page cache begin and end at multiples of this, in the file and in memory."""
 BACKGROUND_BYTES_MAX: Final = 1024 * 1024
-"""So much is one transfer that nobody waits for. On a disk of 0.8 GB/s a durable write of 64 KiB took 0.3 ms alone, 2 ms beside
-one such transfer after another, 8 ms beside those of 4 MiB, and 39 ms beside four of these at a time."""
+"""Size of one background transfer. On a disk of 0.8 GB/s a durable write of 64 KiB took 0.3 ms alone, 2 ms during consecutive
+transfers of this size, 8 ms during transfers of 4 MiB, and 39 ms during four of those at a time."""
 _CONTROL_BLOCK: Final = struct.Struct("=QIiHhIQQqQII")
 """``struct iocb`` of linux/aio_abi.h: data, key, flags, operation, priority, file, memory, bytes, position, 0, flags, event."""
 _EVENT: Final = struct.Struct("=QQqq")
@@ -41,7 +40,7 @@ _WRITE: Final = 1
 _TELL_EVENT: Final = 1
 
 OnEnd = Callable[[int], None]
-"""Gets the bytes that were written or read, or a negative error number."""
+"""Called with the number of bytes transferred, or with a negative error number."""
 
 BeginWrite = Callable[[int, int, int, int, OnEnd], None]
 """See ``KernelWrites.begin``."""
@@ -58,8 +57,8 @@ class ReadsByKernel(Protocol):
 
 
 class Transfer(NamedTuple):
-    """``size`` bytes from the file at ``position`` to memory at ``address``. ``on_end`` keeps the memory alive; the loop calls
-    it.
+    """Read ``size`` bytes at ``position`` into memory at ``address``. The loop calls ``on_end``, which keeps the memory
+    alive.
     """
 
     address: int
@@ -69,15 +68,15 @@ class Transfer(NamedTuple):
 
 
 class KernelTransfers:
-    """What one event loop has under way of one kind, ``IN_FLIGHT_MAX`` at most: as many ends as are seen in one look, so that
-    none is left behind whose event has been read already.
+    """Transfers of one kind in one event loop, at most ``IN_FLIGHT_MAX``. One call fetches that many completions, so that none
+    is left without an event.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         """Raises ``OSError``."""
         self._context = ctypes.c_ulong(0)
         self._event = -1
-        # The interpreter is kept during these calls: they do not wait, and to get it back would be waiting.
+        # Do not release the interpreter's lock during these calls: they do not block, and getting it back might.
         self._call = ctypes.PyDLL(None, use_errno=True).syscall
         self._setup, self._destroy, self._events, self._submit = map(ctypes.c_long, _NUMBERS[platform.machine()])
         self._under_way: dict[int, OnEnd] = {}
@@ -91,7 +90,7 @@ class KernelTransfers:
         loop.add_reader(self._event, self._look)
 
     def __del__(self) -> None:
-        # Waits for what is under way: until then the kernel uses the memory that was given to it.
+        # Waits for transfers in progress: until then the kernel uses their memory.
         if self._context.value:
             self._call(self._destroy, self._context)
         if self._event >= 0:
@@ -105,14 +104,14 @@ class KernelTransfers:
         try:
             count = self._checked(self._events, self._context, _NONE, _ALL, self._ended, _NONE)
         except InterruptedError:
-            # Said only where there is none, which happens: the look before has seen its end already.
+            # Raised only if there is no completion, because the previous call has fetched it already.
             return
         for index in range(count):
             number, _, result, _ = _EVENT.unpack_from(self._ended, index * _EVENT.size)
             try:
                 self._under_way.pop(number)(result)
             except Exception:
-                # The others are told all the same: nobody else will tell them.
+                # The other callbacks must run nevertheless: nothing else would call them.
                 _log.exception("the end of a write or read was not taken")
 
     def _checked(self, *arguments: Any) -> int:
@@ -124,7 +123,7 @@ class KernelTransfers:
 
 
 class KernelWrites(KernelTransfers):
-    """One write for each call: a group commit has no more."""
+    """One write per call: a group commit needs no more."""
 
     def begin(self, descriptor: int, address: int, size: int, position: int, on_end: OnEnd) -> None:
         """Write ``size`` bytes at ``address``; ``on_end`` keeps them alive and is called from the loop. Raises ``OSError``."""
@@ -143,14 +142,14 @@ class KernelWrites(KernelTransfers):
 
 
 class KernelReads(KernelTransfers):
-    """Reads of many places of a file at once, and memory for them that is used again when nobody sees it any more."""
+    """Reads of many extents of a file at once, and reusable memory for them."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop)
         self.buffers = ReceiveBuffers()
 
     def begin_all(self, descriptor: int, transfers: Sequence[Transfer]) -> int:
-        """How many of them were begun, from the first on, in one call. Raises ``OSError`` if none was."""
+        """Start the transfers in order, in one call; returns how many were started. Raises ``OSError`` if none was."""
         wanted = min(len(transfers), IN_FLIGHT_MAX - len(self._under_way))
         if not wanted:
             raise BlockingIOError(errno.EAGAIN, f"{IN_FLIGHT_MAX} reads are under way")
@@ -179,7 +178,7 @@ _reads: OfLoops[KernelReads] = WeakKeyDictionary()
 
 
 def kernel_writes() -> KernelWrites | None:
-    """Those of the running loop; None if the system has none, or has no more of them to give."""
+    """Those of the running loop; None if the system has none, or none left."""
     return _of_running_loop(_writes, KernelWrites)
 
 

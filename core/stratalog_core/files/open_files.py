@@ -1,10 +1,9 @@
-"""Open files: one that is written through the page cache, and one that is written around it.
+"""Files that are written through the page cache (``SystemFile``) or around it (``DirectFile``).
 
-What is written through the page cache is copied into pages that the kernel must find first, keep, and write back later. A log
-that is written once, in order, and rarely read pays that for bytes that nobody asks for again: writing around it (``O_DIRECT``
-and ``O_DSYNC``) halves what a bookie's bytes cost (``docs/lab/performance.md``). Large reads go around it, too, and cost a
-third; small ones go through it, because what lies beside them will be wanted. The kernel drops from it what is written
-directly.
+A write through the page cache copies into pages that the kernel has to find, keep and write back later. A log is written
+once, in order, and rarely read, so it gains nothing from that: writing around the cache (``O_DIRECT`` and ``O_DSYNC``) halves
+the cost of a bookie's bytes (``docs/lab/performance.md``). Large reads around the cache cost a third. Small reads go through
+it, because neighbouring entries are likely to be read next. The kernel evicts pages that are written directly.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _GATHERED_BYTES: Final = 4 * 1024 * 1024
 _HUGE_PAGE_BYTES: Final = 2 * 1024 * 1024
 _DIRECT: Final = getattr(os, "O_DIRECT", 0)
 _SUBMIT_S_MAX: Final = 0.05
-"""A file whose writes take longer to begin (its blocks are only reserved) is written from threads: the loop must not wait."""
+"""If submitting a write takes longer (the file system allocates blocks), later writes are made by threads, not by the loop."""
 
 
 class SystemFile:
@@ -55,7 +54,7 @@ class SystemFile:
         content = os.pread(self._descriptor, length, position)
         if len(content) == length or not content:
             return content
-        # A signal or a page boundary may cut a read short: only an empty read means the end of the file.
+        # A signal or a page boundary may shorten a read; only an empty read means the end of the file.
         pieces, done = [content], len(content)
         while done < length and (content := os.pread(self._descriptor, length - done, position + done)):
             pieces.append(content)
@@ -92,23 +91,23 @@ class SystemFile:
 
 
 class Direct(Protocol):
-    """An open file for transfers of whole pages around the page cache; the simulator brings its own."""
+    """An open file for transfers of whole pages around the page cache. The simulator has its own implementation."""
 
     @property
     def number(self) -> int:
-        """The descriptor, as ``writes`` and ``reads`` want it."""
+        """The descriptor that ``writes`` and ``reads`` take."""
         ...
 
     def write(self, pages: memoryview, position: int) -> int:
-        """How many bytes were written. Raises ``OSError``."""
+        """Write and return the number of bytes written. Raises ``OSError``."""
         ...
 
     def writes(self) -> BeginWrite | None:
-        """Begins a write that the kernel carries out by itself; None if it cannot."""
+        """A function that starts an asynchronous write by the kernel; None if the system has none."""
         ...
 
     def reads(self) -> ReadsByKernel | None:
-        """Reads that the kernel carries out by itself; None if it cannot."""
+        """Asynchronous reads by the kernel; None if the system has none."""
         ...
 
     def monotonic(self) -> float: ...
@@ -143,10 +142,10 @@ class DirectDescriptor:
 
 
 class DirectFile:
-    """Written around the page cache, by one writer at a time; what ``pwritev`` wrote is durable when it returns.
+    """A file written around the page cache by one writer at a time. Writes of ``pwritev`` are durable when it returns.
 
-    Direct writes are whole, aligned pages. So a write is gathered in an aligned buffer, behind what its first page holds
-    already, and filled up with what its last page holds. That page is remembered: a log goes on where it ended, and reads
+    Direct writes are whole, aligned pages. So a write is copied into an aligned buffer, after the existing bytes of its first
+    page, and padded with the existing bytes of its last page. The last page is remembered, so that appending to a log reads
     nothing.
     """
 
@@ -169,7 +168,9 @@ class DirectFile:
         return self._file.pread(length, position)
 
     def begin_write(self, buffers: Sequence[Buffer], position: int, done: OnWritten) -> bool:
-        """See :class:`stratalog_core.ports.BeginsWrites`. Only what is plain: whole pages behind the last ones, in one go."""
+        """See :class:`stratalog_core.ports.BeginsWrites`. Serves only the simple case: whole pages after the last ones, in
+        one write.
+        """
         size, before = sum(map(len, buffers)), position % PAGE_BYTES
         start, filled = position - before, before + size
         known = not before or self._page_at == start
@@ -191,7 +192,7 @@ class DirectFile:
         try:
             begin(self._direct.number, gathered.address, filled, start, on_end)
         except OSError:
-            # Whatever it is, a blocking write meets it too, or gets by without what was short.
+            # A blocking write either meets the same error, or succeeds because it does not need the resource that was short.
             _gathered_kept.append(gathered)
             return False
         self._page_at = -1
@@ -242,7 +243,7 @@ class DirectFile:
             self._write_pages(view, start, filled)
 
     def _gather(self, view: memoryview, buffers: Sequence[Buffer], start: int, filled: int) -> tuple[int, int]:
-        """Copy into the aligned buffer, and write that whenever it is full. Returns where it begins, and how full it is."""
+        """Copy into the aligned buffer and write it whenever it is full. Returns its start in the file and its fill level."""
         size = len(view)
         for buffer in buffers:
             end = filled + len(buffer)
@@ -275,7 +276,7 @@ class DirectFile:
         self._page_content = bytes(view[size - PAGE_BYTES : size])
 
     def datasync(self) -> None:
-        """Only what else changed is not durable yet: the size, until it has been synced once."""
+        """Sync what is not durable yet. If writes are durable, that is the size, once."""
         if not self._synced:
             self._file.datasync()
             self._synced = self._writes_are_durable
@@ -294,14 +295,14 @@ class DirectFile:
 
 
 class _Gathered:
-    """Aligned memory that a write is gathered in."""
+    """Aligned memory for one write."""
 
     __slots__ = ("address", "view")
 
     def __init__(self) -> None:
-        # Private: memory that is shared, which is what Python maps unless told otherwise, is given no huge pages.
+        # Private: Python maps shared memory by default, which gets no huge pages.
         memory = mmap.mmap(-1, _GATHERED_BYTES + _HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        with contextlib.suppress(OSError):  # The kernel may have been built without.
+        with contextlib.suppress(OSError):  # The kernel may be built without huge pages.
             memory.madvise(mmap.MADV_HUGEPAGE)
         address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         start = -address % _HUGE_PAGE_BYTES
@@ -310,7 +311,7 @@ class _Gathered:
 
 
 _gathered_kept: deque[_Gathered] = deque(maxlen=2)
-"""Those that no write is using: fresh ones are a thousand page faults."""
+"""Buffers that no write is using, kept because a new one costs a thousand page faults."""
 
 
 def _take_gathered() -> _Gathered:
@@ -321,7 +322,7 @@ def _take_gathered() -> _Gathered:
 
 
 def open_file(path: Path, *, create: bool, direct: bool, synchronous: bool = True) -> SystemFile | DirectFile:
-    """Open for reading and writing; ``direct`` is only a wish where the file system knows no direct writes.
+    """Open for reading and writing. ``direct`` has no effect where the file system does not support direct writes.
 
     A direct file whose writes are not ``synchronous`` is durable after ``datasync``, and not before. Raises ``OSError``.
     """

@@ -1,8 +1,8 @@
-"""Reading what the disk holds, around the page cache, into memory that the caller brings.
+"""Reads around the page cache, from the disk itself, into memory of the caller.
 
-What was written a moment ago and is read through the page cache comes from there: that tells nothing of the disk, and costs
-finding a page for each 4 KiB and copying it out. A direct read does neither. It is whole, aligned pages: the range is read with
-what its first and last page hold besides, and seen without.
+A read through the page cache of bytes that were just written returns the cache's copy: it proves nothing about the disk, and
+has to find and copy a page per 4 KiB. A direct read does neither. It reads whole, aligned pages: the range together with the
+rest of its first and last page, which the returned view leaves out.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ def read_uncached(path: Path, start: int, length: int, memory: memoryview) -> me
 
 
 def _fill(descriptor: int, pages: memoryview, position: int) -> int:
-    """How many bytes there were. A read that is no whole number of pages has met the end of the file."""
+    """Fill the pages and return the number of bytes read. A read that is not a whole number of pages has reached the end of
+    the file.
+    """
     filled = 0
     while filled < len(pages):
         read = os.preadv(descriptor, [pages[filled : filled + BACKGROUND_BYTES_MAX]], position + filled)

@@ -1,13 +1,12 @@
-"""Memory that frames are received into, used again: fresh memory is zeroed twice, and each of its pages faults once.
+"""Receive buffers that are reused. New memory is zeroed twice, and each of its pages faults once.
 
-Nobody gives a buffer back. A frame is handed on as a view of it, views of that view may be kept for as long as anybody
-likes, and a buffer that no view is left of cannot be told from one that was never used: only then is it taken again. So a
-view never changes under its holder, and the bytes behind it are never another's. Measured for 1 MiB frames: 16 page faults
-for each MiB instead of 120, a fifth of a bookie's CPU.
+Buffers are not returned explicitly. A frame is passed on as a view of its buffer, and views may be kept for any time; a
+buffer is reused only when no view of it is left. So the bytes of a view never change. Measured with 1 MiB frames: 16 page
+faults per MiB instead of 120, and a fifth of a bookie's CPU.
 
-No view begins at the beginning of a page. The C library gives large memory 16 bytes behind one; what a sender hands to the
-kernel when nothing else is on its way lies at the beginning of a page there; and some processors (``rep movsb`` on AMD's Zen 3)
-copy at a fifth to a tenth of their speed where the target begins 1 to 31 bytes behind the source, seen within their pages.
+No view begins at the start of a page. The C library places large memory 16 bytes after one, a sender's data often lies at the
+start of a page in the kernel, and some processors (``rep movsb`` on AMD's Zen 3) copy at a fifth to a tenth of their speed if
+the target's position in its page is 1 to 31 bytes after the source's.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from typing import Final
 
 MAPPED_BYTES: Final = 8 * 1024 * 1024
 KEPT_BYTES_MAX: Final = 2 * MAPPED_BYTES
-"""What one pool remembers; a buffer beyond that is freed with its last view."""
+"""Bytes that one pool keeps. A buffer beyond that is freed with its last view."""
 _ROUNDED_TO: Final = 64 * 1024
 _PAGE_BYTES: Final = 4096
 _PLACE_IN_PAGE_MIN: Final = 256
 
-# What ``bytearray(size)`` begins with; it then writes zeros, which the received bytes take the place of.
+# Like ``bytearray(size)``, but without writing zeros, which the received bytes would overwrite.
 _unwritten = ctypes.pythonapi.PyByteArray_FromStringAndSize
 _unwritten.restype = ctypes.py_object
 _unwritten.argtypes = (ctypes.c_char_p, ctypes.c_ssize_t)
@@ -39,7 +38,7 @@ class ReceiveBuffers:
         self._kept_bytes_max = kept_bytes_max
 
     def take(self, size: int) -> memoryview:
-        """``size`` bytes of any content that nobody else sees."""
+        """Return ``size`` bytes of arbitrary content that no other view shows."""
         kept = self._kept
         for _ in range(len(kept)):
             buffer, start = kept[0]
@@ -59,20 +58,20 @@ class ReceiveBuffers:
 
 
 def announced_memory(size: int) -> memoryview:
-    """Memory for a frame that has begun. Of a very large one that was only announced, what has not come takes none yet: a page
-    is there when it is written to. Its content is anything until then: nobody may see it before the frame is whole.
+    """Memory for a frame whose length is known. Pages of a very large frame are allocated when they are written to, so bytes
+    that have not arrived take no memory. The content is undefined until the frame is complete.
     """
     return memoryview(_unwritten(None, size) if size < MAPPED_BYTES else mmap.mmap(-1, size))
 
 
 def _start(buffer: bytearray) -> int:
-    """Where in it, at most ``_PLACE_IN_PAGE_MIN`` behind its beginning, what is received may begin."""
+    """Return the first usable position, at most ``_PLACE_IN_PAGE_MIN`` bytes into the buffer."""
     place = ctypes.addressof(ctypes.c_char.from_buffer(buffer)) % _PAGE_BYTES
     return max(_PLACE_IN_PAGE_MIN - place, 0)
 
 
 def _is_unseen(buffer: bytearray) -> bool:
-    """Whether no view is left: a buffer that has one cannot be resized. Losing a byte and getting it again moves nothing."""
+    """Whether no view is left: a buffer with views cannot be resized. Removing and adding a byte does not move it."""
     try:
         buffer.pop()
     except BufferError:

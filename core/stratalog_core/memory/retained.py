@@ -1,6 +1,7 @@
-"""Real size of views: what they keep alive, not what they show.
+"""Real size of views: the memory that they keep alive, not the bytes that they show.
 
-A view of 170 bytes of a 64 KiB receive buffer keeps 64 KiB. Caches and queues that bound memory charge what is computed here.
+A view of 170 bytes of a 64 KiB receive buffer keeps 64 KiB. Caches and queues with a memory bound count the sizes computed
+here.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Final
 from stratalog_core.ports import Buffer
 
 VIEW_BYTES: Final = 256
-"""One memoryview with its place in a list: the object (184 bytes and the collector's 16), the slot, and growth of the list."""
+"""One memoryview in a list: the object (184 bytes and 16 of the garbage collector), its slot, and growth of the list."""
 COPY_BYTES: Final = 96
 """The same for a ``bytes`` object beyond its content."""
 FRAME_BYTES: Final = 320
@@ -19,7 +20,7 @@ FRAME_BYTES: Final = 320
 
 
 def retained_bytes(buffers: Iterable[Buffer]) -> int:
-    """Memory that these buffers keep alive together; one that several of them show is counted once."""
+    """Memory that these buffers keep alive together. A buffer that several views show is counted once."""
     frames: dict[int, int] = {}
     total = 0
     for buffer in buffers:
@@ -32,5 +33,5 @@ def retained_bytes(buffers: Iterable[Buffer]) -> int:
 
 
 def frame_bytes(view: memoryview) -> int:
-    """Memory of the object that ``view`` shows a part of."""
+    """Memory of the whole object behind ``view``."""
     return FRAME_BYTES + len(view.obj)  # type: ignore[arg-type]

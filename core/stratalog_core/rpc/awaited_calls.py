@@ -1,4 +1,4 @@
-"""Awaiting an answer on a channel that only sends: shared by the real transport and by simulated ones."""
+"""Implements ``Channel.call`` by ``send``, for the real transport and for simulated ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stratalog_core.ports import Buffer, Channel
 
 
 async def call_by_send(channel: Channel, method: int, parts: Sequence[Buffer], timeout_s: float) -> memoryview:
-    """``Channel.call`` for every channel: ``send``, awaited. Raises the error instead of passing it."""
+    """Send a request and await its reply. Raises the error that the reply is."""
     future: asyncio.Future[memoryview] = asyncio.get_running_loop().create_future()
 
     def settle(answer: memoryview | StratalogError) -> None:

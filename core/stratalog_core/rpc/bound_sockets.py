@@ -1,4 +1,4 @@
-"""TCP sockets that are bound and do not listen yet: a port is held, and nobody can connect to it."""
+"""TCP sockets that are bound and do not listen yet: the port is reserved, and no client can connect."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from stratalog_core.errors import Conflict
 
 
 async def bind_sockets(host: str, port: int) -> list[socket.socket]:
-    """One for each address of ``host``. Raises ``Conflict`` if another process listens there, ``OSError`` otherwise."""
+    """Bind one socket for each address of ``host``. Raises ``Conflict`` if another process listens there, ``OSError``
+    otherwise.
+    """
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     sockets: list[socket.socket] = []
     try:
@@ -25,9 +27,9 @@ async def bind_sockets(host: str, port: int) -> list[socket.socket]:
 
 
 def listen_on(sockets: Sequence[socket.socket], address: str) -> None:
-    """Have the kernel accept connections. Raises ``Conflict``: two processes can bind one port as long as neither listens.
+    """Start to listen. Raises ``Conflict``: two processes can bind one port as long as neither listens.
 
-    The event loop could do it, but uvloop never lets go of a socket on which it failed.
+    The event loop could do this, but uvloop never releases a socket on which listening failed.
     """
     try:
         for bound in sockets:
@@ -45,7 +47,7 @@ def close_sockets(sockets: list[socket.socket]) -> None:
 def _bind(family: int, address: tuple[Any, ...]) -> socket.socket:
     bound = socket.socket(family, socket.SOCK_STREAM)
     try:
-        # Connections of an earlier process that are still closing must not keep the next one from its port.
+        # Connections of an earlier process that are still closing must not block the port.
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)

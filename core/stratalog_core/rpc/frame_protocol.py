@@ -1,8 +1,8 @@
 """One end of a connection between our own processes: cuts the byte stream into frames and gathers writes.
 
-Bytes are received where they stay: a frame is a view of the buffer that the socket was read into, and the next frames come
-behind it, or into another buffer (``receive_buffers.py``) when this one is full. A large frame gets a buffer of its own. Small
-frames are copied out, so that a small answer which is kept does not keep the buffer.
+Frames are not copied: a frame is a view of the buffer that the socket was read into. The next frames follow in the same
+buffer, or in another one (``receive_buffers.py``) when this is full. A large frame gets a buffer of its own. Small frames are
+copied, so that a small reply that is kept does not keep the whole buffer.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _log = logging.getLogger(__name__)
 
 
 class FrameProtocol(asyncio.BufferedProtocol):
-    """Cuts a byte stream into frames and gathers writes; subclasses say what a frame means."""
+    """Cuts a byte stream into frames and gathers writes. Subclasses interpret the frames."""
 
     first_buffer_bytes: ClassVar[int] = READ_BUFFER_BYTES
     read_buffer_bytes: ClassVar[int] = READ_BUFFER_BYTES
-    """What buffers grow to once a frame came that fills more than half of the first; no less than that."""
+    """Buffer size once a frame has filled more than half of the first buffer; not smaller than ``first_buffer_bytes``."""
     copied_bytes_max: ClassVar[int] = READ_BUFFER_BYTES // 2
     """Frames up to this size are copied out; at most half a buffer."""
 
@@ -45,7 +45,9 @@ class FrameProtocol(asyncio.BufferedProtocol):
         self._flush_scheduled = False
 
     def frame_received(self, kind: int, method: int, correlation: int, body: memoryview) -> None:
-        """One whole frame; the body's bytes stay as long as a view of it is kept. Raise ``Corrupt`` to drop the connection."""
+        """Handle one whole frame. The body stays valid as long as a view of it is kept. Raise ``Corrupt`` to drop the
+        connection.
+        """
         raise NotImplementedError
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -85,28 +87,28 @@ class FrameProtocol(asyncio.BufferedProtocol):
             self._start = self._end = 0
 
     def _make_room(self, whole: int) -> None:
-        """For the rest of a frame of ``whole`` bytes (0: not known yet), or for what comes next."""
+        """Provide room for the rest of a frame of ``whole`` bytes (0: not known yet), or for the next frame."""
         if self._start == self._end and not self._is_shared:
             self._start = self._end = 0
         room = len(self._view) - self._start
         if self._end == len(self._view) or self._buffer_bytes // 2 < whole <= self.read_buffer_bytes // 2:
-            # Frames of this size, or what comes at once, are to lie together: a read takes several, the last one is copied.
+            # Put frames of this size together: one read takes several of them, and only the last one is copied.
             self._buffer_bytes = self.read_buffer_bytes
         if whole > self._buffer_bytes // 2:
-            # With the head of the next one: one read brings the rest of this one and the size of that.
+            # Room for the next frame's header as well: one read returns the rest of this frame and the size of the next.
             if room != whole + _GLANCE_BYTES:
                 self._go_on_in(whole + _GLANCE_BYTES)
                 self._read_bytes = whole + _GLANCE_BYTES
         elif whole > room or room < self._buffer_bytes // 4:
             was_large = len(self._view) not in (self.first_buffer_bytes, self._buffer_bytes)
             self._go_on_in(self._buffer_bytes)
-            # Large frames come behind large ones: what is read of one before its size is known will be copied.
+            # Large frames often follow each other, and bytes read before a frame's size is known have to be copied: read few.
             self._read_bytes = _GLANCE_BYTES if was_large else self._buffer_bytes
         else:
             self._read_bytes = self._buffer_bytes
 
     def _go_on_in(self, size: int) -> None:
-        """Another buffer, with the bytes that are no whole frame yet."""
+        """Switch to another buffer, and copy the incomplete frame to it."""
         rest = self._view[self._start : self._end] if self._end > self._start else b""
         self._view = memoryview(b"")
         self._view = self._buffers.take(size)
@@ -114,7 +116,7 @@ class FrameProtocol(asyncio.BufferedProtocol):
         self._start, self._end, self._is_shared = 0, len(rest), False
 
     def write(self, parts: Sequence[Buffer]) -> None:
-        """Queue buffers; all that is queued during this turn of the loop leaves in one call."""
+        """Queue buffers. All buffers queued in one turn of the loop are written in one call."""
         self._outgoing.extend(parts)
         if not self._flush_scheduled:
             self._flush_scheduled = True

@@ -1,13 +1,12 @@
-"""Requests and answers between our own processes over TCP: the real :class:`~stratalog_core.ports.Transport`.
+"""Requests and replies between our own processes over TCP: the real :class:`~stratalog_core.ports.Transport`.
 
-Speed comes from three things that were measured: each connection gathers what is written during one turn of the event
-loop and hands it to the socket once; frames lie where the socket was read into, in memory that is used again when nobody
-sees it any more; nothing is copied on the way out.
+Measured to matter: a connection writes once per turn of the event loop; frames stay in the buffer that the socket was read
+into, which is reused when no view of it is left; nothing is copied for sending.
 
 Bounds: a frame has ``framing.FRAME_BYTES_MAX`` bytes at most; a channel refuses (``Overloaded``) beyond
 ``IN_FLIGHT_BYTES_MAX`` unanswered request bytes; a server stops reading a connection whose unanswered requests or unsent
-replies exceed the same bound, has ``CONNECTIONS_MAX`` connections at most, gives silent ones up (``silent_clients.py``), and
-bounds what all of them hold together by ``PORT_BYTES_MAX`` (``port_memory.py``).
+replies exceed the same bound, has ``CONNECTIONS_MAX`` connections at most, closes silent ones (``silent_clients.py``), and
+bounds the memory of all connections by ``PORT_BYTES_MAX`` (``port_memory.py``).
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """``host:port`` taken apart; IPv6 hosts may stand in brackets. Raises ``Invalid``."""
+    """Split ``host:port``. IPv6 hosts may be in brackets. Raises ``Invalid``."""
     host, colon, port = address.rpartition(":")
     if not colon or not host or not port.isdecimal() or int(port) > 65535:
         raise Invalid(f"address {address!r} is not HOST:PORT")
@@ -47,7 +46,7 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 class TcpRequest:
-    """A request with its way back; see :class:`stratalog_core.ports.Request`."""
+    """A request and its connection; see :class:`stratalog_core.ports.Request`."""
 
     __slots__ = ("_answered", "_correlation", "body", "connection", "method")
 
@@ -79,7 +78,7 @@ class TcpRequest:
 
 
 class _ServerConnection(FrameProtocol):
-    # Requests are over soon: they may lie together in large buffers, batches of 128 KiB seven to a buffer.
+    # Requests are short-lived, so several may share a large buffer: seven batches of 128 KiB.
     read_buffer_bytes = SERVER_READ_BYTES
     copied_bytes_max = 4 * 1024
 
@@ -108,7 +107,7 @@ class _ServerConnection(FrameProtocol):
 
     @property
     def progress(self) -> tuple[int, int]:
-        """See ``silent_clients.py``; so are the next two."""
+        """For ``silent_clients.py``, like the next two."""
         return self._frames, self.unsent_bytes
 
     @property
@@ -120,13 +119,13 @@ class _ServerConnection(FrameProtocol):
         return self._frames > self._answers and not self._writing_paused
 
     def close(self, reason: str) -> None:
-        """Drop the client, who learns nothing more."""
+        """Disconnect the client without a reply."""
         _log.warning("dropping a connection: %s", reason)
         self.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.discard(self)
-        # Some handlers forget the requests of a connection that is lost, others answer them all the same: see ``answered``.
+        # Some handlers drop the requests of a lost connection, others still answer them: see ``answered``.
         self._memory.release(self._begun_bytes + self._unanswered_bytes)
         self._begun_bytes = 0
         self._is_lost = True
@@ -159,7 +158,7 @@ class _ServerConnection(FrameProtocol):
             self.regulate()
 
     def replied(self) -> None:
-        """A reply was queued."""
+        """Account for a queued reply."""
         if self._writing_paused:
             self._memory.bound_replies()
 
@@ -178,7 +177,7 @@ class _ServerConnection(FrameProtocol):
         self.regulate()
 
     def regulate(self) -> None:
-        """See ``port_memory.py``; so is the next one."""
+        """For ``port_memory.py``, like the next one."""
         is_full = self._unanswered_bytes > IN_FLIGHT_BYTES_MAX or (self._memory.is_full and not self._begun_bytes)
         wanted = self._writing_paused or is_full
         if wanted == self._reading_paused or self._transport is None or self._transport.is_closing():
@@ -299,20 +298,20 @@ class TcpChannel:
         self._fail_waiting(Unavailable(reason))
 
     def _fail_waiting(self, error: Unavailable) -> None:
-        """Fail the requests that never left."""
+        """Fail the requests that were not sent."""
         waiting, self._waiting = self._waiting, {}
         for correlation in waiting:
             self.answered(correlation, error)
 
     def answered(self, correlation: int, answer: memoryview | StratalogError) -> None:
-        """Hand an answer to whoever waits for it; an answer that comes after its time-out has no one left."""
+        """Pass a reply to its caller. A reply that arrives after its timeout is discarded."""
         pending = self._pending.pop(correlation, None)
         if pending is not None:
             self._pending_bytes -= pending.body_bytes
             pending.on_reply(answer)
 
     def disconnected(self, connection: _ClientConnection) -> None:
-        """Every request that left over the broken connection may or may not have been carried out."""
+        """Fail the requests sent over the broken connection: their outcome is unknown."""
         if connection is not self._connection:
             return
         self._connection = None

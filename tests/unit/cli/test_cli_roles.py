@@ -49,7 +49,7 @@ def test_logs_go_to_the_file_that_is_named(tmp_path: Path) -> None:
         ("metadata", '[metadata]\ndata_dir = "d"\nlistn = "x"\n', "did you mean 'listen'"),
         ("metadata", "[metadata]\nlisten = 5\n", "listen must be str"),
         ("metadata", "", "'data_dir' of [metadata] has no default"),
-        ("metadata", '[metadata]\ndata_dir = "d"\nnode_id = 0\n', "the least is 1"),
+        ("metadata", '[metadata]\ndata_dir = "d"\nnode_id = 0\n', "minimum is 1"),
         ("bookie", '[bookie]\nbookie_id = "b"\ndata_dirs = ["d"]\n', "name the metadata nodes"),
         ("broker", "[node", "is not valid TOML"),
     ],
