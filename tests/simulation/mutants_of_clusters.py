@@ -27,7 +27,7 @@ from stratalog_metadata.records import Ledger, LedgerState, Log, Partition, Vers
 from stratalog_metadata.state import machine as state_machine
 from stratalog_metadata.state.commands import Command, EpochIs
 from stratalog_metadata.state.guarded_update import GuardedUpdate, Superseded
-from stratalog_tiering.core import commit_protocol, partition, planning
+from stratalog_tiering.core import commands, partition, planning
 from stratalog_tiering.core.partition import PartitionSnapshot, StoredLedger
 from stratalog_tiering.maintenance import orphans
 from stratalog_tiering.offload import commit, offloading
@@ -228,7 +228,7 @@ def hot_copies_go_before_the_commit() -> None:
 
     from stratalog_tiering.worker import partition_work
 
-    for module in (partition, planning):
+    for module in (partition, planning, partition_work):
         _swap(module, "is_cold", is_cold)
     _swap(partition_work, "cold_since", cold_since)
     _swap(partition_work, "drop_hot", offloading.drop)
@@ -280,7 +280,7 @@ def commits_do_not_look_at_the_manifest() -> None:
 
 def drops_do_not_look_at_the_log() -> None:
     """Hot ledgers leave the log as it was when the worker looked."""
-    drop: Callable[..., Command] = commit_protocol.drop_ledgers
+    drop: Callable[..., Command] = commands.drop_ledgers
 
     def drop_ledgers(*args: Any) -> Command:
         return msgspec.structs.replace(drop(*args), requirements=())
@@ -309,7 +309,7 @@ def hot_copies_stay() -> None:
 
 def pointer_claims_more_than_the_manifest() -> None:
     """The pointer in metadata says one offset more than the manifest holds."""
-    pointer: Callable[..., Command] = commit_protocol.commit_segment
+    pointer: Callable[..., Command] = commands.commit_segment
 
     def commit_segment(state: PartitionSnapshot, new: Any, ledgers: Sequence[StoredLedger], guards: Any) -> Command:
         return pointer(state, msgspec.structs.replace(new, end_offset=new.end_offset + 1), ledgers, guards)

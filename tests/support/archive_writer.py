@@ -68,7 +68,7 @@ class ArchiveWriter:
         entry = await self._write_segment(previous, batches, producers, aborted_transactions)
         edit = ManifestEdit(previous, random_id=self._random_id, limits=self._limits)
         edit.append(entry)
-        edit.seal(self._clock.wall_ms(), await self._source.pages(edit.pages_for_sealing()))
+        edit.move_to_pages(self._clock.wall_ms(), await self._source.pages(edit.pages_to_merge()))
         lists = await self._source.removed_lists(edit.lists_to_merge())
         new = edit.finish(created_at_ms=self._clock.wall_ms(), writer="archive-writer", lists=lists)
         pointer = await store_manifest(self._store, new)

@@ -94,7 +94,7 @@ class ColdBucket:
             # One version for each segment, as offloading makes them; only the newest counts.
             edit = ManifestEdit(previous, random_id=lambda: self._random.getrandbits(64), limits=limits)
             edit.append(entry)
-            edit.seal(1)
+            edit.move_to_pages(1)
             if entry is entries[-1] and drop_below:
                 edit.drop_below(drop_below, 1, lambda _: Reason.LOG_START)
             new = edit.finish(created_at_ms=1, writer="test")

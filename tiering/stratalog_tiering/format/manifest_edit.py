@@ -102,17 +102,17 @@ class ManifestEdit:
         self._record_count += entry.record_count
         self._cold_bytes += entry.object_bytes
 
-    def pages_for_sealing(self) -> tuple[PageRef, ...]:
-        """The stored pages that :meth:`seal` will merge; load them and pass them to it."""
+    def pages_to_merge(self) -> tuple[PageRef, ...]:
+        """The stored pages that :meth:`move_to_pages` will merge; load them and pass them to it."""
         levels, untouched = [ref.level for ref in self._refs], len(self._refs)
-        for _ in range(self._pages_to_seal()):
+        for _ in range(self._new_page_count()):
             levels.append(0)
             while self._mergeable(levels):
                 levels[-self._limits.page_fan_in :] = [levels[-1] + 1]
                 untouched = min(untouched, len(levels) - 1)
         return self._stored(self._refs[untouched:])
 
-    def _pages_to_seal(self) -> int:
+    def _new_page_count(self) -> int:
         return max(0, -(-(len(self._inline) - self._limits.inline_segments_max) // self._limits.page_segments))
 
     def _mergeable(self, levels: Sequence[int]) -> bool:
@@ -122,7 +122,7 @@ class ManifestEdit:
     def _stored(self, refs: Sequence[PageRef]) -> tuple[PageRef, ...]:
         return tuple(ref for ref in refs if ref.key not in self._new_pages)
 
-    def seal(self, now_ms: int, pages: Pages = NO_PAGES) -> None:
+    def move_to_pages(self, now_ms: int, pages: Pages = NO_PAGES) -> None:
         """Move the oldest inline segments into pages while there are too many, and merge full levels of pages."""
         while len(self._inline) > self._limits.inline_segments_max:
             oldest = self._inline[: self._limits.page_segments]
@@ -219,7 +219,7 @@ class ManifestEdit:
     def finish(self, *, created_at_ms: int, writer: str, lists: RemovedLists = NO_LISTS) -> NewManifest:
         """The next version. Raises ``Invalid`` if it is inconsistent."""
         base = self._previous.manifest
-        self._removed.seal(created_at_ms, lists)
+        self._removed.move_to_lists(created_at_ms, lists)
         pages = tuple((key, encode_page(page)) for key, page in self._new_pages.items() if self._is_referenced(key))
         successor = Manifest(
             topic_id=base.topic_id,

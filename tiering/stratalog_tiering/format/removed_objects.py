@@ -100,7 +100,7 @@ class RemovedObjects:
         return tuple(keys)
 
     def lists_to_merge(self) -> tuple[RemovedListRef, ...]:
-        """The first neighbouring lists that :meth:`seal` merges; empty if there are none."""
+        """The first neighbouring lists that :meth:`move_to_lists` merges; empty if there are none."""
         fan_in = self._limits.page_fan_in
         for first in range(len(self.refs) - fan_in + 1):
             run = self.refs[first : first + fan_in]
@@ -109,7 +109,7 @@ class RemovedObjects:
                 return tuple(run)
         return ()
 
-    def seal(self, now_ms: int, lists: RemovedLists = NO_LISTS) -> None:
+    def move_to_lists(self, now_ms: int, lists: RemovedLists = NO_LISTS) -> None:
         """Merge the lists of :meth:`lists_to_merge`, and move inline objects into lists if there are too many."""
         run = self.lists_to_merge()
         if run:

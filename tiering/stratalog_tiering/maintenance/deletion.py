@@ -10,7 +10,7 @@ from typing import Final
 
 from stratalog_metadata.records import DeletedTopic
 from stratalog_metadata.state.commands import Command, Delete
-from stratalog_tiering.core.commit_protocol import Guards
+from stratalog_tiering.core.commands import Guards
 from stratalog_tiering.format.descriptor import DeletionMarker
 from stratalog_tiering.format.object_keys import deletion_marker_key, parse_segment_key, topic_key, topic_prefixes
 from stratalog_tiering.offload.commit import put_once

@@ -27,7 +27,7 @@ from stratalog_metadata.records import (
 from stratalog_metadata.state.commands import ABSENT, Command, Delete, Put, Update, VersionIs
 from stratalog_tiering.cold.archive import read_marker
 from stratalog_tiering.cold.manifest_source import ManifestSource
-from stratalog_tiering.core.commit_protocol import Guards, ledgers_unchanged, pointer_unchanged
+from stratalog_tiering.core.commands import Guards, ledgers_unchanged, pointer_unchanged
 from stratalog_tiering.core.forks import Fork, find_fork
 from stratalog_tiering.core.partition import PartitionSnapshot, StoredLedger, is_sealed
 from stratalog_tiering.format.manifest import Manifest, Reason, RemovedObject

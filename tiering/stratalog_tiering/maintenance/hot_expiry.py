@@ -14,7 +14,7 @@ from typing import Final
 from stratalog_core.batches.batch import read_header
 from stratalog_core.batches.checkpoint import is_checkpoint
 from stratalog_metadata.records import Ledger
-from stratalog_tiering.core.commit_protocol import Guards
+from stratalog_tiering.core.commands import Guards
 from stratalog_tiering.core.partition import PartitionSnapshot, StoredLedger, is_sealed
 from stratalog_tiering.core.policy import UNLIMITED, TierPolicy
 from stratalog_tiering.core.retention import expired_ledgers

@@ -20,7 +20,7 @@ import msgspec
 from stratalog_core.batches.checkpoint import EpochStart
 from stratalog_core.partition_state.replay_state import EPOCHS_MAX
 from stratalog_tiering.cold.segment_check import require_sound
-from stratalog_tiering.core.commit_protocol import Guards, commit_segment
+from stratalog_tiering.core.commands import Guards, commit_segment
 from stratalog_tiering.core.partition import PartitionSnapshot
 from stratalog_tiering.core.policy import TierPolicy
 from stratalog_tiering.core.retention import newest_ms, oldest_ms

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from stratalog_tiering.core.commit_protocol import Guards, move_start
+from stratalog_tiering.core.commands import Guards, move_start
 from stratalog_tiering.core.partition import PartitionSnapshot
 from stratalog_tiering.core.policy import UNLIMITED, TierPolicy
 from stratalog_tiering.core.retention import expiry_reason, newest_ms, retained_bytes

@@ -90,7 +90,7 @@ async def commit_edit(
     forked.
     """
     await refuse_fork(ports, state)
-    edit.seal(ports.clock.wall_ms(), await ports.source.pages(edit.pages_for_sealing()))
+    edit.move_to_pages(ports.clock.wall_ms(), await ports.source.pages(edit.pages_to_merge()))
     lists = await ports.source.removed_lists(edit.lists_to_merge())
     new = edit.finish(created_at_ms=ports.clock.wall_ms(), writer=ports.settings.worker_id, lists=lists)
     pointer = await store_manifest(ports.store, new)

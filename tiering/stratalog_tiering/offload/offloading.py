@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from stratalog_core.errors import Corrupt, StratalogError
 from stratalog_metadata.records import ManifestPointer
 from stratalog_tiering.cold.segment_check import check_presence, require_sound
-from stratalog_tiering.core.commit_protocol import Guards, commit_segment, drop_ledgers
+from stratalog_tiering.core.commands import Guards, commit_segment, drop_ledgers
 from stratalog_tiering.core.offload_job import OffloadJob
 from stratalog_tiering.core.partition import PartitionSnapshot, StoredLedger, is_cold
 from stratalog_tiering.format.manifest import Manifest, Reason, SegmentEntry

@@ -15,7 +15,7 @@ from stratalog_core.errors import Conflict, StorageFailed, StratalogError, Unava
 from stratalog_metadata.client.topic_defaults import topic_defaults
 from stratalog_metadata.records import TierStatus, Topic, configs_in_force, log_key, tier_status_key
 from stratalog_metadata.state.commands import Command, Put, VersionIs
-from stratalog_tiering.core.commit_protocol import Guards, fulfil_request
+from stratalog_tiering.core.commands import Guards, fulfil_request
 from stratalog_tiering.core.maintenance_times import MaintenanceTask, MaintenanceTimes
 from stratalog_tiering.core.partition import PartitionSnapshot, is_cold, partition_snapshot
 from stratalog_tiering.core.planning import DropEmpty, DropHot, Fulfil, Idle, Offload, PlanLimits, ResolveFork, Step, next_step

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from stratalog_core.errors import Corrupt, Invalid
 from stratalog_metadata.records import Fragment, Ledger, LedgerRef, LedgerState, Log, ManifestPointer, TierRequest, Topic
 from stratalog_metadata.state.commands import SessionAlive, VersionIs
-from stratalog_tiering.core.commit_protocol import commit_segment, drop_ledgers, fulfil_request, move_start
+from stratalog_tiering.core.commands import commit_segment, drop_ledgers, fulfil_request, move_start
 from stratalog_tiering.core.partition import PartitionSnapshot, StoredLedger
 from stratalog_tiering.core.planning import DropEmpty, DropHot, Fulfil, Idle, Offload, PlanLimits, Step, next_step
 from stratalog_tiering.core.policy import TierPolicy, tier_policy

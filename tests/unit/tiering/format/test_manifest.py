@@ -97,7 +97,7 @@ class History:
         edit = self.edit()
         for added in entries:
             edit.append(added)
-        edit.seal(self.now_ms, self.load(edit.pages_for_sealing()))
+        edit.move_to_pages(self.now_ms, self.load(edit.pages_to_merge()))
         self.commit(edit)
         self.expected.extend(entries)
 
@@ -276,7 +276,7 @@ def test_an_edit_without_a_change_says_so() -> None:
     edit = history.edit()
     edit.drop_below(12, 60, lambda _: "expired")
     edit.forget_due(10**9, 100, 60)
-    edit.seal(60)
+    edit.move_to_pages(60)
     assert not edit.is_changed
     edit.drop_below(15, 60, lambda _: "expired")
     assert edit.is_changed

@@ -62,7 +62,7 @@ class Partition:
         return {ref.key: decode_removed_list(self.parts[ref.key], ref.sha256) for ref in refs}
 
     def _commit(self, edit: ManifestEdit, now_ms: int) -> None:
-        edit.seal(now_ms, self._pages(edit.pages_for_sealing()))
+        edit.move_to_pages(now_ms, self._pages(edit.pages_to_merge()))
         new = edit.finish(created_at_ms=now_ms, writer="w", lists=self._lists(edit.lists_to_merge()))
         self.parts.update(new.parts)
         self.previous = Previous(manifest=new.manifest, key=new.key, sha256=new.sha256)
