@@ -96,7 +96,7 @@ sim: .venv/.test  ## simulate whole clusters from seeds: SEEDS=20 FIRST_SEED=1 [
 
 .PHONY: mutants
 mutants: .venv/.test  ## plant faults in the simulated product and see each found: MUTANT=name, SEEDS=30
-	PYTHONHASHSEED=0 PYTHONPATH=tests $(BIN)/python -W ignore -m simulation.mutants --seeds $(or $(SEEDS),30) $(if $(MUTANT),--mutant $(MUTANT))
+	PYTHONHASHSEED=0 PYTHONPATH=tests $(BIN)/python -W ignore -m simulation.mutants.hunt --seeds $(or $(SEEDS),30) $(if $(MUTANT),--mutant $(MUTANT))
 
 .PHONY: chaos
 chaos: .venv/.test $(MINIO)  ## real processes, real faults, histories checked: SECONDS=300, SEED=7 for the same faults again, ONLY=stop,drain for some

@@ -11,7 +11,7 @@ from pathlib import Path
 from random import SystemRandom
 from typing import Final
 
-from simulation import coverage
+from simulation.checkers import coverage
 from simulation.recorded_runs import OtherSeries, RecordedRuns, commit_hash, summary
 from simulation.runs import SCENARIOS, Outcome, Run, broken, run_many
 from simulation.shrinking import describe, shrink

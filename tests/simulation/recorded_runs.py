@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from simulation import coverage
+from simulation.checkers import coverage
 from simulation.runs import Outcome, Run
 
 

@@ -19,11 +19,23 @@ from multiprocessing import connection
 from multiprocessing.context import ForkProcess
 from typing import Final
 
-from simulation import duels, everything, history, ledgers, log, lost_disks, members, outages, owners, quorum, terms
-from simulation.loop import CURRENT, FailedInBackground
-from simulation.machine import World
-from simulation.observers import observe_calls
-from simulation.schedule import Decision, Schedule
+from simulation.checkers.observers import observe_calls
+from simulation.scenarios import (
+    everything,
+    fencing_races,
+    history,
+    leader_churn,
+    ledgers,
+    log,
+    lost_disks,
+    outages,
+    ownership_changes,
+    quorum,
+    raft_scripts,
+)
+from simulation.world.loop import CURRENT, FailedInBackground
+from simulation.world.machine import World
+from simulation.world.schedule import Decision, Schedule
 from stratalog_core.errors import StratalogError
 
 _CONTEXT: Final = multiprocessing.get_context("fork")
@@ -63,13 +75,13 @@ class Outcome:
 
 SCENARIOS: dict[str, Callable[[World], None]] = {
     "quorum": quorum.simulate,
-    "terms": terms.simulate,
-    "members": members.simulate,
+    "leader-churn": leader_churn.simulate,
+    "raft-scripts": raft_scripts.simulate,
     "ledgers": lambda world: ledgers.Scenario(world).simulate(),
-    "duels": lambda world: duels.Scenario(world).simulate(),
+    "fencing-races": lambda world: fencing_races.Scenario(world).simulate(),
     "lost-disks": lambda world: lost_disks.Scenario(world).simulate(),
     "outages": lambda world: outages.Scenario(world).simulate(),
-    "owners": lambda world: owners.Scenario(world).simulate(),
+    "ownership-changes": lambda world: ownership_changes.Scenario(world).simulate(),
     "log": lambda world: log.Scenario(world).simulate(),
     "history": lambda world: history.Scenario(world).simulate(),
     "everything": lambda world: everything.Scenario(world).simulate(),

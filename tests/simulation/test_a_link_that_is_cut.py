@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from simulation.audit import Audit
-from simulation.machine import Machine, Ports, World
-from simulation.roles import connect_metadata, metadata_addresses, run_metadata_node
+from simulation.checkers.audit import Audit
+from simulation.world.machine import Machine, Ports, World
+from simulation.world.roles import connect_metadata, metadata_addresses, run_metadata_node
 from stratalog_core.errors import OutcomeUnknown, Retriable
 from stratalog_metadata.client.quorum_client import QuorumClient
 from stratalog_metadata.records import DynamicConfig, session_key

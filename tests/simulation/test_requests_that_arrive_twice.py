@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from simulation.machine import World
-from simulation.network import SimulatedTransport
+from simulation.world.machine import World
+from simulation.world.network import SimulatedTransport
 from stratalog_core.ports import Request
 from stratalog_metadata.protocol import messages
 

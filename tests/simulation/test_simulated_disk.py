@@ -8,10 +8,10 @@ from contextlib import closing
 
 import pytest
 
-from simulation.background import SimulatedBackground
-from simulation.direct import SimulatedTransfers
-from simulation.disk import PAGE_BYTES, SECTOR_BYTES, Disk, SimulatedFiles
-from simulation.loop import SimulatedLoop
+from simulation.world.background import SimulatedBackground
+from simulation.world.direct import SimulatedTransfers
+from simulation.world.disk import PAGE_BYTES, SECTOR_BYTES, Disk, SimulatedFiles
+from simulation.world.loop import SimulatedLoop
 from stratalog_core.files.open_files import DirectFile
 
 PAGES = 6

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from simulation.loop import FailedInBackground, Process, SimulatedLoop
+from simulation.world.loop import FailedInBackground, Process, SimulatedLoop
 
 Main = Callable[[], Coroutine[Any, Any, None]]
 kept: list[object] = []

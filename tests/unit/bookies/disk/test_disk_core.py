@@ -7,7 +7,7 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from simulation.disk import Disk as SimulatedDisk
+from simulation.world.disk import Disk as SimulatedDisk
 from unit.bookies.plain_disk import PlainDisk
 
 from stratalog_bookies.config import BookieSettings

@@ -7,7 +7,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from simulation.disk import Disk as SimulatedDisk
+from simulation.world.disk import Disk as SimulatedDisk
 from unit.bookies.bookie_cluster import ENTRIES, PAYLOADS, Cluster, run_cluster
 from unit.bookies.plain_disk import PlainDisk
 

@@ -10,7 +10,7 @@ from random import Random
 from typing import TypeVar
 
 import pytest
-from simulation.disk import Disk as SimulatedDisk
+from simulation.world.disk import Disk as SimulatedDisk
 from unit.bookies.disk.test_transient_errors import COOKIE, Rationed, add, entries, running, settings_of
 
 from stratalog_bookies.disk import recovery

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from simulation.disk import Disk as SimulatedDisk
-from simulation.disk import SimulatedFile, SimulatedFiles
+from simulation.world.disk import Disk as SimulatedDisk
+from simulation.world.disk import SimulatedFile, SimulatedFiles
 from unit.bookies.plain_disk import PlainDisk
 
 from stratalog_bookies.disk import recovery

@@ -14,7 +14,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from simulation.disk import Disk as SimulatedDisk
+from simulation.world.disk import Disk as SimulatedDisk
 
 from stratalog_bookies.config import BookieSettings
 from stratalog_bookies.disk import recovery

@@ -10,8 +10,8 @@ from random import Random
 
 import msgspec
 import pytest
-from simulation.disk import Content
-from simulation.disk import Disk as SimulatedDisk
+from simulation.world.disk import Content
+from simulation.world.disk import Disk as SimulatedDisk
 from unit.bookies.bookie_cluster import ENTRIES, PAYLOADS, Cluster, eventually, run_cluster
 from unit.bookies.plain_disk import KEY, PlainDisk
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from simulation.disk import Disk
+from simulation.world.disk import Disk
 
 from stratalog_core.errors import Conflict
 from stratalog_core.files.directory_lock import LOCK_FILE

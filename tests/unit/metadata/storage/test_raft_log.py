@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulation.disk import Disk
+from simulation.world.disk import Disk
 
 from stratalog_core.errors import Corrupt
 from stratalog_core.system import SystemFiles

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from simulation.disk import Disk, SimulatedFiles
+from simulation.world.disk import Disk, SimulatedFiles
 from support.embedded_quorum import embedded_quorum
 from unit.metadata.storage.test_raft_log import SEGMENT, VOTE_TERM, entries_of, entry, reopened, write, written
 

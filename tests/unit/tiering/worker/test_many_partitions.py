@@ -13,10 +13,10 @@ from typing import Final, NamedTuple
 from uuid import UUID
 
 import msgspec
-from simulation.background import SimulatedBackground
-from simulation.clock import SimulatedClock
-from simulation.loop import SimulatedLoop
-from simulation.object_store import Bucket, SimulatedStore
+from simulation.world.background import SimulatedBackground
+from simulation.world.clock import SimulatedClock
+from simulation.world.loop import SimulatedLoop
+from simulation.world.object_store import Bucket, SimulatedStore
 from unit.tiering.memory_metadata import MemoryMetadata
 
 from stratalog_core.batches.checkpoint import Checkpoint, encode_checkpoint

@@ -1,0 +1,266 @@
+"""Watches what the metadata quorum commits and what is deleted from the bucket, and says at once when an invariant breaks.
+
+It sees each command as the first node applies it, and compares what the other nodes apply at the same index. So it judges the
+order in which things happen, which no reader can see at the end: that a hot copy went only after its cold copy was
+committed, that no owner of an earlier epoch extended the log, that a closed ledger stayed as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+from uuid import UUID
+
+from simulation.checkers.copies import Copies
+from simulation.checkers.promise_checker import PromiseChecker
+from stratalog_core.errors import StratalogError
+from stratalog_metadata.raft import Entry, HardState, Message
+from stratalog_metadata.raft.messages import VoteReply, VoteRequest
+from stratalog_metadata.records import (
+    Ledger,
+    LedgerState,
+    Log,
+    ManifestPointer,
+    Partition,
+    Record,
+    Topic,
+    ledger_key,
+    log_key,
+    manifest_pointer_key,
+    partition_key,
+)
+from stratalog_metadata.state.changes import Change
+from stratalog_metadata.state.machine import Outcome
+from stratalog_metadata.state.replica import Replica
+from stratalog_metadata.storage.raft_log_format import unpack_vote
+from stratalog_tiering.format.manifest import Manifest, decode_manifest, decode_page
+
+if TYPE_CHECKING:
+    from simulation.world.disk import Disk
+    from simulation.world.object_store import Bucket
+    from stratalog_metadata.node.serving import ServingNode
+
+UNSEALED_MAX: Final = 2
+VOTE_PATH: Final = "raft/vote"
+
+
+class Audit:
+    """``broken`` lists what should not have happened, the first first. ``internal`` topics keep no history."""
+
+    def __init__(self, note: Callable[[str], None], bucket: Bucket | None = None) -> None:
+        self.broken: list[str] = []
+        self.records: dict[str, Record] = {}
+        self.copies = Copies(self.require, self._ledger)
+        self.promise_checker = PromiseChecker(self.require)
+        self.records_max = 0
+        self.on_committed: Callable[[Entry, Sequence[Change], Mapping[str, Record]], None] = lambda *committed: None
+        """Told of each command's changes, with the records before them."""
+        self.on_internal_opening: Callable[[int, int], None] = lambda broker_id, unfinished: None
+        """Told of each ledger that enters the log of an internal topic, before its owner hears of it: the owner's id, and how
+        many ledgers in a row before it have no durable checkpoint."""
+        self._note = note
+        self._bucket = bucket
+        self._entries: dict[int, Entry] = {}
+        self._leaving: set[str] = set()
+        self._referenced: dict[str, frozenset[str]] = {}
+
+    def watch(self, node: str, replica: Replica) -> None:
+        """Have every entry that this replica applies reported here."""
+        apply = replica.apply
+
+        def applying(entry: Entry) -> Outcome | None:
+            outcome = apply(entry)
+            self._applied(node, entry, outcome)
+            return outcome
+
+        replica.apply = applying  # type: ignore[method-assign]
+
+    def watch_votes(self, serving: ServingNode, disk: Disk) -> None:
+        """Have each vote that leaves this node, and each request for votes, compared with what its disk would survive with."""
+        send = serving.send
+
+        def sending(messages: Sequence[Message]) -> None:
+            for message in messages:
+                if isinstance(message, VoteReply) and message.granted and not message.pre:
+                    self._check_vote(disk, message.term, message.receiver)
+                elif isinstance(message, VoteRequest) and not message.pre:
+                    self._check_vote(disk, message.term, message.sender)
+            send(messages)
+
+        serving.send = sending  # type: ignore[method-assign, assignment]
+
+    def _check_vote(self, disk: Disk, term: int, voted_for: int) -> None:
+        content = disk.durable(VOTE_PATH)
+        stored = unpack_vote(content)[0] if content else HardState()
+        kept = stored.term > term or stored == HardState(term=term, voted_for=voted_for)
+        if not kept:
+            self.require(False, f"{disk.name} promised node {voted_for} its vote in term {term}; its disk says {stored}")
+
+    def _ledger(self, ledger_id: int) -> Ledger | None:
+        record = self.records.get(ledger_key(ledger_id))
+        return record if isinstance(record, Ledger) else None
+
+    def require(self, holds: bool, what: str) -> None:
+        if not holds:
+            self._note(f"AUDIT: {what}")
+            self.broken.append(what)
+
+    def _applied(self, node: str, entry: Entry, outcome: Outcome | None) -> None:
+        known = self._entries.setdefault(entry.index, entry)
+        if known != entry:
+            self.require(False, f"{node} applied another entry at {entry.index} than a node before it")
+        if known is not entry or outcome is None:
+            return
+        self.promise_checker.applied(entry, outcome)
+        self.on_committed(entry, outcome.changes, self.records)
+        self._leaving = {change.key for change in outcome.changes if change.after is None}
+        for change in outcome.changes:
+            if change.after is not None:
+                self.records[change.key] = change.after.record
+        for change in outcome.changes:
+            self._check(change)
+        for change in outcome.changes:
+            if change.after is None:
+                self.records.pop(change.key, None)
+        self.records_max = max(self.records_max, len(self.records))
+
+    def _check(self, change: Change) -> None:
+        before = change.before.record if change.before is not None else None
+        after = change.after.record if change.after is not None else None
+        match before, after:
+            case Partition(), Partition():
+                self._partition_changed(before, after)
+            case None, Ledger():
+                self.copies.opened(after)
+            case _, Topic():
+                self.copies.asked_for(after.topic_id, after.replication_factor)
+            case Ledger(), Ledger():
+                self._ledger_changed(before, after)
+            case Ledger(), None:
+                self._ledger_removed(before)
+            case Log(), Log():
+                self._log_changed(before, after)
+            case ManifestPointer(), None:
+                self._referenced.pop(before.key(), None)
+            case _, ManifestPointer():
+                self._pointer_changed(before if isinstance(before, ManifestPointer) else None, after)
+
+    # -- owners and ledgers
+
+    def _partition_changed(self, before: Partition, after: Partition) -> None:
+        key = after.key()
+        self.require(after.leader_epoch >= before.leader_epoch, f"the epoch of {key} fell")
+        changed = after.owner not in (before.owner, -1)
+        self.require(not changed or after.leader_epoch > before.leader_epoch, f"{key} has a new owner in the same epoch")
+
+    def _ledger_changed(self, before: Ledger, after: Ledger) -> None:
+        if before.state is LedgerState.CLOSED:
+            same = (before.last_entry, before.end_offset) == (after.last_entry, after.end_offset)
+            self.require(same and after.state is LedgerState.CLOSED, f"closed ledger {after.ledger_id} was changed")
+            self.copies.moved(before, after)
+        elif after.state is LedgerState.CLOSED:
+            self.copies.closed(after)
+
+    def _log_changed(self, before: Log, after: Log) -> None:
+        key = after.key()
+        self.require(after.log_start_offset >= before.log_start_offset, f"the start of {key} went back")
+        partition = self.records.get(partition_key(after.topic_id, after.index))
+        for ref in after.ledgers[len(before.ledgers) :] if len(after.ledgers) > len(before.ledgers) else ():
+            owned = isinstance(partition, Partition) and partition.leader_epoch == ref.leader_epoch
+            self.require(
+                owned, f"{key} got ledger {ref.ledger_id} from an owner of epoch {ref.leader_epoch}, which is not the owner"
+            )
+            earlier = [self._ledger(other.ledger_id) for other in after.ledgers if other.leader_epoch < ref.leader_epoch]
+            unsealed = [each.ledger_id for each in earlier if each is not None and each.state is not LedgerState.CLOSED]
+            self.require(not unsealed, f"{key} got ledger {ref.ledger_id} while {unsealed} of earlier owners are not sealed")
+        for ref in set(before.ledgers) - set(after.ledgers):
+            self.require(ledger_key(ref.ledger_id) in self._leaving, f"{key} lost ledger {ref.ledger_id}, which still is there")
+        if self._is_internal(after.topic_id):
+            self._internal_log_changed(before, after, partition)
+        offsets = [ref.base_offset for ref in after.ledgers]
+        self.require(offsets == sorted(offsets), f"the ledgers of {key} are out of order")
+        ledgers = (self.records.get(ledger_key(ref.ledger_id)) for ref in after.ledgers)
+        open_ledgers = sum(isinstance(ledger, Ledger) and ledger.state is not LedgerState.CLOSED for ledger in ledgers)
+        self.require(open_ledgers <= UNSEALED_MAX, f"{key} has {open_ledgers} ledgers that are not sealed")
+
+    def _is_internal(self, topic_id: UUID) -> bool:
+        return any(isinstance(each, Topic) and each.internal and each.topic_id == topic_id for each in self.records.values())
+
+    def _internal_log_changed(self, before: Log, after: Log, partition: Record | None) -> None:
+        """What leaves the log is held by the checkpoint of the first ledger that stays, all of whose parts are durable."""
+        if len(after.ledgers) > len(before.ledgers) and isinstance(partition, Partition):
+            self.on_internal_opening(partition.owner, self._unfinished(before))
+        gone = set(before.ledgers) - set(after.ledgers)
+        first = self._ledger(after.ledgers[0].ledger_id) if after.ledgers else None
+        held = first is not None and self.copies.has_checkpoint(first)
+        self.require(held or not gone, f"{after.key()} lost ledgers before the first that stays had a durable checkpoint")
+
+    def _unfinished(self, log: Log) -> int:
+        ledgers = [self._ledger(ref.ledger_id) for ref in reversed(log.ledgers)]
+        finished = (place for place, ledger in enumerate(ledgers) if ledger is not None and self.copies.has_checkpoint(ledger))
+        return next(finished, len(ledgers))
+
+    def _ledger_removed(self, ledger: Ledger) -> None:
+        topic = next((t for t in self.records.values() if isinstance(t, Topic) and t.topic_id == ledger.topic_id), None)
+        log = self.records.get(log_key(ledger.topic_id, ledger.partition))
+        if topic is None or topic.key() in self._leaving or topic.name.startswith("__") or not isinstance(log, Log):
+            return
+        what = f"ledger {ledger.ledger_id} of {log.key()}"
+        self.require(ledger.state is LedgerState.CLOSED, f"{what} was removed before it was sealed")
+        empty = ledger.end_offset == ledger.base_offset
+        pointer = self.records.get(manifest_pointer_key(ledger.topic_id, ledger.partition))
+        cold_end = pointer.end_offset if isinstance(pointer, ManifestPointer) else 0
+        kept = empty or cold_end >= ledger.end_offset or log.log_start_offset >= ledger.end_offset
+        self.require(kept, f"{what} was removed, its records end at {ledger.end_offset} and cold history at {cold_end}")
+
+    # -- the bucket
+
+    def _pointer_changed(self, before: ManifestPointer | None, after: ManifestPointer) -> None:
+        key = after.key()
+        version, end_offset = (before.manifest_version, before.end_offset) if before is not None else (0, 0)
+        self.require(after.manifest_version > version, f"the version of {key} did not rise")
+        self.require(after.end_offset >= end_offset, f"the end of {key} went back")
+        log = self.records.get(log_key(after.topic_id, after.index))
+        for ref in log.ledgers if isinstance(log, Log) else ():
+            ledger = self.records.get(ledger_key(ref.ledger_id))
+            if isinstance(ledger, Ledger) and ledger.base_offset < after.end_offset:
+                self.require(ledger.state is LedgerState.CLOSED, f"{key} covers ledger {ref.ledger_id}, which is not sealed")
+        if self._bucket is not None:
+            self._check_manifest(key, after, self._bucket)
+
+    def _check_manifest(self, key: str, pointer: ManifestPointer, bucket: Bucket) -> None:
+        try:
+            keys = dict(self._references(pointer, bucket))
+        except (KeyError, StratalogError) as damaged:
+            self.require(False, f"{key} refers to what is missing or damaged: {damaged!r}")
+            return
+        self._referenced[key] = frozenset(keys)
+        for name, size_bytes in keys.items():
+            found = len(bucket.objects[name][0]) if name in bucket.objects else -1
+            self.require(
+                size_bytes in (found, -1) and found >= 0, f"{key} was committed: {name} has {found} of {size_bytes} bytes"
+            )
+
+    def _references(self, pointer: ManifestPointer, bucket: Bucket) -> Iterable[tuple[str, int]]:
+        """Everything that a committed manifest refers to, with its size (-1: not told)."""
+        yield pointer.object_key, -1
+        manifest: Manifest = decode_manifest(bucket.objects[pointer.object_key][0], bytes.fromhex(pointer.sha256))
+        same = (manifest.start_offset, manifest.end_offset) == (pointer.start_offset, pointer.end_offset)
+        self.require(same, f"{pointer.key()} ends at {pointer.end_offset}, its manifest at {manifest.end_offset}")
+        for segment in manifest.segments:
+            yield segment.key, segment.object_bytes
+        for ref in manifest.pages:
+            yield ref.key, -1
+            for segment in decode_page(bucket.objects[ref.key][0], ref.sha256).segments:
+                if segment.end_offset > manifest.start_offset:
+                    yield segment.key, segment.object_bytes
+
+    @property
+    def referenced(self) -> frozenset[str]:
+        """Keys that the committed manifests refer to."""
+        return frozenset(key for keys in self._referenced.values() for key in keys)
+
+    def deleted(self, keys: Iterable[str]) -> None:
+        """Objects were deleted from the bucket."""
+        for key in self.referenced.intersection(keys):
+            self.require(False, f"{key} was deleted while a committed manifest referred to it")

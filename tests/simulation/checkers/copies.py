@@ -1,0 +1,186 @@
+"""Which bookie has which entry: seen in the answers to adds and on the disks after crashes, compared with what metadata says.
+
+Redundancy is invisible to readers, who are content with one good copy, until the bookie that has it is lost. So it is counted
+here, whenever something relies on it: when a writer is told that an entry is confirmed, when a ledger is closed, when the
+auditor names another bookie, and when a bookie deletes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final
+from uuid import UUID
+
+from simulation.checkers.stored import stored_entries
+from stratalog_bookies.client.core.fragments import fragment_end
+from stratalog_bookies.protocol import messages
+from stratalog_core import quorum
+from stratalog_core.batches.checkpoint import is_checkpoint, part_position
+from stratalog_core.errors import StratalogError
+from stratalog_metadata.records import Fragment, Ledger, LedgerState
+
+if TYPE_CHECKING:
+    from simulation.world.disk import Disk as SimulatedDisk
+    from simulation.world.network import Network
+    from stratalog_bookies.disk.disk import Disk
+    from stratalog_bookies.node.server import BookieServer
+
+Require = Callable[[bool, str], None]
+Find = Callable[[int], Ledger | None]
+Held = dict[tuple[str, int], int]
+_OK: Final = int(messages.Status.OK)
+_HEARD_OF_S: Final = 6.0
+"""So long an owner may open ledgers without having heard of a change of its topic: a command lives for as long."""
+_ON_THE_WAY_S: Final = 5.0
+"""So long after a disk was lost, writers and recoveries may still rely on what it had answered before."""
+
+
+class Copies:
+    """``find`` looks a ledger's committed record up; ``require`` is told what holds and what should."""
+
+    def __init__(self, require: Require, find: Find) -> None:
+        self._require = require
+        self._find = find
+        self._held: dict[tuple[str, int], int] = {}
+        self._lost: dict[tuple[str, int], tuple[float, int]] = {}
+        self._checkpoint_parts: dict[int, int] = {}
+        self._asked: dict[UUID, list[tuple[float, int]]] = {}
+
+    def watch_answers(self, network: Network) -> None:
+        """Hear of every add that a bookie acknowledges."""
+        network.on_answer = self._answered
+
+    def _answered(self, bookie: str, method: int, request: memoryview, answer: memoryview | StratalogError) -> None:
+        if method == messages.ADD and not isinstance(answer, StratalogError):
+            headers = messages.decode_add(request)
+            position = messages.payloads_start(len(headers))
+            for header, status in zip(headers, messages.decode_statuses(answer), strict=True):
+                if status == _OK:
+                    self._holds(bookie, header[0], header[1])
+                if header[1] == 0 and is_checkpoint(request[position:]):
+                    self._checkpoint_parts[header[0]] = part_position(request[position:])[1]
+                position += header[3]
+
+    def has_checkpoint(self, ledger: Ledger) -> bool:
+        """Whether every part of the ledger's checkpoint has its quorum of copies."""
+        parts = self._checkpoint_parts.get(ledger.ledger_id, 0)
+        counted = self._count(ledger, 0, parts - 1, self._held)
+        return parts > 0 and all(copies >= ledger.ack_quorum for _, copies in counted)
+
+    def _holds(self, bookie: str, ledger_id: int, entry_id: int) -> None:
+        key = bookie, ledger_id
+        self._held[key] = self._held.get(key, 0) | 1 << entry_id
+
+    def comes_back(self, disk: SimulatedDisk) -> None:
+        """A bookie is about to start from what is left on its disk. That may be more than it acknowledged: it may have crashed
+        between a write and the answer. Such an entry is a copy like any other: the bookie tells the auditor that it has it.
+        """
+        for ledger_id, entry_id in stored_entries(disk):
+            self._holds(disk.name, ledger_id, entry_id)
+
+    def watch_deletions(self, bookie: str, server: BookieServer) -> None:
+        """Hear of every ledger that this bookie deletes."""
+        assert server._dispatch is not None
+        collector = server._dispatch._collector
+        delete = collector._delete
+
+        async def deleting(disk: Disk, ledger_ids: set[int]) -> int:
+            for ledger_id in sorted(ledger_ids):
+                self._require(self._find(ledger_id) is None, f"{bookie} deletes ledger {ledger_id}, which metadata has")
+            return await delete(disk, ledger_ids)
+
+        collector._delete = deleting  # type: ignore[method-assign]
+
+    def lost(self, bookie: str) -> None:
+        """Its disk is gone. Answers that it gave are still on their way to writers and recoveries."""
+        now = asyncio.get_running_loop().time()
+        self._lost |= {key: (now, entries) for key, entries in self._held.items() if key[0] == bookie}
+        self._held = {key: entries for key, entries in self._held.items() if key[0] != bookie}
+
+    def opened(self, ledger: Ledger) -> None:
+        """The record was made: it has as many copies as its topic asks for, or asked for until a moment ago. No topic asks for
+        acknowledgements below a majority, whatever ``min.insync.replicas`` is.
+        """
+        enough = ledger.ack_quorum >= quorum.majority(ledger.write_quorum)
+        what = f"ledger {ledger.ledger_id} is acknowledged at {ledger.ack_quorum} of {ledger.write_quorum} copies"
+        self._require(enough, what)
+        asked = self._asked.get(ledger.topic_id)
+        if asked is not None:
+            since = asyncio.get_running_loop().time() - _HEARD_OF_S
+            # The last factor before that moment held at it, too.
+            old = [factor for at, factor in asked if at <= since][-1:]
+            wanted = {*old, *(factor for at, factor in asked if at > since)}
+            what = f"ledger {ledger.ledger_id} has {ledger.write_quorum} copies; its topic asks for {sorted(wanted)}"
+            self._require(ledger.write_quorum in wanted, what)
+
+    def asked_for(self, topic_id: UUID, factor: int) -> None:
+        """The topic was created, or changed."""
+        self._asked.setdefault(topic_id, []).append((asyncio.get_running_loop().time(), factor))
+
+    def confirmed(self, ledger_id: int, first: int, last: int) -> None:
+        """A writer was told that entries ``first`` to ``last`` are confirmed. Once the record is closed it may hear of copies
+        that recovery has replaced by others; those were counted then.
+        """
+        ledger = self._find(ledger_id)
+        if ledger is not None and ledger.state is not LedgerState.CLOSED:
+            self._check(ledger, first, last, "confirmed")
+
+    def closed(self, ledger: Ledger) -> None:
+        """The record was closed: nobody will write what is missing, but the auditor."""
+        self._check(ledger, 0, ledger.last_entry, "closed")
+
+    def moved(self, before: Ledger, after: Ledger) -> None:
+        """The record of a closed ledger names other bookies: each of them has everything that it is named for."""
+        same = [each.first_entry for each in before.fragments] == [each.first_entry for each in after.fragments]
+        self._require(same, f"closed ledger {after.ledger_id} was cut into other fragments")
+        for index, (old, new) in enumerate(zip(before.fragments, after.fragments, strict=same)):
+            for bookie in set(new.bookies) - set(old.bookies):
+                missing = [
+                    entry_id for entry_id in self._share(after, index, bookie) if not _has(self._held, bookie, after, entry_id)
+                ]
+                what = f"ledger {after.ledger_id} names {bookie}, which lacks entries {missing[:3]}"
+                self._require(not missing, what)
+
+    def under_replicated(self, ledger: Ledger) -> list[int]:
+        """Entries of a closed ledger of which a named bookie has no copy."""
+        return [
+            entry_id
+            for entry_id, copies in self._count(ledger, 0, ledger.last_entry, self._held)
+            if copies < ledger.write_quorum
+        ]
+
+    def _check(self, ledger: Ledger, first: int, last: int, what: str) -> None:
+        firsts = [fragment.first_entry for fragment in ledger.fragments]
+        self._require(firsts == sorted({0, *firsts}), f"the fragments of ledger {ledger.ledger_id} begin at {firsts}")
+        answered: Held = self._held
+        if self._lost:
+            since = asyncio.get_running_loop().time() - _ON_THE_WAY_S
+            answered = answered | {key: entries for key, (at, entries) in self._lost.items() if at > since}
+        for entry_id, copies in self._count(ledger, first, last, answered):
+            if copies < ledger.ack_quorum:
+                self._require(False, f"entry {entry_id} of ledger {ledger.ledger_id} is {what} with {copies} named copies")
+
+    def _count(self, ledger: Ledger, first: int, last: int, held: Held) -> Iterator[tuple[int, int]]:
+        """Each entry with the number of its write set's bookies that have it."""
+        for index, fragment in enumerate(ledger.fragments):
+            end = fragment_end(ledger, index) if index + 1 < len(ledger.fragments) else last
+            copies = [held.get((bookie, ledger.ledger_id), 0) for bookie in fragment.bookies]
+            for entry_id in range(max(first, fragment.first_entry), min(end, last) + 1):
+                positions = quorum.write_set(entry_id, len(copies), ledger.write_quorum)
+                yield entry_id, sum([copies[position] >> entry_id & 1 for position in positions])
+
+    def _share(self, ledger: Ledger, index: int, bookie: str) -> Iterator[int]:
+        fragment = ledger.fragments[index]
+        for entry_id in range(fragment.first_entry, fragment_end(ledger, index) + 1):
+            if bookie in _write_set(ledger, fragment, entry_id):
+                yield entry_id
+
+
+def _has(held: Held, bookie: str, ledger: Ledger, entry_id: int) -> bool:
+    return bool(held.get((bookie, ledger.ledger_id), 0) >> entry_id & 1)
+
+
+def _write_set(ledger: Ledger, fragment: Fragment, entry_id: int) -> Sequence[str]:
+    positions = quorum.write_set(entry_id, len(fragment.bookies), ledger.write_quorum)
+    return [fragment.bookies[position] for position in positions]

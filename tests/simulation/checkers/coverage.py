@@ -1,0 +1,115 @@
+"""What a run met: named states that are worth reaching, and how far the cluster came.
+
+A simulation that passes shows nothing if its faults never hit what they are meant for. Each run counts the states of
+``STATES`` and must come as far as ``PROGRESS`` says; a suite fails if none of its runs met one of the states.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+ACKNOWLEDGED: Final = "records acknowledged"
+ENTRIES: Final = "entries confirmed"
+SEALED: Final = "ledgers sealed with records"
+OFFLOADED: Final = "offsets offloaded"
+COMMITTED: Final = "group commits acknowledged"
+HANDED_OVER: Final = "partition handed over to its next owner"
+TAKEN_OVER: Final = "partition taken over without a handover"
+
+OPEN_AT_TAKEOVER: Final = "takeover of an open ledger"
+RECOVERY_AT_TAKEOVER: Final = "takeover of a ledger in recovery"
+RECOVERY_INTERRUPTED: Final = "recovery interrupted by a crash"
+HANDOVER_BY_SEAL: Final = "handover in the command that seals"
+REPEATED_TO_NEXT_OWNER: Final = "acknowledged batch repeated to another owner"
+RETRIED_AT_NEXT_OWNER: Final = "unanswered batch retried at another owner"
+PARTS: Final = "checkpoint of several parts"
+SEVERAL_IN_FLIGHT: Final = "several batches of a partition in flight"
+FROM_TAIL: Final = "fetch from the tail cache"
+FROM_BOOKIES: Final = "fetch from bookies"
+FROM_STORE: Final = "fetch from the object store"
+INSTEAD_OF_BOOKIES: Final = "fetch from the object store because the bookies failed"
+ENSEMBLE_CHANGE: Final = "ensemble change"
+CHANGE_AT_SEAL: Final = "ensemble change during a seal"
+CHANGE_IN_RECOVERY: Final = "ensemble change in a recovery"
+COPIES_MOVED: Final = "copies of a sealed ledger moved"
+HOT_DROPPED: Final = "hot copy dropped after its offload"
+UNKNOWN_OPENING: Final = "outcome unknown: opening of a ledger"
+UNKNOWN_SEAL: Final = "outcome unknown: close of a ledger"
+UNKNOWN_CHANGE: Final = "outcome unknown: change of a ledger's record"
+UNKNOWN_MANIFEST: Final = "outcome unknown: commit of a manifest"
+UNKNOWN_DROP: Final = "outcome unknown: drop of hot copies"
+UNKNOWN_OWNER: Final = "outcome unknown: change of an owner"
+UNKNOWN_OBJECT: Final = "outcome unknown: write of an object"
+LATE_OPENING: Final = "late opening took effect"
+LATE_INTERNAL_OPENING: Final = "late opening of an internal topic took effect"
+UNFINISHED_IN_A_ROW: Final = "opening after two without a durable checkpoint"
+TOPIC_DELETED: Final = "topic deleted"
+PARTITIONS_ADDED: Final = "partitions added"
+RECORDS_DELETED: Final = "records deleted by a client"
+START_MOVED: Final = "start of a log moved"
+MERGED: Final = "segments merged"
+EXPIRED: Final = "segments removed by retention"
+EXPIRED_HOT: Final = "hot ledgers removed by retention while the store was away"
+FORKED: Final = "history of a partition forked"
+DRAINED: Final = "broker drained"
+CONTROLLED_SHUTDOWN: Final = "controlled shutdown of a broker"
+NEW_LEADER: Final = "new leader of the metadata quorum"
+FENCED_WRITER: Final = "writer fenced by a recovery"
+
+ALWAYS: Final = (ACKNOWLEDGED, ENTRIES, SEALED, OFFLOADED, COMMITTED)
+"""Counted in amounts; the others in occasions."""
+STATES: Final = (
+    *ALWAYS, HANDED_OVER, TAKEN_OVER, SEVERAL_IN_FLIGHT, OPEN_AT_TAKEOVER, RECOVERY_AT_TAKEOVER, RECOVERY_INTERRUPTED,
+    HANDOVER_BY_SEAL, REPEATED_TO_NEXT_OWNER, RETRIED_AT_NEXT_OWNER, PARTS, FROM_TAIL, FROM_BOOKIES, FROM_STORE,
+    INSTEAD_OF_BOOKIES,
+    ENSEMBLE_CHANGE, CHANGE_AT_SEAL, CHANGE_IN_RECOVERY, COPIES_MOVED, HOT_DROPPED, UNKNOWN_OPENING, UNKNOWN_SEAL,
+    UNKNOWN_CHANGE, UNKNOWN_MANIFEST, UNKNOWN_DROP, UNKNOWN_OWNER, UNKNOWN_OBJECT, LATE_OPENING, LATE_INTERNAL_OPENING,
+    UNFINISHED_IN_A_ROW, NEW_LEADER, FENCED_WRITER, TOPIC_DELETED, PARTITIONS_ADDED, RECORDS_DELETED, START_MOVED, MERGED,
+    EXPIRED, EXPIRED_HOT, FORKED, DRAINED, CONTROLLED_SHUTDOWN,
+)  # fmt: skip
+PROGRESS: Final[Mapping[str, Mapping[str, int]]] = {
+    "ledgers": {ENTRIES: 50, SEALED: 2},
+    "fencing-races": {ENTRIES: 20, SEALED: 2},
+    "lost-disks": {ENTRIES: 100, SEALED: 5, COPIES_MOVED: 5},
+    "ownership-changes": {ACKNOWLEDGED: 50, SEALED: 5, OFFLOADED: 50, COMMITTED: 2, HANDED_OVER: 1, TAKEN_OVER: 1},
+    "outages": {ACKNOWLEDGED: 150, SEALED: 3, OFFLOADED: 200, COMMITTED: 5},
+    "everything": {ACKNOWLEDGED: 20, SEALED: 2, OFFLOADED: 20, HANDED_OVER: 1, TAKEN_OVER: 1},
+    "log": {ACKNOWLEDGED: 30, SEALED: 2, OFFLOADED: 30, COMMITTED: 1},
+}
+"""By scenario: what each of its runs must reach at least. About a tenth of the least that 24 runs reached."""
+
+
+class Coverage:
+    """Of one run."""
+
+    def __init__(self) -> None:
+        self.met: Counter[str] = Counter()
+
+    def meet(self, state: str, times: int = 1) -> None:
+        """One of ``STATES`` has occurred."""
+        assert state in STATES, f"{state!r} is not in coverage.STATES"
+        if times:
+            self.met[state] += times
+
+    def require_progress(self, scenario: str) -> None:
+        """Raise ``AssertionError`` if the run has come less far than every run of its scenario must."""
+        for what, least in PROGRESS.get(scenario, {}).items():
+            assert self.met[what] >= least, f"no progress: {self.met[what]} {what}; at least {least} are expected"
+
+
+def table(runs: Iterable[tuple[str, Mapping[str, int]]]) -> list[str]:
+    """Lines of a Markdown table: for each state how many runs met it and how often, and which scenarios did."""
+    rows = list(runs)
+    lines = ["| state | runs | times | scenarios |", "| --- | --- | --- | --- |"]
+    for state in STATES:
+        meeting = [(scenario, met[state]) for scenario, met in rows if met.get(state)]
+        scenarios = ", ".join(sorted({f"`{scenario}`" for scenario, _ in meeting}))
+        lines.append(f"| {state} | {len(meeting)} of {len(rows)} | {sum(times for _, times in meeting)} | {scenarios} |")
+    return lines
+
+
+def never_met(runs: Sequence[Mapping[str, int]]) -> list[str]:
+    """States that none of the runs met."""
+    return [state for state in STATES if not any(met.get(state) for met in runs)]

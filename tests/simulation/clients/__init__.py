@@ -1,0 +1,1 @@
+"""Clients and operators of the simulated clusters: producers, consumers, group commits, topic administration."""

@@ -1,0 +1,166 @@
+"""Topics that come, grow, lose their beginning and go while everything else happens.
+
+An administrator creates topics (some with a short retention), adds partitions, deletes records and deletes topics, each with an
+idempotent producer of its own. Checked at the end: what a topic still has is contiguous and was sent; nothing acknowledged is
+missing but what DeleteRecords or retention allowed to go; and nothing is left of a deleted topic.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from simulation.checkers.coverage import RECORDS_DELETED
+from simulation.checkers.log_truth import Truth, read_all
+from simulation.clients.kafka import NONE, KafkaClient, NotServed
+from simulation.clients.producers import Producer
+from simulation.world.machine import Machine, Ports, World
+from stratalog_metadata.records import Topic
+
+TOPICS_MAX: Final = 3
+PAUSE_MEAN_S: Final = 1.0
+RETENTION_MS: Final = 3_000
+CLOCK_MARGIN: Final = 0.8
+"""Clocks run up to 2 % apart, and batches are dated before they are sent."""
+
+
+class TopicTruth(Truth):
+    """What was sent to one topic and when, and what was asked to be deleted."""
+
+    def __init__(self, world: World) -> None:
+        assert world.audit is not None
+        super().__init__(world.audit, world.coverage)
+        self._world = world
+        self._sent_at_s: dict[bytes, float] = {}
+        self.deleted_to: dict[int, int] = {}
+        """By partition: records below this offset were asked to be deleted, with whatever outcome."""
+
+    def send(self, values: Sequence[bytes]) -> None:
+        super().send(values)
+        self._sent_at_s.update(dict.fromkeys(values, self._world.loop.time()))
+
+    def check_start(self, partition: int, start: int, retention_ms: int | None) -> None:
+        """Whether everything that was acknowledged below ``start`` was allowed to go."""
+        expired_s = self._world.loop.time() - (retention_ms or 0) / 1000 * CLOCK_MARGIN
+        for (where, offset), value in self.acknowledged.items():
+            if where == partition and self.deleted_to.get(partition, 0) <= offset < start:
+                is_expired = retention_ms is not None and self._sent_at_s[value] <= expired_s
+                assert is_expired, f"{value!r} at {partition}@{offset} is gone; the log begins at {start}"
+
+
+@dataclass(slots=True)
+class AdministeredTopic:
+    name: str
+    partitions: int
+    retention_ms: int | None
+    truth: TopicTruth
+    producer: Producer
+    machine: Machine
+    is_deleted: bool = False
+
+
+class Administrator:
+    """Works until told to ``stop``; ``stopped`` is set when its last request has been answered."""
+
+    def __init__(self, world: World, bootstrap: list[str]) -> None:
+        self._world = world
+        self._bootstrap = bootstrap
+        self.topics: list[AdministeredTopic] = []
+        self.stop = False
+        self.stopped = asyncio.Event()
+
+    @property
+    def live(self) -> list[AdministeredTopic]:
+        return [topic for topic in self.topics if not topic.is_deleted]
+
+    async def run(self, machine: Machine, ports: Ports) -> None:
+        client = KafkaClient(self._world, ports, machine.name, self._bootstrap)
+        turn = 0
+        while not self.stop:
+            turn += 1
+            await asyncio.sleep(ports.random.expovariate(1 / PAUSE_MEAN_S))
+            if self._world.decides(f"{machine.name}#{turn}"):
+                await self._step(client, ports)
+        self.stopped.set()
+        await asyncio.Event().wait()
+
+    async def _step(self, client: KafkaClient, ports: Ports) -> None:
+        if not self.live or (len(self.live) < TOPICS_MAX and ports.random.random() < 0.3):
+            await self._create(client, ports)
+            return
+        topic = ports.random.choice(self.live)
+        act = ports.random.choice([self._delete_records, self._delete_records, self._grow, self._delete])
+        await act(client, ports, topic)
+
+    async def _create(self, client: KafkaClient, ports: Ports) -> None:
+        name = f"topic-{len(self.topics)}"
+        partitions, retention_ms = ports.random.choice([1, 2]), ports.random.choice([None, RETENTION_MS])
+        configs = {"segment.ms": "400", "retention.ms": str(retention_ms or -1), "message.timestamp.after.max.ms": "86400000"}
+        truth = TopicTruth(self._world)
+        producer = Producer(self._world, truth, f"{name}.p", name, partitions, self._bootstrap)
+        machine = Machine(self._world, f"producer-{name}", producer.run)
+        await self._until(lambda: self._partitions(name) > 0, lambda: client.create_topic(name, partitions, 3, configs))
+        self.topics.append(AdministeredTopic(name, partitions, retention_ms, truth, producer, machine))
+        self._world.note(f"{name} is created, {partitions} partitions, retention {retention_ms}")
+        machine.boot()
+
+    async def _grow(self, client: KafkaClient, ports: Ports, topic: AdministeredTopic) -> None:
+        count = topic.partitions + 1
+        await self._until(lambda: self._partitions(topic.name) >= count, lambda: client.create_partitions(topic.name, count))
+        topic.partitions = count
+        topic.producer.add_partition()
+        self._world.note(f"{topic.name} has {topic.partitions} partitions")
+
+    async def _delete_records(self, client: KafkaClient, ports: Ports, topic: AdministeredTopic) -> None:
+        partition = ports.random.randrange(topic.partitions)
+        offset = ports.random.randrange(topic.truth.ends.get(partition, 0) + 1)
+        topic.truth.deleted_to[partition] = max(offset, topic.truth.deleted_to.get(partition, 0))
+        if await self._answer(client.delete_records(topic.name, partition, offset)) == NONE:
+            self._world.coverage.meet(RECORDS_DELETED)
+            self._world.note(f"records of {topic.name}-{partition} below {offset} are deleted")
+        else:
+            client.forget(topic.name, partition)
+
+    async def _delete(self, client: KafkaClient, ports: Ports, topic: AdministeredTopic) -> None:
+        topic.machine.crash()
+        topic.is_deleted = True
+        await self._until(lambda: not self._partitions(topic.name), lambda: client.delete_topic(topic.name))
+        self._world.note(f"{topic.name} is deleted")
+
+    async def _until(self, is_done: Callable[[], bool], request: Callable[[], Coroutine[Any, Any, int]]) -> None:
+        """Ask until it is done. A broker whose view is behind answers that a topic does not exist, which ends nothing."""
+        while True:
+            if await self._answer(request()) == NONE or is_done():
+                return
+            await asyncio.sleep(0.3)
+
+    def _partitions(self, name: str) -> int:
+        """Of the topic as the quorum has it; 0: there is none."""
+        assert self._world.audit is not None
+        topics = [each for each in self._world.audit.records.values() if isinstance(each, Topic) and each.name == name]
+        return topics[0].partition_count if topics else 0
+
+    async def _answer(self, request: Coroutine[Any, Any, int]) -> int:
+        try:
+            return await request
+        except NotServed:
+            return -1
+
+    # -- at the end
+
+    async def check(self, machine: Machine, ports: Ports) -> None:
+        """Every live topic, read whole."""
+        client = KafkaClient(self._world, ports, machine.name, self._bootstrap)
+        for topic in self.live:
+            for partition in range(topic.partitions):
+                start, records = await read_all(client, topic.name, partition)
+                for record in records:
+                    topic.truth.see(partition, record)
+                topic.truth.check_start(partition, start, topic.retention_ms)
+                topic.truth.check_final(partition, records, start)
+
+    def leftovers(self) -> str:
+        """A deleted topic of which metadata still has a record; empty if there is none."""
+        return ", ".join(topic.name for topic in self.topics if topic.is_deleted and self._partitions(topic.name))

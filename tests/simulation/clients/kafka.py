@@ -1,0 +1,315 @@
+"""A small Kafka client for the simulation: requests are pipelined on one connection to each broker, messages by kio.
+
+It finds leaders by Metadata; retries are its user's business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import functools
+import io
+import struct
+import sys
+from collections import deque
+from typing import Any, Final
+
+from kio.index import load_request_schema, load_response_schema
+from kio.schema.types import BrokerId, TopicName
+from kio.serial import entity_reader, entity_writer
+
+from simulation.world.machine import Ports, World
+from simulation.world.streams import End
+from stratalog.kafka_connection import taken_frames
+from stratalog_core.batches.batch import iterate_headers
+from stratalog_core.batches.records import Record, iterate_records
+
+PRODUCE, FETCH, LIST_OFFSETS, METADATA, CREATE_TOPICS, INIT_PRODUCER_ID = 0, 1, 2, 3, 19, 22
+DELETE_TOPICS, DELETE_RECORDS, CREATE_PARTITIONS = 20, 21, 37
+OFFSET_COMMIT, OFFSET_FETCH, FIND_COORDINATOR, JOIN_GROUP, HEARTBEAT, SYNC_GROUP = 8, 9, 10, 11, 12, 14
+VERSIONS: Final = {
+    PRODUCE: 9, FETCH: 11, LIST_OFFSETS: 5, METADATA: 9, OFFSET_COMMIT: 7, OFFSET_FETCH: 5, FIND_COORDINATOR: 3, JOIN_GROUP: 5,
+    HEARTBEAT: 3, SYNC_GROUP: 3, CREATE_TOPICS: 5, INIT_PRODUCER_ID: 4, DELETE_TOPICS: 4, DELETE_RECORDS: 2,
+    CREATE_PARTITIONS: 2,
+}  # fmt: skip
+REQUEST_TIMEOUT_S: Final = 5.0
+ADMIN_TIMEOUT: Final = datetime.timedelta(seconds=4)
+EARLIEST: Final = -2
+NONE: Final = 0
+DUPLICATE_SEQUENCE: Final = 46
+
+
+@functools.cache
+def request_schema(api: int) -> type[Any]:
+    """Of the version in ``VERSIONS``."""
+    return load_request_schema(api, VERSIONS[api])
+
+
+@functools.cache
+def _response_schema(api: int) -> type[Any]:
+    return load_response_schema(api, VERSIONS[api])
+
+
+def request_struct(api: int, name: str) -> type[Any]:
+    """A part of a request, by the name that kio gives it."""
+    return _struct(request_schema(api), name)
+
+
+class NotServed(Exception):
+    """No answer, or a broken connection: whether the request took effect is unknown."""
+
+
+class _Connection(asyncio.Protocol):
+    """Answers come in the order of their requests."""
+
+    def __init__(self) -> None:
+        self._received = bytearray()
+        self._answers: deque[asyncio.Future[bytes]] = deque()
+        self.is_lost = False
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        for frame in taken_frames(self._received):
+            answer = self._answers.popleft()
+            if not answer.done():
+                answer.set_result(frame)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_lost = True
+        for answer in self._answers:
+            if not answer.done():
+                answer.set_exception(NotServed("the connection broke"))
+        self._answers.clear()
+
+    def expect(self) -> asyncio.Future[bytes]:
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._answers.append(answer)
+        return answer
+
+
+class KafkaClient:
+    """Requests to brokers by address, and who leads which partition."""
+
+    def __init__(self, world: World, ports: Ports, machine: str, bootstrap: list[str]) -> None:
+        self._world = world
+        self._ports = ports
+        self._machine = machine
+        self._bootstrap = bootstrap
+        self._connections: dict[str, tuple[_Connection, End]] = {}
+        self._asking = asyncio.Lock()
+        self._connecting: dict[str, asyncio.Lock] = {}
+        self._correlation = 0
+        self._leaders: dict[tuple[str, int], str] = {}
+
+    async def request(self, address: str, api: int, **fields: Any) -> Any:
+        """One request of the version in ``VERSIONS``. Raises ``NotServed``."""
+        connection, end = await self._connect(address)
+        correlation, frame = self._frame(api, fields)
+        answer = connection.expect()
+        end.write(frame)
+        try:
+            async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                content = await answer
+        except TimeoutError:
+            self._drop(address)
+            raise NotServed(f"{address} did not answer in time") from None
+        response = _response_schema(api)
+        header_read, at = entity_reader(response.__header_schema__)(memoryview(content).toreadonly(), 0)
+        assert header_read.correlation_id == correlation, "answers come in order"
+        return entity_reader(response)(memoryview(content).toreadonly(), at)[0]
+
+    def _frame(self, api: int, fields: dict[str, Any]) -> tuple[int, bytes]:
+        """The correlation id and the bytes of a request."""
+        self._correlation += 1
+        schema = request_schema(api)
+        with io.BytesIO() as body:
+            header_kind: Any = schema.__header_schema__
+            header = header_kind(
+                request_api_key=api,
+                request_api_version=VERSIONS[api],
+                correlation_id=self._correlation,
+                client_id=self._machine,
+            )
+            entity_writer(header_kind)(body, header)
+            entity_writer(schema)(body, schema(**fields))
+            frame = body.getvalue()
+        return self._correlation, struct.pack(">i", len(frame)) + frame
+
+    async def _connect(self, address: str) -> tuple[_Connection, End]:
+        """The connection to ``address``. Callers that wait for a new one get it in the order in which they came."""
+        async with self._connecting.setdefault(address, asyncio.Lock()):
+            return await self._connect_once(address)
+
+    async def _connect_once(self, address: str) -> tuple[_Connection, End]:
+        known = self._connections.get(address)
+        if known is not None and not known[0].is_lost:
+            return known
+        connection = _Connection()
+        host, _, port = address.rpartition(":")
+        try:
+            end = await self._world.streams.create_connection(connection, self._machine, host, int(port))
+        except OSError as failure:
+            raise NotServed(f"{address}: {failure!r}") from failure
+        self._connections[address] = connection, end
+        return connection, end
+
+    def _drop(self, address: str) -> None:
+        known = self._connections.pop(address, None)
+        if known is not None:
+            known[1].abort()
+
+    async def any_broker(self, api: int, **fields: Any) -> Any:
+        """The first answer of any bootstrap address. Raises ``NotServed``."""
+        start = self._ports.random.randrange(len(self._bootstrap))
+        last: NotServed | None = None
+        for step in range(len(self._bootstrap)):
+            try:
+                return await self.request(self._bootstrap[(start + step) % len(self._bootstrap)], api, **fields)
+            except NotServed as failure:
+                last = failure
+        assert last is not None
+        raise last
+
+    async def leader(self, topic: str, partition: int) -> str | None:
+        """Address of the partition's leader, asked once and remembered until ``forget``. Callers are answered in order."""
+        async with self._asking:
+            if (topic, partition) not in self._leaders:
+                await self._refresh(topic)
+            return self._leaders.get((topic, partition))
+
+    def forget(self, topic: str, partition: int) -> None:
+        self._leaders.pop((topic, partition), None)
+
+    async def _refresh(self, topic: str) -> None:
+        schema = request_schema(METADATA)
+        wanted = _struct(schema, "MetadataRequestTopic")(name=TopicName(topic))
+        metadata = await self.any_broker(
+            METADATA,
+            topics=(wanted,),
+            allow_auto_topic_creation=False,
+            include_cluster_authorized_operations=False,
+            include_topic_authorized_operations=False,
+        )
+        brokers = {broker.node_id: f"{broker.host}:{broker.port}" for broker in metadata.brokers}
+        for found in metadata.topics:
+            for place in found.partitions:
+                if place.leader_id in brokers:
+                    self._leaders[topic, place.partition_index] = brokers[place.leader_id]
+
+    async def create_topic(self, topic: str, partitions: int, replication: int, configs: dict[str, str]) -> int:
+        """Error code of the answer."""
+        schema = request_schema(CREATE_TOPICS)
+        items = tuple(_struct(schema, "CreatableTopicConfig")(name=k, value=v) for k, v in configs.items())
+        wanted = _struct(schema, "CreatableTopic")(
+            name=TopicName(topic), num_partitions=partitions, replication_factor=replication, assignments=(), configs=items
+        )
+        answer = await self.any_broker(CREATE_TOPICS, topics=(wanted,), timeout=ADMIN_TIMEOUT, validate_only=False)
+        return int(answer.topics[0].error_code)
+
+    async def delete_topic(self, topic: str) -> int:
+        """Error code of the answer."""
+        answer = await self.any_broker(DELETE_TOPICS, topic_names=(TopicName(topic),), timeout=ADMIN_TIMEOUT)
+        return int(answer.responses[0].error_code)
+
+    async def create_partitions(self, topic: str, count: int) -> int:
+        """Error code of the answer."""
+        wanted = request_struct(CREATE_PARTITIONS, "CreatePartitionsTopic")(
+            name=TopicName(topic), count=count, assignments=None
+        )
+        answer = await self.any_broker(CREATE_PARTITIONS, topics=(wanted,), timeout=ADMIN_TIMEOUT, validate_only=False)
+        return int(answer.results[0].error_code)
+
+    async def delete_records(self, topic: str, partition: int, offset: int) -> int:
+        """Error code of the answer."""
+        below = request_struct(DELETE_RECORDS, "DeleteRecordsPartition")(partition_index=partition, offset=offset)
+        wanted = request_struct(DELETE_RECORDS, "DeleteRecordsTopic")(name=TopicName(topic), partitions=(below,))
+        answer = await self._ask_leader(topic, partition, DELETE_RECORDS, topics=(wanted,), timeout=ADMIN_TIMEOUT)
+        return int(answer.topics[0].partitions[0].error_code)
+
+    async def start_offset(self, topic: str, partition: int) -> int:
+        """The first offset that can be read. Raises ``NotServed``, also for an error."""
+        asked = request_struct(LIST_OFFSETS, "ListOffsetsPartition")(
+            partition_index=partition, current_leader_epoch=-1, timestamp=EARLIEST
+        )
+        wanted = request_struct(LIST_OFFSETS, "ListOffsetsTopic")(name=TopicName(topic), partitions=(asked,))
+        answer = await self._ask_leader(
+            topic, partition, LIST_OFFSETS, replica_id=BrokerId(-1), isolation_level=0, topics=(wanted,)
+        )
+        found = answer.topics[0].partitions[0]
+        if found.error_code != NONE:
+            raise NotServed(f"ListOffsets answers {found.error_code}")
+        return int(found.offset)
+
+    async def _ask_leader(self, topic: str, partition: int, api: int, **fields: Any) -> Any:
+        address = await self.leader(topic, partition)
+        if address is None:
+            raise NotServed("no leader is known")
+        return await self.request(address, api, **fields)
+
+    async def init_producer_id(self) -> tuple[int, int]:
+        answer = await self.any_broker(
+            INIT_PRODUCER_ID, transactional_id=None, transaction_timeout=datetime.timedelta(seconds=60), producer_id=-1,
+            producer_epoch=-1,
+        )  # fmt: skip
+        if answer.error_code != NONE:
+            raise NotServed(f"InitProducerId answers {answer.error_code}")
+        return answer.producer_id, answer.producer_epoch
+
+    async def produce(self, topic: str, partition: int, batch: bytes, acks: int = -1) -> tuple[int, int]:
+        """(error code, base offset); with acks=0 nothing is answered. Raises ``NotServed``."""
+        address = await self.leader(topic, partition)
+        if address is None:
+            raise NotServed("no leader is known")
+        schema = request_schema(PRODUCE)
+        data = _struct(schema, "PartitionProduceData")(index=partition, records=batch)
+        topic_data = _struct(schema, "TopicProduceData")(name=TopicName(topic), partition_data=(data,))
+        fields = {
+            "transactional_id": None, "acks": acks, "timeout": datetime.timedelta(seconds=3), "topic_data": (topic_data,),
+        }  # fmt: skip
+        if acks == 0:
+            _, end = await self._connect(address)
+            end.write(self._frame(PRODUCE, fields)[1])
+            return NONE, -1
+        answer = await self.request(address, PRODUCE, **fields)
+        result = answer.responses[0].partition_responses[0]
+        return int(result.error_code), int(result.base_offset)
+
+    async def fetch(
+        self, topic: str, partition: int, offset: int, bytes_max: int = 1 << 20, wait_ms: int = 500
+    ) -> tuple[int, int, list[Record]]:
+        """(error code, high watermark, records from ``offset`` on). Raises ``NotServed``."""
+        address = await self.leader(topic, partition)
+        if address is None:
+            raise NotServed("no leader is known")
+        schema = request_schema(FETCH)
+        place = _struct(schema, "FetchPartition")(
+            partition=partition,
+            current_leader_epoch=-1,
+            fetch_offset=offset,
+            log_start_offset=-1,
+            partition_max_bytes=bytes_max,
+        )
+        answer = await self.request(
+            address, FETCH, replica_id=BrokerId(-1), max_wait=datetime.timedelta(milliseconds=wait_ms), min_bytes=1,
+            max_bytes=1 << 20, isolation_level=0, session_id=0, session_epoch=-1, forgotten_topics_data=(), rack_id="",
+            topics=(_struct(schema, "FetchTopic")(topic=TopicName(topic), partitions=(place,)),),
+        )  # fmt: skip
+        if not answer.responses:
+            return int(answer.error_code), -1, []
+        result = answer.responses[0].partitions[0]
+        records = [record for record in _records(result.records or b"") if record.offset >= offset]
+        return int(result.error_code), int(result.high_watermark), records
+
+
+def _records(content: bytes) -> list[Record]:
+    view = memoryview(content)
+    return [
+        record
+        for position, header in iterate_headers(view)
+        for record in iterate_records(view[position : position + header.size_bytes], header)
+    ]
+
+
+def _struct(schema: type[Any], name: str) -> type[Any]:
+    kind: type[Any] = getattr(sys.modules[schema.__module__], name)
+    return kind

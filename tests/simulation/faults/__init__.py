@@ -1,0 +1,1 @@
+"""What goes wrong: nemeses that choose faults from the seed, and faults of single links."""

@@ -1,0 +1,232 @@
+"""Chooses faults from the seed and applies them one after the other; undoes all of them at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from simulation.world.disk import DiskFaults
+from simulation.world.machine import Machine, World
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NemesisPlan:
+    """Chances that a step does a thing (the rest of the time it does nothing), and how many machines may be down at once."""
+
+    crash: float = 0.3
+    power_cut: float = 0.0
+    """Several machines at once, all of them perhaps; they are back soon."""
+    stop: float = 0.0
+    """The process stands still for a while, as under SIGSTOP, and does not know it."""
+    cut_off: float = 0.0
+    """One machine is cut off from those named ``authorities`` only: it lives on, out of date."""
+    disk: float = 0.0
+    """Syncs or writes fail, or the disk is full; the machine is started anew with a whole disk."""
+    rot: float = 0.0
+    """A bit flips in a file. One machine only, the first, for the whole run."""
+    partition: float = 0.2
+    one_way: float = 0.1
+    lossy: float = 0.1
+    clock_jump: float = 0.05
+    pause_mean_s: float = 0.8
+    down_mean_s: float = 1.5
+    back_mean_s: float = 0.3
+    down_at_once_max: int = 1
+
+
+class Nemesis:
+    """``run`` goes on until it is told to ``stop``; afterwards every machine is up and every link whole."""
+
+    def __init__(
+        self,
+        world: World,
+        machines: Sequence[Machine],
+        plan: NemesisPlan,
+        *,
+        name: str = "",
+        everyone: Sequence[Machine] = (),
+        authorities: Sequence[Machine] = (),
+    ) -> None:
+        self._world = world
+        self._machines = machines
+        self._everyone = everyone or machines
+        self._authorities = authorities
+        self._plan = plan
+        self._name = name or "nemesis"
+        self._random = random.Random()
+        self._stopped = False
+        self._healers: list[asyncio.Task[None]] = []
+
+    async def run(self) -> None:
+        for step in itertools.count(1):
+            # Each step draws from its own source: leaving one out does not change what the others do.
+            name = f"{self._name}#{step}"
+            self._random = self._world.random(f"nemesis/{name}")
+            await asyncio.sleep(self._random.expovariate(1 / self._plan.pause_mean_s))
+            if self._stopped:
+                return
+            self._world.schedule.carry_out(name, self._world.loop.time(), self._world.trace, self._step)
+
+    def stop(self) -> None:
+        self._stopped = True
+        for healer in self._healers:
+            healer.cancel()
+        self._world.note("nemesis ends: all links whole, all machines up")
+        self._world.network.cut.clear()
+        self._world.network.faults.loss_chance = 0.0
+        for machine in self._machines:
+            self._whole_disk(machine)
+            machine.go_on()
+            self._boot(machine)
+
+    def _step(self) -> None:
+        plan, chance = self._plan, self._random.random()
+        for share, act in (
+            (plan.crash, self._crash),
+            (plan.power_cut, self._power_cut),
+            (plan.stop, self._stop),
+            (plan.cut_off, self._cut_off),
+            (plan.disk, self._disk),
+            (plan.rot, self._rot),
+            (plan.partition, self._partition),
+            (plan.one_way, self._one_way),
+            (plan.lossy, self._lossy),
+            (plan.clock_jump, self._clock_jump),
+        ):
+            if chance < share:
+                act()
+                return
+            chance -= share
+
+    def _later(self, seconds: float, act: str, *arguments: object) -> None:
+        async def heal() -> None:
+            await asyncio.sleep(seconds)
+            getattr(self, act)(*arguments)
+
+        self._healers.append(asyncio.get_running_loop().create_task(heal()))
+
+    def _crash(self) -> None:
+        down = sum(not machine.is_up for machine in self._machines)
+        up = [machine for machine in self._machines if machine.is_up]
+        if down >= self._plan.down_at_once_max or not up:
+            return
+        victim = self._random.choice(up)
+        callbacks = self._random.choice([0, 1, 10, 100])
+        if callbacks:
+            within = self._random.randrange(callbacks) + 1
+            self._world.note(f"{victim.name} is to crash before its callback {within} from now")
+            victim.crash_within(within)
+        else:
+            victim.crash()
+        self._later(self._random.expovariate(1 / self._plan.down_mean_s), "_boot", victim)
+
+    def _boot(self, machine: Machine) -> None:
+        machine.crash_within(0)
+        machine.boot()
+
+    def _power_cut(self) -> None:
+        up = [machine for machine in self._machines if machine.is_up]
+        victims = self._random.sample(up, self._random.randint(min(2, len(up)), len(up)))
+        for victim in victims:
+            victim.crash()
+            self._later(self._random.expovariate(1 / self._plan.back_mean_s), "_boot", victim)
+
+    def _stop(self) -> None:
+        up = [machine for machine in self._machines if machine.is_up]
+        if up:
+            victim = self._random.choice(up)
+            self._world.note(f"{victim.name} is stopped")
+            victim.stop()
+            self._later(self._random.expovariate(1 / self._plan.down_mean_s), "_go_on", victim)
+
+    def _go_on(self, machine: Machine) -> None:
+        machine.go_on()
+
+    def _cut_off(self) -> None:
+        victim = self._victim()
+        self._cut({(victim, other.name) for other in self._authorities}, both_ways=True)
+
+    def _disk(self) -> None:
+        faulty = sum(machine.is_excused and not machine.is_rotten for machine in self._machines)
+        if faulty >= self._plan.down_at_once_max:
+            return
+        victim = self._random.choice(list(self._machines))
+        fault = self._random.choice(["sync_fails", "write_fails", "read_fails", "full"])
+        self._world.note(f"{victim.name}: disk fault {fault}")
+        victim.disk.faults = DiskFaults(**{fault: True})
+        victim.is_excused = True
+        self._later(self._random.expovariate(1 / self._plan.down_mean_s), "_renew", victim)
+
+    def _renew(self, machine: Machine) -> None:
+        if machine.is_excused and not machine.is_rotten:
+            machine.crash()
+            self._whole_disk(machine)
+            machine.boot()
+
+    def _whole_disk(self, machine: Machine) -> None:
+        had_faults = machine.is_excused and not machine.is_rotten
+        machine.disk.faults = DiskFaults()
+        if had_faults:
+            machine.crash()
+            machine.is_excused = False
+
+    def _rot(self) -> None:
+        machine = self._machines[0]
+        machine.is_rotten = machine.is_excused = True
+        paths = sorted(path for path, content in machine.disk.content.items() if path.endswith(".log") and content.now)
+        if paths:
+            path = self._random.choice(paths)
+            written = len(machine.disk.content[path].now.rstrip(b"\0"))
+            position = self._random.randrange(max(written, 1))
+            self._world.note(f"{machine.name}: a bit of {path} flips at {position}")
+            machine.disk.flip_bit(path, position, self._random.randrange(8))
+
+    def _partition(self) -> None:
+        victim = self._victim()
+        self._cut({(victim, other.name) for other in self._everyone}, both_ways=True)
+
+    def _one_way(self) -> None:
+        victim = self._victim()
+        self._cut({(victim, other.name) for other in self._everyone}, both_ways=False)
+
+    def _victim(self) -> str:
+        return self._random.choice(list(self._machines)).name
+
+    def _cut(self, pairs: set[tuple[str, str]], *, both_ways: bool) -> None:
+        if both_ways:
+            pairs |= {(target, source) for source, target in pairs}
+        pairs = {(source, target) for source, target in pairs if source != target}
+        self._world.note(f"cut: {_links(pairs)}")
+        self._world.network.cut |= pairs
+        self._later(self._random.expovariate(1 / self._plan.down_mean_s), "_mend", pairs)
+
+    def _mend(self, pairs: set[tuple[str, str]]) -> None:
+        self._world.note(f"mended: {_links(pairs)}")
+        self._world.network.cut -= pairs
+
+    def _lossy(self) -> None:
+        self._world.network.faults.loss_chance = self._random.choice([0.01, 0.1, 0.3])
+        self._world.note(f"links lose {self._world.network.faults.loss_chance:.0%}")
+        self._later(self._random.expovariate(1 / self._plan.down_mean_s), "_lossless")
+
+    def _lossless(self) -> None:
+        self._world.network.faults.loss_chance = 0.0
+
+    def _clock_jump(self) -> None:
+        machine = self._random.choice(list(self._machines))
+        by_ms = self._random.choice([-3_600_000, -60_000, -1_000, 1_000, 5_000])
+        self._world.note(f"{machine.name}: wall clock jumps by {by_ms} ms")
+        machine.clock.jump(by_ms)
+
+
+def _links(pairs: set[tuple[str, str]]) -> str:
+    """The links that are cut; ``->`` if they are in one direction only."""
+    arrows = {
+        f"{source} - {target}" if (target, source) in pairs else f"{source} -> {target}"
+        for source, target in pairs
+        if source < target or (target, source) not in pairs
+    }
+    return ", ".join(sorted(arrows))

@@ -1,0 +1,141 @@
+"""Planted faults of what the next owner finds: internal topics' ledgers, checkpoints, group state, producers at work."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from kio.schema.errors import ErrorCode
+
+from stratalog_broker.coordination.groups.store import GroupStore
+from stratalog_broker.coordination.groups.writer import RecordWriter
+from stratalog_broker.partitions import takeover
+from stratalog_broker.partitions.ledger_trimming import LedgerTrimming
+from stratalog_broker.partitions.log import PartitionLog
+from stratalog_broker.partitions.takeover import Takeover
+from stratalog_core.partition_state.producer_states import ProducerStates
+
+
+def _swap(owner: object, name: str, new: object) -> Any:
+    """Put ``new`` in the place of the attribute; returns what was there."""
+    old = getattr(owner, name)
+    setattr(owner, name, new)
+    return old
+
+
+# -- ledgers
+
+
+def internal_ledgers_go_at_the_opening() -> None:
+    """The ledgers before a new one leave the log when it is opened, before its checkpoint is durable."""
+
+    def opened(self: LedgerTrimming, writer: Any, checkpoint_parts: int) -> None:
+        self._trimming = asyncio.get_running_loop().create_task(self._trim(writer.ledger.ledger_id))
+
+    _swap(LedgerTrimming, "opened", opened)
+
+
+def internal_ledgers_go_after_the_first_part() -> None:
+    """The first entry of a checkpoint counts as the whole of it."""
+    opened: Callable[..., None] = LedgerTrimming.opened
+    _swap(LedgerTrimming, "opened", lambda self, writer, checkpoint_parts: opened(self, writer, 1))
+
+
+def internal_ledgers_stay() -> None:
+    """Nothing leaves the log of an internal topic."""
+    _swap(LedgerTrimming, "confirmed", lambda self, lac: None)
+
+
+def takeover_trusts_the_newest_ledger() -> None:
+    """A takeover looks for a checkpoint in the newest ledger only, and starts empty if it has none."""
+    back: Callable[..., Any] = Takeover._back_to_checkpoint
+
+    async def newest(self: Takeover, refs: Sequence[Any], recovered: Any, replay: Any) -> Any:
+        return await back(self, refs[-1:], recovered, replay)
+
+    _swap(Takeover, "_back_to_checkpoint", newest)
+    _swap(takeover, "_require_whole", lambda partition, replay, begin: None)
+
+
+# -- state
+
+
+def batches_after_the_checkpoint_are_not_replayed() -> None:
+    """A takeover of an internal topic knows its checkpoint and nothing of what came after it."""
+
+    async def nothing(self: Takeover, ledger: Any, index: Any) -> list[memoryview]:
+        return []
+
+    _swap(Takeover, "_read_batches", nothing)
+
+
+def group_state_is_not_handed_over() -> None:
+    """What an owner leaves for the next one lacks the state of the application."""
+    handover_checkpoint: Callable[..., bytes] = PartitionLog.handover_checkpoint
+
+    def without(self: PartitionLog) -> bytes:
+        application, self.application = self.application, None
+        try:
+            return handover_checkpoint(self)
+        finally:
+            self.application = application
+
+    _swap(PartitionLog, "handover_checkpoint", without)
+
+
+def _snapshot_without(name: str) -> None:
+    snapshot: Callable[..., bytes] = GroupStore.snapshot
+
+    def without(self: GroupStore) -> bytes:
+        content = getattr(self, name)
+        setattr(self, name, {})
+        try:
+            return snapshot(self)
+        finally:
+            setattr(self, name, content)
+
+    _swap(GroupStore, "snapshot", without)
+
+
+def checkpoints_without_offsets() -> None:
+    """A checkpoint of ``__consumer_offsets`` has groups and none of their offsets."""
+    _snapshot_without("offsets")
+
+
+def checkpoints_without_groups() -> None:
+    """A checkpoint of ``__consumer_offsets`` has offsets and no group's members and generation."""
+    _snapshot_without("images")
+
+
+def commits_are_acknowledged_before_they_are_written() -> None:
+    """A commit is answered when it is queued."""
+
+    async def written(self: RecordWriter, records: Sequence[Any]) -> ErrorCode:
+        self.write(records, lambda error: None)
+        return ErrorCode.none
+
+    _swap(RecordWriter, "written", written)
+
+
+# -- producers
+
+
+def checkpoints_hold_unconfirmed_batches() -> None:
+    """A checkpoint says of batches that they were written, although nobody has confirmed them."""
+    snapshot: Callable[..., Any] = ProducerStates.snapshot
+    _swap(ProducerStates, "snapshot", lambda self, unconfirmed=(): snapshot(self))
+
+
+IN_OWNERSHIP_CHANGES: Final = (
+    checkpoints_hold_unconfirmed_batches,
+    internal_ledgers_go_at_the_opening,
+    internal_ledgers_go_after_the_first_part,
+    internal_ledgers_stay,
+    takeover_trusts_the_newest_ledger,
+    batches_after_the_checkpoint_are_not_replayed,
+    group_state_is_not_handed_over,
+    checkpoints_without_offsets,
+    checkpoints_without_groups,
+    commits_are_acknowledged_before_they_are_written,
+)

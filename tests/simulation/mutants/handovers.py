@@ -1,0 +1,108 @@
+"""Planted faults of what several share: commands that are proposed as one, reads ahead, and what a handover passes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from stratalog_broker.partitions.core import PartitionCore
+from stratalog_broker.partitions.handover import OutgoingHandovers
+from stratalog_broker.partitions.log import PartitionLog
+from stratalog_broker.partitions.release import Release
+from stratalog_broker.reads.read_runs import ReadRuns, Served
+from stratalog_core.batches.checkpoint import Checkpoint
+from stratalog_metadata.client import shared_commands
+from stratalog_metadata.state.commands import Command
+
+
+def _swap(owner: object, name: str, new: object) -> Any:
+    """Put ``new`` in the place of the attribute; returns what was there."""
+    old = getattr(owner, name)
+    setattr(owner, name, new)
+    return old
+
+
+# -- shared commands
+
+
+def shared_commands_lose_their_last_update() -> None:
+    """What the last of several commands writes is left out."""
+    join: Callable[[Sequence[Any]], Command] = shared_commands._joined
+    _swap(
+        shared_commands,
+        "_joined",
+        lambda together: msgspec.structs.replace(join(together), updates=join(together[:-1]).updates),
+    )
+
+
+# -- reads ahead
+
+
+def runs_are_served_to_any_partition() -> None:
+    """What was read ahead for one partition is served to readers of all."""
+    holding: Callable[..., Any] = ReadRuns._holding
+
+    def any_holding(self: ReadRuns, key: Hashable, offset: int) -> Any:
+        found = (holding(self, other, offset) for other in list(self._by_key))
+        return holding(self, key, offset) or next((run for run in found if run is not None), None)
+
+    _swap(ReadRuns, "_holding", any_holding)
+
+
+def runs_skip_a_batch() -> None:
+    """A run is served from the batch behind the one that was asked for."""
+    serve: Callable[..., Served | None] = ReadRuns.serve
+
+    def skipping(self: ReadRuns, key: Hashable, offset: int, *others: Any) -> Served | None:
+        served = serve(self, key, offset, *others)
+        if served is None or len(served.batches) < 2:
+            return served
+        return served._replace(batches=served.batches[1:], size=served.size - len(served.batches[0]))
+
+    _swap(ReadRuns, "serve", skipping)
+
+
+# -- handovers
+
+
+def handover_keeps_the_epoch() -> None:
+    """The next owner gets the epoch of the last."""
+    release_of: Callable[..., Release | None] = OutgoingHandovers._release_of
+
+    def same_epoch(self: OutgoingHandovers, log: PartitionLog) -> Release | None:
+        release = release_of(self, log)
+        if release is None:
+            return None
+        put: Any = release.updates[0]
+        record = msgspec.structs.replace(put.record, leader_epoch=put.record.leader_epoch - 1)
+        return release._replace(updates=(msgspec.structs.replace(put, record=record),))
+
+    _swap(OutgoingHandovers, "_release_of", same_epoch)
+
+
+def handover_passes_on_no_producers() -> None:
+    """What an owner leaves to the next lacks the producers, so that their retries are appended again."""
+    handover_checkpoint: Callable[[PartitionLog], bytes] = PartitionLog.handover_checkpoint
+    checkpoint: Callable[..., Checkpoint] = PartitionCore.checkpoint
+
+    def without(self: PartitionLog) -> bytes:
+        PartitionCore.checkpoint = lambda core, *state: msgspec.structs.replace(  # type: ignore[method-assign]
+            checkpoint(core, *state), producers=()
+        )
+        try:
+            return handover_checkpoint(self)
+        finally:
+            PartitionCore.checkpoint = checkpoint  # type: ignore[method-assign]
+
+    _swap(PartitionLog, "handover_checkpoint", without)
+
+
+IN_OWNERSHIP_CHANGES: Final = (
+    handover_keeps_the_epoch,
+    handover_passes_on_no_producers,
+    runs_are_served_to_any_partition,
+    runs_skip_a_batch,
+)
+IN_EVERYTHING: Final = (shared_commands_lose_their_last_update,)

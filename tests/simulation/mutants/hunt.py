@@ -1,0 +1,134 @@
+"""Planted faults: what the simulator is worth. ``python -m simulation.mutants.hunt`` runs each until an invariant breaks.
+
+A mutant changes the product in memory, in a process of its own, and never in its source. One that survives all its seeds is a
+hole in the simulator: a missing fault, a missing checker, or a defence behind which another stands (its docstring says so).
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import multiprocessing
+import random
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+
+from simulation.mutants import bookies as mutants_of_bookies
+from simulation.mutants import clusters as mutants_of_clusters
+from simulation.mutants import copies as mutants_of_copies
+from simulation.mutants import groups as mutants_of_groups
+from simulation.mutants import handovers as mutants_of_handovers
+from simulation.mutants import history as mutants_of_history
+from simulation.mutants import metadata as mutants_of_metadata
+from simulation.mutants import reads as mutants_of_reads
+from simulation.mutants import tiers as mutants_of_tiers
+from simulation.runs import run_one
+
+SEEDS = 30
+MISFITS = ("AttributeError", "TypeError", "NameError")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mutant:
+    """``plant`` changes the product in this process for good; ``scenario`` is where it is looked for."""
+
+    name: str
+    scenario: str
+    plant: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kill:
+    """``seeds`` runs were needed; ``failure`` is empty if the mutant survived all of them."""
+
+    seeds: int
+    failure: str
+    seconds: float
+
+    @property
+    def counts(self) -> bool:
+        """A plant that does not fit the product any more fails by itself, and shows nothing."""
+        return bool(self.failure) and not any(misfit in self.failure for misfit in MISFITS)
+
+
+def all_mutants() -> list[Mutant]:
+    families = (
+        ("ledgers", mutants_of_bookies.MUTANTS),
+        ("fencing-races", (*mutants_of_bookies.IN_FENCING_RACES, *mutants_of_clusters.IN_FENCING_RACES)),
+        ("lost-disks", (*mutants_of_bookies.IN_LOST_DISKS, *mutants_of_copies.IN_LOST_DISKS)),
+        ("quorum", mutants_of_metadata.MUTANTS),
+        ("raft-scripts", mutants_of_metadata.IN_RAFT_SCRIPTS),
+        (
+            "ownership-changes",
+            (
+                *mutants_of_clusters.IN_OWNERSHIP_CHANGES,
+                *mutants_of_groups.IN_OWNERSHIP_CHANGES,
+                *mutants_of_handovers.IN_OWNERSHIP_CHANGES,
+            ),
+        ),
+        ("everything", mutants_of_handovers.IN_EVERYTHING),
+        ("history", mutants_of_history.IN_HISTORY),
+        ("outages", mutants_of_tiers.IN_OUTAGES),
+        ("log", (*mutants_of_clusters.MUTANTS, *mutants_of_copies.IN_LOG, *mutants_of_reads.IN_LOG)),
+    )
+    return [Mutant(name=plant.__name__, scenario=scenario, plant=plant) for scenario, plants in families for plant in plants]
+
+
+def hunt(mutant: Mutant, first_seed: int, seeds: int) -> Kill:
+    """Run the mutant on seed after seed until an invariant breaks. In a child process: the plants stay there."""
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    started = time.perf_counter()
+    child = context.Process(target=_hunt_here, args=(mutant, first_seed, seeds, sender))
+    child.start()
+    sender.close()
+    try:
+        tried, failure = receiver.recv()
+    except EOFError:
+        tried, failure = 0, "the process died"
+    child.join()
+    return Kill(seeds=tried, failure=failure, seconds=time.perf_counter() - started)
+
+
+def _hunt_here(mutant: Mutant, first_seed: int, seeds: int, sender: Connection) -> None:
+    mutant.plant()
+    for tried in range(1, seeds + 1):
+        failure = run_one(mutant.scenario, first_seed + tried - 1).failure
+        if failure:
+            sender.send((tried, failure))
+            return
+    sender.send((seeds, ""))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m simulation.mutants.hunt", description=__doc__)
+    mutants = {mutant.name: mutant for mutant in all_mutants()}
+    parser.add_argument("--mutant", choices=list(mutants), action="append", help="only this one; may be repeated")
+    parser.add_argument("--sample", type=int, metavar="SEED", help="some, in an order drawn from this seed")
+    parser.add_argument("--sample-seconds", type=float, default=60.0, help="with --sample: plant no more after this time")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="how many to try")
+    parser.add_argument("--first-seed", type=int, default=1)
+    arguments = parser.parse_args()
+    names = arguments.mutant or list(mutants)
+    deadline = math.inf
+    if arguments.sample is not None:
+        random.Random(arguments.sample).shuffle(names)
+        deadline = time.monotonic() + arguments.sample_seconds
+    killed = survived = 0
+    for name in names:
+        if time.monotonic() >= deadline:
+            break
+        kill = hunt(mutants[name], arguments.first_seed, arguments.seeds)
+        killed += kill.counts
+        survived += not kill.counts
+        verdict = f"killed by seed {arguments.first_seed + kill.seeds - 1}" if kill.counts else f"SURVIVED {kill.seeds} seeds"
+        print(f"{mutants[name].scenario:7} {name:44} {verdict:22} {kill.seconds:5.0f} s  {kill.failure[:150]}", flush=True)
+    print(f"{killed} killed, {survived} survived")
+    return 1 if survived else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Scenarios: which roles and clients run, which faults meet them, and how a run ends."""

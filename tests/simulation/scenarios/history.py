@@ -1,0 +1,552 @@
+"""Scenario: history in the object store over a long time, and metadata that is restored from an old copy.
+
+Workers offload, merge and trim topics while they crash, stop and lose answers. Then metadata goes back by as many versions as
+were committed since a moment that the seed draws, while the store stays. Checked: nothing is committed or deleted for a
+partition whose history has forked until somebody decides, and what the other line refers to goes no sooner than a grace
+period later; no object goes within the grace period; no record is written more than three times, or can be read for longer
+than retention allows; each manifest changes something. In the end the kept line is read back, and nothing else is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, Final, NamedTuple
+from uuid import UUID
+
+import msgspec
+
+from simulation.checkers.audit import Audit
+from simulation.checkers.coverage import EXPIRED, EXPIRED_HOT, FORKED, MERGED
+from simulation.checkers.final_checks import FinalChecks
+from simulation.faults.nemesis import Nemesis, NemesisPlan
+from simulation.world import roles
+from simulation.world.clock import SimulatedClock
+from simulation.world.machine import Machine, Ports, World
+from simulation.world.object_store import Bucket, SimulatedStore, StoreFaults
+from stratalog_core.batches.checkpoint import Checkpoint, encode_checkpoint
+from stratalog_core.batches.records import Record, build_batch
+from stratalog_core.errors import StratalogError, Unavailable
+from stratalog_metadata.client.quorum_client import QuorumClient
+from stratalog_metadata.records import (
+    KEEP_METADATA,
+    KEEP_STORE,
+    ForkDecision,
+    Fragment,
+    Ledger,
+    LedgerRef,
+    LedgerState,
+    Log,
+    ManifestPointer,
+    TierStatus,
+    Topic,
+    ledger_key,
+    log_key,
+    manifest_pointer_key,
+    tier_status_key,
+)
+from stratalog_metadata.records import Record as MetadataRecord
+from stratalog_metadata.state.changes import Change
+from stratalog_metadata.state.commands import Command, Delete, Put, Update, VersionIs
+from stratalog_tiering.cold.block_source import ColdReaderSettings
+from stratalog_tiering.cold.reader import ColdReader
+from stratalog_tiering.config import TieringSettings
+from stratalog_tiering.format.manifest import Manifest, decode_manifest
+from stratalog_tiering.format.object_keys import manifests_prefix
+from stratalog_tiering.maintenance.fork_resolution import read_lines
+from stratalog_tiering.worker.worker import TieringWorker
+
+GRACE_S: Final = 4.0
+SEGMENT_MS: Final = 400
+RETENTION_MS: Final = 10_000
+EXPIRING: Final = Topic(
+    name="expiring", topic_id=UUID(int=0xE), partition_count=1, replication_factor=1,
+    configs={"retention.ms": str(RETENTION_MS), "segment.ms": str(SEGMENT_MS)},
+)  # fmt: skip
+KEPT: Final = Topic(
+    name="kept", topic_id=UUID(int=0xF), partition_count=2, replication_factor=1, configs={"retention.ms": "-1"}
+)  # fmt: skip
+PARTITIONS: Final = tuple((topic, index) for topic in (EXPIRING, KEPT) for index in range(topic.partition_count))
+FAULTS_S: Final = 12.0
+CALM_S: Final = 18.0
+LOST_MAX_S: Final = 8.0
+REFUSED_S: Final = 2.5 * GRACE_S
+LATE_S: Final = 5.0
+"""Longer than a write that happens later, and than a listing that lags."""
+STORE_AWAY_S: Final = RETENTION_MS / 1000 + 6.0
+"""Longer than all cold history stays, so that hot ledgers expire, too."""
+DECIDED_S: Final = 30.0
+FINISH_S: Final = 60.0
+LOOK_S: Final = 0.25
+LATE_RETENTION_MS: Final = 2_000
+"""For the interval of its check, the commit, clocks that differ, and a worker that has other work."""
+WRITES_MAX: Final = 3
+
+
+class Batch(NamedTuple):
+    """What a ledger of this scenario holds."""
+
+    base_offset: int
+    end_offset: int
+    timestamp_ms: int
+    content: bytes
+
+
+class Entry(NamedTuple):
+    entry_id: int
+    payload: memoryview
+
+
+class EntryHead(NamedTuple):
+    entry_id: int
+    head: bytes
+
+
+class Ledgers:
+    """Sealed ledgers that every process can read. They outlive their records, as they do on bookies after a restore."""
+
+    def __init__(self) -> None:
+        self.batches: dict[int, Batch] = {}
+
+    def add(self, batch: Batch) -> int:
+        self.batches[len(self.batches) + 1] = batch
+        return len(self.batches)
+
+    def entries(self, ledger_id: int) -> list[bytes]:
+        batch = self.batches[ledger_id]
+        return [*encode_checkpoint(Checkpoint(offset=batch.base_offset)), batch.content]
+
+
+class LedgersOfProcess:
+    """See :class:`stratalog_tiering.offload.ports.LedgerSource`."""
+
+    def __init__(self, ledgers: Ledgers, ports: Ports) -> None:
+        self._ledgers = ledgers
+        self._random = ports.random
+
+    async def read(self, ledger: Ledger, first: int, last: int, max_bytes: int) -> Sequence[Entry]:
+        await asyncio.sleep(self._random.expovariate(1 / 0.005))
+        if self._random.random() < 0.02:
+            raise Unavailable("the simulated bookies do not answer")
+        entries = self._ledgers.entries(ledger.ledger_id)
+        return [Entry(number, memoryview(entries[number])) for number in range(first, last + 1)]
+
+    async def read_headers(self, ledger: Ledger, first: int, last: int) -> Sequence[EntryHead]:
+        return [EntryHead(entry.entry_id, bytes(entry.payload)) for entry in await self.read(ledger, first, last, 0)]
+
+    async def delete(self, ledger_ids: Sequence[int]) -> None:
+        pass
+
+
+class HistoryAudit(Audit):
+    """Also watches how long objects stay, how often records are written, and what happens to a forked history."""
+
+    def __init__(self, world: World, bucket: Bucket) -> None:
+        super().__init__(world.note, bucket)
+        self._world = world
+        self._stored = bucket
+        self.lines: dict[str, dict[int, int]] = {}
+        """By log key: ledger id by base offset, of all that the log ever held on its present line."""
+        self.forked: dict[str, frozenset[str]] = {}
+        """By pointer key: what a partition had in the bucket when its history forked; nothing of it may go."""
+        self.kept_lines: dict[str, dict[int, int]] = {}
+        """The same of lines in the store that somebody wants to keep."""
+        self.is_restoring = False
+        self.merges = self.drops = self.expired_hot = 0
+        self.ledgers = Ledgers()
+        self._clock = SimulatedClock(world.loop)
+        self._left_at: dict[str, float] = {}
+        self._writes: dict[tuple[str, int], int] = {}
+        self._segments: dict[str, frozenset[str]] = {}
+
+    def _check(self, change: Change) -> None:
+        after = change.after.record if change.after is not None else None
+        if isinstance(after, Log) and not self.is_restoring:
+            if self._is_decided_now and after.key() in self.kept_lines:
+                self.lines[after.key()] = self.kept_lines.pop(after.key())
+            line = self.lines.setdefault(after.key(), {})
+            line.update((ref.base_offset, ref.ledger_id) for ref in after.ledgers)
+        if self.is_restoring:
+            if isinstance(after, ManifestPointer):
+                self._referenced[after.key()] = frozenset()
+            return
+        super()._check(change)
+
+    def _ledger_removed(self, ledger: Ledger) -> None:
+        if not self._is_decided_now:
+            super()._ledger_removed(ledger)
+
+    @property
+    def _is_decided_now(self) -> bool:
+        return any(key.startswith("fork_decision/") for key in self._leaving)
+
+    def _log_changed(self, before: Log, after: Log) -> None:
+        """There is no owner here but the one of the scenario."""
+        self.require(after.log_start_offset >= before.log_start_offset, f"the start of {after.key()} went back")
+        if self._is_decided_now:
+            return
+        pointer = self.records.get(manifest_pointer_key(after.topic_id, after.index))
+        cold_end = pointer.end_offset if isinstance(pointer, ManifestPointer) else 0
+        self.expired_hot += after.log_start_offset > max(cold_end, before.log_start_offset)
+        for base, ledger_id in self.lines[after.key()].items():
+            if before.log_start_offset <= base < after.log_start_offset:
+                age_ms = self._clock.wall_ms() - self.ledgers.batches[ledger_id].timestamp_ms
+                is_past = after.topic_id == EXPIRING.topic_id and age_ms > RETENTION_MS
+                self.require(is_past, f"offset {base} of {after.key()} was removed {age_ms} ms after it was written")
+
+    def _pointer_changed(self, before: ManifestPointer | None, after: ManifestPointer) -> None:
+        key = after.key()
+        self.require(key not in self.forked, f"{key} was committed although its history has forked")
+        former = self._referenced.get(key, frozenset())
+        if before is None or after.manifest_version == before.manifest_version + 1:
+            super()._pointer_changed(before, after)
+            self._compare(before, after)
+        else:
+            self._check_manifest(key, after, self._stored)
+        for name in former - self._referenced[key]:
+            self._left_at[name] = self._world.loop.time()
+
+    def _compare(self, before: ManifestPointer | None, after: ManifestPointer) -> None:
+        old, new = self._manifest(before), self._manifest(after)
+        if new is None:
+            return
+        if old is not None:
+            self.require(_content(old) != _content(new), f"{after.key()} was committed without a change")
+            self.drops += new.start_offset > old.start_offset
+        known = self._segments.get(after.key(), frozenset())
+        self._segments[after.key()] = frozenset(entry.key for entry in new.segments)
+        for entry in new.segments:
+            if entry.key not in known:
+                self.merges += entry.end_offset - entry.base_offset > 1 and entry.merge_count > 0
+                self._count_writes(after.key(), entry.base_offset, entry.end_offset)
+
+    def _count_writes(self, key: str, base_offset: int, end_offset: int) -> None:
+        for offset in range(base_offset, end_offset):
+            writes = self._writes[key, offset] = self._writes.get((key, offset), 0) + 1
+            self.require(writes <= WRITES_MAX, f"offset {offset} of {key} was written {writes} times")
+
+    def _manifest(self, pointer: ManifestPointer | None) -> Manifest | None:
+        stored = self._stored.objects.get(pointer.object_key) if pointer is not None else None
+        return decode_manifest(stored[0]) if stored is not None else None
+
+    def deleted(self, keys: Iterable[str]) -> None:
+        gone = list(keys)
+        super().deleted(gone)
+        for key in gone:
+            for pointer, protected in self.forked.items():
+                self.require(key not in protected, f"{key} was deleted although the history of {pointer} has forked")
+            stayed_s = self._world.loop.time() - self._left_at.get(key, float("-inf"))
+            self.require(stayed_s >= 0.9 * GRACE_S, f"{key} was deleted {stayed_s:.1f} s after it stopped counting")
+
+    def objects_of(self, topic: Topic, index: int) -> frozenset[str]:
+        return frozenset(key for key in self._stored.objects if f"/{topic.topic_id.hex}/{index}/" in key)
+
+    def fork(self, topic: Topic, index: int) -> None:
+        """The history of this partition has forked: nothing of it may go or change until somebody decides."""
+        self.forked[manifest_pointer_key(topic.topic_id, index)] = self.objects_of(topic, index)
+
+    def decide(self, topic: Topic, index: int) -> None:
+        """Somebody decides now: from here on all that is stored counts as just removed."""
+        now = self._world.loop.time()
+        for key in self.forked.pop(manifest_pointer_key(topic.topic_id, index)):
+            self._left_at[key] = max(now, self._left_at.get(key, now))
+
+    def restored(self) -> None:
+        self._writes.clear()
+
+
+def _content(manifest: Manifest) -> Manifest:
+    return msgspec.structs.replace(
+        manifest, version=0, previous_key="", previous_sha256=b"", created_at_ms=0, writer="", removed_lists_made=0
+    )  # fmt: skip
+
+
+class Owner:
+    """Appends a sealed ledger of one batch to one partition after the other."""
+
+    def __init__(self, ledgers: Ledgers) -> None:
+        self._ledgers = ledgers
+        self.stop = False
+
+    async def run(self, machine: Machine, ports: Ports) -> None:
+        client = await roles.connect_metadata(ports)
+        while True:
+            await asyncio.sleep(ports.random.uniform(0.2, 0.5))
+            if not self.stop:
+                for topic, index in PARTITIONS:
+                    await self._append(client, ports, topic, index)
+
+    async def _append(self, client: QuorumClient, ports: Ports, topic: Topic, index: int) -> None:
+        found = client.view.get(log_key(topic.topic_id, index))
+        if found is None or not isinstance(found.record, Log):
+            return
+        base, now_ms = self._end(client, found.record), ports.clock.wall_ms()
+        count = ports.random.randint(1, 3)
+        records = [
+            Record(offset=base + n, timestamp_ms=now_ms, key=None, value=b"%d/%d" % (base + n, now_ms)) for n in range(count)
+        ]
+        batch = Batch(base, base + count, now_ms, bytes(build_batch(records)))
+        ledger_id = self._ledgers.add(batch)
+        ledger = Ledger(
+            ledger_id=ledger_id, topic_id=topic.topic_id, partition=index, base_offset=base, leader_epoch=0, write_quorum=1,
+            ack_quorum=1, fragments=(Fragment(first_entry=0, bookies=("bookie",)),), state=LedgerState.CLOSED, last_entry=1,
+            payload_bytes=len(batch.content), end_offset=batch.end_offset, closed_at_ms=now_ms,
+        )  # fmt: skip
+        ref = LedgerRef(ledger_id=ledger_id, base_offset=base, leader_epoch=0)
+        log: Log = msgspec.structs.replace(found.record, ledgers=(*found.record.ledgers, ref))
+        unchanged = VersionIs(key=log.key(), version=found.version)
+        command = Command(updates=(Put(record=ledger), Put(record=log)), requirements=(unchanged,))
+        try:
+            await client.propose(command)
+        except StratalogError:
+            return  # if it took effect all the same, the view shows the ledger, and the next one follows it
+
+    def _end(self, client: QuorumClient, log: Log) -> int:
+        pointer = client.view.find(ManifestPointer, manifest_pointer_key(log.topic_id, log.index))
+        last = client.view.find(Ledger, ledger_key(log.ledgers[-1].ledger_id)) if log.ledgers else None
+        return max(last.end_offset if last is not None else 0, pointer.end_offset if pointer is not None else 0)
+
+
+class Scenario:
+    """One run."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.bucket = Bucket()
+        self.audit = HistoryAudit(world, self.bucket)
+        world.audit = self.audit
+        self.bucket.on_deleted = self.audit.deleted
+        self.ledgers = self.audit.ledgers
+        self.owner = Owner(self.ledgers)
+        self._random = world.random("history")
+        self.metadata = [Machine(world, f"metadata-{number}", roles.run_metadata_node) for number in range(1, 4)]
+        self.tiering = [Machine(world, f"tiering-{number}", self._run_worker) for number in (1, 2)]
+        self.owners = [Machine(world, "owner-0", self.owner.run)]
+        for machine in [*self.tiering, *self.owners]:
+            machine.clock = SimulatedClock(world.loop)  # grace periods and ages are compared over minutes
+
+    def simulate(self) -> None:
+        self.world.loop.run_until_complete(self._run())
+
+    async def _run_worker(self, machine: Machine, ports: Ports) -> None:
+        metadata = await roles.connect_metadata(ports)
+        settings = TieringSettings(
+            worker_id=f"{machine.name}-{machine.starts}", session_lease_ms=2_000, deletion_lag_ms=300, block_bytes=4096,
+            grace_ms=int(GRACE_S * 1000), retention_interval_ms=500, sweep_interval_ms=2_000, retry_ms_max=1_000,
+        )  # fmt: skip
+        store = SimulatedStore(self.bucket, ports.loop, ports.random)
+        source = LedgersOfProcess(self.ledgers, ports)
+        await TieringWorker(settings, metadata, store, source, ports.clock, ports.random, ports.background).start()
+        await asyncio.Event().wait()
+
+    async def _run(self) -> None:
+        for machine in self.metadata:
+            machine.boot()
+        await self._in_checker(self._create_topics)
+        for machine in [*self.tiering, *self.owners]:
+            machine.boot()
+        await self._faults()
+        if self._random.random() < 0.5 and self.world.decides("outage"):
+            await self._store_away()
+        await self._pass(CALM_S - LOST_MAX_S)
+        await self._pass(self._random.uniform(0.0, LOST_MAX_S - 1.5), self._check_ages)
+        saved = self._copy()
+        lines = {key: dict(line) for key, line in self.audit.lines.items()}
+        await self._pass(self._random.uniform(1.5, LOST_MAX_S), self._check_ages)
+        self.world.coverage.meet(MERGED, self.audit.merges)
+        self.audit.require(self.audit.drops > 0, "retention removed nothing")
+        self.world.coverage.meet(EXPIRED, self.audit.drops)
+        forked = await self._restore(saved, lines)
+        self.world.coverage.meet(FORKED, len(forked))
+        await self._pass(REFUSED_S)
+        for topic, index, store_line in forked:
+            await self._decide(topic, index, store_line)
+        await self._pass(2 * GRACE_S)
+        await self._pass(GRACE_S, self._check_ages)
+        self.owner.stop = True
+        await self._pass(1.0)
+        await self._in_checker(FinalChecks(self.audit, self.bucket, [], len(PARTITIONS)).run)
+        await self._in_checker(self._read_everything)
+        self.world.note(
+            f"{len(self.ledgers.batches)} ledgers, {self.audit.merges} merges, {self.audit.drops} times retention,"
+            f" {len(forked)} forks, {len(self.bucket.objects)} objects"
+        )
+
+    async def _create_topics(self, machine: Machine, ports: Ports) -> None:
+        client = await roles.connect_metadata(ports)
+        logs = (Log(topic_id=topic.topic_id, index=index) for topic, index in PARTITIONS)
+        await client.propose(Command(updates=(Put(record=EXPIRING), Put(record=KEPT), *(Put(record=log) for log in logs))))
+
+    async def _faults(self) -> None:
+        plan = NemesisPlan(crash=0.3, stop=0.3, partition=0.1, one_way=0, lossy=0, clock_jump=0, pause_mean_s=1.2)
+        nemesis = Nemesis(self.world, self.tiering, plan, name="tiering", everyone=[*self.metadata, *self.tiering])
+        task = asyncio.get_running_loop().create_task(nemesis.run())
+        if self.world.decides("store"):
+            self.bucket.faults = StoreFaults(
+                unavailable=0.05, answer_lost=0.05, damaged=0.03, truncated=0.03, slow=0.02, happens_later=0.02,
+                listing_lag_s=3.0,
+            )  # fmt: skip
+        await self._pass(FAULTS_S)
+        self.bucket.faults = StoreFaults()
+        nemesis.stop()
+        task.cancel()
+        for machine in self.tiering:
+            machine.boot()
+
+    async def _store_away(self) -> None:
+        """The store is away for longer than retention, and the workers start without it: hot ledgers expire all the same."""
+        self.bucket.faults = StoreFaults(unavailable=1.0)
+        for machine in self.tiering:
+            machine.crash()
+        await self._pass(0.5)
+        for machine in self.tiering:
+            machine.boot()
+        before = self.audit.expired_hot
+        await self._pass(STORE_AWAY_S)
+        self.audit.require(self.audit.expired_hot > before, "hot ledgers past retention stay while the store is away")
+        self.world.coverage.meet(EXPIRED_HOT, self.audit.expired_hot - before)
+        self.bucket.faults = StoreFaults()
+
+    # -- metadata goes back
+
+    def _copy(self) -> dict[str, MetadataRecord]:
+        kinds = (Log, Ledger, ManifestPointer)
+        return {key: record for key, record in self.audit.records.items() if isinstance(record, kinds)}
+
+    async def _restore(
+        self, saved: dict[str, MetadataRecord], lines: dict[str, dict[int, int]]
+    ) -> list[tuple[Topic, int, dict[int, int]]]:
+        """Metadata is what it was when ``saved`` was copied. Partitions that have forked, with the line that the store has."""
+        for machine in [*self.tiering, *self.owners]:
+            machine.crash()
+        await self._pass(LATE_S)
+        current = self._copy()
+        store_lines = self.audit.lines
+        updates: list[Update] = [Put(record=record) for key, record in saved.items() if record != current.get(key)]
+        updates += [Delete(key=key) for key in current.keys() - saved.keys()]
+        self.audit.is_restoring = True
+
+        async def restore(machine: Machine, ports: Ports) -> None:
+            client = await roles.connect_metadata(ports)
+            versions = {key: found.version for key in saved if (found := client.view.get(key)) is not None}
+            unchanged = tuple(VersionIs(key=key, version=version) for key, version in versions.items())
+            await client.propose(Command(updates=tuple(updates), requirements=unchanged))
+
+        await self._in_checker(restore)
+        self.audit.is_restoring = False
+        self.audit.lines = lines
+        self.audit.restored()
+        forked = []
+        for topic, index in PARTITIONS:
+            key = manifest_pointer_key(topic.topic_id, index)
+            before, after = current.get(key), saved.get(key)
+            if isinstance(before, ManifestPointer) and before != after:
+                known = after.manifest_version if isinstance(after, ManifestPointer) else 0
+                self.world.note(f"{key} went back from version {before.manifest_version} to {known}")
+                self.audit.fork(topic, index)
+                forked.append((topic, index, dict(store_lines.get(log_key(topic.topic_id, index), {}))))
+        self.audit.require(bool(forked), "no history has forked")
+        for machine in [*self.tiering, *self.owners]:
+            machine.boot()
+        return forked
+
+    async def _decide(self, topic: Topic, index: int, store_line: dict[int, int]) -> None:
+        status = self.audit.records.get(tier_status_key(topic.topic_id, index))
+        told = isinstance(status, TierStatus) and status.last_error.startswith("Forked")
+        self.audit.require(told, f"{topic.name}-{index} does not say that its history has forked: {status}")
+        self.audit.decide(topic, index)
+        choice = self._random.choice([KEEP_METADATA, KEEP_STORE])
+
+        async def person(machine: Machine, ports: Ports) -> None:
+            client = await roles.connect_metadata(ports)
+            store = SimulatedStore(self.bucket, ports.loop, ports.random)
+            pointer = client.view.find(ManifestPointer, manifest_pointer_key(topic.topic_id, index))
+            lines = await read_lines(store, manifests_prefix(topic.topic_id, index), pointer)
+            assert lines is not None, f"{topic.name}-{index} has not forked"
+            # What metadata went back to may be gone: the store's line has removed it a grace period before.
+            keep = choice if self._is_whole(lines.metadata) else KEEP_STORE
+            decision = ForkDecision(
+                topic_id=topic.topic_id, index=index, keep=keep, metadata_key=lines.fork.metadata_key,
+                store_key=lines.fork.store_key, discard_hot=True,
+            )  # fmt: skip
+            end_offset = lines.store.manifest.end_offset
+            if keep == KEEP_STORE:
+                self.audit.kept_lines[log_key(topic.topic_id, index)] = {
+                    base: ledger_id for base, ledger_id in store_line.items() if base < end_offset
+                }
+            await client.propose(Command(updates=(Put(record=decision),)))
+            while (waiting := client.view.find(ForkDecision, decision.key())) is not None:
+                assert not waiting.refused, waiting.refused
+                await asyncio.sleep(LOOK_S)
+
+            ignored = log_key(topic.topic_id, index) in self.audit.kept_lines
+            assert not ignored, f"{topic.name}-{index} does not keep the store's line, for which somebody decided"
+            self.world.note(f"{topic.name}-{index} keeps {keep}")
+
+        await self._in_checker(person)
+
+    def _is_whole(self, manifest: Manifest | None) -> bool:
+        if manifest is None:
+            return False
+        return all(entry.key in self.bucket.objects for entry in manifest.segments)
+
+    # -- checks
+
+    def _check_ages(self) -> None:
+        """No record can be read for longer than retention, an eighth of it, and what its check takes."""
+        log = self.audit.records.get(log_key(EXPIRING.topic_id, 0))
+        assert isinstance(log, Log)
+        line = self.audit.lines[log.key()]
+        bases = [base for base in line if self.ledgers.batches[line[base]].end_offset > log.log_start_offset]
+        if bases:
+            oldest = self.ledgers.batches[line[min(bases)]]
+            age_ms = self.owners[0].clock.wall_ms() - oldest.timestamp_ms
+            allowed_ms = RETENTION_MS + max(SEGMENT_MS, RETENTION_MS // 8) + LATE_RETENTION_MS
+            self.audit.require(
+                age_ms <= allowed_ms, f"offset {oldest.base_offset} can be read {age_ms} ms after it was written"
+            )
+        self._check()
+
+    async def _read_everything(self, machine: Machine, ports: Ports) -> None:
+        """What is cold is what the log held, on the line that was kept."""
+        store = SimulatedStore(self.bucket, ports.loop, ports.random)
+        reader = ColdReader(store, ColdReaderSettings(), ports.clock)
+        for topic, index in PARTITIONS:
+            pointer = self.audit.records.get(manifest_pointer_key(topic.topic_id, index))
+            line = self.audit.lines[log_key(topic.topic_id, index)]
+            assert isinstance(pointer, ManifestPointer)
+            offset = pointer.start_offset
+            while offset < pointer.end_offset:
+                content = b"".join(await reader.fetch(pointer, offset, 2**20, 10.0))
+                while content:
+                    batch = self.ledgers.batches[line[offset]]
+                    found, content = content[: len(batch.content)], content[len(batch.content) :]
+                    assert found == batch.content, f"{topic.name}-{index}@{offset} is not what the log held"
+                    offset = batch.end_offset
+        await reader.close()
+
+    async def _in_checker(self, work: Callable[[Machine, Ports], Any]) -> None:
+        machine = Machine(self.world, "checker-0", work)
+        machine.boot()
+        await self._in_time(machine.ended.wait(), getattr(work, "__qualname__", str(work)))
+        if machine.failure is not None:
+            raise machine.failure
+
+    async def _in_time(self, event: Awaitable[object], what: str) -> None:
+        try:
+            await asyncio.wait_for(event, FINISH_S)
+        except TimeoutError:
+            raise AssertionError(f"{what} did not come to its end in {FINISH_S:g} s") from None
+
+    async def _pass(self, seconds: float, check: Callable[[], None] = lambda: None) -> None:
+        until = self.world.loop.time() + seconds
+        while self.world.loop.time() < until:
+            await asyncio.sleep(min(LOOK_S, max(0.001, until - self.world.loop.time())))
+            check()
+            self._check()
+
+    def _check(self) -> None:
+        assert not self.audit.broken, self.audit.broken[0]
+        for machine in [*self.metadata, *self.tiering, *self.owners]:
+            if machine.failure is not None:
+                raise AssertionError(f"{machine.name} failed: {machine.failure!r}") from machine.failure

@@ -1,0 +1,307 @@
+"""Scenario: partitions that change hands all the time, and owners who do not know it.
+
+The cluster of ``log`` with ledgers that are full after less than half a second, and with the faults that owners and workers
+fear: commands to the quorum that arrive seconds late, when their sender is dead and somebody else's epoch has begun, or whose
+answer their sender never hears; a broker that dies in the middle of a recovery; owners of internal topics that die between
+opening a ledger and making its checkpoint durable; partitions that are ordered to another owner at any moment; a broker
+that is cut off from the quorum and the producers for about as long as its lease, with its wall clock set back; answers that
+producers do not hear, retries that come when the owner has changed and its ledger with it. Disks, store and bookies are well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+import msgspec
+
+from simulation.checkers.coverage import LATE_INTERNAL_OPENING, LATE_OPENING, UNFINISHED_IN_A_ROW
+from simulation.faults.nemesis import Nemesis, NemesisPlan
+from simulation.scenarios import log
+from simulation.scenarios.log import PRODUCERS, Reader
+from simulation.world import roles
+from simulation.world.machine import Machine, Ports, World
+from simulation.world.network import BROKEN, Message
+from stratalog_bookies.client import LedgerClient, LedgerSpec
+from stratalog_bookies.protocol import messages as bookie_messages
+from stratalog_core.errors import StratalogError
+from stratalog_core.ids import NO_OWNER
+from stratalog_metadata.protocol import messages
+from stratalog_metadata.records import Broker, Ledger, LedgerRef, LedgerState, Log, Partition, Topic, ledger_key, log_key
+from stratalog_metadata.state.commands import Command, EpochIs, Put, Update, VersionIs
+
+READERS: Final = 4
+LEASE_S: Final = 1.5
+LATE_CHANCE: Final = 0.06
+LATE_OF_BROKERS_S: Final = (0.05, 3.0)
+LATE_OF_WORKERS_S: Final = (2.0, 6.0)
+BROKEN_CHANCE: Final = {True: 0.2, False: 0.08}
+"""That a tiering worker, or a broker, does not learn the outcome of its command."""
+FENCE_CHANCE: Final = 0.1
+"""That a broker dies while it fences, with what it recovers IN_RECOVERY."""
+OPENING_CHANCE: Final = 0.4
+"""That a broker dies after it has opened a ledger of an internal topic."""
+DEATH_S: Final = 0.05
+DEATH_AFTER_OPENING_S: Final = 0.02
+DEATH_IN_RECOVERY_S: Final = 0.004
+CLOCK_JUMPS_MS: Final = (0, 0, -3_600_000, -2_000)
+TWIN_LOOK_S: Final = 0.05
+TWIN_CHANCE: Final = 0.3
+ORDER_MEAN_S: Final = 0.4
+SLOW_CHANCE: Final = 0.5
+"""That a partition is handed over while its owner's entries are late."""
+SLOW_S: Final = 0.3
+LATE_ADD_S: Final = (0.1, 0.3)
+
+
+class _NobodyListens:
+    """To a ledger that its writer does not know of."""
+
+    def on_first_copy(self, entry_id: int) -> None:
+        pass
+
+    def on_confirmed(self, lac: int) -> None:
+        pass
+
+    def on_failed(self, error: StratalogError) -> None:
+        pass
+
+
+class Scenario(log.Scenario):
+    """One run."""
+
+    operators = 0
+    segment_ms = 400
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._random = world.random("owners")
+        self._slow_until: dict[str, float] = {}
+        hesitant = self._random.choice([0.1, 0.6])
+        for producer in self._producers:
+            producer.hesitant, producer.repeating = hesitant, 0.5
+
+    def _make_readers(self, world: World) -> list[Reader]:
+        return [Reader(world, self.truth) for _ in range(READERS)]
+
+    def _begin_faults(self) -> list[Callable[[], object]]:
+        hold_up = self.world.network.hold_up
+        if self.world.decides("late commands"):
+            self._hold_up_commands()
+        if self.world.decides("deaths in recoveries"):
+            self._kill_in_recoveries()
+        if self.world.decides("deaths after openings"):
+            self._kill_after_openings()
+        if self.world.decides("slow adds at handovers"):
+            self._slow_adds()
+        plan = NemesisPlan(
+            crash=0.5, partition=0.1, one_way=0, lossy=0, clock_jump=0, pause_mean_s=1.5, down_mean_s=0.6, down_at_once_max=2
+        )
+        self._outsiders = outsiders = [
+            Machine(self.world, "straggler-0", self._straggle),
+            Machine(self.world, "twin-0", self._open_again),
+            Machine(self.world, "mover-0", self._order_moves),
+        ]
+        for outsider in outsiders:
+            outsider.boot()
+        nemesis = Nemesis(self.world, self.brokers, plan, name="ownership-changes", everyone=self.servers)
+        work: list[Coroutine[Any, Any, None]] = [nemesis.run(), self._outdate(), self._deafen()]
+        tasks = [asyncio.get_running_loop().create_task(each) for each in work]
+        return [
+            nemesis.stop,
+            *(task.cancel for task in tasks),
+            *(outsider.crash for outsider in outsiders),
+            lambda: setattr(self.world.network, "hold_up", hold_up),
+            lambda: setattr(self.audit, "on_internal_opening", lambda broker_id, unfinished: None),
+            self.world.network.cut.clear,
+        ]
+
+    async def _straggle(self, machine: Machine, ports: Ports) -> None:
+        """An owner that is late, and yet knows the log as it is: nothing but its epoch keeps its commands out."""
+        client = await roles.connect_metadata(ports)
+        while True:
+            await asyncio.sleep(0.05)
+            owned = [each for each in client.view.all(Partition) if each.owner >= 0]
+            if not owned:
+                continue
+            before = ports.random.choice(owned)
+            for _ in range(40):
+                await asyncio.sleep(0.05)
+                now = client.view.find(Partition, before.key())
+                if now is None or now.leader_epoch != before.leader_epoch:
+                    break
+            log_now = client.view.get(log_key(before.topic_id, before.index))
+            if log_now is None or now is None or now.leader_epoch == before.leader_epoch:
+                continue
+            late = EpochIs(key=before.key(), owner=before.owner, leader_epoch=before.leader_epoch)
+            current = VersionIs(key=log_now.record.key(), version=log_now.version)
+            with contextlib.suppress(StratalogError):
+                await client.propose(Command(updates=(Put(record=log_now.record),), requirements=(late, current)))
+
+    async def _order_moves(self, machine: Machine, ports: Ports) -> None:
+        """Have owners hand over in order, in the middle of all that: to whoever lives, and now and then take the order back."""
+        client = await roles.connect_metadata(ports)
+        while True:
+            await asyncio.sleep(ports.random.expovariate(1 / ORDER_MEAN_S))
+            live = [each.broker_id for each in client.view.all(Broker)]
+            owned = [each for each in client.view.all(Partition) if each.owner in live]
+            if not owned:
+                continue
+            chosen = ports.random.choice(owned)
+            target = ports.random.choice([NO_OWNER, *(each for each in live if each != chosen.owner)])
+            stored = client.view.get(chosen.key())
+            assert stored is not None
+            if target != NO_OWNER and ports.random.random() < SLOW_CHANCE:
+                self._slow_until[f"broker-{chosen.owner}"] = ports.now + SLOW_S
+                await asyncio.sleep(SLOW_S / 2)
+            order = Put(record=msgspec.structs.replace(chosen, next_owner=target))
+            as_it_is = VersionIs(key=chosen.key(), version=stored.version)
+            with contextlib.suppress(StratalogError):
+                await client.propose(Command(updates=(order,), requirements=(as_it_is,)))
+
+    async def _open_again(self, machine: Machine, ports: Ports) -> None:
+        """Now and then an owner's attempt to open its next ledger, which it has given up on, takes effect after all.
+
+        Behind a sealed ledger only, and only in the log as it is: what was sent earlier or later would be refused. Internal
+        topics' ledgers are opened so, too, and then have no checkpoint at their beginning.
+        """
+        client = await roles.connect_metadata(ports)
+        ledgers = roles.ledger_client(client, ports)
+        seen: set[int] = set()
+        while True:
+            await asyncio.sleep(TWIN_LOOK_S)
+            internal = {each.topic_id for each in client.view.all(Topic) if each.internal}
+            for owned in [each for each in client.view.all(Partition) if each.owner >= 0]:
+                log_now = client.view.get(log_key(owned.topic_id, owned.index))
+                if log_now is None or not isinstance(log_now.record, Log) or not log_now.record.ledgers:
+                    continue
+                last = client.view.find(Ledger, ledger_key(log_now.record.ledgers[-1].ledger_id))
+                if last is None or last.state is not LedgerState.CLOSED or last.ledger_id in seen:
+                    continue
+                seen.add(last.ledger_id)
+                if ports.random.random() < TWIN_CHANCE:
+                    with contextlib.suppress(StratalogError):
+                        await self._open_behind(ledgers, owned, log_now.record, log_now.version, last)
+                        is_internal = owned.topic_id in internal
+                        self.world.coverage.meet(LATE_INTERNAL_OPENING if is_internal else LATE_OPENING)
+
+    async def _open_behind(self, ledgers: LedgerClient, owned: Partition, log: Log, version: int, last: Ledger) -> None:
+        epoch = owned.leader_epoch
+        spec = LedgerSpec(
+            topic_id=owned.topic_id, partition=owned.index, base_offset=last.end_offset, leader_epoch=epoch,
+            ensemble_size=last.write_quorum, write_quorum=last.write_quorum, ack_quorum=last.ack_quorum,
+        )  # fmt: skip
+
+        def updates(ledger: Ledger) -> tuple[Update, ...]:
+            ref = LedgerRef(ledger_id=ledger.ledger_id, base_offset=last.end_offset, leader_epoch=epoch)
+            return (Put(record=msgspec.structs.replace(log, ledgers=(*log.ledgers, ref))),)
+
+        current = VersionIs(key=log.key(), version=version)
+        own = EpochIs(key=owned.key(), owner=owned.owner, leader_epoch=epoch)
+        await ledgers.create(spec, requirements=(own, current), updates=updates, listener=_NobodyListens())
+
+    def _hold_up_commands(self) -> None:
+        """Single commands are late, and many of those outlive their sender; workers' answers get lost with their connection."""
+        randomness = self.world.random("late")
+        senders = {machine.name: machine for machine in [*self.brokers, *self.tiering]}
+
+        def hold_up(message: Message) -> float:
+            if message.is_answer:
+                asker = senders.get(message.target)
+                if asker is None or message.method != messages.PROPOSE:
+                    return 0.0
+                return BROKEN if randomness.random() < BROKEN_CHANCE[asker in self.tiering] else 0.0
+            sender = senders.get(message.source)
+            if sender is None or message.method != messages.PROPOSE or randomness.random() >= LATE_CHANCE:
+                return 0.0
+            if randomness.random() < 0.4:
+                self._kill_soon(sender, randomness, DEATH_S)
+            return randomness.uniform(*(LATE_OF_WORKERS_S if sender in self.tiering else LATE_OF_BROKERS_S))
+
+        self.world.network.hold_up = hold_up
+
+    def _kill_in_recoveries(self) -> None:
+        """Brokers die in the middle of a recovery: its ledger is IN_RECOVERY, and is not closed."""
+        randomness = self.world.random("recoveries")
+        brokers = {machine.name: machine for machine in self.brokers}
+        hold_up = self.world.network.hold_up
+
+        def killing(message: Message) -> float | None:
+            broker = brokers.get(message.source)
+            if broker is not None and message.method == bookie_messages.FENCE and randomness.random() < FENCE_CHANCE:
+                self._kill_soon(broker, randomness, DEATH_IN_RECOVERY_S)
+            return hold_up(message)
+
+        self.world.network.hold_up = killing
+
+    def _slow_adds(self) -> None:
+        """Bookies get entries late from brokers that are about to hand over: producers' batches pile up while they are held."""
+        randomness = self.world.random("slow adds")
+        hold_up = self.world.network.hold_up
+
+        def slowing(message: Message) -> float | None:
+            is_add = message.method == bookie_messages.ADD and not message.is_answer
+            if is_add and self._slow_until.get(message.source, 0.0) > self.world.loop.time():
+                return randomness.uniform(*LATE_ADD_S)
+            return hold_up(message)
+
+        self.world.network.hold_up = slowing
+
+    def _kill_after_openings(self) -> None:
+        """Brokers die when they have opened a ledger of an internal topic, before its checkpoint is durable or soon after."""
+        randomness = self.world.random("openings")
+        brokers = {roles.number_of(machine): machine for machine in self.brokers}
+
+        def opened(broker_id: int, unfinished: int) -> None:
+            if unfinished > 1:
+                self.world.coverage.meet(UNFINISHED_IN_A_ROW)
+            if randomness.random() < OPENING_CHANCE:
+                self._kill_soon(brokers[broker_id], randomness, DEATH_AFTER_OPENING_S)
+
+        self.audit.on_internal_opening = opened
+
+    def _kill_soon(self, machine: Machine, randomness: random.Random, within_s: float) -> None:
+        self.world.loop.run_as(None, self._kill, machine, randomness.uniform(0.0, within_s), randomness.uniform(0.3, 1.0))
+
+    def _kill(self, machine: Machine, after_s: float, back_after_s: float) -> None:
+        self.world.loop.call_later(after_s, machine.crash)
+        self.world.loop.call_later(back_after_s, machine.boot)
+
+    async def _outdate(self) -> None:
+        """Cut a broker off from whoever could tell it that it is no owner any more, for about one lease."""
+        turn = 0
+        while True:
+            turn += 1
+            randomness = self.world.random(f"outdate/{turn}")
+            await asyncio.sleep(randomness.expovariate(1 / 1.5))
+            if not self.world.decides(f"outdate#{turn}"):
+                continue
+            victim = randomness.choice(self.brokers)
+            victim.clock.jump(randomness.choice(CLOCK_JUMPS_MS))
+            others = [*self.metadata, *self._clients[:PRODUCERS]]
+            await self._cut(
+                {pair for other in others for pair in ((victim.name, other.name), (other.name, victim.name))},
+                LEASE_S * randomness.choice([0.6, 0.9, 1.2, 2.0]),
+            )
+
+    async def _deafen(self) -> None:
+        """Have what a broker answers to one producer lost; the broker goes on."""
+        turn = 0
+        while True:
+            turn += 1
+            randomness = self.world.random(f"deafen/{turn}")
+            await asyncio.sleep(randomness.expovariate(1 / 0.7))
+            if self.world.decides(f"deafen#{turn}"):
+                await self._cut(self._answers(randomness), randomness.uniform(0.2, 0.6))
+
+    def _answers(self, randomness: random.Random) -> set[tuple[str, str]]:
+        return {(randomness.choice(self.brokers).name, randomness.choice(self._clients[:PRODUCERS]).name)}
+
+    async def _cut(self, pairs: set[tuple[str, str]], seconds: float) -> None:
+        self.world.note(f"cut {sorted(pairs)[0]} and {len(pairs) - 1} more for {seconds:.1f} s")
+        self.world.network.cut |= pairs
+        await asyncio.sleep(seconds)
+        self.world.network.cut -= pairs

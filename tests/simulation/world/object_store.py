@@ -1,0 +1,237 @@
+"""A simulated object store: slow at times, answering errors, cutting answers short, and losing answers of writes.
+
+What an unanswered write was to do has happened, or happens later, when nobody waits for it any more. A listing may lag: it does
+not show yet what was written, and still shows what was deleted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from simulation.world.clock import EPOCH_MS
+from simulation.world.loop import SimulatedLoop
+from stratalog_core.errors import Conflict, Corrupt, NoSuchObject, OutcomeUnknown, StratalogError, Unavailable
+from stratalog_core.ports import Buffer
+from stratalog_tiering.format.object_keys import parse_segment_key
+from stratalog_tiering.store.base import ObjectInfo, Upload, UploadedPart, check_key, check_range
+
+LATER_S: Final = 4.0
+SLOW_S: Final = 5.0
+STALL_S: Final = 10.0
+
+
+@dataclass(slots=True)
+class StoreFaults:
+    """Chances per request."""
+
+    unavailable: float = 0.0
+    answer_lost: float = 0.0
+    happens_later: float = 0.0
+    """A write without an answer takes effect after up to ``LATER_S`` seconds."""
+    truncated: float = 0.0
+    """An answer is cut; the border tells that from an object that ends."""
+    damaged: float = 0.0
+    """A segment is stored cut short, and the store says that all is well."""
+    stalled: bool = False
+    """Requests get no answer until this is over, and for ``STALL_S`` at most; then they fail."""
+    slow: float = 0.0
+    """A request takes up to ``SLOW_S`` seconds."""
+    listing_lag_s: float = 0.0
+    """Listings show writes and deletions after so many seconds at most."""
+    delay_mean_s: float = 0.01
+
+
+@dataclass(slots=True)
+class Bucket:
+    """What is stored; shared by all clients and untouched by crashes."""
+
+    objects: dict[str, tuple[bytes, int, int]] = field(default_factory=dict)
+    uploads: dict[str, tuple[Upload, dict[int, bytes]]] = field(default_factory=dict)
+    faults: StoreFaults = field(default_factory=StoreFaults)
+    written: int = 0
+    on_deleted: Callable[[Sequence[str]], None] = lambda keys: None
+    on_unknown: Callable[[], None] = lambda: None
+    """Told when a writer does not learn the outcome of its write."""
+    listed: dict[str, ObjectInfo] = field(default_factory=dict)
+    """What listings show; ``unlisted`` are changes that they do not show yet, with the time from which on they do."""
+    unlisted: list[tuple[float, str, ObjectInfo | None]] = field(default_factory=list)
+
+    def changed(self, key: str, info: ObjectInfo | None, now: float, randomness: random.Random) -> None:
+        self.unlisted.append((now + self.faults.listing_lag_s * randomness.random(), key, info))
+
+    def listing(self, prefix: str, now: float) -> list[ObjectInfo]:
+        """Changes of one key are shown in their order."""
+        late: list[tuple[float, str, ObjectInfo | None]] = []
+        held: set[str] = set()
+        for at, key, info in self.unlisted:
+            if at > now or key in held:
+                late.append((at, key, info))
+                held.add(key)
+            elif info is None:
+                self.listed.pop(key, None)
+            else:
+                self.listed[key] = info
+        self.unlisted = late
+        return [self.listed[key] for key in sorted(self.listed) if key.startswith(prefix)]
+
+
+class SimulatedStore:
+    """One process's way to a bucket; see :class:`stratalog_tiering.store.base.ObjectStore`."""
+
+    url = "simulated:"
+
+    def __init__(self, bucket: Bucket, loop: SimulatedLoop, randomness: random.Random) -> None:
+        self._bucket = bucket
+        self._loop = loop
+        self._random = randomness
+
+    async def _reach(self) -> None:
+        faults = self._bucket.faults
+        slow_s = SLOW_S * self._random.random() if self._random.random() < faults.slow else 0.0
+        await asyncio.sleep(slow_s + self._random.expovariate(1 / faults.delay_mean_s))
+        if faults.stalled:
+            await self._stalled()
+        if self._random.random() < faults.unavailable:
+            raise Unavailable("the simulated store answers 503")
+
+    async def _stalled(self) -> None:
+        for _ in range(int(STALL_S / 0.1)):
+            await asyncio.sleep(0.1)
+            if not self._bucket.faults.stalled:
+                break
+        raise Unavailable("the simulated store does not answer")
+
+    async def _reach_to_write(self, write: Callable[[], object]) -> None:
+        """Before a write that may be left without an answer and happen when it is not expected any more."""
+        await self._reach()
+        if self._random.random() < self._bucket.faults.happens_later:
+            self._loop.call_later_as(None, LATER_S * self._random.random(), self._write_late, write)
+            self._bucket.on_unknown()
+            raise OutcomeUnknown("the simulated store does not answer")
+
+    def _write_late(self, write: Callable[[], object]) -> None:
+        with contextlib.suppress(StratalogError):
+            write()
+
+    def _check_cut(self, key: str) -> None:
+        if self._random.random() < self._bucket.faults.truncated:
+            raise Unavailable(f"the simulated store's answer for {key} was cut")
+
+    async def _answer_write(self) -> None:
+        if self._random.random() < self._bucket.faults.answer_lost:
+            self._bucket.on_unknown()
+            raise OutcomeUnknown("the simulated store's answer was lost")
+        await asyncio.sleep(self._random.expovariate(1 / self._bucket.faults.delay_mean_s))
+
+    def _info(self, key: str) -> ObjectInfo:
+        content, written, when = self._bucket.objects[key]
+        return ObjectInfo(key=key, size_bytes=len(content), etag=str(written), last_modified_ms=when)
+
+    def _store(self, key: str, content: bytes, *, if_absent: bool) -> None:
+        if if_absent and key in self._bucket.objects:
+            raise Conflict(f"object {key} exists", key=key)
+        self._bucket.written += 1
+        if parse_segment_key(key) is not None and self._random.random() < self._bucket.faults.damaged:
+            content = content[: self._random.randrange(len(content))]
+        self._bucket.objects[key] = (content, self._bucket.written, EPOCH_MS + int(self._loop.time() * 1000))
+        self._bucket.changed(key, self._info(key), self._loop.time(), self._random)
+
+    async def put(self, key: str, parts: Sequence[Buffer], *, if_absent: bool = True) -> None:
+        content = b"".join(parts)
+        await self._reach_to_write(lambda: self._store(check_key(key), content, if_absent=if_absent))
+        self._store(check_key(key), content, if_absent=if_absent)
+        await self._answer_write()
+
+    def _existing(self, key: str) -> bytes:
+        if key not in self._bucket.objects:
+            raise NoSuchObject(f"object {key} does not exist", key=key)
+        return self._bucket.objects[key][0]
+
+    async def get(self, key: str) -> bytes:
+        await self._reach()
+        content = self._existing(key)
+        self._check_cut(key)
+        return content
+
+    async def get_range(self, key: str, start: int, length: int, *, uncached: bool = False) -> memoryview:
+        check_range(start, length)
+        await self._reach()
+        content = self._existing(key)[start : start + length]
+        self._check_cut(key)
+        if len(content) < length:
+            raise Corrupt(f"object {key} ends before {start + length}")
+        return memoryview(content)
+
+    async def head(self, key: str) -> ObjectInfo:
+        await self._reach()
+        self._existing(key)
+        return self._info(key)
+
+    async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
+        await self._reach()
+        for info in self._bucket.listing(prefix, self._loop.time()):
+            yield info
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        await self._reach_to_write(lambda: self._delete(keys))
+        self._delete(keys)
+        await self._answer_write()
+
+    def _delete(self, keys: Sequence[str]) -> None:
+        self._bucket.on_deleted(keys)
+        for key in keys:
+            if self._bucket.objects.pop(key, None) is not None:
+                self._bucket.changed(key, None, self._loop.time(), self._random)
+
+    async def create_upload(self, key: str, part_bytes: int) -> Upload:
+        await self._reach()
+        self._bucket.written += 1
+        upload = Upload(
+            key=check_key(key),
+            upload_id=str(self._bucket.written),
+            initiated_ms=EPOCH_MS + int(self._loop.time() * 1000),
+            part_bytes=part_bytes,
+        )
+        self._bucket.uploads[upload.upload_id] = (upload, {})
+        await self._answer_write()
+        return upload
+
+    def _parts(self, upload: Upload) -> dict[int, bytes]:
+        if upload.upload_id not in self._bucket.uploads:
+            raise NoSuchObject(f"upload {upload.upload_id} of {upload.key} does not exist")
+        return self._bucket.uploads[upload.upload_id][1]
+
+    async def put_part(self, upload: Upload, number: int, parts: Sequence[Buffer]) -> UploadedPart:
+        await self._reach()
+        content = b"".join(parts)
+        self._parts(upload)[number] = content
+        await self._answer_write()
+        return UploadedPart(number=number, etag=str(number), size_bytes=len(content))
+
+    async def complete_upload(self, upload: Upload, parts: Sequence[UploadedPart], *, if_absent: bool = True) -> None:
+        await self._reach_to_write(lambda: self._complete(upload, parts, if_absent))
+        self._complete(upload, parts, if_absent)
+        await self._answer_write()
+
+    def _complete(self, upload: Upload, parts: Sequence[UploadedPart], if_absent: bool) -> None:
+        stored = self._parts(upload)
+        self._store(upload.key, b"".join(stored[part.number] for part in parts), if_absent=if_absent)
+        del self._bucket.uploads[upload.upload_id]
+
+    async def abort_upload(self, upload: Upload) -> None:
+        await self._reach()
+        self._bucket.uploads.pop(upload.upload_id, None)
+        await self._answer_write()
+
+    async def list_uploads(self) -> AsyncIterator[Upload]:
+        await self._reach()
+        for upload, _ in list(self._bucket.uploads.values()):
+            yield upload
+
+    async def close(self) -> None:
+        pass

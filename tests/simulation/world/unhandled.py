@@ -1,0 +1,75 @@
+"""Exceptions that no caller ever sees, and tasks that nothing can wake.
+
+A task's exception is reported when nobody has retrieved it between two looks. A future's exception is reported when the future
+is freed unread; those in reference cycles are freed by a collection at the end. The same collection destroys tasks that nothing
+can wake, because only the task itself can reach the future that it awaits: its caller would wait forever. Crashed processes are
+exempt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from simulation.world.loop import Process
+
+
+class OwnedFuture(asyncio.Future[Any]):
+    """A future that knows the process that made it."""
+
+    __slots__ = ("process",)
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, process: Process | None) -> None:
+        super().__init__(loop=loop)
+        self.process = process
+
+
+class Unhandled:
+    """All tasks that have not ended."""
+
+    def __init__(self) -> None:
+        # Strong references: a task of a crashed process that was freed early would run its `finally` blocks at a moment that
+        # no seed decides.
+        self._tasks: list[tuple[asyncio.Task[Any], Process | None]] = []
+        self._suspects: list[tuple[asyncio.Task[Any], Process | None]] = []
+
+    def add_task(self, task: asyncio.Task[Any], process: Process | None) -> None:
+        self._tasks.append((task, process))
+
+    def look(self) -> Iterator[tuple[str, BaseException | None]]:
+        """Failures of live processes' tasks that were there at the last look, too: a message and the exception."""
+        for task, process in self._suspects:
+            if task._log_traceback and (process is None or process.alive):
+                owner = process.name if process is not None else "the scenario"
+                yield f"nobody handles the failure of {task.get_name()} of {owner}: {task.exception()!r}", task.exception()
+        self._suspects = [(task, process) for task, process in self._tasks if task.done() and task._log_traceback]
+        self._tasks = [(task, process) for task, process in self._tasks if not task.done()]
+
+    def collect(self, loop: asyncio.AbstractEventLoop) -> list[str]:
+        """Free what nothing can reach any more; returns what live processes have lost by it. For the end of a run."""
+        owners = {id(task): process for task, process in self._tasks if process is not None and process.alive}
+        lost: list[str] = []
+
+        def freed(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+            what = context.get("task") or context.get("future")
+            owner = what.process if isinstance(what, OwnedFuture) else owners.get(id(what))
+            if owner is not None and owner.alive:
+                lost.append(f"{context['message']} In {owner.name}: {what!r}")
+
+        self._tasks = [(task, process) for task, process in self._tasks if id(task) not in owners]
+        handler = loop.get_exception_handler()
+        loop.set_exception_handler(freed)
+        gc.collect()
+        loop.set_exception_handler(handler)
+        return lost
+
+    def clear(self) -> None:
+        """Forget everything, and keep asyncio from reporting it."""
+        for task, _ in (*self._tasks, *self._suspects):
+            task._log_traceback = False
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+        self._tasks.clear()
+        self._suspects.clear()
