@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from kio.schema.errors import ErrorCode
 
-from stratalog_broker.admin.compare_and_set import decided_anew
 from stratalog_broker.admin.topics import EditConfigs
 from stratalog_broker.configs.topic_configs import topic_config_key
 from stratalog_broker.protocol.errors import KafkaError
 from stratalog_core.errors import Invalid
 from stratalog_metadata.client.api import MetadataClient
+from stratalog_metadata.client.guarded_updates import GuardedUpdates, decide_again
 from stratalog_metadata.records import TOPIC_DEFAULTS_KEY, DynamicConfig
 from stratalog_metadata.state.commands import ABSENT, Command, Put, VersionIs
 
@@ -28,9 +28,10 @@ async def configure_defaults(metadata: MetadataClient, edit: EditConfigs, timeou
         version = ABSENT if stored is None else stored.version
         requirements = (VersionIs(key=TOPIC_DEFAULTS_KEY, version=version),)
         updates = (Put(record=DynamicConfig(resource="", configs=after)),)
-        await metadata.propose(Command(updates=updates, requirements=requirements), timeout_s)
+        command = Command(updates=updates, requirements=requirements)
+        await GuardedUpdates(metadata).propose(command, TOPIC_DEFAULTS_KEY, timeout_s)
 
-    await decided_anew("the cluster's defaults", attempt)
+    await decide_again("the cluster's defaults", attempt)
 
 
 def _check(configs: dict[str, str]) -> None:

@@ -19,15 +19,15 @@ from uuid import UUID
 
 from kio.schema.errors import ErrorCode
 
-from stratalog_broker.admin.compare_and_set import decided_anew
 from stratalog_broker.admin.topic_limits import check_cluster
 from stratalog_broker.configs.settings import BrokerSettings
 from stratalog_broker.configs.topic_configs import check_topic_configs
 from stratalog_broker.partitions.internal_topics import INTERNAL_TOPICS
 from stratalog_broker.protocol.errors import KafkaError
-from stratalog_core.errors import Conflict, Invalid, OutcomeUnknown
+from stratalog_core.errors import Invalid
 from stratalog_core.ports import Clock, Random
 from stratalog_metadata.client.api import MetadataClient, MetadataView
+from stratalog_metadata.client.guarded_updates import GuardedUpdates, decide_again
 from stratalog_metadata.records import (
     Bookie,
     Broker,
@@ -45,6 +45,7 @@ from stratalog_metadata.records import (
     topic_key,
 )
 from stratalog_metadata.state.commands import ABSENT, Command, Delete, Put, Update, VersionIs
+from stratalog_metadata.state.guarded_update import Superseded
 
 NAME_CHARACTERS_MAX: Final = 249
 PARTITIONS_MAX: Final = 10_000
@@ -92,6 +93,7 @@ class TopicCommands:
     def __init__(self, settings: BrokerSettings, metadata: MetadataClient, clock: Clock, random: Random) -> None:
         self._settings = settings
         self._metadata = metadata
+        self._updates = GuardedUpdates(metadata)
         self._clock = clock
         self._random = random
 
@@ -109,11 +111,9 @@ class TopicCommands:
         updates = (Put(record=topic), *_partition_updates(topic, 0, new.assigned))
         requirements = (VersionIs(key=topic.key(), version=ABSENT),)
         try:
-            await self._metadata.propose(Command(updates=updates, requirements=requirements), timeout_s)
-        except Conflict:
+            await self._updates.propose(Command(updates=updates, requirements=requirements), topic.key(), timeout_s)
+        except Superseded:
             raise KafkaError(ErrorCode.topic_already_exists, f"topic {new.name!r} already exists") from None
-        except OutcomeUnknown:
-            await self._confirm(topic, timeout_s)
         await self._wait_for_owners(topic, timeout_s)
         return topic
 
@@ -163,12 +163,6 @@ class TopicCommands:
     def registered_bookies(self) -> int:
         """Live or not: one that is down for a moment must not lower the copies of a topic that is created meanwhile."""
         return sum(1 for _ in self._view.all(Bookie))
-
-    async def _confirm(self, topic: Topic, timeout_s: float) -> None:
-        """The outcome was unknown: read what is there, and go on only if it is ours."""
-        (found,) = await self._metadata.read([topic.key()], timeout_s)
-        if found is None or not isinstance(found.record, Topic) or found.record.topic_id != topic.topic_id:
-            raise OutcomeUnknown(f"creation of topic {topic.name!r} was not confirmed: look whether it exists, then try again")
 
     async def ensure_internal(self, name: str, partition_count: int, replication_factor: int, timeout_s: float) -> Topic:
         """The internal topic, created now if it does not exist; COORDINATOR_NOT_AVAILABLE while there are too few bookies."""
@@ -247,10 +241,10 @@ class TopicCommands:
                 return changed
             updates = (Put(record=changed), *_partition_updates(changed, topic.partition_count, assigned))
             requirements = (VersionIs(key=topic.key(), version=stored.version),)
-            await self._metadata.propose(Command(updates=updates, requirements=requirements), timeout_s)
+            await self._updates.propose(Command(updates=updates, requirements=requirements), topic.key(), timeout_s)
             return changed
 
-        return await decided_anew(f"topic {name!r}", attempt)
+        return await decide_again(f"topic {name!r}", attempt)
 
     # -- delete
 
@@ -268,10 +262,10 @@ class TopicCommands:
                 log = self._view.get(log_key(topic.topic_id, index))
                 requirements.append(VersionIs(key=log_key(topic.topic_id, index), version=log.version if log else ABSENT))
             updates = self._deletion(topic, ledgers)
-            await self._metadata.propose(Command(updates=updates, requirements=tuple(requirements)), timeout_s)
+            await self._updates.propose(Command(updates=updates, requirements=tuple(requirements)), topic.key(), timeout_s)
             return topic
 
-        return await decided_anew(f"topic {name!r}", attempt)  # it changes when a partition opens a ledger
+        return await decide_again(f"topic {name!r}", attempt)  # it changes when a partition opens a ledger
 
     def _deletion(self, topic: Topic, ledgers: list[Ledger]) -> tuple[Update, ...]:
         keys = [topic.key(), *(ledger.key() for ledger in ledgers)]

@@ -28,12 +28,13 @@ from stratalog_broker.partitions.release import Release
 from stratalog_core.errors import StratalogError
 from stratalog_core.ids import NO_OWNER
 from stratalog_metadata.client.api import MetadataClient, MetadataView
-from stratalog_metadata.client.shared_commands import SharedCommands
+from stratalog_metadata.client.guarded_updates import GuardedUpdates
 from stratalog_metadata.records import Broker, DrainedBroker, Partition, broker_key, drained_broker_key, partition_key
 from stratalog_metadata.state.changes import Change
 from stratalog_metadata.state.commands import Command, Put, SessionAlive, VersionIs
 
 _log = logging.getLogger(__name__)
+RELEASE_TIMEOUT_S: Final = 10.0
 HELD_AT_ONCE: Final = 64
 """Partitions with producers that are being handed over; the others are served until their turn comes."""
 QUIET_AT_ONCE: Final = 256
@@ -49,7 +50,7 @@ class OutgoingHandovers:
         self._metadata = metadata
         self._view = metadata.view
         self._places, self._quiet_places = BatchedSemaphore(HELD_AT_ONCE), BatchedSemaphore(QUIET_AT_ONCE)
-        self._shared = SharedCommands(metadata)
+        self._updates = GuardedUpdates(metadata)
 
     async def hand_over(self, log: PartitionLog) -> None:
         """Give ``log``'s partition to the next owner that its record names, when its turn comes."""
@@ -66,7 +67,7 @@ class OutgoingHandovers:
 
     async def close(self) -> None:
         """Propose no more together; who waits is cancelled."""
-        await self._shared.close()
+        await self._updates.close()
 
     async def _hand_over(self, log: PartitionLog) -> None:
         """Raises what sealing raises; ``Conflict`` or ``Fenced`` if the controller has changed its mind meanwhile."""
@@ -78,12 +79,10 @@ class OutgoingHandovers:
         # Still ours: nothing was open that it could have been sealed with.
         release = self._release_of(log)
         if release is not None:
-            await self._propose(Command(updates=release.updates, requirements=release.requirements))
-
-    async def _propose(self, command: Command) -> None:
-        """Together with others that have nothing to seal, or alone: then what the quorum answers to this one is raised."""
-        if await self._shared.propose(command) is None:
-            await self._metadata.propose(command)
+            command = Command(updates=release.updates, requirements=release.requirements)
+            identity = log.topic_partition
+            key = partition_key(identity.topic_id, identity.partition)
+            await self._updates.propose(command, key, RELEASE_TIMEOUT_S, share=True)
 
     def _order_of(self, log: PartitionLog) -> tuple[Partition, int, Broker] | None:
         """The record as the view has it now, its version and the next owner; None if nothing is to be handed over."""

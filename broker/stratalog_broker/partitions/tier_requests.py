@@ -9,12 +9,14 @@ from typing import Final
 from stratalog_broker.partitions.log import PartitionLog
 from stratalog_core.errors import OutcomeUnknown, Retriable, StratalogError
 from stratalog_metadata.client.api import MetadataClient
+from stratalog_metadata.client.guarded_updates import GuardedUpdates
 from stratalog_metadata.records import TierRequest, Versioned
 from stratalog_metadata.state.commands import Command, Put, VersionIs
 
 _log = logging.getLogger(__name__)
 _ATTEMPTS_MAX: Final = 20
 _RETRY_S: Final = 0.2
+_TIMEOUT_S: Final = 10.0
 
 
 async def answer_tier_request(metadata: MetadataClient, log: PartitionLog, versioned: Versioned) -> None:
@@ -28,7 +30,8 @@ async def answer_tier_request(metadata: MetadataClient, log: PartitionLog, versi
                 topic_id=request.topic_id, index=request.index, end_offset=end_offset, delete_hot=request.delete_hot
             )
             requirements = (log.requirement, VersionIs(key=request.key(), version=versioned.version))
-            await metadata.propose(Command(updates=(Put(record=answered),), requirements=requirements))
+            command = Command(updates=(Put(record=answered),), requirements=requirements)
+            await GuardedUpdates(metadata).propose(command, request.key(), _TIMEOUT_S)
         except (Retriable, OutcomeUnknown) as again:
             if not log.is_serving:
                 return
