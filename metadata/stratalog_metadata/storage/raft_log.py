@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 from stratalog_core.errors import Corrupt
@@ -100,6 +101,7 @@ class DurableLog:
         """Write everything in order and make it durable; all entries share one sync."""
         states = [write.hard_state for write in writes if write.hard_state is not None]
         if states:
+            self._check_promises(states)
             # First, so that the log never has an entry of a term that the vote file does not know.
             self._hard_state = states[-1]
             self.mark()
@@ -108,6 +110,13 @@ class DurableLog:
                 self._reset(*write.reset_to)
         last_reset = max((number for number, write in enumerate(writes) if write.reset_to is not None), default=0)
         self._append([write for write in writes[last_reset:] if write.entries])
+
+    def _check_promises(self, states: Sequence[HardState]) -> None:
+        """Assert that the term never falls and that a vote in a term never changes (Raft paper, figure 2)."""
+        # A snapshot's last state is written before the batch that contains it: compare that one only with what is stored.
+        for before, state in (*pairwise(states), (self._hard_state, states[-1])):
+            assert state.term >= before.term, f"term {state.term} after {before.term}"
+            assert state.term > before.term or before.voted_for in (0, state.voted_for), f"two votes in term {state.term}"
 
     def mark(self) -> None:
         """Write the mark durably: the newest segment and where it ends, besides term and vote."""

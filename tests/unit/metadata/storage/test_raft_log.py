@@ -322,3 +322,21 @@ def test_any_history_is_recovered(history: list[list[LogWrite]], segment_bytes_m
     log, _, tail = DurableLog.open(files, "raft", segment_bytes_max)
     log.close()
     assert entries_of(tail) == entries_of(expected)
+
+
+@pytest.mark.parametrize(
+    ("state", "complaint"),
+    [
+        (HardState(term=VOTE_TERM - 1, voted_for=0), "term 8 after 9"),
+        (HardState(term=VOTE_TERM, voted_for=3), "two votes in term 9"),
+        (HardState(term=VOTE_TERM, voted_for=0), "two votes in term 9"),
+    ],
+)
+def test_a_broken_promise_is_never_written(tmp_path: Path, state: HardState, complaint: str) -> None:
+    log = written(tmp_path, [])
+    with pytest.raises(AssertionError, match=complaint):
+        log.persist([LogWrite(hard_state=state)])
+    log.close()
+    log, hard_state, _ = DurableLog.open(SystemFiles(tmp_path), "raft")
+    log.close()
+    assert hard_state == HardState(term=VOTE_TERM, voted_for=2)
