@@ -76,7 +76,7 @@ async def read_through(store: ObjectStore, pointer: ManifestPointer, read_ahead_
     started, cpu = time.perf_counter(), time.process_time()
     offset = pointer.start_offset
     while offset < pointer.end_offset:
-        for piece in await reader.fetch(pointer, offset, MIB, 30):
+        for piece in (await reader.fetch(pointer, offset, MIB, 30)).batches:
             for _, header in iterate_headers(piece):
                 offset = header.next_offset
     await reader.close()

@@ -37,8 +37,16 @@ class SingleFlight(Generic[Key, Value]):
     def __len__(self) -> int:
         return len(self._running)
 
-    def start(self, key: Key, load: Callable[[], Awaitable[Value]], *, keep: bool) -> _Load[Value]:
+    def running(self, key: Key) -> asyncio.Task[Value] | None:
+        """The load of ``key`` that is under way."""
+        running = self._running.get(key)
+        return None if running is None else running.task
+
+    def start(self, key: Key, load: Callable[[], Awaitable[Value]], *, keep: bool) -> asyncio.Task[Value]:
         """Start to load ``key`` unless a load is in progress. ``keep``: the load is not cancelled with its callers."""
+        return self._begin(key, load, keep=keep).task
+
+    def _begin(self, key: Key, load: Callable[[], Awaitable[Value]], *, keep: bool) -> _Load[Value]:
         running = self._running.get(key)
         if running is None:
             running = _Load(asyncio.ensure_future(_awaited(load)))
@@ -51,7 +59,7 @@ class SingleFlight(Generic[Key, Value]):
         self, key: Key, load: Callable[[], Awaitable[Value]], timeout_s: float | None = None, *, keep: bool = False
     ) -> Value:
         """Return the loaded value. Raises what the load raises, or ``Unavailable`` after ``timeout_s`` (None: no limit)."""
-        running = self.start(key, load, keep=keep)
+        running = self._begin(key, load, keep=keep)
         running.waiters += 1
         try:
             await asyncio.wait({running.task}, timeout=None if timeout_s is None else max(0.0, timeout_s))

@@ -11,6 +11,7 @@ from collections import deque
 from typing import Final
 
 from stratalog_core.errors import OutcomeUnknown, Unavailable
+from stratalog_core.single_flight import SingleFlight
 from stratalog_metadata.client.api import MetadataClient
 from stratalog_metadata.records import LEDGER_IDS, Counter, counter_key
 from stratalog_metadata.state.commands import Allocate, Command
@@ -26,7 +27,7 @@ class LedgerIds:
         self._metadata = metadata
         self._block = block
         self._free: deque[int] = deque()
-        self._refill: asyncio.Task[None] | None = None
+        self._refills: SingleFlight[str, None] = SingleFlight()
 
     async def take(self) -> int:
         """The next id. Raises the quorum's error if it cannot be reached."""
@@ -44,10 +45,8 @@ class LedgerIds:
         return bool(self._free)
 
     def _refilling(self) -> asyncio.Task[None]:
-        if self._refill is None or self._refill.done():
-            self._refill = asyncio.get_running_loop().create_task(self._fetch())
-            self._refill.add_done_callback(_retrieve)
-        return self._refill
+        # A block that is fetched ahead and fails is fetched again by the caller that needs it, and raises there.
+        return self._refills.start(LEDGER_IDS, self._fetch, keep=True)
 
     async def _fetch(self) -> None:
         update = Allocate(counter=LEDGER_IDS, count=self._block)
@@ -60,11 +59,4 @@ class LedgerIds:
         self._free.extend(range(first, first + self._block))
 
     async def close(self) -> None:
-        if self._refill is not None and not self._refill.done():
-            self._refill.cancel()
-
-
-def _retrieve(task: asyncio.Task[None]) -> None:
-    """A failed prefetch is ignored here: the caller that needs the block allocates it again, and raises there."""
-    if not task.cancelled():
-        task.exception()
+        await self._refills.close()

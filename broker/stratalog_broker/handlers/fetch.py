@@ -33,11 +33,11 @@ from stratalog_broker.reads.fetch_sessions import (
     FetchSessions,
     SessionRefused,
 )
-from stratalog_broker.reads.log_reader import NOTHING, Batches
-from stratalog_broker.reads.pending_reads import PendingReads
+from stratalog_broker.reads.pending_reads import NOTHING, Batches, PendingReads
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo, Waiting
 from stratalog_broker.requests.unsent_responses import UnsentResponses
+from stratalog_core.batches.batch_run import BatchRun
 from stratalog_core.errors import StratalogError, Unavailable
 from stratalog_core.ids import TopicPartition
 from stratalog_core.memory.retained import retained_bytes
@@ -319,7 +319,7 @@ class FetchCall:
     async def _read_slow(self) -> None:
         """Read from bookies and object store what the tail cache does not have; put it into the results."""
         room = self._bytes_max - self._bytes
-        reads: dict[asyncio.Task[Batches], tuple[int, FetchWanted, PartitionLog, int]] = {}
+        reads: dict[asyncio.Task[BatchRun], tuple[int, FetchWanted, PartitionLog, int]] = {}
         for line, one, log, end_offset in self._slow:
             if room <= 0:
                 break
@@ -344,7 +344,7 @@ class FetchCall:
             for task in done:
                 self._take(task, *reads[task])
 
-    def _take(self, task: asyncio.Task[Batches], line: int, one: FetchWanted, log: PartitionLog, share: int) -> None:
+    def _take(self, task: asyncio.Task[BatchRun], line: int, one: FetchWanted, log: PartitionLog, share: int) -> None:
         if task.cancelled():
             return
         failure = task.exception()

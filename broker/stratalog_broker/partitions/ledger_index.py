@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
+
+from stratalog_core.batches.batch_run import BatchRun
+from stratalog_core.ports import Buffer
 
 BYTES_PER_BATCH: Final = 20
 
@@ -70,6 +73,13 @@ class LedgerIndex:
             total += self._sizes[stop]
             stop += 1
         return EntryRun(self.first_entry + position, self.first_entry + stop - 1)
+
+    def run_of(self, first_entry: int, batches: Sequence[Buffer]) -> BatchRun:
+        """What was read of a run, from its ``first_entry`` on, with the offsets that are known here."""
+        first = first_entry - self.first_entry
+        stop = first + len(batches)
+        end_offset = self._base_offsets[stop] if stop < len(self._base_offsets) else self.end_offset
+        return BatchRun(batches, self._base_offsets[first:stop], end_offset)
 
     def reaching(self, timestamp_ms: int, start_offset: int) -> Iterator[int]:
         """Entry ids of the batches, from the one with ``start_offset`` on, that hold a record as late as this; in the first of

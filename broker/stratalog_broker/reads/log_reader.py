@@ -1,6 +1,7 @@
-"""Reading a partition: tail cache, then bookies, then object store, for whatever holds the wanted offset.
+"""Reading a partition from bookies or the object store, whichever holds the wanted offset. The tail cache is asked before.
 
-Every read returns whole batches in order as views, the first one containing the offset asked for, all below a given end.
+Every read returns whole batches in order as views, the first one containing the offset asked for, all below a given end. Their
+offsets come from the ledger's index or from the block's, so no header is parsed.
 The hot part is what the partition's ``Log`` record still references; below it the manifest's range is cold. While
 tiering drops a hot copy, a reader may find a ledger gone that its view still shows: it looks again.
 
@@ -21,10 +22,9 @@ from stratalog_bookies.client import LedgerClient
 from stratalog_broker.partitions.index_cache import IndexCache
 from stratalog_broker.partitions.ledger_index import LedgerIndex
 from stratalog_broker.partitions.log import PartitionLog
-from stratalog_core.batches.batch import LENGTH_PREFIX_BYTES
-from stratalog_core.batches.checkpoint import is_checkpoint
+from stratalog_core.batches.batch_run import BatchRun, empty_run
 from stratalog_core.errors import Corrupt, NotFound, StratalogError, Unavailable
-from stratalog_core.ports import Buffer, Clock
+from stratalog_core.ports import Clock
 from stratalog_metadata.client.api import MetadataView
 from stratalog_metadata.records import (
     Ledger,
@@ -47,8 +47,6 @@ _COLD_INSTEAD_S: Final = 30.0
 _UNREADABLE_MAX: Final = 10_000
 _log = logging.getLogger(__name__)
 _Read = TypeVar("_Read")
-Batches = tuple[Sequence[Buffer], int]
-NOTHING: Final[Batches] = ([], 0)
 
 
 class LogReader:
@@ -71,13 +69,13 @@ class LogReader:
         bytes_max: int,
         timeout_s: float,
         before_cold: Callable[[], None] = lambda: None,
-    ) -> Batches:
+    ) -> BatchRun:
         """From wherever it is. Raises ``Unavailable`` if that takes longer than ``timeout_s``, ``Corrupt``, ``NotFound``.
 
         ``before_cold`` is called before the object store is read; what it raises ends the read.
         """
 
-        async def cold() -> Batches:
+        async def cold() -> BatchRun:
             before_cold()
             return await self._read_cold(log, offset, end_offset, bytes_max, timeout_s)
 
@@ -88,24 +86,22 @@ class LogReader:
             raise Unavailable(f"offset {offset} of {log.topic_partition} was not read in {timeout_s} s") from None
 
     async def _read(
-        self, log: PartitionLog, offset: int, end_offset: int, bytes_max: int, cold: Callable[[], Awaitable[Batches]]
-    ) -> Batches:
-        while True:
-            tail = log.tail.read(offset, end_offset, bytes_max) if offset < end_offset else NOTHING
-            if tail is not None:
-                return tail
+        self, log: PartitionLog, offset: int, end_offset: int, bytes_max: int, cold: Callable[[], Awaitable[BatchRun]]
+    ) -> BatchRun:
+        while offset < end_offset:
             ref = self.hot_ledger_at(log, offset)
             if ref is None:
                 return await cold()
             hot = partial(self._read_hot, log, ref, offset, end_offset, bytes_max)
             try:
                 found = await self.from_either(log, ref, offset, hot, cold)
-                if found[0]:
+                if found.batches:
                     return found
             except NotFound:
                 if self.hot_ledger_at(log, offset) == ref and self._ledger(ref.ledger_id) is not None:
                     raise
             await asyncio.sleep(_LOOK_AGAIN_S)
+        return empty_run(offset)
 
     async def from_either(
         self,
@@ -144,24 +140,25 @@ class LogReader:
         ledger = self._ledger(ref.ledger_id)
         return ledger is None or (ledger.state is LedgerState.CLOSED and ledger.end_offset <= pointer.end_offset)
 
-    async def _read_hot(self, log: PartitionLog, ref: LedgerRef, offset: int, end_offset: int, bytes_max: int) -> Batches:
+    async def _read_hot(self, log: PartitionLog, ref: LedgerRef, offset: int, end_offset: int, bytes_max: int) -> BatchRun:
         ledger, index = await self.index_of(log, ref)
         run = index.run_from(offset, end_offset, bytes_max)
         if run is None:
-            return NOTHING
+            return empty_run(offset)
         entries = await self._ledgers.read(ledger, run.first_entry, run.last_entry, bytes_max)
-        batches = [entry.payload for entry in entries if not is_checkpoint(entry.payload)]
-        return batches, sum(map(len, batches))
+        return index.run_of(run.first_entry, [entry.payload for entry in entries])
 
-    async def _read_cold(self, log: PartitionLog, offset: int, end_offset: int, bytes_max: int, timeout_s: float) -> Batches:
+    async def _read_cold(self, log: PartitionLog, offset: int, end_offset: int, bytes_max: int, timeout_s: float) -> BatchRun:
         pointer = self.manifest_pointer(log)
         if pointer is None or not pointer.start_offset <= offset < pointer.end_offset:
             raise NotFound(f"offset {offset} of {log.topic_partition} is neither hot nor cold")
-        found = await self._cold.fetch(pointer, offset, bytes_max, timeout_s)
-        batches = [batch for view in found for batch in split_batches(view) if _base_offset(batch) < end_offset]
-        return batches, sum(map(len, batches))
+        return (await self._cold.fetch(pointer, offset, bytes_max, timeout_s)).below(end_offset)
 
     # -- where things are ------------------------------------------------------------------------------------------------
+
+    def is_in_tail(self, log: PartitionLog, offset: int) -> bool:
+        """Whether the tail cache has ``offset``, so that it need not be read."""
+        return offset >= log.tail.start_offset
 
     def is_cold(self, log: PartitionLog, offset: int) -> bool:
         """Whether a read of ``offset`` begins with the object store."""
@@ -203,18 +200,3 @@ class LogReader:
         """First offset that is on bookies (ListOffsets -4); the log's end if none is."""
         refs = self.hot_ledgers(log)
         return max(refs[0].base_offset, log.core.log_start_offset) if refs else log.core.next_offset
-
-
-def split_batches(view: memoryview) -> list[memoryview]:
-    """The single batches of a run of whole batches."""
-    batches = []
-    position = 0
-    while position < len(view):
-        end = position + LENGTH_PREFIX_BYTES + int.from_bytes(view[position + 8 : position + 12], "big")
-        batches.append(view[position:end])
-        position = end
-    return batches
-
-
-def _base_offset(batch: memoryview) -> int:
-    return int.from_bytes(batch[:8], "big")

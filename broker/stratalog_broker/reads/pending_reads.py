@@ -1,9 +1,10 @@
 """Reads from bookies and object store that outlive the fetch that began them, and run ahead of readers that go on.
 
-A fetch waits only as long as its client allows, and less if it has something to answer already; what it then leaves behind
-goes on and is there for the client's next fetch (``read_runs.py``). Equal reads share the work. Who reads on from where it was
-served gets larger reads than its fetch asks for, and the next one begins while half of the last is still there: most fetches
-of a reader that catches up are answered at once, from memory. Bounded in number and bytes; what nobody comes for is dropped.
+A fetch waits only as long as its client allows, and less if it has something to answer already. Its reads go on, and the
+client's next fetch finds what they brought (``read_runs.py``). Equal reads share the work. A reader that continues where it was
+served gets larger reads from bookies than its fetch asks for, and the next one begins while half of the last is left: most
+fetches of a reader that catches up are answered at once, from memory. The object store's reader reads ahead by itself, block by
+block. Everything is bounded in number and bytes; what no fetch comes for is dropped.
 
 Reads from bookies and reads from the object store have pools of their own, so that a store that does not answer takes no place
 from readers of hot data. A read that turns to the store because its bookies fail changes pools.
@@ -12,18 +13,24 @@ from readers of hot data. A read that turns to the store because its bookies fai
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Final
 
 from stratalog_broker.partitions.log import PartitionLog
-from stratalog_broker.reads.log_reader import NOTHING, Batches, LogReader
+from stratalog_broker.reads.log_reader import LogReader
 from stratalog_broker.reads.read_runs import ReadRuns
+from stratalog_core.batches.batch_run import BatchRun
 from stratalog_core.errors import Overloaded, Unavailable
-from stratalog_core.ports import Clock
+from stratalog_core.ports import Buffer, Clock
+from stratalog_core.single_flight import SingleFlight
 
 READ_BYTES_MAX: Final = 4 * 1024 * 1024
 AHEAD_BYTES: Final = 2 * 1024 * 1024
 """Of one read ahead: large enough that its own cost is small beside its bytes, which stay few for many readers."""
 READ_TIMEOUT_S: Final = 30.0
+Batches = tuple[Sequence[Buffer], int]
+"""Batches for a fetch, and their bytes."""
+NOTHING: Final[Batches] = ([], 0)
 _Key = tuple[PartitionLog, int]
 
 
@@ -37,7 +44,7 @@ class PendingReads:
         self._ahead_bytes_max = bytes_max // 2
         self._reader = reader
         self._clock = clock
-        self._reads: dict[_Key, asyncio.Task[Batches]] = {}
+        self._reads: SingleFlight[_Key, BatchRun] = SingleFlight()
         self._sizes: dict[_Key, int] = {}
         """Bytes that each of ``_reads`` may bring."""
         self._cold: set[_Key] = set()
@@ -64,14 +71,13 @@ class PendingReads:
         return served.batches, served.size
 
     def _read_ahead(self, log: PartitionLog, offset: int, end_offset: int) -> None:
-        if (log, offset) in self._reads or self.runs.holds(log, offset):
+        if (log, offset) in self._reads or self.runs.holds(log, offset) or self._reader.is_in_tail(log, offset):
             return
-        is_cold = self._reader.is_cold(log, offset)
-        if self._may_read_ahead(is_cold):
-            self._begin(log, offset, end_offset, AHEAD_BYTES, is_cold)
+        if not self._reader.is_cold(log, offset) and self._may_read_ahead():
+            self._begin(log, offset, end_offset, AHEAD_BYTES, is_cold=False)
 
     def _under_way(self, is_cold: bool) -> int:
-        return len(self._cold) if is_cold else len(self._reads) - len(self._cold)
+        return len(self._cold) if is_cold else len(self._sizes) - len(self._cold)
 
     def _bytes_under_way(self, is_cold: bool) -> int:
         return sum(size for key, size in self._sizes.items() if (key in self._cold) is is_cold)
@@ -84,45 +90,41 @@ class PendingReads:
         has_slot = under_way * share < (self._cold_reads_max if is_cold else self._hot_reads_max)
         return has_slot and (self._bytes_under_way(is_cold) + size) * share <= self._pool_bytes_max
 
-    def _may_read_ahead(self, is_cold: bool) -> bool:
-        """Half of a pool is left to reads that fetches wait for. Stalled reads of the other pool take none of the bytes."""
-        if not self._has_room(is_cold, AHEAD_BYTES, share=2):
+    def _may_read_ahead(self) -> bool:
+        """Whether there is room. Half of the pool is left to reads that fetches wait for."""
+        if not self._has_room(False, AHEAD_BYTES, share=2):
             return False
-        wanted = AHEAD_BYTES * (1 + self._under_way(is_cold))
+        wanted = AHEAD_BYTES * (1 + self._under_way(is_cold=False))
         return self.runs.make_room(wanted, self._ahead_bytes_max, self._clock.monotonic())
 
-    def start(self, log: PartitionLog, offset: int, end_offset: int, bytes_max: int) -> asyncio.Task[Batches]:
+    def start(self, log: PartitionLog, offset: int, end_offset: int, bytes_max: int) -> asyncio.Task[BatchRun]:
         """The read of that offset: one that is under way, or a new one. Raises ``Overloaded``."""
-        known = self._reads.get((log, offset))
+        known = self._reads.running((log, offset))
         if known is not None:
             return known
         is_cold = self._reader.is_cold(log, offset)
         size = min(bytes_max, READ_BYTES_MAX)
         if not self._has_room(is_cold, size):
             raise Overloaded(f"{self._under_way(is_cold)} reads from {'object store' if is_cold else 'bookies'} are under way")
-        if self.runs.is_followed(log, offset) and self._may_read_ahead(is_cold):
+        if not is_cold and self.runs.is_followed(log, offset) and self._may_read_ahead():
             size = max(size, AHEAD_BYTES)
         return self._begin(log, offset, end_offset, size, is_cold)
 
-    def _begin(self, log: PartitionLog, offset: int, end_offset: int, size: int, is_cold: bool) -> asyncio.Task[Batches]:
-        task = asyncio.get_running_loop().create_task(self._read(log, offset, end_offset, size))
-        task.add_done_callback(_retrieve)
-        self._reads[(log, offset)] = task
+    def _begin(self, log: PartitionLog, offset: int, end_offset: int, size: int, is_cold: bool) -> asyncio.Task[BatchRun]:
         self._sizes[(log, offset)] = size
         if is_cold:
             self._cold.add((log, offset))
-        return task
+        return self._reads.start((log, offset), lambda: self._read(log, offset, end_offset, size), keep=True)
 
-    async def _read(self, log: PartitionLog, offset: int, end_offset: int, size: int) -> Batches:
+    async def _read(self, log: PartitionLog, offset: int, end_offset: int, size: int) -> BatchRun:
         key = (log, offset)
         try:
             found = await self._reader.read(log, offset, end_offset, size, READ_TIMEOUT_S, lambda: self._turn_cold(key))
         finally:
-            self._reads.pop(key, None)
             self._sizes.pop(key, None)
             self._cold.discard(key)
-        if found[0]:
-            self.runs.put(log, found[0], self._clock.monotonic())
+        if found.batches:
+            self.runs.put(log, found, self._clock.monotonic())
         return found
 
     def _turn_cold(self, key: _Key) -> None:
@@ -132,23 +134,15 @@ class PendingReads:
                 raise Unavailable(f"{len(self._cold)} reads from object store are under way; ask again")
             self._cold.add(key)
 
-    def taken(self, log: PartitionLog, offset: int, end_offset: int, bytes_max: int, read: Batches) -> Batches:
+    def taken(self, log: PartitionLog, offset: int, end_offset: int, bytes_max: int, read: BatchRun) -> Batches:
         """A fetch's share of what has just been read for it."""
-        if not read[0]:
+        if not read.batches:
             return NOTHING
         found = self.ready(log, offset, end_offset, bytes_max)
         # Evicted at once, by others: then all of it is for this fetch.
-        return read if found is None else found
+        return (read.batches, sum(map(len, read.batches))) if found is None else found
 
     async def close(self) -> None:
         """Cancel everything."""
-        tasks = list(self._reads.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._reads.close()
         self.runs.clear()
-
-
-def _retrieve(task: asyncio.Task[Batches]) -> None:
-    if not task.cancelled():
-        task.exception()

@@ -8,13 +8,12 @@ what has been served goes first, then what was asked for longest ago.
 
 from __future__ import annotations
 
-from array import array
 from bisect import bisect_right
 from collections.abc import Hashable, Sequence
 from itertools import islice
 from typing import Final, NamedTuple
 
-from stratalog_core.batches.batch import read_header
+from stratalog_core.batches.batch_run import BatchRun
 from stratalog_core.memory.retained import retained_bytes
 from stratalog_core.ports import Buffer
 
@@ -33,12 +32,10 @@ class Served(NamedTuple):
 class _Run:
     __slots__ = ("base_offsets", "batches", "end_offset", "key", "retained_bytes", "served_to", "used_s")
 
-    def __init__(self, key: Hashable, batches: Sequence[Buffer], now_s: float) -> None:
+    def __init__(self, key: Hashable, found: BatchRun, now_s: float) -> None:
         self.key = key
-        self.batches = batches
-        self.base_offsets = array("q", [int.from_bytes(batch[:8], "big") for batch in batches])
-        self.end_offset = read_header(batches[-1]).next_offset
-        self.retained_bytes = retained_bytes(batches)
+        self.batches, self.base_offsets, self.end_offset = found
+        self.retained_bytes = retained_bytes(found.batches)
         self.served_to = self.base_offsets[0]
         self.used_s = now_s
 
@@ -70,9 +67,9 @@ class ReadRuns:
     def _holding(self, key: Hashable, offset: int) -> _Run | None:
         return next((run for run in self._by_key.get(key, ()) if run.base_offsets[0] <= offset < run.end_offset), None)
 
-    def put(self, key: Hashable, batches: Sequence[Buffer], now_s: float) -> None:
+    def put(self, key: Hashable, found: BatchRun, now_s: float) -> None:
         """Keep what was read, at least one batch."""
-        run = _Run(key, batches, now_s)
+        run = _Run(key, found, now_s)
         self._runs[run] = None
         self._by_key.setdefault(key, []).append(run)
         self.bytes_held += run.retained_bytes

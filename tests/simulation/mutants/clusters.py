@@ -153,7 +153,7 @@ def producers_are_forgotten_at_takeover() -> None:
 
 def checkpoints_without_producers() -> None:
     """A ledger's checkpoint does not say what producers have sent before it."""
-    _swap(ProducerStates, "snapshot", lambda self, unconfirmed: ())
+    _swap(ProducerStates, "snapshot", lambda self, unconfirmed=(): ())
 
 
 def repeated_batches_are_appended() -> None:

@@ -517,7 +517,7 @@ class Scenario:
             assert isinstance(pointer, ManifestPointer)
             offset = pointer.start_offset
             while offset < pointer.end_offset:
-                content = b"".join(await reader.fetch(pointer, offset, 2**20, 10.0))
+                content = b"".join((await reader.fetch(pointer, offset, 2**20, 10.0)).batches)
                 while content:
                     batch = self.ledgers.batches[line[offset]]
                     found, content = content[: len(batch.content)], content[len(batch.content) :]

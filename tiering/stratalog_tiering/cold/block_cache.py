@@ -11,9 +11,11 @@ from array import array
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from itertools import pairwise
 from typing import Final, Generic, TypeVar
 
 from stratalog_core.batches.batch import iterate_headers
+from stratalog_core.batches.batch_run import BatchRun
 from stratalog_core.memory.retained import VIEW_BYTES, frame_bytes
 from stratalog_core.ports import Background, Files
 
@@ -70,15 +72,17 @@ class LruCache(Generic[Key, Value]):
 class CachedBlock:
     """A block's verified bytes and the positions of its batches, so that a fetch finds its first batch by bisection."""
 
-    __slots__ = ("content", "offsets", "positions")
+    __slots__ = ("content", "end_offset", "offsets", "positions")
 
     def __init__(self, content: memoryview) -> None:
         self.content = content
         self.positions = array("I")
         self.offsets = array("q")
+        self.end_offset = 0
         for position, header in iterate_headers(content):
             self.positions.append(position)
             self.offsets.append(header.base_offset)
+            self.end_offset = header.next_offset
 
     @property
     def memory_bytes(self) -> int:
@@ -86,21 +90,18 @@ class CachedBlock:
         places = len(self.offsets) * (self.offsets.itemsize + self.positions.itemsize)
         return frame_bytes(self.content) + VIEW_BYTES + places
 
-    def batches_from(self, offset: int, bytes_max: int, *, at_least_one: bool) -> tuple[memoryview, int | None]:
-        """Whole batches from the one that holds ``offset`` on, up to ``bytes_max``, and the offset after them.
-
-        The offset is None if the end of the block was reached.
-        """
+    def batches_from(self, offset: int, bytes_max: int, *, at_least_one: bool) -> BatchRun:
+        """Whole batches from the one that holds ``offset`` on, up to ``bytes_max``."""
+        count = len(self.positions)
         first = max(0, bisect_right(self.offsets, offset) - 1)
         start = self.positions[first]
-        if start + bytes_max >= len(self.content):
-            return self.content[start:], None
-        last = bisect_right(self.positions, start + bytes_max) - 1
-        if last <= first:
-            last = first + 1 if at_least_one else first
-        if last >= len(self.positions):
-            return self.content[start:], None
-        return self.content[start : self.positions[last]], self.offsets[last]
+        stop = count
+        if start + bytes_max < len(self.content):
+            stop = max(bisect_right(self.positions, start + bytes_max) - 1, first + at_least_one)
+        is_whole = stop == count
+        bounds = [*self.positions[first:stop], len(self.content) if is_whole else self.positions[stop]]
+        batches = [self.content[begin:end] for begin, end in pairwise(bounds)]
+        return BatchRun(batches, self.offsets[first:stop], self.end_offset if is_whole else self.offsets[stop])
 
 
 BlockKey = tuple[str, int]

@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from array import array
 from collections.abc import Awaitable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 from uuid import UUID
 
 from stratalog_core.batches.batch import BatchHeader
+from stratalog_core.batches.batch_run import BatchRun
 from stratalog_core.batches.checkpoint import ProducerEntry
 from stratalog_core.errors import NotFound, StratalogError, Unavailable
 from stratalog_core.metrics.groups import MetricGroup
-from stratalog_core.ports import Background, Clock, Files
+from stratalog_core.ports import Background, Buffer, Clock, Files
 from stratalog_core.search_pool import InlineBackground, SearchPool
 from stratalog_core.single_flight import SingleFlight
 from stratalog_metadata.records import ManifestPointer
@@ -64,6 +66,8 @@ class _Fetch:
     deadline: float
     stream: _Stream
     started: list[BlockKey] = field(default_factory=list)
+    batches: list[Buffer] = field(default_factory=list)
+    base_offsets: array[int] = field(default_factory=lambda: array("q"))
     missed: bool = False
 
 
@@ -99,8 +103,8 @@ class ColdReader:
         """For a scrape."""
         yield self._blocks.metrics()
 
-    async def fetch(self, pointer: ManifestPointer, offset: int, max_bytes: int, timeout_s: float) -> list[memoryview]:
-        """Runs of whole batches in order, the first holding ``offset``; at least one batch, even if it exceeds ``max_bytes``.
+    async def fetch(self, pointer: ManifestPointer, offset: int, max_bytes: int, timeout_s: float) -> BatchRun:
+        """Whole batches in order, the first one holding ``offset``; at least one whatever ``max_bytes``.
 
         Returns fewer bytes if the history ends or if no more was ready in time, and nothing at or beyond the end. Raises
         ``Unavailable`` if nothing is ready within ``timeout_s`` (the load continues), ``NotFound`` below the start, ``Corrupt``
@@ -109,30 +113,30 @@ class ColdReader:
         if offset < pointer.start_offset:
             raise NotFound(f"offset {offset} is below the cold history's start {pointer.start_offset}")
         work = _Fetch(pointer=pointer, deadline=self._clock.monotonic() + timeout_s, stream=self._stream_at(pointer, offset))
-        pieces: list[memoryview] = []
         next_offset = offset
         try:
-            next_offset = await self._gather(work, offset, max_bytes, pieces)
+            next_offset = await self._gather(work, offset, max_bytes)
         except asyncio.CancelledError:
             self._blocks.abandon(work.started)
             raise
         finally:
             self._continue_stream(work, offset, next_offset)
-        return pieces
+        return BatchRun(work.batches, work.base_offsets, next_offset)
 
-    async def _gather(self, work: _Fetch, offset: int, room: int, pieces: list[memoryview]) -> int:
-        """Fill ``pieces``; returns the offset after them."""
-        while offset < work.pointer.end_offset and (room > 0 or not pieces):
+    async def _gather(self, work: _Fetch, offset: int, room: int) -> int:
+        """Gather batches in ``work``; returns the offset to go on from."""
+        while offset < work.pointer.end_offset and (room > 0 or not work.batches):
             try:
-                piece, next_offset = await self._piece(work, offset, room, first=not pieces)
+                found = await self._from_block(work, offset, room, first=not work.batches)
             except Unavailable:
-                if pieces:
+                if work.batches:
                     break
                 raise
-            if not piece:
+            if not found.batches:
                 break
-            pieces.append(piece)
-            offset, room = next_offset, room - len(piece)
+            work.batches += found.batches
+            work.base_offsets += found.base_offsets
+            offset, room = found.end_offset, room - sum(map(len, found.batches))
         return offset
 
     async def offset_for_timestamp(
@@ -195,16 +199,15 @@ class ColdReader:
         await self._blocks.close()
         await self._lookups.close()
 
-    async def _piece(self, work: _Fetch, offset: int, room: int, *, first: bool) -> tuple[memoryview, int]:
-        """Batches of one block from ``offset`` on, and the offset after them."""
+    async def _from_block(self, work: _Fetch, offset: int, room: int, *, first: bool) -> BatchRun:
+        """What one block gives from ``offset`` on."""
         entry, footer = await self._segment(work.pointer, offset, work.deadline)
         index = find_block(footer.blocks, offset)
         if first and work.stream.ahead_until > offset and not self._blocks.at_hand((entry.key, index)):
             work.missed = True
         self._start_covering(work, entry, footer, index, room)
         block = await self._blocks.get(entry, footer, index, work.deadline)
-        piece, next_offset = block.batches_from(offset, room, at_least_one=first)
-        return piece, footer.blocks[index].last_offset + 1 if next_offset is None else next_offset
+        return block.batches_from(offset, room, at_least_one=first)
 
     def _start_covering(self, work: _Fetch, entry: SegmentEntry, footer: SegmentFooter, index: int, room: int) -> None:
         """Start to load all blocks of this segment that ``room`` bytes need, so that they load concurrently."""

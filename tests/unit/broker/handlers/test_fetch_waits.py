@@ -18,9 +18,9 @@ from unit.broker.raw_client import batch, fetch_request, produce
 from stratalog_broker.handlers.fetch import FetchCall, FetchHandler
 from stratalog_broker.protocol.entities import encode_response as encode_entity
 from stratalog_broker.protocol.fetch_request import parse_request
-from stratalog_broker.reads.log_reader import Batches
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import Waiting
+from stratalog_core.batches.batch_run import BatchRun
 from stratalog_core.errors import Unavailable
 from stratalog_core.ports import Buffer
 
@@ -106,7 +106,7 @@ async def test_what_came_while_slow_partitions_were_read_is_answered(
     log.tail.clear()
     may_read = asyncio.Event()
 
-    async def not_yet(*arguments: object) -> Batches:
+    async def not_yet(*arguments: object) -> BatchRun:
         await may_read.wait()
         raise Unavailable("later")
 

@@ -131,6 +131,12 @@ def test_the_index_finds_what_a_scan_finds(entries: list[tuple[int, int, int]], 
     chosen = [entry for entry in known if run.first_entry <= entry[0] <= run.last_entry]
     assert all(entry[1] < end for entry in chosen)
     assert len(chosen) == 1 or sum(entry[4] for entry in chosen) <= room
+    read = chosen[: data.draw(st.integers(1, len(chosen)))]
+    found = index.run_of(run.first_entry, [bytes(entry[4]) for entry in read])
+    assert (list(found.base_offsets), found.end_offset) == ([entry[1] for entry in read], read[-1][2])
+    below = found.below(end)
+    assert list(below.base_offsets) == [entry[1] for entry in read if entry[1] < end]
+    assert below.end_offset == read[len(below.batches) - 1][2]
     timestamp_ms = data.draw(st.integers(0, 51))
     reaching = [entry[0] for entry in known if entry[2] > offset and entry[3] >= timestamp_ms]
     assert list(index.reaching(timestamp_ms, offset)) == reaching

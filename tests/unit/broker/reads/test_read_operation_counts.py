@@ -14,6 +14,8 @@ from unit.broker.operation_tally import CountingTransport, Tally
 from unit.broker.partitions.test_failover import create_topic
 from unit.broker.raw_client import RawClient, batch, fetch, produce
 
+from stratalog_broker.partitions.tail_cache import PartitionTail
+
 pytestmark = pytest.mark.alone
 BATCH = batch(b"x" * 300_000)
 BATCHES = 14
@@ -55,3 +57,19 @@ async def test_catching_up_asks_bookies_for_large_pieces(counted: tuple[MiniClus
     assert counts["request 0x0202"] <= 3, "a read for each 2 MiB, not for each fetch"
     # A read and its answer at the bookie: two tasks each; one for the fetch that waits for the first of them.
     assert counts["create_task"] <= 3 * 2 + 2
+
+
+async def test_the_tail_cache_is_asked_once_for_each_fetch(
+    counted: tuple[MiniCluster, RawClient, Tally], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster, client, _ = counted
+    asked: list[int] = []
+    read = PartitionTail.read
+
+    def counting(self: PartitionTail, offset: int, end_offset: int, bytes_max: int) -> object:
+        asked.append(offset)
+        return read(self, offset, end_offset, bytes_max)
+
+    monkeypatch.setattr(PartitionTail, "read", counting)
+    await catch_up(cluster, client)
+    assert asked == sorted(set(asked)), "each offset that a fetch wants, once"

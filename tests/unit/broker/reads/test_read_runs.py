@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -11,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stratalog_broker.partitions.log import PartitionLog
-from stratalog_broker.reads.log_reader import NOTHING, Batches, LogReader
+from stratalog_broker.reads.log_reader import LogReader
 from stratalog_broker.reads.pending_reads import AHEAD_BYTES, PendingReads
 from stratalog_broker.reads.read_runs import KEPT_S, ReadRuns
+from stratalog_core.batches.batch_run import BatchRun
 from stratalog_core.batches.records import Record, build_batch
 from stratalog_core.errors import Overloaded, Unavailable
 from stratalog_core.memory.retained import retained_bytes
@@ -40,10 +42,15 @@ def offsets(batches: Sequence[Buffer]) -> list[int]:
     return [int.from_bytes(each[:8], "big") for each in batches]
 
 
+def run_of(batches: Sequence[Buffer]) -> BatchRun:
+    base_offsets = array("q", offsets(batches))
+    return BatchRun(batches, base_offsets, base_offsets[-1] + RECORDS if batches else 0)
+
+
 def put(runs: ReadRuns, key: str, first: int, count: int, now_s: float = 0.0, batches: list[memoryview] = SMALL) -> int:
     """Returns what the run keeps in memory."""
     part = batches[first : first + count]
-    runs.put(key, part, now_s)
+    runs.put(key, run_of(part), now_s)
     return retained_bytes(part)
 
 
@@ -127,13 +134,17 @@ class Reader:
         self.lost_below = 0
         """Offsets below are on bookies that cannot give them, and in the object store."""
         self.store_is_open = asyncio.Event()
+        self.tail_start = END
+
+    def is_in_tail(self, log: object, offset: int) -> bool:
+        return offset >= self.tail_start
 
     def is_cold(self, log: object, offset: int) -> bool:
         return offset < self.cold_below
 
     async def read(
         self, log: object, offset: int, end_offset: int, bytes_max: int, timeout_s: float, before_cold: Callable[[], None]
-    ) -> Batches:
+    ) -> BatchRun:
         self.asked.append((offset, bytes_max))
         await self.is_open.wait()
         if offset < max(self.cold_below, self.lost_below):
@@ -148,7 +159,7 @@ class Reader:
                 break
             found.append(each)
             size += len(each)
-        return (found, size) if found else NOTHING
+        return run_of(found)
 
 
 class Time:
@@ -255,7 +266,7 @@ async def test_a_batch_is_charged_with_the_buffer_that_it_is_a_view_of() -> None
     runs = ReadRuns(1 << 20)
     frame = bytearray(64 * 1024)
     frame[: len(SMALL[0])] = SMALL[0]
-    runs.put("log", [memoryview(frame)[: len(SMALL[0])]], 0.0)
+    runs.put("log", run_of([memoryview(frame)[: len(SMALL[0])]]), 0.0)
     assert runs.bytes_held > 64 * 1024
 
 
@@ -272,6 +283,29 @@ async def test_reads_are_bounded_in_number_and_failures_are_not_kept() -> None:
     assert [type(result) for result in results] == [Unavailable, Unavailable]
     reader.failure = None
     assert await fetched(reads, 0) == [0, 3, 6, 9]
+    await reads.close()
+
+
+async def test_the_object_stores_reader_reads_ahead_by_itself() -> None:
+    """Two read-aheads, one on the other, hold the same bytes twice."""
+    reader = Reader()
+    reader.cold_below = END
+    reader.store_is_open.set()
+    reads = pending(reader)
+    assert await read_all(reads) == list(range(0, len(BATCHES) * RECORDS, RECORDS))
+    assert {size for _, size in reader.asked} == {SHARE}
+    await reads.close()
+
+
+async def test_what_the_tail_cache_has_is_not_read_ahead() -> None:
+    reader = Reader()
+    reader.tail_start = 20 * RECORDS
+    reads = pending(reader)
+    at = 0
+    while at < 20:
+        at += len(await fetched(reads, at * RECORDS))
+        await asyncio.sleep(0)
+    assert all(offset < reader.tail_start for offset, _ in reader.asked)
     await reads.close()
 
 

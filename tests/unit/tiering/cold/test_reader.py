@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,10 +12,10 @@ import pytest_asyncio
 from support.archive_writer import ArchiveWriter
 
 from stratalog_core import stepwise
-from stratalog_core.batches.batch import iterate_headers
+from stratalog_core.batches.batch import iterate_headers, read_header
 from stratalog_core.batches.records import iterate_records
 from stratalog_core.errors import Corrupt, NotFound, Unavailable
-from stratalog_core.ports import Background
+from stratalog_core.ports import Background, Buffer
 from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
 from stratalog_metadata.records import ManifestPointer
 from stratalog_tiering.cold import manifest_source
@@ -27,6 +27,15 @@ MIB = 1024 * 1024
 Result = TypeVar("Result")
 Store = Any  # the FaultyStore of conftest.py, which cannot be imported
 Batches = Callable[..., list[bytes]]
+
+
+async def fetched(reader: ColdReader, pointer: ManifestPointer, offset: int, max_bytes: int, timeout_s: float) -> list[Buffer]:
+    """The batches of a fetch, whose offsets are those in their headers."""
+    found = await reader.fetch(pointer, offset, max_bytes, timeout_s)
+    read = [read_header(batch) for batch in found.batches]
+    assert list(found.base_offsets) == [header.base_offset for header in read]
+    assert not read or found.end_offset == read[-1].next_offset
+    return list(found.batches)
 
 
 @pytest_asyncio.fixture
@@ -47,7 +56,7 @@ async def write_history(writer: ArchiveWriter, make_batches: Batches, segments: 
     return pointer, written
 
 
-def headers(pieces: list[memoryview]) -> list[tuple[int, int]]:
+def headers(pieces: Sequence[Buffer]) -> list[tuple[int, int]]:
     return [(header.base_offset, header.next_offset) for piece in pieces for _, header in iterate_headers(piece)]
 
 
@@ -57,12 +66,12 @@ async def test_every_offset_is_read_with_every_size(writer: ArchiveWriter, reade
     whole = b"".join(written)
     for max_bytes in (0, 1, 300, 1000, MIB):
         for offset in range(pointer.start_offset, pointer.end_offset):
-            pieces = await reader.fetch(pointer, offset, max_bytes, 5)
+            pieces = await fetched(reader, pointer, offset, max_bytes, 5)
             found = headers(pieces)
             assert found[0][0] <= offset < found[0][1]
             assert len(found) == 1 or sum(map(len, pieces)) <= max_bytes
             assert b"".join(pieces) in whole
-    assert b"".join(await reader.fetch(pointer, 5, MIB, 5)) == whole
+    assert b"".join(await fetched(reader, pointer, 5, MIB, 5)) == whole
 
 
 async def test_sequential_reading_gives_everything_once(writer: ArchiveWriter, store: Store, make_batches: Batches) -> None:
@@ -70,11 +79,11 @@ async def test_sequential_reading_gives_everything_once(writer: ArchiveWriter, s
     reader = ColdReader(store, ColdReaderSettings(read_ahead_blocks=4), SystemClock())
     offset, read = pointer.start_offset, []
     while offset < pointer.end_offset:
-        pieces = await reader.fetch(pointer, offset, 500, 5)
+        pieces = await fetched(reader, pointer, offset, 500, 5)
         read += [bytes(piece) for piece in pieces]
         offset = headers(pieces)[-1][1]
     assert b"".join(read) == b"".join(written)
-    assert await reader.fetch(pointer, offset, 500, 5) == []
+    assert await fetched(reader, pointer, offset, 500, 5) == []
     blocks = [key for name, key in store.calls if name == "get_range" and "segments/" in key]
     assert len(blocks) <= 7 + sum(1 for _ in written), "no block is read twice"
     await reader.close()
@@ -83,7 +92,7 @@ async def test_sequential_reading_gives_everything_once(writer: ArchiveWriter, s
 async def test_below_the_start_is_not_found(writer: ArchiveWriter, reader: ColdReader, make_batches: Batches) -> None:
     pointer, _ = await write_history(writer, make_batches, 1)
     with pytest.raises(NotFound):
-        await reader.fetch(pointer, 4, 100, 5)
+        await fetched(reader, pointer, 4, 100, 5)
 
 
 async def test_a_lookup_costs_two_reads_then_footer_and_block(
@@ -91,7 +100,7 @@ async def test_a_lookup_costs_two_reads_then_footer_and_block(
 ) -> None:
     pointer, _ = await write_history(writer, make_batches, 20)
     store.calls.clear()
-    await reader.fetch(pointer, pointer.start_offset, 1, 5)
+    await fetched(reader, pointer, pointer.start_offset, 1, 5)
     assert [name for name, _ in store.calls] == ["get", "get", "get_range", "get_range"]
 
 
@@ -99,9 +108,9 @@ async def test_equal_requests_share_one_read(
     writer: ArchiveWriter, reader: ColdReader, store: Store, make_batches: Batches
 ) -> None:
     pointer, _ = await write_history(writer, make_batches, 1)
-    await reader.fetch(pointer, pointer.end_offset - 1, 1, 5)
+    await fetched(reader, pointer, pointer.end_offset - 1, 1, 5)
     store.calls.clear()
-    results = await asyncio.gather(*(reader.fetch(pointer, 5, 1, 5) for _ in range(10)))
+    results = await asyncio.gather(*(fetched(reader, pointer, 5, 1, 5) for _ in range(10)))
     assert len({bytes(pieces[0]) for pieces in results}) == 1
     assert store.count("get_range") == 1
 
@@ -112,10 +121,10 @@ async def test_hits_and_loads_are_counted(
     pointer, _ = await write_history(writer, make_batches, 1)
     (counted,) = reader.metrics()
     assert isinstance(counted, ColdReadMetrics)
-    await reader.fetch(pointer, 5, 1, 5)
+    await fetched(reader, pointer, 5, 1, 5)
     assert (counted.memory_hits, counted.blocks_loaded, sum(counted.load_seconds.counts)) == (0, 1, 1)
     for _ in range(3):
-        await reader.fetch(pointer, 5, 1, 5)
+        await fetched(reader, pointer, 5, 1, 5)
     (again,) = reader.metrics()
     assert again is counted
     assert (counted.memory_hits, counted.blocks_loaded) == (3, 1)
@@ -128,7 +137,7 @@ async def test_reads_of_different_offsets_share_the_loads_of_what_leads_there(
     pointer, _ = await write_history(writer, make_batches, 20)
     store.calls.clear()
     store.gate = asyncio.Event()
-    reading = [asyncio.ensure_future(reader.fetch(pointer, offset, 1, 5)) for offset in range(5, 15)]
+    reading = [asyncio.ensure_future(fetched(reader, pointer, offset, 1, 5)) for offset in range(5, 15)]
     await store.entered.wait()
     store.gate.set()
     await asyncio.gather(*reading)
@@ -140,13 +149,13 @@ async def test_what_was_waited_for_in_vain_is_there_for_the_retry(
     writer: ArchiveWriter, reader: ColdReader, store: Store, make_batches: Batches
 ) -> None:
     pointer, written = await write_history(writer, make_batches, 1)
-    await reader.fetch(pointer, pointer.end_offset - 1, 1, 5)
+    await fetched(reader, pointer, pointer.end_offset - 1, 1, 5)
     store.calls.clear()
     store.gate = asyncio.Event()
     with pytest.raises(Unavailable):
-        await reader.fetch(pointer, 5, 1, 0.01)
+        await fetched(reader, pointer, 5, 1, 0.01)
     store.gate.set()
-    assert bytes((await reader.fetch(pointer, 5, 1, 5))[0]) == written[0]
+    assert bytes((await fetched(reader, pointer, 5, 1, 5))[0]) == written[0]
     assert store.count("get_range") == 1
 
 
@@ -154,17 +163,17 @@ async def test_a_cancelled_fetch_stops_its_read(
     writer: ArchiveWriter, reader: ColdReader, store: Store, make_batches: Batches
 ) -> None:
     pointer, _ = await write_history(writer, make_batches, 1)
-    await reader.fetch(pointer, pointer.end_offset - 1, 1, 5)
+    await fetched(reader, pointer, pointer.end_offset - 1, 1, 5)
     store.gate = asyncio.Event()
     store.entered.clear()
-    fetch = asyncio.ensure_future(reader.fetch(pointer, 5, 1, 5))
+    fetch = asyncio.ensure_future(fetched(reader, pointer, 5, 1, 5))
     await store.entered.wait()
     fetch.cancel()
     with pytest.raises(asyncio.CancelledError):
         await fetch
     store.calls.clear()
     store.gate.set()
-    await reader.fetch(pointer, 5, 1, 5)
+    await fetched(reader, pointer, 5, 1, 5)
     assert store.count("get_range") == 1, "the cancelled read left nothing in the cache"
 
 
@@ -179,8 +188,8 @@ async def test_a_flipped_byte_is_reported_with_its_place_and_never_returned(
     content[block.position + 70] ^= 0x20
     path.write_bytes(content)
     with pytest.raises(Corrupt, match=f"{entry.key}, block 1 .offsets {block.base_offset}..{block.last_offset}"):
-        await reader.fetch(pointer, block.base_offset, 1, 5)
-    assert headers(await reader.fetch(pointer, 0, 1, 5))[0][0] == 0
+        await fetched(reader, pointer, block.base_offset, 1, 5)
+    assert headers(await fetched(reader, pointer, 0, 1, 5))[0][0] == 0
 
 
 async def test_a_missing_segment_is_corruption_not_the_end(
@@ -189,7 +198,7 @@ async def test_a_missing_segment_is_corruption_not_the_end(
     pointer, entry = await writer.append(0, make_batches(0, [3]))
     (store_directory / entry.key).unlink()
     with pytest.raises(Corrupt, match="missing"):
-        await reader.fetch(pointer, 0, 1, 5)
+        await fetched(reader, pointer, 0, 1, 5)
 
 
 async def test_time_search_equals_a_scan_over_times_that_are_not_monotonic(
@@ -222,18 +231,18 @@ async def test_memory_is_bounded_and_disk_takes_what_leaves_it(
     settings = ColdReaderSettings(disk_bytes=MIB, read_ahead_blocks=0)
     files = SystemFiles(tmp_path / "cache")
     reader = ColdReader(store, settings, SystemClock(), memory_bytes=4_000, files=files, background=background)
-    assert b"".join(await reader.fetch(pointer, 5, MIB, 5)) == b"".join(written)
+    assert b"".join(await fetched(reader, pointer, 5, MIB, 5)) == b"".join(written)
     await reader.close()
     assert files.list("blocks")
     for name in files.list("blocks"):
         (tmp_path / "cache/blocks" / name).write_bytes(b"spoiled")
-    assert b"".join(await reader.fetch(pointer, 5, MIB, 5)) == b"".join(written), "a spoiled cache is a miss"
+    assert b"".join(await fetched(reader, pointer, 5, MIB, 5)) == b"".join(written), "a spoiled cache is a miss"
     await reader.close()
 
 
 async def test_records_read_cold_are_those_written(writer: ArchiveWriter, reader: ColdReader, make_batches: Batches) -> None:
     pointer, _ = await writer.append(1, make_batches(0, [2, 2]))
-    pieces = await reader.fetch(pointer, 0, MIB, 5)
+    pieces = await fetched(reader, pointer, 0, MIB, 5)
     offsets = [
         record.offset
         for piece in pieces
@@ -266,6 +275,6 @@ async def test_large_footers_and_pages_are_parsed_beside_the_event_loop(
         monkeypatch.setattr(stepwise, "AT_ONCE_BYTES", at_once_bytes)
         counting = CountingBackground(background)
         reader = ColdReader(store, ColdReaderSettings(read_ahead_blocks=0), SystemClock(), background=counting)
-        assert b"".join(await reader.fetch(pointer, 5, MIB, 5)) == b"".join(written)
+        assert b"".join(await fetched(reader, pointer, 5, MIB, 5)) == b"".join(written)
         assert bool(counting.calls) is goes_aside
         await reader.close()

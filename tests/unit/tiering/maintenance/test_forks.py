@@ -160,7 +160,8 @@ async def test_a_decision_keeps_one_line_and_deletes_the_other_after_the_grace_p
     await committed(cluster, make_batches, end)
     assert both <= files_in(store_directory), "nothing is deleted before the grace period has passed"
     reader = ColdReader(cluster.store, ColdReaderSettings(), SystemClock())
-    assert b"".join(await reader.fetch(cluster.pointer(), 0, 10**6, 10)) == b"".join(make_batches(0, [3] * (end // 3 + 1)))
+    found = await reader.fetch(cluster.pointer(), 0, 10**6, 10)
+    assert b"".join(found.batches) == b"".join(make_batches(0, [3] * (end // 3 + 1)))
     await reader.close()
     assert (await cold_end(cluster)) == end + 3, "readers without metadata see the kept line"
     await worker.close()

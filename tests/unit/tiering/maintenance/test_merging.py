@@ -100,7 +100,7 @@ async def test_the_worker_merges_and_nothing_changes_for_readers(
         (entry.key, Reason.MERGED, entry.object_bytes) for entry in before
     ]
     reader = ColdReader(cluster.store, ColdReaderSettings(), SystemClock())
-    assert b"".join(await reader.fetch(pointer, 0, 10**6, 10)) == b"".join(written)
+    assert b"".join((await reader.fetch(pointer, 0, 10**6, 10)).batches) == b"".join(written)
     assert await reader.leader_epochs(pointer) == [(base, base) for base in range(0, FAN_IN * 2, 2)]
     await reader.close()
     assert (await Verifier(cluster.store, background).partition("flights", pointer)).findings == ()

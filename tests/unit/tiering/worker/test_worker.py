@@ -63,7 +63,7 @@ async def cold_footer(cluster: Cluster, partition: int = 0) -> SegmentFooter:
 async def read_cold(cluster: Cluster, partition: int = 0) -> bytes:
     reader = ColdReader(cluster.store, ColdReaderSettings(), SystemClock())
     pointer = cluster.pointer(partition)
-    pieces = await reader.fetch(pointer, pointer.start_offset, 2**30, 10)
+    pieces = (await reader.fetch(pointer, pointer.start_offset, 2**30, 10)).batches
     await reader.close()
     return b"".join(pieces)
 

@@ -1,0 +1,30 @@
+"""Neighbouring record batches as one read gives them, with what is known of them, so that nobody parses their headers again."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from stratalog_core.ports import Buffer
+
+
+class BatchRun(NamedTuple):
+    """Whole batches in order, the base offset of each, and the offset after the last one. May be empty."""
+
+    batches: Sequence[Buffer]
+    base_offsets: array[int]
+    end_offset: int
+
+    def below(self, end_offset: int) -> BatchRun:
+        """The batches that begin below ``end_offset``."""
+        stop = bisect_left(self.base_offsets, end_offset)
+        if stop == len(self.base_offsets):
+            return self
+        return BatchRun(self.batches[:stop], self.base_offsets[:stop], self.base_offsets[stop])
+
+
+def empty_run(offset: int) -> BatchRun:
+    """No batches, at ``offset``."""
+    return BatchRun([], array("q"), offset)
