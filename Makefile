@@ -80,9 +80,10 @@ bench: .venv/.test  ## measure against Apache Kafka in turns; PROFILE=quick|grid
 		$(if $(RUN),--run $(RUN)) $(if $(ROUNDS),--rounds $(ROUNDS))
 
 .PHONY: reference
-reference: .venv/.test  ## write the generated pages of docs/reference/
+reference: .venv/.test  ## write the generated pages of docs/: reference, index of decisions
 	$(BIN)/python -m stratalog.reference docs/reference
 	PYTHONPATH=tests $(BIN)/python -m integration.kafka_tools > docs/reference/kafka-tools.md
+	PYTHONPATH=tests $(BIN)/python -m decision_index
 
 .PHONY: site
 site: .venv/.test  ## build docs/ as a site into site/

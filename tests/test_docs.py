@@ -12,6 +12,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 import click
+import decision_index
 import pytest
 
 from stratalog.app import stratalog
@@ -187,3 +188,14 @@ def test_the_tour_names_each_function_once_and_all_exist() -> None:
     }
     assert [each for each in named if each not in found] == []
     assert len(named) == len(set(named)) > 30
+
+
+def test_decisions_are_numbered_without_gaps_and_indexed() -> None:
+    decisions = decision_index.read_decisions()
+    assert (
+        [each.number for each in decisions] == [int(each.file[:4]) for each in decisions] == list(range(1, len(decisions) + 1))
+    )
+    assert (decision_index.DECISIONS / "index.md").read_text() == decision_index.decisions_page(decisions), (
+        "run: make reference"
+    )
+    assert (decision_index.NOTES / "index.md").read_text() == decision_index.notes_page(), "run: make reference"

@@ -364,7 +364,7 @@ class PartitionCore:
     def validate_state(self) -> None:
         """Assert what always holds, in constant time. Called before the high watermark moves and at each end of a ledger.
 
-        0.15 µs, of some 30 µs that a broker spends on a batch (ADR 0264).
+        0.15 µs, of some 30 µs that a broker spends on a batch (ADR 95).
         """
         high_watermark = self.high_watermark
         unconfirmed = self.pending or self.queue

@@ -5,7 +5,7 @@ assumes, who counts from when the renewal was sent. A new leader grants every se
 
 Sessions with a grace (``grace_s``) may end earlier: if the connection of the last renewal breaks, as it does at once when a
 process is killed, the session is suspect and ends after its grace unless a renewal arrives over any connection. Its holder may
-still run (docs/adr/0115-a-broken-connection-ends-a-session-early.md). If all sessions with a grace are suspect at once, none
+still run (docs/adr/0039-a-broken-connection-ends-a-session-early.md). If all sessions with a grace are suspect at once, none
 ends early: the leader's own network has probably failed, and there would be no broker to take over.
 """
 

@@ -1,4 +1,4 @@
-"""Detects that a partition's committed history in the store is not the one that metadata knows. See ADR 236.
+"""Detects that a partition's committed history in the store is not the one that metadata knows. See ADR 84.
 
 A commit marker is written only after its commit is certain. A marker above metadata's version, another marker of the same
 version, or two markers of one earlier version prove that metadata was restored from an old copy or created anew, and that the

@@ -1,4 +1,4 @@
-"""Carries out an operator's decision on which line of a forked history to keep. See ADR 239.
+"""Carries out an operator's decision on which line of a forked history to keep. See ADR 87.
 
 The next manifest version continues the kept line and is newer than any version in the store. Every object that it does not
 refer to becomes a removed object with the current time, so nothing is deleted before one grace period has passed. A decision

@@ -2,7 +2,7 @@
 
 Without the store nothing becomes cold, and the bookies would fill up without bound. A sealed ledger is removed only if every
 record in it, and every older one, is past the topic's own retention (``core/retention.py``); nothing younger is removed. The
-log's start moves to the end of the removed ledgers in the same command. See ADR 242.
+log's start moves to the end of the removed ledgers in the same command. See ADR 90.
 """
 
 from __future__ import annotations
