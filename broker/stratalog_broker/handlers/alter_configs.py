@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from stratalog_broker.admin.config_changes import ConfigChanges, stored_name
 from stratalog_broker.admin.topics import EditConfigs
+from stratalog_broker.requests.access import Access, Operation, Resource
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
 
@@ -35,4 +36,6 @@ def _replacement(resource: Any) -> EditConfigs:
     return edit
 
 
-API: Final = HandlerInfo(key=33, min_version=0, max_version=2, handle=handle)
+API: Final = HandlerInfo(
+    key=33, min_version=0, max_version=2, handle=handle, access=Access(Operation.ALTER_CONFIGS, Resource.TOPIC)
+)

@@ -1,7 +1,7 @@
 """ApiVersions (key 18), versions 0–4: exactly what the handler table serves.
 
 A version that is not known is answered in version 0 with UNSUPPORTED_VERSION and the table, so that the client can choose
-(KIP-511); ``network/dispatch.py`` does that with ``encode_fallback``. No features are finalized: transactions and the newer
+(KIP-511); ``network/admission.py`` does that with ``encode_fallback``. No features are finalized: transactions and the newer
 group protocols are not served yet.
 """
 
@@ -38,4 +38,4 @@ def _response(apis: ServedApis, version: int, code: ErrorCode) -> Any:
     return new("ApiVersionsResponse", error_code=code, api_keys=keys)
 
 
-API: Final = HandlerInfo(key=_KEY, min_version=0, max_version=4, handle=handle)
+API: Final = HandlerInfo(key=_KEY, min_version=0, max_version=4, handle=handle, access=None)

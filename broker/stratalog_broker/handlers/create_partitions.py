@@ -15,6 +15,7 @@ from stratalog_broker.admin.topics import PARTITIONS_MAX, TopicCommands
 from stratalog_broker.configs.settings import BrokerSettings
 from stratalog_broker.protocol.durations import request_timeout_s
 from stratalog_broker.protocol.errors import KafkaError, error_code_of
+from stratalog_broker.requests.access import Access, Operation, Resource
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
 from stratalog_core.errors import StratalogError
@@ -76,4 +77,4 @@ def _assigned(view: MetadataView, wish: Any) -> tuple[tuple[int, ...], ...]:
     return assigned
 
 
-API: Final = HandlerInfo(key=37, min_version=0, max_version=3, handle=handle)
+API: Final = HandlerInfo(key=37, min_version=0, max_version=3, handle=handle, access=Access(Operation.ALTER, Resource.TOPIC))

@@ -20,6 +20,7 @@ from stratalog_broker.admin.topics import BROKER_DEFAULT, PARTITIONS_MAX, NewTop
 from stratalog_broker.configs.settings import BrokerSettings
 from stratalog_broker.protocol.durations import request_timeout_s
 from stratalog_broker.protocol.errors import KafkaError, error_code_of
+from stratalog_broker.requests.access import Access, Operation, Resource
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
 from stratalog_core.errors import StratalogError
@@ -130,4 +131,4 @@ def _refused(context: RequestContext, name: str, error: ErrorCode, message: str)
     )  # fmt: skip
 
 
-API: Final = HandlerInfo(key=19, min_version=2, max_version=7, handle=handle)
+API: Final = HandlerInfo(key=19, min_version=2, max_version=7, handle=handle, access=Access(Operation.CREATE, Resource.TOPIC))

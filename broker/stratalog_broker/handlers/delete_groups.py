@@ -8,6 +8,7 @@ from kio.schema.errors import ErrorCode
 
 from stratalog_broker.coordination.groups.service import GroupService
 from stratalog_broker.protocol.errors import KafkaError
+from stratalog_broker.requests.access import Access, Operation, Resource
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
 
@@ -27,4 +28,4 @@ async def _delete(groups: GroupService, group_id: str) -> ErrorCode:
         return refused.code
 
 
-API: Final = HandlerInfo(key=42, min_version=0, max_version=2, handle=handle)
+API: Final = HandlerInfo(key=42, min_version=0, max_version=2, handle=handle, access=Access(Operation.DELETE, Resource.GROUP))

@@ -14,6 +14,7 @@ from stratalog_broker.partitions.log import PartitionLog
 from stratalog_broker.partitions.ownership import Partitions
 from stratalog_broker.protocol.durations import request_timeout_s
 from stratalog_broker.protocol.errors import KafkaError, error_code_of
+from stratalog_broker.requests.access import Access, Operation, Resource
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
 from stratalog_core.errors import Conflict, StratalogError
@@ -83,4 +84,4 @@ async def _raise_start(metadata: MetadataClient, log: PartitionLog, offset: int,
     raise KafkaError(ErrorCode.request_timed_out)
 
 
-API: Final = HandlerInfo(key=21, min_version=0, max_version=2, handle=handle)
+API: Final = HandlerInfo(key=21, min_version=0, max_version=2, handle=handle, access=Access(Operation.DELETE, Resource.TOPIC))

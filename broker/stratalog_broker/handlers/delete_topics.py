@@ -15,6 +15,7 @@ from stratalog_broker.coordination.group_topics import topic_by_id
 from stratalog_broker.partitions.ownership import Partitions
 from stratalog_broker.protocol.durations import request_timeout_s
 from stratalog_broker.protocol.errors import KafkaError, error_code_of
+from stratalog_broker.requests.access import Access, Operation, Resource
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
 from stratalog_core.errors import StratalogError
@@ -59,4 +60,4 @@ def _name_of(partitions: Partitions, topic_id: Any) -> str:
     return topic.name
 
 
-API: Final = HandlerInfo(key=20, min_version=1, max_version=6, handle=handle)
+API: Final = HandlerInfo(key=20, min_version=1, max_version=6, handle=handle, access=Access(Operation.DELETE, Resource.TOPIC))

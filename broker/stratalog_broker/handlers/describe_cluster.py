@@ -12,6 +12,7 @@ from typing import Any, Final
 from kio.schema.errors import ErrorCode
 
 from stratalog_broker.cluster.advertised_brokers import AdvertisedBrokers
+from stratalog_broker.requests.access import Access, Operation, Resource
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
 from stratalog_metadata.client.api import MetadataView
@@ -44,4 +45,6 @@ def _row(context: RequestContext, broker: Broker) -> Any:
     )  # fmt: skip
 
 
-API: Final = HandlerInfo(key=60, min_version=0, max_version=2, handle=handle)
+API: Final = HandlerInfo(
+    key=60, min_version=0, max_version=2, handle=handle, access=Access(Operation.DESCRIBE, Resource.CLUSTER)
+)

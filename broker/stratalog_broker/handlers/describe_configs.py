@@ -14,6 +14,7 @@ from stratalog_broker.admin.config_rows import ConfigRow, broker_config_rows, de
 from stratalog_broker.admin.topics import check_topic_name
 from stratalog_broker.configs.settings import BrokerSettings
 from stratalog_broker.protocol.errors import KafkaError
+from stratalog_broker.requests.access import Access, Operation, Resource
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
 from stratalog_metadata.client.api import MetadataView
@@ -90,4 +91,6 @@ def _config(context: RequestContext, row: ConfigRow, *, synonyms: bool, document
     )  # fmt: skip
 
 
-API: Final = HandlerInfo(key=32, min_version=1, max_version=4, handle=handle)
+API: Final = HandlerInfo(
+    key=32, min_version=1, max_version=4, handle=handle, access=Access(Operation.DESCRIBE_CONFIGS, Resource.TOPIC)
+)

@@ -11,6 +11,7 @@ from stratalog_broker.coordination.groups.group import Group
 from stratalog_broker.coordination.groups.rebalance import GroupState
 from stratalog_broker.coordination.groups.service import GroupService
 from stratalog_broker.protocol.errors import KafkaError
+from stratalog_broker.requests.access import Access, Operation, Resource
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
 
@@ -79,4 +80,4 @@ def _row(
     )  # fmt: skip
 
 
-API: Final = HandlerInfo(key=15, min_version=0, max_version=6, handle=handle)
+API: Final = HandlerInfo(key=15, min_version=0, max_version=6, handle=handle, access=Access(Operation.DESCRIBE, Resource.GROUP))

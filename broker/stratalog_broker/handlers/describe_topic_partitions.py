@@ -12,6 +12,7 @@ from kio.schema.errors import ErrorCode
 
 from stratalog_broker.cluster.replicas import Replicas
 from stratalog_broker.protocol.metadata import PartitionState
+from stratalog_broker.requests.access import Access, Operation, Resource
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
 from stratalog_metadata.client.api import MetadataView
@@ -76,4 +77,4 @@ def _partition(context: RequestContext, index: int, state: PartitionState) -> An
     )  # fmt: skip
 
 
-API: Final = HandlerInfo(key=75, min_version=0, max_version=0, handle=handle)
+API: Final = HandlerInfo(key=75, min_version=0, max_version=0, handle=handle, access=Access(Operation.DESCRIBE, Resource.TOPIC))

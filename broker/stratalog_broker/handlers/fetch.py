@@ -34,6 +34,7 @@ from stratalog_broker.reads.fetch_sessions import (
     SessionRefused,
 )
 from stratalog_broker.reads.pending_reads import NOTHING, Batches, PendingReads
+from stratalog_broker.requests.access import Access, Operation, Resource
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo, Waiting
 from stratalog_broker.requests.unsent_responses import UnsentResponses
@@ -387,4 +388,6 @@ class FetchCall:
         return list(topics.items())
 
 
-API: Final = HandlerInfo(key=_KEY, min_version=4, max_version=18, handle_raw=FetchHandler)
+API: Final = HandlerInfo(
+    key=_KEY, min_version=4, max_version=18, handle_raw=FetchHandler, access=Access(Operation.READ, Resource.TOPIC)
+)

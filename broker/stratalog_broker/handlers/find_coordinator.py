@@ -12,6 +12,7 @@ from kio.schema.errors import ErrorCode
 
 from stratalog_broker.coordination.groups.service import GroupService
 from stratalog_broker.protocol.errors import KafkaError
+from stratalog_broker.requests.access import Access, Operation, Resource
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
 from stratalog_core.errors import StratalogError
@@ -47,4 +48,4 @@ def _fields(error: ErrorCode, message: str | None, node_id: int = -1, host: str 
     return {"error_code": error, "error_message": message, "node_id": node_id, "host": host, "port": port}
 
 
-API: Final = HandlerInfo(key=10, min_version=0, max_version=6, handle=handle)
+API: Final = HandlerInfo(key=10, min_version=0, max_version=6, handle=handle, access=Access(Operation.DESCRIBE, Resource.GROUP))

@@ -12,6 +12,7 @@ from kio.schema.errors import ErrorCode
 
 from stratalog_broker.coordination.groups.service import GroupService
 from stratalog_broker.protocol.errors import KafkaError
+from stratalog_broker.requests.access import Access, Operation, Resource
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
 
@@ -26,4 +27,4 @@ async def handle(context: RequestContext, request: Any, *, groups: GroupService)
     return context.new("HeartbeatResponse", error_code=error)
 
 
-API: Final = HandlerInfo(key=12, min_version=0, max_version=4, handle=handle)
+API: Final = HandlerInfo(key=12, min_version=0, max_version=4, handle=handle, access=Access(Operation.READ, Resource.GROUP))

@@ -14,6 +14,7 @@ from stratalog_broker.admin.topics import EditConfigs
 from stratalog_broker.configs.config_keys import ConfigKind, elements
 from stratalog_broker.configs.topic_configs import topic_config_key
 from stratalog_broker.protocol.errors import KafkaError
+from stratalog_broker.requests.access import Access, Operation, Resource
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
 from stratalog_core.errors import Invalid
@@ -68,4 +69,6 @@ def _edited_list(configs: Mapping[str, str], name: str, operation: int, value: s
     return ",".join(part for part in present if part not in given)
 
 
-API: Final = HandlerInfo(key=44, min_version=0, max_version=1, handle=handle)
+API: Final = HandlerInfo(
+    key=44, min_version=0, max_version=1, handle=handle, access=Access(Operation.ALTER_CONFIGS, Resource.TOPIC)
+)

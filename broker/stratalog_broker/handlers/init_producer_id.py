@@ -13,6 +13,7 @@ from kio.schema.errors import ErrorCode
 
 from stratalog_broker.cluster.producer_ids import ProducerIds
 from stratalog_broker.protocol.errors import error_code_of
+from stratalog_broker.requests.access import Access, Operation, Resource
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
 from stratalog_core.errors import Retriable, StratalogError
@@ -37,4 +38,6 @@ def _refused(context: RequestContext, code: ErrorCode) -> Any:
     return context.new("InitProducerIdResponse", error_code=code, producer_id=-1, producer_epoch=-1)
 
 
-API: Final = HandlerInfo(key=_KEY, min_version=0, max_version=5, handle=handle)
+API: Final = HandlerInfo(
+    key=_KEY, min_version=0, max_version=5, handle=handle, access=Access(Operation.IDEMPOTENT_WRITE, Resource.CLUSTER)
+)

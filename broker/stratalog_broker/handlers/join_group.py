@@ -13,6 +13,7 @@ from stratalog_broker.coordination.groups.messages import JoinAnswer, JoinReques
 from stratalog_broker.coordination.groups.service import GroupService
 from stratalog_broker.protocol.durations import milliseconds
 from stratalog_broker.protocol.errors import KafkaError
+from stratalog_broker.requests.access import Access, Operation, Resource
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
 from stratalog_core.ports import Random
@@ -75,4 +76,4 @@ def _response(context: RequestContext, answer: JoinAnswer) -> Any:
     )  # fmt: skip
 
 
-API: Final = HandlerInfo(key=11, min_version=0, max_version=9, handle=handle)
+API: Final = HandlerInfo(key=11, min_version=0, max_version=9, handle=handle, access=Access(Operation.READ, Resource.GROUP))

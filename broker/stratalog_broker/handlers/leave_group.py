@@ -9,6 +9,7 @@ from kio.schema.errors import ErrorCode
 from stratalog_broker.coordination.groups.messages import LeavingMember
 from stratalog_broker.coordination.groups.service import GroupService
 from stratalog_broker.protocol.errors import KafkaError
+from stratalog_broker.requests.access import Access, Operation, Resource
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
 
@@ -35,4 +36,4 @@ def _leaving(context: RequestContext, request: Any) -> list[LeavingMember]:
     return [LeavingMember(member_id=row.member_id, group_instance_id=row.group_instance_id) for row in request.members]
 
 
-API: Final = HandlerInfo(key=13, min_version=0, max_version=5, handle=handle)
+API: Final = HandlerInfo(key=13, min_version=0, max_version=5, handle=handle, access=Access(Operation.READ, Resource.GROUP))

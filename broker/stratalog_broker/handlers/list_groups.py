@@ -11,6 +11,7 @@ from kio.schema.errors import ErrorCode
 
 from stratalog_broker.coordination.groups.coordinator import GroupCoordinator
 from stratalog_broker.coordination.groups.service import GroupService
+from stratalog_broker.requests.access import Access, Operation, Resource
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
 
@@ -42,4 +43,6 @@ def _rows(context: RequestContext, coordinator: GroupCoordinator, states: set[st
     return rows
 
 
-API: Final = HandlerInfo(key=16, min_version=0, max_version=5, handle=handle)
+API: Final = HandlerInfo(
+    key=16, min_version=0, max_version=5, handle=handle, access=Access(Operation.DESCRIBE, Resource.CLUSTER)
+)

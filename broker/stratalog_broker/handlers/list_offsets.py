@@ -20,6 +20,7 @@ from stratalog_broker.protocol.errors import fetch_error_code_of
 from stratalog_broker.protocol.list_offsets import OffsetRow, encode_list_offsets
 from stratalog_broker.reads.log_reader import LogReader
 from stratalog_broker.reads.time_searches import Found, TimeSearches
+from stratalog_broker.requests.access import Access, Operation, Resource
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
 from stratalog_core.errors import StratalogError
@@ -124,4 +125,11 @@ def _named(reader: LogReader, log: PartitionLog, timestamp_ms: int) -> int:
     return max(cold_end, core.log_start_offset)
 
 
-API: Final = HandlerInfo(key=_KEY, min_version=1, max_version=11, handle=handle, ends_with_client=True)
+API: Final = HandlerInfo(
+    key=_KEY,
+    min_version=1,
+    max_version=11,
+    handle=handle,
+    ends_with_client=True,
+    access=Access(Operation.DESCRIBE, Resource.TOPIC),
+)

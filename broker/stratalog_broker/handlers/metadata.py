@@ -21,6 +21,7 @@ from stratalog_broker.configs.settings import BrokerSettings
 from stratalog_broker.partitions.ownership import Partitions
 from stratalog_broker.protocol.errors import KafkaError, error_code_of
 from stratalog_broker.protocol.metadata import encode_metadata, encode_topic
+from stratalog_broker.requests.access import Access, Operation, Resource
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
 from stratalog_core.errors import StratalogError
@@ -151,4 +152,6 @@ def _name_may_be_null(context: RequestContext) -> bool:
     return context.api_version >= 12
 
 
-API: Final = HandlerInfo(key=_KEY, min_version=0, max_version=13, handle=MetadataHandler)
+API: Final = HandlerInfo(
+    key=_KEY, min_version=0, max_version=13, handle=MetadataHandler, access=Access(Operation.DESCRIBE, Resource.TOPIC)
+)

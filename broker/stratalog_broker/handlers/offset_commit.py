@@ -16,6 +16,7 @@ from stratalog_broker.coordination.groups.service import GroupService
 from stratalog_broker.partitions.ownership import Partitions
 from stratalog_broker.protocol.errors import KafkaError
 from stratalog_broker.protocol.offset_commit import CommittedTopic, encode_offset_commit
+from stratalog_broker.requests.access import Access, Operation, Resource
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
 from stratalog_metadata.client.api import MetadataView
@@ -62,4 +63,4 @@ def _response(context: RequestContext, request: Any, topics: list[TopicName], er
     return encode_offset_commit(context.api_version, answers)
 
 
-API: Final = HandlerInfo(key=8, min_version=2, max_version=10, handle=handle)
+API: Final = HandlerInfo(key=8, min_version=2, max_version=10, handle=handle, access=Access(Operation.READ, Resource.GROUP))

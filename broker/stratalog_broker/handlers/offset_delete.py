@@ -9,6 +9,7 @@ from kio.schema.errors import ErrorCode
 
 from stratalog_broker.coordination.groups.service import GroupService
 from stratalog_broker.protocol.errors import KafkaError
+from stratalog_broker.requests.access import Access, Operation, Resource
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
 
@@ -39,4 +40,4 @@ def _topics(context: RequestContext, request: Any, errors: Iterator[ErrorCode]) 
     )
 
 
-API: Final = HandlerInfo(key=47, min_version=0, max_version=0, handle=handle)
+API: Final = HandlerInfo(key=47, min_version=0, max_version=0, handle=handle, access=Access(Operation.DELETE, Resource.GROUP))

@@ -19,6 +19,7 @@ from stratalog_broker.coordination.groups.store import TopicPartitionName
 from stratalog_broker.partitions.ownership import Partitions
 from stratalog_broker.protocol.errors import KafkaError
 from stratalog_broker.protocol.offset_fetch import CommittedRow, FetchedGroup, FetchedTopic, encode_offset_fetch
+from stratalog_broker.requests.access import Access, Operation, Resource
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
 from stratalog_metadata.client.api import MetadataView
@@ -119,4 +120,4 @@ def _id_of(view: MetadataView, name: str) -> UUID | None:
     return topic.topic_id if topic is not None else None
 
 
-API: Final = HandlerInfo(key=9, min_version=1, max_version=10, handle=handle)
+API: Final = HandlerInfo(key=9, min_version=1, max_version=10, handle=handle, access=Access(Operation.DESCRIBE, Resource.GROUP))

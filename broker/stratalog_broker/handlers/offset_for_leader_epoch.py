@@ -12,6 +12,7 @@ from kio.schema.errors import ErrorCode
 
 from stratalog_broker.partitions.leadership import leader_epoch_error, why_not_here
 from stratalog_broker.partitions.ownership import Partitions
+from stratalog_broker.requests.access import Access, Operation, Resource
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
 
@@ -42,4 +43,6 @@ def _end_of_epoch(context: RequestContext, partitions: Partitions, topic: str, w
     )
 
 
-API: Final = HandlerInfo(key=_KEY, min_version=2, max_version=4, handle=handle)
+API: Final = HandlerInfo(
+    key=_KEY, min_version=2, max_version=4, handle=handle, access=Access(Operation.DESCRIBE, Resource.TOPIC)
+)

@@ -33,6 +33,7 @@ from stratalog_broker.protocol.produce import (
     encode_response,
     parse_request,
 )
+from stratalog_broker.requests.access import Access, Operation, Resource
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.deadlines import Deadlines
 from stratalog_broker.requests.handler_info import HandlerInfo
@@ -246,4 +247,11 @@ def _finish_unanswered(context: RequestContext, produce: PendingProduce) -> None
     context.respond(())
 
 
-API: Final = HandlerInfo(key=_KEY, min_version=3, max_version=13, handle_raw=ProduceHandler, advertised_min_version=0)
+API: Final = HandlerInfo(
+    key=_KEY,
+    min_version=3,
+    max_version=13,
+    handle_raw=ProduceHandler,
+    advertised_min_version=0,
+    access=Access(Operation.WRITE, Resource.TOPIC),
+)

@@ -7,6 +7,7 @@ from typing import Any, Final
 from stratalog_broker.coordination.groups.messages import SyncAnswer, SyncRequest
 from stratalog_broker.coordination.groups.service import GroupService
 from stratalog_broker.protocol.errors import KafkaError
+from stratalog_broker.requests.access import Access, Operation, Resource
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
 
@@ -35,4 +36,4 @@ async def handle(context: RequestContext, request: Any, *, groups: GroupService)
     )  # fmt: skip
 
 
-API: Final = HandlerInfo(key=14, min_version=0, max_version=5, handle=handle)
+API: Final = HandlerInfo(key=14, min_version=0, max_version=5, handle=handle, access=Access(Operation.READ, Resource.GROUP))

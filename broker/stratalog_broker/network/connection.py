@@ -19,11 +19,12 @@ from collections.abc import Sequence
 from typing import Final, cast
 
 from stratalog_broker.configs.memory import DECODED_BYTES_MAX, DECODED_FACTOR, REQUEST_BYTES
-from stratalog_broker.network.dispatch import dispatch_raw, find_handler, run_handler
+from stratalog_broker.network.dispatch import dispatch_raw, run_handler
 from stratalog_broker.network.registry import ConnectionRegistry
 from stratalog_broker.protocol.frame import LENGTH_BYTES, parse_head
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo, Waiting
+from stratalog_broker.requests.principal import Principal
 from stratalog_core.errors import Corrupt
 from stratalog_core.memory.receive_buffers import announced_memory
 from stratalog_core.memory.retained import retained_bytes
@@ -42,6 +43,8 @@ class ClientConnection(asyncio.BufferedProtocol):
     def __init__(self, registry: ConnectionRegistry, listener: str) -> None:
         self.listener = listener
         self._registry = registry
+        self._admission = registry.admission
+        self.principal: Principal | None = None
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._rest = b""
@@ -58,6 +61,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._retained = 0
         self._is_paused = False
         self._is_stalled = False
+        self._muted: asyncio.TimerHandle | None = None
         self._is_writing_paused = False
         self.client_host = ""
         self._frames = 0
@@ -69,6 +73,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._transport.set_write_buffer_limits(high=_WRITE_HIGH_BYTES)
         peer = transport.get_extra_info("peername")
         self.client_host = str(peer[0]) if isinstance(peer, tuple) else ""
+        self.principal = self._admission.principal_of(self.listener, self.client_host)
         if not self._registry.opened(self):
             self._transport.abort()
 
@@ -169,9 +174,11 @@ class ClientConnection(asyncio.BufferedProtocol):
             arrived_at_s=self._registry.clock.monotonic(),
         )
         self._order.append(context)
-        info = find_handler(self._registry.apis, context)
+        info = self._admission.admit(context)
         if info is None:
             return
+        if context.throttle_ms:
+            self._mute(context.throttle_ms / 1000)
         body = frame[head.body_start :]
         if info.key == PRODUCE_KEY:
             dispatch_raw(info, context, body)
@@ -268,7 +275,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         too_many = len(self._order) >= registry.connection_requests_max
         # A frame that has begun is charged already, and only its end makes room.
         has_no_room = self._is_stalled or (registry.is_full and self._frame is None)
-        wanted = too_many or self._is_writing_paused or has_no_room or registry.is_draining
+        wanted = too_many or self._is_writing_paused or has_no_room or registry.is_draining or self._muted is not None
         if wanted == self._is_paused or self._transport is None or self._transport.is_closing():
             return
         self._is_paused = wanted
@@ -276,6 +283,16 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._transport.pause_reading()
         else:
             self._transport.resume_reading()
+
+    def _mute(self, for_s: float) -> None:
+        """Stop reading for a while: the client is over its quota. What has been received is handled."""
+        if self._muted is not None:
+            self._muted.cancel()
+        self._muted = self._loop.call_later(for_s, self._unmute)
+
+    def _unmute(self) -> None:
+        self._muted = None
+        self.regulate()
 
     def drain(self) -> None:
         """Take no more requests."""
@@ -294,6 +311,8 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._registry.closed(self)
+        if self._muted is not None:
+            self._muted.cancel()
         if self._frame is not None:
             self._registry.discharge(len(self._frame) + REQUEST_BYTES)
             self._frame = None

@@ -1,33 +1,12 @@
-"""From a request's header to its handler, and from the handler's result to a response or a closed connection."""
+"""From an admitted request to its handler, and from the handler's result to a response or a closed connection."""
 
 from __future__ import annotations
 
-from typing import Final
-
-from stratalog_broker.handlers.api_versions import encode_fallback
 from stratalog_broker.protocol.entities import decode_request, encode_response
 from stratalog_broker.protocol.frame import response_head
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo, Waiting
-from stratalog_broker.requests.served_apis import ServedApis
 from stratalog_core.errors import Corrupt
-
-_API_VERSIONS_KEY: Final = 18
-
-
-def find_handler(apis: ServedApis, context: RequestContext) -> HandlerInfo | None:
-    """The handler for API and version; None if the request is finished: answered by the fallback, or refused."""
-    info = apis.by_key.get(context.api_key)
-    if info is not None and info.min_version <= context.api_version <= info.max_version:
-        return info
-    if context.api_key == _API_VERSIONS_KEY:
-        body = encode_fallback(apis)
-        context.respond((response_head(_API_VERSIONS_KEY, 0, context.correlation_id, len(body)), body))
-    else:
-        # There is no response format to say UNSUPPORTED_VERSION in; Kafka closes the connection too.
-        context.close_connection(f"API {context.api_key} version {context.api_version} is not served")
-        context.release()
-    return None
 
 
 def dispatch_raw(info: HandlerInfo, context: RequestContext, body: memoryview) -> Waiting | None:

@@ -11,7 +11,7 @@ from stratalog_broker.configs.memory import MemoryShares
 from stratalog_broker.configs.settings import BrokerSettings
 from stratalog_broker.handlers import HANDLERS
 from stratalog_broker.metrics import RequestMetrics
-from stratalog_broker.requests.served_apis import ServedApis
+from stratalog_broker.network.admission import Admission
 from stratalog_broker.requests.unsent_responses import UnsentResponses
 from stratalog_core.connections.silent_clients import Client, SilentClients
 from stratalog_core.ports import Clock
@@ -46,9 +46,9 @@ class ConnectionRegistry:
     """All connections, and what their requests and responses make the broker hold."""
 
     def __init__(
-        self, settings: BrokerSettings, shares: MemoryShares, clock: Clock, apis: ServedApis, responses: UnsentResponses
+        self, settings: BrokerSettings, shares: MemoryShares, clock: Clock, admission: Admission, responses: UnsentResponses
     ) -> None:
-        self.apis = apis
+        self.admission = admission
         self.frame_bytes_max = settings.frame_bytes_max
         self.connection_requests_max = settings.connection_requests_max
         self.responses = responses

@@ -24,6 +24,7 @@ from stratalog_broker.configs.settings import BrokerSettings
 from stratalog_broker.coordination.groups.service import GroupService
 from stratalog_broker.handlers import HANDLERS
 from stratalog_broker.metrics import BrokerMetrics, MemoryMetrics
+from stratalog_broker.network.admission import Admission
 from stratalog_broker.network.connection import ClientConnection
 from stratalog_broker.network.registry import ConnectionRegistry
 from stratalog_broker.partitions.handover import leave
@@ -32,6 +33,7 @@ from stratalog_broker.reads.fetch_sessions import FetchSessions
 from stratalog_broker.reads.log_reader import LogReader
 from stratalog_broker.reads.pending_reads import PendingReads
 from stratalog_broker.reads.time_searches import TimeSearches
+from stratalog_broker.requests.access import OPEN, AccessRules
 from stratalog_broker.requests.deadlines import Deadlines
 from stratalog_broker.requests.handler_info import Services
 from stratalog_broker.requests.served_apis import ServedApis
@@ -59,6 +61,7 @@ class BrokerServer:
         clock: Clock,
         random: Random,
         release_memory: Callable[[], object] = lambda: None,
+        rules: AccessRules = OPEN,
     ) -> None:
         """``release_memory`` returns free memory to the system; it is called when a peak is over, and must not block."""
         settings = within_memory(settings)
@@ -105,8 +108,8 @@ class BrokerServer:
             TopicCommands: self.topic_commands,
             UnsentResponses: responses,
         }
-        apis = ServedApis(HANDLERS.values(), services)
-        self.connections = ConnectionRegistry(settings, shares, clock, apis, responses)
+        self.apis = ServedApis(HANDLERS.values(), services)
+        self.connections = ConnectionRegistry(settings, shares, clock, Admission(self.apis, rules), responses)
         self._listeners = parse_listeners(settings.listen, "listen")
         if not self._listeners:
             raise Invalid("listen is empty; name at least one HOST:PORT")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any, Protocol
 
 from stratalog_broker.protocol.entities import ResponseFactory, response_factory
+from stratalog_broker.requests.principal import Principal
 from stratalog_core.ports import Buffer
 
 _log = logging.getLogger(__name__)
@@ -20,6 +22,9 @@ class Connection(Protocol):
 
     @property
     def listener(self) -> str: ...
+
+    @property
+    def principal(self) -> Principal | None: ...
 
     def respond(self, context: RequestContext, parts: Sequence[Buffer]) -> None:
         """Send a whole response (length and header included) when its turn comes; nothing for acks=0."""
@@ -49,6 +54,7 @@ class RequestContext:
         "correlation_id",
         "request_bytes",
         "response",
+        "throttle_ms",
     )
 
     def __init__(
@@ -70,6 +76,8 @@ class RequestContext:
         self.request_bytes = request_bytes
         self.response: Sequence[Buffer] | None = None
         """Set once it is answered, until its turn to be sent comes."""
+        self.throttle_ms = 0
+        """How long the client's connection is not read after this request; set at admission."""
         self._connection = connection
         self._holds = 1
 
@@ -83,8 +91,15 @@ class RequestContext:
         """Name of the listener by which the request came; brokers are named by their addresses for it."""
         return self._connection.listener
 
+    @property
+    def principal(self) -> Principal | None:
+        """The identity of the client; None if it has to authenticate first."""
+        return self._connection.principal
+
     def new(self, kind: str, /, **values: Any) -> Any:
         """``context.new("MetadataResponse", brokers=…)``: a response struct; fields unknown to the version are dropped."""
+        if self.throttle_ms:
+            values["throttle_time"] = timedelta(milliseconds=self.throttle_ms)
         return response_factory(self.api_key, self.api_version)(kind, **values)
 
     @property

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, get_type_hints
 
+from stratalog_broker.requests.access import Access
+
 Handle = Callable[..., Awaitable[Any]] | type[Any]
 """``(context, request entity) -> response entity (or its bytes)``, both of the context's version. What it raises closes the
 connection and is logged: expected failures are answered with error codes."""
@@ -40,6 +42,8 @@ class HandlerInfo:
     key: int
     min_version: int
     max_version: int
+    access: Access | None
+    """The permission that a client needs; None for what clients may ask before they have authenticated."""
     handle: Handle | None = None
     handle_raw: HandleRaw | None = None
     advertised_min_version: int | None = None

@@ -21,6 +21,7 @@ from stratalog_bookies.config import BookieSettings
 from stratalog_bookies.node.server import BookieServer
 from stratalog_broker.configs.settings import BrokerSettings
 from stratalog_broker.network.server import BrokerServer
+from stratalog_broker.requests.access import OPEN
 from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_core.search_pool import SearchPool
 from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
@@ -119,7 +120,9 @@ class MiniCluster:
             "lease_ms": 1000,
             "shutdown_ms": 2000,
         }
-        server = BrokerServer(BrokerSettings(**{**defaults, **changes}), metadata, ledgers, cold, searches, clock, random)
+        rules = changes.pop("rules", OPEN)
+        settings = BrokerSettings(**{**defaults, **changes})
+        server = BrokerServer(settings, metadata, ledgers, cold, searches, clock, random, rules=rules)
         await server.start()
         running = RunningBroker(server=server, metadata=metadata, ledgers=ledgers, stack=stack)
         self.brokers[broker_id] = running
@@ -143,7 +146,7 @@ class MiniCluster:
 async def run_cluster(
     path: Path, *, bookies: int = 1, brokers: int = 1, balance_interval_s: float = 10.0, **settings: Any
 ) -> AsyncIterator[MiniCluster]:
-    """Run a cluster; ``settings`` are fields of ``BrokerSettings`` for all brokers."""
+    """Run a cluster; ``settings`` are fields of ``BrokerSettings`` for all brokers, and ``rules``, their ``AccessRules``."""
     async with AsyncExitStack() as stack:
         transport = TcpTransport()
         stack.push_async_callback(transport.close)

@@ -20,6 +20,7 @@ from stratalog_broker.protocol.entities import encode_response as encode_entity
 from stratalog_broker.protocol.fetch_request import parse_request
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import Waiting
+from stratalog_broker.requests.principal import ANONYMOUS, Principal
 from stratalog_core.batches.batch_run import BatchRun
 from stratalog_core.errors import Unavailable
 from stratalog_core.ports import Buffer
@@ -38,6 +39,8 @@ class Connection:
         self.released_bytes = 0
         self.closed_for: list[str] = []
         self.is_over = asyncio.Event()
+
+    principal: Principal | None = ANONYMOUS
 
     def respond(self, context: RequestContext, parts: Sequence[Buffer]) -> None:
         self.answer = b"".join(parts)
@@ -67,7 +70,7 @@ def context_of(connection: Connection) -> RequestContext:
 
 
 def handler_of(cluster: MiniCluster) -> FetchHandler:
-    handle: Any = cluster.broker.connections.apis.by_key[1].handle_raw
+    handle: Any = cluster.broker.apis.by_key[1].handle_raw
     handler = handle.__self__
     assert isinstance(handler, FetchHandler)
     return handler

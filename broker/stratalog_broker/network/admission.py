@@ -1,0 +1,69 @@
+"""Admission of requests, the same for every API: authenticate, check the version, authorize, throttle.
+
+The handler follows, and then the measurement (``RequestMetrics``). Without rules (``OPEN``) each step but the version costs one
+attribute read. The principal is decided once per connection.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from stratalog_broker.handlers.api_versions import encode_fallback
+from stratalog_broker.protocol.frame import response_head
+from stratalog_broker.requests.access import Access, AccessRules
+from stratalog_broker.requests.context import RequestContext
+from stratalog_broker.requests.handler_info import HandlerInfo
+from stratalog_broker.requests.principal import ANONYMOUS, Principal
+from stratalog_broker.requests.served_apis import ServedApis
+
+_API_VERSIONS_KEY: Final = 18
+
+
+class Admission:
+    """One for the broker."""
+
+    def __init__(self, apis: ServedApis, rules: AccessRules) -> None:
+        self._apis = apis
+        self._by_key = apis.by_key
+        self._authorizer = rules.authorizer
+        self._quotas = rules.quotas
+        self._authenticator = rules.authenticator
+        self._checks_access = rules.authenticator is not None or rules.authorizer is not None
+
+    def principal_of(self, listener: str, client_host: str) -> Principal | None:
+        """The principal of a new connection; None if the client has to authenticate first."""
+        return ANONYMOUS if self._authenticator is None else self._authenticator.principal_of(listener, client_host)
+
+    def admit(self, context: RequestContext) -> HandlerInfo | None:
+        """The handler for API and version; None if the request is finished: answered by the fallback, or refused."""
+        info = self._by_key.get(context.api_key)
+        if info is None or not info.min_version <= context.api_version <= info.max_version:
+            self._refuse_version(context)
+            return None
+        if self._checks_access and info.access is not None and not self._has_access(context, info.access):
+            return None
+        if self._quotas is not None:
+            context.throttle_ms = self._quotas.throttle_ms(context)
+        return info
+
+    def _has_access(self, context: RequestContext, access: Access) -> bool:
+        if context.principal is None:
+            _refuse(context, "the client has not authenticated")
+            return False
+        if self._authorizer is not None and not self._authorizer.allows(context, access):
+            _refuse(context, f"{context.principal} may not {access.operation.name} any {access.resource.name}")
+            return False
+        return True
+
+    def _refuse_version(self, context: RequestContext) -> None:
+        if context.api_key == _API_VERSIONS_KEY:
+            body = encode_fallback(self._apis)
+            context.respond((response_head(_API_VERSIONS_KEY, 0, context.correlation_id, len(body)), body))
+        else:
+            # There is no response format to say UNSUPPORTED_VERSION in; Kafka closes the connection too.
+            _refuse(context, f"API {context.api_key} version {context.api_version} is not served")
+
+
+def _refuse(context: RequestContext, reason: str) -> None:
+    context.close_connection(reason)
+    context.release()
