@@ -6,9 +6,11 @@ import ast
 import dataclasses
 import functools
 import graphlib
+import inspect
 import re
 import sys
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -190,3 +192,22 @@ def test_every_topic_config_has_an_effect_or_one_value() -> None:
     parsed = {field.replace("_", ".") for field in fields} | {"message.timestamp.type"}
     names = {name for name, key in TOPIC_CONFIG_KEYS.items() if not key.is_fixed and name not in literals}
     assert {name for name in names if name.removeprefix("stratalog.") not in parsed} == set()
+
+
+_PLAIN = ("cli/stratalog", "loadgen/stratalog_loadgen", "demo/stratalog_demo")
+_RIDDLE = re.compile(r"(?:\A|[.:;!?]\s+|\n\n)(?:Who|What|Whoever)\b")
+
+
+def _docstrings(module: Path) -> Iterator[str]:
+    """Docstrings of modules, classes and functions, and the strings behind attributes."""
+    for node in ast.walk(ast.parse(module.read_text())):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield inspect.cleandoc(node.value.value)
+
+
+@pytest.mark.parametrize("package", _PLAIN)
+def test_no_docstring_sentence_begins_with_who_or_what(package: str) -> None:
+    """A sentence says its subject: "Return the offsets that …", not "What the group has committed"."""
+    found = [(_name(module), text) for module in sorted((ROOT / package).rglob("*.py")) for text in _docstrings(module)]
+    assert found
+    assert [each for each in found if _RIDDLE.search(each[1])] == []

@@ -107,7 +107,7 @@ def _refused(what: str, failure: BotoCoreError | ClientError) -> StratalogError:
 
 
 def bucket_policy(bucket: str) -> dict[str, Any]:
-    """What the roles of a cluster need: list the bucket; read, write and delete its objects. Nothing else."""
+    """Return the policy that the roles of a cluster need: list the bucket; read, write and delete its objects. Nothing else."""
     whole_bucket = ["s3:ListBucket", "s3:ListBucketMultipartUploads", "s3:GetBucketLocation"]
     objects = ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload", "s3:ListMultipartUploadParts"]
     return {

@@ -1,4 +1,4 @@
-"""What commands print: a table for people, JSON for programs, progress on stderr. Results alone go to stdout."""
+"""The output of commands: a table for people, JSON for programs, progress on stderr. Results alone go to stdout."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def json_option(command: Command) -> Command:
 
 
 def print_done(document: Mapping[str, Any], sentence: str, *, as_json: bool) -> None:
-    """What a command has changed: a JSON document on stdout, or a sentence on stderr."""
+    """Print what a command has changed: a JSON document on stdout, or a sentence on stderr."""
     if as_json:
         print_json(document)
     else:

@@ -76,7 +76,7 @@ def _send(producer: Producer, topic: str, event: Event, on_delivery: Callable[[K
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What a consumer saw of each partition."""
+    """The records that a consumer saw, by partition."""
 
     digests: list[SequenceDigest]
     out_of_sequence: int

@@ -1,4 +1,4 @@
-"""What was sent, kept apart from the log: which event went to which partition, and a digest of each partition's sequence."""
+"""The events sent, kept apart from the log: which event went to which partition, and a digest of each partition's sequence."""
 
 from __future__ import annotations
 

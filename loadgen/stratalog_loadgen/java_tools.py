@@ -70,7 +70,7 @@ def java(main_class: str, *arguments: str, heap: str = "512m") -> list[str]:
 
 
 def run_tool(main_class: str, *arguments: str, timeout_s: float = _TIMEOUT_S) -> str:
-    """What the tool printed. Raises ``ToolFailed`` with it if the tool failed."""
+    """Run a tool and return its output. Raises ``ToolFailed`` with it if the tool failed."""
     return _run(java(main_class, *arguments), timeout_s)
 
 
@@ -143,7 +143,7 @@ def produce(
 
 
 def _followed(command: Sequence[str]) -> tuple[str, float]:
-    """What the tool printed, and when its last line came. Raises ``ToolFailed``."""
+    """Return the tool's output, and when its last line came. Raises ``ToolFailed``."""
     printed, last_at = "", time.monotonic()
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

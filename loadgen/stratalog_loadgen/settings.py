@@ -1,4 +1,4 @@
-"""What a measurement is told, as data; every result repeats it."""
+"""The settings of a measurement, as data; every result repeats it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Topics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Traffic(msgspec.Struct, frozen=True, kw_only=True):
-    """What producers send, and how. ``batch_records`` 1 is one record per batch; 0 leaves the bound to ``batch_bytes``.
+    """Records to send, and how. ``batch_records`` 1 is one record per batch; 0 leaves the bound to ``batch_bytes``.
 
     ``producers`` clients are spread over ``processes``; ``client`` are further settings of librdkafka.
     """
@@ -101,7 +101,7 @@ def whole_batch_options(bootstrap: str, traffic: Traffic) -> Options:
     """Of a client that is handed whole batches: their number of records ends a batch.
 
     So none waits for ``linger.ms``; and with a short one, a machine that is busy for as long would split batches, whose second
-    halves librdkafka then spins on. What is left at the end is flushed.
+    halves librdkafka then spins on. The rest is flushed at the end.
     """
     records = batch_records(traffic)
     bytes_max = 2 * records * (traffic.payload.record_bytes + _RECORD_OVERHEAD_BYTES)

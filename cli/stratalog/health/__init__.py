@@ -1,1 +1,1 @@
-"""What ``stratalog doctor`` looks at."""
+"""The checks of ``stratalog doctor``."""

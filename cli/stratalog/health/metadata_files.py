@@ -1,4 +1,4 @@
-"""What the metadata nodes below a directory hold on disk: looked into while they are stopped, never changed.
+"""The files of the metadata nodes below a directory, inspected while they are stopped, never changed.
 
 A node that runs is left alone: a reader in its database would hold up its checkpoints. The files are behind the node's log
 by what was not checkpointed yet; that is no fault. SQLite reads a file that was closed in order as immutable, since even a

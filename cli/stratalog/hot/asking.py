@@ -1,4 +1,4 @@
-"""What live bookies tell of themselves: metadata knows nothing of damage, nor of what a bookie refuses to do."""
+"""Reports of live bookies on themselves: metadata knows nothing of damage, nor of what a bookie refuses to do."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def make_store_credentials(data: Path) -> None:
 
 
 def store_environment(data: Path) -> Mapping[str, str]:
-    """What has to be in the environment of whoever reads or writes the store; empty if the store is not the cluster's own."""
+    """Return the environment of processes that read or write the store; empty if the store is not the cluster's own."""
     if not _path(data).exists():
         return {}
     return dict(line.split("=", 1) for line in _path(data).read_text().splitlines() if "=" in line)

@@ -1,7 +1,7 @@
 """Everything in one process: a quorum of one, one bookie, one broker, one tiering worker, on one event loop.
 
-The same components over the same loopback borders as in a cluster; only their number differs. What an acknowledgement promises
-is the same, too: on disk, but on one.
+The same components over the same loopback borders as in a cluster; only their number differs. An
+acknowledgement promises the same, on one disk.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from stratalog.roles.runtime import Node
 
 
 def embedded_overrides(data: Path, *, kafka: str, store: str | None) -> dict[str, dict[str, Any]]:
-    """What the command line sets over file and environment."""
+    """Settings of the command line, which override file and environment."""
     return {
         "node": {"store": store or str(data / "store"), "cache_dir": str(data / "cache")},
         "metadata": {"data_dir": str(data / "metadata"), "listen": "127.0.0.1:0"},

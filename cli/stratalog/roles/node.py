@@ -1,4 +1,4 @@
-"""What every process of ours has besides its component: where the metadata quorum is, where the store is, how much to log."""
+"""The settings of every process besides its component's: where the metadata quorum is, where the store is, how much to log."""
 
 from __future__ import annotations
 

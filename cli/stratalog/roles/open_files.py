@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Final
 
 OWN_FILES: Final = 512
-"""What a broker needs beside its clients: other roles, the object store, the cold cache, libraries."""
+"""File descriptors of a broker beside its clients: other roles, the object store, the cold cache, libraries."""
 _log = logging.getLogger(__name__)
 
 

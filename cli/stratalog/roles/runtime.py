@@ -113,7 +113,7 @@ class Node:
         self._checks.append(check)
 
     async def check_serving(self, timeout_s: float) -> str:
-        """What the process serves as. Raises ``Unavailable`` with the reason if it does not, and what a check raises."""
+        """Return what the process serves as. Raises ``Unavailable`` with the reason if it does not, and what a check raises."""
         if self.phase is not Phase.SERVING:
             raise Unavailable(self.phase.value)
         return "; ".join([await check(timeout_s) for check in self._checks])

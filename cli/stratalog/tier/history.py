@@ -72,7 +72,7 @@ def _segment_row(partition: ColdPartition, segment: SegmentEntry) -> dict[str, o
 
 
 def verified_row(report: PartitionReport) -> dict[str, object]:
-    """What was verified of one partition."""
+    """The verified part of one partition."""
     progress = report.progress
     return {
         "topic": progress.topic,

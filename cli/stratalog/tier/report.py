@@ -1,4 +1,4 @@
-"""What is hot and what is cold of each partition, as metadata tells it. Pure: a view in, rows out."""
+"""The hot and the cold part of each partition, from metadata. Pure: a view in, rows out."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class _Member:
         self._consumer.subscribe(topics, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked)
 
     def read(self, wait_s: float) -> list[Message]:
-        """What is there, waiting up to ``wait_s`` for the first: ``consume`` alone would wait for a whole batch."""
+        """Return arrived records, waiting up to ``wait_s`` for the first: ``consume`` alone would wait for a whole batch."""
         first = self._consumer.poll(wait_s) if wait_s else None
         rest: list[Message] = self._consumer.consume(_BATCH_RECORDS, 0) if first is not None or not wait_s else []
         return ([first] if first is not None else []) + rest

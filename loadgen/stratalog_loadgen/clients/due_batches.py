@@ -34,7 +34,7 @@ _TURN_MAX_S = 0.05
 
 
 class Arrival(NamedTuple):
-    """What the thread that waits for acknowledgements tells of a batch: records ``first`` to ``first + records - 1``."""
+    """The acknowledgement thread's report on a batch: records ``first`` to ``first + records - 1``."""
 
     lane: Lane
     target: Target

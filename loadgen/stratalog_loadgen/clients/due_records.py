@@ -132,7 +132,7 @@ class DueRecords(Work):
             self._steady.add(place)
 
     def _count_anew(self) -> None:
-        """What is due from now on counts, and gaps that end from now on."""
+        """Count records that are due from now on, and gaps that end from now on."""
         self.measures_from_ns = time.monotonic_ns()
         self.latency, self.behind = Histogram(), Histogram()
         self.gaps.begin_anew()

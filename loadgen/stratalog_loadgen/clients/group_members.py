@@ -3,8 +3,8 @@
 Each member of librdkafka has four or five threads. A thousand are five thousand threads, and on few cores they keep each other
 and the cluster from their turns until sessions end, so that the group never settles: the client would be measured. These speak
 the same classic protocol as a client of its own each: a connection to the coordinator and one to every leader, a heartbeat
-every three seconds, eager assignment by range, offsets committed every five, fetches of half a second without a session. What
-they leave out: one process asks for metadata once for all of them.
+every three seconds, eager assignment by range, offsets committed every five, fetches of half a second without a session. One
+difference: one process asks for metadata once for all of them.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ class _Member:
         return {"group_id": GroupId(self.group), "member_id": self._id, "group_instance_id": None}
 
     async def _begins(self, partitions: list[int]) -> dict[int, int]:
-        """What the group has committed, or the beginning."""
+        """Return the offsets that the group has committed, or the beginning."""
         if not partitions:
             return {}
         part: Any = wire.request_part(wire.OFFSET_FETCH, "OffsetFetchRequestTopic")

@@ -1,4 +1,4 @@
-"""What records carry: a pool of payloads, each partly random and partly zeros, so that a codec finds as much as it is told.
+"""The values of records: a pool of payloads, each partly random and partly zeros, so that a codec finds as much as it is told.
 
 The same model as OpenMessaging Benchmark's ``useRandomizedPayloads``, ``randomBytesRatio`` and ``randomizedPayloadPoolSize``.
 """
@@ -35,7 +35,7 @@ def stamped(payload: bytes, intended_ns: int) -> bytes:
 
 
 def heads_of(intended_ns: Sequence[int]) -> list[bytes]:
-    """What ``stamped`` puts at the front, for many payloads."""
+    """Return the heads that ``stamped`` puts at the front, for many payloads."""
     packed = struct.pack(f">{len(intended_ns)}Q", *intended_ns)
     return [packed[start : start + STAMP.size] for start in range(0, len(packed), STAMP.size)]
 
@@ -47,7 +47,7 @@ def stamps_of(values: Iterable[bytes]) -> tuple[int, ...]:
 
 
 def file_payload(path: Path, record_bytes: int) -> bytes:
-    """What the file holds. Raises ``Invalid`` if it is not there, or not of ``record_bytes``."""
+    """Return the payloads of the file. Raises ``Invalid`` if it is not there, or not of ``record_bytes``."""
     if not path.is_file():
         raise Invalid(f"payloadFile {path} does not exist: name a file of {record_bytes} bytes")
     content = path.read_bytes()

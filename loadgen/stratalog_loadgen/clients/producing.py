@@ -1,8 +1,8 @@
-"""What producers of a load have in common.
+"""The common parts of all producers of a load.
 
 At a rate every record has a moment at which it should leave; its latency counts from that moment, even if the client could not
 take it then. A stall therefore shows in all the records that should have been sent during it, and not only in one (no
-coordinated omission). What is counted is what was acknowledged between the end of the warm-up and the end of the run, and the
+coordinated omission). Records count that were acknowledged between the end of the warm-up and the end of the run, and the
 CPU time that the process used between the same two moments.
 """
 
@@ -30,7 +30,7 @@ _FULL_WAIT_S = 0.05
 _OVERDUE_S = 30.0
 _SWITCH_INTERVAL_S = 0.0005
 TICK_NS = 250_000
-"""What is due within it leaves together."""
+"""Records that are due within it are sent together."""
 
 
 class Work:
@@ -74,7 +74,7 @@ class Work:
         return self.counted(self.latency.count, began_at, max(began_at, ended_at), cpu)
 
     def note_cpu(self) -> None:
-        """What was used until the warm-up was over."""
+        """CPU time used until the warm-up was over."""
         if time.monotonic_ns() < self.measures_from_ns or not self._cpu_before_s:
             self._cpu_before_s = cpu_s()
 

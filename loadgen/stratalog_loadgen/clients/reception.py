@@ -1,4 +1,4 @@
-"""What a process of consumers has read: counted from the first record on, and anew when the warm-up is over."""
+"""The records that a process of consumers has read: counted from the first record on, and anew when the warm-up is over."""
 
 from __future__ import annotations
 

@@ -32,6 +32,6 @@ class Settling:
         self._left_at = time.monotonic()
 
     def note_assignments(self) -> None:
-        """What has changed until now was settling, unless somebody has left."""
+        """Count changes until now as settling, unless a member has left."""
         if not self._left_at:
             self.settled_s = max(0.0, self._changed_at() - self._control.began)

@@ -122,7 +122,7 @@ class Crew:
         self._say(kind, STOP)
 
     def records(self, kind: type[Load]) -> int:
-        """What all of that kind have sent or read so far."""
+        """Return the records that all of that kind have sent or read so far."""
         return sum(process.records for process in self._of(kind))
 
     def assigned(self, kind: type[Load]) -> int:

@@ -87,7 +87,7 @@ class Gap(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Counted(msgspec.Struct, frozen=True, kw_only=True, tag="counted"):
-    """What one process did within its measured time, ``began_at`` to ``ended_at`` of the machine's monotonic clock, in seconds.
+    """Counts of one process in its measured time, ``began_at`` to ``ended_at`` of the machine's monotonic clock, in seconds.
 
     ``latency`` is from the intended moment of sending to the acknowledgement (at a consumer, the receipt); ``behind`` is how
     late records reached the client; ``settled_s`` until the last partition was assigned, ``rebalance_s`` the same after a

@@ -1,1 +1,1 @@
-"""What a measurement found: histograms, gaps, result documents and their printed form."""
+"""Results of a measurement: histograms, gaps, result documents and their printed form."""

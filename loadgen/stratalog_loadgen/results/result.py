@@ -58,7 +58,7 @@ def produced_rate(measured: Mapping[str, Any]) -> float | None:
 
 
 def carried_share(settings: Mapping[str, Any], measured: Mapping[str, Any]) -> float | None:
-    """What producers sent of the rate that they were to keep; ``None`` of loads without one."""
+    """Return the share of the asked rate that producers sent; ``None`` of loads without one."""
     wanted = settings.get("wanted_records_per_s")
     rate = produced_rate(measured)
     return rate / wanted if wanted and rate is not None else None

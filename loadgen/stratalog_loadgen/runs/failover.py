@@ -37,7 +37,7 @@ def measure_failover(
     """Produce to every ``partition_step``-th partition, call ``kill``, go on; the longest gap of each that the dead broker led.
 
     ``before_s`` begins when every partition has acknowledged a record within a second: what is measured is the kill, not how
-    thousands of new partitions come to life. What was before does not count. Raises ``Unavailable`` if that takes too long.
+    thousands of new partitions come to life. Earlier records do not count. Raises ``Unavailable`` if that takes too long.
     ``kill`` ends a broker and returns its id, or ``None`` if it does not know: then partitions count whose leader changed.
     """
     with prepared(bootstrap, topics, traffic) as place:

@@ -36,7 +36,7 @@ def measure_latency(
 
 
 def _work(crew: Crew, window: Window, partitions: int) -> tuple[list[Counted], list[Counted]]:
-    """What producers and consumers counted after the warm-up."""
+    """Return the counts of producers and consumers after the warm-up."""
     if partitions:
         crew.begin(ConsumerLoad)
         wait_until_assigned(crew, partitions)
