@@ -114,3 +114,26 @@ def test_a_future_that_fails_for_a_process_that_crashes_before_it_resumes(loop: 
 
     assert not process.alive
     assert loop.failure is None
+
+
+def test_sets_of_tasks_and_futures_have_the_same_order_in_every_run() -> None:
+    def hashes() -> list[int]:
+        loop = SimulatedLoop()
+        made: list[Any] = []
+
+        async def makes_tasks_and_futures() -> None:
+            for _ in range(20):
+                made.append(asyncio.get_running_loop().create_task(asyncio.sleep(1)))
+                made.append(asyncio.get_running_loop().create_future())
+            await asyncio.sleep(2)
+
+        loop.run_until_complete(makes_tasks_and_futures())
+        loop.finish()
+        loop.close()
+        kept.append(made)  # what the other run makes is elsewhere in memory
+        return [hash(each) for each in made]
+
+    first, second = hashes(), hashes()
+
+    assert len(set(first)) == len(first)
+    assert first == second

@@ -18,7 +18,7 @@ from contextvars import Context, copy_context
 from heapq import heappop, heappush
 from typing import Any, Final, TypeVar, TypeVarTuple, Unpack, cast
 
-from simulation.world.unhandled import OwnedFuture, Unhandled
+from simulation.world.unhandled import NumberedTask, OwnedFuture, Unhandled
 
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
@@ -104,6 +104,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._timers: list[tuple[float, int, _Handle]] = []
         self._numbers = itertools.count()
         self.unhandled = Unhandled()
+        self._task_numbers = itertools.count()
         self._next_look = LOOK_S
         self.turns = 0
         self.is_over = False
@@ -278,12 +279,12 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             self.fail(FailedInBackground(what))
 
     def create_future(self) -> OwnedFuture:
-        return OwnedFuture(self, CURRENT.get())
+        return OwnedFuture(next(self._task_numbers), self, CURRENT.get())
 
     def _make_task(
         self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Result], **kwargs: Any
     ) -> asyncio.Task[Result]:
-        task = asyncio.Task(coroutine, loop=loop, **kwargs)
+        task = NumberedTask(next(self._task_numbers), coroutine, loop=loop, **kwargs)
         self.unhandled.add_task(task, CURRENT.get())
         return task
 

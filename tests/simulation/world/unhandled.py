@@ -10,21 +10,38 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from simulation.world.loop import Process
 
 
+class NumberedTask(asyncio.Task[Any]):
+    """A task that hashes by its number: a set of tasks has the same order in every run, wherever they are in memory."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int, coroutine: Coroutine[Any, Any, Any], **kwargs: Any) -> None:
+        self.number = number
+        super().__init__(coroutine, **kwargs)
+
+    def __hash__(self) -> int:
+        return self.number
+
+
 class OwnedFuture(asyncio.Future[Any]):
-    """A future that knows the process that made it."""
+    """A future that knows the process that made it; it hashes by its number, as a ``NumberedTask`` does."""
 
-    __slots__ = ("process",)
+    __slots__ = ("number", "process")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, process: Process | None) -> None:
+    def __init__(self, number: int, loop: asyncio.AbstractEventLoop, process: Process | None) -> None:
+        self.number = number
         super().__init__(loop=loop)
         self.process = process
+
+    def __hash__(self) -> int:
+        return self.number
 
 
 class Unhandled:
