@@ -2,7 +2,7 @@
 
 A block of the language ``sh`` runs in bash with ``-euo pipefail``; the blocks of a page share a directory that looks like the
 repository's root. A block with ``title="Terminal …"`` is a server: it runs in the background until the comment
-``<!-- stop the server -->`` or the end of the page. Kafka's usual address is replaced by one with a free port. A block of the
+``<!-- stop the server -->`` or the end of the page. Addresses on loopback are replaced by ones with free ports. A block of the
 language ``console`` is not run: it needs machines or hours that a test does not have, or changes the repository.
 ``tests/test_docs.py`` checks its words.
 """
@@ -28,7 +28,8 @@ GUIDES = sorted(page for folder in ("tutorial", "how-to") for page in (ROOT / "d
 _STEP = re.compile(
     r'^```sh(?P<server> title="Terminal[^"]*")?\n(?P<block>.*?)^```$|^(?P<stop><!-- stop the server -->)$', re.M | re.S
 )
-_KAFKA = "127.0.0.1:9092"
+_ADDRESSES = {"127.0.0.1:9092": "KAFKA", "127.0.0.1:19300": "METADATA"}
+"""Addresses in the pages' commands, and the variables that hold those with free ports; ``make run`` takes ``KAFKA``."""
 _START_S = 60.0
 _BLOCK_S = 240.0
 
@@ -61,10 +62,16 @@ def _link_virtual_environment(directory: Path) -> None:
 @pytest.fixture
 def environment() -> dict[str, str]:
     """The environment of the page's commands: the virtual environment first, Kafka at a free port, Spark on loopback."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
     path = f"{ROOT / '.venv/bin'}:{os.environ['PATH']}"
-    return {**os.environ, "PATH": path, "KAFKA": address, "SPARK_LOCAL_IP": "127.0.0.1"}
+    return {**os.environ, "PATH": path, "SPARK_LOCAL_IP": "127.0.0.1", **_free_addresses()}
+
+
+def _free_addresses() -> dict[str, str]:
+    """An address with a free port for each one of the pages."""
+    with ExitStack() as taken:
+        sockets = [taken.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in _ADDRESSES]
+        free = [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
+    return dict(zip(_ADDRESSES.values(), free, strict=True))
 
 
 @pytest.mark.timeout(900)
@@ -85,7 +92,9 @@ def test_commands_run_as_they_are_written(page: Path, directory: Path, environme
 def _shell(block: str, environment: dict[str, str]) -> list[str]:
     bash = shutil.which("bash")
     assert bash is not None
-    return [bash, "-euo", "pipefail", "-c", block.replace(_KAFKA, environment["KAFKA"])]
+    for address, variable in _ADDRESSES.items():
+        block = block.replace(address, environment[variable])
+    return [bash, "-euo", "pipefail", "-c", block]
 
 
 def _run(block: str, directory: Path, environment: dict[str, str]) -> None:
