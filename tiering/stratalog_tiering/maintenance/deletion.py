@@ -1,7 +1,8 @@
 """Deletes what no partition owns: the objects of deleted topics, and multipart uploads that were never completed.
 
-A deleted topic is hidden from readers of the bucket at once; its objects stay for the grace period. Segments of live topics are
-not deleted here (``retention.py``, ``orphans.py``).
+A deleted topic is hidden from readers of the bucket at once; its objects stay for the grace period. That period begins when the
+topic is hidden, or later if the broker's clock says so: a broker's clock that is behind cannot shorten it. Segments of
+live topics are not deleted here (``retention.py``, ``orphans.py``).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Final
 from stratalog_metadata.records import DeletedTopic
 from stratalog_metadata.state.commands import Command, Delete
 from stratalog_tiering.core.commands import Guards
-from stratalog_tiering.format.descriptor import DeletionMarker
+from stratalog_tiering.format.descriptor import DeletionMarker, decode_descriptor
 from stratalog_tiering.format.object_keys import deletion_marker_key, parse_segment_key, topic_key, topic_prefixes
 from stratalog_tiering.offload.commit import put_once
 from stratalog_tiering.offload.ports import WorkerPorts
@@ -29,8 +30,8 @@ async def collect_deleted_topic(ports: WorkerPorts, deleted: DeletedTopic, guard
     Returns the wall time (ms) at which to call it again, or None once the objects and the topic's record are gone.
     Raises ``Unavailable``, ``OutcomeUnknown``, ``Conflict``.
     """
-    await mark_deleted(ports.store, deleted)
-    due_ms = deleted.deleted_at_ms + ports.settings.grace_ms
+    marker = await mark_deleted(ports.store, deleted, ports.clock.wall_ms())
+    due_ms = marker.deleted_at_ms + ports.settings.grace_ms
     if ports.clock.wall_ms() < due_ms:
         return due_ms
     for prefix in topic_prefixes(deleted.topic_id):
@@ -42,10 +43,12 @@ async def collect_deleted_topic(ports: WorkerPorts, deleted: DeletedTopic, guard
     return None
 
 
-async def mark_deleted(store: ObjectStore, deleted: DeletedTopic) -> None:
-    """Write the marker that hides a deleted topic from readers of the bucket. Idempotent."""
-    marker = DeletionMarker(topic_id=deleted.topic_id, deleted_at_ms=deleted.deleted_at_ms)
-    await put_once(store, deletion_marker_key(deleted.topic_id), marker)
+async def mark_deleted(store: ObjectStore, deleted: DeletedTopic, now_ms: int) -> DeletionMarker:
+    """Write the marker that hides a deleted topic from the bucket's readers unless there is one; returns the bucket's."""
+    key = deletion_marker_key(deleted.topic_id)
+    marker = DeletionMarker(topic_id=deleted.topic_id, deleted_at_ms=max(deleted.deleted_at_ms, now_ms))
+    await put_once(store, key, marker)
+    return decode_descriptor(await store.get(key), DeletionMarker, key)
 
 
 async def _delete_below(ports: WorkerPorts, prefix: str) -> None:

@@ -63,7 +63,7 @@ async def test_without_its_marker_a_version_does_not_count_yet(
 
 async def test_deleted_topics_are_passed_over(writer: ArchiveWriter, store: Store, topic: Topic, make_batches: Batches) -> None:
     await writer.append(0, make_batches(0, [4]))
-    await mark_deleted(store, DeletedTopic(topic_id=topic.topic_id, name=topic.name, deleted_at_ms=9))
+    await mark_deleted(store, DeletedTopic(topic_id=topic.topic_id, name=topic.name, deleted_at_ms=9), now_ms=10)
     archive = Archive(store)
     with pytest.raises(NotFound, match="holds none"):
         await archive.topic("flights")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from stratalog_metadata.state.commands import Command, Delete, Put
 from stratalog_tiering.cold.archive import Archive
 from stratalog_tiering.cold.reader import ColdReader, ColdReaderSettings
 from stratalog_tiering.format.descriptor import ClusterDescriptor, encode_descriptor
-from stratalog_tiering.format.object_keys import CLUSTER_KEY, segment_key
+from stratalog_tiering.format.object_keys import CLUSTER_KEY, deletion_marker_key, segment_key
 from stratalog_tiering.format.segment import SegmentFooter
 from stratalog_tiering.metrics import TieringCounters, TieringMetrics
 
@@ -402,6 +403,27 @@ async def test_a_deleted_topics_objects_go_after_the_grace_period(
     await cluster.metadata.propose(Command(updates=(*(Delete(key=key) for key in gone), Put(record=deleted))))
     await cluster.until(lambda: cluster.metadata.view.get(deleted.key()) is None)
     assert files_in(store_directory) == ["cluster.json"]
+
+
+async def test_a_broker_whose_clock_is_behind_does_not_shorten_the_grace_period_of_a_deleted_topic(
+    cluster: Cluster, make_batches: Batches, store_directory: Path
+) -> None:
+    await cluster.add_ledger(make_batches(0, [3]), 0)
+    await cluster.start_worker(grace_ms=3_600_000)
+    await cluster.until(lambda: not cluster.log().ledgers)
+    segments = [name for name in files_in(store_directory) if name.endswith(".segment")]
+    topic: Topic = cluster.topic
+    deleted = DeletedTopic(topic_id=topic.topic_id, name=topic.name, deleted_at_ms=SystemClock().wall_ms() - 2 * 3_600_000)
+    gone = [topic_key(topic.name), *(log_key(topic.topic_id, n) for n in range(2)), manifest_pointer_key(topic.topic_id, 0)]
+    await cluster.metadata.propose(Command(updates=(*(Delete(key=key) for key in gone), Put(record=deleted))))
+    marker = Path(deletion_marker_key(topic.topic_id)).name
+    async with asyncio.timeout(20):
+        while marker not in files_in(store_directory):  # noqa: ASYNC110 - only the store shows it
+            assert cluster.metadata.view.get(deleted.key()) is not None
+            await asyncio.sleep(0.02)
+    assert cluster.metadata.view.get(deleted.key()) is not None
+    assert segments
+    assert set(segments) <= set(files_in(store_directory))
 
 
 async def with_configs(cluster: Cluster, **configs: str) -> None:
