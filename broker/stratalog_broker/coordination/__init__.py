@@ -1,1 +1,1 @@
-"""Coordinators whose state is kept in internal topics, and how a key finds its coordinator."""
+"""Coordinators that keep their state in internal topics, and the mapping from keys to coordinators."""

@@ -1,4 +1,4 @@
-"""Topics as group requests name them: by name up to a version, by id from then on. Groups store names."""
+"""Resolves the topics of group requests: named in older versions, identified by id in newer ones. Groups store names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stratalog_metadata.records import Topic, topic_key
 
 @dataclass(frozen=True, slots=True)
 class TopicName:
-    """A topic of a request, by name and id if there is one; ``error`` says if the request's word means nothing."""
+    """A topic of a request, with its id if it has one; ``error`` is set if the topic does not exist."""
 
     name: str
     topic_id: UUID | None
@@ -23,7 +23,7 @@ class TopicName:
 
 
 def resolve_topic(view: MetadataView, partitions: Partitions, topic: Any, *, by_id: bool) -> TopicName:
-    """The topic that an element of a request means."""
+    """Return the topic to which an element of a request refers."""
     if by_id:
         known = topic_by_id(partitions, topic.topic_id)
         return TopicName(known.name if known else "", topic.topic_id, ErrorCode.none if known else ErrorCode.unknown_topic_id)
@@ -34,5 +34,5 @@ def resolve_topic(view: MetadataView, partitions: Partitions, topic: Any, *, by_
 
 
 def topic_by_id(partitions: Partitions, topic_id: UUID | None) -> Topic | None:
-    """The topic with this id, wherever it is served; None without an id."""
+    """Return the topic with this id, whichever broker owns it; None if it is unknown or the id is None."""
     return partitions.topic_by_id(topic_id.bytes) if topic_id is not None else None

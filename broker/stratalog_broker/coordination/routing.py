@@ -1,4 +1,4 @@
-"""Which partition of ``__consumer_offsets`` a group belongs to: Java's string hash, as Kafka's own coordinators use it."""
+"""Maps a group to its partition of ``__consumer_offsets`` by Java's string hash, as Kafka's coordinators do."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import struct
 
 
 def java_string_hash(text: str) -> int:
-    """``String.hashCode``: over UTF-16 code units, modulo 2**32, as a signed number."""
+    """Return Java's ``String.hashCode``: over UTF-16 code units, as a signed 32-bit number."""
     encoded = text.encode("utf-16-be", "surrogatepass")
     value = 0
     for (unit,) in struct.iter_unpack(">H", encoded):
@@ -15,5 +15,5 @@ def java_string_hash(text: str) -> int:
 
 
 def partition_of(group_id: str, partition_count: int) -> int:
-    """The coordinator partition of a group (the sign bit is cleared, not negated)."""
+    """Return the coordinator partition of a group. The hash's sign bit is cleared, not negated, as in Kafka."""
     return (java_string_hash(group_id) & 0x7FFF_FFFF) % partition_count

@@ -1,1 +1,1 @@
-"""Connections: listening, cutting frames, dispatching requests, and bounding what clients make the broker hold."""
+"""Client connections: listening, splitting frames, dispatching requests, and bounding the memory that clients occupy."""

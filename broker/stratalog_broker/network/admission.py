@@ -1,7 +1,7 @@
-"""Admission of requests, the same for every API: authenticate, check the version, authorize, throttle.
+"""Request admission, the same for every API: authenticate, check the version, authorize, throttle.
 
-The handler follows, and then the measurement (``RequestMetrics``). Without rules (``OPEN``) each step but the version costs one
-attribute read. The principal is decided once per connection.
+The handler runs after admission, and ``RequestMetrics`` measures the response. Without rules (``OPEN``) each step except the
+version check costs one attribute read. The principal is determined once per connection.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _API_VERSIONS_KEY: Final = 18
 
 
 class Admission:
-    """One for the broker."""
+    """Admits or refuses requests. There is one instance per broker."""
 
     def __init__(self, apis: ServedApis, rules: AccessRules) -> None:
         self._apis = apis
@@ -31,11 +31,11 @@ class Admission:
         self._checks_access = rules.authenticator is not None or rules.authorizer is not None
 
     def principal_of(self, listener: str, client_host: str) -> Principal | None:
-        """The principal of a new connection; None if the client has to authenticate first."""
+        """Return the principal of a new connection; None if the client has to authenticate first."""
         return ANONYMOUS if self._authenticator is None else self._authenticator.principal_of(listener, client_host)
 
     def admit(self, context: RequestContext) -> HandlerInfo | None:
-        """The handler for API and version; None if the request is finished: answered by the fallback, or refused."""
+        """Return the handler for the request's API and version; None if the fallback answered it or it was refused."""
         info = self._by_key.get(context.api_key)
         if info is None or not info.min_version <= context.api_version <= info.max_version:
             self._refuse_version(context)
@@ -60,7 +60,7 @@ class Admission:
             body = encode_fallback(self._apis)
             context.respond((response_head(_API_VERSIONS_KEY, 0, context.correlation_id, len(body)), body))
         else:
-            # There is no response format to say UNSUPPORTED_VERSION in; Kafka closes the connection too.
+            # UNSUPPORTED_VERSION cannot be sent without a known response format. Kafka closes the connection too.
             _refuse(context, f"API {context.api_key} version {context.api_version} is not served")
 
 

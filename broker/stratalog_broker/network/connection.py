@@ -1,13 +1,13 @@
-"""One Kafka client connection: cuts frames, keeps answers in order, and bounds what the client can make us hold.
+"""One Kafka client connection: splits frames, sends responses in order, and bounds the memory that the client occupies.
 
-Kafka handles a connection's requests one after the other and answers in order. Here Produce requests start at once, because
-clients pipeline them; all others wait for the one before; answers leave in the order of the requests. What is written in
-one turn of the loop leaves in one call, which was measured to be worth a factor of three on small requests.
+Kafka handles a connection's requests one at a time and responds in order. Here Produce requests start immediately, because
+clients pipeline them; every other request waits for the previous one. Responses are sent in request order. All responses
+written in one event loop iteration are sent in one call, measured to be three times as fast on small requests.
 
-Reading: small frames come through one buffer that all connections share (so that an idle one costs next to nothing), a
-frame that is not complete gets a buffer of its exact size, which then belongs to the request. A connection is not
-read while it has too many unanswered requests, while its client does not take its answers, or, between two frames, while
-the requests of all connections fill their share of the broker's memory.
+Reading: small frames are read through one buffer that all connections share, so an idle connection costs almost nothing.
+An incomplete frame gets a buffer of its exact size, which then belongs to the request. A connection is not read while it
+has too many unanswered requests, while its client does not read responses, or, between two frames, while the requests of
+all connections fill their share of the broker's memory.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from stratalog_core.ports import Buffer
 _log = logging.getLogger(__name__)
 _WRITE_HIGH_BYTES: Final = 4 * 1024 * 1024
 _UNCOUNTED_BYTES: Final = 4096
-"""Unsent bytes of one connection that are not worth charging: what an idle connection costs."""
+"""Unsent bytes of one connection that are not charged: about the cost of an idle connection."""
 PRODUCE_KEY: Final = 0
 
 
 class ClientConnection(asyncio.BufferedProtocol):
-    """See the module's header. ``Connection`` of :mod:`stratalog_broker.requests.context` is what handlers see of it."""
+    """See the module header. Handlers see it as the ``Connection`` of :mod:`stratalog_broker.requests.context`."""
 
     def __init__(self, registry: ConnectionRegistry, listener: str) -> None:
         self.listener = listener
@@ -101,7 +101,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.regulate()
 
     def _cut_frames(self, buffer: memoryview, end: int) -> None:
-        """Handle the whole frames at the beginning of ``buffer`` and keep what follows."""
+        """Handle the complete frames at the start of ``buffer`` and keep the remaining bytes."""
         position = 0
         while end - position >= LENGTH_BYTES:
             size = int.from_bytes(buffer[position : position + LENGTH_BYTES], "big", signed=True)
@@ -123,7 +123,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._rest = bytes(buffer[position:end])
 
     def room_made(self) -> None:
-        """The broker holds fewer request bytes: go on where reading stopped."""
+        """Resume at the frame where reading stopped; called when the broker holds fewer request bytes."""
         self._is_stalled = False
         rest, self._rest = self._rest, b""
         try:
@@ -134,17 +134,17 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     @property
     def progress(self) -> tuple[int, int]:
-        """See ``stratalog_core.connections.silent_clients``."""
+        """Frames received and bytes unsent; see ``stratalog_core.connections.silent_clients``."""
         return self._frames, self.unsent_bytes
 
     @property
     def partial_bytes(self) -> int:
-        """Bytes of a frame that has begun, if it is read."""
+        """Bytes received of an incomplete frame; 0 while reading is paused."""
         return 0 if self._is_paused else self._frame_filled if self._frame is not None else len(self._rest)
 
     @property
     def is_owed(self) -> bool:
-        """Whether requests are being handled that do not wait for the client to take answers."""
+        """Whether the client waits for a response: requests are unanswered and writing is not paused."""
         return bool(self._order) and not self._is_writing_paused
 
     @property
@@ -188,7 +188,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._run_queue()
 
     def _run_queue(self) -> None:
-        """Handle queued requests until one has to wait, or the client does not take its answers."""
+        """Handle queued requests until one has to wait or the client stops reading responses."""
         while self._queue and self._running is None and self._waiting is None and not self._is_writing_paused:
             info, context, body = self._queue.popleft()
             if info.handle_raw is not None:
@@ -208,7 +208,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._run_queue()
 
     def respond(self, context: RequestContext, parts: Sequence[Buffer]) -> None:
-        """Queue an answer; it leaves when all before it have left."""
+        """Queue a response; it is sent after the responses of all earlier requests."""
         registry = self._registry
         registry.requests.answered(context.api_key, registry.clock.monotonic() - context.arrived_at_s)
         order = self._order
@@ -231,11 +231,11 @@ class ClientConnection(asyncio.BufferedProtocol):
         if self._transport is not None and not self._transport.is_closing():
             self._transport.writelines(outgoing)
             if self.unsent_bytes > _UNCOUNTED_BYTES:
-                # uvloop sends at the end of this turn: what is left then waits for the client.
+                # uvloop sends at the end of this iteration; bytes left after that wait for the client.
                 self._loop.call_soon(self._count_unsent, outgoing)
 
     def _count_unsent(self, outgoing: Sequence[Buffer]) -> None:
-        """Charge what the socket did not take; until all has left, any view of it may be held."""
+        """Charge the whole write while the socket holds part of it: the transport may keep any of its views until then."""
         if self.unsent_bytes:
             self._retained += retained_bytes(outgoing)
             self._registry.responses.hold(self, self._retained)
@@ -243,17 +243,17 @@ class ClientConnection(asyncio.BufferedProtocol):
             self.all_sent()
 
     def all_sent(self) -> None:
-        """The client has taken everything."""
+        """Release the charge for unsent responses: the client has read everything, or is gone."""
         self._retained = 0
         self._registry.responses.release(self)
 
     @property
     def unsent_bytes(self) -> int:
-        """Bytes of responses that the client has not taken."""
+        """Bytes of responses that the client has not read."""
         return self._transport.get_write_buffer_size() if self._transport is not None else 0
 
     def released(self, request_bytes: int) -> None:
-        """A request's bytes are no longer held by anybody."""
+        """Discharge a request's bytes; nothing holds them any longer."""
         self._registry.discharge(request_bytes)
 
     # -- bounds ----------------------------------------------------------------------------------------------------------
@@ -270,10 +270,10 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.regulate()
 
     def regulate(self) -> None:
-        """Read on, or stop reading, as the bounds want it now."""
+        """Pause or resume reading according to the bounds."""
         registry = self._registry
         too_many = len(self._order) >= registry.connection_requests_max
-        # A frame that has begun is charged already, and only its end makes room.
+        # A partly received frame is already charged; only completing it frees memory.
         has_no_room = self._is_stalled or (registry.is_full and self._frame is None)
         wanted = too_many or self._is_writing_paused or has_no_room or registry.is_draining or self._muted is not None
         if wanted == self._is_paused or self._transport is None or self._transport.is_closing():
@@ -285,7 +285,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._transport.resume_reading()
 
     def _mute(self, for_s: float) -> None:
-        """Stop reading for a while: the client is over its quota. What has been received is handled."""
+        """Stop reading for ``for_s`` because the client is over its quota. Requests already received are handled."""
         if self._muted is not None:
             self._muted.cancel()
         self._muted = self._loop.call_later(for_s, self._unmute)
@@ -295,13 +295,13 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.regulate()
 
     def drain(self) -> None:
-        """Take no more requests."""
+        """Stop accepting requests."""
         self.regulate()
 
     # -- the end ---------------------------------------------------------------------------------------------------------
 
     def close(self, reason: str) -> None:
-        """Drop the client, who learns nothing more."""
+        """Abort the connection; unsent responses are lost."""
         if self._transport is not None and not self._transport.is_closing():
             _log.info("closing the connection of %s: %s", self.client_host, reason)
             self._transport.abort()

@@ -1,4 +1,4 @@
-"""From an admitted request to its handler, and from the handler's result to a response or a closed connection."""
+"""Passes an admitted request to its handler, and turns the result into a response or a closed connection."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stratalog_core.errors import Corrupt
 
 
 def dispatch_raw(info: HandlerInfo, context: RequestContext, body: memoryview) -> Waiting | None:
-    """Call a raw handler. A malformed request closes the connection; so does a defect of ours, which is logged."""
+    """Call a raw handler. A malformed request closes the connection; so does an unexpected exception, which is logged."""
     assert info.handle_raw is not None
     try:
         waiting: Waiting | None = info.handle_raw(context, body)
@@ -24,7 +24,7 @@ def dispatch_raw(info: HandlerInfo, context: RequestContext, body: memoryview) -
 
 
 async def run_handler(info: HandlerInfo, context: RequestContext, body: memoryview) -> None:
-    """Handle a request from its entity to its answer."""
+    """Decode a request, await its handler, and send the response. A malformed request closes the connection."""
     assert info.handle is not None
     try:
         response = await info.handle(context, decode_request(info.key, context.api_version, body))

@@ -1,9 +1,9 @@
-"""Imports what Kafka's messages need in every version that is served, before the first client asks.
+"""Imports the modules of every served API version before the first client needs them.
 
-kio has modules for each message and version, and the first request of a version imports three of them: 5 to 27 ms on the
-event loop, during which nothing is acknowledged. A new client, a group's first heartbeat or its first commit was such a
-moment. All of them together are a second of CPU and 13 MB, so they are loaded in a thread, which lets the event loop go
-first, and with pauses: a broker that has just started has other things to do.
+kio has modules for each message and version, and the first request of a version imports three of them. That blocks the
+event loop for 5 to 27 ms, during which nothing is acknowledged: it happened at a new client's first request and at a
+group's first heartbeat and commit. Loading all versions takes a second of CPU and 13 MB, so it runs in a thread that gives
+way to the event loop, with pauses, because a broker that has just started is busy.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from stratalog_broker.protocol.frame import is_flexible
 from stratalog_core.ports import Background
 
 _PAUSE_S: Final = 0.05
-"""Between two versions of one API: an eighth of a core for eight seconds."""
+"""Pause between two versions; loading then takes an eighth of a core for eight seconds."""
 
 
 async def load_messages(background: Background, *, pause_s: float = _PAUSE_S) -> None:
-    """Load all versions that ``HANDLERS`` serves, one after the other; takes some eight seconds. Cancel it at any time."""
+    """Load all versions that ``HANDLERS`` serves, one at a time; takes about eight seconds. May be cancelled at any time."""
     for info in HANDLERS.values():
         for version in range(info.min_version, info.max_version + 1):
             await background.run(partial(_load, info.key, version))

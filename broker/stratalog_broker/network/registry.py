@@ -1,4 +1,4 @@
-"""All client connections of a broker: how many there may be, and how many bytes their requests may hold."""
+"""All client connections of a broker: bounds their number and the bytes that their requests hold."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ class ManagedConnection(Client, Protocol):
         ...
 
     def regulate(self) -> None:
-        """Read on, or stop reading, as the bounds demand."""
+        """Pause or resume reading according to the bounds."""
         ...
 
     def room_made(self) -> None:
-        """Requests hold fewer bytes than before."""
+        """Resume reading; requests hold fewer bytes than before."""
         ...
 
     def drain(self) -> None:
-        """Take no more requests."""
+        """Stop accepting requests."""
         ...
 
 
 class ConnectionRegistry:
-    """All connections, and what their requests and responses make the broker hold."""
+    """All connections and the memory that their requests and responses occupy."""
 
     def __init__(
         self, settings: BrokerSettings, shares: MemoryShares, clock: Clock, admission: Admission, responses: UnsentResponses
@@ -59,7 +59,7 @@ class ConnectionRegistry:
         self.shared_buffer = memoryview(bytearray(SHARED_BUFFER_BYTES))
         self.is_draining = False
         self.is_full = False
-        """Requests fill their share of the memory: no connection begins to read another one."""
+        """Requests fill their share of memory: no connection starts reading another request."""
         self._connections: set[ManagedConnection] = set()
         self._silent = SilentClients(self._connections, settings.connection_idle_ms / 1000)
         self._bytes_held = 0
@@ -67,7 +67,7 @@ class ConnectionRegistry:
         self._making_room = False
         self._answered = asyncio.Event()
         self.refused = 0
-        """Connections that were one too many."""
+        """Connections refused because ``connections_max`` were open."""
         self._refusals_told_until_s = 0.0
 
     @property
@@ -79,7 +79,7 @@ class ConnectionRegistry:
         return len(self._connections)
 
     def opened(self, connection: ManagedConnection) -> bool:
-        """Count a new connection; False if it is one too many."""
+        """Add a new connection; return False if ``connections_max`` are open already."""
         if len(self._connections) >= self._connections_max:
             self._count_refused()
             return False
@@ -87,7 +87,7 @@ class ConnectionRegistry:
         return True
 
     def _count_refused(self) -> None:
-        """One line in a while, however many come: clients that are refused come again at once."""
+        """Count a refused connection; log at most once per interval, because refused clients reconnect immediately."""
         self.refused += 1
         now = self.clock.monotonic()
         if now >= self._refusals_told_until_s:
@@ -101,7 +101,7 @@ class ConnectionRegistry:
         self._answered.set()
 
     def charge(self, request_bytes: int) -> bool:
-        """Hold a request; False if there is no room now. A single one is always let in."""
+        """Charge a request; return False if it does not fit now. A request is always admitted when no other is held."""
         if self._bytes_held and self._bytes_held + request_bytes > self._request_bytes_max:
             self._set_full(True)
             return False
@@ -109,7 +109,7 @@ class ConnectionRegistry:
         return True
 
     def charge_more(self, request_bytes: int) -> None:
-        """A request that is held turns out to take more."""
+        """Charge more bytes for a request that is already held; never refused."""
         self._bytes_held += request_bytes
 
     def _set_full(self, is_full: bool) -> None:
@@ -125,12 +125,12 @@ class ConnectionRegistry:
             asyncio.get_running_loop().call_soon(self._make_room)
 
     def wait_for_room(self, connection: ManagedConnection) -> None:
-        """``connection.room_made`` is called when there is room again."""
+        """Register ``connection``: its ``room_made`` is called once when there is room again."""
         self._stalled[connection] = None
 
     def _make_room(self) -> None:
         self._making_room = False
-        # Not at each byte that is given back: all connections are told.
+        # Resume only below three quarters: each resumption calls every connection, so it must not follow each discharge.
         if self._bytes_held > self._request_bytes_max // 4 * 3:
             return
         self._set_full(False)
@@ -139,12 +139,12 @@ class ConnectionRegistry:
             connection.room_made()
 
     def sweep(self) -> None:
-        """Close connections that are silent for too long, and those that stopped within a frame."""
+        """Close connections that were silent for too long or stopped within a frame; note which clients read responses."""
         self._silent.look()
         self.responses.look()
 
     async def drain(self, timeout_s: float) -> None:
-        """Take no more requests and wait until those in progress are answered."""
+        """Stop accepting requests and wait until those in progress are answered, for at most ``timeout_s``."""
         self.is_draining = True
         for connection in list(self._connections):
             connection.drain()
@@ -155,7 +155,7 @@ class ConnectionRegistry:
                     await self._answered.wait()
 
     def became_idle(self) -> None:
-        """A connection has answered everything while the broker stops."""
+        """Wake ``drain``: a connection has answered all of its requests."""
         self._answered.set()
 
     def close_all(self) -> None:

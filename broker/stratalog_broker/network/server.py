@@ -1,7 +1,8 @@
-"""The broker: puts its parts together, listens, registers, and stops in good order.
+"""The broker: assembles its parts, listens, registers, and shuts down in order.
 
-Starting: listen (so that the port is known), register, take over. Stopping: hand all partitions to others while still serving;
-then take no more requests, finish those in progress, seal what nobody took, give the session up, close.
+Start: listen (so that the port is known), register, take over partitions. Controlled shutdown: hand all partitions over while
+still serving; stop accepting requests; finish those in progress; seal the partitions that no broker took; end the session;
+close.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from stratalog_tiering.cold.reader import ColdReader
 
 
 class BrokerServer:
-    """One broker. Everything it needs is handed in; it owns none of it."""
+    """One broker. The clients, clock and random source are passed in; it does not close them."""
 
     def __init__(
         self,
@@ -63,7 +64,7 @@ class BrokerServer:
         release_memory: Callable[[], object] = lambda: None,
         rules: AccessRules = OPEN,
     ) -> None:
-        """``release_memory`` returns free memory to the system; it is called when a peak is over, and must not block."""
+        """``release_memory`` returns free memory to the operating system; it is called after a peak and must not block."""
         settings = within_memory(settings)
         shares = MemoryShares.of(settings.memory_bytes)
         self.settings = settings
@@ -122,18 +123,18 @@ class BrokerServer:
 
     @property
     def kafka_address(self) -> str:
-        """``host:port`` that the first listener is bound to."""
+        """The ``host:port`` to which the first listener is bound."""
         return self.listeners[0].address
 
     @property
     def listeners(self) -> list[Listener]:
-        """The listeners with their real ports."""
+        """The listeners with the ports to which they are bound."""
         assert self._servers, "the broker is started"
         pairs = zip(self._listeners, self._servers, strict=True)
         return [listener._replace(port=server.sockets[0].getsockname()[1]) for listener, server in pairs]
 
     def metrics(self) -> Iterator[MetricGroup]:
-        """For a scrape."""
+        """Yield the broker's metrics for one scrape."""
         connections = self.connections
         hot_reads, cold_reads = self.pending_reads.reads_in_progress
         yield BrokerMetrics(
@@ -160,7 +161,7 @@ class BrokerServer:
         yield MemoryMetrics(share="searches", used_bytes=self.searches.bytes_held, limit_bytes=shares.searches)
 
     async def start(self) -> None:
-        """Listen and register. Partitions are served as they are taken over. Raises ``OSError`` if a port is taken."""
+        """Listen and register. Each partition is served once it is taken over. Raises ``OSError`` if a port is in use."""
         loop = asyncio.get_running_loop()
         for listener in self._listeners:
             accept = partial(ClientConnection, self.connections, listener.name)
@@ -199,13 +200,13 @@ class BrokerServer:
 
     @property
     def bytes_held(self) -> int:
-        """Real size of everything that the budget bounds."""
+        """Bytes actually held of everything that the memory budget bounds."""
         connections = self.connections
         requests_and_responses = connections.bytes_held + connections.responses.bytes_held
         return requests_and_responses + self.partitions.memory.bytes_held + self.pending_reads.bytes_held
 
     async def close(self) -> None:
-        """Stop in good order; see the module's header."""
+        """Perform a controlled shutdown; see the module header."""
         timeout_s = self.settings.shutdown_ms / 1000
         if self._registration is not None:
             await leave(self.metadata.view, self.settings.broker_id, self._registration.announce_stop, timeout_s)
@@ -219,7 +220,7 @@ class BrokerServer:
         await self._release()
 
     async def abandon(self) -> None:
-        """Stop as a crash would: nothing is sealed, the session is left to expire. For tests and the simulator."""
+        """Stop as in a crash: nothing is sealed and the session expires. For tests and the simulator."""
         self._stop_listening()
         self.connections.close_all()
         self.partitions.suspend()

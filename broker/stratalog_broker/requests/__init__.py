@@ -1,1 +1,1 @@
-"""What a request consists of between the network and its handler."""
+"""Requests between the network and their handlers: context, handler declarations, access rules and response memory."""

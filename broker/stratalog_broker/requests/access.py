@@ -1,6 +1,6 @@
-"""Who a client is, what it may do, and how much: the ports of request admission, and implementations that admit everything.
+"""Authentication, authorization and quotas: the ports of request admission, and ``OPEN``, which admits everything.
 
-Security and quotas enter by other implementations of these ports. Codes are Kafka's (AclOperation, ResourceType).
+Security and quotas are added by implementing these ports. Codes are Kafka's (AclOperation, ResourceType).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Operation(IntEnum):
 
 
 class Resource(IntEnum):
-    """The kind of resource that a request is about."""
+    """The kind of resource that a request accesses."""
 
     TOPIC = 2
     GROUP = 3
@@ -42,31 +42,31 @@ class Access(NamedTuple):
 
 
 class Authenticator(Protocol):
-    """Knows the principal of a new connection."""
+    """Determines the principal of a new connection."""
 
     def principal_of(self, listener: str, client_host: str) -> Principal | None:
-        """The principal of a client of ``listener``; None if it has to authenticate first."""
+        """Return the principal of a client of ``listener``; None if it has to authenticate first."""
         ...
 
 
 class Authorizer(Protocol):
-    """Decides what principals may do."""
+    """Decides which operations a principal may perform."""
 
     def allows(self, context: RequestContext, access: Access) -> bool:
-        """Whether the principal of the request may do that to any resource of the kind."""
+        """Return whether the request's principal may perform the operation on any resource of that kind."""
         ...
 
 
 class Quotas(Protocol):
-    """Bounds how often clients may ask."""
+    """Bounds the request rate of clients."""
 
     def throttle_ms(self, context: RequestContext) -> int:
-        """How long the connection of this request is not read after it; 0 if its client is within its quota."""
+        """Return for how long to stop reading the request's connection; 0 if its client is within its quota."""
         ...
 
 
 class AccessRules(NamedTuple):
-    """The ports in force. None stands for a step that does nothing and costs nothing: all is allowed, nobody is throttled."""
+    """The ports in force. A step whose port is None is skipped: everything is allowed and no client is throttled."""
 
     authenticator: Authenticator | None = None
     """None: every client is ``ANONYMOUS``."""
@@ -75,4 +75,4 @@ class AccessRules(NamedTuple):
 
 
 OPEN: Final = AccessRules()
-"""Everybody may do everything, as often as they like."""
+"""Allows every client every request, without quotas."""

@@ -1,4 +1,4 @@
-"""The context of one request: its client, its API version, and how it is answered."""
+"""The context of one request: its client, its API version, and the means to respond."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _log = logging.getLogger(__name__)
 
 
 class Connection(Protocol):
-    """The connection that a request came by."""
+    """The connection on which a request arrived."""
 
     @property
     def client_host(self) -> str: ...
@@ -27,11 +27,11 @@ class Connection(Protocol):
     def principal(self) -> Principal | None: ...
 
     def respond(self, context: RequestContext, parts: Sequence[Buffer]) -> None:
-        """Send a whole response (length and header included) when its turn comes; nothing for acks=0."""
+        """Send a whole response (length and header included) after those of earlier requests; empty for acks=0."""
         ...
 
     def released(self, request_bytes: int) -> None:
-        """``request_bytes`` of a request are no longer held."""
+        """Discharge ``request_bytes`` of a request that are no longer held."""
         ...
 
     def close(self, reason: str) -> None: ...
@@ -40,8 +40,7 @@ class Connection(Protocol):
 class RequestContext:
     """One request. ``new`` builds the structs of its response in its version (see :class:`ResponseFactory`).
 
-    Its bytes count against the bounds of connection and broker until it is answered and ``release`` has been called as often
-    as ``hold``.
+    Its bytes count against the broker's bound until it is answered and ``release`` has been called once per ``hold``.
     """
 
     __slots__ = (
@@ -75,20 +74,20 @@ class RequestContext:
         self.client_id = client_id
         self.request_bytes = request_bytes
         self.response: Sequence[Buffer] | None = None
-        """Set once it is answered, until its turn to be sent comes."""
+        """The response, from when the request is answered until all earlier responses are sent."""
         self.throttle_ms = 0
-        """How long the client's connection is not read after this request; set at admission."""
+        """For how long the client's connection is not read after this request; set at admission."""
         self._connection = connection
         self._holds = 1
 
     @property
     def client_host(self) -> str:
-        """Address of the client, without port."""
+        """The client's address, without the port."""
         return self._connection.client_host
 
     @property
     def listener(self) -> str:
-        """Name of the listener by which the request came; brokers are named by their addresses for it."""
+        """Name of the listener that received the request; responses give the brokers' addresses for that listener."""
         return self._connection.listener
 
     @property
@@ -97,7 +96,7 @@ class RequestContext:
         return self._connection.principal
 
     def new(self, kind: str, /, **values: Any) -> Any:
-        """``context.new("MetadataResponse", brokers=…)``: a response struct; fields unknown to the version are dropped."""
+        """Build a response struct: ``new("MetadataResponse", brokers=…)``. Fields unknown to the version are dropped."""
         if self.throttle_ms:
             values["throttle_time"] = timedelta(milliseconds=self.throttle_ms)
         return response_factory(self.api_key, self.api_version)(kind, **values)
@@ -107,7 +106,7 @@ class RequestContext:
         return response_factory(self.api_key, self.api_version)
 
     def respond(self, parts: Sequence[Buffer]) -> None:
-        """For handlers of raw requests: the whole response, length and header included (empty: none is due). Once."""
+        """Send the whole response, length and header included; empty if none is due. For raw handlers; call it once."""
         assert self.response is None, "a request is answered once"
         self.response = parts
         self._connection.respond(self, parts)
@@ -124,11 +123,11 @@ class RequestContext:
             self._connection.released(self.request_bytes)
 
     def fail(self) -> None:
-        """Log the exception that is being handled, a defect of ours, and drop the client."""
+        """Log the exception being handled, which is a bug in the broker, and close the connection."""
         _log.exception("API %d version %d failed", self.api_key, self.api_version)
         self.close_connection("a request could not be handled")
         self.release()
 
     def close_connection(self, reason: str) -> None:
-        """Drop the client."""
+        """Close the client's connection without a response."""
         self._connection.close(reason)

@@ -1,7 +1,7 @@
 """Coarse time-outs for very many short waits: one timer for all, instead of one per produce request.
 
-Almost every entry is discarded long before it is due, so adding and discarding must cost next to nothing; a deadline may be
-noticed up to ``SWEEP_S`` late.
+Almost every entry is discarded long before it is due, so adding and discarding must be cheap. A deadline may fire up to
+``SWEEP_S`` late.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SWEEP_S: Final = 0.1
 
 
 class Deadlines:
-    """The timer runs only while something waits."""
+    """Callbacks with deadlines. The timer runs only while there are entries."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -24,7 +24,7 @@ class Deadlines:
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, timeout_s: float, on_due: Callable[[], None]) -> object:
-        """Call ``on_due`` after ``timeout_s``, unless the returned key is discarded before."""
+        """Call ``on_due`` after ``timeout_s``, unless the returned key is discarded first."""
         key = object()
         self._entries[key] = (self._clock.monotonic() + timeout_s, on_due)
         if self._timer is None:
@@ -32,7 +32,7 @@ class Deadlines:
         return key
 
     def discard(self, key: object) -> None:
-        """Forget an entry; one that is gone already is no error."""
+        """Remove an entry; no error if it has been removed or has fired."""
         self._entries.pop(key, None)
 
     def _sweep(self) -> None:
@@ -45,7 +45,7 @@ class Deadlines:
             self._timer = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
 
     def close(self) -> None:
-        """Forget everything."""
+        """Remove all entries and stop the timer."""
         self._entries.clear()
         if self._timer is not None:
             self._timer.cancel()

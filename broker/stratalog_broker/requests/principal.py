@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 
 class Principal(NamedTuple):
-    """As Kafka writes it: ``User:alice``."""
+    """A client's identity, printed as Kafka does: ``User:alice``."""
 
     kind: str
     name: str
@@ -16,4 +16,4 @@ class Principal(NamedTuple):
 
 
 ANONYMOUS: Final = Principal("User", "ANONYMOUS")
-"""A client of a listener without authentication."""
+"""The principal of clients of a listener without authentication."""

@@ -8,7 +8,7 @@ from stratalog_broker.requests.handler_info import HandlerInfo, Services
 
 
 class ServedApis:
-    """APIs by key. A handler may ask for the table itself."""
+    """APIs by key. A handler may name this class as one of its services."""
 
     def __init__(self, declared: Iterable[HandlerInfo], services: Services) -> None:
         offered: Services = {ServedApis: self, **services}

@@ -1,8 +1,8 @@
-"""Responses that clients have not taken, and records that waiting fetches hold: their share of the broker's memory. Sans-IO.
+"""The memory share of responses that clients have not read and of records that parked fetches hold. Does no I/O.
 
-Beyond the share a fetch gets one batch, so that every consumer gets on. That alone bounds nothing, because there are as many
-such batches as connections: so while the share is exceeded, the client that has taken nothing for longest is closed. It loses
-no record: a consumer connects again and fetches from its own position.
+When the share is used up, a fetch still gets one batch, so that every consumer makes progress. Because there can be one such
+batch per connection, that alone is no bound: while the share is exceeded, the client that has read nothing for longest is
+disconnected. It loses no record: a consumer reconnects and fetches from its own position.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class SlowClient(Protocol):
     def unsent_bytes(self) -> int: ...
 
     def all_sent(self) -> None:
-        """The client has taken everything; calls ``release``."""
+        """Call ``release``; the client has read everything."""
         ...
 
     def close(self, reason: str) -> None: ...
@@ -32,23 +32,23 @@ class _Held:
 
 
 class UnsentResponses:
-    """One for the broker."""
+    """Unsent responses by client. There is one instance per broker."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._held: dict[SlowClient, _Held] = {}
-        """Who took something longest ago comes first."""
+        """Ordered by when the client last read something, longest ago first."""
         self.bytes_held = 0
         self.closed = 0
-        """Clients that were closed for the sake of the others."""
+        """Clients disconnected because the share was exceeded."""
 
     @property
     def room(self) -> int:
-        """Bytes that a response may have beside those that are held; at least one, for a fetch's first batch."""
+        """Bytes left for another response; at least one, so that a fetch returns its first batch."""
         return max(self._bytes_max - self.bytes_held, 1)
 
     def hold(self, client: SlowClient, retained: int) -> None:
-        """Charge what ``client`` has not taken, ``retained`` bytes in all."""
+        """Set the charge for responses that ``client`` has not read to ``retained`` bytes in total."""
         held = self._held.get(client)
         if held is None:
             self._held[client] = _Held(retained, client.unsent_bytes)
@@ -61,13 +61,13 @@ class UnsentResponses:
             self._close_slowest(client)
 
     def release(self, client: SlowClient) -> None:
-        """``client`` has taken everything, or is gone."""
+        """Remove the charge of ``client``: it has read everything, or is gone."""
         held = self._held.pop(client, None)
         if held is not None:
             self.bytes_held -= held.retained
 
     def look(self) -> None:
-        """Release clients that have taken everything, and note who has taken something."""
+        """Release clients that have read everything, and move those that have read something to the end."""
         for client, held in list(self._held.items()):
             unsent = client.unsent_bytes
             if not unsent:
@@ -86,7 +86,7 @@ class UnsentResponses:
             slowest.close(f"clients have not taken {self.bytes_held} bytes of responses, and this one took none for longest")
 
     def may_wait(self, size: int) -> bool:
-        """Whether a fetch may keep ``size`` bytes of records while it waits for more; ``waited`` gives them back."""
+        """Charge ``size`` bytes that a fetch keeps while parked; return False if they do not fit. ``waited`` returns them."""
         if not size:
             return True
         if self.bytes_held + size > self._bytes_max:
@@ -95,5 +95,5 @@ class UnsentResponses:
         return True
 
     def waited(self, size: int) -> None:
-        """A fetch no longer waits with so many bytes."""
+        """Remove the charge of ``size`` bytes; the fetch is no longer parked."""
         self.bytes_held -= size
