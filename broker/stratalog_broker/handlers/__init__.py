@@ -1,6 +1,6 @@
-"""One module per Kafka API, and nothing else. ``HANDLERS`` is what is served, and what ApiVersions answers.
+"""Contains exactly one module per Kafka API. ``HANDLERS`` lists the APIs that are served and that ApiVersions returns.
 
-A module of this package declares ``API``: the key, the versions served, and the handler with the services that it needs.
+Each module declares ``API``: the key, the versions served, and the handler with the services that it needs.
 """
 
 from __future__ import annotations
@@ -14,5 +14,5 @@ from stratalog_broker.requests.handler_info import HandlerInfo
 
 _MODULES: Final = [import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__)]
 HANDLERS: Final[Mapping[int, HandlerInfo]] = {module.API.key: module.API for module in _MODULES}
-"""By API key. Their handlers are bound to services by ``ServedApis``."""
+"""The APIs by key. ``ServedApis`` binds their handlers to services."""
 assert len(HANDLERS) == len(_MODULES), "two modules serve the same API"

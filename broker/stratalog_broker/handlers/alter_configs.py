@@ -1,8 +1,8 @@
-"""AlterConfigs, versions 0–2: replace all configs of a topic, or all cluster-wide defaults. Kept for older tools.
+"""AlterConfigs, versions 0–2: replaces all configs of a topic, or all cluster-wide defaults. Served for older tools.
 
-Resources: topics (type 2), and the broker with the empty name (type 4), which is the defaults of all topics. Where it differs
-from Apache Kafka: settings of a single broker are given when it starts and cannot be altered, and
-internal topics only as ``topic_configs.py`` allows.
+Resources: topics (type 2), and the broker with the empty name (type 4), which stands for the defaults of all topics.
+Differences from Apache Kafka: a single broker's settings are set at its start and cannot be altered; configs of internal
+topics can be altered only as ``topic_configs.py`` allows.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ async def handle(context: RequestContext, request: Any, *, changes: ConfigChange
 
 def _replacement(resource: Any) -> EditConfigs:
     def edit(_: Mapping[str, str]) -> Mapping[str, str]:
-        # A null value means "back to the default", which is the same as not naming it.
+        # A null value resets the config to its default, like omitting it.
         return {stored_name(resource, row.name): row.value for row in resource.configs if row.value is not None}
 
     return edit

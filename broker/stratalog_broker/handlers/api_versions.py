@@ -1,8 +1,8 @@
-"""ApiVersions (key 18), versions 0–4: exactly what the handler table serves.
+"""ApiVersions (key 18), versions 0–4: returns exactly the APIs and versions of the handler table.
 
-A version that is not known is answered in version 0 with UNSUPPORTED_VERSION and the table, so that the client can choose
-(KIP-511); ``network/admission.py`` does that with ``encode_fallback``. No features are finalized: transactions and the newer
-group protocols are not served yet.
+A request of an unknown version is answered in version 0 with UNSUPPORTED_VERSION and the table, so that the client can
+choose (KIP-511); ``network/admission.py`` does that with ``encode_fallback``. No features are finalized: transactions and
+the newer group protocols are not served yet.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _KEY: Final = 18
 
 
 async def handle(context: RequestContext, request: Any, *, apis: ServedApis) -> Any:
-    """Answer the table."""
+    """Return the handler table."""
     return _response(apis, context.api_version, ErrorCode.none)
 
 
 def encode_fallback(apis: ServedApis) -> bytes:
-    """Body of the version-0 response to a version that is not known."""
+    """Return the body of the version 0 response to a request of an unknown version."""
     return encode_response(_response(apis, 0, ErrorCode.unsupported_version))
 
 

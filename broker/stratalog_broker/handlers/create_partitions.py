@@ -1,7 +1,7 @@
-"""CreatePartitions, versions 0–3: raise the number of a topic's partitions.
+"""CreatePartitions, versions 0–3: increases the number of a topic's partitions.
 
-Where it differs from Apache Kafka: an assignment is an order of preferred owners (see ``create_topics.py``); internal topics
-are refused, because their number of partitions decides which of them a group belongs to.
+Differences from Apache Kafka: an assignment is an order of preferred owners (see ``create_topics.py``); internal topics
+are refused, because the number of partitions determines which one a group belongs to.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ async def _grow(
     *,
     validate_only: bool,
 ) -> Any:
-    """``left``: partitions that the request may still create after these; below 0 they are refused."""
+    """Add one topic's partitions. ``left``: partitions that the request may still create afterwards; refused if negative."""
     error, message = ErrorCode.none, None
     try:
         if left < 0:
@@ -63,7 +63,7 @@ async def _grow(
 
 
 def _assigned(view: MetadataView, wish: Any) -> tuple[tuple[int, ...], ...]:
-    """Brokers of each new partition; nothing if they are left to the controller."""
+    """Return the brokers of each new partition; empty if the controller assigns them."""
     topic = view.find(Topic, topic_key(wish.name))
     if wish.assignments is None or topic is None:
         return ()

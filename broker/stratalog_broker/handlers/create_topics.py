@@ -1,9 +1,9 @@
-"""CreateTopics, versions 2–7. Answers when the partitions have owners, or when the request's time is over.
+"""CreateTopics, versions 2–7. Responds when the partitions have owners or the request times out.
 
-Where it differs from Apache Kafka: internal topics are created by the cluster alone; a replica assignment says how many copies
-there are and which brokers are preferred as owners, in this order (copies are on bookies); topic names that differ in "." and
-"_" alone do not collide. Several topics of one request are created at the same time, each for itself; a request for more
-topics or partitions than there may be is refused whole, with POLICY_VIOLATION.
+Differences from Apache Kafka: only the cluster creates internal topics; a replica assignment gives the number of copies and
+the preferred owners in order (the copies are on bookies); topic names that differ only in "." and "_" do not collide. The
+topics of one request are created concurrently and independently; a request that exceeds a limit on topics or partitions is
+refused as a whole, with POLICY_VIOLATION.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ async def handle(
 
 
 def _check_limits(view: MetadataView, settings: BrokerSettings, topics: Any) -> None:
-    """Raise ``KafkaError`` POLICY_VIOLATION if all of these together are more than there may be."""
+    """Raise ``KafkaError`` POLICY_VIOLATION if the topics together exceed a limit."""
     default = settings.default_partitions
     partitions = sum(
         len(topic.assignments)
@@ -59,7 +59,7 @@ def _check_limits(view: MetadataView, settings: BrokerSettings, topics: Any) -> 
         for topic in topics
     )
     check_request(settings, partitions)
-    if len(topics) > 1:  # a topic alone is checked with all else that may be wrong with it
+    if len(topics) > 1:  # a single topic is checked together with its other properties
         check_cluster(settings, view, len(topics), partitions)
 
 
@@ -104,7 +104,7 @@ def _new_topic(wish: Any) -> NewTopic:
 
 
 def _assigned(assignments: Any) -> tuple[tuple[int, ...], ...]:
-    """Brokers of each partition of a manual assignment."""
+    """Return the brokers of each partition of a manual assignment."""
     rows = {row.partition_index: tuple(row.broker_ids) for row in assignments}
     factors = {len(brokers) for brokers in rows.values()}
     if sorted(rows) != list(range(len(assignments))) or len(factors) != 1:

@@ -1,4 +1,4 @@
-"""DeleteGroups, versions 0–2: groups without members, with all their offsets."""
+"""DeleteGroups, versions 0–2: deletes groups without members and all their offsets."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""DeleteRecords, versions 0–2: raise the first readable offset of partitions that this broker owns.
+"""DeleteRecords, versions 0–2: raises the first readable offset of partitions that this broker owns.
 
-Records below it are out of reach at once; retention removes what holds them later, hot and cold. Offset -1 means all
-that the quorum has.
+Records below it are unreadable immediately; retention removes the ledgers and segments later. Offset -1 means everything
+below the high watermark.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _owned(partitions: Partitions, topic: str, index: int) -> PartitionLog:
 
 
 async def _raise_start(metadata: MetadataClient, log: PartitionLog, offset: int, timeout_s: float) -> int:
-    """Compare and set the log's start; returns the first offset that is readable afterwards."""
+    """Raise the log's start by compare-and-set; return the first offset that is readable afterwards."""
     key = Log(topic_id=log.topic_partition.topic_id, index=log.topic_partition.partition).key()
     for _ in range(ATTEMPTS_MAX):
         wanted = log.core.high_watermark if offset == ALL else offset
@@ -80,7 +80,7 @@ async def _raise_start(metadata: MetadataClient, log: PartitionLog, offset: int,
             await metadata.propose(Command(updates=(Put(record=changed),), requirements=requirements), timeout_s)
             return wanted
         except Conflict:
-            continue  # the log has just got or lost a ledger
+            continue  # the list of ledgers changed concurrently
     raise KafkaError(ErrorCode.request_timed_out)
 
 

@@ -1,7 +1,7 @@
-"""DeleteTopics, versions 1–6 (by topic id too from v6 on).
+"""DeleteTopics, versions 1–6 (by topic id too since v6).
 
-A topic's records, hot and cold, are out of reach at once; bookies and object store are cleaned up afterwards. Internal
-topics are not deleted.
+A topic's records, hot and cold, are unreadable immediately; bookies and the object store are cleaned up later. Internal
+topics cannot be deleted.
 """
 
 from __future__ import annotations

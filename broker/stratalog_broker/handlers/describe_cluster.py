@@ -1,8 +1,8 @@
 """DescribeCluster, versions 0–2: cluster id and live brokers.
 
-Where it differs from Apache Kafka: the controller is the metadata quorum's leader, which Kafka clients cannot reach;
-the live broker with the lowest id stands in for it, since any broker takes administrative requests. Controllers as
-endpoints (type 2, v1) are refused. Dead brokers are not listed (v2's fenced ones).
+Differences from Apache Kafka: the controller is the metadata quorum's leader, which Kafka clients cannot reach, so the live
+broker with the lowest id is returned instead; any broker serves administrative requests. Controller endpoints (type 2, v1)
+are refused. Dead brokers (fenced ones in v2) are not listed.
 """
 
 from __future__ import annotations

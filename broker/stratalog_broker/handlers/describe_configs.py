@@ -1,7 +1,7 @@
 """DescribeConfigs, versions 1–4: topics (resource type 2), and brokers (type 4).
 
-A broker by its id: its settings, which are read-only, and the defaults of topics that are in force. The empty name: the
-cluster-wide defaults that somebody set. Where it differs from Apache Kafka: other resource types answer INVALID_REQUEST.
+A broker named by its id returns its settings, which are read-only, and the topic defaults in force. The empty name returns
+the cluster-wide defaults that were set. Difference from Apache Kafka: other resource types return INVALID_REQUEST.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""DescribeGroups, versions 0–6. An unknown group is described as Dead (from v6 on with GROUP_ID_NOT_FOUND)."""
+"""DescribeGroups, versions 0–6. An unknown group is described as Dead (since v6 with GROUP_ID_NOT_FOUND)."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _present(context: RequestContext, coordinator: GroupCoordinator, group_id: s
 
 
 def _members(context: RequestContext, group: Group, protocol_name: str | None) -> tuple[Any, ...]:
-    """Metadata and assignment mean something only while the group is stable."""
+    """Return the member rows; metadata and assignment are empty unless the group is stable."""
     return tuple(
         context.new(
             "DescribedGroupMember",

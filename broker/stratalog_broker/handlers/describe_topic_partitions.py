@@ -1,7 +1,7 @@
-"""DescribeTopicPartitions, version 0 (KIP-966): topics with their partitions, page by page.
+"""DescribeTopicPartitions, version 0 (KIP-966): topics with their partitions, in pages.
 
-Where it differs from Apache Kafka: replicas are derived, because copies are on bookies (``replicas.py``); the lists of
-eligible and last known leader replicas are always empty. The protocol allows null for them, but Java's admin client does not.
+Differences from Apache Kafka: replicas are derived, because copies are on bookies (``replicas.py``); the lists of eligible
+and last known leader replicas are always empty, not null: the protocol allows null, but Java's admin client does not.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ async def handle(context: RequestContext, request: Any, *, view: MetadataView) -
 
 
 def _wanted(view: MetadataView, request: Any) -> list[tuple[str, int]]:
-    """Names in order, each with its first partition, from the cursor on."""
+    """Return the topic names in order, starting at the cursor, each with its first partition."""
     asked = {str(topic.name) for topic in request.topics}
     names = sorted(asked or {topic.name for topic in view.all(Topic)})
     if request.cursor is None:

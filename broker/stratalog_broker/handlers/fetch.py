@@ -1,13 +1,14 @@
 """Fetch (key 1), versions 4–18: sessions (KIP-227), long poll, leader epochs (KIP-320), topic ids (KIP-516).
 
-What the tail cache has is answered at once and as it is; the rest is read from bookies and object store, all partitions of
-the request in parallel. The first batch of a partition is always returned whole, so that every consumer gets on (KIP-74).
-A read that is not ready when the client's patience ends leaves its partition empty, without error, and goes on for the
-next fetch. Once there is something to answer, slower partitions get a short grace only, so that a replay does not hold up
-a tail. A fetch that waits at the tail is a watcher of its partitions and one timer: no task and no future.
+Batches in the tail cache are returned immediately and without copying; the others are read from bookies and the object
+store, all partitions of the request in parallel. A partition's first batch is always returned whole, so that every consumer
+makes progress (KIP-74). A read that is not finished at the deadline (the client's ``max_wait_ms``) leaves its partition
+empty, without an error, and continues for the next fetch. Once there are enough bytes to respond, slower partitions get
+only ``_GRACE_S``, so that a replay does not delay a tail read. A fetch parked at the tail is a watcher of its partitions
+and one timer, without a task or a future.
 
-The last stable offset is the high watermark, because transactions are not served yet. Followers do not exist: replica
-fields are ignored, no preferred replica is ever named.
+The last stable offset is the high watermark, because transactions are not served yet. There are no followers: replica
+fields are ignored and no preferred replica is returned.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ _NOT_LOOKED_AT: Final = PartitionFetched(-1)
 
 
 class FetchHandler:
-    """One for the broker."""
+    """Handles all Fetch requests of the broker."""
 
     def __init__(
         self,
@@ -72,7 +73,7 @@ class FetchHandler:
         self.response_bytes_max = settings.response_bytes_max
 
     def __call__(self, context: RequestContext, body: memoryview) -> Waiting | None:
-        """Answer at once, or return the fetch that waits."""
+        """Respond immediately, or return the parked fetch."""
         request = parse_request(body, context.api_version)
         try:
             fetch = FetchCall(self, context, request)
@@ -84,7 +85,7 @@ class FetchHandler:
 
 
 class FetchCall:
-    """One request: what it wants, what has been found so far; a ``Watcher`` of partitions while it waits for them."""
+    """One request with its results so far; a ``Watcher`` of its partitions while it is parked."""
 
     __slots__ = (
         "_aborted",
@@ -138,7 +139,7 @@ class FetchCall:
         self._reading: asyncio.Task[None] | None = None
 
     def _in_session(self, request: FetchRequest) -> list[FetchWanted]:
-        """Partitions to answer for, by the session if there is one. Raises ``SessionRefused``."""
+        """Return the wanted partitions, those of the session if there is one. Raises ``SessionRefused``."""
         sessions, now_s = self._fetches.sessions, self._fetches.clock.monotonic()
         if request.session_epoch in (INITIAL_EPOCH, FINAL_EPOCH):
             sessions.end(request.session_id)
@@ -150,16 +151,16 @@ class FetchCall:
         self._is_incremental = True
         return list(self._session)
 
-    # -- looking --------------------------------------------------------------------------------------------------------
+    # -- checking -------------------------------------------------------------------------------------------------------
 
     def start(self) -> bool:
-        """Look at every partition as it is now, and answer or wait; True if it is answered."""
+        """Check every partition, then respond or wait; return True if it responded."""
         for line in range(len(self._wanted)):
             self._look_at(line)
         return self._answer_or_wait()
 
     def _look_again(self, lines: Iterable[int]) -> bool:
-        """Look at the partitions that have moved since, or gave nothing; True if it is answered then."""
+        """Check again the partitions at ``lines``, then respond or wait; return True if it responded."""
         for line in sorted(lines):
             self._bytes -= self._results[line].batches_bytes
             self._look_at(line)
@@ -217,7 +218,7 @@ class FetchCall:
     # -- waiting --------------------------------------------------------------------------------------------------------
 
     def _answer_or_wait(self) -> bool:
-        """After a look: answer, read what is slow, or wait until something moves. True if it is answered."""
+        """Respond, read partitions that are not in memory, or wait for a change; return True if it responded."""
         if self._slow:
             self._reading = asyncio.get_running_loop().create_task(self._read())
             return False
@@ -231,8 +232,9 @@ class FetchCall:
         return self._bytes >= self._bytes_min or self._has_error
 
     def _watch_or_respond(self) -> bool:
-        """Wait until high watermarks move or the client's patience ends, unless what was found takes too much memory
-        meanwhile. True if it is answered.
+        """Wait until a high watermark moves or the deadline, or respond if the batches found take too much memory to keep.
+
+        Return True if it responded.
         """
         found_bytes = retained_bytes(chain.from_iterable(result.batches for result in self._results)) if self._bytes else 0
         if not self._fetches.responses.may_wait(found_bytes):
@@ -248,7 +250,7 @@ class FetchCall:
         return False
 
     def moved(self, log: PartitionLog) -> None:
-        """See ``Watcher``. What else moves in this turn of the loop is looked at with it."""
+        """See ``Watcher``. All partitions that move in one event loop iteration are checked together."""
         if not self._moved:
             asyncio.get_running_loop().call_soon(self._on_moved)
         self._moved.append(log)
@@ -270,7 +272,7 @@ class FetchCall:
             self._fail()
 
     async def _read(self) -> None:
-        """Read what is slow; then answer, or go on waiting."""
+        """Read partitions that are not in memory, then respond or keep waiting."""
         try:
             lines = [line for line, *_ in self._slow]
             await self._read_slow()
@@ -287,7 +289,7 @@ class FetchCall:
             self._fail()
 
     def _moved_meanwhile(self) -> list[int]:
-        """Lines of partitions that moved while nobody watched: nobody would tell of it again."""
+        """Return lines of partitions that changed during the read, when no watcher was set; no notification would follow."""
         moved = []
         for line, one in enumerate(self._wanted):
             log = self._find(one.key, one.index)
@@ -318,7 +320,7 @@ class FetchCall:
         self._context.fail()
 
     async def _read_slow(self) -> None:
-        """Read from bookies and object store what the tail cache does not have; put it into the results."""
+        """Read from bookies and the object store until enough is found or the deadline; store batches in the results."""
         room = self._bytes_max - self._bytes
         reads: dict[asyncio.Task[BatchRun], tuple[int, FetchWanted, PartitionLog, int]] = {}
         for line, one, log, end_offset in self._slow:
@@ -361,10 +363,10 @@ class FetchCall:
         else:
             raise failure
 
-    # -- answering ------------------------------------------------------------------------------------------------------
+    # -- responding -----------------------------------------------------------------------------------------------------
 
     def _respond(self) -> None:
-        """Send what has been found."""
+        """Send the results found so far."""
         self._end_waiting()
         context = self._context
         session_id = self._session.session_id if self._session is not None else 0
@@ -381,7 +383,7 @@ class FetchCall:
                 one.told = told
                 if found.batches_bytes:
                     self._session.served((one.key, one.index))
-            # Counted here: a long poll looks at what is there several times before it sends it once.
+            # Counted here because a long poll may check the same batches several times before it sends them once.
             if found.batches_bytes and log is not None:
                 log.bytes_out += found.batches_bytes
             topics.setdefault(one.key, []).append(found)

@@ -1,7 +1,6 @@
-"""FindCoordinator, versions 0–6 (several keys from v4 on).
+"""FindCoordinator, versions 0–6 (several keys since v4). The first call creates ``__consumer_offsets``.
 
-Where it differs from Apache Kafka: only groups (key type 0) have coordinators here; other key types answer
-INVALID_REQUEST. ``__consumer_offsets`` is created by the first call.
+Difference from Apache Kafka: only groups (key type 0) have coordinators; other key types return INVALID_REQUEST.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ async def _find(context: RequestContext, groups: GroupService, key_type: int, ke
     try:
         coordinator = await groups.find(key)
     except KafkaError as refused:
-        # The topic's creation may be refused for reasons of its own: to the client all of them mean "not yet".
+        # Creating the topic may fail for other reasons; the client must retry in every case.
         return _fields(ErrorCode.coordinator_not_available, refused.message)
     except StratalogError as failure:
         return _fields(ErrorCode.coordinator_not_available, failure.message)

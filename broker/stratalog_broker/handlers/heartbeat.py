@@ -1,7 +1,7 @@
 """Heartbeat, versions 0–4.
 
-A coordinator that has just been taken over and is still loading answers with success, as Kafka's does: it cannot judge yet, and
-clients know no such error here (aiokafka gives up on it). The member's session begins anew when the group has been loaded.
+While a coordinator is loading after a takeover it returns success, as Kafka's does: it cannot check the member yet, and
+clients do not expect that error here (aiokafka gives up on it). The member's session restarts when the group is loaded.
 """
 
 from __future__ import annotations

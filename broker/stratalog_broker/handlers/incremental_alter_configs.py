@@ -1,5 +1,6 @@
-"""IncrementalAlterConfigs, versions 0–1 (KIP-339): set, delete, append to and subtract from configs of topics, or of
-the cluster-wide defaults of topics. Resources are those of ``alter_configs.py``.
+"""IncrementalAlterConfigs, versions 0–1 (KIP-339): edits configs of topics, or the cluster-wide defaults of topics.
+
+Operations: set, delete, append and subtract. Resources are those of ``alter_configs.py``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """InitProducerId (key 22), versions 0–5: ids for idempotent producers (KIP-98, KIP-360).
 
-Every call without a transactional id gets a new id with epoch 0, as in Kafka, also one that asks to raise the epoch of an old
-id. Transactions are not served yet: a transactional id is refused with TRANSACTIONAL_ID_AUTHORIZATION_FAILED, which
-every client reports as final.
+Every call without a transactional id gets a new id with epoch 0, as in Kafka, even a call that asks to raise the epoch of an
+existing id. Transactions are not served yet: a transactional id is refused with TRANSACTIONAL_ID_AUTHORIZATION_FAILED, which
+every client reports as fatal.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _KEY: Final = 22
 
 
 async def handle(context: RequestContext, request: Any, *, producer_ids: ProducerIds) -> Any:
-    """Hand out the next id."""
+    """Return the next producer id."""
     if request.transactional_id is not None:
         return _refused(context, ErrorCode.transactional_id_authorization_failed)
     try:
         producer_id = await producer_ids.take()
     except StratalogError as failure:
-        # COORDINATOR_NOT_AVAILABLE makes every client try again.
+        # Every client retries on COORDINATOR_NOT_AVAILABLE.
         retry = isinstance(failure, Retriable)
         return _refused(context, ErrorCode.coordinator_not_available if retry else error_code_of(failure))
     return context.new("InitProducerIdResponse", error_code=ErrorCode.none, producer_id=producer_id, producer_epoch=0)

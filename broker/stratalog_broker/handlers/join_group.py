@@ -1,7 +1,7 @@
-"""JoinGroup, versions 0–9. The answer waits for the rebalance.
+"""JoinGroup, versions 0–9. The response waits for the rebalance.
 
-Static members from v5 on, member ids told first from v4 on (KIP-394), ``skip_assignment`` from v9 on (KIP-814). v0 has no
-rebalance time-out: the session time-out stands in. Differences from Apache Kafka: see ``groups/group.py``.
+Static members exist since v5, MEMBER_ID_REQUIRED since v4 (KIP-394), ``skip_assignment`` since v9 (KIP-814). v0 has no
+rebalance time-out, so the session time-out is used. Differences from Apache Kafka: see ``groups/group.py``.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _join_request(context: RequestContext, random: Random, request: Any, ticket:
 
 
 def _fresh_member_id(context: RequestContext, random: Random, request: Any) -> str:
-    """As Kafka's: instance id or client id, then a random UUID."""
+    """Return a new member id in Kafka's form: instance id or client id, then a random UUID."""
     prefix = getattr(request, "group_instance_id", None) or context.client_id
     random_id = UUID(int=random.getrandbits(128), version=4)
     return f"{prefix[:_ID_PREFIX_CHARACTERS_MAX]}-{random_id}"

@@ -1,4 +1,4 @@
-"""LeaveGroup, versions 0–5 (several members, by member or instance id, from v3 on)."""
+"""LeaveGroup, versions 0–5 (several members, by member or instance id, since v3)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""ListGroups, versions 0–5: the groups that this broker coordinates. Clients ask every broker.
+"""ListGroups, versions 0–5: the groups that this broker coordinates. Clients query every broker.
 
-Filters by state (v4) and type (v5) ignore case, as Kafka's do. All groups here are of type ``classic``.
+Filters by state (v4) and type (v5) ignore case, as in Kafka. All groups are of type ``classic``.
 """
 
 from __future__ import annotations

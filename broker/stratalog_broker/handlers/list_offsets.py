@@ -1,9 +1,9 @@
-"""ListOffsets (key 2), versions 1–11: offsets by name and by time.
+"""ListOffsets (key 2), versions 1–11: offsets by special value and by time.
 
 Special times: -1 latest, -2 earliest, -3 the record with the greatest timestamp (KIP-734), -4 earliest on bookies
-(KIP-405), -5 latest in the object store (KIP-1005), -6 earliest that is not in the object store yet (KIP-1023); one that the
-request's version does not have is answered UNSUPPORTED_VERSION, as Kafka does. By time: the first record whose timestamp is not
-earlier, hot or cold; timestamps need not rise. No such record: offset -1, no error.
+(KIP-405), -5 latest in the object store (KIP-1005), -6 earliest not yet in the object store (KIP-1023). A special time that
+the request's version does not have returns UNSUPPORTED_VERSION, as in Kafka. By time: the first record, hot or cold, whose
+timestamp is not earlier; timestamps need not increase. If there is none: offset -1 and no error.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _AT_ONCE: Final = 32
 async def handle(
     context: RequestContext, request: Any, *, partitions: Partitions, reader: LogReader, searches: TimeSearches
 ) -> bytes:
-    """Answer all partitions: at once what is in memory, side by side what needs reading."""
+    """Return the offsets of all partitions: first those in memory, then, concurrently, those that need reads."""
     answers = [
         [_answer_at_once(context, partitions, reader, topic.name, wanted) for wanted in topic.partitions]
         for topic in request.topics
@@ -75,7 +75,7 @@ async def handle(
 def _answer_at_once(
     context: RequestContext, partitions: Partitions, reader: LogReader, topic: str, wanted: Any
 ) -> OffsetRow | None:
-    """The answer for a partition if it takes no reading."""
+    """Return a partition's result if it needs no read, else None."""
     timestamp_ms = wanted.timestamp
     if timestamp_ms < 0 and context.api_version < _LOWEST_VERSION.get(timestamp_ms, _NEVER):
         return _row(wanted, ErrorCode.unsupported_version)
@@ -95,7 +95,7 @@ def _row(wanted: Any, code: ErrorCode, found: Found | None = None) -> OffsetRow:
 
 
 async def _answer(partitions: Partitions, searches: TimeSearches, topic: str, wanted: Any) -> OffsetRow:
-    """The answer for a time, or for the record with the greatest one."""
+    """Return the result for a time, or for the record with the greatest timestamp."""
     log = partitions.find_by_name(topic.encode(), wanted.partition_index)
     if log is None:
         return _row(wanted, why_not_here(partitions, topic, wanted.partition_index))

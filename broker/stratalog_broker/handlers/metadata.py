@@ -1,8 +1,8 @@
 """Metadata (key 3), versions 0–13: brokers, topics, partitions and their owners, from this broker's view.
 
-Replicas are derived (``replicas.py``), because copies are on bookies and ownership moves without copying. A topic that is asked
-for by name and does not exist is created if the client (from version 4) and the broker's settings allow it, and answered as
-soon as it has owners. No authorisation is served, so authorised operations are left out.
+Replicas are derived (``replicas.py``), because copies are on bookies and ownership moves without copying. A topic that is
+requested by name and does not exist is created if the client (since v4) and the broker's settings allow it, and returned as
+soon as it has owners. Authorized operations are not returned.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _CODES_OF_CREATION: Final = {
 
 
 class MetadataHandler:
-    """One for the broker."""
+    """Handles all Metadata requests of the broker."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class MetadataHandler:
         self._topic_commands = topic_commands
 
     async def __call__(self, context: RequestContext, request: Any) -> bytes:
-        """Answer from the view, after creating the missing topics."""
+        """Return the response from the view, after creating missing topics."""
         live = self._brokers.live()
         topics = self._all_topics(context) if _wants_all(context, request) else await self._named_topics(context, request)
         cluster = self._view.find(Cluster, CLUSTER_KEY)
@@ -86,7 +86,7 @@ class MetadataHandler:
         return [self._answer(context, wanted, codes) for wanted in request.topics]
 
     async def _create(self, names: Sequence[str]) -> dict[str, ErrorCode]:
-        """Create topics with the broker's defaults; returns the error codes by name."""
+        """Create topics with the broker's defaults; return the error codes by name."""
 
         async def create(name: str) -> ErrorCode:
             try:

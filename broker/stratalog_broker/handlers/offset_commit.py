@@ -1,6 +1,6 @@
-"""OffsetCommit, versions 2–10 (topic ids instead of names from v10 on). Answered when the quorum has the offsets.
+"""OffsetCommit, versions 2–10 (topic ids instead of names since v10). Responds when the ack quorum has the offsets.
 
-Where it differs from Apache Kafka: ``retention_time`` of v2–v4 is ignored; the broker's retention holds (KIP-211).
+Difference from Apache Kafka: ``retention_time`` of v2–v4 is ignored; the broker's retention applies (KIP-211).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""OffsetDelete, version 0: forget offsets of topics to which no member subscribes (KIP-496)."""
+"""OffsetDelete, version 0: deletes offsets of topics to which no member subscribes (KIP-496)."""
 
 from __future__ import annotations
 

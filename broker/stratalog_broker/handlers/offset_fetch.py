@@ -1,7 +1,7 @@
-"""OffsetFetch, versions 1–10 (all topics from v2, several groups from v8, topic ids from v10 on).
+"""OffsetFetch, versions 1–10 (all topics since v2, several groups since v8, topic ids since v10).
 
-A group, topic or partition without a committed offset answers offset -1 and no error. Where it differs from Apache
-Kafka: member id and epoch of v9 are not checked (they belong to the newer group protocol).
+A group, topic or partition without a committed offset returns offset -1 and no error. Difference from Apache Kafka: member
+id and epoch of v9 are not checked (they belong to the newer group protocol).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ async def handle(
             context.api_version, [_group(context, view, partitions, groups, group) for group in request.groups]
         )
     offsets, error = _offsets(groups, request.group_id)
-    # v1 has no place for the group's error, so that each partition carries it.
+    # v1 has no field for the group's error, so each partition carries it.
     topics = _topics(context, view, partitions, request.topics, offsets, error)
     return encode_offset_fetch(context.api_version, [FetchedGroup(request.group_id, topics, error)])
 
@@ -49,7 +49,7 @@ def _group(
     context: RequestContext, view: MetadataView, partitions: Partitions, groups: GroupService, group: Any
 ) -> FetchedGroup:
     offsets, error = _offsets(groups, group.group_id)
-    # Kafka's own answer to a group's error has no topics; clients look at the group's code first.
+    # Kafka returns no topics with a group error; clients check the group's code first.
     topics = _topics(context, view, partitions, group.topics, offsets, error) if error is ErrorCode.none else []
     return FetchedGroup(group.group_id, topics, error)
 
@@ -82,7 +82,7 @@ def _rows(offsets: Offsets, topic: TopicName, indexes: Iterable[int], error: Err
 
 
 def _committed(offsets: Offsets, topic: TopicName, index: int) -> CommittedOffset:
-    """What was committed for this topic, and not for a deleted one of the same name."""
+    """Return the offset committed for this topic, ignoring one of a deleted topic with the same name."""
     found = offsets.get((topic.name, index), _NOTHING)
     if found.topic_id is None or topic.topic_id is None or found.topic_id == topic.topic_id:
         return found
@@ -95,7 +95,7 @@ def _first(error: ErrorCode, otherwise: ErrorCode) -> ErrorCode:
 
 def _wanted(context: RequestContext, view: MetadataView, partitions: Partitions, topic: Any) -> tuple[TopicName, Iterable[int]]:
     if context.api_version < _TOPIC_IDS_SINCE:
-        # A topic that does not exist has no offsets, which is no error.
+        # An unknown topic is not an error; it has no offsets.
         return TopicName(topic.name, _id_of(view, topic.name)), topic.partition_indexes
     known = topic_by_id(partitions, topic.topic_id)
     error = ErrorCode.none if known is not None else ErrorCode.unknown_topic_id
@@ -103,7 +103,7 @@ def _wanted(context: RequestContext, view: MetadataView, partitions: Partitions,
 
 
 def _all_of(context: RequestContext, view: MetadataView, offsets: Offsets) -> Wanted:
-    """Everything that the group committed; with topic ids, only what still has one."""
+    """Return all topics with committed offsets; since v10, only topics that still exist."""
     partitions: dict[str, list[int]] = {}
     for topic, index in sorted(offsets):
         partitions.setdefault(topic, []).append(index)

@@ -1,7 +1,7 @@
-"""OffsetForLeaderEpoch (key 23), versions 2–4: where a leader epoch ends (KIP-101, KIP-320).
+"""OffsetForLeaderEpoch (key 23), versions 2–4: the end offset of a leader epoch (KIP-101, KIP-320).
 
-A consumer asks it after a change of leader, to notice that its position was cut off. Here nothing acknowledged is ever cut
-off, but the answer must be right all the same.
+Consumers send it after a leader change to detect truncation below their position. Acknowledged records are never truncated
+here, but the result must still be correct.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _KEY: Final = 23
 
 
 async def handle(context: RequestContext, request: Any, *, partitions: Partitions) -> Any:
-    """Answer each partition from its owner's memory."""
+    """Return the end offset for each partition from the owner's memory."""
     topics = tuple(
         context.new(
             "OffsetForLeaderTopicResult",

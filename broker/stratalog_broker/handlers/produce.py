@@ -1,14 +1,14 @@
 """Produce (key 0), versions 3–13; 0–2 are advertised for old librdkafka (KAFKA-18659) and refused.
 
-The hot path. The request is walked over its receive buffer, each batch is checked by its header, gets its offset in place and
-goes to the partition's ledger as a view; the answer is sent from the callback that confirms the last batch. No task, no
-future, no copy per batch.
+This is the hot path. The request is parsed in its receive buffer; each batch is checked by its header, gets its offset in
+place and is passed to the partition's ledger as a view; the callback that confirms the last batch sends the response. There
+is no task, no future and no copy per batch.
 
-acks=0 is answered with nothing (an error closes the connection, as Kafka does), 1 when one bookie has the batch on disk, all
-when the ack quorum has. Too few bookies are answered NOT_ENOUGH_REPLICAS before the batch is sent, and
-NOT_ENOUGH_REPLICAS_AFTER_APPEND when a batch that was sent does not reach its quorum because of them; any other that is late
-is answered REQUEST_TIMED_OUT. The last two may still arrive: an idempotent producer's retry is recognised. A retry of a batch
-that is still on its way waits for that batch's fate.
+acks=0 gets no response (an error closes the connection, as in Kafka), acks=1 when one bookie has the batch on disk, acks=all
+when the ack quorum has. With too few bookies the result is NOT_ENOUGH_REPLICAS if the batch was not sent, and
+NOT_ENOUGH_REPLICAS_AFTER_APPEND if it was sent but did not reach its ack quorum; any other batch that is late gets
+REQUEST_TIMED_OUT. After the last two the batch may still be committed, and an idempotent producer's retry is recognised. A
+retry of a batch that is still in flight gets that batch's outcome.
 Transactions are not served yet: transactional batches are refused.
 """
 
@@ -52,7 +52,7 @@ _VALID_ACKS: Final = frozenset({-1, 0, 1})
 
 
 class PendingProduce:
-    """One Produce request until it is answered. ``results`` has one line per topic, filled in as partitions are done."""
+    """One unanswered Produce request. ``results`` has one entry per topic, filled in as partitions finish."""
 
     __slots__ = ("_context", "_deadline", "_handler", "_waiting", "is_answered", "results")
 
@@ -67,27 +67,27 @@ class PendingProduce:
         ]
 
     def wait(self) -> None:
-        """One more partition will call ``done``."""
+        """Expect one more call of ``done``."""
         self._waiting += 1
 
     def done(self) -> None:
-        """One partition, or the walk over all of them, is finished; the last one sends the answer."""
+        """Count one partition, or the loop over all of them, as finished; the last call sends the response."""
         self._waiting -= 1
         if self._waiting == 0:
             self.answer()
 
     def walked(self, timeout_ms: int) -> None:
-        """All batches are on their way."""
+        """Start the time-out for batches in flight; called once all batches have been sent."""
         if self._waiting > 1:
             self._deadline = self._handler.deadlines.add(timeout_ms / 1000, self._expire)
         self.done()
 
     def leader_of(self, topic_partition: TopicPartition) -> Leader | None:
-        """Where the client may produce to the partition."""
+        """Return the partition's owner, with its address for the client's listener."""
         return self._handler.partitions.leader_of(topic_partition, self._context.listener)
 
     def _expire(self) -> None:
-        """The time is over: say of what is not done whether bookies are missing."""
+        """Respond at the time-out; unfinished partitions that lack bookies get NOT_ENOUGH_REPLICAS_AFTER_APPEND."""
         partitions = self._handler.partitions
         find = partitions.find_by_id if self._context.api_version >= TOPIC_ID_VERSION else partitions.find_by_name
         for key, results in self.results:
@@ -98,7 +98,7 @@ class PendingProduce:
         self.answer()
 
     def answer(self) -> None:
-        """Send what is known; later results change nothing."""
+        """Send the response, once; later results are discarded."""
         if self.is_answered:
             return
         self.is_answered = True
@@ -110,7 +110,7 @@ class PendingProduce:
 
 
 class _Append:
-    """One partition's share of a request: from its batch to its line in the answer."""
+    """The append of one partition's batch, from its checks to its result in the response."""
 
     __slots__ = ("_append_time_ms", "_context", "_index", "_log", "_position", "_produce", "_results")
 
@@ -126,7 +126,7 @@ class _Append:
         self._append_time_ms = -1
 
     def start(self, batch: memoryview | None, acks: int, now_ms: int) -> None:
-        """Check and append. Raises ``Refused`` or a ``StratalogError``; nothing has happened then."""
+        """Check the batch and append it. Raises ``Refused`` or a ``StratalogError``, in which case nothing was appended."""
         if acks not in _VALID_ACKS:
             raise Refused(ErrorCode.invalid_required_acks, f"acks is {acks}; choose -1 (all), 0 or 1")
         if batch is None:
@@ -147,13 +147,16 @@ class _Append:
         self._context.hold()
 
     def _is_retry(self, header: BatchHeader, acks: int) -> bool:
-        """Whether the batch is in the log already: then its first try's answer is given. Raises ``Refused``."""
+        """Return whether the batch is already in the log, in which case its result is the first attempt's.
+
+        Raises ``Refused``, or ``NotLeader`` while the order of batches is settling after a takeover.
+        """
         verdict, earlier = self._log.core.producers.judge(header)
         if verdict is Verdict.APPEND:
             return False
         begins_late = verdict is Verdict.UNKNOWN and header.base_sequence != 0
         if (verdict is Verdict.OUT_OF_ORDER or begins_late) and self._log.admission.is_settling:
-            # It overtook a batch that was refused, or lost, before the takeover: both come again, in their order.
+            # It overtook a batch that was refused or lost before the takeover; the client retries both in order.
             raise NotLeader(f"sequence {header.base_sequence} of producer {header.producer_id} came before its predecessor")
         if verdict is Verdict.UNKNOWN:
             return False
@@ -188,7 +191,7 @@ class _Append:
 
 
 class ProduceHandler:
-    """One for the broker."""
+    """Handles all Produce requests of the broker."""
 
     def __init__(self, *, partitions: Partitions, deadlines: Deadlines, clock: Clock, settings: BrokerSettings) -> None:
         self.partitions = partitions
@@ -197,7 +200,7 @@ class ProduceHandler:
         self._append_timeout_ms = settings.append_timeout_ms
 
     def __call__(self, context: RequestContext, body: memoryview) -> None:
-        """Append all batches; the response follows when they have what ``acks`` asks for."""
+        """Append all batches; the response is sent once ``acks`` is satisfied for each of them."""
         request = parse_request(body, context.api_version)
         produce = PendingProduce(self, context, request)
         partitions = self.partitions
@@ -224,7 +227,7 @@ class ProduceHandler:
             produce.walked(min(max(request.timeout_ms, 0), self._append_timeout_ms))
 
     def _not_here(self, context: RequestContext, key: bytes, index: int, *, by_id: bool) -> PartitionResult:
-        """Why a partition cannot be written here, and where it can. Nobody but the cluster writes internal topics."""
+        """Return the error and the owner of a partition that cannot be written here. Clients cannot write internal topics."""
         partitions = self.partitions
         topic = partitions.topic_by_id(key) if by_id else partitions.topic_by_name(key)
         if topic is None:

@@ -1,4 +1,4 @@
-"""SyncGroup, versions 0–5. Members wait until the leader's assignment is in the log."""
+"""SyncGroup, versions 0–5. The response waits until the leader's assignment is in the log."""
 
 from __future__ import annotations
 
