@@ -149,7 +149,7 @@ class _Append:
     def _is_retry(self, header: BatchHeader, acks: int) -> bool:
         """Return whether the batch is already in the log, in which case its result is the first attempt's.
 
-        Raises ``Refused``, or ``NotLeader`` while the order of batches is settling after a takeover.
+        Raises ``Refused``, or ``NotLeader`` if its predecessor may still be resent after a takeover.
         """
         verdict, earlier = self._log.core.producers.judge(header)
         if verdict is Verdict.APPEND:

@@ -1,1 +1,1 @@
-"""Consumer groups: a sans-IO coordinator (``coordinator.py`` and below) and its shell over ``__consumer_offsets``."""
+"""Consumer groups: a coordinator without I/O (``coordinator.py`` and below) and its shell over ``__consumer_offsets``."""

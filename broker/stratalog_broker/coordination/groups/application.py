@@ -1,7 +1,7 @@
 """The shell of one coordinator partition: an internal-topic application with tickets, timers and a record writer.
 
-Everything that decides is in ``coordinator.py``. Requests that come while the partition is not loaded never get here
-(``service.py``). When the partition is resigned, everybody who waits is told NOT_COORDINATOR.
+All decisions are made in ``coordinator.py``. ``service.py`` refuses requests while the partition is not loaded. When this
+broker resigns the partition, all waiting joins and syncs fail with NOT_COORDINATOR.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ AnswerType = TypeVar("AnswerType", JoinAnswer, SyncAnswer)
 
 
 class GroupApplication:
-    """Groups of one partition of ``__consumer_offsets``, while this broker owns it. ``name`` is for the log."""
+    """Groups of one partition of ``__consumer_offsets`` while this broker owns it. ``name`` appears in log messages."""
 
     def __init__(self, append: Append, clock: Clock, limits: CoordinatorLimits, name: str = CONSUMER_OFFSETS) -> None:
         self._name = name
@@ -87,7 +87,7 @@ class GroupApplication:
 
     @property
     def unreadable_records(self) -> int:
-        """Records of the partition that were skipped since it was loaded, in replay or since then."""
+        """Number of records of the partition that were skipped, in replay or after it."""
         return self._store.unreadable
 
     @property
@@ -96,7 +96,7 @@ class GroupApplication:
 
     @property
     def coordinator(self) -> GroupCoordinator:
-        """The core, to read from. Raises ``KafkaError`` NOT_COORDINATOR once the partition is resigned."""
+        """The core, for reading. Raises ``KafkaError`` NOT_COORDINATOR unless the partition is loaded."""
         if self._coordinator is None:
             raise KafkaError(ErrorCode.not_coordinator)
         return self._coordinator
@@ -105,13 +105,13 @@ class GroupApplication:
         return Instant(monotonic_ms=int(self._clock.monotonic() * 1000), wall_ms=self._clock.wall_ms())
 
     async def join(self, group_id: str, make_request: Callable[[int], JoinRequest]) -> JoinAnswer:
-        """JoinGroup; returns when the group's join phase is over. ``make_request`` gets the ticket."""
+        """JoinGroup: return the answer, which may wait for the group's join phase. ``make_request`` gets the ticket."""
         ticket, answer = self._open_ticket(JoinAnswer)
         self._do(self.coordinator.join(group_id, make_request(ticket), self.now()))
         return await self._answer(ticket, answer)
 
     async def sync(self, group_id: str, make_request: Callable[[int], SyncRequest]) -> SyncAnswer:
-        """SyncGroup; returns when the leader's assignment is in the log."""
+        """SyncGroup: return the answer once the leader's assignment is in the log."""
         ticket, answer = self._open_ticket(SyncAnswer)
         self._do(self.coordinator.sync(group_id, make_request(ticket), self.now()))
         return await self._answer(ticket, answer)
@@ -120,7 +120,7 @@ class GroupApplication:
         return self.coordinator.heartbeat(group_id, member_id, group_instance_id, generation, self.now())
 
     def leave(self, group_id: str, members: Sequence[LeavingMember]) -> list[ErrorCode]:
-        """LeaveGroup: a code for each member."""
+        """LeaveGroup: return a code for each member."""
         errors, work = self.coordinator.leave(group_id, members, self.now())
         self._do(work)
         return errors
@@ -128,7 +128,7 @@ class GroupApplication:
     async def commit(
         self, group_id: str, member_id: str, group_instance_id: str | None, generation: int, commits: Sequence[Commit]
     ) -> list[ErrorCode]:
-        """OffsetCommit: a code for each commit, when those that are fine are in the log."""
+        """OffsetCommit: return a code for each commit, once the valid ones are in the log."""
         coordinator = self.coordinator
         errors, records = coordinator.plan_commit(group_id, member_id, group_instance_id, generation, commits, self.now())
         with coordinator.pending(group_id, commits):
@@ -142,12 +142,12 @@ class GroupApplication:
     async def delete_offsets(
         self, group_id: str, partitions: Sequence[TopicPartitionName]
     ) -> tuple[ErrorCode, list[ErrorCode]]:
-        """OffsetDelete: a code for the group, and one for each partition."""
+        """OffsetDelete: return a code for the group and one for each partition."""
         error, errors, records = self.coordinator.plan_delete_offsets(group_id, partitions)
         return error, await self._write_for(errors, records)
 
     def topics(self) -> set[tuple[str, UUID | None]]:
-        """Names and ids of all topics of which a group has committed offsets here."""
+        """Return names and ids of all topics for which a group of this partition has committed offsets."""
         tables = self._store.offsets.values() if self.is_loaded else ()
         return {(topic, committed.topic_id) for table in tables for (topic, _), committed in table.items()}
 

@@ -1,9 +1,8 @@
-"""The groups of one partition of ``__consumer_offsets``: live state machines over the durable store, without I/O.
+"""The groups of one partition of ``__consumer_offsets``: live state machines over the durable store. Does no I/O.
 
-The shell passes requests and the time, writes the records of each :class:`Write`, and reports with
-:meth:`GroupCoordinator.on_written`. Offsets and groups become visible only through the store, hence only once the quorum has
-them. Nothing here is unbounded:
-see ``CoordinatorLimits``.
+The shell passes requests and the time, writes the records of each :class:`Write`, and reports the outcome with
+:meth:`GroupCoordinator.on_written`. Offsets and group metadata become visible only through the store, so only once the ack
+quorum has them. Everything is bounded: see ``CoordinatorLimits``.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from stratalog_broker.coordination.groups.store import GroupStore, TopicPartitio
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Write:
-    """Append the records as one batch, then call ``on_written`` with group and token."""
+    """Instructs the shell to append the records as one batch, then call ``on_written`` with group and token."""
 
     group_id: str
     token: int
@@ -45,7 +44,7 @@ Work = Answer | Write
 
 
 class GroupCoordinator(RemovingTable):
-    """Requests for the groups of one partition. What changes the log is returned as records to write."""
+    """Handles the requests for the groups of one partition. Changes are returned as records to write."""
 
     def __init__(self, limits: CoordinatorLimits, store: GroupStore, now: Instant) -> None:
         super().__init__(limits, store, now)
@@ -87,7 +86,7 @@ class GroupCoordinator(RemovingTable):
         return ErrorCode.unknown_member_id if group is None else group.heartbeat(member_id, group_instance_id, generation, now)
 
     def leave(self, group_id: str, members: Sequence[LeavingMember], now: Instant) -> tuple[list[ErrorCode], list[Work]]:
-        """One code for each member, in order."""
+        """Remove members; return one code for each, in order, and the work to do."""
         group = self.groups.get(group_id)
         if group is None:
             return [ErrorCode.unknown_member_id] * len(members), []
@@ -99,7 +98,7 @@ class GroupCoordinator(RemovingTable):
         return errors, work
 
     def on_written(self, group_id: str, token: int, error: ErrorCode, now: Instant) -> list[Work]:
-        """The records of a :class:`Write` are in the log (``none``), or are not, or nobody knows."""
+        """Report the outcome of a :class:`Write`: ``none`` if the records are in the log, else failed or unknown."""
         group = self.groups.get(group_id)
         return [] if group is None else self._done(group_id, group.on_persisted(token, error, now))
 
@@ -107,16 +106,16 @@ class GroupCoordinator(RemovingTable):
 
     @property
     def wake_at_ms(self) -> int | None:
-        """When :meth:`tick` has something to do, at the earliest."""
+        """The earliest monotonic time at which :meth:`tick` has work, in milliseconds."""
         return self._wakes[0][0] if self._wakes else None
 
     def tick(self, now: Instant) -> list[Work]:
-        """Let the time pass for all groups with a deadline that is over."""
+        """Process all groups with a deadline in the past."""
         work: list[Work] = []
         while self._wakes and self._wakes[0][0] <= now.monotonic_ms:
             at_ms, group_id = heapq.heappop(self._wakes)
             if self._planned.get(group_id) != at_ms:
-                continue  # planned anew for an earlier time, which has passed
+                continue  # rescheduled to an earlier time, which was processed
             del self._planned[group_id]
             group = self.groups.get(group_id)
             if group is not None:
@@ -141,7 +140,7 @@ class GroupCoordinator(RemovingTable):
         commits: Sequence[Commit],
         now: Instant,
     ) -> tuple[list[ErrorCode], list[OffsetsRecord]]:
-        """A code for each commit, and the records of those that are fine: they count once they are written."""
+        """Return a code for each commit, and the records of the valid ones, which take effect once they are written."""
         error = self._check_commit(group_id, member_id, group_instance_id, generation, now)
         if error is not ErrorCode.none:
             return [error] * len(commits), []

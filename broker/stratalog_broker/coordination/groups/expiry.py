@@ -1,7 +1,7 @@
-"""When committed offsets may be forgotten (KIP-211): nobody uses them any more, for as long as the retention says.
+"""Expiry of committed offsets (KIP-211): offsets expire when they have been unused for the retention time.
 
-A group without members counts from when it became empty or from the commit, whichever is later; a group that never had
-members counts from the commit; in a stable consumer group only topics that no member wants any more expire.
+In a group without members the time counts from when it became empty or from the commit, whichever is later; in a group that
+never had members, from the commit. In a stable consumer group only offsets of topics without a subscriber expire.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CONSUMER_PROTOCOL: Final = "consumer"
 
 
 def topics_wanted_by(group: Group) -> frozenset[str] | None:
-    """Topics to which the members of a consumer group subscribe, or None if that cannot be told."""
+    """Return the topics to which the members of a consumer group subscribe, or None if a subscription is unreadable."""
     topics: set[str] = set()
     for member in group.membership.members.values():
         for _, metadata in member.protocols:
@@ -32,7 +32,7 @@ def topics_wanted_by(group: Group) -> frozenset[str] | None:
 def expired_offsets(
     group: Group | None, offsets: Mapping[TopicPartitionName, CommittedOffset], horizon_ms: int
 ) -> list[TopicPartitionName]:
-    """The offsets that were last needed at or before ``horizon_ms`` (wall time)."""
+    """Return the offsets that were last in use at or before ``horizon_ms`` (wall time)."""
     old = [name for name, committed in offsets.items() if committed.committed_at_ms <= horizon_ms]
     if not old or group is None or not group.protocol_type:
         return old

@@ -1,10 +1,10 @@
-"""One consumer group of the classic protocol: the requests, as a sans-IO state machine.
+"""One consumer group of the classic protocol, as a state machine that does no I/O.
 
-Each public method is one event; it takes the time and returns what to do. JoinGroup v0–9, SyncGroup v0–5, Heartbeat v0–4
-and LeaveGroup v0–5 are all served by it: what older versions lack is a default of the request. Assignment happens in
-the clients, so eager and cooperative assignors are alike here.
+Each public method is one event; it takes the time and returns instructions. It serves JoinGroup v0–9, SyncGroup v0–5,
+Heartbeat v0–4 and LeaveGroup v0–5; fields that older versions lack have defaults. Clients compute the assignment, so eager
+and cooperative assignors need no distinction here.
 
-Where it differs from Apache Kafka: a repeated JoinGroup or SyncGroup of one member answers the earlier one with
+Differences from Apache Kafka: when a member repeats JoinGroup or SyncGroup, the earlier request is answered with
 REBALANCE_IN_PROGRESS instead of never; an absent static member is not dropped at the sync time-out.
 """
 
@@ -26,12 +26,12 @@ from stratalog_broker.coordination.groups.rebalance import NEVER_MS, GroupState
 
 
 class Group(JoiningGroup):
-    """Requests to one group. Not thread-safe; every call returns at once."""
+    """Handles the requests of one group. Not thread-safe; no call blocks."""
 
     # -- SyncGroup
 
     def sync(self, request: SyncRequest, now: Instant) -> Instructions:
-        """Hand in (leader) and get (all) the assignment of a generation."""
+        """Submit the assignment of a generation (leader) and request one's own part (all members)."""
         error = self._check_sync(request)
         if error is not ErrorCode.none:
             self._answer(request.ticket, SyncAnswer(error=error))
@@ -57,7 +57,7 @@ class Group(JoiningGroup):
         return ErrorCode.rebalance_in_progress if self.state is GroupState.PREPARING_REBALANCE else ErrorCode.none
 
     def _assign(self, assignments: dict[str, bytes], now: Instant) -> None:
-        """Persist what the leader assigned; members hear of it only once it is in the log."""
+        """Persist the leader's assignment; members get it only once it is in the log."""
         if self._assigning is not None:
             return
         members = self.membership.members.values()
@@ -73,10 +73,10 @@ class Group(JoiningGroup):
         self._abort_sync(error)
         self._start_rebalance(now)
 
-    # -- what became of a Persist
+    # -- outcome of a Persist
 
     def on_persisted(self, token: int, error: ErrorCode, now: Instant) -> Instructions:
-        """``none``: the image is in the log for good. Any other error: it is not, or nobody knows."""
+        """Process the outcome of a ``Persist``: ``none`` if the image is durably in the log, else failed or unknown."""
         replaced = self._replacements.pop(token, None)
         if replaced is not None:
             self._finish_replacement(replaced, error)
@@ -91,7 +91,7 @@ class Group(JoiningGroup):
     # -- Heartbeat, LeaveGroup, time, deletion
 
     def heartbeat(self, member_id: str, group_instance_id: str | None, generation: int, now: Instant) -> ErrorCode:
-        """Stay in the group; REBALANCE_IN_PROGRESS calls the member back to join."""
+        """Extend a member's session; return REBALANCE_IN_PROGRESS if it has to rejoin."""
         error = self._check_member(member_id, group_instance_id, generation)
         if error is not ErrorCode.none:
             return error
@@ -99,7 +99,7 @@ class Group(JoiningGroup):
         return ErrorCode.rebalance_in_progress if self.state is GroupState.PREPARING_REBALANCE else ErrorCode.none
 
     def leave(self, leaving: LeavingMember, now: Instant) -> tuple[ErrorCode, Instructions]:
-        """Go at once, instead of after the session time-out."""
+        """Remove a member immediately, instead of after its session time-out."""
         error = self._leave(leaving, now)
         return error, self._drain()
 
@@ -118,7 +118,7 @@ class Group(JoiningGroup):
         return error
 
     def tick(self, now: Instant) -> Instructions:
-        """Let time pass: phases and sessions whose deadline is over. Call it at ``wake_at_ms``, or any time."""
+        """End phases and sessions whose deadline has passed. Call it at ``wake_at_ms`` or at any other time."""
         if now.monotonic_ms >= self._phase_deadline_ms:
             if self.state is GroupState.PREPARING_REBALANCE:
                 self._join_deadline(now)
@@ -130,7 +130,7 @@ class Group(JoiningGroup):
         return self._drain()
 
     def delete(self, now: Instant) -> ErrorCode:
-        """DeleteGroups: only a group without members may go."""
+        """DeleteGroups: move a group without members to DEAD; return NON_EMPTY_GROUP if it has members."""
         if self.state is GroupState.DEAD:
             return ErrorCode.group_id_not_found
         if self.state is not GroupState.EMPTY:
@@ -141,7 +141,10 @@ class Group(JoiningGroup):
     # -- OffsetCommit
 
     def check_commit(self, member_id: str, group_instance_id: str | None, generation: int, now: Instant) -> ErrorCode:
-        """Who may commit: members of this generation, and anybody without a generation while the group is empty."""
+        """Return whether a commit is allowed, as a code, and extend the member's session.
+
+        Members of this generation may commit; clients without a generation may commit while the group is empty.
+        """
         if self.state is GroupState.DEAD:
             return ErrorCode.coordinator_not_available
         if generation < 0 and self.state is GroupState.EMPTY:
@@ -164,7 +167,7 @@ class Group(JoiningGroup):
 
     @classmethod
     def from_image(cls, image: GroupImage, limits: GroupLimits, now: Instant) -> Group:
-        """A group as the log has it. Its members get a whole session time-out from now on."""
+        """Return the group stored as ``image``. Its members' sessions start at ``now``."""
         group = cls(image.group_id, limits, image.state_since_ms)
         group.generation = image.generation
         group.protocol_type = image.protocol_type

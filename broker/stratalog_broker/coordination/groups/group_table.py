@@ -1,7 +1,7 @@
-"""Which groups a coordinator has: live state machines and what the store knows, under the coordinator's bounds. No I/O.
+"""The groups of a coordinator: live state machines and stored groups, within the coordinator's bounds. Does no I/O.
 
-A group exists while it has members, pending members, stored metadata or offsets. Commits that are on their way to the log are
-pending: the store does not show them yet, so expiry and the deletion of topics, which go by the store, leave theirs alone.
+A group exists while it has members, pending members, stored metadata or offsets. Commits that are being written to the log
+are pending. The store does not contain them yet, so expiry and topic deletion, which use the store, skip their partitions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stratalog_broker.coordination.groups.store import GroupStore, TopicPartitio
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorLimits:
-    """Bounds of one coordinator partition. Names longer than ``name_bytes_max`` do not fit a stored string."""
+    """Bounds of one coordinator partition. Names longer than ``name_bytes_max`` are refused."""
 
     group: GroupLimits = field(default_factory=GroupLimits)
     groups_max: int = 100_000
@@ -30,7 +30,7 @@ class CoordinatorLimits:
 
 
 class GroupTable:
-    """Groups by id; those without members ever, known by their offsets alone, have no state machine."""
+    """Groups by id. A group that never had members and has only offsets has no state machine."""
 
     def __init__(self, limits: CoordinatorLimits, store: GroupStore, now: Instant) -> None:
         self.limits = limits
@@ -40,7 +40,7 @@ class GroupTable:
 
     @contextmanager
     def pending(self, group_id: str, commits: Sequence[Commit]) -> Iterator[None]:
-        """To be held from planning a commit until its outcome is known: its group and partitions are not removed meanwhile."""
+        """Mark commits as pending, from planning until the outcome is known, so that expiry and topic deletion skip them."""
         self._pending.setdefault(group_id, {})[id(commits)] = commits
         try:
             yield
@@ -51,17 +51,17 @@ class GroupTable:
                 del self._pending[group_id]
 
     def pending_of(self, group_id: str) -> set[TopicPartitionName]:
-        """Partitions for which the group has commits on their way to the log."""
+        """Return the partitions for which the group has pending commits."""
         in_flight = self._pending.get(group_id, {})
         return {(commit.topic, commit.partition) for commits in in_flight.values() for commit in commits}
 
     def group_ids(self) -> list[str]:
-        """All groups, live or only stored, that somebody would list."""
+        """Return the sorted ids of all groups, live or only stored; groups without members or a generation are omitted."""
         live = {name for name, group in self.groups.items() if len(group.membership) or group.generation}
         return sorted({*live, *self.store.offsets, *self.store.images})
 
     def state_of(self, group_id: str) -> GroupState:
-        """``DEAD`` for a group that does not exist."""
+        """Return the group's state; ``DEAD`` if it does not exist."""
         group = self.groups.get(group_id)
         if group is not None:
             return group.state

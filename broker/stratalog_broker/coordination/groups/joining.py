@@ -1,7 +1,7 @@
-"""JoinGroup of the classic protocol: new and known members, static members that return. No I/O.
+"""JoinGroup of the classic protocol: new, known and returning static members. Does no I/O.
 
-New dynamic members are first told their id (KIP-394); static members keep their place over a restart (KIP-345) and, as
-leaders, may skip a needless assignment (KIP-814).
+A new dynamic member first gets its id and joins again with it (KIP-394). A static member keeps its membership across a
+restart (KIP-345) and, as leader, may skip an unnecessary assignment (KIP-814).
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ class _Replacement:
 
 
 class JoiningGroup(Rebalance):
-    """A group as far as joining goes."""
+    """A group with the JoinGroup request; ``Group`` adds the other requests."""
 
     def __init__(self, group_id: str, limits: GroupLimits, state_since_ms: int) -> None:
         super().__init__(group_id, limits, state_since_ms)
         self._replacements: dict[int, _Replacement] = {}
-        """Static members whose replacement is being persisted, by token."""
+        """Returning static members whose new id is being persisted, by token."""
 
     def join(self, request: JoinRequest, now: Instant) -> Instructions:
-        """Join or rejoin; the answer may come only after a rebalance."""
+        """Join or rejoin; the answer may follow only after a rebalance."""
         error = self._check_join(request)
         if error is not ErrorCode.none:
             self._refuse(request, error)
@@ -66,7 +66,7 @@ class JoiningGroup(Rebalance):
         return ErrorCode.none if self._has_room(request) else ErrorCode.group_max_size_reached
 
     def _speaks(self, request: JoinRequest) -> bool:
-        """Whether the member has a protocol in common with all the others, of the same type."""
+        """Return whether the member shares the group's protocol type and supports a protocol that all members support."""
         if not request.protocol_type or not 0 < len(request.protocols) <= self.limits.protocols_max:
             return False
         if not self.membership.members:
@@ -114,9 +114,9 @@ class JoiningGroup(Rebalance):
             self._rebalance_or_complete_join(now)
 
     def _may_keep_generation(self, member: Member, request: JoinRequest) -> bool:
-        """A member that repeats its join unchanged gets the running generation; a stable group's leader forces a new one.
+        """Return whether a rejoin is answered with the current generation: if unchanged, except from a stable group's leader.
 
-        The leader rejoins when it saw the topics' metadata change, which its own metadata does not show.
+        A leader rejoins when topic metadata changed, which is not visible in its own metadata, so it forces a rebalance.
         """
         if member.protocols != request.protocols:
             return False
@@ -146,7 +146,7 @@ class JoiningGroup(Rebalance):
         self.membership.set_join_ticket(member, request.ticket)
 
     def _replace_static(self, request: JoinRequest, member: Member, now: Instant) -> None:
-        """A static member restarted: it takes its old place, in a stable group without a rebalance (KIP-345)."""
+        """Give a restarted static member its old membership, without a rebalance if the group is stable (KIP-345)."""
         old_id = member.member_id
         self._answer_join(member, JoinAnswer(error=ErrorCode.fenced_instance_id, member_id=old_id))
         self._answer_sync(member, SyncAnswer(error=ErrorCode.fenced_instance_id))
@@ -165,10 +165,10 @@ class JoiningGroup(Rebalance):
             self._rebalance_or_complete_join(now)
 
     def _finish_replacement(self, replaced: _Replacement, error: ErrorCode) -> None:
-        """Answer a returning static member. Without KIP-814 it is told the old leader id, lest it assign anew."""
+        """Answer a returning static member. Without KIP-814 a leader gets its old id as leader, so that it does not assign."""
         member = self.membership.members.get(replaced.new_id)
         if member is None or member.join_ticket != replaced.ticket or self.state is not GroupState.STABLE:
-            return  # a rebalance, or the member's next restart, has taken the request over
+            return  # a rebalance or another restart of the member now answers the request
         if error is not ErrorCode.none:
             self._answer_join(member, JoinAnswer(error=error))
             self.membership.rename(member, replaced.old_id)
@@ -181,7 +181,7 @@ class JoiningGroup(Rebalance):
         self._answer_join(member, answer)
 
     def validate_state(self) -> None:
-        """Assert what always holds."""
+        """Assert the invariants."""
         super().validate_state()
         if self.state is GroupState.STABLE:
             assert self.membership.joining <= len(self._replacements)

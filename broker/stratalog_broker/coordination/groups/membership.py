@@ -1,7 +1,7 @@
-"""Who is in a group: members by id and by instance id, the leader, and the vote for a protocol.
+"""The members of a group by id and by instance id, the leader, and the vote for a protocol.
 
-Bookkeeping only: no states, no time. Always holds: the leader, if any, is a member; there is a leader exactly when there
-are members; each instance id names one member; ``supporters`` counts the members that can use each protocol.
+Knows neither the group's state nor the time. Invariants: the leader, if any, is a member; there is a leader exactly when
+there are members; each instance id belongs to one member; ``supporters`` counts the members that support each protocol.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from stratalog_broker.coordination.groups.messages import NO_MEMBER, Protocols
 
 @dataclass(slots=True, kw_only=True)
 class Member:
-    """One member. ``join_ticket`` and ``sync_ticket`` are its unanswered requests."""
+    """One member. ``join_ticket`` and ``sync_ticket`` identify its unanswered requests."""
 
     member_id: str
     group_instance_id: str | None
@@ -37,19 +37,19 @@ class Member:
 
     @property
     def is_waiting(self) -> bool:
-        """Whoever waits for us cannot send heartbeats, and is not held to them."""
+        """Whether a request is unanswered. A waiting member cannot send heartbeats, so its session is extended."""
         return self.join_ticket is not None or self.sync_ticket is not None
 
     def metadata_for(self, protocol_name: str | None) -> bytes:
         return next((metadata for name, metadata in self.protocols if name == protocol_name), b"")
 
     def vote(self, candidates: set[str]) -> str:
-        """The candidate that this member wants most."""
+        """Return the candidate that this member prefers."""
         return next(name for name, _ in self.protocols if name in candidates)
 
 
 class Membership:
-    """The members of one group in the order in which they came."""
+    """The members of one group in join order."""
 
     def __init__(self) -> None:
         self.members: dict[str, Member] = {}
@@ -62,7 +62,7 @@ class Membership:
         return len(self.members)
 
     def add(self, member: Member, join_ticket: int | None = None) -> None:
-        """The first one leads."""
+        """Add a member; the first one becomes leader."""
         self.members[member.member_id] = member
         if member.group_instance_id is not None:
             self.instances[member.group_instance_id] = member.member_id
@@ -71,7 +71,7 @@ class Membership:
         self.set_join_ticket(member, join_ticket)
 
     def remove(self, member_id: str) -> Member:
-        """Without its tickets answered: that is up to the caller."""
+        """Remove and return a member. The caller answers its tickets."""
         member = self.members.pop(member_id)
         self._count(member, -1)
         if member.join_ticket is not None:
@@ -83,7 +83,7 @@ class Membership:
         return member
 
     def rename(self, member: Member, member_id: str) -> None:
-        """A static member came back under a new id: it keeps its place, its assignment and its leadership."""
+        """Change the id of a returning static member, which keeps its position, assignment and leadership."""
         old_id = member.member_id
         member.member_id = member_id
         self.members = {member_id if key == old_id else key: value for key, value in self.members.items()}
@@ -102,7 +102,7 @@ class Membership:
         member.join_ticket = ticket
 
     def elect_joined_leader(self) -> bool:
-        """Make sure that the leader is somebody who has rejoined; false if nobody has."""
+        """Replace the leader if it has not rejoined; return False if no member has."""
         if self.leader is not None and self.members[self.leader].join_ticket is not None:
             return True
         joined = next((member.member_id for member in self.members.values() if member.join_ticket is not None), None)
@@ -113,18 +113,18 @@ class Membership:
         return {name for name, count in self.supporters.items() if count == len(self.members)}
 
     def can_work_with(self, protocols: Protocols) -> bool:
-        """Whether one of these protocols is known to every present member."""
+        """Return whether every current member supports one of these protocols."""
         count = len(self.members)
         return any(self.supporters[name] == count for name, _ in protocols)
 
     def choose_protocol(self) -> str:
-        """The protocol with the most votes among those that all can use; the earliest members' choice wins a tie."""
+        """Return the protocol with the most votes among those that all support; ties go to the earliest members' choice."""
         candidates = self.supported_by_all()
         votes = Counter(member.vote(candidates) for member in self.members.values())
         return votes.most_common(1)[0][0]
 
     def validate(self, member_id: str, group_instance_id: str | None) -> ErrorCode:
-        """Whether the sender is who it says (KIP-345): an instance id seen under another member id is fenced."""
+        """Check a sender's identity; an instance id that belongs to another member id is fenced (KIP-345)."""
         if group_instance_id is not None:
             current = self.instances.get(group_instance_id)
             if current is None:
@@ -133,13 +133,13 @@ class Membership:
         return ErrorCode.none if member_id in self.members else ErrorCode.unknown_member_id
 
     def find(self, member_id: str, group_instance_id: str | None) -> str | None:
-        """The member id that a leave request means: a static member may be named by its instance alone."""
+        """Return the member id of a leave request; a static member may be identified by its instance id alone."""
         if member_id == NO_MEMBER and group_instance_id is not None:
             return self.instances.get(group_instance_id)
         return member_id
 
     def validate_state(self) -> None:
-        """Assert what always holds."""
+        """Assert the invariants."""
         assert (self.leader is None) == (not self.members)
         assert self.leader is None or self.leader in self.members
         assert all(self.members[member_id].group_instance_id == name for name, member_id in self.instances.items())

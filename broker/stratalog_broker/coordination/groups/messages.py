@@ -1,7 +1,7 @@
-"""What goes into a group's state machine and what comes out: requests with tickets, answers to tickets, records to persist.
+"""Inputs and outputs of a group's state machine: requests with tickets, answers to tickets, and images to persist.
 
-A ticket is a number that the shell chose for a request that may be answered later. Every ticket that goes in comes out
-in exactly one :class:`Answer`. Times: ``monotonic_ms`` for time-outs, ``wall_ms`` for what is stored.
+A ticket is a number that the shell assigns to a request that may be answered later. Each ticket is answered by exactly one
+:class:`Answer`. Times: ``monotonic_ms`` for time-outs, ``wall_ms`` for stored values.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from kio.schema.errors import ErrorCode
 NO_MEMBER = ""
 NO_GENERATION = -1
 Protocols = tuple[tuple[str, bytes], ...]
-"""Name and metadata of each assignment protocol that a member can use, the most wanted first."""
+"""Name and metadata of each assignment protocol that a member supports, in order of preference."""
 
 
 class Instant(NamedTuple):
-    """Now, on both clocks."""
+    """The current time on both clocks."""
 
     monotonic_ms: int
     wall_ms: int
@@ -27,10 +27,10 @@ class Instant(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinRequest:
-    """JoinGroup. ``fresh_member_id`` is what a member without an id gets (the core has no randomness of its own).
+    """JoinGroup. ``fresh_member_id`` is assigned to a member without an id (the core has no source of randomness).
 
-    ``requires_known_member``: from v4 on a new dynamic member is first told its id (KIP-394).
-    ``can_skip_assignment``: from v9 on a returning static leader learns that nothing has to be assigned (KIP-814).
+    ``requires_known_member``: since v4 a new dynamic member gets its id first and joins again with it (KIP-394).
+    ``can_skip_assignment``: since v9 a returning static leader is told that it need not assign (KIP-814).
     """
 
     ticket: int
@@ -49,7 +49,7 @@ class JoinRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinedMember:
-    """One row of the leader's list: metadata is that of the chosen protocol."""
+    """One member in the response to the leader; ``metadata`` is for the chosen protocol."""
 
     member_id: str
     group_instance_id: str | None
@@ -70,7 +70,7 @@ class JoinAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncRequest:
-    """SyncGroup; ``assignments`` comes from the leader only. Protocol type and name are checked when given (v5)."""
+    """SyncGroup; only the leader sends ``assignments``. Protocol type and name are checked if given (v5)."""
 
     ticket: int
     member_id: str
@@ -91,7 +91,7 @@ class SyncAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeavingMember:
-    """One member of a LeaveGroup; a static one may be named by its instance id alone."""
+    """One member of a LeaveGroup request; a static member may be identified by its instance id alone."""
 
     member_id: str
     group_instance_id: str | None = None
@@ -99,14 +99,14 @@ class LeavingMember:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """Answer the request that came with ``ticket``."""
+    """Instructs the shell to answer the request with ``ticket``."""
 
     ticket: int
     value: JoinAnswer | SyncAnswer
 
 
 class MemberImage(msgspec.Struct, frozen=True, kw_only=True):
-    """A member as it is stored: ``subscription`` is its metadata for the group's chosen protocol."""
+    """A stored member; ``subscription`` is its metadata for the group's chosen protocol."""
 
     member_id: str
     group_instance_id: str | None
@@ -119,7 +119,7 @@ class MemberImage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupImage(msgspec.Struct, frozen=True, kw_only=True):
-    """A group as it is stored: always between rebalances, either empty or with an assignment for everybody."""
+    """A stored group, never in the middle of a rebalance: either empty, or with an assignment for each member."""
 
     group_id: str
     protocol_type: str
@@ -132,7 +132,7 @@ class GroupImage(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Persist:
-    """Write ``image`` to the log, then call ``Group.on_persisted`` with ``token`` and what became of it."""
+    """Instructs the shell to write ``image`` to the log, then call ``Group.on_persisted`` with ``token`` and the outcome."""
 
     token: int
     image: GroupImage
@@ -143,10 +143,10 @@ Instruction = Answer | Persist
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupLimits:
-    """Bounds of one group. Sessions outside the bounds are refused; members beyond ``members_max`` too.
+    """Bounds of one group. Session time-outs outside the bounds and members beyond ``members_max`` are refused.
 
-    ``initial_rebalance_delay_ms``: how long the first rebalance of an empty group waits for more members.
-    ``new_member_timeout_ms``: a new member whose join is pending that long is given up.
+    ``initial_rebalance_delay_ms``: the time for which the first rebalance of an empty group waits for more members.
+    ``new_member_timeout_ms``: a new member whose join is pending for this time is removed.
     """
 
     members_max: int = 1_000

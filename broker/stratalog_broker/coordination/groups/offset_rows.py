@@ -1,7 +1,7 @@
-"""Offsets by the thousand: records of ``__consumer_offsets`` that share a group and a topic, written and read quickly.
+"""Fast encoding and decoding of many offset records of ``__consumer_offsets`` that share a group and a topic.
 
-The bytes are those of :mod:`.records`, which decides wherever something is unusual. What repeats is kept for as long as one
-request or one batch lasts: the beginning of a key up to its partition, and the topic's id.
+The bytes are identical to those of :mod:`.records`, which handles the uncommon cases. Repeated parts are cached for one request
+or one batch: the beginning of a key up to its partition, and the topic's id.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PLAIN_VALUE: Final = struct.Struct(">hqihq")
 
 
 class Commit(NamedTuple):
-    """One offset to commit; ``metadata`` is the client's own."""
+    """One offset to commit; ``metadata`` is the client's text."""
 
     topic: str
     partition: int
@@ -43,7 +43,7 @@ class Commit(NamedTuple):
 
 
 class OffsetEncoder:
-    """Records of one group's commits at one moment."""
+    """Encodes one group's commits of one time."""
 
     def __init__(self, group_id: str, committed_at_ms: int) -> None:
         self._group_id = group_id
@@ -71,25 +71,25 @@ class OffsetEncoder:
 
 
 class OffsetDecoder:
-    """Keys and values of one batch. Both methods raise ``Corrupt``, as :mod:`.records` does."""
+    """Decodes the keys and values of one batch. Both methods raise ``Corrupt``, as :mod:`.records` does."""
 
     def __init__(self) -> None:
         self._names: dict[bytes, tuple[str, str]] = {}
         self._topic_ids: dict[tuple[Header, ...], UUID | None] = {}
 
     def key(self, key: bytes) -> OffsetKey | GroupKey | None:
-        """What :func:`.records.decode_key` says."""
+        """Return the same as :func:`.records.decode_key`."""
         names = self._names.get(key[: -_PARTITION.size])
         if names is not None:
             return OffsetKey(*names, *_PARTITION.unpack_from(key, len(key) - _PARTITION.size))
         found = decode_key(key)
-        # Only a key that ends with its partition says something of others that begin alike.
+        # Cache only keys that end with their partition: others with the same beginning then differ only in the partition.
         if isinstance(found, OffsetKey) and encode_offset_key(found) == key:
             self._names[key[: -_PARTITION.size]] = found.group_id, found.topic
         return found
 
     def value(self, value: bytes, headers: Sequence[Header]) -> CommittedOffset:
-        """An offset with the topic id that its headers carry."""
+        """Return the committed offset, with the topic id from the headers."""
         topic_id = self._topic_id(tuple(headers))
         if len(value) == _PLAIN_VALUE.size:
             version, offset, leader_epoch, metadata_bytes, committed_at_ms = _PLAIN_VALUE.unpack(value)

@@ -1,14 +1,14 @@
-"""The phases of a group's rebalance, without the requests that drive them (``group.py``) and without any I/O.
+"""The phases of a group's rebalance. The requests that drive them are in ``group.py``. Does no I/O.
 
 Kafka's classic protocol (KIP-62, KIP-134, KIP-345, KIP-394)::
 
     EMPTY ──join──▶ PREPARING ──all joined, or time-out──▶ COMPLETING ──leader's sync persisted──▶ STABLE
-      ▲                 ▲  └─nobody left─▶ EMPTY               │                                      │
+      ▲                 ▲  └─no members──▶ EMPTY               │                                      │
       └─────────────────┴──────join, leave, expiry─────────────┴──────────────────────────────────────┘
     any ──deleted──▶ DEAD
 
-Always holds: a generation's answers go only to members of that generation; a generation becomes STABLE only after its
-assignment is in the log; time moves only through the ``now`` of each call; ``wake_at_ms`` is never later than the next
+Invariants: a generation's answers go only to members of that generation; a generation becomes STABLE only after its
+assignment is in the log; time advances only through the ``now`` of each call; ``wake_at_ms`` is never later than the next
 deadline.
 """
 
@@ -37,7 +37,7 @@ NEVER_MS: Final = 2**62
 
 
 class GroupState(StrEnum):
-    """Named as Kafka's tools print them."""
+    """The states of a group, named as Kafka's tools print them."""
 
     EMPTY = "Empty"
     PREPARING_REBALANCE = "PreparingRebalance"
@@ -56,7 +56,7 @@ _PREVIOUS: Final[dict[GroupState, frozenset[GroupState]]] = {
 
 
 class Rebalance:
-    """State, members and deadlines of one group, and the steps between states. Instructions gather in ``_out``."""
+    """State, members and deadlines of one group, and its transitions. Instructions are collected in ``_out``."""
 
     def __init__(self, group_id: str, limits: GroupLimits, state_since_ms: int) -> None:
         self.group_id = group_id
@@ -68,7 +68,7 @@ class Rebalance:
         self.protocol_name: str | None = None
         self.membership = Membership()
         self.pending_members: dict[str, int] = {}
-        """Ids handed out with MEMBER_ID_REQUIRED that have not joined yet, and when they are forgotten."""
+        """Ids returned with MEMBER_ID_REQUIRED whose members have not joined yet, with their expiry times."""
         self.unsynced: set[str] = set()
         self.wake_at_ms = NEVER_MS
         self._phase_deadline_ms = NEVER_MS
@@ -106,10 +106,10 @@ class Rebalance:
         self.state_since_ms = now.wall_ms
         self._phase_deadline_ms = NEVER_MS
 
-    # -- phase one: everybody joins
+    # -- phase one: all members join
 
     def _start_rebalance(self, now: Instant) -> None:
-        """Call everybody back. The first rebalance of an empty group waits a little, so that many may come at once."""
+        """Make all members rejoin. The first rebalance of an empty group waits a short time for more members."""
         if self.state is GroupState.COMPLETING_REBALANCE:
             self._abort_sync(ErrorCode.rebalance_in_progress)
         was_empty = self.state is GroupState.EMPTY
@@ -133,7 +133,7 @@ class Rebalance:
             self._maybe_complete_join(now)
 
     def _maybe_complete_join(self, now: Instant) -> None:
-        """Go on as soon as all known members are here; a first rebalance always waits for its delay."""
+        """Complete the join phase once all known members have joined; a first rebalance always waits for its delay."""
         initial_delay = self._initial_end_ms is not None and self.limits.initial_rebalance_delay_ms > 0
         if self.state is not GroupState.PREPARING_REBALANCE or (initial_delay and len(self.membership)):
             return
@@ -141,7 +141,7 @@ class Rebalance:
             self._complete_join(now)
 
     def _join_deadline(self, now: Instant) -> None:
-        """The delay or the rebalance time-out is over; a first rebalance to which somebody came waits once more."""
+        """Handle the end of the delay or time-out; a first rebalance that a member joined in the delay waits once more."""
         end_ms = self._initial_end_ms
         if end_ms is not None and self._member_came and now.monotonic_ms < end_ms:
             self._member_came = False
@@ -150,7 +150,7 @@ class Rebalance:
             self._complete_join(now)
 
     def _complete_join(self, now: Instant) -> None:
-        """Leave out who did not rejoin (static members keep their place) and answer the rest with the new generation."""
+        """Drop dynamic members that did not rejoin and answer the others with the new generation. Static members stay."""
         absent = [m for m in self.membership.members.values() if m.join_ticket is None and not m.is_static]
         for member in absent:
             self._drop(member.member_id, ErrorCode.unknown_member_id)
@@ -170,7 +170,7 @@ class Rebalance:
         self._answer_joins(now)
 
     def _answer_joins(self, now: Instant) -> None:
-        # An absent static member is not held to the sync: it keeps its place until its own session ends (KIP-345).
+        # An absent static member need not sync: it stays a member until its own session expires (KIP-345).
         for member in self.membership.members.values():
             member.assignment = b""
             if member.join_ticket is not None:
@@ -212,7 +212,7 @@ class Rebalance:
             self._answer_sync(member, SyncAnswer(error=error))
 
     def _complete_sync(self, now: Instant) -> None:
-        """The assignment is in the log: hand it to all who wait."""
+        """Send the assignment, which is in the log, to all waiting members."""
         deadline_ms = self._phase_deadline_ms
         self._move_to(GroupState.STABLE, now)
         for member in self.membership.members.values():
@@ -223,7 +223,7 @@ class Rebalance:
             self._set_phase_deadline(deadline_ms)
 
     def _sync_deadline(self, now: Instant) -> None:
-        """Members of the generation that never asked for their assignment are given up."""
+        """Drop members of the generation that never requested their assignment, and rebalance if there are any."""
         self._phase_deadline_ms = NEVER_MS
         missing = [member_id for member_id in self.unsynced if member_id in self.membership.members]
         for member_id in sorted(missing):
@@ -239,10 +239,10 @@ class Rebalance:
             self._answer(member.sync_ticket, answer)
             member.sync_ticket = None
 
-    # -- members that go
+    # -- removing members
 
     def _drop(self, member_id: str, error: ErrorCode) -> None:
-        """Remove a member; whatever it waits for is answered with ``error``."""
+        """Remove a member; answer its pending requests with ``error``."""
         member = self.membership.remove(member_id)
         self.unsynced.discard(member_id)
         if member.join_ticket is not None:
@@ -270,7 +270,7 @@ class Rebalance:
     def _rebalance_timeout_ms(self) -> int:
         return max((member.rebalance_timeout_ms for member in self.membership.members.values()), default=0)
 
-    # -- what is stored
+    # -- stored image
 
     def image(self) -> GroupImage:
         return GroupImage(
@@ -290,7 +290,7 @@ class Rebalance:
     # -- checks
 
     def validate_state(self) -> None:
-        """Assert what always holds."""
+        """Assert the invariants."""
         self.membership.validate_state()
         members = self.membership.members
         assert not members.keys() & self.pending_members.keys()

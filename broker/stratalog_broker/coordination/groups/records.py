@@ -1,12 +1,12 @@
-"""Records of ``__consumer_offsets`` in Kafka's own schemas, so that its tools read them.
+"""Records of ``__consumer_offsets`` in Kafka's schemas, so that Kafka's tools can read them.
 
 Big-endian; a string is an i16 length and UTF-8 (null: -1), bytes have an i32 length, an array an i32 count. Each key and
 value begins with an i16 version. Written: ``OffsetCommitKey`` v1, ``OffsetCommitValue`` v3, ``GroupMetadataKey`` v2,
-``GroupMetadataValue`` v3. Read as well: OffsetCommit values v0–v3 and group values v0–v3, as older Kafkas wrote them.
+``GroupMetadataValue`` v3. Also read: OffsetCommit values v0–v3 and group values v0–v3, as written by older Kafka versions.
 A null value deletes the key. Keys of other versions (newer group protocols) are skipped.
 
-Ours alone is a record header of offset commits, which Kafka's tools do not look at: ``stratalog.topic_id``, the sixteen bytes
-of the topic's id, so that a topic created anew under an old name does not inherit offsets.
+The only extension is a record header of offset commits, which Kafka's tools ignore: ``stratalog.topic_id``, the topic's id in
+sixteen bytes, so that a topic recreated under the same name does not inherit offsets.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _I64: Final = struct.Struct(">q")
 
 
 class CommittedOffset(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a group committed for one partition. ``leader_epoch`` -1: the client did not say.
+    """A group's committed offset for one partition. ``leader_epoch`` is -1 if the client did not send one.
 
-    ``topic_id`` tells incarnations of a topic apart; it travels in the record's header, not in its value.
+    ``topic_id`` distinguishes topics created in turn under one name; it is stored in the record's header, not in its value.
     """
 
     offset: int
@@ -47,7 +47,7 @@ class CommittedOffset(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
 
 def is_of(committed: CommittedOffset, topic_id: UUID | None) -> bool:
-    """Whether an offset belongs to the topic with this id (offsets without an id belong to any that exists)."""
+    """Return whether an offset belongs to the topic with this id; an offset without an id belongs to any existing topic."""
     return topic_id is not None and committed.topic_id in (None, topic_id)
 
 
@@ -60,12 +60,12 @@ class OffsetsRecord(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """Roughly: framing is left out."""
+        """Approximate size: key and value without framing and headers."""
         return len(self.key) + len(self.value or b"")
 
 
 class OffsetKey(NamedTuple):
-    """Names the offset of a group in a partition of a topic."""
+    """Identifies a group's offset for one partition of a topic."""
 
     group_id: str
     topic: str
@@ -74,7 +74,7 @@ class OffsetKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GroupKey:
-    """Names a group's metadata."""
+    """Identifies a group's metadata."""
 
     group_id: str
 
@@ -97,7 +97,7 @@ def topic_id_headers(topic_id: UUID | None) -> tuple[Header, ...]:
 
 
 def topic_id_in(headers: Sequence[Header]) -> UUID | None:
-    """The topic id that a commit's headers carry. Raises ``Corrupt`` if it is none."""
+    """Return the topic id in a commit's headers, None without that header. Raises ``Corrupt`` for a malformed id."""
     content = next((content for name, content in headers if name == TOPIC_ID_HEADER), None)
     if content is None:
         return None
@@ -121,7 +121,7 @@ def _encode_member(member: MemberImage) -> bytes:
 
 
 def decode_key(key: bytes) -> OffsetKey | GroupKey | None:
-    """The key, or None for one of a version that is not ours to keep. Raises ``Corrupt``."""
+    """Return the key, or None for a key version that is not read here. Raises ``Corrupt``."""
     reader = _Reader(key)
     version = reader.i16()
     if version in (0, OFFSET_KEY_VERSION):
@@ -132,7 +132,7 @@ def decode_key(key: bytes) -> OffsetKey | GroupKey | None:
 
 
 def decode_offset_value(value: bytes, topic_id: UUID | None = None) -> CommittedOffset:
-    """Raises ``Corrupt``, for unknown versions too."""
+    """Return the committed offset. Raises ``Corrupt``, also for unknown versions."""
     reader = _Reader(value)
     version = reader.version()
     offset = reader.i64()
@@ -143,7 +143,7 @@ def decode_offset_value(value: bytes, topic_id: UUID | None = None) -> Committed
 
 
 def decode_group_value(group_id: str, value: bytes) -> GroupImage:
-    """Raises ``Corrupt``, for unknown versions too."""
+    """Return the stored group. Raises ``Corrupt``, also for unknown versions."""
     reader = _Reader(value)
     version = reader.version()
     protocol_type, generation = reader.string(), reader.i32()
@@ -170,7 +170,7 @@ def _decode_member(reader: _Reader, version: int) -> MemberImage:
 
 
 def subscribed_topics(subscription: bytes) -> frozenset[str] | None:
-    """Topics in a ``ConsumerProtocolSubscription`` (any version begins with them), or None if it is something else."""
+    """Return the topics in a ``ConsumerProtocolSubscription`` (all versions begin with them), or None for other content."""
     reader = _Reader(subscription)
     try:
         reader.i16()
@@ -191,7 +191,7 @@ def _bytes(content: bytes) -> bytes:
 
 
 class _Reader:
-    """Reads one key or value from its beginning; every cut is ``Corrupt``."""
+    """Reads one key or value from its beginning. Truncated content raises ``Corrupt``."""
 
     def __init__(self, content: bytes) -> None:
         self._content = content

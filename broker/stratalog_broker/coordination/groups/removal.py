@@ -1,8 +1,8 @@
-"""What makes groups and offsets go: administrators, deleted topics and time (KIP-211, KIP-496). No I/O.
+"""Removal of groups and offsets by administrators, topic deletion and expiry (KIP-211, KIP-496). Does no I/O.
 
-Each method plans: it returns the records that have to be written; nothing is gone before they are in the log. A record that
-removes an offset comes after all commits that are pending now, and removes these, too. That is what an administrator means who
-deletes a group or its offsets. Expiry and deleted topics leave partitions with pending commits alone until the next time.
+Each method returns the records to write; offsets and stored metadata are removed once those are in the log. A record that
+removes an offset is written after all commits that are pending now and removes those too, as an administrator who deletes a
+group or its offsets intends. Expiry and topic deletion skip partitions with pending commits until the next run.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from stratalog_broker.coordination.groups.store import TopicPartitionName
 
 
 class RemovingTable(GroupTable):
-    """Groups that can be removed, whole or offset by offset."""
+    """A group table that plans the removal of groups and of single offsets."""
 
     def plan_delete(self, group_id: str, now: Instant) -> tuple[ErrorCode, list[OffsetsRecord]]:
-        """DeleteGroups: the records that make a group without members vanish with all its offsets."""
+        """DeleteGroups: return the records that delete a group without members and all its offsets."""
         if not self._exists(group_id):
             return ErrorCode.group_id_not_found, []
         group = self.groups.get(group_id)
@@ -39,7 +39,7 @@ class RemovingTable(GroupTable):
     def plan_delete_offsets(
         self, group_id: str, partitions: Sequence[TopicPartitionName]
     ) -> tuple[ErrorCode, list[ErrorCode], list[OffsetsRecord]]:
-        """OffsetDelete: a code for the group, one for each partition, and the records."""
+        """OffsetDelete: return a code for the group, one for each partition, and the records to write."""
         if not self._exists(group_id):
             return ErrorCode.group_id_not_found, [], []
         group = self.groups.get(group_id)
@@ -54,7 +54,7 @@ class RemovingTable(GroupTable):
         return ErrorCode.none, errors, self._offset_tombstones(group_id, gone)
 
     def plan_expiry(self, now: Instant) -> list[tuple[str, list[OffsetsRecord]]]:
-        """Per group the records that remove expired offsets, and groups that have nothing left (KIP-211)."""
+        """Return per group the records that remove expired offsets, and the group itself if nothing is left (KIP-211)."""
         horizon_ms = now.wall_ms - self.limits.offsets_retention_ms
         planned = []
         for group_id in sorted({*self.groups, *self.store.offsets, *self.store.images}):
@@ -71,9 +71,9 @@ class RemovingTable(GroupTable):
         return planned
 
     def plan_topic_deletion(self, topic: str, gone: Container[UUID | None]) -> list[tuple[str, list[OffsetsRecord]]]:
-        """Per group the records that forget the offsets of deleted topics of this name, whose ids are ``gone``.
+        """Return per group the records that remove the offsets of deleted topics of this name, whose ids are ``gone``.
 
-        None stands for offsets that were committed without an id. Those of a topic that has taken the name since then stay.
+        None in ``gone`` means offsets committed without an id. Offsets of a newer topic of the same name are kept.
         """
         planned = []
         for group_id, table in self.store.offsets.items():

@@ -1,7 +1,7 @@
-"""Consumer groups of one broker: finds the coordinator of a group, here or elsewhere, and makes the applications.
+"""Consumer groups of one broker: finds a group's coordinator, on this broker or another, and creates the applications.
 
 A group belongs to one partition of ``__consumer_offsets``; its coordinator is that partition's owner. The topic is created
-when somebody first asks for a coordinator.
+by the first request for a coordinator.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ CREATE_TIMEOUT_S: Final = 10.0
 SWEEP_INTERVAL_S: Final = 600.0
 _log = logging.getLogger(__name__)
 EnsureInternalTopic = Callable[[str, int, int, float], Awaitable[Topic]]
-"""Returns the internal topic of a name; creates it with so many partitions and copies, within so many seconds."""
+"""``(name, partitions, copies, timeout_s)``: returns the internal topic, after creating it if it does not exist."""
 
 
 def limits_of(settings: BrokerSettings) -> CoordinatorLimits:
-    """The bounds of groups as the broker's settings have them."""
+    """Return the bounds of groups from the broker's settings."""
     return CoordinatorLimits(
         group=GroupLimits(
             members_max=settings.group_members_max,
@@ -51,7 +51,7 @@ def limits_of(settings: BrokerSettings) -> CoordinatorLimits:
 
 
 class GroupService:
-    """Made once per broker, after its partitions and before they start; registers itself for ``__consumer_offsets``."""
+    """One per broker, created after ``Partitions`` and before they start; registers itself for ``__consumer_offsets``."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class GroupService:
         self._sweeping: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to look, from time to time, for offsets of topics that were deleted while nobody coordinated the group."""
+        """Start a periodic search for offsets of topics that were deleted while the group had no coordinator."""
         self._sweeping = asyncio.get_running_loop().create_task(self._sweep_for_ever())
 
     def close(self) -> None:
@@ -100,9 +100,10 @@ class GroupService:
         return topic
 
     def coordinator_of(self, group_id: str) -> GroupApplication:
-        """The group's coordinator, if that is this broker.
+        """Return the group's coordinator, if that is this broker.
 
-        Raises ``KafkaError`` NOT_COORDINATOR, or COORDINATOR_LOAD_IN_PROGRESS while its partition is being taken over.
+        Raises ``KafkaError`` COORDINATOR_NOT_AVAILABLE if ``__consumer_offsets`` does not exist, NOT_COORDINATOR, or
+        COORDINATOR_LOAD_IN_PROGRESS while the partition is being taken over.
         """
         return self._coordinator_at(partition_of(group_id, self._topic().partition_count))
 
@@ -118,12 +119,12 @@ class GroupService:
         return application
 
     def coordinators(self) -> Iterator[GroupApplication]:
-        """All coordinators that this broker serves now."""
+        """Yield the loaded coordinators of this broker."""
         return (application for application in list(self._applications.values()) if application.is_loaded)
 
     @property
     def unreadable_records(self) -> int:
-        """Records of ``__consumer_offsets`` that the coordinators of this broker have skipped."""
+        """Number of unreadable records of ``__consumer_offsets`` that this broker's coordinators skipped."""
         return sum(application.unreadable_records for application in self.coordinators())
 
     @property
@@ -139,7 +140,7 @@ class GroupService:
         return False
 
     async def find(self, group_id: str) -> Broker:
-        """The broker that coordinates a group. Creates ``__consumer_offsets`` at first.
+        """Return the broker that coordinates a group. Creates ``__consumer_offsets`` if it does not exist.
 
         Raises ``KafkaError`` COORDINATOR_NOT_AVAILABLE while the partition has no live owner.
         """
@@ -163,10 +164,10 @@ class GroupService:
                 _log.info("offsets of deleted topics were not looked for: %s", failure)
 
     async def sweep(self) -> None:
-        """Forget offsets of topics that do not exist, by a linearizable read: the view alone might be behind.
+        """Remove offsets of topics that do not exist, by a linearizable read, because the view may be stale.
 
-        Only offsets with an id that was committed before the read are judged by it: a topic may be created, and its offsets
-        committed, after it.
+        Only names and ids that had offsets before the read are checked: a topic may be created, and offsets committed for it,
+        after the read.
         """
         committed = {application: application.topics() for application in self.coordinators()}
         names = sorted({name for topics in committed.values() for name, _ in topics})

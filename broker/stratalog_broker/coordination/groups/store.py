@@ -1,9 +1,9 @@
-"""What a partition of ``__consumer_offsets`` says: the metadata of its groups and the offsets that they committed.
+"""The contents of a partition of ``__consumer_offsets``: the metadata of its groups and their committed offsets.
 
-This is the durable half of a coordinator: it changes only by records that the quorum has, in the order of their offsets,
-and is the whole content of the checkpoints' ``application_state``. Live group members are in ``group.py``.
+This is the durable half of a coordinator: only records that the ack quorum has change it, in offset order, and it is the
+whole content of the checkpoints' ``application_state``. Live group members are in ``group.py``.
 
-A record that cannot be read is skipped and counted: whatever one record says, the others are still somebody's offsets.
+An unreadable record is skipped and counted, because the other records still hold valid offsets.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from stratalog_core.ports import Buffer
 SNAPSHOT_VERSION: Final = 1
 
 TopicPartitionName = tuple[str, int]
-"""Topic name and partition: groups know topics by name."""
+"""Topic name and partition index; groups identify topics by name."""
 
 
 class _StoredOffset(msgspec.Struct, frozen=True, array_like=True):
@@ -36,7 +36,7 @@ class _StoredOffset(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """Fields may be added with defaults; a change of meaning needs a new version."""
+    """The snapshot format. Fields may be added with defaults; a change of meaning needs a new version."""
 
     version: int
     groups: tuple[GroupImage, ...]
@@ -48,21 +48,21 @@ _decoder = msgspec.msgpack.Decoder(_Snapshot)
 
 
 class GroupStore:
-    """Groups and offsets by group id. No group has an empty table of offsets."""
+    """Groups and offsets by group id. A group without offsets has no entry in ``offsets``."""
 
     def __init__(self) -> None:
         self.images: dict[str, GroupImage] = {}
         self.offsets: dict[str, dict[TopicPartitionName, CommittedOffset]] = {}
         self.offset_count = 0
         self.unreadable = 0
-        """Records that were skipped; the rest of a batch in which no next record is found counts as one."""
+        """Number of skipped records; the remainder of a batch with broken record framing counts as one."""
         self.first_unreadable = ""
 
     def offsets_of(self, group_id: str) -> dict[TopicPartitionName, CommittedOffset]:
         return self.offsets.get(group_id, {})
 
     def apply_batch(self, batch: Buffer) -> None:
-        """Apply one batch; what cannot be read of it is skipped and counted."""
+        """Apply one batch; skip and count its unreadable records."""
         header = read_header(batch)
         if header.is_control:
             return
@@ -118,7 +118,7 @@ class GroupStore:
         table[partition] = committed
 
     def snapshot(self) -> bytes:
-        """The whole content as msgpack (docs/reference/formats/consumer-offsets.md)."""
+        """Return the whole content as msgpack (docs/reference/formats/consumer-offsets.md)."""
         return _encoder.encode(
             _Snapshot(version=SNAPSHOT_VERSION, groups=tuple(self.images.values()), offsets=tuple(self._all_offsets()))
         )
@@ -130,7 +130,7 @@ class GroupStore:
 
     @classmethod
     def from_snapshot(cls, content: bytes | None) -> GroupStore:
-        """Raises ``Corrupt`` for anything but a snapshot of a version that this release reads."""
+        """Return the store of a snapshot, empty for None. Raises ``Corrupt`` for malformed content and unknown versions."""
         store = cls()
         if content is None:
             return store

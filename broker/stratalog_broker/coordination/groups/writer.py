@@ -1,6 +1,6 @@
-"""Writes a coordinator's records: all of one turn of the event loop as one batch, several batches in flight.
+"""Writes a coordinator's records: those of one event loop iteration as one batch, with several batches in flight.
 
-Answers with an error code instead of raising, because what the log refuses is told to many waiting clients.
+Failures are reported as error codes, not exceptions, because one failed append is reported to many waiting clients.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from stratalog_core import errors
 from stratalog_core.batches.records import Record, build_batch
 from stratalog_core.ports import Clock
 
-BATCH_BYTES_MAX: Final = 64 * 1024  # some thousand offsets: more would hold up the event loop
+BATCH_BYTES_MAX: Final = 64 * 1024  # about a thousand offsets; a larger batch would block the event loop
 WAITING_BYTES_MAX: Final = 32 * 1024 * 1024
 Append = Callable[[bytearray], Awaitable[int]]
 Written = Callable[[ErrorCode], None]
 
 
 def coordinator_error_of(error: errors.StratalogError) -> ErrorCode:
-    """What a group's client is told when its record could not be written: look elsewhere, or try again here."""
+    """Return the code for a failed write: NOT_COORDINATOR if ownership was lost, else COORDINATOR_NOT_AVAILABLE."""
     if isinstance(error, errors.NotLeader | errors.Fenced):
         return ErrorCode.not_coordinator
     return ErrorCode.coordinator_not_available
 
 
 class RecordWriter:
-    """Queue of records before one partition. ``append`` returns after the partition's application has applied the batch."""
+    """A queue of records for one partition. ``append`` returns after the partition's application has applied the batch."""
 
     def __init__(self, append: Append, clock: Clock) -> None:
         self._append = append
@@ -42,7 +42,10 @@ class RecordWriter:
         self._appends: set[asyncio.Task[None]] = set()
 
     def write(self, records: Sequence[OffsetsRecord], written: Written) -> None:
-        """Queue records; ``written`` is called once, later, with ``none`` when the quorum has them and they are applied."""
+        """Queue records; ``written`` is called later, once, with ``none`` when the ack quorum has them and they are applied.
+
+        It is called with COORDINATOR_NOT_AVAILABLE if more than ``WAITING_BYTES_MAX`` would be waiting.
+        """
         if not records:
             asyncio.get_running_loop().call_soon(written, ErrorCode.none)
             return
@@ -60,7 +63,7 @@ class RecordWriter:
         self._waiting_bytes += size_bytes
 
     async def written(self, records: Sequence[OffsetsRecord]) -> ErrorCode:
-        """The same, awaited."""
+        """Write records like ``write`` and return the code with which they finished."""
         done: asyncio.Future[ErrorCode] = asyncio.get_running_loop().create_future()
         self.write(records, lambda error: None if done.done() else done.set_result(error))
         return await done
