@@ -1,4 +1,4 @@
-"""A group's conversations: joins, rebalances, static members, expiry."""
+"""The state machine of one group: joins, rebalances, static members, expiry."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RANGE: Protocols = (("range", b"topics"),)
 
 
 class Conversation:
-    """A group with a clock and somebody who writes what it wants written."""
+    """A group with a clock; collects its answers, and its persists until the test confirms them."""
 
     def __init__(self, limits: GroupLimits = LIMITS) -> None:
         self.now = Instant(0, 1_000_000)
@@ -98,7 +98,7 @@ class Conversation:
         return answer
 
     def stable(self, *instances: str | None) -> list[str]:
-        """Bring a group of members into the stable state; returns their ids, the leader's first."""
+        """Bring a group of members into the stable state; return their ids, the leader's first."""
         tickets = [self.join(instance=instance) for instance in instances]
         self.wait(1_000)
         self.wait(1_000)

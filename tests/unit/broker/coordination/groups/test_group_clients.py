@@ -1,4 +1,4 @@
-"""Consumer groups of unmodified Kafka clients: three that join and leave, static members, commits, administration."""
+"""Consumer groups of unmodified Kafka clients: joining and leaving, static members, commits, administration, takeovers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def consumer(bootstrap: str, **settings: Any) -> confluent_kafka.Consumer:
 
 
 class Members:
-    """Consumers that are polled in turn, so that rebalances go on."""
+    """Consumers that are polled in turn, so that rebalances make progress."""
 
     def __init__(self, bootstrap: str, **settings: Any) -> None:
         self.bootstrap = bootstrap
@@ -123,7 +123,7 @@ async def test_a_static_member_restarts_without_a_rebalance(mini_cluster: MiniCl
             members.add(**{"group.instance.id": name})
         members.poll_until(members.balanced)
         before = sorted(partition.partition for partition in members.consumers[1].assignment())
-        # A static member does not leave when it is closed: it comes back within its session.
+        # A static member does not leave when it is closed; it returns before its session expires.
         members.consumers.pop(1).close()
         members.revoked.clear()
         members.add(**{"group.instance.id": "two"})
@@ -205,15 +205,15 @@ async def test_kafka_python_reads_as_a_group(mini_cluster: MiniCluster) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             read_with_kafka_python(bootstrap)
-            gc.collect()  # It leaves a socket to the collector now and then.
+            gc.collect()  # kafka-python sometimes leaves a socket to the garbage collector.
 
     await in_thread(scenario)
 
 
 def read_with_kafka_python(bootstrap: str) -> None:
-    """Two members, each in a thread of its own; both get partitions, and what they commit is there.
+    """Run two members, each in its own thread; both get partitions, and their commits are found.
 
-    Polls are patient: a member whose poll ends while it joins may drop the assignment that comes then, for good.
+    Polls have a long time-out: a member whose poll ends while it joins may permanently drop the assignment that follows.
     """
     import kafka
     from kafka.errors import CommitFailedError, RebalanceInProgressError
@@ -233,7 +233,7 @@ def read_with_kafka_python(bootstrap: str) -> None:
         settings: dict[str, Any] = {
             "bootstrap_servers": bootstrap, "group_id": "pythons", "auto_offset_reset": "earliest", "enable_auto_commit": False,
             "heartbeat_interval_ms": 200,
-            # It forgets that it needs metadata if an older request for them is still on its way: age makes it ask again.
+            # kafka-python drops a needed metadata refresh while an older request is in flight; the maximum age repeats it.
             "metadata_max_age_ms": 500,
         }  # fmt: skip
         with contextlib.closing(kafka.KafkaConsumer(TOPIC, **settings)) as member:
@@ -282,7 +282,7 @@ async def test_aiokafka_reads_as_a_group(mini_cluster: MiniCluster) -> None:
 
 
 def coordinator_id(cluster: MiniCluster) -> int:
-    """The broker that serves the only partition of ``__consumer_offsets``."""
+    """Return the id of the broker that serves the only partition of ``__consumer_offsets``."""
     return next(broker_id for broker_id, broker in cluster.brokers.items() if any(broker.server.groups.coordinators()))
 
 
@@ -295,7 +295,7 @@ async def test_a_group_survives_its_coordinator(tmp_path: Path) -> None:
             make_topic(bootstrap)
             members.add()
             members.add()
-            # Messages come after the last rebalance: what was read but not committed before one would be read again.
+            # Produce after the last rebalance: messages read but not committed before a rebalance would be read again.
             members.poll_until(members.balanced)
             produce(bootstrap, range(60))
             members.poll_until(lambda: len(members.messages) == 60)

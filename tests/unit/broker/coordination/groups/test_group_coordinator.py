@@ -1,4 +1,4 @@
-"""Many groups of one partition: commits, deletion, expiry, bounds, and the shell with a log that can refuse."""
+"""The groups of one partition: commits, deletion, expiry, bounds, and the shell with a log that can fail."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def join_request(ticket: int = 1, member_id: str = "", metadata: bytes = SUBSCRI
 
 
 class Log:
-    """A coordinator whose writes are applied at once, in order."""
+    """A coordinator whose writes are applied immediately and in order."""
 
     def __init__(self, limits: CoordinatorLimits = LIMITS) -> None:
         self.store = GroupStore()
@@ -244,7 +244,7 @@ def test_time_reaches_every_group_and_unused_ones_are_forgotten() -> None:
 
 
 class Shell:
-    """An application on a log that refuses what it is told to."""
+    """An application on a log whose appends fail with ``failure`` if it is set."""
 
     def __init__(self) -> None:
         self.application = GroupApplication(self.append, SystemClock(), LIMITS)

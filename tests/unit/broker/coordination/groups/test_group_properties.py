@@ -1,4 +1,4 @@
-"""Whatever members do, in whatever order: tickets are answered once, generations agree, assignments are the leader's."""
+"""For any order of events: each ticket is answered once, generations agree, and assignments are the leader's."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ INSTANCES = st.sampled_from([None, None, "a", "b"])
 
 class GroupMachine(RuleBasedStateMachine):
     members = Bundle("members")
-    """Ids that the group has handed out, with the instance id that asked."""
+    """Member ids that the group assigned, with the instance id of the request."""
     persists = Bundle("persists")
 
     def __init__(self) -> None:
@@ -126,7 +126,7 @@ class GroupMachine(RuleBasedStateMachine):
 
     @rule(target=members, leader_last=st.booleans(), writes=st.booleans())
     def everybody_rejoins_and_syncs(self, leader_last: bool, writes: bool) -> Any:
-        """What well-behaved clients do; random single steps rarely get that far."""
+        """Complete a rebalance as well-behaved clients do; random single steps rarely get that far."""
         done = [self.pass_time(101), *self.rejoin_all()]
         everybody = [(member.member_id, member.group_instance_id) for member in self.group.membership.members.values()]
         if self.group.state is GroupState.COMPLETING_REBALANCE:
@@ -186,7 +186,7 @@ class GroupMachine(RuleBasedStateMachine):
 
     @rule()
     def fail_over(self) -> None:
-        """Another broker takes over with what the log has; whoever waited lost the connection."""
+        """Load the group from the log, as another broker does in a takeover; waiting requests are lost."""
         self.open.clear()
         self.sync_generation.clear()
         self.persisting.clear()
@@ -205,7 +205,7 @@ class GroupMachine(RuleBasedStateMachine):
         assert waiting - {None} == self.open.keys(), "every unanswered ticket belongs to a member that waits"
 
     def teardown(self) -> None:
-        """Without heartbeats everybody is gone in the end, and everybody has been answered."""
+        """Without heartbeats all members expire, and every request has been answered."""
         for _ in range(40):
             while self.persisting:
                 self.persist(ErrorCode.none)

@@ -1,4 +1,4 @@
-"""Bytes of ``__consumer_offsets``: Kafka's schemas, spelt out, and everything that can go wrong in reading them."""
+"""The bytes of ``__consumer_offsets`` in Kafka's schemas, and malformed keys, values and snapshots."""
 
 from __future__ import annotations
 

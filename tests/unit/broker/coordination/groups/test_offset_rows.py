@@ -1,4 +1,4 @@
-"""Offsets by the thousand: the very bytes and answers of the codec that takes them one by one."""
+"""The fast codec for many offsets writes and reads the same bytes as the codec for single records."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_offsets_of_one_request_are_written_and_read_as_if_one_by_one(commits: l
 def test_keys_that_begin_alike_never_change_what_another_key_says(
     commits: list[Commit], damage: list[tuple[int, int, int]]
 ) -> None:
-    """Other versions, trailing bytes, cut ones: the answer is that of a decoder that has seen nothing."""
+    """For other versions, trailing bytes and truncated keys the result equals that of a decoder without a cache."""
     encoder, decoder = OffsetEncoder("g", 7), OffsetDecoder()
     keys = [encoder.record(commit).key for commit in commits]
     for number, position, byte in damage:

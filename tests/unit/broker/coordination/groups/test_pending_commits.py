@@ -1,4 +1,4 @@
-"""Commits on their way to the log: nothing that time or a deleted topic removes takes an acknowledged commit with it."""
+"""Pending commits: expiry and topic deletion never remove an acknowledged commit."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ partitions = st.tuples(st.sampled_from(GROUPS), st.sampled_from(TOPICS), st.inte
 
 
 class Coordinating(RuleBasedStateMachine):
-    """A coordinator before a log that takes its time. Deleted topics are created anew at once, under another id."""
+    """A coordinator with a log that confirms late. Deleted topics are recreated immediately, with another id."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class Coordinating(RuleBasedStateMachine):
 
     @rule(name=partitions)
     def delete_group(self, name: tuple[str, str, int]) -> None:
-        """An administrator means what is pending, too: it is before the deletion in the log."""
+        """Deleting a group also removes its pending commits, which are before the deletion in the log."""
         group_id = name[0]
         error, records = self.core.plan_delete(group_id, self.now)
         earlier = {key: kept for key, kept in self.acknowledged.items() if key[0] == group_id}
