@@ -1,6 +1,6 @@
 """AlterConfigs, versions 0–2: replaces all configs of a topic, or all cluster-wide defaults. Served for older tools.
 
-Resources: topics (type 2), and the broker with the empty name (type 4), which stands for the defaults of all topics.
+Resources: topics (type 2), and the broker with the empty name (type 4), which means the defaults of all topics.
 Differences from Apache Kafka: a single broker's settings are set at its start and cannot be altered; configs of internal
 topics can be altered only as ``topic_configs.py`` allows.
 """

@@ -320,7 +320,7 @@ class FetchCall:
         self._context.fail()
 
     async def _read_slow(self) -> None:
-        """Read from bookies and the object store until enough is found or the deadline; store batches in the results."""
+        """Read from bookies and the object store until all reads end or the deadline; put the batches into the results."""
         room = self._bytes_max - self._bytes
         reads: dict[asyncio.Task[BatchRun], tuple[int, FetchWanted, PartitionLog, int]] = {}
         for line, one, log, end_offset in self._slow:

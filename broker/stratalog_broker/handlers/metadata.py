@@ -2,7 +2,7 @@
 
 Replicas are derived (``replicas.py``), because copies are on bookies and ownership moves without copying. A topic that is
 requested by name and does not exist is created if the client (since v4) and the broker's settings allow it, and returned as
-soon as it has owners. Authorized operations are not returned.
+soon as it has owners. Authorization is not served, so authorized operations are not returned.
 """
 
 from __future__ import annotations

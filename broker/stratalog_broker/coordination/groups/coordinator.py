@@ -106,7 +106,7 @@ class GroupCoordinator(RemovingTable):
 
     @property
     def wake_at_ms(self) -> int | None:
-        """The earliest monotonic time at which :meth:`tick` has work, in milliseconds."""
+        """The earliest monotonic time at which :meth:`tick` may have work, in milliseconds; None without deadlines."""
         return self._wakes[0][0] if self._wakes else None
 
     def tick(self, now: Instant) -> list[Work]:

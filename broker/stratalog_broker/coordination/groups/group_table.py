@@ -56,7 +56,7 @@ class GroupTable:
         return {(commit.topic, commit.partition) for commits in in_flight.values() for commit in commits}
 
     def group_ids(self) -> list[str]:
-        """Return the sorted ids of all groups, live or only stored; groups without members or a generation are omitted."""
+        """Return the sorted ids of all groups, live or only stored, except groups that have only pending members."""
         live = {name for name, group in self.groups.items() if len(group.membership) or group.generation}
         return sorted({*live, *self.store.offsets, *self.store.images})
 

@@ -30,7 +30,7 @@ class JoinRequest:
     """JoinGroup. ``fresh_member_id`` is assigned to a member without an id (the core has no source of randomness).
 
     ``requires_known_member``: since v4 a new dynamic member gets its id first and joins again with it (KIP-394).
-    ``can_skip_assignment``: since v9 a returning static leader is told that it need not assign (KIP-814).
+    ``can_skip_assignment``: since v9 a returning static leader may skip the assignment (KIP-814).
     """
 
     ticket: int
