@@ -298,7 +298,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         """Stop accepting requests."""
         self.regulate()
 
-    # -- the end ---------------------------------------------------------------------------------------------------------
+    # -- closing ---------------------------------------------------------------------------------------------------------
 
     def close(self, reason: str) -> None:
         """Abort the connection; unsent responses are lost."""

@@ -22,7 +22,7 @@ SHARED_BUFFER_BYTES: Final = 64 * 1024
 
 
 class ManagedConnection(Client, Protocol):
-    """A connection as the registry sees it."""
+    """The part of a connection that the registry uses."""
 
     @property
     def is_idle(self) -> bool:

@@ -13,7 +13,7 @@ from stratalog_broker.requests.principal import Principal
 
 
 class Operation(IntEnum):
-    """What a request does to its resources."""
+    """The operation that a request performs on its resources."""
 
     READ = 3
     WRITE = 4
