@@ -1,4 +1,4 @@
-"""A semaphore that admits waiting tasks in batches, so that the requests which they send leave together."""
+"""A semaphore that admits waiting tasks in batches, so that their requests are sent together."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from types import TracebackType
 
 
 class BatchedSemaphore:
-    """A semaphore of ``at_once`` places. Waiting tasks are admitted when a quarter of the places is free.
+    """A semaphore with ``at_once`` slots that admits waiting tasks when a quarter of the slots is free.
 
-    A plain semaphore hands over each place by itself. The tasks get out of step, and requests that are batched by turns of the
-    event loop travel alone. A quarter and not all places, because slow tasks must not hold up those that wait.
+    A plain semaphore passes on each slot separately: the tasks get out of step, and requests that are batched per turn of the
+    event loop are sent one by one. Waiting for all slots instead of a quarter would let slow tasks delay the waiting ones.
     """
 
     def __init__(self, at_once: int) -> None:

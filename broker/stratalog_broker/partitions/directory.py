@@ -1,4 +1,4 @@
-"""Topics and leaders as the metadata view has them, whichever broker serves them."""
+"""Lookup of topics and leaders in the metadata view, whichever broker serves them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from stratalog_metadata.records import Broker, Partition, Topic, broker_key, par
 
 
 class PartitionDirectory:
-    """Keeps an index of topics by id: the view finds them by name only."""
+    """Keeps an index of topics by id, because the view finds them by name only."""
 
     def __init__(self, view: MetadataView) -> None:
         self._view = view
@@ -17,7 +17,7 @@ class PartitionDirectory:
         self._topics_index = -1
 
     def topic_by_id(self, topic_id: bytes) -> Topic | None:
-        """The topic with this id (sixteen bytes), wherever it is served."""
+        """Return the topic with this id (sixteen bytes), whichever brokers serve it."""
         topic = self._topics.get(topic_id)
         view = self._view
         if topic is None and self._topics_index != view.index:
@@ -27,11 +27,11 @@ class PartitionDirectory:
         return topic
 
     def topic_by_name(self, name: bytes) -> Topic | None:
-        """The topic with this name (UTF-8), wherever it is served."""
+        """Return the topic with this name (UTF-8), whichever brokers serve it."""
         return self._view.find(Topic, topic_key(str(name, "utf-8", "replace")))
 
     def leader_of(self, topic_partition: TopicPartition, listener: str) -> Leader | None:
-        """Live owner of a partition as the view has it, with its address for clients of ``listener``; None if there is none."""
+        """Return a partition's live owner, with its address for clients of ``listener``; None if there is none."""
         key = partition_key(topic_partition.topic_id, topic_partition.partition)
         partition = self._view.find(Partition, key)
         broker = self._view.find(Broker, broker_key(partition.owner)) if partition is not None else None
@@ -40,9 +40,9 @@ class PartitionDirectory:
         return Leader(broker.broker_id, partition.leader_epoch, *broker.address_for(listener), broker.rack)
 
     def put(self, topic: Topic) -> None:
-        """The view has this version of a topic now."""
+        """Store a topic's new record."""
         self._topics[topic.topic_id.bytes] = topic
 
     def forget(self, topic: Topic) -> None:
-        """The view no longer has the topic."""
+        """Remove a deleted topic."""
         self._topics.pop(topic.topic_id.bytes, None)

@@ -1,15 +1,15 @@
-"""Handing partitions to other owners in good order: what the controller asks for, and what a broker that stops asks for itself.
+"""Handover of partitions to other owners, requested by the controller or by a broker in controlled shutdown.
 
-The owner of a partition whose record names a next owner holds what producers send from now on, waits until every batch before
-it is confirmed, and seals the ledger and writes the next owner into the record, with one command. So the next owner finds
-nothing to recover, and no batch's fate is ever unknown: what was held was never written, and its producers are told who leads
-now. Reads are served to the last.
+When a partition's record names a next owner, the current owner queues new batches, waits until all earlier batches are
+confirmed, then seals the ledger and writes the next owner into the record in one command. The next owner has nothing to
+recover, and no batch has an unknown outcome: queued batches were never written, and their producers are redirected to the new
+leader. Reads are served until the end.
 
-Only some partitions are held at a time, and those that begin together share commands: however many are to be handed over, each
-stands still for about as long as one command takes.
+Only a limited number of partitions is held at a time, and those that begin together share commands: each partition pauses for
+about the duration of one command, however many are handed over.
 
-A failure leaves the partition with this owner, at the same epoch, until the controller asks again or reassigns it. The held
-batches are written then.
+A failure leaves the partition with its current owner, at the same epoch, until the controller asks again or reassigns it. The
+owner then writes the queued batches itself.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from stratalog_metadata.state.commands import Command, Put, SessionAlive, Versio
 _log = logging.getLogger(__name__)
 RELEASE_TIMEOUT_S: Final = 10.0
 HELD_AT_ONCE: Final = 64
-"""Partitions with producers that are being handed over; the others are served until their turn comes."""
+"""Maximum of busy partitions handed over at a time; the others are served until it is their turn."""
 QUIET_AT_ONCE: Final = 256
-"""The same, of partitions in which nothing was appended lately."""
+"""Maximum of partitions without recent appends that are handed over at a time."""
 HANDED_BYTES_MAX: Final = 512
-"""Of an owner's state, in its partition's record: some five producers at work, or twenty that sent one batch."""
+"""Largest handover checkpoint stored in the partition's record: some five active producers, or twenty with one batch each."""
 
 
 class OutgoingHandovers:
-    """Hands partitions of this broker over to their next owners, some at a time."""
+    """Hands partitions of this broker over to their next owners, a limited number at a time."""
 
     def __init__(self, metadata: MetadataClient) -> None:
         self._metadata = metadata
@@ -53,7 +53,7 @@ class OutgoingHandovers:
         self._updates = GuardedUpdates(metadata)
 
     async def hand_over(self, log: PartitionLog) -> None:
-        """Give ``log``'s partition to the next owner that its record names, when its turn comes."""
+        """Wait for a slot, then hand ``log``'s partition over to the next owner named in its record."""
         log.is_leaving = True
         try:
             async with self._places if log.is_busy else self._quiet_places:
@@ -66,17 +66,17 @@ class OutgoingHandovers:
             log.go_on()
 
     async def close(self) -> None:
-        """Propose no more together; who waits is cancelled."""
+        """Stop proposing shared commands and cancel pending proposals."""
         await self._updates.close()
 
     async def _hand_over(self, log: PartitionLog) -> None:
-        """Raises what sealing raises; ``Conflict`` or ``Fenced`` if the controller has changed its mind meanwhile."""
+        """Seal and release. Raises what sealing raises, and ``Conflict`` or ``Fenced`` if the record has changed meanwhile."""
         if self._order_of(log) is None:
             return
         log.hold(partial(self._release_of, log))
         while log.is_serving and log.is_unsealed:
             await log.seal_all()
-        # Still ours: nothing was open that it could have been sealed with.
+        # The partition is still owned here if there was no open ledger whose seal could carry the release.
         release = self._release_of(log)
         if release is not None:
             command = Command(updates=release.updates, requirements=release.requirements)
@@ -85,7 +85,7 @@ class OutgoingHandovers:
             await self._updates.propose(command, key, RELEASE_TIMEOUT_S, share=True)
 
     def _order_of(self, log: PartitionLog) -> tuple[Partition, int, Broker] | None:
-        """The record as the view has it now, its version and the next owner; None if nothing is to be handed over."""
+        """Return the current record, its version and the next owner; None if there is nothing to hand over."""
         identity = log.topic_partition
         found = self._view.get(partition_key(identity.topic_id, identity.partition))
         if found is None or not isinstance(found.record, Partition) or not log.is_serving:
@@ -112,9 +112,9 @@ class OutgoingHandovers:
 
 
 async def leave(view: MetadataView, broker_id: int, announce_stop: Callable[[], Awaitable[None]], timeout_s: float) -> None:
-    """Ask the controller for other owners, and wait until they have everything, or the time is up.
+    """Ask the controller to reassign this broker's partitions; wait until that is done or ``timeout_s`` has passed.
 
-    Nothing is asked if no other broker could take it.
+    Does nothing if no other broker can take partitions.
     """
     owned = Owned(view, broker_id)
     if not others(view, broker_id) or not owned.keys:
@@ -135,7 +135,7 @@ async def leave(view: MetadataView, broker_id: int, announce_stop: Callable[[], 
 
 
 def others(view: MetadataView, broker_id: int) -> bool:
-    """Whether another live broker takes partitions."""
+    """Whether another live broker accepts partitions."""
     return any(takes_partitions(view, broker) for broker in view.all(Broker) if broker.broker_id != broker_id)
 
 
@@ -144,7 +144,7 @@ def takes_partitions(view: MetadataView, broker: Broker) -> bool:
 
 
 class Owned:
-    """Keys of the partitions that a broker owns, looked for once and then followed, change by change."""
+    """Keys of the partitions that a broker owns: read from the view once, then updated with each change."""
 
     def __init__(self, view: MetadataView, broker_id: int) -> None:
         self._broker_id = broker_id
@@ -152,7 +152,7 @@ class Owned:
         self.changed = asyncio.Event()
 
     def follow(self, changes: Sequence[Change]) -> None:
-        """What the view has changed."""
+        """Apply changes of the view."""
         for change in changes:
             record = change.after.record if change.after is not None else None
             if isinstance(record, Partition) and record.owner == self._broker_id:

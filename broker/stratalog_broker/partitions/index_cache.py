@@ -1,4 +1,4 @@
-"""Indexes of sealed hot ledgers, built from batch headers when a reader first needs them; bounded."""
+"""Cache of the indexes of sealed hot ledgers, built from batch headers when a reader first needs them. Bounded in bytes."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from stratalog_core.single_flight import SingleFlight
 from stratalog_metadata.records import Ledger
 
 HEADS_AT_ONCE: Final = 8192
-"""Entry headers held at a time while an index is built."""
+"""Entry headers that are read at a time while an index is built."""
 _BUILDS_AT_ONCE: Final = 4
-"""Each holds up to 3 MB of headers."""
+"""Concurrent builds; each holds up to 3 MB of headers."""
 
 
 class IndexCache:
-    """One for the broker. Equal requests that come while an index is built share the work."""
+    """One instance per broker. Concurrent requests for the same index share one build."""
 
     def __init__(self, ledgers: LedgerClient, bytes_max: int) -> None:
         self._ledgers = ledgers
@@ -32,32 +32,32 @@ class IndexCache:
         self._slots = asyncio.Semaphore(_BUILDS_AT_ONCE)
 
     def put(self, ledger_id: int, index: LedgerIndex) -> None:
-        """Keep the index of a ledger that has been sealed."""
+        """Add the index of a sealed ledger."""
         self.drop(ledger_id)
         self._indexes[ledger_id] = index
         self.bytes_held += index.memory_bytes
         self.resize(self._bytes_max)
 
     def resize(self, bytes_max: int) -> None:
-        """Keep the indexes within another bound from now on; the one used last stays in any case."""
+        """Change the bound and evict accordingly; the most recently used index always stays."""
         self._bytes_max = bytes_max
         while self.bytes_held > bytes_max and len(self._indexes) > 1:
             _, oldest = self._indexes.popitem(last=False)
             self.bytes_held -= oldest.memory_bytes
 
     def drop(self, ledger_id: int) -> None:
-        """Forget a ledger that is deleted."""
+        """Drop the index of a deleted ledger."""
         index = self._indexes.pop(ledger_id, None)
         if index is not None:
             self.bytes_held -= index.memory_bytes
 
     async def get(self, ledger: Ledger) -> LedgerIndex:
-        """Index of a CLOSED ledger. Raises what reading its headers raises."""
+        """Return the index of a CLOSED ledger. Raises what reading its headers raises."""
         index = self._indexes.get(ledger.ledger_id)
         if index is not None:
             self._indexes.move_to_end(ledger.ledger_id)
             return index
-        # Kept although its readers give up: the index of a large ledger can take longer than one read may.
+        # The build continues if its readers give up: a large ledger's index can take longer than the timeout of one read.
         return await self._building.get(ledger.ledger_id, lambda: self._build(ledger), keep=True)
 
     async def _build(self, ledger: Ledger) -> LedgerIndex:
@@ -72,12 +72,12 @@ class IndexCache:
         return index
 
     async def close(self) -> None:
-        """Stop what is being built."""
+        """Cancel all builds."""
         await self._building.close()
 
 
 def index_batch(index: LedgerIndex, entry_id: int, head: bytes | memoryview) -> BatchHeader | None:
-    """Add an entry by its first bytes and return its header; None for a checkpoint part. Raises ``Corrupt`` at a gap."""
+    """Add an entry, given its first bytes, and return its header; None for a checkpoint part. Raises ``Corrupt`` at a gap."""
     if is_checkpoint(head):
         return None
     if len(head) < HEADER_BYTES:
@@ -92,7 +92,7 @@ def index_batch(index: LedgerIndex, entry_id: int, head: bytes | memoryview) -> 
 def check_end(index: LedgerIndex, ledger: Ledger) -> None:
     """Raise ``Corrupt`` unless the index of a CLOSED ledger ends where its record says.
 
-    Heads are read without a checksum: rot in one shows as a gap at the next batch, and in the last one only here.
+    Headers are read without a checksum: a corrupt one shows as a gap at the next batch, a corrupt last one only here.
     """
     if index.end_offset != ledger.end_offset:
         raise Corrupt(

@@ -1,4 +1,4 @@
-"""Appending to an internal topic: one batch, and a wait for its quorum."""
+"""Appends one batch to an internal topic and waits for its quorum."""
 
 from __future__ import annotations
 

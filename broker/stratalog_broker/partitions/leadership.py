@@ -1,4 +1,4 @@
-"""Why a partition is not served here, and whether a client's idea of its leader is current."""
+"""Error codes for a partition that this broker does not serve and for a client's outdated leader epoch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stratalog_broker.partitions.ownership import Partitions
 
 
 def why_not_here(partitions: Partitions, topic: str, partition: int) -> ErrorCode:
-    """NOT_LEADER_OR_FOLLOWER for a partition that exists, else UNKNOWN_TOPIC_OR_PARTITION."""
+    """Return NOT_LEADER_OR_FOLLOWER for a partition that exists, else UNKNOWN_TOPIC_OR_PARTITION."""
     known = partitions.topic_by_name(topic.encode())
     if known is None or not 0 <= partition < known.partition_count:
         return ErrorCode.unknown_topic_or_partition
@@ -19,7 +19,7 @@ def why_not_here(partitions: Partitions, topic: str, partition: int) -> ErrorCod
 
 
 def leader_epoch_error(log: PartitionLog, wanted: Any) -> ErrorCode:
-    """Compare the client's ``current_leader_epoch``, if its version has one, with ours (KIP-320)."""
+    """Compare the client's ``current_leader_epoch``, if the request has one, with the owner's (KIP-320)."""
     claimed = getattr(wanted, "current_leader_epoch", -1)
     if claimed in (-1, log.core.leader_epoch):
         return ErrorCode.none

@@ -1,7 +1,7 @@
-"""Which entry of a ledger holds which offsets: compact arrays built from batch headers, one line per batch.
+"""Index of a ledger's entries by offset and timestamp: compact arrays built from batch headers, one element per batch.
 
-Entries of batches have neighbouring ids, from the first after the checkpoint on. Producers' timestamps do not rise, so each
-batch keeps its own greatest one, and a search by time goes over them in memory.
+Batches are entries with consecutive ids, from the first after the checkpoint on. Producers' timestamps need not rise, so the
+index keeps each batch's greatest one, and a search by time scans them in memory.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ BYTES_PER_BATCH: Final = 20
 
 
 class EntryRun(NamedTuple):
-    """Neighbouring entries to read, both ends included."""
+    """Consecutive entries to read, both ends included."""
 
     first_entry: int
     last_entry: int
@@ -33,7 +33,7 @@ class LedgerIndex:
         self.end_offset = base_offset
         """Offset after the last batch."""
         self.first_entry = 0
-        """Entry id of the first batch; meaningful once there is one."""
+        """Entry id of the first batch; undefined while there is none."""
         self.greatest_timestamp_ms = -1
         self._base_offsets = array("q")
         self._timestamps = array("q")
@@ -47,7 +47,7 @@ class LedgerIndex:
         return 200 + BYTES_PER_BATCH * len(self._base_offsets)
 
     def append(self, entry_id: int, base_offset: int, end_offset: int, max_timestamp_ms: int, size_bytes: int) -> int:
-        """Add the next batch; returns how many there are."""
+        """Add the next batch; return the number of batches."""
         timestamps = self._timestamps
         if not timestamps:
             self.first_entry = entry_id
@@ -62,8 +62,10 @@ class LedgerIndex:
         return len(timestamps)
 
     def run_from(self, offset: int, end_offset: int, bytes_max: int) -> EntryRun | None:
-        """Entries from the batch that contains ``offset`` on, below ``end_offset``, of at most ``bytes_max`` bytes but at
-        least one. None: no batch."""
+        """Return the entries below ``end_offset`` from the batch that contains ``offset`` on; None if there is none.
+
+        At least one entry, and otherwise at most ``bytes_max`` bytes.
+        """
         position = max(bisect_right(self._base_offsets, offset) - 1, 0)
         last = bisect_left(self._base_offsets, end_offset)
         if offset >= self.end_offset or position >= last:
@@ -75,15 +77,16 @@ class LedgerIndex:
         return EntryRun(self.first_entry + position, self.first_entry + stop - 1)
 
     def run_of(self, first_entry: int, batches: Sequence[Buffer]) -> BatchRun:
-        """What was read of a run, from its ``first_entry`` on, with the offsets that are known here."""
+        """Return ``batches``, read from ``first_entry`` on, as a run with their offsets from this index."""
         first = first_entry - self.first_entry
         stop = first + len(batches)
         end_offset = self._base_offsets[stop] if stop < len(self._base_offsets) else self.end_offset
         return BatchRun(batches, self._base_offsets[first:stop], end_offset)
 
     def reaching(self, timestamp_ms: int, start_offset: int) -> Iterator[int]:
-        """Entry ids of the batches, from the one with ``start_offset`` on, that hold a record as late as this; in the first of
-        them it may lie before ``start_offset``.
+        """Yield the entry ids of batches, from the one with ``start_offset`` on, that hold a record at or after the timestamp.
+
+        In the first batch, that record may be before ``start_offset``.
         """
         if timestamp_ms > self.greatest_timestamp_ms:
             return

@@ -1,8 +1,8 @@
-"""Opening a partition's next ledger: one command that makes the ledger and enters it in the partition's log.
+"""Opening a partition's next ledger: one command creates the ledger and adds it to the partition ledgers (``Log`` record).
 
-The command requires that the partition is still this owner's and that the log is as it was read, so that two owners, or two
-attempts of one, never both extend it. An attempt of unknown outcome may leave an empty ledger in the log: it is
-sealed before the next one is opened. Opening a ledger removes none: ``ledger_trimming.py`` does that for internal topics.
+The command requires this owner's epoch and the ``Log`` record's version as read, so that two owners, or two attempts of one
+owner, never both extend it. An attempt with unknown outcome may leave an empty ledger in the record; it is sealed before the
+next one is opened. Opening a ledger removes none: ``ledger_trimming.py`` does that for internal topics.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ROOM_RETRY_S: Final = 0.02
 
 
 class LedgerOpening:
-    """For one partition under one owner, whose ``requirement`` guards every command."""
+    """Opens the ledgers of one partition for one owner. ``requirement`` guards every command."""
 
     def __init__(
         self, view: MetadataView, ledgers: LedgerClient, topic_partition: TopicPartition, requirement: EpochIs
@@ -39,16 +39,16 @@ class LedgerOpening:
         self._requirement = requirement
 
     async def open(self, topic: Topic, base_offset: int, listener: LedgerListener, checkpoint: Sequence[bytes]) -> LedgerWriter:
-        """A writer for a new ledger at ``base_offset``, to which the parts of its checkpoint have been appended.
+        """Return a writer for a new ledger at ``base_offset``, after appending the parts of its checkpoint.
 
-        Tries again while nothing has happened. Raises ``StaleEpoch`` or ``NotLeader`` (no longer ours), ``OutcomeUnknown``,
-        ``Corrupt``.
+        Retries attempts that had no effect. Raises ``StaleEpoch`` or ``NotLeader`` (the owner has changed),
+        ``OutcomeUnknown``, ``Corrupt``.
         """
         writer = await self._open(topic, base_offset, listener)
         try:
             for number, part in enumerate(checkpoint):
                 if number:
-                    await asyncio.sleep(0)  # the checksums of a large checkpoint must not hold up the event loop
+                    await asyncio.sleep(0)  # checksums of a large checkpoint must not block the event loop
                 await _append(writer, part)
         except BaseException:
             writer.abandon()
@@ -95,7 +95,7 @@ class LedgerOpening:
         )
 
     async def _seal_leftovers(self, log: Log) -> None:
-        """Seal what an attempt of unknown outcome left open; what was really written to is sealed by now."""
+        """Seal ledgers left open by an attempt with unknown outcome; a ledger that was written to is already sealed."""
         records = (self._view.find(Ledger, ledger_key(ref.ledger_id)) for ref in log.ledgers)
         leftovers = [record.ledger_id for record in records if record is not None and record.state is not LedgerState.CLOSED]
         if leftovers:
@@ -103,7 +103,7 @@ class LedgerOpening:
 
 
 async def _append(writer: LedgerWriter, entry: bytes) -> None:
-    """Append as soon as the ledger client has room: a large checkpoint can exceed what it holds at once."""
+    """Append ``entry`` once the ledger client has room: a large checkpoint can exceed what it holds at a time."""
     while True:
         try:
             writer.append(entry)

@@ -1,4 +1,4 @@
-"""Whether a ledger has the quorums that its topic asks for now, and whether the bookies could take one that has."""
+"""Checks whether a ledger has the quorums that its topic now asks for, and whether the bookies can take a new ledger."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from stratalog_metadata.records import Ledger, Topic
 
 
 def is_roll_due(ledgers: LedgerClient, ledger: Ledger, topic: Topic, configs: TopicConfigs) -> bool:
-    """Whether a ledger has other quorums than its topic asks for, and there are bookies for a new one."""
+    """Whether a ledger's quorums differ from its topic's, and there are enough bookies for a new ledger."""
     if has_quorums_of(ledger, topic, configs):
         return False
     try:
@@ -20,5 +20,5 @@ def is_roll_due(ledgers: LedgerClient, ledger: Ledger, topic: Topic, configs: To
 
 
 def has_quorums_of(ledger: Ledger, topic: Topic, configs: TopicConfigs) -> bool:
-    """Whether a ledger has the copies and the ack quorum that its topic asks for now."""
+    """Whether a ledger has the write quorum and ack quorum that its topic now asks for."""
     return (ledger.write_quorum, ledger.ack_quorum) == (topic.replication_factor, configs.ack_quorum)

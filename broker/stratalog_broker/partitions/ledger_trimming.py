@@ -1,12 +1,12 @@
-"""Drops ledgers of an internal topic that a newer ledger's checkpoint has made superfluous.
+"""Drops ledgers of an internal topic that are superseded by a newer ledger's checkpoint.
 
 A checkpoint holds the whole state of the partition's application, so a takeover reads nothing before the newest checkpoint that
-is complete and durable. Every ledger back to that one is needed: an owner may die, or lose its writer, after it has opened
-a ledger and before all parts of the checkpoint are confirmed, several times in a row. So the ledgers before a checkpoint
-leave the log when its last part is confirmed, and never earlier.
+is complete and durable. Every ledger back to that one is needed: an owner may die, or lose its writer, after opening a ledger
+and before all parts of its checkpoint are confirmed, several times in a row. So the ledgers before a checkpoint are removed
+from the ``Log`` record when its last part is confirmed, and never earlier.
 
-The command requires the owner's epoch and the log as it was read. It may be repeated after an unknown outcome: if the first one
-took effect, the log has another version and there is nothing left to drop.
+The command requires the owner's epoch and the record's version as read. It can be repeated after an unknown outcome: if the
+first one took effect, the record has another version and there is nothing left to drop.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _RETRY_S: Final = 0.5
 
 
 class LedgerTrimming:
-    """For one partition under one owner, whose ``requirement`` guards every command."""
+    """Trims the ledgers of one partition for one owner. ``requirement`` guards every command."""
 
     def __init__(
         self, metadata: MetadataClient, ledgers: LedgerClient, topic_partition: TopicPartition, requirement: EpochIs
@@ -43,12 +43,12 @@ class LedgerTrimming:
         self._trimming: asyncio.Task[None] | None = None
 
     def opened(self, writer: LedgerWriter, checkpoint_parts: int) -> None:
-        """A ledger takes appends; its first ``checkpoint_parts`` entries are its checkpoint."""
+        """Watch a newly opened ledger, whose first ``checkpoint_parts`` entries are its checkpoint."""
         self._awaited = writer.ledger.ledger_id, checkpoint_parts - 1
         self.confirmed(writer.lac)
 
     def confirmed(self, lac: int) -> None:
-        """Every entry of the open ledger up to ``lac`` has its quorum."""
+        """Note that every entry of the open ledger up to ``lac`` has its quorum; trim if that includes the checkpoint."""
         if self._awaited is None or lac < self._awaited[1]:
             return
         ledger_id, self._awaited = self._awaited[0], None
@@ -83,17 +83,17 @@ class LedgerTrimming:
         updates: tuple[Update, ...] = (Put(record=trimmed), *(Delete(key=ledger_key(old.ledger_id)) for old in dropped))
         requirements = (self._requirement, VersionIs(key=key, version=versioned.version))
         await self._metadata.propose(Command(updates=updates, requirements=requirements))
-        with contextlib.suppress(StratalogError):  # bookies that do not hear of it collect the ledgers later
+        with contextlib.suppress(StratalogError):  # a bookie that misses this deletes the ledgers in its garbage collection
             await self._ledgers.delete([old.ledger_id for old in dropped])
 
     def stop(self) -> None:
-        """Drop nothing more; the next checkpoint's trimming includes what is left."""
+        """Stop trimming; trimming after the next checkpoint includes the remaining ledgers."""
         self._awaited = None
         if self._trimming is not None:
             self._trimming.cancel()
 
 
 def split_before(log: Log, ledger_id: int) -> tuple[tuple[LedgerRef, ...], tuple[LedgerRef, ...]]:
-    """The log's ledgers before ``ledger_id``, and the others; no ledger is before one that the log does not have."""
+    """Return the ledgers before ``ledger_id`` and the others; none is before a ledger that ``log`` does not contain."""
     at = next((place for place, ref in enumerate(log.ledgers) if ref.ledger_id == ledger_id), 0)
     return log.ledgers[:at], log.ledgers[at:]

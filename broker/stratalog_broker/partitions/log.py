@@ -1,11 +1,11 @@
-"""One owned partition: the shell that joins the partition core to a ledger writer, the tail cache and those who wait.
+"""One owned partition: the shell that connects the partition core to a ledger writer, the tail cache and its watchers.
 
-Life of an append: offsets are set in place, the batch becomes an entry of the open ledger (or waits for the next one),
-the writer reports the first copy and the quorum, the core moves the high watermark, producers are answered and fetches
-woken. All of it happens in callbacks of one event loop; tasks exist only while a ledger is opened or sealed.
+An append sets offsets in place and adds the batch as an entry of the open ledger (or queues it for the next one). The writer
+reports the first copy and the quorum; then the core moves the high watermark, producers are answered and fetches woken. All of
+this happens in callbacks of one event loop; tasks exist only while a ledger is opened or sealed.
 
-A writer that fails, a command with unknown outcome or a session that ends leaves this object resigned for good; its successor
-is made by takeover, here or on another broker.
+A writer failure, a command with unknown outcome or the end of the session resigns this object permanently. A takeover, here or
+on another broker, creates a new one.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ class Watcher(Protocol):
     """Waits for partitions."""
 
     def moved(self, log: PartitionLog) -> None:
-        """The high watermark has moved, or the end has come; nothing is to be done with the partition within this call."""
+        """Note that the high watermark has moved or the partition was resigned; must not act on the partition in this call."""
         ...
 
 
 class PartitionLog:
-    """Serving from its making until ``resign``."""
+    """Serves the partition from construction until ``resign``."""
 
     def __init__(
         self,
@@ -84,14 +84,14 @@ class PartitionLog:
         self.application = application
         self.admission = QuorumAdmission(ledgers, clock)
         self.watchers: dict[Watcher, None] = {}
-        """Told after the high watermark has moved, and when the partition is resigned; who came first is told first."""
+        """Notified, in the order of registration, after the high watermark has moved and when the partition is resigned."""
         self.is_serving = True
         self.is_leaving = False
-        """A handover is under way, or waits for its turn."""
+        """A handover is in progress or queued."""
         self.bytes_in = 0
         self.bytes_out = 0
         self.bytes_in_reported = 0
-        """What the load meter has told the controller; as the counters, from zero on with each owner."""
+        """Value last reported to the controller by the load meter; starts at zero with each owner, like the counters."""
         self.bytes_out_reported = 0
         self._settings, self._view, self._ledgers = settings, metadata.view, ledgers
         self._clock, self._random = clock, random
@@ -113,7 +113,7 @@ class PartitionLog:
         self.update_topic(topic)
 
     def update_topic(self, topic: Topic) -> None:
-        """Take over changed configs, of the topic or of the cluster's defaults."""
+        """Apply changed configs of the topic or changed cluster-wide defaults."""
         self.topic = topic
         self.configs = TopicConfigs.in_force(topic, self._view)
         limits = self.configs.roll_limits(self._settings.ledger_idle_ms)
@@ -122,7 +122,7 @@ class PartitionLog:
         self._follow_quorums()
 
     def _follow_quorums(self) -> None:
-        """Roll the open ledger if the topic asks for other copies by now; an internal topic begins the next one at once."""
+        """Roll the open ledger if the topic's quorums have changed; for an internal topic, open the next ledger at once."""
         opened = self._writer.ledger if self._writer is not None else None
         if opened is None and self.application is not None and self.core.state is State.IDLE:
             opened = newest_ledger(self._view, self.topic_partition.topic_id, self.topic_partition.partition)
@@ -133,7 +133,7 @@ class PartitionLog:
 
     @property
     def requirement(self) -> EpochIs:
-        """What every command of this owner requires."""
+        """The requirement on every command of this owner."""
         key = partition_key(self.topic_partition.topic_id, self.topic_partition.partition)
         return EpochIs(key=key, owner=self._settings.broker_id, leader_epoch=self.core.leader_epoch)
 
@@ -144,17 +144,17 @@ class PartitionLog:
 
     @property
     def is_unsealed(self) -> bool:
-        """Whether a ledger is open, will be, or is being sealed."""
+        """Whether a ledger is open, being opened or being sealed."""
         return self.core.state is not State.IDLE or bool(self._being_sealed)
 
     @property
     def is_busy(self) -> bool:
-        """Whether something was appended within the last second, or waits."""
+        """Whether a batch was appended within the last second or is queued."""
         ledger = self.core.open
         return bool(self.core.queue) or (ledger is not None and ledger.appended_at_ms + _BUSY_MS > self._now_ms())
 
     def unsealed(self, ledger_id: int) -> tuple[Ledger, LedgerIndex] | None:
-        """Record and index of a ledger that is open or being sealed."""
+        """Return the record and index of a ledger that is open or being sealed; None for any other."""
         if self._writer is not None and self.core.open is not None and self.core.open.ledger_id == ledger_id:
             return self._writer.ledger, self.core.open.index
         return self._being_sealed.get(ledger_id)
@@ -169,11 +169,11 @@ class PartitionLog:
         on_done: OnDone | None,
         on_confirmed: Callable[[], None] | None = None,
     ) -> int:
-        """Append one validated batch, whose bytes this log owns from now on; returns its base offset.
+        """Append one validated batch, whose bytes this log owns from now on; return its base offset.
 
-        ``on_done`` is called when it has what ``acks`` asks for or is given up, ``on_confirmed`` when its
+        ``on_done`` is called when the batch has the copies that ``acks`` asks for or is given up, ``on_confirmed`` when its
         bytes are no longer held for the write. Raises ``NotLeader``, ``Overloaded``, ``NotEnoughBookies`` or what the writer
-        raises; nothing has happened then.
+        raises; nothing has changed then.
         """
         core = self.core
         base_offset, is_open = core.reserve(acks)
@@ -193,13 +193,13 @@ class PartitionLog:
         return base_offset
 
     def _want_first_copies(self) -> None:
-        """A producer asks for one copy: from now on the writers tell of them. Most never need to."""
+        """Make the writers report first copies from now on, for acks=1. Most partitions never need these reports."""
         self._first_copies_wanted = True
         if self._writer is not None:
             self._writer.tell_first_copies(True)
 
     def _write(self, batch: memoryview) -> int | None:
-        """Entry id that the batch got, or None if the writer has no room now: ask it again in a while."""
+        """Return the batch's entry id; None if the writer is full, after scheduling a retry."""
         assert self._writer is not None
         try:
             return self._writer.append(batch)
@@ -245,14 +245,14 @@ class PartitionLog:
             self._lose(error)
 
     def notify(self) -> None:
-        """Wake those who wait for the high watermark to move, or for the end."""
+        """Notify all watchers."""
         for watcher in list(self.watchers):
             watcher.moved(self)
 
     # -- ledgers -------------------------------------------------------------------------------------------------------
 
     def tick(self) -> int | None:
-        """Roll a ledger that is too old or idle; see ``roll_schedule.py``."""
+        """Roll the open ledger if it is too old or idle; return when to check again (``roll_schedule.py``)."""
         self._act(self.core.tick(self._now_ms()))
         return self.core.roll_due_ms
 
@@ -262,7 +262,7 @@ class PartitionLog:
             self._rolls.look_at(self, due_ms)
 
     def _act(self, instructions: Sequence[Instruction]) -> None:
-        """Carry out the core's instructions, and those that follow from them, before any other event."""
+        """Carry out the core's instructions, and those that result from them, before any other event."""
         todo = deque(instructions)
         while todo:
             instruction = todo.popleft()
@@ -279,7 +279,7 @@ class PartitionLog:
                 self._opening = asyncio.get_running_loop().create_task(opening)
 
     def _completed(self, checkpoint: Checkpoint) -> Checkpoint:
-        """A checkpoint of the core with the application's state, which is that of the same batches."""
+        """Return the core's checkpoint with the application's state added; both are the state after the same batches."""
         if self.application is None:
             return checkpoint
         return msgspec.structs.replace(checkpoint, application_state=self.application.snapshot())
@@ -336,17 +336,17 @@ class PartitionLog:
                 waiter.set_result(instruction.end_offset)
 
     def roll(self) -> None:
-        """Seal the open ledger; the next append begins another one."""
+        """Seal the open ledger; the next append opens another one."""
         self._act(self.core.seal_now())
 
     def handover_checkpoint(self) -> bytes:
-        """State at the end of what is confirmed, for the next owner; empty if it is larger than one entry."""
+        """Return the state at the high watermark, for the next owner; empty if it is larger than one entry."""
         checkpoint = msgspec.structs.replace(self._completed(self.core.checkpoint()), more_is_coming=self._held_busy)
         parts = encode_checkpoint(checkpoint, self._settings.checkpoint_part_bytes)
         return parts[0] if len(parts) == 1 else b""
 
     async def seal_all(self) -> int:
-        """Seal what is open; returns the offset below which everything is sealed now. Raises ``NotLeader``."""
+        """Seal the open ledger and return the offset below which everything is sealed. Raises ``NotLeader``."""
         if self.core.state is State.OPENING and self._opening is not None:
             await asyncio.shield(self._opening)
         if not self.is_serving:
@@ -360,16 +360,16 @@ class PartitionLog:
         return await waiter
 
     def open_ahead(self) -> None:
-        """The next batch is expected soon: open its ledger now."""
+        """Open the next ledger now, because a batch is expected soon."""
         self._act(self.core.open_ahead())
 
     def hold(self, release: Callable[[], Release | None]) -> None:
-        """What comes waits from now on; the last ledger is sealed together with what ``release`` answers then."""
+        """Queue new batches from now on; seal the last ledger together with the release that ``release`` then returns."""
         self._release, self._held_busy = release, self.is_busy
         self.core.hold()
 
     def go_on(self) -> None:
-        """What was held is written here, if the partition is still served."""
+        """End the hold: write the queued batches here, if the partition is still served."""
         self._release = None
         self._act(self.core.go_on())
 
@@ -383,7 +383,7 @@ class PartitionLog:
             self._on_lost(self, error)
 
     def resign(self, reason: StratalogError | None = None) -> None:
-        """Stop at once and for good: nothing is answered as done any more; all that wait are told why, or to look elsewhere."""
+        """Stop serving, permanently. No batch is acknowledged any more; waiters get ``reason`` or ``NotLeader``."""
         if not self.is_serving:
             return
         self.is_serving = False
@@ -405,7 +405,7 @@ class PartitionLog:
         self.notify()
 
     async def close(self) -> None:
-        """Wait for tasks to end after ``resign``."""
+        """Cancel the tasks that open and seal ledgers and wait for them; call after ``resign``."""
         tasks = [task for task in (self._opening, self._sealing) if task is not None and not task.done()]
         for task in tasks:
             task.cancel()

@@ -1,4 +1,4 @@
-"""Tail cache and entry indexes of all partitions of a broker, within their shares of its memory."""
+"""Keeps the tail cache and the entry indexes of all partitions within their shares of the broker's memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stratalog_broker.partitions.tail_cache import TailCache
 
 
 class PartitionMemory:
-    """One for the broker."""
+    """One instance per broker."""
 
     def __init__(self, ledgers: LedgerClient, shares: MemoryShares) -> None:
         self._shares = shares
@@ -25,10 +25,10 @@ class PartitionMemory:
         return self.tails.bytes_held + self.indexes.bytes_held + self._partitions_and_open_bytes
 
     def bound(self, partitions: Collection[PartitionLog]) -> None:
-        """Give the caches what open indexes and partitions leave them; O(partitions), to be called every few seconds.
+        """Bound the caches to what open indexes and partitions leave them. O(partitions): call every few seconds.
 
-        An open ledger's index cannot be evicted. When all of them have half of their share, the largest ledgers are rolled:
-        indexes of sealed ledgers can be.
+        The index of an open ledger cannot be evicted; that of a sealed one can. So when open indexes exceed half of the share,
+        the ledgers with the largest indexes are rolled.
         """
         tail_bytes_max = self._shares.tail_beside(len(partitions))
         self.tails.bytes_max = tail_bytes_max

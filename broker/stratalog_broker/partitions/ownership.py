@@ -1,7 +1,7 @@
-"""The partitions that this broker owns: follows the metadata view, takes over what it is given, resigns what it loses.
+"""The partitions that this broker owns: follows the metadata view, takes over assigned partitions, resigns lost ones.
 
-All changes of one command reach it in one turn, so a dead broker's thousand partitions are taken over together. A takeover that
-fails is tried again while the partition is still ours. Without a session (``suspend``) nothing is served at all.
+All changes of one command arrive in one turn, so a dead broker's thousand partitions are taken over together. A failed takeover
+is retried while this broker is still the owner. Without a session (``suspend``) no partition is served.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ _log = logging.getLogger(__name__)
 _RETRY_S: Final = 0.2
 _TICK_S: Final = 1.0
 TAKEOVERS_AT_ONCE: Final = 1024
-"""Takeovers that begin together send their requests together; further ones wait and are admitted in batches
+"""Takeovers that begin together send their requests together; further ones are queued and admitted in batches
 (``batched_semaphore.py``)."""
 INTERNAL_TAKEOVERS_AT_ONCE: Final = 128
-"""They read whole batches, not headers."""
+"""Fewer, because takeovers of internal topics read whole batches, not headers."""
 
 
 class Partitions:
-    """Partitions by id. An owner serves only once takeover has finished."""
+    """All partitions of this broker. A partition is served only after its takeover has finished."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Partitions:
         self._clock = clock
         self._random = random
         self.is_stopping = False
-        """The broker stops: a request must not begin to wait for records."""
+        """The broker is stopping: a request must not begin to wait for records."""
         self._applications: dict[str, ApplicationFactory] = {}
         self._logs: dict[TopicPartition, PartitionLog] = {}
         self._by_name: dict[tuple[bytes, int], PartitionLog] = {}
@@ -104,21 +104,21 @@ class Partitions:
         self._scheduled: asyncio.Handle | None = None
 
     def register_application(self, topic: str, factory: ApplicationFactory) -> None:
-        """Say which state machine partitions of an internal topic feed; before the broker starts."""
+        """Set the state machine of an internal topic's partitions. Call before the broker starts."""
         self._applications[topic] = factory
 
-    # -- who serves what ---------------------------------------------------------------------------------------------
+    # -- lookup ------------------------------------------------------------------------------------------------------
 
     def find_by_name(self, name: bytes, index: int) -> PartitionLog | None:
-        """The partition if it is served here; ``name`` in UTF-8."""
+        """Return the partition if it is served here; ``name`` is the topic's, in UTF-8."""
         return self._by_name.get((name, index))
 
     def find_by_id(self, topic_id: bytes, index: int) -> PartitionLog | None:
-        """The partition if it is served here; ``topic_id`` as sixteen bytes."""
+        """Return the partition if it is served here; ``topic_id`` has sixteen bytes."""
         return self._by_id.get((topic_id, index))
 
     def find(self, topic_partition: TopicPartition) -> PartitionLog | None:
-        """The partition if it is served here."""
+        """Return the partition if it is served here."""
         return self._logs.get(topic_partition)
 
     def is_serving(self, topic_partition: TopicPartition) -> bool:
@@ -126,20 +126,20 @@ class Partitions:
         return topic_partition in self._logs
 
     def all(self) -> Collection[PartitionLog]:
-        """All partitions served here."""
+        """Return all partitions served here."""
         return self._logs.values()
 
     @property
     def takeovers_waiting(self) -> int:
-        """Partitions that this broker owns and has not taken over yet."""
+        """Number of partitions that this broker owns and has not taken over yet."""
         return len(self._wanted)
 
     def topic_by_id(self, topic_id: bytes) -> Topic | None:
-        """The topic with this id (sixteen bytes), wherever it is served."""
+        """Return the topic with this id (sixteen bytes), whichever brokers serve it."""
         return self._directory.topic_by_id(topic_id)
 
     def topic_by_name(self, name: bytes) -> Topic | None:
-        """The topic with this name (UTF-8), wherever it is served."""
+        """Return the topic with this name (UTF-8), whichever brokers serve it."""
         return self._directory.topic_by_name(name)
 
     def leader_of(self, topic_partition: TopicPartition, listener: str) -> Leader | None:
@@ -147,17 +147,16 @@ class Partitions:
         return self._directory.leader_of(topic_partition, listener)
 
     def end_waiting(self) -> None:
-        """Wake all requests that wait for records; from now on none may begin to wait."""
+        """Wake all requests that wait for records; from now on requests do not wait."""
         self.is_stopping = True
         for log in self._logs.values():
             log.notify()
 
     async def append_internal(self, topic_partition: TopicPartition, batch: bytearray) -> int:
-        """Append one batch (its base offset is set in place) and return its base offset once the quorum has it and the
-        partition's application has applied it.
+        """Append one batch; return its base offset after the quorum has it and the partition's application has applied it.
 
-        Raises ``NotLeader`` (not ours, or not any more: nothing is known of the batch), ``Overloaded``, ``Unavailable``,
-        ``OutcomeUnknown``.
+        The base offset is set in place. Raises ``NotLeader`` (not owned, or no longer: the batch may or may not be stored),
+        ``Overloaded``, ``Unavailable``, ``OutcomeUnknown``.
         """
         log = self._logs.get(topic_partition)
         if log is None:
@@ -167,7 +166,7 @@ class Partitions:
     # -- following the view ------------------------------------------------------------------------------------------
 
     def resume(self) -> None:
-        """The broker has a session: take over everything that the view says is ours."""
+        """Take over all partitions that this broker owns in the view, because the broker has a session."""
         self._is_suspended = False
         for partition in self._view.all(Partition):
             self._partition_changed(partition)
@@ -175,7 +174,7 @@ class Partitions:
             self._ticker = asyncio.get_running_loop().call_later(_TICK_S, self._tick)
 
     def suspend(self) -> None:
-        """The session is over: stop serving everything at once."""
+        """Stop serving all partitions at once, because the session has ended."""
         self._is_suspended = True
         self._wanted.clear()
         self._wanted_since_s.clear()
@@ -261,7 +260,7 @@ class Partitions:
             self._scheduled = asyncio.get_running_loop().call_soon(self._begin_takeovers)
 
     def _unwant(self, identity: TopicPartition) -> float:
-        """Take the partition off the list of those to take over; returns since when (monotonic) it was on it."""
+        """Remove the partition from those to take over; return since when (monotonic seconds) it was one of them."""
         self._wanted.pop(identity, None)
         return self._wanted_since_s.pop(identity, self._clock.monotonic())
 
@@ -297,7 +296,7 @@ class Partitions:
             self._want(self._wanted[identity])
 
     def _is_due(self, partition: Partition) -> bool:
-        """Whether it is still this owner and epoch that are to take over."""
+        """Whether this broker still has to take over the partition in this epoch."""
         return self._wanted.get(identity_of(partition)) is partition and not self._is_suspended
 
     async def _take_over_once(self, partition: Partition) -> None:
@@ -367,7 +366,7 @@ class Partitions:
         return application
 
     def _on_lost(self, log: PartitionLog, error: StratalogError) -> None:
-        """Its writer failed: if the partition is still ours, recovery finds out what exists and it is served anew."""
+        """Take over a partition again after its writer failed, if this broker still owns it."""
         self._drop(log)
         identity = log.topic_partition
         partition = self._view.find(Partition, partition_key(identity.topic_id, identity.partition))
@@ -377,11 +376,11 @@ class Partitions:
     # -- handing over ------------------------------------------------------------------------------------------------
 
     def _follow_next_owner(self, log: PartitionLog, partition: Partition) -> None:
-        """Begin what the controller asks for; what is under way looks at the record again before it ends."""
+        """Start the handover that the controller asked for; one in progress reads the record again before it ends."""
         if partition.next_owner != NO_OWNER and not log.is_leaving:
             self._spawn(self._handovers.hand_over(log))
 
-    # -- tiering asks for what is open -------------------------------------------------------------------------------
+    # -- tier requests -----------------------------------------------------------------------------------------------
 
     def _tier_requested(self, request: TierRequest, versioned: Versioned) -> None:
         log = self._by_id.get((request.topic_id.bytes, request.index))
@@ -395,7 +394,7 @@ class Partitions:
         self._rolls.run(int(self._clock.monotonic() * 1000))
 
     async def seal_all(self, timeout_s: float) -> None:
-        """Seal all open ledgers, so that successors have nothing to recover; as far as that goes in time."""
+        """Seal all open ledgers within ``timeout_s``, so that the next owners have nothing to recover."""
         seals = [asyncio.ensure_future(log.seal_all()) for log in self._logs.values() if log.core.open is not None]
         if seals:
             _, late = await asyncio.wait(seals, timeout=timeout_s)
@@ -404,7 +403,7 @@ class Partitions:
             await asyncio.gather(*seals, return_exceptions=True)
 
     async def close(self) -> None:
-        """Stop serving and wait for what is under way."""
+        """Stop serving, cancel all tasks and wait for their end."""
         self._unsubscribe()
         if self._ticker is not None:
             self._ticker.cancel()

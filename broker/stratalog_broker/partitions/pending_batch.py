@@ -1,4 +1,4 @@
-"""A batch between its offset and its confirmation: who waits for it, and for what."""
+"""A batch that has an offset and is not confirmed yet, with the callbacks that wait for its outcome."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from stratalog_core.errors import NotEnoughBookies, NotLeader, OutcomeUnknown, S
 from stratalog_core.partition_state.producer_states import Displaced
 
 Outcome = int | StratalogError
-"""A batch's base offset, or why it was given up: ``OutcomeUnknown`` if it was sent, else an error that says it was not."""
+"""A batch's base offset, or the error with which it was given up: ``OutcomeUnknown`` if it was sent, else another."""
 OnDone = Callable[[Outcome], None]
-"""Called once per batch, when it has what its producer asked for or is given up."""
+"""Called once per batch, when it has the copies that its producer asked for or is given up."""
 
 
 class Acks(IntEnum):
-    """What a producer waits for."""
+    """The acknowledgement that a producer waits for."""
 
     NONE = 0
     FIRST = 1
@@ -24,7 +24,7 @@ class Acks(IntEnum):
 
 
 class PendingBatch:
-    """A batch that has its offset and is not confirmed yet."""
+    """See the module's header. ``others`` are callbacks of the producer's retries."""
 
     __slots__ = (
         "acks",
@@ -62,7 +62,7 @@ class PendingBatch:
         self.displaced: Displaced = None
 
     def settle(self, outcome: Outcome) -> None:
-        """Report the outcome to the producer, and to its retries."""
+        """Report the outcome to the producer and its retries."""
         if self.on_done is not None:
             on_done, self.on_done = self.on_done, None
             on_done(outcome)
@@ -73,7 +73,7 @@ class PendingBatch:
             self.on_confirmed()
 
     def give_up(self, reason: StratalogError | None) -> None:
-        """Settle it without an offset because of ``reason``; without a reason that producers can use: the owner has changed."""
+        """Report ``reason`` if it is an error that the producer can act on, else ``NotLeader``."""
         answers = OutcomeUnknown if self.entry_id >= 0 else (NotEnoughBookies, Unavailable)
         is_answer = reason is not None and isinstance(reason, answers)
         self.settle(reason if reason is not None and is_answer else NotLeader("the partition was lost or moved"))

@@ -1,8 +1,8 @@
-"""What a produced batch must be before it gets an offset. Only its header is looked at, and its CRC.
+"""Validation of a produced batch before it gets an offset. Only the header and the CRC are checked.
 
-Kafka's own rules (LogValidator): exactly one batch of magic 2 per partition, offset deltas that count its records, no control
-batch, a sequence if there is a producer id, times within the topic's limits. Where Kafka looks at each record's time, this
-looks at the batch's first and greatest, because nothing decodes records on the hot path.
+The rules are Kafka's (LogValidator): exactly one batch of magic 2 per partition, offset deltas that match the record count, no
+control batch, a sequence if there is a producer id, timestamps within the topic's limits. Kafka checks each record's timestamp;
+this checks the batch's first and greatest, because records are not decoded on the hot path.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _COMPRESSION_MAX: Final = 4
 
 
 class Refused(Exception):
-    """The batch is not appended; ``code`` and message go to its producer."""
+    """The batch is refused; ``code`` and message are sent to its producer."""
 
     def __init__(self, code: ErrorCode, message: str) -> None:
         super().__init__(message)
@@ -38,7 +38,7 @@ class Refused(Exception):
 
 
 def check_produced(batch: memoryview, configs: TopicConfigs, now_ms: int) -> BatchHeader:
-    """Header of a sound batch. Raises ``Refused``."""
+    """Return the header of a valid batch. Raises ``Refused``."""
     size = len(batch)
     if size < HEADER_BYTES:
         raise Refused(ErrorCode.corrupt_message, f"a record batch of {size} bytes is shorter than its header")

@@ -1,7 +1,7 @@
-"""Refuses batches of one partition that too few bookies could take, before anything is sent.
+"""Refuses batches of one partition before they are sent, if too few bookies could store them.
 
 Kafka answers NOT_ENOUGH_REPLICAS while fewer replicas than ``min.insync.replicas`` are in sync. Here the bookies of the open
-ledger count, or, while none is open, those that the next one could be placed on.
+ledger count; while no ledger is open, those on which the next one could be placed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SETTLING_S: Final = 3.0
 
 
 class QuorumAdmission:
-    """Made with each takeover of the partition."""
+    """Created with each takeover of the partition."""
 
     def __init__(self, ledgers: LedgerClient, clock: Clock) -> None:
         self._ledgers = ledgers
@@ -27,17 +27,17 @@ class QuorumAdmission:
 
     @property
     def is_settling(self) -> bool:
-        """Whether producers may still be resending what was refused by a takeover or for want of bookies.
+        """Whether producers may still be resending batches that were refused because of a takeover or a lack of bookies.
 
-        A batch that follows a refused one is on its way already. To call it out of order would make its producer begin a new
-        epoch, and resend what it cannot know to be there.
+        A batch that follows a refused one may already be in flight. Answering it OUT_OF_ORDER would make its producer begin a
+        new epoch and resend batches that may already be stored.
         """
         return self._clock.monotonic() < self._settled_at_s
 
     def check(self, writer: LedgerWriter | None, is_held: bool, copies: int, configs: TopicConfigs, acks: int) -> None:
-        """Raises ``NotEnoughBookies`` if a batch cannot get what ``acks`` asks for.
+        """Raise ``NotEnoughBookies`` if a batch cannot get the copies that ``acks`` asks for.
 
-        ``writer`` is None while no ledger is open; ``is_held``: none will be opened here, the next owner writes the batch.
+        ``writer`` is None while no ledger is open. ``is_held``: a handover is in progress, so this owner opens no ledger.
         """
         try:
             if acks == Acks.ALL and not configs.takes_acks_all:

@@ -1,4 +1,4 @@
-"""What an owner writes with the seal of a partition's last ledger, so that the next owner has nothing to recover."""
+"""The updates that an owner writes together with the seal of a partition's last ledger, to hand the partition over."""
 
 from __future__ import annotations
 

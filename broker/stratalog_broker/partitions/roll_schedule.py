@@ -1,7 +1,8 @@
-"""When which open ledger is old or idle: a heap, so that a second costs what is due in it and not what is open. Sans-IO.
+"""Schedule of the times at which open ledgers become old or idle. Sans-IO.
 
-An append moves an idle ledger's time on, and is not told here: a partition that is looked at too early says when to look
-again, which comes to one look for each ``ledger_idle_ms``.
+A heap, so that a tick costs in proportion to the ledgers that are due, not to those that are open. Appends postpone a ledger's
+idle time but are not reported here: a partition that is checked too early returns when to check again, which amounts to one
+check per ``ledger_idle_ms``.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ class Rolling(Protocol):
     """A partition as the schedule sees it."""
 
     def tick(self) -> int | None:
-        """Roll the open ledger if it is time; otherwise when to look again (monotonic ms), None while nothing is open."""
+        """Roll the open ledger if it is due; return when to check again (monotonic ms), None if no ledger is open."""
         ...
 
 
 class RollSchedule:
-    """Partitions by the time at which to look at them; each has one time, the earliest that was asked for."""
+    """Partitions by the time at which to check them. Each has one time: the earliest requested."""
 
     def __init__(self) -> None:
         self._due_ms: dict[Rolling, int] = {}
@@ -31,19 +32,19 @@ class RollSchedule:
         return len(self._due_ms)
 
     def look_at(self, log: Rolling, due_ms: int) -> None:
-        """Look at ``log`` at ``due_ms``, or earlier if that was asked for."""
+        """Check ``log`` at ``due_ms``, or earlier if that was requested before."""
         if due_ms < self._due_ms.get(log, due_ms + 1):
             self._due_ms[log] = due_ms
             heapq.heappush(self._heap, (due_ms, next(self._numbers), log))
 
     def forget(self, log: Rolling) -> None:
-        """It is not served any more."""
+        """Remove a partition that is no longer served."""
         if self._due_ms.pop(log, None) is not None and len(self._heap) > 2 * len(self._due_ms) + 64:
             self._heap = [entry for entry in self._heap if self._due_ms.get(entry[2]) == entry[0]]
             heapq.heapify(self._heap)
 
     def run(self, now_ms: int) -> int:
-        """Look at everything that is due; how many that were."""
+        """Check all partitions that are due; return how many."""
         looked = 0
         while self._heap and self._heap[0][0] <= now_ms:
             due_ms, _, log = heapq.heappop(self._heap)

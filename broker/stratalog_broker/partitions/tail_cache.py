@@ -1,8 +1,9 @@
-"""The batches just written, as they are, for readers at the tail. One bound on real memory for the whole broker.
+"""Tail cache: the newest batches of all partitions, unchanged, for readers at the tail.
 
-Eviction is first in, first out over all partitions: tail readers are never far behind, and readers that are get their own
-sources. A small batch is copied, because the view and the receive buffer that it would keep cost several times its bytes. A
-larger one stays a view of the request it came in, and that request is charged whole as long as any batch of it is held.
+One bound on real memory covers the whole broker. Eviction is first in, first out over all partitions: tail readers are never
+far behind, and readers that fall behind read from bookies or the object store. A batch of up to ``COPIED_BYTES_MAX`` is copied,
+because a view and the receive buffer it keeps alive cost several times its bytes. A larger batch stays a view of its request,
+and the whole request is charged while any of its batches is held.
 """
 
 from __future__ import annotations
@@ -16,26 +17,26 @@ from stratalog_core.memory.retained import COPY_BYTES, VIEW_BYTES, frame_bytes
 from stratalog_core.ports import Buffer
 
 COPIED_BYTES_MAX: Final = 1024
-"""A copy of up to so many bytes costs less than the objects it saves (0.1 µs of some 30 for a batch)."""
+"""Copying up to this many bytes costs less than the objects it saves (0.1 µs of some 30 for a batch)."""
 _COMPACT_AT: Final = 32
 
 
 class TailCache:
-    """The shared bound, and the order in which partitions give up their oldest batch."""
+    """Enforces the shared bound and keeps the order in which partitions evict their oldest batch."""
 
     __slots__ = ("_frames", "_lost_turns", "_order", "bytes_held", "bytes_max")
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
         self.bytes_held = 0
-        """Real size of all that is held."""
+        """Real size of everything held."""
         self._order: deque[PartitionTail] = deque()
         self._frames: dict[int, int] = {}
-        """By identity of a receive buffer: how many views of it are held."""
+        """Number of views held of each receive buffer, by the buffer's ``id()``."""
         self._lost_turns = 0
 
     def added(self, tail: PartitionTail, batch: Buffer) -> None:
-        """Charge one more batch of ``tail`` and evict the oldest ones beyond the bound."""
+        """Charge a new batch of ``tail`` and evict the oldest batches until the bound holds."""
         self._order.append(tail)
         if isinstance(batch, memoryview):
             frame = id(batch.obj)
@@ -48,7 +49,7 @@ class TailCache:
             self.shrink()
 
     def removed(self, batch: Buffer) -> None:
-        """``batch`` is no longer held by its partition."""
+        """Stop charging ``batch``, which its partition no longer holds."""
         if not isinstance(batch, memoryview):
             self.bytes_held -= COPY_BYTES + len(batch)
             return
@@ -62,7 +63,7 @@ class TailCache:
             self.bytes_held -= VIEW_BYTES + frame_bytes(batch)
 
     def shrink(self) -> None:
-        """Evict the oldest batches beyond the bound."""
+        """Evict the oldest batches until the bound holds."""
         while self.bytes_held > self.bytes_max:
             tail = self._order.popleft()
             if tail.lost_turns:
@@ -72,7 +73,7 @@ class TailCache:
                 tail.evict()
 
     def cleared(self, tail: PartitionTail, batches: int) -> None:
-        """``tail`` has given up so many batches before their turn."""
+        """Note that ``tail`` dropped ``batches`` batches before their turn in the eviction order."""
         tail.lost_turns += batches
         self._lost_turns += batches
         if self._lost_turns * 2 > len(self._order):
@@ -89,7 +90,7 @@ class TailCache:
 
 
 class PartitionTail:
-    """One partition's run of neighbouring batches, the newest ones."""
+    """One partition's newest batches, contiguous in offset."""
 
     __slots__ = ("_base_offsets", "_batches", "_cache", "_head", "end_offset", "lost_turns")
 
@@ -99,17 +100,17 @@ class PartitionTail:
         self._batches: list[Buffer] = []
         self._head = 0
         self.lost_turns = 0
-        """Turns in the shared order whose batch is gone already."""
+        """Turns in the shared eviction order whose batch is already gone."""
         self.end_offset = end_offset
         """Offset after the newest batch."""
 
     @property
     def start_offset(self) -> int:
-        """First offset held; the end if nothing is."""
+        """First offset held; ``end_offset`` if nothing is held."""
         return self._base_offsets[self._head] if self._head < len(self._base_offsets) else self.end_offset
 
     def append(self, base_offset: int, end_offset: int, batch: memoryview) -> None:
-        """Keep the partition's next batch."""
+        """Add the partition's next batch."""
         kept: Buffer = bytes(batch) if len(batch) <= COPIED_BYTES_MAX else batch
         self._base_offsets.append(base_offset)
         self._batches.append(kept)
@@ -117,7 +118,7 @@ class PartitionTail:
         self._cache.added(self, kept)
 
     def evict(self) -> None:
-        """Give up the oldest batch."""
+        """Drop the oldest batch."""
         head = self._head
         self._cache.removed(self._batches[head])
         self._batches[head] = b""
@@ -128,7 +129,7 @@ class PartitionTail:
             self._head = 0
 
     def clear(self) -> None:
-        """Forget everything at once."""
+        """Drop all batches."""
         held = self._batches[self._head :]
         for batch in held:
             self._cache.removed(batch)
@@ -136,8 +137,11 @@ class PartitionTail:
         self._cache.cleared(self, len(held))
 
     def read(self, offset: int, end_offset: int, bytes_max: int) -> tuple[list[Buffer], int] | None:
-        """``(batches, bytes)`` from the one that contains ``offset`` on, whole, below ``end_offset``; at least one, then up to
-        ``bytes_max``. None if that one is not held."""
+        """Return ``(batches, bytes)``: whole batches below ``end_offset``, starting with the one that contains ``offset``.
+
+        The first batch is returned whatever its size; the total is otherwise at most ``bytes_max``. None if the first is not
+        held.
+        """
         offsets, batches = self._base_offsets, self._batches
         position = bisect_right(offsets, offset, self._head) - 1
         if position < self._head:

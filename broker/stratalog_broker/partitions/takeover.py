@@ -1,18 +1,16 @@
-"""Taking over partitions, all that change hands in one turn side by side: recover, read headers, rebuild, serve.
+"""Takeover of partitions: fence and recover their ledgers, read batch headers, rebuild the state. Many run concurrently.
 
-For each partition: every ledger that is not CLOSED is fenced, recovered and sealed (an owner has at most two such: the one it
-was sealing and the next); requests of all partitions leave together. Then the newest ledger that holds a whole checkpoint
-is found; its checkpoint and the headers of all batches after it give the partition's state and the index. Of transaction
-markers the whole batch is read, and for internal topics of all batches. A partition without hot ledgers takes all that from its
-cold history.
+For each partition, every ledger that is not CLOSED is fenced, recovered and sealed (an owner leaves at most two: the one it
+was sealing and the next); requests of all partitions are sent together. Then the newest ledger with a complete checkpoint is
+found. Its checkpoint and the headers of all later batches give the partition's state and the index. Transaction markers, and
+all batches of internal topics, are read whole. A partition without hot ledgers gets its state from its cold history.
 
-An owner that has handed the partition over left its state in the partition's record or, if it is large, behind the last batch:
-then no headers are read, and the index is built when a reader needs it.
+After a handover, the previous owner's state is in the partition's record or, if it is large, in the entry after the last
+batch. Then no headers are read, and the index is built when a reader needs it.
 
-Recovery hands on what it read of a ledger, so that nothing is asked for twice.
+Recovery passes on what it has read of a ledger, so that nothing is read twice.
 
-Nothing is written here but seals. A partition whose epoch is no longer ours is left out, one
-that cannot be read yet is tried again by the caller.
+A takeover writes nothing but seals. It does not retry: the caller does.
 """
 
 from __future__ import annotations
@@ -59,7 +57,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakenOver:
-    """State of a partition at its end, as recovery left it. ``batches`` are read for internal topics only."""
+    """State of a partition at its end after recovery. ``batches`` are filled in for internal topics only."""
 
     partition: Partition
     log_start_offset: int
@@ -67,11 +65,11 @@ class TakenOver:
     application_state: bytes | None
     batches: Sequence[memoryview]
     more_is_coming: bool
-    """Producers were at work when it was handed over."""
+    """Producers were active at the handover."""
 
 
 class _ReadLedger(NamedTuple):
-    """A sealed ledger of the log with its first headers."""
+    """A sealed ledger of the partition with its first headers."""
 
     ledger: Ledger
     ref: LedgerRef
@@ -79,7 +77,7 @@ class _ReadLedger(NamedTuple):
 
 
 class Takeover:
-    """The two steps of taking over one partition; many are run side by side."""
+    """The two steps of taking over one partition, ``recover`` and ``rebuild``. One object serves all partitions."""
 
     def __init__(
         self, view: MetadataView, ledgers: LedgerClient, cold: ColdReader, indexes: IndexCache, producers_max: int
@@ -91,10 +89,11 @@ class Takeover:
         self._producers_max = producers_max
 
     async def recover(self, partition: Partition) -> Mapping[int, Recovered]:
-        """Fence and seal every ledger that is not closed; what was read of them, by id. Calls made in one turn travel together.
+        """Fence and seal every ledger that is not closed; return what was read of them, by ledger id.
 
-        A closed last ledger proves that there is no open one: opening it would have changed the log under our epoch.
-        Raises ``StaleEpoch`` if the partition is no longer ours, ``Unavailable``, ``OutcomeUnknown``, ``Corrupt``.
+        Calls made in one turn of the event loop are sent together. A closed last ledger proves that none is open: opening one
+        changes the ``Log`` record, which requires the current epoch. Raises ``StaleEpoch`` if the owner has changed,
+        ``Unavailable``, ``OutcomeUnknown``, ``Corrupt``.
         """
         view = self._view
         log = view.find(Log, log_key(partition.topic_id, partition.index))
@@ -107,9 +106,9 @@ class Takeover:
         return {recovered.ledger.ledger_id: recovered for recovered in found}
 
     async def rebuild(self, partition: Partition, recovered: Mapping[int, Recovered], *, wants_batches: bool) -> TakenOver:
-        """State of one partition, of whose ledgers ``recovered`` has been read. Raises what reading raises.
+        """Return the state of one partition; ``recovered`` is what ``recover`` returned. Raises what reading raises.
 
-        If its bookies cannot give what is needed and all of it is cold as well, the state is that at the end of cold history.
+        If the bookies cannot return the data and all of it is also cold, the state is that at the end of the cold history.
         """
         try:
             return await self._rebuild_hot(partition, recovered, wants_batches=wants_batches)
@@ -123,7 +122,7 @@ class Takeover:
         return _taken_over(partition, log, replay)
 
     def _is_all_cold(self, partition: Partition) -> bool:
-        """Whether the committed manifest reaches to the end of a log whose ledgers are all sealed."""
+        """Whether all ledgers are sealed and the committed manifest reaches to the end of the last one."""
         view = self._view
         log = view.find(Log, log_key(partition.topic_id, partition.index))
         pointer = view.find(ManifestPointer, manifest_pointer_key(partition.topic_id, partition.index))
@@ -158,7 +157,7 @@ class Takeover:
     async def _back_to_checkpoint(
         self, refs: Sequence[LedgerRef], recovered: Mapping[int, Recovered], replay: _Replay
     ) -> list[_ReadLedger]:
-        """The ledgers from the newest back to the one whose checkpoint is complete, which is loaded; all if there is none."""
+        """Load the newest complete checkpoint; return the ledgers from the newest back to its own (all if there is none)."""
         ledgers: list[_ReadLedger] = []
         for ref in reversed(refs):
             ledger = self._closed(ref)
@@ -173,13 +172,14 @@ class Takeover:
         return ledgers
 
     async def _heads(self, ledger: Ledger, first: int) -> list[EntryHead]:
-        """The next headers from entry ``first`` on; none at the ledger's end."""
+        """Return the next headers from entry ``first`` on; empty at the ledger's end."""
         last = min(first + HEADS_AT_ONCE - 1, ledger.last_entry)
         return await self._ledgers.read_headers(ledger, first, last) if first <= last else []
 
     async def _replay(self, replay: _Replay, ledger: Ledger, ref: LedgerRef, heads: list[EntryHead]) -> LedgerIndex:
-        """Replay a ledger whose first headers are read already; raises ``Corrupt`` if offsets fit neither each other nor its
-        record.
+        """Replay a ledger, beginning with its first headers ``heads``, and return its index.
+
+        Raises ``Corrupt`` if offsets have a gap or do not end where the ledger's record says.
         """
         index = LedgerIndex(ref.base_offset)
         replay.state.skip_to(ref.base_offset)
@@ -190,7 +190,7 @@ class Takeover:
         return index
 
     async def _control_batches(self, ledger: Ledger, heads: Sequence[EntryHead]) -> dict[int, memoryview]:
-        """The control batches among ``heads``, whole, by entry id: a marker's type is in its record."""
+        """Read the control batches among ``heads`` whole, because a marker's type is in its record; by entry id."""
         entry_ids = [head.entry_id for head in heads if is_control(head.head) and not is_checkpoint(head.head)]
         read = self._ledgers.read_together
         found = await asyncio.gather(*(read(ledger, entry_id, entry_id) for entry_id in entry_ids))
@@ -205,7 +205,7 @@ class Takeover:
     async def _checkpoint(
         self, ledger: Ledger, heads: Sequence[EntryHead], payloads: Sequence[memoryview]
     ) -> Checkpoint | None:
-        """The ledger's checkpoint, or None if its writer died before all parts were in. ``payloads``: what is read already."""
+        """Return the ledger's checkpoint; None if its writer died before writing all parts. ``payloads``: entries in memory."""
         if not heads or not is_checkpoint(heads[0].head):
             return None
         _, parts = part_position(heads[0].head)
@@ -218,7 +218,7 @@ class Takeover:
         return decode_checkpoint(found)
 
     async def _ending(self, partition: Partition, ledger: Ledger) -> Checkpoint | None:
-        """What the last owner left when it handed the partition over, in its record or behind the last batch; None: nothing."""
+        """Return the last owner's handover checkpoint, from the partition's record or after the last batch; None if none."""
         if partition.handed:
             checkpoint = decode_checkpoint([partition.handed])
             if checkpoint.offset == ledger.end_offset:
@@ -278,7 +278,7 @@ def _taken_over(
 
 
 class _Replay:
-    """Checkpoint plus the headers after it."""
+    """State replayed from a checkpoint and the headers after it."""
 
     def __init__(self, producers_max: int) -> None:
         self.state = ReplayState(producers_max=producers_max)
@@ -299,7 +299,7 @@ class _Replay:
 
 
 def _require_whole(partition: Partition, replay: _Replay, begin: int) -> None:
-    """Raise ``Corrupt`` unless an internal topic's state is known up to offset ``begin``, where its replay begins."""
+    """Raise ``Corrupt`` unless an internal topic's checkpoint is of offset ``begin``, where its replay begins."""
     if replay.state.next_offset != begin:
         known = f"a checkpoint of offset {replay.state.next_offset}" if replay.is_loaded else "no complete checkpoint"
         raise Corrupt(f"the log of {identity_of(partition)} begins at offset {begin} and has {known}: its state is lost")

@@ -1,4 +1,4 @@
-"""An owner's part in "make this cold now": seal what is open and write down where (see ``TierRequest``)."""
+"""The owner's part of a request to offload a partition now: seal the open ledger and record its end (see ``TierRequest``)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TIMEOUT_S: Final = 10.0
 
 
 async def answer_tier_request(metadata: MetadataClient, log: PartitionLog, versioned: Versioned) -> None:
-    """Answer one request; done when it is answered or has changed, or when the partition is lost (its next owner goes on)."""
+    """Answer one request; returns when it is answered or has changed, or the partition is lost (its next owner continues)."""
     request = versioned.record
     assert isinstance(request, TierRequest)
     for _ in range(_ATTEMPTS_MAX):
@@ -38,7 +38,7 @@ async def answer_tier_request(metadata: MetadataClient, log: PartitionLog, versi
             _log.info("answering the tier request of %s: %s", log.topic_partition, again)
             await asyncio.sleep(_RETRY_S)
         except StratalogError:
-            # Somebody else has changed the request or taken the partition: it is theirs now.
+            # Another process has changed the request or taken over the partition, and is responsible for the answer.
             return
         else:
             return

@@ -1,4 +1,4 @@
-"""Reports of a ledger writer to its partition; a failure of a writer that is no longer the current one is dropped."""
+"""Passes a ledger writer's reports to its partition, with the ledger's id, so that failures of old writers can be ignored."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from stratalog_core.errors import StratalogError
 
 
 class ReportedPartition(Protocol):
-    """The partition that a ledger writer writes for."""
+    """A partition that receives a ledger writer's reports."""
 
     def first_copy(self, entry_id: int) -> None: ...
 
@@ -18,14 +18,14 @@ class ReportedPartition(Protocol):
 
 
 class WriterReports:
-    """``ledger_id`` is set when the writer has become the current one."""
+    """``ledger_id`` is set once the writer is the current one."""
 
     __slots__ = ("_log", "ledger_id", "on_confirmed", "on_first_copy")
 
     def __init__(self, log: ReportedPartition) -> None:
         self._log = log
         self.ledger_id = -1
-        # The log's own methods, which saves a call for each entry.
+        # Bound directly to the log's methods: saves a call per entry.
         self.on_first_copy = log.first_copy
         self.on_confirmed = log.confirmed
 
