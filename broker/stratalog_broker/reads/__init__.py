@@ -1,1 +1,1 @@
-"""Reading partitions from the tail cache, the bookies and the object store, and searching them by time."""
+"""Reads of partitions from the tail cache, the bookies and the object store, and searches by time."""

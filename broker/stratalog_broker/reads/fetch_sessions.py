@@ -1,7 +1,7 @@
-"""Incremental fetch sessions (KIP-227): a consumer names its partitions once, then only what changes.
+"""Incremental fetch sessions (KIP-227): a consumer sends its partitions once, then only the changes. Sans-IO.
 
-Sans-IO. Bounded in sessions and in partitions over all of them; who gets no session is served all the same, in full each
-time. A session that was not used for two minutes may be evicted for a new one, as in Kafka.
+Sessions, and the partitions of all sessions together, are bounded. A consumer without a session is served too, with a full
+response each time. A session that was not used for two minutes may be evicted for a new one, as in Kafka.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _EPOCH_MAX: Final = 2**31 - 1
 
 
 class FetchSession:
-    """Partitions in the order in which they are served next."""
+    """One consumer's partitions, in the order in which the next response serves them."""
 
     __slots__ = ("epoch", "partitions", "session_id", "used_at_s")
 
@@ -43,7 +43,7 @@ class FetchSession:
             self.partitions.pop(key, None)
 
     def served(self, key: PartitionKey) -> None:
-        """The partition got records: the others come first next time."""
+        """Move a partition that got records to the end, so that the others come first next time."""
         one = self.partitions.pop(key, None)
         if one is not None:
             self.partitions[key] = one
@@ -53,7 +53,7 @@ class FetchSession:
 
 
 class SessionRefused(Exception):
-    """The whole response carries this code."""
+    """The session is refused; the whole response carries ``code``."""
 
     def __init__(self, code: ErrorCode) -> None:
         super().__init__(code.name)
@@ -74,7 +74,7 @@ class FetchSessions:
         return len(self._sessions)
 
     def begin(self, wanted: list[FetchWanted], now_s: float) -> FetchSession | None:
-        """A new session, or None if there is no room for one."""
+        """Return a new session, or None if there is no room for one."""
         if len(self._sessions) >= self._sessions_max and not self._evict(now_s):
             return None
         if not wanted or self._partitions + len(wanted) > self._partitions_max:
@@ -89,7 +89,7 @@ class FetchSessions:
     def resume(
         self, session_id: int, epoch: int, wanted: list[FetchWanted], forgotten: Iterable[PartitionKey], now_s: float
     ) -> FetchSession:
-        """The session after an incremental request. Raises ``SessionRefused``."""
+        """Apply an incremental request and return the session. Raises ``SessionRefused``."""
         session = self._sessions.pop(session_id, None)
         if session is None:
             raise SessionRefused(ErrorCode.fetch_session_id_not_found)
@@ -107,7 +107,7 @@ class FetchSessions:
         return session
 
     def end(self, session_id: int) -> None:
-        """Forget a session; one that is unknown is no error."""
+        """Remove a session; does nothing if it is unknown."""
         session = self._sessions.pop(session_id, None)
         if session is not None:
             self._partitions -= len(session.partitions)

@@ -1,12 +1,12 @@
-"""Reading a partition from bookies or the object store, whichever holds the wanted offset. The tail cache is asked before.
+"""Reads a partition from bookies or the object store, whichever has the offset. The caller asks the tail cache first.
 
-Every read returns whole batches in order as views, the first one containing the offset asked for, all below a given end. Their
-offsets come from the ledger's index or from the block's, so no header is parsed.
-The hot part is what the partition's ``Log`` record still references; below it the manifest's range is cold. While
-tiering drops a hot copy, a reader may find a ledger gone that its view still shows: it looks again.
+Every read returns whole batches in order as views, all below a given end; the first one contains the requested offset. Their
+offsets come from the index of the ledger or block, so no header is parsed.
+Ledgers that the partition's ``Log`` record references are hot; the manifest's range below them is cold. While tiering drops a
+hot copy, a ledger may be gone that the reader's view still shows: the reader looks it up again.
 
 A sealed ledger that the committed manifest covers is in both places, with the same batches at the same offsets. If its
-bookies cannot give it, its cold copy is read, and for a while the bookies are not asked again.
+bookies cannot return it, its cold copy is read, and the bookies are not asked again for ``_COLD_INSTEAD_S``.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from stratalog_tiering.cold.reader import ColdReader
 
 _LOOK_AGAIN_S: Final = 0.05
 _HOT_WAIT_S: Final = 2.0
-"""What bookies get to answer where there is a cold copy; each replica has been asked long before."""
+"""Timeout of bookies when there is a cold copy; every replica has been asked well before that."""
 _COLD_INSTEAD_S: Final = 30.0
-"""How long the cold copy of a ledger is read once its bookies could not give it."""
+"""How long a ledger's cold copy is read after its bookies could not return it."""
 _UNREADABLE_MAX: Final = 10_000
 _log = logging.getLogger(__name__)
 _Read = TypeVar("_Read")
@@ -59,7 +59,7 @@ class LogReader:
         self._clock = clock
         self._indexes = indexes
         self._unreadable_until: LruCache[int, float] = LruCache(_UNREADABLE_MAX)
-        """By ledger id, on the monotonic clock."""
+        """Until when (monotonic seconds) bookies are not asked for a ledger, by ledger id."""
 
     async def read(
         self,
@@ -70,9 +70,10 @@ class LogReader:
         timeout_s: float,
         before_cold: Callable[[], None] = lambda: None,
     ) -> BatchRun:
-        """From wherever it is. Raises ``Unavailable`` if that takes longer than ``timeout_s``, ``Corrupt``, ``NotFound``.
+        """Return batches from ``offset`` on, hot or cold; empty if ``offset`` is at or beyond ``end_offset``.
 
-        ``before_cold`` is called before the object store is read; what it raises ends the read.
+        ``before_cold`` is called before the object store is read; an error it raises ends the read. Raises ``Unavailable`` if
+        the read takes longer than ``timeout_s``, ``Corrupt``, ``NotFound``.
         """
 
         async def cold() -> BatchRun:
@@ -111,7 +112,7 @@ class LogReader:
         hot: Callable[[], Awaitable[_Read]],
         cold: Callable[[], Awaitable[_Read]],
     ) -> _Read:
-        """What ``hot`` reads of a ledger from ``offset`` on, or ``cold`` if the bookies cannot give it and there is a copy."""
+        """Return what ``hot`` reads of a ledger from ``offset`` on; ``cold`` if the bookies fail and there is a cold copy."""
         if not self._has_cold_copy(log, ref, offset):
             return await hot()
         if not self._is_unreadable(ref):
@@ -124,7 +125,7 @@ class LogReader:
         try:
             return await cold()
         except StratalogError:
-            # The bookies may be back: the next read tries them first.
+            # The bookies may have recovered: the next read tries them first.
             self._unreadable_until.pop(ref.ledger_id)
             raise
 
@@ -133,7 +134,7 @@ class LogReader:
         return until is not None and self._clock.monotonic() < until
 
     def _has_cold_copy(self, log: PartitionLog, ref: LedgerRef, offset: int) -> bool:
-        """Whether the committed manifest holds all of a sealed ledger from ``offset`` on."""
+        """Whether the committed manifest covers a sealed ledger from ``offset`` to its end."""
         pointer = self.manifest_pointer(log)
         if pointer is None or not pointer.start_offset <= offset < pointer.end_offset:
             return False
@@ -154,10 +155,10 @@ class LogReader:
             raise NotFound(f"offset {offset} of {log.topic_partition} is neither hot nor cold")
         return (await self._cold.fetch(pointer, offset, bytes_max, timeout_s)).below(end_offset)
 
-    # -- where things are ------------------------------------------------------------------------------------------------
+    # -- location ----------------------------------------------------------------------------------------------------------
 
     def is_in_tail(self, log: PartitionLog, offset: int) -> bool:
-        """Whether the tail cache has ``offset``, so that it need not be read."""
+        """Whether the tail cache has ``offset``, so that no read is needed."""
         return offset >= log.tail.start_offset
 
     def is_cold(self, log: PartitionLog, offset: int) -> bool:
@@ -166,7 +167,7 @@ class LogReader:
         return ref is None or (self._is_unreadable(ref) and self._has_cold_copy(log, ref, offset))
 
     async def index_of(self, log: PartitionLog, ref: LedgerRef) -> tuple[Ledger, LedgerIndex]:
-        """Record and index of a hot ledger, open or sealed. Raises ``NotFound`` if it has just been deleted."""
+        """Return the record and index of a hot ledger, open or sealed. Raises ``NotFound`` if it was just deleted."""
         unsealed = log.unsealed(ref.ledger_id)
         if unsealed is not None:
             return unsealed
@@ -181,13 +182,13 @@ class LogReader:
         return self._view.find(Ledger, ledger_key(ledger_id))
 
     def hot_ledgers(self, log: PartitionLog) -> Sequence[LedgerRef]:
-        """Refs of the hot ledgers, in offset order."""
+        """Return the references to the hot ledgers, in offset order."""
         identity = log.topic_partition
         record = self._view.find(Log, log_key(identity.topic_id, identity.partition))
         return () if record is None else record.ledgers
 
     def hot_ledger_at(self, log: PartitionLog, offset: int) -> LedgerRef | None:
-        """The hot ledger that holds ``offset``; None if it is cold."""
+        """Return the hot ledger that contains ``offset``; None if the offset is cold."""
         refs = self.hot_ledgers(log)
         position = bisect_right(refs, offset, key=lambda ref: ref.base_offset) - 1
         return refs[position] if position >= 0 else None
@@ -197,6 +198,6 @@ class LogReader:
         return self._view.find(ManifestPointer, manifest_pointer_key(identity.topic_id, identity.partition))
 
     def hot_start_offset(self, log: PartitionLog) -> int:
-        """First offset that is on bookies (ListOffsets -4); the log's end if none is."""
+        """Return the first offset on bookies (ListOffsets -4); the log's end if there is none."""
         refs = self.hot_ledgers(log)
         return max(refs[0].base_offset, log.core.log_start_offset) if refs else log.core.next_offset

@@ -1,13 +1,13 @@
-"""Reads from bookies and object store that outlive the fetch that began them, and run ahead of readers that go on.
+"""Reads from bookies and object store that outlive the fetch that began them, and read ahead for sequential readers.
 
-A fetch waits only as long as its client allows, and less if it has something to answer already. Its reads go on, and the
-client's next fetch finds what they brought (``read_runs.py``). Equal reads share the work. A reader that continues where it was
-served gets larger reads from bookies than its fetch asks for, and the next one begins while half of the last is left: most
-fetches of a reader that catches up are answered at once, from memory. The object store's reader reads ahead by itself, block by
-block. Everything is bounded in number and bytes; what no fetch comes for is dropped.
+A fetch waits only as long as its client allows, and less if it already has data to return. Its reads continue, and the client's
+next fetch finds their result (``read_runs.py``). Concurrent reads of the same offset share the work. A sequential reader gets
+larger reads from bookies than its fetch asks for, and the next read begins when half of ``AHEAD_BYTES`` is left: most fetches
+of a reader that catches up are answered at once, from memory. The object store's reader reads ahead by itself, block by block.
+Everything is bounded in number and bytes; results that no fetch asks for are dropped.
 
-Reads from bookies and reads from the object store have pools of their own, so that a store that does not answer takes no place
-from readers of hot data. A read that turns to the store because its bookies fail changes pools.
+Reads from bookies and from the object store have separate pools, so that an unresponsive store does not block readers of hot
+data. A read that falls back to the store because its bookies fail moves to the other pool.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from stratalog_core.single_flight import SingleFlight
 
 READ_BYTES_MAX: Final = 4 * 1024 * 1024
 AHEAD_BYTES: Final = 2 * 1024 * 1024
-"""Of one read ahead: large enough that its own cost is small beside its bytes, which stay few for many readers."""
+"""Size of one read-ahead: large enough to make its fixed cost small, small enough for many concurrent readers."""
 READ_TIMEOUT_S: Final = 30.0
 Batches = tuple[Sequence[Buffer], int]
 """Batches for a fetch, and their bytes."""
@@ -35,7 +35,7 @@ _Key = tuple[PartitionLog, int]
 
 
 class PendingReads:
-    """One for the broker."""
+    """One instance per broker."""
 
     def __init__(self, reader: LogReader, clock: Clock, *, hot_reads_max: int, cold_reads_max: int, bytes_max: int) -> None:
         self._hot_reads_max = hot_reads_max
@@ -46,23 +46,23 @@ class PendingReads:
         self._clock = clock
         self._reads: SingleFlight[_Key, BatchRun] = SingleFlight()
         self._sizes: dict[_Key, int] = {}
-        """Bytes that each of ``_reads`` may bring."""
+        """Maximum bytes of each read in ``_reads``."""
         self._cold: set[_Key] = set()
-        """Those of ``_reads`` that wait for the object store."""
+        """The reads in ``_reads`` that read from the object store."""
         self.runs = ReadRuns(bytes_max // 2)
 
     @property
     def bytes_held(self) -> int:
-        """Bytes that reads under way may bring, and those that are not served yet."""
+        """Maximum bytes of the reads in progress plus the bytes held in ``runs``."""
         return sum(self._sizes.values()) + self.runs.bytes_held
 
     @property
     def reads_in_progress(self) -> tuple[int, int]:
-        """Reads from bookies, and reads from the object store."""
+        """Numbers of reads in progress: from bookies, from the object store."""
         return self._under_way(False), self._under_way(True)
 
     def ready(self, log: PartitionLog, offset: int, end_offset: int, bytes_max: int) -> Batches | None:
-        """What has been read already: whole batches, the one that contains ``offset`` first. None if nothing has."""
+        """Return whole batches that are already read, beginning with the one that contains ``offset``; None if none is."""
         served = self.runs.serve(log, offset, end_offset, bytes_max, self._clock.monotonic())
         if served is None:
             return None
@@ -83,7 +83,7 @@ class PendingReads:
         return sum(size for key, size in self._sizes.items() if (key in self._cold) is is_cold)
 
     def _has_room(self, is_cold: bool, size: int, share: int = 1) -> bool:
-        """Whether one more read of ``size`` bytes fits into a pool, or into its first ``share``-th part; one always does."""
+        """Whether one more read of ``size`` bytes fits into 1/``share`` of a pool. A read always fits into an empty pool."""
         under_way = self._under_way(is_cold)
         if not under_way:
             return True
@@ -91,14 +91,14 @@ class PendingReads:
         return has_slot and (self._bytes_under_way(is_cold) + size) * share <= self._pool_bytes_max
 
     def _may_read_ahead(self) -> bool:
-        """Whether there is room. Half of the pool is left to reads that fetches wait for."""
+        """Whether there is room for a read-ahead. Half of the pool is reserved for reads that fetches wait for."""
         if not self._has_room(False, AHEAD_BYTES, share=2):
             return False
         wanted = AHEAD_BYTES * (1 + self._under_way(is_cold=False))
         return self.runs.make_room(wanted, self._ahead_bytes_max, self._clock.monotonic())
 
     def start(self, log: PartitionLog, offset: int, end_offset: int, bytes_max: int) -> asyncio.Task[BatchRun]:
-        """The read of that offset: one that is under way, or a new one. Raises ``Overloaded``."""
+        """Return the read of ``offset`` that is in progress, or start one. Raises ``Overloaded``."""
         known = self._reads.running((log, offset))
         if known is not None:
             return known
@@ -128,21 +128,21 @@ class PendingReads:
         return found
 
     def _turn_cold(self, key: _Key) -> None:
-        """Move a read to the pool of cold ones, if it is not there. Raises ``Unavailable`` if that is full."""
+        """Move a read to the pool of cold reads, if it is not there yet. Raises ``Unavailable`` if that pool is full."""
         if key not in self._cold:
             if not self._has_room(True, self._sizes[key]):
                 raise Unavailable(f"{len(self._cold)} reads from object store are under way; ask again")
             self._cold.add(key)
 
     def taken(self, log: PartitionLog, offset: int, end_offset: int, bytes_max: int, read: BatchRun) -> Batches:
-        """A fetch's share of what has just been read for it."""
+        """Return a fetch's batches out of ``read``, which has just finished for it."""
         if not read.batches:
             return NOTHING
         found = self.ready(log, offset, end_offset, bytes_max)
-        # Evicted at once, by others: then all of it is for this fetch.
+        # Other reads have already evicted the run: return all of it to this fetch.
         return (read.batches, sum(map(len, read.batches))) if found is None else found
 
     async def close(self) -> None:
-        """Cancel everything."""
+        """Cancel all reads and drop all runs."""
         await self._reads.close()
         self.runs.clear()

@@ -1,9 +1,9 @@
-"""What was read from bookies or object store and not all served yet: runs of batches for the fetches to come. Sans-IO.
+"""Cache of batches that were read from bookies or object store and are not fully served yet, in runs. Sans-IO.
 
-A run goes when it has been served to its end, unless a second reader was seen in its partition: then runs stay while there is
-room, for readers that follow each other closely. What nobody comes for goes after ``KEPT_S``. One bound on real memory for the
-broker: a run is charged with the blocks and receive buffers that its batches are views of. Where the bound does not suffice,
-what has been served goes first, then what was asked for longest ago.
+A run is dropped when it has been served to its end, unless a second reader was seen in its partition: then runs stay while
+there is room, for readers that follow each other closely. A run that is not used for ``KEPT_S`` is dropped. One bound on real
+memory covers the broker: a run is charged with the blocks and receive buffers that its batches are views of. To stay within the
+bound, served runs are dropped first, then the least recently used ones.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ KEPT_S: Final = 10.0
 
 
 class Served(NamedTuple):
-    """Batches for a fetch, and what is left: where the run ends, and how many bytes of it come behind these."""
+    """Batches for a fetch, the offset at which their run ends, and the bytes of the run after these batches."""
 
     batches: Sequence[Buffer]
     size: int
@@ -45,20 +45,20 @@ class _Run:
 
 
 class ReadRuns:
-    """Runs of all partitions of a broker; ``key`` is a partition's log."""
+    """Runs of all partitions of a broker; ``key`` is the partition's ``PartitionLog``."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self.bytes_held = 0
         self._runs: dict[_Run, None] = {}
-        """In the order of their last use."""
+        """In order of last use, the least recent first."""
         self._by_key: dict[Hashable, list[_Run]] = {}
         self._served_to: dict[Hashable, tuple[int, float]] = {}
-        """How far, and when last; who was served longest ago first."""
+        """Offset up to which each partition was served, and when last (seconds); the least recent first."""
         self._shared_s: dict[Hashable, float] = {}
 
     def is_followed(self, key: Hashable, offset: int) -> bool:
-        """Whether what lies before ``offset`` has been served: who reads on from there will go on reading."""
+        """Whether the offsets before ``offset`` have been served, so that its reader is taken for a sequential one."""
         return key in self._served_to and offset <= self._served_to[key][0]
 
     def holds(self, key: Hashable, offset: int) -> bool:
@@ -68,7 +68,7 @@ class ReadRuns:
         return next((run for run in self._by_key.get(key, ()) if run.base_offsets[0] <= offset < run.end_offset), None)
 
     def put(self, key: Hashable, found: BatchRun, now_s: float) -> None:
-        """Keep what was read, at least one batch."""
+        """Add a run of at least one batch."""
         run = _Run(key, found, now_s)
         self._runs[run] = None
         self._by_key.setdefault(key, []).append(run)
@@ -78,8 +78,9 @@ class ReadRuns:
             self._drop(next(iter(self._runs)))
 
     def serve(self, key: Hashable, offset: int, end_offset: int, bytes_max: int, now_s: float) -> Served | None:
-        """Whole batches from the one that contains ``offset`` on, below ``end_offset``: at least one, then up to ``bytes_max``.
-        None if no run holds it.
+        """Return whole batches below ``end_offset`` from the one that contains ``offset`` on; None if no run holds it.
+
+        At least one batch, and otherwise at most ``bytes_max`` bytes.
         """
         run = self._holding(key, offset)
         if run is None or offset >= end_offset:
@@ -110,14 +111,14 @@ class ReadRuns:
             self._drop(run)
 
     def _forget(self, now_s: float) -> None:
-        """How far partitions were served that nobody has read for a while."""
+        """Forget how far partitions were served that have not been read for ``KEPT_S``."""
         for key, (_, used_s) in list(islice(self._served_to.items(), 2)):
             if used_s < now_s - KEPT_S:
                 del self._served_to[key]
                 self._shared_s.pop(key, None)
 
     def make_room(self, size: int, bytes_max: int, now_s: float) -> bool:
-        """Whether ``size`` bytes fit into ``bytes_max``, for which what is old or has been served goes."""
+        """Drop old and served runs as needed; return whether ``size`` more bytes then fit into ``bytes_max``."""
         while self._runs and (oldest := next(iter(self._runs))).used_s < now_s - KEPT_S:
             self._drop(oldest)
         if self.bytes_held + size > bytes_max:

@@ -1,7 +1,7 @@
-"""Searching a partition by time: cold history first, then each hot ledger by its index, then the records of one batch.
+"""Searches a partition by timestamp: cold history first, then each hot ledger by its index, then the records of one batch.
 
-Timestamps are the producers' and need not rise, so the answer is the first record, in offset order, that is not earlier than
-the time asked for. Only here does the broker look at records, beside its event loop (``stratalog_core.search_pool``).
+Timestamps are the producers' and need not rise, so the result is the first record, in offset order, that is not earlier than
+the requested time. Only these searches decode records, outside the event loop (``stratalog_core.search_pool``).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from stratalog_tiering.cold.reader import ColdReader
 
 
 class Found(NamedTuple):
-    """A record; timestamp and epoch are -1 where they are unknown or mean nothing."""
+    """A record's offset; timestamp and epoch are -1 if unknown or not applicable."""
 
     offset: int
     timestamp_ms: int
@@ -28,7 +28,7 @@ class Found(NamedTuple):
 
 
 class TimeSearches:
-    """One for the broker."""
+    """One instance per broker."""
 
     def __init__(self, reader: LogReader, ledgers: LedgerClient, cold: ColdReader, searches: SearchPool) -> None:
         self._reader = reader
@@ -37,7 +37,7 @@ class TimeSearches:
         self._searches = searches
 
     async def find_time(self, log: PartitionLog, timestamp_ms: int) -> Found | None:
-        """First readable record that is not earlier. Raises what reading raises."""
+        """Return the first readable record at or after ``timestamp_ms``. Raises what reading raises."""
         start = log.core.log_start_offset
         cold = await self._find_cold(log, timestamp_ms, start)
         if cold is not None:
@@ -73,7 +73,7 @@ class TimeSearches:
             return None
 
         async def cold() -> Found | None:
-            """The first record from here on, in this ledger or in a later one that is cold, too."""
+            """Return the first record from ``first`` on, in this ledger or a later one that is also cold."""
             found = await self._cold.offset_for_timestamp(self._pointer(log), timestamp_ms, first)
             return None if found is None else Found(found.offset, found.timestamp_ms, found.leader_epoch)
 
@@ -93,9 +93,10 @@ class TimeSearches:
         return None if found is None else Found(found.offset, found.timestamp_ms, header.leader_epoch)
 
     async def find_greatest(self, log: PartitionLog) -> Found | None:
-        """The first readable record with the partition's greatest timestamp (KIP-734). Raises what reading raises.
+        """Return the first readable record with the partition's greatest timestamp (KIP-734). Raises what reading raises.
 
-        The greatest that any index tells of may lie below the log's start, or be unconfirmed yet; then it is bisected for.
+        The greatest timestamp in the indexes may be below the log's start or not confirmed yet; then a bisection finds the
+        greatest readable one.
         """
         low, high = -1, await self._latest_known(log) + 1
         best: Found | None = None
@@ -110,7 +111,7 @@ class TimeSearches:
         return best
 
     async def _latest_known(self, log: PartitionLog) -> int:
-        """No timestamp is greater than this one; -1 if there is none."""
+        """Return an upper bound of all timestamps; -1 if there are none."""
         latest = -1
         pointer = self._reader.manifest_pointer(log)
         if pointer is not None and pointer.end_offset > log.core.log_start_offset:
