@@ -1,4 +1,4 @@
-"""Long arrays of responses that kio encodes: it is given the response with an empty array, and that is replaced afterwards."""
+"""Inserts long, hand-encoded arrays into responses that kio has encoded with an empty array in their place."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _COUNT: Final = struct.Struct(">i")
 
 
 def with_array(encoded: bytes, tail: int, count: int, elements: Sequence[bytes], *, is_flexible: bool) -> bytes:
-    """``encoded`` with its empty array, which ends ``tail`` bytes before the end, replaced by ``count`` elements."""
+    """Return ``encoded`` with its empty array, which ends ``tail`` bytes before the end, replaced by ``count`` elements."""
     end = len(encoded) - tail
     if is_flexible:
         return b"".join((encoded[: end - 1], write_uvarint(count + 1), *elements, encoded[end:]))

@@ -1,4 +1,4 @@
-"""kio decodes time fields to ``timedelta``; the broker counts in integers."""
+"""Converts kio's ``timedelta`` fields to the broker's numbers."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ _MILLISECOND: Final = datetime.timedelta(milliseconds=1)
 
 
 def milliseconds(duration: datetime.timedelta) -> int:
-    """Whole milliseconds, as they came over the wire."""
+    """Return ``duration`` in whole milliseconds, the unit on the wire."""
     return duration // _MILLISECOND
 
 
 def request_timeout_s(duration: datetime.timedelta, highest_s: float = 60.0) -> float:
-    """A client's wish for how long an administrative request may take, within 1 s and ``highest_s``."""
+    """Return the timeout that a client set for an administrative request, limited to 1 s … ``highest_s``."""
     return min(max(duration.total_seconds(), 1.0), highest_s)

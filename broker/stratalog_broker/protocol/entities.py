@@ -1,7 +1,7 @@
-"""kio's messages by API and version: decode a request, build and encode the response of the same version.
+"""Decodes requests and builds and encodes responses with kio's messages, by API and version.
 
-kio has one class per message, struct and version. :class:`ResponseFactory` lets a handler be written once for all of
-them: it names the struct and passes all fields it knows; those that the version does not have are left out.
+kio has one class per message, struct and version. With :class:`ResponseFactory` a handler is written once for all versions:
+it names the struct and passes all fields it knows; fields that the version does not have are left out.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def _request_reader(api_key: int, api_version: int) -> Callable[..., tuple[Any, 
 
 
 def decode_request(api_key: int, api_version: int, body: memoryview) -> Any:
-    """The request entity of a body. Raises ``Corrupt`` for malformed bytes.
+    """Return the request entity of a body. Raises ``Corrupt`` for malformed bytes.
 
-    Bytes after it are ignored, as Apache Kafka does: librdkafka 2.16 leaves three after a Metadata request for all topics.
+    Trailing bytes are ignored, as in Apache Kafka: librdkafka 2.16 sends three after a Metadata request for all topics.
     """
     checked = checked_request(api_key, api_version, body)
     try:
@@ -44,7 +44,7 @@ def decode_request(api_key: int, api_version: int, body: memoryview) -> Any:
 
 
 def encode_response(entity: Any) -> bytes:
-    """Bytes of a response entity, without its header."""
+    """Return the bytes of a response entity, without its header."""
     with io.BytesIO() as buffer:
         entity_writer(type(entity))(buffer, entity)
         return buffer.getvalue()
@@ -60,9 +60,9 @@ class ResponseFactory:
         self._kinds: dict[str, tuple[type[Any] | None, frozenset[str]]] = {}
 
     def __call__(self, kind: str, /, **values: Any) -> Any:
-        """A struct of the named kind (``"MetadataResponsePartition"``); fields that this version lacks are dropped.
+        """Return a struct of the named kind (``"MetadataResponsePartition"``), without fields that this version lacks.
 
-        ``throttle_time`` is zero if it is not given. A kind that this version lacks altogether yields None.
+        ``throttle_time`` is zero if it is not given. Returns None if this version lacks the kind.
         """
         known = self._kinds.get(kind) or self._look_up(kind)
         cls, names = known
@@ -89,6 +89,6 @@ def response_factory(api_key: int, api_version: int) -> ResponseFactory:
 
 
 def load_message(api_key: int, api_version: int) -> None:
-    """Import and keep what ``decode_request`` and ``response_factory`` need for this version: some 6 ms the first time."""
+    """Load and cache what ``decode_request`` and ``response_factory`` need for this version: some 6 ms the first time."""
     _request_reader(api_key, api_version)
     response_factory(api_key, api_version)

@@ -1,7 +1,7 @@
-"""Kafka's error codes, and the one mapping of our error tree to them.
+"""The mapping of Stratalog's error tree to Kafka's error codes.
 
-Clients treat codes differently per API: an unexpected code in a Fetch answer makes the Java consumer give up, one in a
-Produce answer decides whether the producer retries. Hence one general mapping and two with exceptions from it.
+Clients treat codes differently per API: an unexpected code in a Fetch response makes the Java consumer fail, and the code in a
+Produce response decides whether the producer retries. Hence a general mapping, and exceptions from it for these two.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ _FETCH: Final[Mapping[type[errors.StratalogError], ErrorCode]] = {
 
 
 def error_code_of(error: errors.StratalogError) -> ErrorCode:
-    """The code that an answer carries for ``error``; the nearest class in its ancestry decides."""
+    """Return the code for ``error``: that of its class, or else of its nearest parent class."""
     return _look_up(error, _GENERAL)
 
 
 def produce_error_code_of(error: errors.StratalogError) -> ErrorCode:
-    """The same for Produce: everything that a retry can mend is a code that producers retry."""
+    """Return the code for ``error`` in a Produce response: errors that a retry may resolve get codes that producers retry."""
     return _look_up(error, {**_GENERAL, **_PRODUCE})
 
 
 def fetch_error_code_of(error: errors.StratalogError) -> ErrorCode:
-    """The same for Fetch: only codes that every consumer knows in a Fetch answer."""
+    """Return the code for ``error`` in a Fetch response: only codes that every consumer handles there."""
     return _look_up(error, {**_GENERAL, **_FETCH})
 
 
@@ -66,7 +66,7 @@ def _look_up(error: errors.StratalogError, table: Mapping[type[errors.StratalogE
 
 
 class KafkaError(Exception):
-    """A handler's early exit with a code of Kafka's, where the answer has one place for it."""
+    """Ends a handler early with one of Kafka's codes, where the response has a single field for it."""
 
     def __init__(self, code: ErrorCode, message: str = "") -> None:
         super().__init__(message or code.name)

@@ -1,8 +1,8 @@
-"""Fetch responses 4–18 packed by hand as a list of buffers: the batches in it are the views they were read as.
+"""Fetch responses, versions 4–18, encoded by hand as a list of buffers; batches are included as views, without a copy.
 
-Layout of Kafka's FetchResponse.json; a property test holds it against kio. From 5 the log start offset, from 7 the
-session, from 11 the preferred replica, from 12 flexible with the current leader as a tagged field, from 13 topics by id,
-from 16 the leaders' endpoints.
+The layout is that of Kafka's FetchResponse.json; a property test compares it with kio. Version 5 adds the log start offset, 7
+the session, 11 the preferred replica; 12 is flexible, with the current leader as a tagged field; 13 names topics by id; 16 adds
+the leaders' endpoints.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ABORTED = struct.Struct(">qq")
 
 
 class PartitionFetched(NamedTuple):
-    """What one partition answers. ``aborted`` is None for read_uncommitted, as Kafka has it."""
+    """The response for one partition. ``aborted`` is None for read_uncommitted, as in Kafka."""
 
     partition: int
     error_code: int = 0
@@ -50,7 +50,7 @@ TopicFetched = tuple[bytes, Sequence[PartitionFetched]]
 def encode_response(
     topics: Sequence[TopicFetched], version: int, *, error_code: int = 0, session_id: int = 0
 ) -> tuple[list[Buffer], int]:
-    """``(buffers, bytes)`` of the body. Topic keys are names in UTF-8, or from version 13 ids."""
+    """Return ``(buffers, bytes)`` of the body. Topic keys are names in UTF-8, from version 13 on ids."""
     encoder = _Encoder(version)
     out = encoder.out
     out += _HEAD_7.pack(0, error_code, session_id) if version >= 7 else b"\x00\x00\x00\x00"
@@ -69,7 +69,7 @@ def encode_response(
 
 
 class _Encoder:
-    """Collects small pieces in ``out`` and starts a new one after each run of batches."""
+    """Collects small fields in the buffer ``out`` and starts a new one after each run of batches."""
 
     __slots__ = ("flexible", "leaders", "out", "parts", "size", "version")
 
@@ -82,7 +82,7 @@ class _Encoder:
         self.leaders: dict[int, Leader] = {}
 
     def partitions(self, partitions: Sequence[PartitionFetched]) -> bytearray:
-        """All of one topic; returns the piece that what follows belongs to."""
+        """Encode all partitions of one topic; return the buffer to which the next fields are appended."""
         for fetched in partitions:
             if not self.flexible:
                 self._plain(fetched)
@@ -98,7 +98,7 @@ class _Encoder:
         return self.out
 
     def _flexible(self, fetched: PartitionFetched) -> None:
-        """With what is rare: aborted transactions, another leader."""
+        """Encode a partition with rare fields: aborted transactions, another leader."""
         self.out += _PARTITION_5.pack(*fetched[:5])
         self.out += b"\x00" if fetched.aborted is None else write_uvarint(len(fetched.aborted) + 1)
         for pair in fetched.aborted or ():

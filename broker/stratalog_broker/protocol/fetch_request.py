@@ -1,10 +1,9 @@
-"""Fetch requests 4–18 walked by hand: consumers name all their partitions in most of them, and nothing but offsets changes.
+"""Fetch requests, versions 4–18, parsed by hand, because consumers name all their partitions in most of them.
 
-Layouts are those of Kafka's FetchRequest.json; a property test holds them against kio. Partitions are records of one size, as
-long as they carry no tagged fields, and are unpacked as an array of such records. From 5 on a partition has a log start
-offset, from 7 a request belongs to a session, from 9 there is a leader epoch, from 11 a rack, from 12 requests are flexible and
-a partition has the epoch of its last batch, from 13 topics are named by id, from 15 the replica is a tagged field. What only
-replicas send, and the rack, is passed over.
+Layouts are those of Kafka's FetchRequest.json; a property test compares them with kio. Partitions without tagged fields have a
+fixed size and are unpacked as an array. Version 5 adds a partition's log start offset, 7 the session, 9 the leader epoch, 11
+the rack; 12 is flexible and adds the epoch of a partition's last batch; 13 names topics by id; 15 moves the replica to a
+tagged field. Fields that only replicas send, and the rack, are skipped.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _I32: Final = struct.Struct(">i")
 _HEAD_4: Final = struct.Struct(">4xiiib")
 _HEAD_7: Final = struct.Struct(">4xiiibii")
 _HEAD_15: Final = struct.Struct(">iiibii")
-# Index, leader epoch (from 9), offset, bytes at most; in flexible versions the number of tagged fields.
+# Index, leader epoch (from 9), offset, maximum bytes; in flexible versions the number of tagged fields.
 _PARTITION_4: Final = struct.Struct(">iqi")
 _PARTITION_5: Final = struct.Struct(">iq8xi")
 _PARTITION_9: Final = struct.Struct(">iiq8xi")
@@ -38,7 +37,7 @@ PartitionKey = tuple[bytes, int]
 
 
 class FetchWanted:
-    """A consumer's request for one partition; in a session also the last response for it."""
+    """A consumer's request for one partition, in a session with the last response for it."""
 
     __slots__ = ("bytes_max", "index", "key", "leader_epoch", "offset", "told")
 
@@ -53,7 +52,7 @@ class FetchWanted:
 
 
 class FetchRequest(NamedTuple):
-    """What a consumer asks for; versions without sessions have none (id 0, epoch -1)."""
+    """A parsed request. Versions without sessions have session id 0 and epoch -1."""
 
     max_wait_ms: int
     bytes_min: int
@@ -66,7 +65,7 @@ class FetchRequest(NamedTuple):
 
 
 def parse_request(body: memoryview, version: int) -> FetchRequest:
-    """Take a whole body apart. Raises ``Corrupt``."""
+    """Parse a whole body. Raises ``Corrupt``."""
     try:
         return _Walk(body, version).request()
     except (struct.error, IndexError, UnicodeDecodeError) as malformed:
@@ -74,7 +73,7 @@ def parse_request(body: memoryview, version: int) -> FetchRequest:
 
 
 class _Walk:
-    """Where the walk over one body is, and how many array elements there may still be."""
+    """The parser's position in one body, and in ``room`` how many more array elements are allowed."""
 
     __slots__ = ("body", "flexible", "position", "room", "version")
 
@@ -107,7 +106,7 @@ class _Walk:
         return FetchRequest._make((*fields, wanted, forgotten))
 
     def count(self) -> int:
-        """Elements of the array that begins here; all arrays of a request share one bound."""
+        """Return the number of elements of the array that begins here; all arrays of a request share one bound."""
         if self.flexible:
             count, self.position = read_uvarint(self.body, self.position)
             count -= 1
@@ -136,7 +135,7 @@ class _Walk:
         return found
 
     def key(self) -> bytes:
-        """The topic's id, or its name in UTF-8."""
+        """Return the topic's id, or its name in UTF-8."""
         if self.version < TOPIC_ID_VERSION:
             return self.string()
         start, self.position = self.position, self.position + _UUID_BYTES
@@ -155,7 +154,7 @@ class _Walk:
         self.tagged_fields()
 
     def records(self, layout: struct.Struct, count: int) -> memoryview:
-        """So many records of one size, which end within the body."""
+        """Return the bytes of ``count`` records of one size. Raises ``Corrupt`` if they end beyond the body."""
         end = self.position + count * layout.size
         if end > len(self.body):
             raise Corrupt(f"a Fetch request claims {count} elements in {len(self.body) - self.position} bytes")
@@ -173,7 +172,7 @@ class _Walk:
         self.position += count * layout.size
 
     def partitions_flexible(self, key: bytes, count: int, wanted: list[FetchWanted]) -> None:
-        """A partition with tagged fields moves all that follow it: from there on the walk begins again."""
+        """Parse partitions as an array of fixed size; restart it after each partition that has tagged fields."""
         size = _PARTITION_12.size
         while count:
             for index, epoch, offset, bytes_max, tagged_fields in _PARTITION_12.iter_unpack(self.records(_PARTITION_12, count)):

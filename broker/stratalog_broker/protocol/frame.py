@@ -1,8 +1,8 @@
 """Request and response headers (Kafka protocol guide, "Request Header v1/v2"), parsed by hand for every request.
 
 A request frame, after its four-byte length, is: i16 API key, i16 version, i32 correlation id, nullable string client id,
-and in flexible versions tagged fields. Which versions are flexible is asked of kio's schemas. ApiVersions always answers
-with response header v0, so that a client of any version can read it.
+and in flexible versions tagged fields. kio's schemas say which versions are flexible. ApiVersions always answers with response
+header v0, so that a client of any version can read it.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _LENGTH_AND_CORRELATION: Final = struct.Struct(">ii")
 _LENGTH_CORRELATION_TAGS: Final = struct.Struct(">iib")
 _UVARINT_BYTES_MAX: Final = 5
 ELEMENTS_MAX: Final = 100_000
-"""Elements of all arrays of one request together: each becomes an object many times its size. The largest honest requests
+"""Elements of all arrays of one request together: each becomes an object many times its size. The largest legitimate requests
 name every partition of a client once."""
 TAGGED_FIELDS_MAX: Final = 1000
-"""Tagged fields of one struct; Kafka's largest has three."""
+"""Tagged fields of one struct; Kafka's structs have at most three."""
 
 
 class RequestHead(NamedTuple):
-    """The header, and where the body begins in the frame (the frame without its length field)."""
+    """A request header, and the body's position in the frame (without its length field)."""
 
     api_key: int
     api_version: int
@@ -39,9 +39,9 @@ class RequestHead(NamedTuple):
 
 
 def parse_head(frame: memoryview) -> RequestHead:
-    """Header of a request. Raises ``Corrupt`` for anything that is not one.
+    """Return the header of a request. Raises ``Corrupt`` if it is malformed.
 
-    For an API or version that is not known, only key, version and correlation id mean anything.
+    For an unknown API or version, only key, version and correlation id are meaningful.
     """
     try:
         api_key, api_version, correlation_id, client_id_bytes = _HEAD.unpack_from(frame)
@@ -61,7 +61,7 @@ def parse_head(frame: memoryview) -> RequestHead:
 
 @functools.cache
 def _flexible_versions(api_key: int, api_version: int) -> tuple[bool, bool]:
-    """Whether (request, response) headers of this version carry tagged fields. ``api_key`` is one that is known."""
+    """Whether (request, response) headers of this version have tagged fields. Raises kio's errors if it is unknown."""
     request = load_request_schema(api_key, api_version)
     response = load_response_schema(api_key, api_version)
     return request.__header_schema__.__flexible__, response.__header_schema__.__flexible__
@@ -71,7 +71,7 @@ _unknown: Final = (UnknownAPIKey, UnknownEntity)
 
 
 def is_flexible(api_key: int, api_version: int) -> bool:
-    """Whether requests of this version carry tagged fields; False for what is unknown."""
+    """Whether requests of this version have tagged fields; False for an unknown API or version."""
     try:
         return _flexible_versions(api_key, api_version)[0]
     except _unknown:
@@ -79,7 +79,7 @@ def is_flexible(api_key: int, api_version: int) -> bool:
 
 
 def response_head(api_key: int, api_version: int, correlation_id: int, body_bytes: int) -> bytes:
-    """Length field and header of a response whose body has ``body_bytes`` bytes."""
+    """Return the length field and header of a response whose body has ``body_bytes`` bytes."""
     try:
         tagged = _flexible_versions(api_key, api_version)[1]
     except _unknown:
@@ -90,7 +90,7 @@ def response_head(api_key: int, api_version: int, correlation_id: int, body_byte
 
 
 def read_uvarint(buffer: memoryview, position: int) -> tuple[int, int]:
-    """``(value, next position)`` of an unsigned varint of at most five bytes. Raises ``Corrupt``."""
+    """Return ``(value, next position)`` of an unsigned varint of at most five bytes. Raises ``Corrupt``."""
     if position < len(buffer) and (first := buffer[position]) < 0x80:
         return first, position + 1
     value = shift = 0
@@ -104,7 +104,7 @@ def read_uvarint(buffer: memoryview, position: int) -> tuple[int, int]:
 
 
 def write_uvarint(value: int) -> bytes:
-    """An unsigned varint."""
+    """Return ``value`` as an unsigned varint."""
     if value < 0x80:
         return value.to_bytes(1, "big")
     out = bytearray()
@@ -116,7 +116,7 @@ def write_uvarint(value: int) -> bytes:
 
 
 def skip_tagged_fields(buffer: memoryview, position: int) -> int:
-    """Position after the tagged fields that begin at ``position`` (nearly always none). Raises ``Corrupt``."""
+    """Return the position after the tagged fields that begin at ``position`` (nearly always none). Raises ``Corrupt``."""
     if position < len(buffer) and not buffer[position]:
         return position + 1
     count, position = read_uvarint(buffer, position)

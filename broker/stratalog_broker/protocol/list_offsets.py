@@ -1,7 +1,7 @@
-"""ListOffsets responses (key 2) with their partitions encoded by hand: a consumer of thousands asks for all at once.
+"""ListOffsets responses (key 2) with hand-encoded partitions, because a consumer of thousands asks for all at once.
 
 A partition is: i32 index, i16 error, i64 timestamp, i64 offset, from version 4 on i32 leader epoch, from 6 on tagged fields.
-The rest is kio's.
+kio encodes the rest.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FLEXIBLE: Final = struct.Struct(">ihqqiB").pack
 
 
 class OffsetRow(NamedTuple):
-    """What is answered for one partition; ``error`` is the code's number."""
+    """The response for one partition; ``error`` is the code's number."""
 
     partition: int
     error: int
@@ -32,7 +32,7 @@ class OffsetRow(NamedTuple):
 
 
 def encode_list_offsets(version: int, topics: Sequence[tuple[str, Sequence[OffsetRow]]]) -> bytes:
-    """A ``ListOffsetsResponse`` of these topics, without a throttle time."""
+    """Encode a ``ListOffsetsResponse`` of these topics, with throttle time 0."""
     new, is_flexible = response_factory(_KEY, version), version >= _FLEXIBLE_VERSION
     tail = 1 if is_flexible else 0
     encoded = []

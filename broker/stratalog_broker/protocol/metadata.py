@@ -1,8 +1,8 @@
-"""Metadata responses (key 3) with their partitions encoded by hand: kio takes 30 µs for each, which is 0.3 s for ten thousand.
+"""Metadata responses (key 3) with hand-encoded partitions: kio takes 30 µs for each, which is 0.3 s for ten thousand.
 
-Everything but the partitions is kio's: an array that it wrote empty is replaced by one that is encoded here. A partition in
-version 13 is: i16 error, i32 index, i32 leader, i32 leader epoch, and the nodes that have it, are in sync and are offline
-(compact arrays of i32), tagged fields. Versions before 9 have plain arrays, before 7 no epoch, before 5 nobody offline.
+kio encodes everything else, with an empty array that is replaced here. A partition in version 13 is: i16 error, i32 index, i32
+leader, i32 leader epoch, the replicas, in-sync replicas and offline replicas (compact arrays of i32), tagged fields. Versions
+before 9 have plain arrays, before 7 no epoch, before 5 no offline replicas.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _AUTHORISED_BYTES: Final = 4
 
 
 class PartitionState(NamedTuple):
-    """What clients are told of a partition. ``leader`` is negative if none lives."""
+    """A partition's state as reported to clients. ``leader`` is negative if no leader is live."""
 
     leader: int
     leader_epoch: int
@@ -34,12 +34,12 @@ class PartitionState(NamedTuple):
 
 
 def layout_of(version: int) -> int:
-    """First version in which a partition looks as it does in ``version``."""
+    """Return the first version in which a partition has the same layout as in ``version``."""
     return next(first for first in (FLEXIBLE_VERSION, _EPOCH_VERSION, _OFFLINE_VERSION, 0) if version >= first)
 
 
 def encode_partition(layout: int, index: int, state: PartitionState) -> bytes:
-    """One partition; no list has more than a hundred brokers."""
+    """Encode one partition; none of its lists may have more than a hundred brokers."""
     leader, epoch, replicas, in_sync, offline = state
     head = (_NO_ERROR if leader >= 0 else _LEADER_NOT_AVAILABLE, index, leader)
     pack = _struct_of(layout, len(replicas), len(in_sync), len(offline)).pack
@@ -53,7 +53,7 @@ def encode_partition(layout: int, index: int, state: PartitionState) -> bytes:
 
 @cache
 def _struct_of(layout: int, replicas: int, in_sync: int, offline: int) -> struct.Struct:
-    """Lists of so many brokers: a few dozen kinds of rows, however many partitions."""
+    """Return the struct for lists of these lengths. There are a few dozen, however many partitions there are."""
     if layout == FLEXIBLE_VERSION:
         return struct.Struct(f">hiiiB{replicas}iB{in_sync}iB{offline}iB")
     epoch = "i" if layout == _EPOCH_VERSION else ""
@@ -62,13 +62,13 @@ def _struct_of(layout: int, replicas: int, in_sync: int, offline: int) -> struct
 
 
 def encode_topic(topic: Any, version: int, count: int, partitions: bytes) -> bytes:
-    """A ``MetadataResponseTopic`` without partitions, given these."""
+    """Encode ``topic``, a ``MetadataResponseTopic`` without partitions, with ``count`` encoded ``partitions``."""
     tail = (_AUTHORISED_BYTES if version >= 8 else 0) + (1 if version >= FLEXIBLE_VERSION else 0)
     return with_array(encode_response(topic), tail, count, (partitions,), is_flexible=version >= FLEXIBLE_VERSION)
 
 
 def encode_metadata(response: Any, version: int, topics: Sequence[bytes]) -> bytes:
-    """A ``MetadataResponse`` without topics, given these."""
+    """Encode ``response``, a ``MetadataResponse`` without topics, with the encoded ``topics``."""
     authorised = _AUTHORISED_BYTES if 8 <= version <= 10 else 0
     tail = authorised + (2 if version >= 13 else 0) + (1 if version >= FLEXIBLE_VERSION else 0)
     return with_array(encode_response(response), tail, len(topics), topics, is_flexible=version >= FLEXIBLE_VERSION)

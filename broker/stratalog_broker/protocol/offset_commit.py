@@ -1,6 +1,6 @@
-"""OffsetCommit responses (key 8) with their partitions encoded by hand: a consumer of thousands commits all at once.
+"""OffsetCommit responses (key 8) with hand-encoded partitions, because a consumer of thousands commits all at once.
 
-A partition is: i32 index, i16 error, from version 8 on tagged fields. The rest is kio's.
+A partition is: i32 index, i16 error, from version 8 on tagged fields. kio encodes the rest.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _FLEXIBLE: Final = struct.Struct(">ihB").pack
 
 
 class CommittedTopic(NamedTuple):
-    """A topic's answer: indexes of its partitions, and the number of each one's error code."""
+    """The response for one topic: indexes of its partitions, and the number of each one's error code."""
 
     name: str
     topic_id: UUID | None
@@ -29,7 +29,7 @@ class CommittedTopic(NamedTuple):
 
 
 def encode_offset_commit(version: int, topics: Sequence[CommittedTopic]) -> bytes:
-    """An ``OffsetCommitResponse`` of these topics, without a throttle time."""
+    """Encode an ``OffsetCommitResponse`` of these topics, with throttle time 0."""
     new, is_flexible = response_factory(_KEY, version), version >= _FLEXIBLE_VERSION
     tail = 1 if is_flexible else 0
     encoded = []

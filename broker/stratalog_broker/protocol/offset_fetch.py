@@ -1,7 +1,7 @@
-"""OffsetFetch responses (key 9) with their partitions encoded by hand: a consumer of thousands asks for all at once.
+"""OffsetFetch responses (key 9) with hand-encoded partitions, because a consumer of thousands asks for all at once.
 
-A partition is: i32 index, i64 offset, from version 5 on i32 leader epoch, a string of metadata, i16 error, from version 6 on
-tagged fields, and the string in its compact form. The rest is kio's.
+A partition is: i32 index, i64 offset, from version 5 on i32 leader epoch, a string of metadata, i16 error; from version 6 on
+the string is compact and tagged fields follow. kio encodes the rest.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FLEXIBLE_VERSION: Final = 6
 _GROUPS_VERSION: Final = 8
 _ERROR_VERSION: Final = 2
 _ERROR_BYTES: Final = 2
-# Most offsets have no metadata: its length (0; compact: 1) stands within the row.
+# Most offsets have no metadata: its length (0; compact: 1) is part of these structs.
 _PLAIN: Final = struct.Struct(">iqhh").pack
 _WITH_EPOCH: Final = struct.Struct(">iqihh").pack
 _FLEXIBLE: Final = struct.Struct(">iqiBhB").pack
@@ -35,7 +35,7 @@ _FLEXIBLE_ERROR: Final = struct.Struct(">hB").pack
 
 
 class CommittedRow(NamedTuple):
-    """What is answered for one partition; ``error`` is the code's number."""
+    """The response for one partition; ``error`` is the code's number."""
 
     partition: int
     offset: int
@@ -51,7 +51,7 @@ class FetchedTopic(NamedTuple):
 
 
 class FetchedGroup(NamedTuple):
-    """``error`` is the group's own."""
+    """The response for one group; ``error`` applies to the group as a whole."""
 
     group_id: str
     topics: Sequence[FetchedTopic]
@@ -59,7 +59,7 @@ class FetchedGroup(NamedTuple):
 
 
 def encode_offset_fetch(version: int, groups: Sequence[FetchedGroup]) -> bytes:
-    """An ``OffsetFetchResponse``, without a throttle time; exactly one group before version 8."""
+    """Encode an ``OffsetFetchResponse``, with throttle time 0. Before version 8 there must be exactly one group."""
     new, is_flexible = response_factory(_KEY, version), version >= _FLEXIBLE_VERSION
     tail = 1 if is_flexible else 0
     if version >= _GROUPS_VERSION:

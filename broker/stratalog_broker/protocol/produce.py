@@ -1,10 +1,10 @@
-"""Produce requests 3–13 walked by hand over the receive buffer, and their responses packed by hand.
+"""Produce requests and responses, versions 3–13, parsed and encoded by hand.
 
-The batches stay views of the buffer: a decoder that copies them costs five times as much on bulk. Layouts are those of
-Kafka's ProduceRequest.json and ProduceResponse.json; property tests hold both ways against kio.
+Batches stay views of the receive buffer: a decoder that copies them costs five times as much for large requests. Layouts are
+those of Kafka's ProduceRequest.json and ProduceResponse.json; property tests compare both directions with kio.
 
-Versions: 3–8 are plain, from 9 flexible; from 5 an answer carries the log start offset, from 8 an error message, from 10
-the current leader (KIP-951); from 13 topics are named by id.
+Versions 3–8 are plain, 9 and later flexible. Version 5 adds the log start offset to a response, 8 an error message, 10 the
+current leader (KIP-951); 13 names topics by id.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ProduceRequest(NamedTuple):
 
 
 def parse_request(body: memoryview, version: int) -> ProduceRequest:
-    """Take a whole body apart. Raises ``Corrupt``."""
+    """Parse a whole body. Raises ``Corrupt``."""
     try:
         return _parse_flexible(body, version) if version >= FLEXIBLE_VERSION else _parse_plain(body)
     except (struct.error, IndexError, UnicodeDecodeError) as malformed:
@@ -105,7 +105,7 @@ def _parse_flexible(body: memoryview, version: int) -> ProduceRequest:
 
 
 def _parse_partitions(body: memoryview, position: int, count: int) -> tuple[list[PartitionData], int]:
-    """The flexible partitions of one topic. Calls are spared where one byte says that there is nothing to do."""
+    """Parse one topic's partitions in a flexible version. Common cases are inlined, which saves function calls."""
     partitions: list[PartitionData] = []
     for _ in range(count):
         (index,) = _I32.unpack_from(body, position)
@@ -121,7 +121,7 @@ def _parse_partitions(body: memoryview, position: int, count: int) -> tuple[list
 
 
 def _room(room: int, elements: int) -> int:
-    """How many elements may still follow these (a negative number of them is none)."""
+    """Return how many more elements are allowed after ``elements``, where a negative number counts as 0. Raises ``Corrupt``."""
     if elements > room:
         raise Corrupt(f"a Produce request has more than {ELEMENTS_MAX} topics and partitions: send it in parts")
     return room - max(elements, 0)
@@ -136,13 +136,13 @@ def _slice(body: memoryview, position: int, size: int) -> memoryview | None:
 
 
 def _expect_end(body: memoryview, position: int) -> None:
-    """Bytes after the request are ignored, as Kafka does; a request that ends beyond its frame was cut."""
+    """Raise ``Corrupt`` if the request ends beyond its frame. Trailing bytes are ignored, as in Kafka."""
     if position > len(body):
         raise Corrupt(f"Produce request of {len(body)} bytes ends at byte {position}")
 
 
 class Leader(NamedTuple):
-    """Where a refused batch belongs (KIP-951)."""
+    """The leader to which a refused batch must be sent (KIP-951)."""
 
     broker_id: int
     leader_epoch: int
@@ -170,7 +170,7 @@ _PARTITION_9_PLAIN = struct.Struct(">ihqqqbbb")
 
 
 def encode_response(topics: Sequence[TopicResult], version: int) -> bytes:
-    """Body of the response; no throttle time is ever asked for."""
+    """Return the body of the response, with throttle time 0."""
     if version < FLEXIBLE_VERSION:
         return _encode_plain(topics, version)
     out = bytearray(write_uvarint(len(topics) + 1))
@@ -206,12 +206,12 @@ def _append_refusal(out: bytearray, result: PartitionResult, version: int, leade
 
 
 def encode_leader(tag: int, leader: Leader) -> bytes:
-    """The tagged field LeaderIdAndEpoch."""
+    """Encode the tagged field LeaderIdAndEpoch."""
     return struct.pack(">bbiib", tag, 9, leader.broker_id, leader.leader_epoch, 0)
 
 
 def encode_node_endpoints(tag: int, leaders: Sequence[Leader]) -> bytes:
-    """Tagged fields of a response whose only one is NodeEndpoints."""
+    """Encode the tagged fields of a response whose only tagged field is NodeEndpoints."""
     body = bytearray(write_uvarint(len(leaders) + 1))
     for leader in leaders:
         host, rack = leader.host.encode(), leader.rack.encode()

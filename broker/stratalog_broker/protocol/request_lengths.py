@@ -1,14 +1,14 @@
 """Checks every length in a request before kio decodes it.
 
-kio's decoder reserves memory for as many elements as an array claims to have: ten bytes can ask for thirty gigabytes, and a
-process that does not get them is ended. So a request is first walked by its own schema: an array must fit into the bytes that
-are left, the elements of all arrays together into ``ELEMENTS_MAX`` (each becomes an object many times its size), and a known
-tagged field into the size that is said of it. Null stands only for an array that may be missing; kio takes it for any. What a
-walk accepts kio decodes in memory proportional to the request.
+kio's decoder reserves memory for as many elements as an array claims to have: ten bytes can request thirty gigabytes, and the
+process is killed. So a request is first checked against its schema: an array must fit into the remaining bytes, the elements of
+all arrays together into ``ELEMENTS_MAX`` (each becomes an object many times its size), and a known tagged field into its stated
+size. Null is accepted only for nullable arrays; kio accepts it for any. kio decodes an accepted request in memory proportional
+to its size.
 
-Tagged fields that a schema does not know are to be ignored (KIP-482), but kio refuses them; the walk cuts them out.
+Unknown tagged fields must be ignored (KIP-482), but kio refuses them; the check removes them.
 
-A schema is compiled once into steps; neighbouring fields of fixed size are one step.
+A schema is compiled once into steps; consecutive fields of fixed size are one step.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _I32: Final = struct.Struct(">i")
 
 
 class _Walk:
-    """Where the walk over one request's body is. ``cuts``: ``(start, end, what stands there instead)``, ascending."""
+    """The position in one request's body. ``cuts``: ``(start, end, replacement)`` of removed parts, ascending."""
 
     __slots__ = ("body", "cuts", "elements_left", "position")
 
@@ -59,7 +59,7 @@ class _Walk:
         return value
 
     def count(self, elements: int, least_bytes: int) -> None:
-        """Raise ``Corrupt`` unless so many elements, each of ``least_bytes`` or more, can follow."""
+        """Raise ``Corrupt`` unless ``elements`` elements, each of at least ``least_bytes``, can follow."""
         self.elements_left -= elements
         if elements * least_bytes > len(self.body) - self.position:
             raise Corrupt(f"a request claims {elements} elements in {len(self.body) - self.position} bytes")
@@ -67,7 +67,7 @@ class _Walk:
             raise Corrupt(f"a request has more than {ELEMENTS_MAX} elements: send it in parts")
 
     def without_cuts(self, start: int, end: int, cuts: Sequence[tuple[int, int, bytes]]) -> bytes:
-        """The body from ``start`` to ``end`` with what replaces each cut in it."""
+        """Return the body from ``start`` to ``end`` with each of ``cuts`` replaced."""
         pieces: list[bytes] = []
         for cut_start, cut_end, instead in cuts:
             pieces += (bytes(self.body[start:cut_start]), instead)
@@ -79,7 +79,7 @@ _Step = Callable[[_Walk], None]
 
 
 def checked_request(api_key: int, api_version: int, body: memoryview) -> memoryview:
-    """A request of a served version as kio can decode it; what follows it in its body is left out. Raises ``Corrupt``."""
+    """Return the request as bytes that kio can decode, without trailing bytes. Raises ``Corrupt``. The version is served."""
     walk = _Walk(body)
     _request_step(api_key, api_version)(walk)
     if not walk.cuts:
@@ -93,7 +93,7 @@ def _request_step(api_key: int, api_version: int) -> _Step:
 
 
 def _entity_steps(schema: type[Any]) -> list[_Step | int]:
-    """Steps of a struct in wire order; a number is a run of bytes of that length."""
+    """Return the steps of a struct in wire order; an integer is a run of that many bytes."""
     flexible = schema.__flexible__
     plain = [field for field in fields(schema) if "tag" not in field.metadata]
     steps: list[_Step | int] = [step for field in plain for step in _field_steps(field, flexible)]
@@ -165,7 +165,7 @@ def _compact(walk: _Walk) -> None:
 
 
 def _optional(step: _Step) -> _Step:
-    """A struct that may be missing: a byte below 0 says so (KIP-893)."""
+    """Return the step of a nullable struct; a first byte below 0 means null (KIP-893)."""
 
     def walk_optional(walk: _Walk) -> None:
         at = walk.position
