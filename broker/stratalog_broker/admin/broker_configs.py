@@ -1,6 +1,6 @@
-"""Settings of a broker as DescribeConfigs shows them: all of them, those that Kafka has too under Kafka's names.
+"""All settings of a broker as DescribeConfigs returns them, under Kafka's names where Kafka has the setting.
 
-All of it is read-only: settings are given when a broker starts.
+They are read-only: settings are given when a broker starts.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from stratalog_broker.configs.listeners import parse_listeners
 from stratalog_broker.configs.settings import BrokerSettings
 
 OWN_PREFIX: Final = "stratalog."
-"""Before the names of settings that Kafka has no name for."""
+"""Prefix of settings that Kafka does not have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerConfig:
-    """One name. ``values``: the one in force and, if somebody set it, the built-in one."""
+    """One setting. ``values``: the value in force and, if it was set, the built-in default."""
 
     name: str
     kind: ConfigKind
@@ -66,7 +66,7 @@ _ALWAYS: Final = ("delete.topic.enable", "remote.log.storage.system.enable")
 
 
 def broker_configs(settings: BrokerSettings) -> Iterator[BrokerConfig]:
-    """All settings of a broker, and what is true of every broker."""
+    """Yield all settings of a broker, and Kafka's settings that have one fixed value here."""
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
         is_set = value != field.default
@@ -90,7 +90,7 @@ def _kind_of(field: dataclasses.Field[Any], known: _KafkaName) -> ConfigKind:
 
 
 def text_of(value: object) -> str:
-    """A setting as Kafka's tools print it."""
+    """Return a setting as Kafka's tools print it."""
     if isinstance(value, tuple):
         return ",".join(map(str, value))
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,4 +1,4 @@
-"""Changes of configs, one resource of a request at a time: a topic, or the cluster-wide defaults of topics."""
+"""Changes the configs of one resource of a request: a topic, or the cluster-wide defaults of topics."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TIMEOUT_S: Final = 10.0
 
 
 def stored_name(resource: Any, name: str) -> str:
-    """The name under which a config of the resource is stored: defaults may be given under Kafka's names for brokers."""
+    """Return the name under which a config of the resource is stored: defaults may be given under Kafka's broker names."""
     return topic_config_name(name) if resource.resource_type == BROKER else name
 
 
@@ -31,7 +31,7 @@ class ConfigChanges:
         self._metadata = metadata
 
     async def apply(self, resource: Any, edit: EditConfigs, *, validate_only: bool) -> dict[str, Any]:
-        """Apply ``edit`` to the configs of one resource; returns the fields of its row in the response."""
+        """Apply ``edit`` to the configs of one resource; return the fields of its row in the response."""
         error, message = ErrorCode.none, None
         try:
             await self._apply(resource, edit, validate_only=validate_only)

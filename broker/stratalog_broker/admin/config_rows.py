@@ -1,4 +1,4 @@
-"""Configs in force of topics and brokers as rows, for the answers that list them."""
+"""Configs in force of topics and brokers, as rows for the responses that list them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stratalog_metadata.records import Topic, configs_in_force
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigSynonym:
-    """A value that is or would be in force, and where it was set."""
+    """A value at one level of precedence, and where it was set."""
 
     name: str
     value: str
@@ -23,7 +23,7 @@ class ConfigSynonym:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigRow:
-    """One config. ``synonyms`` are all its values in the order of precedence: the first is in force."""
+    """One config. ``synonyms`` are all its values in order of precedence; the first is in force."""
 
     name: str
     synonyms: tuple[ConfigSynonym, ...]
@@ -41,7 +41,7 @@ class ConfigRow:
 
 
 def topic_config_rows(topic: Topic, defaults: Mapping[str, str]) -> list[ConfigRow]:
-    """All configs of a topic, sorted by name; ``defaults`` are the cluster-wide ones that somebody set."""
+    """Return all configs of a topic, sorted by name. ``defaults`` are the cluster-wide defaults that were set."""
     rows, in_force = [], configs_in_force(topic, defaults)
     for name, key in TOPIC_CONFIG_KEYS.items():
         given = topic.configs.get(name)
@@ -53,12 +53,12 @@ def topic_config_rows(topic: Topic, defaults: Mapping[str, str]) -> list[ConfigR
 
 
 def default_config_rows(settings: BrokerSettings, defaults: Mapping[str, str]) -> list[ConfigRow]:
-    """The cluster-wide defaults that somebody set, sorted by the names under which they are set."""
+    """Return the cluster-wide defaults that were set, sorted by the names under which they are set."""
     return [row for row in _all_default_rows(settings, defaults) if row.source is ConfigSource.DYNAMIC_DEFAULT]
 
 
 def broker_config_rows(settings: BrokerSettings, defaults: Mapping[str, str]) -> list[ConfigRow]:
-    """Settings of this broker, which are read-only, and defaults of topics, sorted by name."""
+    """Return this broker's settings, which are read-only, and the defaults of topic configs, sorted by name."""
     rows = [
         ConfigRow(
             name=config.name, synonyms=tuple(ConfigSynonym(name=config.name, value=v, source=s) for v, s in config.values),

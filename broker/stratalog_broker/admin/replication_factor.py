@@ -1,8 +1,8 @@
-"""Changes a topic's replication factor, and says which ledgers still have another one.
+"""Changes a topic's replication factor.
 
-The factor holds for ledgers that are opened after the change. Owners roll their open ledgers as soon as they hear of it; sealed
-ledgers keep their copies until they leave the bookies. An internal topic's state is written anew at once, into a ledger of
-the new factor: otherwise it would stay in the old one until the next group changes.
+The factor applies to ledgers that are opened after the change. Owners roll their open ledgers as soon as their view has the
+change; sealed ledgers keep their copies until they leave the bookies. An internal topic's state is written again at once, into
+a ledger with the new factor: otherwise it would stay in the old ledger until the next group changes.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _TIMEOUT_S: Final = 10.0
 
 
 async def change_replication_factor(metadata: MetadataClient, name: str, factor: int) -> Topic:
-    """Returns the topic as it is now.
+    """Set the replication factor of topic ``name``; return the changed topic.
 
-    Raises ``NotFound``, ``Invalid``, ``Conflict`` (others keep changing the topic), ``OutcomeUnknown`` (ask again: the same
-    change twice is one).
+    Raises ``NotFound``, ``Invalid``, ``Conflict`` (the topic is changed concurrently), ``OutcomeUnknown`` (try again: the
+    change is idempotent).
     """
 
     async def attempt() -> Topic:

@@ -1,4 +1,4 @@
-"""Changing the cluster-wide defaults of topic configs. They are stored under the topics' names, in one record."""
+"""Changes the cluster-wide defaults of topic configs. They are stored in one record, under the topic configs' names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stratalog_metadata.state.commands import ABSENT, Command, Put, VersionIs
 
 
 async def configure_defaults(metadata: MetadataClient, edit: EditConfigs, timeout_s: float, *, validate_only: bool) -> None:
-    """Replace the defaults by what ``edit`` makes of them. Raises ``KafkaError`` INVALID_CONFIG."""
+    """Replace the defaults by the result of ``edit``. Raises ``KafkaError`` INVALID_CONFIG."""
 
     async def attempt() -> None:
         stored = metadata.view.get(TOPIC_DEFAULTS_KEY)

@@ -1,6 +1,6 @@
-"""How many topics and partitions a cluster has at most. Every node keeps a record of each in memory.
+"""Limits on the numbers of topics and partitions of a cluster; every node keeps a record of each in memory.
 
-Counted in this broker's view: requests to several brokers at one moment may pass a limit by what each of them creates.
+Numbers are counted in this broker's view: concurrent requests to several brokers may together exceed a limit.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from stratalog_metadata.records import Topic
 
 
 def check_request(settings: BrokerSettings, partitions: int) -> None:
-    """Raise ``KafkaError`` POLICY_VIOLATION if one request may not create so many partitions."""
+    """Raise ``KafkaError`` POLICY_VIOLATION if one request may not create ``partitions`` partitions."""
     most = settings.request_partitions_max
     if partitions > most:
         text = f"the request creates {partitions} partitions; request_partitions_max is {most}: create them in parts"
@@ -22,7 +22,7 @@ def check_request(settings: BrokerSettings, partitions: int) -> None:
 
 
 def check_cluster(settings: BrokerSettings, view: MetadataView, topics: int, partitions: int) -> None:
-    """Raise ``KafkaError`` POLICY_VIOLATION if the cluster may not have so many more. Internal topics do not count."""
+    """Raise ``KafkaError`` POLICY_VIOLATION if the cluster may not have this many more. Internal topics do not count."""
     found = [topic.partition_count for topic in view.all(Topic) if not topic.internal]
     if topics and len(found) + topics > settings.topics_max:
         text = f"there would be {len(found) + topics} topics; topics_max is {settings.topics_max}: delete some, or raise it"

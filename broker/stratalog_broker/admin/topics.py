@@ -1,11 +1,11 @@
-"""Creating, growing, configuring and deleting topics: commands to the metadata quorum, guarded by what they were decided on.
+"""Creates, grows, configures and deletes topics by commands to the metadata quorum, guarded by the versions they are based on.
 
 A new topic's partitions have no owner yet: the controller assigns them as soon as the command is committed, and the calls
 here return when this broker's view shows owners. Deletion removes every record of the topic in one command, its ledgers
-included, and leaves a ``DeletedTopic`` for the collector of the object store; nothing is deleted from any store here.
-Replica assignments say how many copies there are and which brokers are preferred as owners; copies are on bookies.
+included, and leaves a ``DeletedTopic`` for the object store's collector; data is not deleted here. Replica assignments set the
+number of copies and the brokers preferred as owners; copies are on bookies.
 
-Failures that an answer has a code for are ``KafkaError``; those of the quorum are of the common error tree.
+Refusals that have a Kafka error code are raised as ``KafkaError``, failures of the quorum as errors of the common tree.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _NAME: Final = re.compile(r"[a-zA-Z0-9._-]+\Z")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewTopic:
-    """What to create; ``BROKER_DEFAULT`` leaves a number to the broker's settings."""
+    """The topic to create; ``BROKER_DEFAULT`` leaves a number to the broker's settings."""
 
     name: str
     partition_count: int = BROKER_DEFAULT
@@ -72,14 +72,14 @@ class NewTopic:
     configs: Mapping[str, str] = field(default_factory=dict)
     internal: bool = False
     assigned: Sequence[tuple[int, ...]] = ()
-    """Brokers of each partition, the preferred owner first; empty: any."""
+    """Brokers of each partition, the preferred owner first; empty: any brokers."""
 
 
 EditConfigs = Callable[[dict[str, str]], Mapping[str, str]]
 
 
 def check_topic_name(name: str) -> None:
-    """Raises ``KafkaError`` INVALID_TOPIC_EXCEPTION. The rule is Kafka's, but "." and "_" do not collide."""
+    """Raise ``KafkaError`` INVALID_TOPIC_EXCEPTION if ``name`` breaks Kafka's rule. Unlike in Kafka, "." and "_" differ."""
     if not name or len(name) > NAME_CHARACTERS_MAX or name in (".", "..") or not _NAME.match(name):
         raise KafkaError(
             ErrorCode.invalid_topic_exception,
@@ -104,7 +104,7 @@ class TopicCommands:
     # -- create
 
     async def create(self, new: NewTopic, timeout_s: float, *, validate_only: bool = False) -> Topic:
-        """Create a topic and wait until its partitions have owners (or ``timeout_s`` is over: REQUEST_TIMED_OUT)."""
+        """Create a topic and wait until its partitions have owners; REQUEST_TIMED_OUT after ``timeout_s``."""
         topic = self._plan(new)
         if validate_only:
             return topic
@@ -118,7 +118,7 @@ class TopicCommands:
         return topic
 
     def _plan(self, new: NewTopic) -> Topic:
-        """The record to write. Raises ``KafkaError`` for whatever is wrong with the wish."""
+        """Return the record to write. Raises ``KafkaError`` if the request is invalid."""
         check_topic_name(new.name)
         if new.name in INTERNAL_TOPICS and not new.internal:
             raise KafkaError(ErrorCode.invalid_topic_exception, f"topic {new.name!r} is internal: it is created on demand")
@@ -161,11 +161,11 @@ class TopicCommands:
         return factor
 
     def registered_bookies(self) -> int:
-        """Live or not: one that is down for a moment must not lower the copies of a topic that is created meanwhile."""
+        """Return the number of registered bookies, live or not: a short outage must not limit the copies of a new topic."""
         return sum(1 for _ in self._view.all(Bookie))
 
     async def ensure_internal(self, name: str, partition_count: int, replication_factor: int, timeout_s: float) -> Topic:
-        """The internal topic, created now if it does not exist; COORDINATOR_NOT_AVAILABLE while there are too few bookies."""
+        """Return the internal topic; create it if needed. COORDINATOR_NOT_AVAILABLE while there are too few bookies."""
         found = self._view.find(Topic, topic_key(name))
         if found is not None:
             return found
@@ -194,7 +194,7 @@ class TopicCommands:
         assigned: Sequence[tuple[int, ...]] = (),
         validate_only: bool = False,
     ) -> Topic:
-        """Raise the number of partitions and wait until the new ones have owners; ``assigned`` as in ``NewTopic``."""
+        """Increase the number of partitions and wait until the new ones have owners; ``assigned`` as in ``NewTopic``."""
         self._check_assigned(assigned)
 
         def plan(topic: Topic) -> Topic:
@@ -213,7 +213,7 @@ class TopicCommands:
         return topic
 
     async def configure(self, name: str, edit: EditConfigs, timeout_s: float, *, validate_only: bool = False) -> Topic:
-        """Replace a topic's configs by what ``edit`` makes of them. Raises ``KafkaError`` INVALID_CONFIG."""
+        """Replace a topic's configs by the result of ``edit``. Raises ``KafkaError`` INVALID_CONFIG."""
 
         def plan(topic: Topic) -> Topic:
             changed = _changed(topic, configs=dict(edit(dict(topic.configs))))
@@ -231,7 +231,7 @@ class TopicCommands:
         assigned: Sequence[tuple[int, ...]] = (),
         validate_only: bool,
     ) -> Topic:
-        """Compare and set a topic; decided anew when somebody else was faster."""
+        """Compare and set a topic; calls ``plan`` again after a conflict."""
 
         async def attempt() -> Topic:
             stored = self._view.get(topic_key(name))
@@ -249,7 +249,7 @@ class TopicCommands:
     # -- delete
 
     async def delete(self, name: str, timeout_s: float) -> Topic:
-        """Delete a topic: its records, and those of its partitions and ledgers, go in one command."""
+        """Delete a topic's records, and those of its partitions and ledgers, in one command."""
 
         async def attempt() -> Topic:
             stored = self._view.get(topic_key(name))
@@ -265,7 +265,7 @@ class TopicCommands:
             await self._updates.propose(Command(updates=updates, requirements=tuple(requirements)), topic.key(), timeout_s)
             return topic
 
-        return await decide_again(f"topic {name!r}", attempt)  # it changes when a partition opens a ledger
+        return await decide_again(f"topic {name!r}", attempt)  # a partition that opens a ledger causes a conflict
 
     def _deletion(self, topic: Topic, ledgers: list[Ledger]) -> tuple[Update, ...]:
         keys = [topic.key(), *(ledger.key() for ledger in ledgers)]
@@ -305,7 +305,7 @@ class TopicCommands:
 
 
 def _partition_updates(topic: Topic, first: int, assigned: Sequence[tuple[int, ...]]) -> tuple[Update, ...]:
-    """Partitions without an owner and empty logs, from partition ``first`` on; ``assigned``: of each of these, or empty."""
+    """Return updates for ownerless partitions with empty logs from index ``first`` on; ``assigned``: one each, or empty."""
     indexes = range(first, topic.partition_count)
     partitions = [
         Put(record=Partition(topic_id=topic.topic_id, index=index, replicas=assigned[index - first] if assigned else ()))

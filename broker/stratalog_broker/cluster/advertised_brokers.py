@@ -1,8 +1,8 @@
-"""The brokers that Metadata responses advertise: the live ones, and for some seconds those that died.
+"""The brokers listed in Metadata responses: the live ones, and dead ones for ``DEAD_ADVERTISED_S``.
 
-A broker that dies would be missing from the first response that names the new leaders of its partitions. librdkafka (2.16)
-drops a broker that is no longer named, and with it the leaders that it has just learned, and asks again a second later. A dead
-broker that is named a little longer leads nothing, and no client needs to reach it.
+Otherwise a dead broker would be missing from the first response with its partitions' new leaders. librdkafka (2.16) drops a
+broker that is no longer listed, and with it the leaders that it has just learned, and asks again a second later. Listing a dead
+broker a little longer is harmless: it leads no partition, so no client needs to reach it.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from stratalog_metadata.records import Broker
 from stratalog_metadata.state.changes import Change
 
 DEAD_ADVERTISED_S: Final = 10.0
-"""Several times a failover and the rounds in which clients ask for leaders, a second apart."""
+"""Several times the duration of a failover and of clients' metadata retries, which are a second apart."""
 RECENTLY_DEAD_MAX: Final = 100
 
 
 class AdvertisedBrokers:
-    """Follows the view from its construction on."""
+    """Follows the view from construction until ``close``."""
 
     def __init__(self, view: MetadataView, clock: Clock) -> None:
         self._view = view
         self._clock = clock
         self._recently_dead: dict[int, tuple[float, Broker]] = {}
-        """By id: until when it is named, and its last record; the earliest death first."""
+        """By id: until when the broker is listed (monotonic seconds) and its last record; the earliest death first."""
         self._unsubscribe = view.subscribe(self._on_changes)
 
     def live(self) -> list[Broker]:
-        """Live brokers, by id."""
+        """Return the live brokers, sorted by id."""
         return sorted(self._view.all(Broker), key=lambda broker: broker.broker_id)
 
     def with_recently_dead(self, live: list[Broker]) -> list[Broker]:
-        """``live`` brokers and those that died recently, by id. An id or address that is in use again is named once."""
+        """Return ``live`` and recently dead brokers, sorted by id; only the live one if an id or address is in use again."""
         if not self._recently_dead:
             return live
         now = self._clock.monotonic()

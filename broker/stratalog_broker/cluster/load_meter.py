@@ -1,4 +1,4 @@
-"""What this broker does, measured now and then for the controller, which balances by it."""
+"""Measures this broker's load for the controller, which balances partitions by it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ REPORT_S: Final = 5.0
 
 
 class MeteredPartition(Protocol):
-    """A partition that counts its bytes, and keeps the counts that were last reported."""
+    """A partition that counts its bytes and keeps the last reported counts."""
 
     topic: Topic
     topic_partition: TopicPartition
@@ -27,9 +27,9 @@ class MeteredPartition(Protocol):
 
 
 class LoadMeter:
-    """``report`` is called with every renewal of the session and returns a report every few seconds.
+    """``report`` is called with every renewal of the session and returns a report every ``REPORT_S``.
 
-    Each partition keeps the counts that were last reported, so that a report builds no table of partitions.
+    Each partition keeps its last reported counts, so that a report builds no table of partitions.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class LoadMeter:
         self._measured_at = clock.monotonic() - REPORT_S
 
     def report(self) -> BrokerLoad | None:
-        """Rates since the last report; None if that was just now."""
+        """Return the rates since the last report; None if that was less than ``REPORT_S`` ago."""
         elapsed_s = self._clock.monotonic() - self._measured_at
         if elapsed_s < REPORT_S:
             return None

@@ -1,7 +1,7 @@
-"""Who leads what, encoded for Metadata responses and kept until it changes.
+"""Cache of partitions encoded for Metadata responses.
 
-After a failover every client asks for all that it uses: a thousand clients of a topic with ten thousand partitions want the
-same bytes a thousand times. A partition that changes is encoded again when its topic is next asked for, the others are not.
+After a failover every client asks for its topics: a thousand clients of a topic with ten thousand partitions request the same
+bytes a thousand times. When a topic is requested, only the partitions that have changed are encoded again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from stratalog_metadata.records import Bookie, Broker, Ledger, Log, Partition, T
 from stratalog_metadata.state.changes import Change
 
 ROWS_MAX: Final = 100_000
-"""Partitions kept encoded, about 100 bytes each; the topics that were not asked for longest are dropped."""
+"""Encoded partitions kept, about 100 bytes each; the least recently requested topics are dropped."""
 
 
 @dataclass(slots=True)
@@ -29,7 +29,7 @@ class _Rows:
 
 
 class PartitionRows:
-    """Encoded partitions of the topics that were asked for, by topic and layout, the one asked for last at the end."""
+    """Encoded partitions of requested topics, by topic and layout; the most recently requested topic is last."""
 
     def __init__(self, view: MetadataView) -> None:
         self._view = view
@@ -37,11 +37,11 @@ class PartitionRows:
         self._layouts: dict[UUID, set[int]] = {}
         self._count = 0
         self.encoded = 0
-        """Partitions that were encoded so far."""
+        """Number of partitions encoded so far."""
         self._unsubscribe = view.subscribe(self._on_changes)
 
     def of(self, topic: Topic, version: int) -> bytes:
-        """All partitions of a topic as they stand in a response of this version, in the order of their indexes."""
+        """Return all partitions of a topic, encoded for a response of this version, in index order."""
         key = topic.topic_id, layout_of(version)
         found = self._topics.pop(key, None) or _Rows()
         self._topics[key] = found
@@ -66,7 +66,7 @@ class PartitionRows:
         found.joined = b"".join(found.rows)
 
     def _make_room(self) -> None:
-        """Never drops the one that was asked for last."""
+        """Drop topics until ``ROWS_MAX`` holds; never the most recently requested one."""
         while self._count > ROWS_MAX and len(self._topics) > 1:
             self._drop(*next(iter(self._topics)))
 
@@ -111,12 +111,12 @@ class PartitionRows:
                 found.stale.update(range(len(found.rows)))
 
     def close(self) -> None:
-        """Follow the view no longer."""
+        """Stop following the view."""
         self._unsubscribe()
 
 
 def _availability(record: object) -> object:
-    """What a broker or a bookie contributes to rows; None if there is none."""
+    """Return the part of a broker's or bookie's record that rows depend on; None if there is no record."""
     if isinstance(record, Bookie):
         return record.session_id != 0, record.disks, record.failed_disks
     return isinstance(record, Broker) or None

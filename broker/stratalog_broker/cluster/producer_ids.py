@@ -1,4 +1,4 @@
-"""Producer ids for this broker, from blocks that the metadata quorum hands out once each."""
+"""Producer ids for this broker, from blocks that the metadata quorum allocates, each once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BLOCK: Final = 1000
 
 
 class ProducerIds:
-    """What is left of a block when the broker stops is never used."""
+    """The ids left in a block when the broker stops are never used."""
 
     def __init__(self, metadata: MetadataClient) -> None:
         self._metadata = metadata
@@ -22,7 +22,7 @@ class ProducerIds:
         self._allocating = asyncio.Lock()
 
     async def take(self) -> int:
-        """An id that nobody has had. Raises what proposing raises; an allocation of unknown outcome only wastes a block."""
+        """Return an unused id. Raises what proposing raises; an allocation with unknown outcome only wastes a block."""
         async with self._allocating:
             if self._next == self._end:
                 applied = await self._metadata.propose(Command(updates=(Allocate(counter=PRODUCER_IDS, count=BLOCK),)))

@@ -1,8 +1,8 @@
-"""The broker's record and session: what makes the controller give it partitions, and what makes it stop at once.
+"""Keeps the broker registered: its record, by which the controller assigns partitions to it, and its session.
 
-When the session ends on our own clock, which is never later than the quorum can end it, everything is dropped first;
-then a new session is opened, and what the view still says is ours is taken over again. A broker whose id is registered
-by another process waits until that one is gone.
+When the session ends on the broker's own clock, which is never later than the quorum can end it, ``on_lost`` is called first;
+then a new session is opened, and ``on_registered`` is called again. While another process is registered with the broker's id,
+registration waits until that session has ended.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Registration:
         self._keeping: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Register; returns once that is done for the first time."""
+        """Register; return after the first registration has succeeded."""
         self._keeping = asyncio.get_running_loop().create_task(self._keep_registered())
         self._keeping.add_done_callback(lambda _: self._registered.set())
         await self._registered.wait()
@@ -61,7 +61,7 @@ class Registration:
             await self._keeping
 
     async def _keep_registered(self) -> None:
-        """One session after the other, each until it expires."""
+        """Open one session after the other, each until it expires."""
         while True:
             expired = asyncio.Event()
             session_id: int | None = None
@@ -90,7 +90,7 @@ class Registration:
         return self._session_id
 
     async def _put(self, session_id: int) -> None:
-        """Write the record where there is none. Raises ``Conflict`` while another process holds the id."""
+        """Write the broker's record. Raises ``Conflict`` while another process is registered with the id."""
         (found,) = await self._metadata.read([broker_key(self._broker.broker_id)])
         if found is not None:
             raise Conflict(f"broker id {self._broker.broker_id} is registered; waiting for that session to end")
@@ -99,7 +99,7 @@ class Registration:
         await self._metadata.propose(Command(updates=(Put(record=record),), requirements=requirements))
 
     async def announce_stop(self) -> None:
-        """Have the controller give our partitions to others. Raises ``Conflict``, ``SessionExpired``, ``Unavailable``."""
+        """Make the controller reassign this broker's partitions. Raises ``Conflict``, ``SessionExpired``, ``Unavailable``."""
         (found,) = await self._metadata.read([broker_key(self._broker.broker_id)])
         if found is None or not isinstance(found.record, Broker) or found.record.session_id != self._session_id:
             raise Conflict(f"broker {self._broker.broker_id} is not registered by this process")
@@ -115,7 +115,7 @@ class Registration:
                 _log.info("closing session %d: %s", session_id, failure)
 
     async def close(self) -> None:
-        """Give the session up, so that others take over now."""
+        """Close the session, so that other brokers take over now."""
         if self._keeping is not None:
             self._keeping.cancel()
             await asyncio.gather(self._keeping, return_exceptions=True)

@@ -1,8 +1,8 @@
-"""What Kafka clients are told of a partition's replicas: derived, because copies are on bookies and not on brokers.
+"""A partition's replicas as reported to Kafka clients. They are derived, because copies are on bookies, not on brokers.
 
-A partition has as many replicas as its topic asks for copies: its owner and further brokers, each once if there are fewer
-brokers than copies. An explicit assignment names them in its order. In sync are the owner and one more broker for each further
-live copy of the newest hot ledger; all that live, when everything is in the object store or nothing was written.
+A partition has as many replicas as its topic has copies, or as there are brokers if those are fewer: its owner and further
+brokers, in the order of an explicit assignment if there is one. The owner is in sync, and one more broker for each further live
+copy of the newest hot ledger; all live ones if everything is in the object store or nothing was written.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from stratalog_metadata.client.api import MetadataView
 from stratalog_metadata.records import Bookie, Broker, Ledger, Log, Partition, Topic, ledger_key, log_key, partition_key
 
 _Lists = tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]
-"""Leader, replicas, those in sync, those offline."""
+"""Leader, replicas, in-sync replicas, offline replicas."""
 
 
 class Replicas:
-    """Brokers and bookies as a view has them now: make one for each answer. Ten thousand partitions have few kinds of lists."""
+    """A snapshot of a view's brokers and bookies; create one per response. It caches lists: most partitions share a few."""
 
     def __init__(self, view: MetadataView) -> None:
         self._view = view
@@ -32,7 +32,7 @@ class Replicas:
         self._lists = cache(self._lists_of)
 
     def of(self, topic: Topic, index: int) -> PartitionState:
-        """One partition of a topic."""
+        """Return the state of one partition of a topic."""
         partition = self._view.find(Partition, partition_key(topic.topic_id, index))
         if partition is None:
             return PartitionState(NO_OWNER, -1)
@@ -43,7 +43,7 @@ class Replicas:
         return PartitionState(leader, partition.leader_epoch, *lists)
 
     def _live_copies(self, ledger: Ledger) -> int:
-        """Of what is written last; striped entries count with the fewest copies that one of them may have."""
+        """Return the live copies of the last fragment; for striped entries, the fewest that one of them may have."""
         live = ledger.write_quorum
         for name in ledger.fragments[-1].bookies:
             bookie = self._bookies.get(name)
@@ -62,9 +62,9 @@ class Replicas:
 
 
 def replicas_of(owner: int, assigned: Sequence[int], brokers: Sequence[int], copies: int) -> tuple[int, ...]:
-    """Brokers to name, the owner always among them: in the order of the assignment, or else the owner first.
+    """Return the replicas, the owner always among them: in the order of the assignment, or else the owner first.
 
-    ``brokers`` are live, by id; those with the ids after the owner's follow it, so that each is named about as often.
+    ``brokers`` are the live ones, sorted by id. Those with the next higher ids follow the owner, which spreads them evenly.
     """
     first = bisect_right(brokers, owner)
     others = (*brokers[first:], *brokers[:first])
@@ -75,6 +75,6 @@ def replicas_of(owner: int, assigned: Sequence[int], brokers: Sequence[int], cop
 
 
 def newest_ledger(view: MetadataView, topic_id: UUID, index: int) -> Ledger | None:
-    """The last ledger in a partition's log; None if all of it is cold, or nothing was ever written."""
+    """Return the last of the partition ledgers; None if all data is cold or nothing was ever written."""
     log = view.find(Log, log_key(topic_id, index))
     return view.find(Ledger, ledger_key(log.ledgers[-1].ledger_id)) if log is not None and log.ledgers else None

@@ -1,1 +1,1 @@
-"""Values that configure a broker and its topics: settings, config names with their bounds, listeners, memory shares."""
+"""Configuration of a broker and its topics: settings, config names with their bounds, listeners, memory shares."""

@@ -1,6 +1,6 @@
-"""Configuration under Kafka's names: kinds of values, bounds, and their validation, apart from which names there are.
+"""Kinds, bounds and validation of configs with Kafka's names. The tables are in ``topic_configs.py``, ``broker_configs.py``.
 
-``topic_configs.py`` and ``broker_configs.py`` hold the tables. A refusal names the field, the limit and the remedy.
+An error names the config, the limit and the remedy.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ LONG_MAX = 2**63 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigKey:
-    """One name. ``choices`` are the values of a STRING, or the elements of a LIST; ``reason`` says why there are no others.
+    """One config. ``choices`` are the values of a STRING, or the elements of a LIST.
 
-    ``is_fixed``: only the default is served, because it is what holds here. ``broker_name`` is Kafka's name for the
-    cluster-wide default of a topic config; empty: the same name.
+    ``is_fixed``: only the default is served; ``reason`` says why. ``broker_name`` is Kafka's name for the cluster-wide
+    default of a topic config; empty: the same name.
     """
 
     name: str
@@ -59,11 +59,11 @@ class ConfigKey:
 
     @property
     def default_name(self) -> str:
-        """Under which the cluster-wide default is set and described."""
+        """The name under which the cluster-wide default is set and described."""
         return self.broker_name or self.name
 
     def check(self, text: str) -> None:
-        """Raises ``Invalid`` if ``text`` is not a value of this key."""
+        """Raise ``Invalid`` if ``text`` is not a valid value of this config."""
         if self.is_fixed:
             self._check_fixed(text)
         elif self.kind in (ConfigKind.INT, ConfigKind.LONG):
@@ -94,12 +94,12 @@ class ConfigKey:
 
 
 def elements(text: str) -> list[str]:
-    """The elements of a LIST value."""
+    """Return the elements of a LIST value."""
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def key_table(keys: Iterable[ConfigKey]) -> Mapping[str, ConfigKey]:
-    """Keys by name, sorted; every default is valid."""
+    """Return the keys by name, sorted. Raises ``Invalid`` if a default is not valid."""
     table = {key.name: key for key in sorted(keys, key=lambda key: key.name)}
     for key in table.values():
         key.check(key.default)
@@ -107,7 +107,7 @@ def key_table(keys: Iterable[ConfigKey]) -> Mapping[str, ConfigKey]:
 
 
 def find_key(table: Mapping[str, ConfigKey], name: str, what: str) -> ConfigKey:
-    """Raises ``Invalid`` that names the unknown name and the nearest known one."""
+    """Return the key called ``name``. Raises ``Invalid`` with the nearest known name if it is unknown."""
     key = table.get(name)
     if key is None:
         near = difflib.get_close_matches(name, table, 1)

@@ -1,7 +1,7 @@
-"""A broker's Kafka listeners: where it listens, and the address that clients of each listener are told.
+"""A broker's Kafka listeners: the addresses it binds, and the address advertised to clients of each listener.
 
 Clients reach one broker by different addresses: from the same network, from outside, through a proxy. Each listener has a name
-(the first one usually none). Every response that names brokers uses their addresses for the listener of the request.
+(usually empty for the first). A response that lists brokers contains their addresses for the listener of the request.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class Listener(NamedTuple):
 
     @property
     def address(self) -> str:
-        """``HOST:PORT``; an IPv6 host stands in brackets."""
+        """``HOST:PORT``, with an IPv6 host in brackets."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 def parse_listeners(texts: Sequence[str], setting: str) -> tuple[Listener, ...]:
-    """Listeners written as ``HOST:PORT`` or ``NAME=HOST:PORT``.
+    """Parse listeners written as ``HOST:PORT`` or ``NAME=HOST:PORT``.
 
-    Raises ``Invalid`` that names ``setting`` if an address is malformed or a name is used twice.
+    Raises ``Invalid`` if an address is malformed or a name is used twice.
     """
     listeners = tuple(_parse(text) for text in texts)
     names = [listener.name for listener in listeners]
@@ -51,7 +51,7 @@ def _parse(text: str) -> Listener:
 
 
 def advertised_endpoints(bound: Iterable[Listener], advertised: Sequence[str]) -> tuple[Endpoint, ...]:
-    """What clients of each of the ``bound`` listeners are told, in their order.
+    """Return the endpoints advertised to clients of the ``bound`` listeners, in the same order.
 
     Raises ``Invalid`` if ``advertised`` has an address for a listener that does not exist.
     """

@@ -1,7 +1,8 @@
-"""How a broker divides its one memory budget, and when memory is worth returning to the system. Pure.
+"""Divides a broker's memory budget, and decides when to return freed memory to the system. Pure.
 
-Every queue and cache of a broker has a share of ``memory_bytes`` and charges real sizes: objects and receive buffers included
-(``stratalog_core.memory.retained``). Interpreter, modules and metadata records come on top: a broker has them at its start.
+Every queue and cache of a broker has a share of ``memory_bytes`` and charges real sizes, objects and receive buffers included
+(``stratalog_core.memory.retained``). The budget does not include interpreter, modules and metadata records, which are loaded at
+the start.
 """
 
 from __future__ import annotations
@@ -13,30 +14,30 @@ from stratalog_broker.configs.settings import BrokerSettings
 
 _PARTS: Final = 64
 REQUEST_BYTES: Final = 2048
-"""Objects of one request beyond its frame, from its receipt to its answer."""
+"""Size of one request's objects, without its frame, from receipt to response."""
 DECODED_FACTOR: Final = 8
-"""A decoded request takes so many times its frame, less ``DECODED_BYTES_MAX``. Produce requests are not decoded."""
+"""Size of a decoded request as a multiple of its frame, up to ``DECODED_BYTES_MAX``. Produce requests are not decoded."""
 DECODED_BYTES_MAX: Final = 32 * 1024 * 1024
-"""What the 100,000 elements that a request may have take as objects."""
+"""Size as objects of the 100,000 elements that a request may have."""
 PARTITION_BYTES: Final = 12 * 1024
-"""An owned partition with its producers and an open ledger, before its batches."""
+"""Size of an owned partition with its producers and an open ledger, without batches."""
 SESSION_PARTITION_BYTES: Final = 400
-"""One partition of a fetch session."""
+"""Size of one partition of a fetch session."""
 _PEAK_PARTS: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryShares:
-    """Bytes of ``memory_bytes`` for each purpose."""
+    """Share of ``memory_bytes`` for each purpose, in bytes."""
 
     requests: int
-    """Requests that are read, handled, waiting or being replicated."""
+    """Requests that are being read, handled or replicated, or are waiting."""
     tail: int
-    """Batches just written, and the owned partitions themselves."""
+    """The tail cache, and the owned partitions themselves."""
     reads: int
-    """Reads from bookies and object store: under way, and not served yet."""
+    """Reads from bookies and object store, in progress or not served yet."""
     responses: int
-    """Responses that clients have not taken, and what waiting fetches have found."""
+    """Responses that clients have not received yet, and batches found by waiting fetches."""
     cold: int
     """Blocks, manifests and footers of segments."""
     indexes: int
@@ -55,12 +56,12 @@ class MemoryShares:
         )  # fmt: skip
 
     def tail_beside(self, partitions: int) -> int:
-        """What ``partitions`` that are owned leave to the tail cache; at least an eighth of its share."""
+        """Return the bytes that ``partitions`` owned partitions leave to the tail cache; at least an eighth of its share."""
         return max(self.tail - partitions * PARTITION_BYTES, self.tail // 8)
 
 
 def within_memory(settings: BrokerSettings) -> BrokerSettings:
-    """``settings`` with the limits of one request and one response lowered to what ``memory_bytes`` has for all of them."""
+    """Return ``settings`` with the limits of one request and of one response lowered to their shares of ``memory_bytes``."""
     shares = MemoryShares.of(settings.memory_bytes)
     return replace(
         settings,
@@ -70,14 +71,14 @@ def within_memory(settings: BrokerSettings) -> BrokerSettings:
 
 
 class Peaks:
-    """Tells when so much memory has become free that the allocator should return it."""
+    """Detects when enough memory has been freed that the allocator should return it."""
 
     def __init__(self, memory_bytes: int) -> None:
         self._step = memory_bytes // _PEAK_PARTS
         self._peak = 0
 
     def has_ended(self, held: int) -> bool:
-        """Whether ``held`` is an eighth of the budget below the highest value since this was last so."""
+        """Whether ``held`` is an eighth of the budget below the peak since the last call that returned True."""
         self._peak = max(self._peak, held)
         if self._peak - held < self._step:
             return False

@@ -1,4 +1,4 @@
-"""Settings of a broker. ``memory_bytes`` bounds its memory; ``memory.py`` divides it."""
+"""Settings of a broker. ``memory_bytes`` bounds its memory; ``memory.py`` divides that budget."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MIB = 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerSettings:
-    """One broker process. Topic-level defaults under Kafka's names are in ``topic_configs.py``."""
+    """Settings of one broker process. Defaults of topic configs are in ``topic_configs.py``."""
 
     broker_id: int = setting(help="Id that Kafka clients see; unique in the cluster", minimum=0, maximum=2**31 - 1)
     listen: tuple[str, ...] = setting(

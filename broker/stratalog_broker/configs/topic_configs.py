@@ -1,9 +1,9 @@
-"""Topic configuration: Kafka's names and types, our bounds and defaults, and the parsed form that the hot path reads.
+"""Topic configs: Kafka's names and types, Stratalog's bounds and defaults, and the parsed form that the hot path reads.
 
-A config that is listed has an effect, or describes what always holds and takes no other value. Kafka's other names are refused
-with the reason. ``Topic.configs`` stores only what somebody set. Where defaults differ from Kafka's: ``segment.bytes`` and
-``segment.ms`` are lower, because a segment is sealed before it goes to the object store; ``min.insync.replicas`` is the ack
-quorum, by default a majority of the copies.
+A listed config either has an effect or has one fixed value, which it describes. Kafka's other names are refused with the
+reason. ``Topic.configs`` stores only values that were set. Defaults that differ from Kafka's: ``segment.bytes`` and
+``segment.ms`` are lower, because a ledger is sealed before it is offloaded; ``min.insync.replicas`` is the ack quorum, by
+default a majority of the copies.
 """
 
 from __future__ import annotations
@@ -157,15 +157,15 @@ TOPIC_CONFIGS_NOT_SERVED: Final[Mapping[str, str]] = {
     "min.compaction.lag.ms": _COMPACTION,
     "segment.index.bytes": "indexes grow with their ledger; [broker] index_bytes bounds their memory",
 }
-"""Kafka's names that say nothing true here, with the reason."""
+"""Kafka's topic configs that do not apply to Stratalog, with the reason."""
 
 _BY_DEFAULT_NAME: Final = {key.default_name: key for key in TOPIC_CONFIG_KEYS.values()}
 _OF_INTERNAL_TOPICS: Final = frozenset({"cleanup.policy", MIN_INSYNC, "preferred.leader.rack", "segment.bytes", "segment.ms"})
-"""What can be set for an internal topic. The rest has no effect on it: it is neither tiered nor subject to retention."""
+"""Configs that can be set for an internal topic. Others have no effect: it is neither tiered nor subject to retention."""
 
 
 def topic_config_key(name: str) -> ConfigKey:
-    """The config of this name. Raises ``Invalid`` for a name that is not served, with the reason or the nearest known one."""
+    """Return the config of this name. Raises ``Invalid`` with the reason, or the nearest known name, if it is not served."""
     reason = TOPIC_CONFIGS_NOT_SERVED.get(name)
     if reason is not None:
         raise Invalid(f"topic config {name} is not served: {reason}; leave it out")
@@ -173,13 +173,13 @@ def topic_config_key(name: str) -> ConfigKey:
 
 
 def topic_config_name(name: str) -> str:
-    """The topic config whose cluster-wide default has this name in Kafka; any other name as it is."""
+    """Return the topic config whose cluster-wide default has this name in Kafka; any other name unchanged."""
     key = _BY_DEFAULT_NAME.get(name)
     return name if key is None else key.name
 
 
 def check_topic_configs(configs: Mapping[str, str], replication_factor: int, *, internal: bool = False) -> None:
-    """Raises ``Invalid`` for an unknown name, a value out of bounds, or values that contradict each other."""
+    """Raise ``Invalid`` for an unknown name, a value out of bounds, or values that contradict each other."""
     if internal:
         _check_internal(configs, replication_factor)
         configs = {name: value for name, value in configs.items() if name != "cleanup.policy"}
@@ -191,7 +191,7 @@ def check_topic_configs(configs: Mapping[str, str], replication_factor: int, *, 
 
 
 def _check_internal(configs: Mapping[str, str], replication_factor: int) -> None:
-    """An internal topic says "compact" to Kafka's tools, although its checkpoints do that, and stays as durable as it began."""
+    """Raise ``Invalid`` unless the configs suit an internal topic: ``compact`` for Kafka's tools, and a majority of copies."""
     foreign = sorted(configs.keys() - _OF_INTERNAL_TOPICS)
     if foreign:
         choices = ", ".join(sorted(_OF_INTERNAL_TOPICS))
@@ -206,20 +206,20 @@ def _check_internal(configs: Mapping[str, str], replication_factor: int) -> None
 
 
 def default_value(key: ConfigKey, configs: Mapping[str, str], replication_factor: int) -> str:
-    """What holds for a topic with ``configs`` in force, none of which is ``key``."""
+    """Return the value of ``key`` for a topic whose ``configs`` in force do not set it."""
     if key.name == MIN_INSYNC and ACK_QUORUM in configs:
         return configs[ACK_QUORUM]
     return str(majority(replication_factor)) if key.name in (MIN_INSYNC, ACK_QUORUM) else key.default
 
 
 def default_text(key: ConfigKey) -> str:
-    """The built-in default for people."""
+    """Return the built-in default as text for display."""
     return "a majority of the copies" if key.name in (MIN_INSYNC, ACK_QUORUM) else key.default
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollLimits:
-    """When the next ledger begins: by topic configs ``segment.*``, and by the broker's idle time."""
+    """Limits at which the open ledger is sealed: topic configs ``segment.*``, and the broker's ``ledger_idle_ms``."""
 
     segment_bytes: int
     segment_ms: int
@@ -240,26 +240,26 @@ class TopicConfigs:
     segment_ms: int
     is_log_append_time: bool
     ack_quorum: int
-    """Bookies that have a batch before acks=all is answered; never more than there are copies."""
+    """Bookies that have a batch before acks=all is answered; at most the number of copies."""
     takes_acks_all: bool
     """False if ``min.insync.replicas`` asks for more copies than there are."""
 
     @classmethod
     def of(cls, topic: Topic, defaults: Mapping[str, str]) -> TopicConfigs:
-        """Configs in force for a stored topic (cheap: topics with equal configs share one)."""
+        """Return the configs in force for a topic, given the cluster's ``defaults``. Cached by equal configs."""
         return _parse(tuple(sorted(configs_in_force(topic, defaults).items())), topic.replication_factor)
 
     @classmethod
     def in_force(cls, topic: Topic, view: MetadataView) -> TopicConfigs:
-        """Configs in force for a topic of ``view``: its own, the cluster's defaults, the built-in ones."""
+        """Return the configs in force for a topic of ``view``: its own, the cluster's defaults, the built-in ones."""
         return cls.of(topic, topic_defaults(view))
 
     def jitter(self, random: Random) -> float:
-        """How much of ``segment.jitter.ms`` the next ledger is sealed earlier, from 0 to 1."""
+        """Return the share of ``segment.jitter.ms`` (0 to 1) by which the next ledger is sealed early."""
         return random.random() if self.segment_jitter_ms else 0.0
 
     def roll_limits(self, idle_ms: int) -> RollLimits:
-        """When the partition core ends a ledger."""
+        """Return the limits at which the partition core seals a ledger."""
         return RollLimits(
             segment_bytes=self.segment_bytes, segment_ms=self.segment_ms, segment_jitter_ms=self.segment_jitter_ms,
             idle_ms=idle_ms,
