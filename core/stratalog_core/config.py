@@ -29,7 +29,7 @@ def setting(
     maximum: float | None = None,
     choices: tuple[str, ...] | None = None,
 ) -> Any:
-    """A dataclass field with its bounds. The field's name ends with its unit (``_ms``, ``_bytes``, ``_s``)."""
+    """Return a dataclass field with its bounds. The field's name ends with its unit (``_ms``, ``_bytes``, ``_s``)."""
     metadata = {"help": help, "minimum": minimum, "maximum": maximum, "choices": choices}
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -42,10 +42,10 @@ def load(
     environ: Mapping[str, str] | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> Settings:
-    """Settings of ``cls`` from the TOML table ``[section]`` of ``file``, ``STRATALOG_<SECTION>_<NAME>`` and ``overrides``.
+    """Load ``cls`` from the TOML table ``[section]`` of ``file``, ``STRATALOG_<SECTION>_<NAME>`` and ``overrides``.
 
     Field types served: ``str``, ``int``, ``float``, ``bool``, ``tuple[str, ...]`` (a comma-separated text outside TOML).
-    Raises ``Invalid`` that names the source, the field, the limit and the remedy.
+    Raises ``Invalid``; its message names the source, the field, the limit and the remedy.
     """
     values: dict[str, Any] = {}
     fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
@@ -109,7 +109,7 @@ def _convert(field: dataclasses.Field[Any], value: Any, source: str) -> Any:
 
 
 def _shown(value: Any) -> str:
-    """The beginning of a value, for an error message. Python refuses to print integers of thousands of digits."""
+    """Return the beginning of a value, for an error message. Python refuses to print integers of thousands of digits."""
     return "an integer of more than 64 bits" if isinstance(value, int) and value.bit_length() > 64 else repr(value)[:200]
 
 

@@ -19,7 +19,7 @@ Offset = NewType("Offset", int)
 """Kafka offset of a record in its partition."""
 
 LeaderEpoch = NewType("LeaderEpoch", int)
-"""Rises by one at every change of a partition's owner; fences everything an owner does."""
+"""Rises by one at every change of a partition's owner; every command of an owner requires it."""
 
 BrokerId = NewType("BrokerId", int)
 BookieId = NewType("BookieId", str)

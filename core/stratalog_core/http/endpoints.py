@@ -1,7 +1,7 @@
-"""What a process answers over HTTP: its metrics, that it lives, and whether it serves.
+"""The HTTP responses of a process: metrics, liveness and readiness.
 
-Always: metrics are rendered and readiness is checked at most once per ``FRESH_S``, however many clients ask; the others get
-the same answer. Rendering lets other tasks run after each piece of text.
+Metrics are rendered and readiness is checked at most once per ``FRESH_S``, however many clients ask; the others get the same
+response. Rendering lets other tasks run after each piece of text.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ READY_TIMEOUT_S: Final = 3.0
 _TEXT: Final = "text/plain; charset=utf-8"
 
 Ready = Callable[[float], Awaitable[str]]
-"""Gets a time limit in seconds, returns what it serves as. Raises ``StratalogError``, ``TimeoutError`` or ``OSError``."""
+"""Checks readiness within a timeout in seconds; returns a text for the response. Raises ``StratalogError``, ``TimeoutError``
+or ``OSError``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +47,7 @@ class Endpoints:
         self._paths: dict[str, Callable[[], Awaitable[Answer]]] = {"/metrics": self._metrics, "/readyz": self._readiness}
 
     async def answer(self, path: str) -> Answer:
-        """The response to GET ``path``."""
+        """Return the response to GET ``path``."""
         if path == "/healthz":
             return Answer(status=200, body=b"alive\n")
         make = self._paths.get(path)

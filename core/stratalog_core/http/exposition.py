@@ -1,4 +1,4 @@
-"""The registry as Prometheus text (exposition format 0.0.4), written by the prometheus-client library.
+"""Renders the registry as Prometheus text (exposition format 0.0.4), with the prometheus-client library.
 
 Imported at the first scrape, in a thread: the library takes a tenth of a second and some megabytes that a process without
 scrapes does not need.
@@ -35,7 +35,7 @@ class _One(Collector):
 
 
 def exposition(registry: Registry) -> Iterator[bytes]:
-    """The text in pieces of some milliseconds each, so that the caller can let others run in between."""
+    """Yield the text in pieces that take some milliseconds each, so that the caller can run other tasks in between."""
     for family in registry.collect():
         yield from _family(family)
     for metric in _process.collect():
@@ -46,7 +46,7 @@ def _family(family: Family) -> Iterator[bytes]:
     for start in range(0, max(1, len(family.samples)), _PIECE_LABEL_SETS):
         piece = family._replace(samples=family.samples[start : start + _PIECE_LABEL_SETS])
         text = generate_latest(_One(_metric(piece)))
-        # The lines HELP and TYPE must stand once, before all samples.
+        # The lines HELP and TYPE must occur once, before all samples.
         yield text if start == 0 else text.split(b"\n", 2)[2]
 
 
@@ -62,7 +62,7 @@ def _metric(family: Family) -> Metric:
 
 
 def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
-    """Cumulative, as Prometheus wants them."""
+    """Return cumulative bucket counts, as Prometheus requires."""
     bounds = [*map(str, histogram.bounds), "+Inf"]
     return list(zip(bounds, accumulate(histogram.counts), strict=True))
 

@@ -1,4 +1,4 @@
-"""How late the event loop runs what is due: the time that any request waits because something else holds the loop."""
+"""Measures event loop lag: how late the loop runs a timer, and so how long a request waits because the loop is busy."""
 
 from __future__ import annotations
 

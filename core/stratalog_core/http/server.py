@@ -1,7 +1,7 @@
 """A small HTTP/1.1 server: GET and HEAD, one request per connection. h11 parses, this module owns the sockets.
 
 Bounds: ``HEAD_BYTES_MAX`` bytes of a request's head, ``CONNECTION_S`` seconds per connection, ``CONNECTIONS_MAX`` connections.
-When one more client connects, the oldest connection is closed: clients that send nothing keep nobody out.
+When one more client connects, the oldest connection is closed: silent clients cannot block others.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 class HttpServer:
-    """Serves ``answer``, which gets a path."""
+    """Answers GET and HEAD with ``answer``, which is called with the path."""
 
     def __init__(self, answer: Callable[[str], Awaitable[Answer]], *, connection_s: float = CONNECTION_S) -> None:
         self._answer = answer
@@ -39,7 +39,7 @@ class HttpServer:
 
     @property
     def address(self) -> str:
-        """``host:port`` that is served; empty before the start."""
+        """``host:port`` of the server; empty before ``start``."""
         if not self._servers:
             return ""
         port = self._servers[0].sockets[0].getsockname()[1]
@@ -90,7 +90,7 @@ class HttpServer:
         try:
             request = await _request(connection, reader)
         except h11.RemoteProtocolError as malformed:
-            # A client that was not understood may take any answer, so h11 is not asked whether it may have one.
+            # h11 permits an error response in any state after a malformed request.
             answer, is_head = Answer(status=malformed.error_status_hint, body=f"{malformed}\n".encode()), False
         else:
             if request is None:
@@ -106,7 +106,7 @@ class HttpServer:
 
 
 async def _request(connection: h11.Connection, reader: asyncio.StreamReader) -> h11.Request | None:
-    """The head of the one request; None if the client went away first. Raises ``h11.RemoteProtocolError``."""
+    """Return the request's head; None if the client disconnected first. Raises ``h11.RemoteProtocolError``."""
     while True:
         event = connection.next_event()
         if isinstance(event, h11.Request):

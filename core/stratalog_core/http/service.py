@@ -1,4 +1,4 @@
-"""The HTTP endpoints of one process, as its settings want them."""
+"""Starts and stops the HTTP endpoints of one process according to its settings."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class HttpService:
 
     @property
     def address(self) -> str:
-        """``host:port`` that is served; empty if nothing is."""
+        """``host:port`` of the endpoints; empty if they are not served."""
         return self._server.address
 
     async def start(self) -> None:
-        """Raises ``Conflict`` if the address that the settings name is taken, ``Invalid`` or ``OSError``."""
+        """Start to serve. Raises ``Conflict`` if an explicitly configured address is in use, ``Invalid`` or ``OSError``."""
         if self._settings.listen == OFF:
             return
         try:

@@ -73,33 +73,33 @@ class MetricDefinition:
 
 
 def counter(unit: str, meaning: str) -> Any:
-    """A field of type int that only grows, from 0 at the start of the process."""
+    """Return a field of type int that only grows, from 0 at the start of the process."""
     return dataclasses.field(default=0, metadata={"kind": MetricKind.COUNTER, "unit": unit, "meaning": meaning})
 
 
 def gauge(unit: str, meaning: str) -> Any:
-    """A field of type int or float that rises and falls."""
+    """Return a field of type int or float that rises and falls."""
     return dataclasses.field(default=0, metadata={"kind": MetricKind.GAUGE, "unit": unit, "meaning": meaning})
 
 
 def histogram(unit: str, meaning: str, bounds: tuple[float, ...] = LATENCY_BOUNDS_S) -> Any:
-    """A field of type :class:`Histogram`."""
+    """Return a field of type :class:`Histogram`."""
     metadata = {"kind": MetricKind.HISTOGRAM, "unit": unit, "meaning": meaning}
     return dataclasses.field(default_factory=lambda: Histogram(bounds), metadata=metadata)
 
 
 def label() -> Any:
-    """A field of type str that is a label of all metrics of its group, under the field's name."""
+    """Return a field of type str that is a label of all metrics of its group, under the field's name."""
     return dataclasses.field(metadata={"kind": None})
 
 
 def label_names(group: type[MetricGroup]) -> tuple[str, ...]:
-    """The labels of a group, in the order of its fields."""
+    """Return the names of a group's labels, in the order of its fields."""
     return tuple(field.name for field in _fields(group) if field.metadata["kind"] is None)
 
 
 def definitions(group: type[MetricGroup]) -> tuple[MetricDefinition, ...]:
-    """The metrics of a group, in the order of its fields."""
+    """Return the metrics of a group, in the order of its fields."""
     labels = label_names(group)
     return tuple(_definition(group, field, labels) for field in _fields(group) if field.metadata["kind"] is not None)
 

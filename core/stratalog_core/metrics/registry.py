@@ -1,7 +1,7 @@
 """The metrics of one process: groups that components hold, and sources that fill groups at a scrape.
 
-Always: at most ``label_sets_max`` label sets of a group are reported, so that the size of a scrape does not grow with topics or
-partitions. What is left out is counted.
+At most ``label_sets_max`` label sets of a group are reported, so that the size of a scrape does not grow with topics or
+partitions. The number of omitted label sets is a metric.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Family(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class ScrapeMetrics(MetricGroup):
-    """What the registry reports about scrapes."""
+    """Metrics of the registry itself."""
 
     subsystem = "metrics"
 
@@ -56,7 +56,7 @@ class ScrapeMetrics(MetricGroup):
 
 
 class Registry:
-    """Made once for each process and passed to its components."""
+    """Created once per process and passed to its components."""
 
     def __init__(self, label_sets_max: int = LABEL_SETS_MAX) -> None:
         self._label_sets_max = label_sets_max
@@ -64,7 +64,7 @@ class Registry:
         self._own = self.add(ScrapeMetrics())
 
     def add(self, group: Group) -> Group:
-        """Report ``group`` at every scrape; returns it. Its owner counts in it."""
+        """Report ``group`` at every scrape and return it. Its owner updates it."""
         self._sources.append(lambda: (group,))
         return group
 
@@ -76,7 +76,7 @@ class Registry:
         self._sources.append(source)
 
     def collect(self) -> Iterator[Family]:
-        """All metrics now, sorted by name within their group. Groups of one class with equal labels are added up."""
+        """Yield all metrics with their current values. Groups of one class with equal labels are added up."""
         self._own.scrapes += 1
         self._own.left_out_label_sets = 0
         by_class: dict[type[MetricGroup], _GroupsOfClass] = {}
@@ -107,7 +107,7 @@ class _GroupsOfClass:
         self._by_labels: dict[tuple[str, ...], list[MetricGroup]] = {}
 
     def take(self, group: MetricGroup, label_sets_max: int) -> bool:
-        """Whether there was room for the group's label set."""
+        """Add ``group``; return False if that would exceed ``label_sets_max``."""
         labels = tuple([getattr(group, name) for name in self._names])
         if labels not in self._by_labels and len(self._by_labels) >= label_sets_max:
             return False

@@ -1,14 +1,14 @@
 """Idempotent producers of one partition: recognise retries, refuse gaps, fence old epochs. Sans-IO.
 
 Kafka's rules (KIP-98, KIP-360): a producer numbers its records per partition; the broker remembers the last five batches of
-each producer id. A batch equal to one of them is a retry and is answered with the offset it has; the next one must
-continue the sequence; a higher epoch begins at sequence 0; a lower one is refused. A transaction marker can raise the epoch.
-A producer that is not known may begin at any sequence, as in Kafka, because its state may have left with retention.
+each producer id. A batch with the same sequences as one of them is a retry and is answered with that batch's offset; any other
+batch must continue the sequence; a higher epoch begins at sequence 0; a lower epoch is fenced. A transaction marker can raise
+the epoch. An unknown producer may begin at any sequence, as in Kafka, because retention may have removed its state.
 
 An owner adds a batch when it assigns the offset, before the quorum confirms it. A checkpoint must hold the state at its own
 offset, without the unconfirmed batches. So ``appended`` returns what the batch displaced, the owner keeps it with the
-unconfirmed batch, and ``snapshot`` puts it back. The number of producers is bounded: the one that has been silent longest is
-forgotten, but not within its transaction.
+unconfirmed batch, and ``snapshot`` restores it. The number of producers is bounded: the one that has been silent longest is
+forgotten, preferably one without an open transaction.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Verdict(IntEnum):
     OUT_OF_ORDER = 2
     FENCED = 3
     UNKNOWN = 4
-    """Nothing of the producer is known: any sequence may be its next."""
+    """The producer is unknown; any sequence may be its next."""
 
 
 class Producer:
@@ -44,11 +44,11 @@ class Producer:
 
 
 Displaced = SequencedBatch | Producer | None
-"""What undoes a batch: the oldest batch remembered before it, or the producer as it was; None: remove the batch."""
+"""State needed to undo a batch: the batch that it displaced, or the producer before it; None: just remove the batch."""
 
 
 class ProducerStates:
-    """State by producer id, in the order of last use. ``in_transaction``: ids that are not forgotten while another can be."""
+    """States by producer id, in order of last use. ``in_transaction``: ids that are forgotten only if no other can be."""
 
     __slots__ = ("_in_transaction", "_producers", "_producers_max")
 
@@ -61,7 +61,7 @@ class ProducerStates:
         return len(self._producers)
 
     def judge(self, header: BatchHeader) -> tuple[Verdict, SequencedBatch | None]:
-        """What to do with a batch that has a producer id; for a DUPLICATE, also the batch it repeats."""
+        """Return the verdict on a batch that has a producer id; for a DUPLICATE, also the batch that it repeats."""
         producer = self._producers.get(header.producer_id)
         if producer is None:
             return Verdict.UNKNOWN, None
@@ -78,9 +78,9 @@ class ProducerStates:
         return Verdict.OUT_OF_ORDER, None
 
     def appended(self, header: BatchHeader, base_offset: int) -> Displaced:
-        """Take in a batch with a producer id, or a transaction marker, that got ``base_offset``; call in offset order.
+        """Add a batch with a producer id, or a transaction marker, that got ``base_offset``; call in offset order.
 
-        Returns what ``snapshot`` needs if the batch is still unconfirmed then. The offset in the header does not count.
+        Returns what ``snapshot`` needs while the batch is unconfirmed. The base offset in the header is ignored.
         """
         base_sequence, last_offset_delta = header.base_sequence, header.last_offset_delta
         if base_sequence < 0:
@@ -100,7 +100,7 @@ class ProducerStates:
         return displaced
 
     def _marked(self, header: BatchHeader) -> Displaced:
-        """Take over the epoch of a marker, which has no sequence."""
+        """Apply the epoch of a marker, which has no sequence; return the producer's state before it."""
         before = self._producers.pop(header.producer_id, None)
         if before is None or before.epoch < header.producer_epoch:
             self._producers[header.producer_id] = Producer(header.producer_epoch, [])
@@ -115,14 +115,14 @@ class ProducerStates:
         del self._producers[next((one for one in self._producers if one not in self._in_transaction), longest_silent)]
 
     def load(self, entries: Sequence[ProducerEntry]) -> None:
-        """Replace everything by a checkpoint's content, as much of its newest as the bounds allow."""
+        """Replace all states by a checkpoint's, the newest ones within the bounds."""
         self._producers = {
             entry.producer_id: Producer(entry.producer_epoch, list(entry.batches[-BATCHES_REMEMBERED:]))
             for entry in entries[-self._producers_max :]
         }
 
     def snapshot(self, unconfirmed: Iterable[tuple[int, Displaced]] = ()) -> tuple[ProducerEntry, ...]:
-        """State before the ``unconfirmed`` batches: of each the producer id and what it displaced, latest first."""
+        """Return the state without the ``unconfirmed`` batches: pairs of producer id and ``Displaced``, latest first."""
         before: dict[int, Producer | None] = {}
         for producer_id, displaced in unconfirmed:
             producer = before[producer_id] if producer_id in before else self._producers.get(producer_id)
@@ -142,7 +142,7 @@ class ProducerStates:
 
 
 def _without_last(producer: Producer, displaced: Displaced) -> Producer | None:
-    """The producer before its last batch or marker; None if that was its first."""
+    """Return the producer's state before its last batch or marker; None if that was its first."""
     if isinstance(displaced, Producer):
         return displaced
     batches = producer.batches[:-1]

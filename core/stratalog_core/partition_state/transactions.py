@@ -5,8 +5,8 @@ control batch, the marker, which says whether it committed or aborted. The last 
 open transaction. A reader with isolation level ``read_committed`` reads below it and skips the aborted transactions.
 
 The replay starts at a checkpoint, which holds the open transactions and no aborted ones. So the aborted transactions are
-complete for reads at or beyond ``aborted_from``: whatever overlaps such a read ended after the checkpoint. Their number is
-bounded; dropping the oldest raises ``aborted_from``. What lies below it is in ledgers and segments, not here.
+complete for reads at or beyond ``aborted_from``: a transaction that overlaps such a read ended after the checkpoint. Their
+number is bounded; dropping the oldest raises ``aborted_from``. Earlier ones are in ledgers and segments, not here.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class AbortedTransaction(NamedTuple):
     first_offset: int
     last_offset: int
     last_stable_offset: int
-    """As of the marker: each transaction that ended later begins at or beyond it, so a search can stop here."""
+    """Value at the marker. Every transaction that ended later begins at or beyond it, so a search can stop here."""
 
 
 def read_marker(batch: Buffer, header: BatchHeader) -> int:
-    """Type of the first control record in a whole control batch: ``ABORT``, ``COMMIT`` or another. Raises ``Corrupt``."""
+    """Return the type of a whole control batch's first record: ``ABORT``, ``COMMIT`` or another. Raises ``Corrupt``."""
     if len(batch) < header.size_bytes:
         raise Corrupt(f"control batch at offset {header.base_offset} is cut to {len(batch)} of {header.size_bytes} bytes")
     record = next(iterate_records(batch, header), None)
@@ -64,18 +64,18 @@ class Transactions:
 
     @property
     def aborted(self) -> tuple[AbortedTransaction, ...]:
-        """All that are known, in the order of their markers."""
+        """All known aborted transactions, in marker order."""
         return tuple(self._aborted)
 
     def load(self, ongoing: Iterable[OngoingTransaction], offset: int) -> None:
-        """Replace everything by a checkpoint's content; ``offset`` is the checkpoint's."""
+        """Replace the state by the open transactions of a checkpoint of ``offset``."""
         in_order = sorted(ongoing, key=lambda one: one.first_offset)
         self.first_offsets.clear()
         self.first_offsets.update((one.producer_id, one.first_offset) for one in in_order)
         self._aborted, self.aborted_from = [], offset
 
     def replay(self, header: BatchHeader, base_offset: int, batch: Buffer) -> None:
-        """Take in a transactional batch; ``batch`` must be whole if it is a control batch. Raises ``Corrupt``."""
+        """Replay a transactional batch; ``batch`` must be whole if it is a control batch. Raises ``Corrupt``."""
         if not header.attributes & CONTROL_BIT:
             self.first_offsets.setdefault(header.producer_id, base_offset)
             return
@@ -92,11 +92,11 @@ class Transactions:
             self.aborted_from = self._aborted.pop(0).last_offset + 1
 
     def last_stable_offset(self, high_watermark: int) -> int:
-        """First offset of the oldest open transaction; ``high_watermark`` if none is open."""
+        """Return the first offset of the oldest open transaction; ``high_watermark`` if none is open."""
         return next(iter(self.first_offsets.values()), high_watermark)
 
     def aborted_between(self, start_offset: int, end_offset: int) -> list[AbortedTransaction]:
-        """Aborted transactions that overlap the offsets from ``start_offset`` to below ``end_offset``, in marker order."""
+        """Return the aborted transactions that overlap ``start_offset`` to below ``end_offset``, in marker order."""
         found = []
         first = bisect_left(self._aborted, start_offset, key=lambda one: one.last_offset)
         for one in self._aborted[first:]:
@@ -107,7 +107,7 @@ class Transactions:
         return found
 
     def snapshot(self) -> tuple[OngoingTransaction, ...]:
-        """Open transactions, oldest first, for a checkpoint."""
+        """Return the open transactions, oldest first, for a checkpoint."""
         return tuple(OngoingTransaction(producer_id, first) for producer_id, first in self.first_offsets.items())
 
     def validate_state(self) -> None:

@@ -10,7 +10,7 @@ from stratalog_core.ports import Buffer, Channel
 
 
 async def call_by_send(channel: Channel, method: int, parts: Sequence[Buffer], timeout_s: float) -> memoryview:
-    """Send a request and await its reply. Raises the error that the reply is."""
+    """Send a request and return its reply. Raises the error if the reply is one."""
     future: asyncio.Future[memoryview] = asyncio.get_running_loop().create_future()
 
     def settle(answer: memoryview | StratalogError) -> None:

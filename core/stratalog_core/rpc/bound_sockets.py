@@ -1,4 +1,4 @@
-"""TCP sockets that are bound and do not listen yet: the port is reserved, and no client can connect."""
+"""Binds TCP sockets without listening: the port is reserved, and no client can connect yet."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def bind_sockets(host: str, port: int) -> list[socket.socket]:
 
 
 def listen_on(sockets: Sequence[socket.socket], address: str) -> None:
-    """Start to listen. Raises ``Conflict``: two processes can bind one port as long as neither listens.
+    """Start to listen. Raises ``Conflict``, because two processes can bind one port as long as neither listens.
 
     The event loop could do this, but uvloop never releases a socket on which listening failed.
     """
@@ -39,7 +39,7 @@ def listen_on(sockets: Sequence[socket.socket], address: str) -> None:
 
 
 def close_sockets(sockets: list[socket.socket]) -> None:
-    """Close them all and forget them."""
+    """Close all sockets and empty the list."""
     while sockets:
         sockets.pop().close()
 

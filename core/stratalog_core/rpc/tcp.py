@@ -107,7 +107,7 @@ class _ServerConnection(FrameProtocol):
 
     @property
     def progress(self) -> tuple[int, int]:
-        """For ``silent_clients.py``, like the next two."""
+        """See ``silent_clients.Client``, also for the next two properties."""
         return self._frames, self.unsent_bytes
 
     @property
@@ -177,7 +177,7 @@ class _ServerConnection(FrameProtocol):
         self.regulate()
 
     def regulate(self) -> None:
-        """For ``port_memory.py``, like the next one."""
+        """See ``port_memory.PortConnection``, also for ``unsent_bytes``."""
         is_full = self._unanswered_bytes > IN_FLIGHT_BYTES_MAX or (self._memory.is_full and not self._begun_bytes)
         wanted = self._writing_paused or is_full
         if wanted == self._reading_paused or self._transport is None or self._transport.is_closing():
