@@ -1,7 +1,7 @@
-"""Interfaces between our logic and the outside: time, randomness, network, files, blocking work.
+"""Interfaces to time, randomness, network, files and blocking work.
 
-Every shell takes them as arguments. The real ones are in ``system.py`` and ``rpc/``; the simulator
-brings its own, behind the same contract suites.
+Every shell takes them as arguments. The real implementations are in ``system.py`` and ``rpc/``; the simulator has its own,
+which pass the same contract tests.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Clock(Protocol):
 
 
 class Random(Protocol):
-    """Randomness (the methods of :class:`random.Random` that we use)."""
+    """Randomness: the methods of :class:`random.Random` that are used."""
 
     def random(self) -> float: ...
     def randrange(self, stop: int, /) -> int: ...
@@ -42,24 +42,23 @@ OnReply = Callable[[memoryview | StratalogError], None]
 class Channel(Protocol):
     """Requests to one peer: pipelined, multiplexed, connecting on demand, bounded.
 
-    A request that surely never left fails with ``Unavailable`` (or ``Overloaded`` at the bound on bytes in
-    flight); one that left and was not answered in time, or whose connection broke, with ``OutcomeUnknown``;
-    else with what the peer answered.
+    A request that was not sent fails with ``Unavailable``, or with ``Overloaded`` at the bound on bytes in flight. One that was
+    sent and not answered in time, or whose connection broke, fails with ``OutcomeUnknown``, any other with the peer's error.
     """
 
     @property
     def address(self) -> str: ...
 
     def send(self, method: int, parts: Sequence[Buffer], on_reply: OnReply, timeout_s: float) -> None:
-        """Queue one request; ``on_reply`` is called exactly once, from the event loop, never from within."""
+        """Queue one request; ``on_reply`` is called exactly once, from the event loop, never from within this call."""
         ...
 
     async def call(self, method: int, parts: Sequence[Buffer], timeout_s: float) -> memoryview:
-        """``send`` and await the reply. Raises the error instead of passing it."""
+        """Send a request and return its reply. Raises the error that ``send`` would pass to ``on_reply``."""
         ...
 
     def on_lost(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call back each time an established connection breaks, but not on ``close``; returns a function that cancels this."""
+        """Call back each time an established connection breaks, but not on ``close``. Returns a function that cancels this."""
         ...
 
     async def close(self) -> None: ...
@@ -69,7 +68,7 @@ class Connection(Protocol):
     """One client's connection to a server. A killed process loses all of its connections at once."""
 
     def on_lost(self, callback: Callable[[Connection], None]) -> Callable[[], None]:
-        """Call back once when the connection has ended, whichever side ended it; returns a function that cancels this."""
+        """Call back once when the connection has ended, whichever side ended it. Returns a function that cancels this."""
         ...
 
 
@@ -99,7 +98,7 @@ Handler = Callable[[Request], None]
 class Listener(Protocol):
     @property
     def address(self) -> str:
-        """``host:port`` that was really bound (port 0 asks for any)."""
+        """The ``host:port`` that was bound; with port 0 the system chooses the port."""
         ...
 
     async def close(self) -> None: ...
@@ -110,11 +109,11 @@ class Bound(Protocol):
 
     @property
     def address(self) -> str:
-        """``host:port`` that was really bound (port 0 asks for any)."""
+        """The ``host:port`` that was bound; with port 0 the system chooses the port."""
         ...
 
     async def listen(self, handler: Handler) -> Listener:
-        """Take connections from now on; the listener owns the port. Raises ``Conflict`` or ``OSError``."""
+        """Accept connections from now on; the listener owns the port. Raises ``Conflict`` or ``OSError``."""
         ...
 
     def close(self) -> None:
@@ -123,14 +122,14 @@ class Bound(Protocol):
 
 
 class Transport(Protocol):
-    """The network between our own processes. Addresses are ``host:port``."""
+    """The network between Stratalog's processes. Addresses are ``host:port``."""
 
     def channel(self, address: str) -> Channel:
-        """The one shared channel to ``address``."""
+        """Return the channel to ``address``, which all callers share."""
         ...
 
     async def bind(self, address: str) -> Bound:
-        """Hold ``address``. Raises ``Conflict`` if another process has it, ``OSError`` if it cannot be bound."""
+        """Bind ``address``. Raises ``Conflict`` if another process has it, ``OSError`` if it cannot be bound."""
         ...
 
     async def close(self) -> None: ...
@@ -141,19 +140,19 @@ class File(Protocol):
 
     def size(self) -> int: ...
     def pread(self, length: int, position: int) -> bytes:
-        """Up to ``length`` bytes; shorter only at the end of the file."""
+        """Return ``length`` bytes; fewer only at the end of the file."""
         ...
 
     def pwritev(self, buffers: Sequence[Buffer], position: int) -> None:
-        """Write all of it; raises ``OSError`` if that fails, after which the range's content is undefined."""
+        """Write all buffers. Raises ``OSError``; the range's content is undefined then."""
         ...
 
     def datasync(self) -> None:
-        """``fdatasync``: contents and size are durable afterwards. After a failure the file is not to be trusted."""
+        """``fdatasync``: make content and size durable. After a failure the file's content is undefined."""
         ...
 
     def allocate(self, size: int) -> None:
-        """Reserve space up to ``size`` and grow to it; reads as zeros, and later writes below it do not run out of space."""
+        """Reserve space and grow the file, with zeros, to ``size``; later writes below that do not run out of space."""
         ...
 
     def truncate(self, size: int) -> None: ...
@@ -202,25 +201,25 @@ class Files(Protocol):
     def lock(self) -> Callable[[], None]:
         """Lock the tree for this process, until it ends or calls the returned function.
 
-        Raises ``Conflict`` that names the process which holds it.
+        Raises ``Conflict``, which names the process that holds the lock.
         """
         ...
 
     def open(self, path: str, *, create: bool = False, direct: bool = False) -> File:
-        """``direct``: writes go around the page cache, which suits a log that one writer appends to and few read."""
+        """Open a file. ``direct``: writes bypass the page cache, for a log with one appending writer and few readers."""
         ...
 
     def read(self, path: str) -> bytes:
-        """Whole file; raises ``FileNotFoundError``."""
+        """Return the whole file. Raises ``FileNotFoundError``."""
         ...
 
     def write_atomic(self, path: str, content: bytes) -> None:
-        """Replace or create durably: write aside, sync, rename, sync the directory."""
+        """Replace or create a file durably: write a temporary file, sync, rename, sync the directory."""
         ...
 
     def exists(self, path: str) -> bool: ...
     def list(self, directory: str) -> list[str]:
-        """Names in it, sorted; empty if the directory does not exist."""
+        """Return the names in a directory, sorted; empty if it does not exist."""
         ...
 
     def rename(self, source: str, target: str) -> None: ...

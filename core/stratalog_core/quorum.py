@@ -12,7 +12,7 @@ from stratalog_core.errors import Invalid
 
 
 def majority(nodes: int) -> int:
-    """Smallest number of nodes of which any two sets intersect."""
+    """Return the smallest size at which any two subsets of ``nodes`` nodes intersect."""
     return nodes // 2 + 1
 
 
@@ -26,15 +26,15 @@ def check_quorums(ensemble_size: int, write_quorum: int, ack_quorum: int) -> Non
 
 
 def write_set(entry_id: int, ensemble_size: int, write_quorum: int) -> tuple[int, ...]:
-    """Ensemble positions that store ``entry_id``."""
+    """Return the ensemble positions that store ``entry_id``."""
     first = entry_id % ensemble_size
     return tuple((first + step) % ensemble_size for step in range(write_quorum))
 
 
 def absence_proved(write_quorum: int, ack_quorum: int, explicit_negatives: int) -> bool:
-    """Whether so many explicit no-such-entry answers prove that an entry was never acknowledged.
+    """Whether ``explicit_negatives`` no-such-entry replies prove that an entry was never acknowledged.
 
-    An acknowledged entry is on at least Qa of its Qw bookies, so at most Qw - Qa can honestly lack it.
+    An acknowledged entry is on at least Qa of its Qw bookies, so at most Qw - Qa of them can lack it.
     """
     return explicit_negatives >= write_quorum - ack_quorum + 1
 
@@ -42,7 +42,7 @@ def absence_proved(write_quorum: int, ack_quorum: int, explicit_negatives: int) 
 def fencing_complete(ensemble_size: int, write_quorum: int, ack_quorum: int, fenced: Set[int]) -> bool:
     """Whether no write set of the ensemble still has Qa bookies that are not fenced.
 
-    ``fenced`` holds ensemble positions. Once this is true the old writer can reach Qa for no entry at all.
+    ``fenced`` holds ensemble positions. Once this is true, the old writer cannot reach Qa for any entry.
     """
     return all(
         sum(position not in fenced for position in write_set(first, ensemble_size, write_quorum)) < ack_quorum

@@ -44,7 +44,7 @@ class SearchPool:
     async def first_reaching(
         self, batch: Buffer, header: BatchHeader, timestamp_ms: int, from_offset: int
     ) -> FoundInBatch | None:
-        """See ``record_search.first_reaching``. Raises ``Overloaded`` when too many searches wait already."""
+        """Run ``record_search.first_reaching``. Raises ``Overloaded`` if ``waiting_max`` searches are queued."""
         size = min(search_bytes(batch, header), self._bytes_max)
         await self._admitted(size)
         is_wanted = True

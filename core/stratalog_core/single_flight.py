@@ -38,7 +38,7 @@ class SingleFlight(Generic[Key, Value]):
         return len(self._running)
 
     def running(self, key: Key) -> asyncio.Task[Value] | None:
-        """The load of ``key`` that is under way."""
+        """Return the load of ``key`` that is in progress; None if there is none."""
         running = self._running.get(key)
         return None if running is None else running.task
 

@@ -1,4 +1,4 @@
-"""View of a Kafka record batch (format v2) by its 61-byte header. No record is decoded here.
+"""Reads and writes the 61-byte header of a Kafka record batch (format v2). No record is decoded here.
 
 Layout, big-endian (Kafka documentation, "Record Batch")::
 
@@ -64,7 +64,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """Whole batch, its first twelve bytes included."""
+        """Size of the whole batch, its first twelve bytes included."""
         return LENGTH_PREFIX_BYTES + self.batch_length
 
     @property
@@ -114,7 +114,7 @@ def is_control(head: Buffer) -> bool:
 
 
 def iterate_headers(buffer: Buffer) -> Iterator[tuple[int, BatchHeader]]:
-    """``(position, header)`` of each batch in a run of whole batches. Raises ``Corrupt`` at a cut or bad length."""
+    """Yield ``(position, header)`` of each batch in a run of whole batches. Raises ``Corrupt`` at a truncated or bad length."""
     position, end = 0, len(buffer)
     while position < end:
         header = read_header(buffer, position)

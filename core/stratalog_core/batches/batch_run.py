@@ -1,4 +1,4 @@
-"""Neighbouring record batches as one read gives them, with what is known of them, so that nobody parses their headers again."""
+"""Contiguous record batches returned by one read, with their offsets, so that their headers are not parsed again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class BatchRun(NamedTuple):
     end_offset: int
 
     def below(self, end_offset: int) -> BatchRun:
-        """The batches that begin below ``end_offset``."""
+        """Return the batches that begin below ``end_offset``."""
         stop = bisect_left(self.base_offsets, end_offset)
         if stop == len(self.base_offsets):
             return self
@@ -26,5 +26,5 @@ class BatchRun(NamedTuple):
 
 
 def empty_run(offset: int) -> BatchRun:
-    """No batches, at ``offset``."""
+    """Return a run without batches that begins and ends at ``offset``."""
     return BatchRun([], array("q"), offset)

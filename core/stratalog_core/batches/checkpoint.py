@@ -1,8 +1,8 @@
-"""Checkpoint entries: what a partition's owner must know at a ledger's base offset, written before its first batch.
+"""Checkpoint entries: the partition's state at a ledger's base offset, written before the ledger's first batch.
 
 Each ledger begins with one checkpoint in one or more parts (entries 0, 1, …). So a takeover reads no further back than the
-newest complete checkpoint, and tiering learns of producers and transactions without asking the owner. An owner that hands its
-partition over writes one more checkpoint of a single part after the last batch, for the next owner. A part is::
+newest complete checkpoint, and tiering reads producers and transactions without asking the owner. An owner that hands its
+partition over may write one more checkpoint, of a single part, after the last batch for the next owner. A part is::
 
     0  4s  magic b"SLCK"      no record batch begins with it: its base offset would exceed 2**62
     4  u8  format version (1)
@@ -35,7 +35,7 @@ PART_HEADER_BYTES: Final = _PART.size
 
 
 class SequencedBatch(msgspec.Struct, frozen=True, array_like=True):
-    """One appended batch of an idempotent producer, remembered to recognise its retry."""
+    """An appended batch of an idempotent producer, kept to recognise its retry."""
 
     base_sequence: int
     last_sequence: int
@@ -63,14 +63,14 @@ class EpochStart(msgspec.Struct, frozen=True, array_like=True):
 
 
 class OngoingTransaction(msgspec.Struct, frozen=True, array_like=True):
-    """A transaction that was undecided; its first offset bounds the last stable offset."""
+    """An open transaction; its first offset bounds the last stable offset."""
 
     producer_id: int
     first_offset: int
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """State after all batches below ``offset`` and no others had been appended."""
+    """State after all batches below ``offset`` and no others."""
 
     offset: int
     leader_epochs: tuple[EpochStart, ...] = ()
@@ -78,7 +78,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     transactions: tuple[OngoingTransaction, ...] = ()
     application_state: bytes | None = None
     more_is_coming: bool = False
-    """Set in a checkpoint at a ledger's end: producers were writing when the partition was handed over."""
+    """Set in a handover checkpoint if producers were writing at the handover."""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -91,7 +91,7 @@ def is_checkpoint(payload: Buffer) -> bool:
 
 
 def part_position(payload: Buffer) -> tuple[int, int]:
-    """``(part, parts)`` of a checkpoint part; its first ten bytes are enough. Raises ``Corrupt``."""
+    """Return ``(part, parts)`` of a checkpoint part; its first ten bytes are enough. Raises ``Corrupt``."""
     if len(payload) < PART_HEADER_BYTES:
         raise Corrupt(f"checkpoint part of {len(payload)} bytes is cut short")
     magic, version, _, part, parts = _PART.unpack_from(payload)

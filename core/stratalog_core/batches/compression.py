@@ -1,7 +1,7 @@
-"""The four codecs of Kafka's record batches, by their number in the batch attributes. All work is done by C libraries.
+"""The four codecs of Kafka's record batches, by their number in the batch attributes, implemented with C libraries.
 
-Snappy has two framings: raw (librdkafka and most others) and xerial (Java). Both are read, xerial is written. LZ4 is the frame
-format. Sizes in headers are not trusted: output is requested in pieces, up to a limit.
+Snappy has two framings: raw (librdkafka and most others) and xerial (Java). Both are read, xerial is written. LZ4 uses the
+frame format. Sizes in headers are not trusted: output is requested in pieces, up to a limit.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _LENGTH = struct.Struct(">i")
 
 
 def compress(codec: int, content: Buffer) -> bytes:
-    """``content`` in ``codec``. Raises ``Invalid`` for an unknown codec."""
+    """Compress ``content`` with ``codec``. Raises ``Invalid`` for an unknown codec."""
     if codec == NONE:
         return bytes(content)
     if codec == GZIP:
@@ -56,7 +56,7 @@ def compress(codec: int, content: Buffer) -> bytes:
 
 
 def decompress(codec: int, content: Buffer, limit_bytes: int = DECOMPRESSED_BYTES_MAX) -> bytes:
-    """Inverse of :func:`compress`. Raises ``Corrupt`` for bad bytes or a result over ``limit_bytes``."""
+    """Reverse :func:`compress`. Raises ``Corrupt`` for bad bytes or a result over ``limit_bytes``."""
     # The codecs allocate the whole requested size. Requesting the limit made a 1 MB batch ten times slower.
     likely_bytes = max(_PIECE_BYTES_MIN, len(content) * _LIKELY_RATIO)
     return b"".join(decompress_pieces(codec, content, limit_bytes, likely_bytes))
@@ -78,7 +78,7 @@ def decompress_pieces(
 
 
 def decompression_bytes(codec: int, content: Buffer) -> int:
-    """Upper bound of the memory of :func:`decompress_pieces`, its pieces of ``PIECE_BYTES`` included."""
+    """Return an upper bound of the memory of :func:`decompress_pieces`, its pieces of ``PIECE_BYTES`` included."""
     if codec == ZSTD:
         return 2 * PIECE_BYTES + _zstd_window_bytes(content)
     if codec == LZ4:

@@ -25,7 +25,7 @@ class FoundInBatch(NamedTuple):
 
 
 def search_bytes(batch: Buffer, header: BatchHeader) -> int:
-    """Memory that a search of this batch needs, without the batch itself."""
+    """Return the bytes of memory that a search of this batch needs, without the batch itself."""
     return decompression_bytes(header.compression, memoryview(batch)[HEADER_BYTES : header.size_bytes])
 
 
@@ -38,7 +38,7 @@ def first_reaching(
     is_wanted: Callable[[], bool] = lambda: True,
     memory_bytes: int = DECOMPRESSED_BYTES_MAX,
 ) -> FoundInBatch | None:
-    """The first record at or beyond ``from_offset`` whose timestamp is ``timestamp_ms`` or later.
+    """Return the first record at or beyond ``from_offset`` whose timestamp is ``timestamp_ms`` or later; None if none is.
 
     A batch whose codec claims more memory than ``memory_bytes`` may not expand beyond ``memory_bytes``. Raises ``Corrupt`` for
     malformed records or output beyond the limit, and ``Unavailable`` once ``is_wanted`` returns False.
@@ -70,7 +70,7 @@ class _Search:
         self.found: FoundInBatch | None = None
 
     def read(self, piece: bytes) -> None:
-        """Parse one more piece. A record head that is cut at its end is kept for the next piece."""
+        """Parse one more piece. A record head that is truncated at its end is kept for the next piece."""
         if self._skip >= len(piece):
             self._skip -= len(piece)
             return

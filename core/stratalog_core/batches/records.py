@@ -1,8 +1,8 @@
-"""Build and decode the records inside a batch, in plain Python.
+"""Builds and decodes the records inside a batch, in plain Python.
 
-Used where records are few: internal topics, the command line, tests. The hot path does not decode records, and bulk
-reading has compiled kernels. Layout of a record (Kafka documentation, "Record"): varint
-length, i8 attributes, varlong timestamp delta, varint offset delta, then key, value and headers, each length-prefixed.
+Used where records are few: internal topics, the command line, tests. The hot path does not decode records, and bulk reading
+has compiled kernels. Layout of a record (Kafka documentation, "Record"): varint length, i8 attributes, varlong timestamp
+delta, varint offset delta, then key, value and headers, each length-prefixed.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def build_batch(
 
 
 def iterate_records(batch: Buffer, header: BatchHeader | None = None) -> Iterator[Record]:
-    """Records of one batch in order. Raises ``Corrupt``. The CRC is not checked here."""
+    """Yield the records of one batch in order, without checking its CRC. Raises ``Corrupt``."""
     header = header or read_header(batch)
     body = bytes(decompress(header.compression, memoryview(batch)[HEADER_BYTES : header.size_bytes]))
     position, earlier = 0, header.base_offset - 1
@@ -92,7 +92,7 @@ def iterate_records(batch: Buffer, header: BatchHeader | None = None) -> Iterato
 
 
 def encode_varint(value: int) -> bytes:
-    """Zig-zag variable-length integer."""
+    """Return ``value`` as a zig-zag variable-length integer."""
     if -64 <= value < 64:  # most lengths and deltas are one byte, from a table
         return _ONE_BYTE[value]
     remaining = (value << 1) ^ (value >> 63)
@@ -107,7 +107,7 @@ def encode_varint(value: int) -> bytes:
 
 
 def decode_varint(buffer: bytes | memoryview, position: int) -> tuple[int, int]:
-    """``(value, next position)``. Raises ``Corrupt`` past the end, beyond ten bytes or beyond 64 bits."""
+    """Return ``(value, next position)``. Raises ``Corrupt`` past the end, beyond ten bytes or beyond 64 bits."""
     if position < len(buffer) and (first := buffer[position]) < 0x80:  # nearly all
         return (first >> 1) ^ -(first & 1), position + 1
     result = shift = 0
@@ -140,7 +140,7 @@ def _encode_bytes(content: bytes | None) -> bytes:
 def _read_record(
     body: bytes, position: int, header: BatchHeader, headers_seen: dict[bytes, tuple[Header, ...]]
 ) -> tuple[Record, int]:
-    """``headers_seen`` holds the previous record's headers by their bytes: neighbours often have the same."""
+    """Decode a record. ``headers_seen`` holds the previous record's headers by their bytes: they are often the same."""
     length, position = decode_varint(body, position)
     end = position + length
     if length < 1 or end > len(body):
@@ -164,7 +164,7 @@ def _read_record(
 
 
 def _read_headers(body: bytes, position: int, end: int) -> tuple[Header, ...]:
-    """The rest of a record."""
+    """Decode the headers, which end the record at ``end``."""
     count, position = decode_varint(body, position)
     if not 0 <= count <= end - position:
         raise Corrupt(f"record claims {count} headers in {end - position} bytes")

@@ -149,7 +149,7 @@ class KernelReads(KernelTransfers):
         self.buffers = ReceiveBuffers()
 
     def begin_all(self, descriptor: int, transfers: Sequence[Transfer]) -> int:
-        """Start the transfers in order, in one call; returns how many were started. Raises ``OSError`` if none was."""
+        """Start the transfers in order, in one call; return how many were started. Raises ``OSError`` if none was."""
         wanted = min(len(transfers), IN_FLIGHT_MAX - len(self._under_way))
         if not wanted:
             raise BlockingIOError(errno.EAGAIN, f"{IN_FLIGHT_MAX} reads are under way")
@@ -178,12 +178,12 @@ _reads: OfLoops[KernelReads] = WeakKeyDictionary()
 
 
 def kernel_writes() -> KernelWrites | None:
-    """Those of the running loop; None if the system has none, or none left."""
+    """Return the running loop's kernel writes; None if the system has none, or no more contexts."""
     return _of_running_loop(_writes, KernelWrites)
 
 
 def kernel_reads() -> KernelReads | None:
-    """Those of the running loop; None if the system has none, or has no more of them to give."""
+    """Return the running loop's kernel reads; None if the system has none, or no more contexts."""
     return _of_running_loop(_reads, KernelReads)
 
 

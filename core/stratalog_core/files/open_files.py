@@ -243,7 +243,7 @@ class DirectFile:
             self._write_pages(view, start, filled)
 
     def _gather(self, view: memoryview, buffers: Sequence[Buffer], start: int, filled: int) -> tuple[int, int]:
-        """Copy into the aligned buffer and write it whenever it is full. Returns its start in the file and its fill level."""
+        """Copy into the aligned buffer and write it whenever it is full. Return its start in the file and its fill level."""
         size = len(view)
         for buffer in buffers:
             end = filled + len(buffer)

@@ -1,7 +1,7 @@
-"""Reads around the page cache, from the disk itself, into memory of the caller.
+"""Reads around the page cache, from the disk itself, into the caller's memory.
 
-A read through the page cache of bytes that were just written returns the cache's copy: it proves nothing about the disk, and
-has to find and copy a page per 4 KiB. A direct read does neither. It reads whole, aligned pages: the range together with the
+A read through the page cache of bytes that were just written returns the cache's copy: it does not verify the disk, and
+has to find and copy a page per 4 KiB. A direct read avoids both. It reads whole, aligned pages: the range together with the
 rest of its first and last page, which the returned view leaves out.
 """
 
@@ -21,15 +21,15 @@ _DIRECT: Final = getattr(os, "O_DIRECT", 0)
 
 
 def memory_bytes(start: int, length: int) -> int:
-    """Memory that ``read_uncached`` needs for a range: its pages, wherever in them the memory begins."""
+    """Return the bytes of memory that ``read_uncached`` needs for a range: its pages, and one more for alignment."""
     first, end = pages_of(Extent(start, length))
     return end - first + PAGE_BYTES
 
 
 def read_uncached(path: Path, start: int, length: int, memory: memoryview) -> memoryview:
-    """Bytes from ``start`` on, as a view of ``memory``; fewer than ``length`` only where the file ends. Blocks.
+    """Read ``length`` bytes from ``start`` on into ``memory``; return a view of them, shorter only at the file's end. Blocks.
 
-    Where the file system knows no direct reads, it is read through the page cache. Raises ``OSError``.
+    Uses the page cache if the file system does not support direct reads. Raises ``OSError``.
     """
     first, end = pages_of(Extent(start, length))
     at = -ctypes.addressof(ctypes.c_char.from_buffer(memory)) % PAGE_BYTES

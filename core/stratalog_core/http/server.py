@@ -90,7 +90,7 @@ class HttpServer:
         try:
             request = await _request(connection, reader)
         except h11.RemoteProtocolError as malformed:
-            # h11 permits an error response in any state after a malformed request.
+            # h11 still accepts a response after a malformed request head, so its state is not checked.
             answer, is_head = Answer(status=malformed.error_status_hint, body=f"{malformed}\n".encode()), False
         else:
             if request is None:

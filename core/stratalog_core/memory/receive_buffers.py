@@ -58,8 +58,9 @@ class ReceiveBuffers:
 
 
 def announced_memory(size: int) -> memoryview:
-    """Memory for a frame whose length is known. Pages of a very large frame are allocated when they are written to, so bytes
-    that have not arrived take no memory. The content is undefined until the frame is complete.
+    """Return memory for a frame whose length is known; its content is undefined until the frame is complete.
+
+    Pages of a very large frame are allocated when they are written to, so bytes that have not arrived take no memory.
     """
     return memoryview(_unwritten(None, size) if size < MAPPED_BYTES else mmap.mmap(-1, size))
 

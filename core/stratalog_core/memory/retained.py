@@ -12,15 +12,15 @@ from typing import Final
 from stratalog_core.ports import Buffer
 
 VIEW_BYTES: Final = 256
-"""One memoryview in a list: the object (184 bytes and 16 of the garbage collector), its slot, and growth of the list."""
+"""Size of a memoryview in a list: the object (184 bytes and 16 of the garbage collector), its slot, and the list's growth."""
 COPY_BYTES: Final = 96
-"""The same for a ``bytes`` object beyond its content."""
+"""Size of a ``bytes`` object in a list, without its content."""
 FRAME_BYTES: Final = 320
-"""A receive buffer beyond its content: the ``bytearray``, its export to views, and the allocator's header."""
+"""Size of a receive buffer without its content: the ``bytearray``, its export to views, and the allocator's header."""
 
 
 def retained_bytes(buffers: Iterable[Buffer]) -> int:
-    """Memory that these buffers keep alive together. A buffer that several views show is counted once."""
+    """Return the bytes of memory that these buffers keep alive. A buffer behind several views is counted once."""
     frames: dict[int, int] = {}
     total = 0
     for buffer in buffers:
@@ -33,5 +33,5 @@ def retained_bytes(buffers: Iterable[Buffer]) -> int:
 
 
 def frame_bytes(view: memoryview) -> int:
-    """Memory of the whole object behind ``view``."""
+    """Return the bytes of memory of the whole object behind ``view``."""
     return FRAME_BYTES + len(view.obj)  # type: ignore[arg-type]
