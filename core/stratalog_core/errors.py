@@ -22,8 +22,8 @@
     ├── Invalid              the request itself is wrong: field, limit and remedy are in the message
     └── StorageFailed        a disk failed or is full; detail["read_only"] says which
 
-Between our processes an error travels as its ``code``, message and detail; an unknown code becomes a plain
-``StratalogError``, so that nodes of different versions can talk.
+Between Stratalog's processes an error is sent as its ``code``, message and detail; an unknown code becomes a plain
+``StratalogError``, so that nodes of different versions can communicate.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _BY_CODE: dict[str, type[StratalogError]] = {}
 
 
 class StratalogError(Exception):
-    """Root of the tree. ``detail`` holds only values that msgpack can carry."""
+    """Root of the tree. ``detail`` holds only values that msgpack can encode."""
 
     code: ClassVar[str] = "error"
 

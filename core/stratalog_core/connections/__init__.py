@@ -1,1 +1,1 @@
-"""Protocol between our processes: frames, and limits on memory and idle time of a port's connections. Pure: no I/O."""
+"""Protocol between Stratalog's processes: frames, and limits on a port's memory and its idle connections. Pure: no I/O."""

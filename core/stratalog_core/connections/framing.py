@@ -1,4 +1,4 @@
-"""Length-prefixed frames between our own processes, sans-IO.
+"""Length-prefixed frames between Stratalog's processes, sans-IO.
 
 A frame is a 16-byte header and a body, big-endian::
 

@@ -12,11 +12,11 @@ from typing import Protocol
 
 
 class PortConnection(Protocol):
-    """What ``PortMemory`` needs of a connection."""
+    """The part of a connection that ``PortMemory`` uses."""
 
     @property
     def unsent_bytes(self) -> int:
-        """Bytes of replies that the client has not taken."""
+        """Bytes of replies that the client has not received yet."""
         ...
 
     def regulate(self) -> None:
@@ -27,7 +27,7 @@ class PortConnection(Protocol):
 
 
 class PortMemory:
-    """One for each port; ``connections`` are those that are open."""
+    """One instance per port; ``connections`` are the open ones."""
 
     def __init__(self, connections: Collection[PortConnection], bytes_max: int) -> None:
         self._connections = connections

@@ -1,8 +1,8 @@
 """Closes connections whose clients stay silent, stop within a frame, or do not take their replies. Pure.
 
 A half-sent frame holds memory reserved for all of it, and an idle connection holds buffers and a descriptor, so every port
-limits both. Kafka limits idle time only (``connections.max.idle.ms``). Time is measured in looks, so that a stall of this
-process, during which it read nothing, is not held against the clients.
+limits both. Kafka limits idle time only (``connections.max.idle.ms``). Time is measured in looks (calls of ``look``), so that a
+stall of this process, during which it read nothing, does not count against the clients.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ IDLE_S: Final = 600.0
 
 
 class Client(Protocol):
-    """What ``SilentClients`` needs of a connection."""
+    """The part of a connection that ``SilentClients`` uses."""
 
     @property
     def progress(self) -> object:

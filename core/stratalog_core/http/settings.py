@@ -12,7 +12,7 @@ SECTION: Final = "http"
 AUTO: Final = "auto"
 OFF: Final = "off"
 DEFAULT_PORTS: Final = {"stratalog": 9640, "metadata": 9641, "bookie": 9642, "broker": 9643, "tiering": 9644}
-"""By role; ``stratalog`` is the single process of ``stratalog up``."""
+"""Default port by role; ``stratalog`` is the single process of ``stratalog up``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,1 +1,1 @@
-"""Requests and replies between our processes over TCP: the real transport behind ``stratalog_core.ports``."""
+"""Requests and replies between Stratalog's processes over TCP: the real transport behind ``stratalog_core.ports``."""

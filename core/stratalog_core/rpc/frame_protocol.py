@@ -1,4 +1,4 @@
-"""One end of a connection between our own processes: cuts the byte stream into frames and gathers writes.
+"""One end of a connection between Stratalog's processes: cuts the byte stream into frames and gathers writes.
 
 Frames are not copied: a frame is a view of the buffer that the socket was read into. The next frames follow in the same
 buffer, or in another one (``receive_buffers.py``) when this is full. A large frame gets a buffer of its own. Small frames are

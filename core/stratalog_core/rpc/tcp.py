@@ -1,7 +1,7 @@
-"""Requests and replies between our own processes over TCP: the real :class:`~stratalog_core.ports.Transport`.
+"""Requests and replies between Stratalog's processes over TCP: the real :class:`~stratalog_core.ports.Transport`.
 
-Measured to matter: a connection writes once per turn of the event loop; frames stay in the buffer that the socket was read
-into, which is reused when no view of it is left; nothing is copied for sending.
+Optimisations with a measured effect: a connection writes once per turn of the event loop; frames stay in the buffer that the
+socket was read into, which is reused when no view of it is left; nothing is copied for sending.
 
 Bounds: a frame has ``framing.FRAME_BYTES_MAX`` bytes at most; a channel refuses (``Overloaded``) beyond
 ``IN_FLIGHT_BYTES_MAX`` unanswered request bytes; a server stops reading a connection whose unanswered requests or unsent
