@@ -60,7 +60,7 @@ def _arguments() -> argparse.Namespace:
 
 
 class MainJob:
-    """The six steps in order; each raises ``DemoFailed`` when a check does not hold."""
+    """The six steps in order; each raises ``DemoFailed`` if a check fails."""
 
     def __init__(self, cluster: Cluster, report: Report) -> None:
         self._cluster = cluster

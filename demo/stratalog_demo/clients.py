@@ -1,4 +1,4 @@
-"""The unmodified Kafka client: sending everything while a broker dies, replaying everything, seeking by time."""
+"""The demo's unmodified Kafka client: sends all events while a broker is killed, replays them, and seeks by time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CONSUME_RECORDS = 5_000
 
 
 class DemoFailed(Exception):
-    """A check did not hold; the message says which and by how much."""
+    """A check failed; the message says which one and by how much."""
 
 
 def send_all(bootstrap: str, topic: str, sent: Sent, half_way: Callable[[], None], progress: Callable[[int], None]) -> None:
@@ -76,7 +76,7 @@ def _send(producer: Producer, topic: str, event: Event, on_delivery: Callable[[K
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """The records that a consumer saw, by partition."""
+    """The records that a consumer saw: a digest per partition, and the number of records out of sequence."""
 
     digests: list[SequenceDigest]
     out_of_sequence: int
@@ -105,7 +105,7 @@ def replay_all(bootstrap: str, topic: str, partition_count: int, progress: Calla
 
 
 def first_from(bootstrap: str, topic: str, partition_count: int, timestamp_ms: int) -> list[tuple[int, Event] | None]:
-    """Per partition: offset and event where a seek to ``timestamp_ms`` starts reading."""
+    """Return, per partition, the offset and event where a seek to ``timestamp_ms`` starts; None if there is none."""
     consumer = _consumer(bootstrap)
     try:
         wanted = [TopicPartition(topic, partition, timestamp_ms) for partition in range(partition_count)]
@@ -116,7 +116,7 @@ def first_from(bootstrap: str, topic: str, partition_count: int, timestamp_ms: i
 
 
 def read_at(bootstrap: str, topic: str, partition: int, offset: int) -> Event:
-    """One record. Raises ``KafkaException`` with what the broker answered."""
+    """Read one record. Raises ``KafkaException`` with the broker's error."""
     consumer = _consumer(bootstrap)
     try:
         found = _read_one(consumer, TopicPartition(topic, partition, offset))
@@ -149,7 +149,7 @@ def _messages(consumer: Consumer, count: int) -> Iterator[Message]:
 
 
 def event_of(message: Message) -> Event:
-    """A consumed record in the form in which it was sent."""
+    """Convert a consumed record to the form in which it was sent."""
     headers = tuple((name, _bytes(value)) for name, value in cast(list[tuple[str, str | bytes]], message.headers() or []))
     return Event(message.key(), _bytes(message.value()), message.timestamp()[1], headers)
 

@@ -1,4 +1,4 @@
-"""The cluster under the demo, driven as a user drives it: by the ``stratalog`` command."""
+"""The cluster that the demo runs against, controlled with the ``stratalog`` command as a user would."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COMMAND_TIMEOUT_S = 180
 
 
 class Cluster:
-    """A local cluster of real processes below ``data``."""
+    """A local cluster of real processes with its data under ``data``."""
 
     def __init__(self, data: Path, store_arguments: list[str]) -> None:
         self.data = data
@@ -25,11 +25,11 @@ class Cluster:
     def start(self) -> None:
         sizes = ["--metadata", "3", "--bookies", "3", "--brokers", "2", "--tiering", "1"]
         self.run("cluster", "start", *sizes, *self._store_arguments)
-        # A store of the cluster's own has credentials of its own, which Spark and boto3 look for in the environment.
+        # The cluster's own MinIO has its own credentials; Spark and boto3 look for them in the environment.
         os.environ.update(store_environment(self.data))
 
     def describe(self) -> dict[str, Any]:
-        """``cluster.json``: bootstrap, store, and the processes with name, role, pid and address."""
+        """Return ``cluster.json``: bootstrap, store, and the processes with name, role, pid and address."""
         document: dict[str, Any] = json.loads((self.data / "cluster.json").read_text())
         return document
 
@@ -45,14 +45,14 @@ class Cluster:
         return [process["name"] for process in self.describe()["processes"] if process["role"] == role]
 
     def run(self, *words: str) -> str:
-        """One command; raises ``DemoFailed`` with its message when it fails."""
+        """Run one command and return its output. Raises ``DemoFailed`` with the output if it fails."""
         code, output = self.attempt(*words)
         if code != 0:
             raise DemoFailed(f"`stratalog {' '.join(words)}` ended with {code}: {output.strip()[-2000:]}")
         return output
 
     def attempt(self, *words: str) -> tuple[int, str]:
-        """Exit code and output of one command."""
+        """Run one command and return its exit code and output."""
         command = [sys.executable, "-m", "stratalog", *words, "--data", str(self.data)]
         done = subprocess.run(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=COMMAND_TIMEOUT_S, check=False

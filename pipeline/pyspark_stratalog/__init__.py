@@ -1,4 +1,4 @@
-"""Registers the ``stratalog`` format with Spark: it looks into modules named ``pyspark_…`` for a ``DefaultSource``."""
+"""Registers the ``stratalog`` format: Spark looks for a ``DefaultSource`` in modules whose names begin with ``pyspark_``."""
 
 from stratalog_pipeline.source import StratalogDataSource
 

@@ -1,9 +1,9 @@
-"""Blocking reads of one object store, for code that has no event loop of its own: Spark's planner and tasks.
+"""Blocking reads of one object store, for callers without an event loop: Spark's planner and tasks.
 
-The store is tiering's, with its retries and its errors. Its event loop runs in a thread of its own, because the caller may
-pause between two rows for minutes (Spark takes none while it spills or shuffles): fetches that are under way must go on, and
-their time limits must see the answers. Reads of many ranges go ahead of the caller by a bounded number of bytes, so that
-decoding and fetching overlap.
+The store is tiering's, with its retries and errors. Its event loop runs in its own thread because the caller may pause for
+minutes between two rows (Spark takes none while it spills or shuffles): meanwhile, running fetches must continue and their
+timeouts must see the replies. ``get_ranges`` fetches a bounded number of bytes ahead of the caller, so that decoding and
+fetching overlap. Always: reads only, nothing is written.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from stratalog_tiering.store import ObjectInfo, ObjectStore, open_store
 THREADS: Final = 4
 AHEAD_BYTES_MAX: Final = 32 * 1024 * 1024
 Range = tuple[str, int, int]
-"""Key, start, length."""
+"""``(key, start, length)``."""
 Result = TypeVar("Result")
 
 
 class Bucket:
-    """One store, until ``close``. Not for use by several threads."""
+    """One open store. Not thread-safe. Usable until ``close``."""
 
     def __init__(self, url: str) -> None:
         _check_exists(url)
@@ -60,11 +60,11 @@ class Bucket:
 
     @property
     def source(self) -> ManifestSource:
-        """Manifests, pages and footers, checked against their digests; await it within :meth:`run`."""
+        """Manifests, pages and footers, checked against their digests. Await its methods within :meth:`run`."""
         return self._source
 
     def run(self, awaited: Coroutine[Any, Any, Result]) -> Result:
-        """The result of a coroutine that uses this store. Raises what it raises."""
+        """Run a coroutine that uses this store and return its result. Raises its error."""
         future = self._begin(awaited)
         try:
             return future.result()
@@ -76,15 +76,15 @@ class Bucket:
         return asyncio.run_coroutine_threadsafe(awaited, self._loop)
 
     def topics(self) -> list[TopicDescriptor]:
-        """Topics that are not deleted, by name; a name may be there twice."""
+        """Return the topics that are not deleted, sorted by name. Several topics may share a name."""
         return self.run(live_topics(self._store))
 
     def get(self, key: str) -> bytes:
-        """A whole small object. Raises ``NoSuchObject``, ``Unavailable``, ``Invalid``."""
+        """Read a whole small object. Raises ``NoSuchObject``, ``Unavailable``, ``Invalid``."""
         return self.run(self._store.get(key))
 
     def offset_at(self, pointer: ManifestPointer, timestamp_ms: int) -> int | None:
-        """Offset of the first record at ``timestamp_ms`` or later, as ListOffsets finds it; None if there is none."""
+        """Return the offset of the first record at or after ``timestamp_ms``, as ListOffsets does; None if there is none."""
 
         async def find() -> int | None:
             reader = ColdReader(self._store, ColdReaderSettings(), self._clock)
@@ -97,7 +97,7 @@ class Bucket:
         return self.run(find())
 
     def list_objects(self, prefix: str) -> list[ObjectInfo]:
-        """All objects below a prefix, in the order of their keys."""
+        """Return all objects whose keys start with ``prefix``, sorted by key."""
 
         async def collect() -> list[ObjectInfo]:
             return [info async for info in self._store.list(prefix)]
@@ -105,7 +105,7 @@ class Bucket:
         return self.run(collect())
 
     def first_key(self, prefix: str, is_wanted: Callable[[str], bool]) -> str | None:
-        """The first key below a prefix that is wanted; the listing goes no further."""
+        """Return the first key under ``prefix`` that ``is_wanted`` accepts, and stop listing there; None if there is none."""
 
         async def find() -> str | None:
             async with contextlib.aclosing(self._store.list(prefix)) as listing:  # type: ignore[type-var]
@@ -117,7 +117,7 @@ class Bucket:
         return self.run(find())
 
     def get_ranges(self, ranges: Iterable[Range]) -> Generator[memoryview, None, None]:
-        """The ranges in order; while the caller works on one, the next are being fetched."""
+        """Yield the content of each range, in order. Fetch up to ``AHEAD_BYTES_MAX`` ahead while the caller works on one."""
         waiting: deque[tuple[Future[memoryview], int]] = deque()
         ahead_bytes = 0
         coming = iter(ranges)
@@ -139,7 +139,7 @@ class Bucket:
         return await self._store.get_range(*wanted)
 
     def close(self) -> None:
-        """Give up what is being fetched, and close the store."""
+        """Cancel running fetches and close the store."""
         self.run(self._close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -156,7 +156,7 @@ class Bucket:
 
 
 def _check_exists(url: str) -> None:
-    """A mistyped directory must not come into being, empty, because somebody wanted to read it."""
+    """Raise ``Invalid`` for a missing directory: opening the store would create a mistyped one, empty."""
     parts = urlsplit(url)
     if parts.scheme in ("", "file") and not Path(parts.path).is_dir():
         raise Invalid(f"store {url!r}: there is no directory {parts.path!r}")

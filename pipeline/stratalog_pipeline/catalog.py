@@ -1,7 +1,7 @@
-"""What a bucket says of a partition: its committed history. No broker, no metadata quorum.
+"""Reads a partition's committed history from a bucket, without brokers and without the metadata quorum.
 
-A history is pinned by its manifest: objects are immutable, and those that a manifest stops naming are deleted only after a
-grace period. The commit marker names the manifest by its digest, the manifest its pages and footers by theirs.
+A history is pinned by its manifest: objects are immutable, and an object is deleted only after a grace period once no manifest
+refers to it. The commit marker holds the manifest's digest; the manifest holds the digests of its pages and footers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from stratalog_tiering.format.object_keys import is_marker, manifests_prefix, ma
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """A partition's cold history, pinned at a committed manifest version; no pointer where nothing was ever offloaded."""
+    """A partition's cold history, pinned at a committed manifest version. ``pointer`` is None if nothing was ever offloaded."""
 
     name: PartitionName
     offsets: OffsetRange
@@ -28,7 +28,7 @@ class History:
 
 
 def load_history(bucket: Bucket, name: PartitionName) -> History:
-    """The newest committed history of a partition. Raises ``Corrupt`` if a digest does not fit."""
+    """Return the newest committed history of a partition. Raises ``Corrupt`` if a digest does not match."""
     found = bucket.first_key(manifests_prefix(name.topic_id, name.partition), is_marker)
     if found is None:
         return History(name=name, offsets=OffsetRange(first=0, end=0))
@@ -43,7 +43,7 @@ def load_history(bucket: Bucket, name: PartitionName) -> History:
 
 
 def load_segments(bucket: Bucket, history: History, offsets: OffsetRange) -> list[SegmentEntry]:
-    """Segments that overlap ``offsets``, in order; at most the pages that they stand in are read."""
+    """Return the segments that overlap ``offsets``, in order. Reads only the manifest pages that list them."""
     if history.pointer is None:
         return []
     return bucket.run(_segments_within(bucket.source, history.pointer, offsets))

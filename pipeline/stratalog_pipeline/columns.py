@@ -1,7 +1,7 @@
 """Column buffers of one Arrow record batch while kernels fill them.
 
-Capacity is fixed by bounds on rows, bytes and headers; only a single record larger than them gets buffers of its own size.
-Finished buffers are handed to Arrow without a copy and never touched again. Columns that nobody wants are never filled.
+Capacity is fixed by bounds on rows, bytes and headers; a single record that exceeds them gets buffers of its own size. Finished
+buffers are passed to Arrow without a copy and never modified again. Columns that are not selected are never filled.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class HeaderColumn:
 
 
 class ColumnBuffers:
-    """One Arrow record batch being built out of measured records."""
+    """Buffers for one Arrow record batch, filled from measured records."""
 
     def __init__(self, columns: Sequence[str], bounds: Room) -> None:
         self._columns = columns
@@ -95,7 +95,7 @@ class ColumnBuffers:
 
     @property
     def room(self) -> Room:
-        """What still fits. Bytes and headers that are left out need none."""
+        """The remaining capacity. Bytes and headers are unbounded if no selected column needs them."""
         wants_data = bool(self._fields) or self._headers is not None
         return Room(
             rows=self._bounds.rows - self.rows,
@@ -104,7 +104,7 @@ class ColumnBuffers:
         )
 
     def append(self, body: Bytes, spans: Ints64, cursor: Ints64, timestamp_type: int) -> None:
-        """Take all rows that ``cursor`` has measured within ``room``."""
+        """Append all rows that ``cursor`` has measured within ``room``."""
         first_row, rows = self.rows, int(cursor[kernels.ROWS])
         kernels.gather_ints(spans, kernels.OFFSET, rows, first_row, self._offsets)
         kernels.gather_ints(spans, kernels.TIMESTAMP_US, rows, first_row, self._timestamps_us)
@@ -118,7 +118,7 @@ class ColumnBuffers:
         self._headers_used += int(cursor[kernels.HEADERS])
 
     def to_arrow(self, topic: str, partition: int) -> pa.RecordBatch:
-        """The wanted columns as Arrow, sharing these buffers; nothing may be appended any more."""
+        """Return the selected columns as Arrow, sharing these buffers. Nothing may be appended afterwards."""
         made = [self._column(name, topic, partition) for name in self._columns]
         return pa.RecordBatch.from_arrays(made, schema=arrow_schema(self._columns))
 

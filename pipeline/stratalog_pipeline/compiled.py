@@ -1,8 +1,8 @@
 """How this package compiles its kernels: numba's JIT with an on-disk cache, and ``memcpy`` as an intrinsic.
 
-A compiled function is a plain typed Python function with a decorator. Machine code is cached under ``NUMBA_CACHE_DIR``
-(else beside the source, else in the user's cache directory); where none of these can be written, each process compiles
-for itself, which costs two to three seconds. numba comes with the ``spark`` extra only.
+A compiled function is a plain typed Python function with a decorator. Machine code is cached under ``NUMBA_CACHE_DIR``, else
+beside the source, else in the user's cache directory. If none of these is writable, each process compiles for itself, which
+takes two to three seconds. Only the ``spark`` extra installs numba.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def compiled(function: Function) -> Function:
-    """Compile on first call; the interpreter's lock is released while it runs."""
+    """Compile on the first call. The GIL is released while the function runs."""
     try:
         return cast(Function, numba.njit(cache=True, nogil=True)(function))
     except RuntimeError:
-        # numba says so when it finds no writable place for its cache (a read-only installation without a home).
+        # numba raises this if it finds no writable place for its cache (a read-only installation without a home directory).
         return cast(Function, numba.njit(nogil=True)(function))
 
 
 def inlined(function: Function) -> Function:
-    """A step of a compiled function, to be merged into its callers: a real call that passes arrays counts references."""
+    """Inline a function into its compiled callers: a real call that passes arrays counts references."""
     return cast(Function, numba.njit(forceinline=True, nogil=True)(function))
 
 
@@ -48,7 +48,7 @@ def _copy_bytes(context: Any, target: Any, target_at: Any, source: Any, source_a
 
 
 copy_bytes = cast("Callable[[Any, Any, Any, Any, Any], None]", intrinsic(_copy_bytes))
-"""``copy_bytes(target, target_at, source, source_at, length)`` between uint8 arrays, inside compiled code only.
+"""``copy_bytes(target, target_at, source, source_at, length)`` between uint8 arrays, only in compiled code.
 
-Seven to ten times as fast as a byte loop. It checks nothing: the caller has proved both ranges to be inside.
+Seven to ten times as fast as a byte loop. It checks nothing: the caller must have checked the bounds of both ranges.
 """

@@ -1,8 +1,8 @@
-"""Runs of record batches to Arrow record batches with the columns of Spark's Kafka source.
+"""Decodes runs of record batches into Arrow record batches with the columns of Spark's Kafka source.
 
-Every batch's CRC32C is checked before anything in it is believed; control batches (transaction markers) yield no rows.
-Results stay within ``bounds``; a single record beyond them comes alone.
-Reading committed transactions only is the caller's affair: it leaves out the batches that it must not see.
+Every batch's CRC32C is checked before its contents are used; control batches (transaction markers) yield no rows. Results stay
+within ``bounds``; a single record that exceeds them is yielded alone. This module does not filter aborted transactions: the
+caller's ``skip`` leaves out the batches that must not be read.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from stratalog_pipeline.kernels import Bytes, Frame, Room
 BOUNDS: Final = Room(rows=10_000, data_bytes=4 * 1024 * 1024, headers=80_000)
 """Spark takes batches of about this size fastest; 65 MB ones take twice as long (measured)."""
 RECORD_BYTES_MIN: Final = 7
-"""Length, attributes, two deltas, key, value and header count take a byte each at the least."""
+"""Minimum size of a record: length, attributes, two deltas, key, value and header count take at least one byte each."""
 OFFSET_MAX: Final = 2**63 - 2**32
-"""Offsets above it cannot be counted on from; no partition ever gets there."""
+"""Larger base offsets are refused, because adding a delta could overflow; no partition ever reaches them."""
 
 SkipBatch = Callable[[BatchHeader], bool]
 
 
 class BatchDecoder:
-    """Decodes one partition's batches in order. Give it runs, then ``finish`` it; both yield what is full."""
+    """Decodes one partition's batches in order. Pass runs to ``decode``, then call ``finish``; both yield record batches."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class BatchDecoder:
         self._buffers = ColumnBuffers(self._columns, bounds)
 
     def decode(self, run: Buffer, skip: SkipBatch | None = None) -> Iterator[pa.RecordBatch]:
-        """Take a run of whole batches. Raises ``Corrupt`` that names topic, partition and the batch's base offset."""
+        """Decode a run of whole batches. Raises ``Corrupt`` with topic, partition and the batch's base offset."""
         view = memoryview(run)
         for position, header in batch.iterate_headers(view):
             self._check(view[position : position + header.size_bytes], header)
@@ -63,7 +63,7 @@ class BatchDecoder:
             yield from self._decode_batch(view[position : position + header.size_bytes], header)
 
     def finish(self) -> Iterator[pa.RecordBatch]:
-        """Yield the rows that did not fill a batch."""
+        """Yield the remaining rows that did not fill a record batch."""
         if self._buffers.rows:
             yield self._flush()
 
@@ -139,7 +139,7 @@ def decode_run(
     end_offset: int = OFFSET_MAX,
     bounds: Room = BOUNDS,
 ) -> Iterator[pa.RecordBatch]:
-    """All of one run at once; see :class:`BatchDecoder`."""
+    """Decode a single run completely; see :class:`BatchDecoder`."""
     decoder = BatchDecoder(
         topic=topic, partition=partition, columns=columns, first_offset=first_offset, end_offset=end_offset, bounds=bounds
     )

@@ -1,7 +1,7 @@
-"""What pushed-down filters say of partitions, offsets and times, so that splits and blocks are passed over unread.
+"""Converts Spark's pushed-down filters to bounds on partitions, offsets and times, so that splits and blocks are skipped.
 
-Only a conjunction of simple comparisons ever arrives. Nothing is answered as "handled": blocks are coarser than rows, so
-Spark applies every filter again. A filter that is not understood prunes nothing, which is always right.
+Spark pushes down only conjunctions of simple comparisons. No filter is reported as handled: blocks are coarser than rows, so
+Spark applies every filter again. An unsupported filter prunes nothing, which is always correct.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from stratalog_pipeline.pruning import EVERYTHING, OFFSET_END, Pruning
 
 
 def pruning_of(filters: Iterable[Filter]) -> Pruning:
-    """The conjunction of what is understood of ``filters``."""
+    """Return the conjunction of the supported filters; unsupported ones are ignored."""
     pruning = EVERYTHING
     for one in filters:
         column: tuple[str, ...] = getattr(one, "attribute", ())

@@ -1,14 +1,14 @@
-"""Compiled kernels that turn one decompressed record-batch body into Arrow columns, in two passes.
+"""Compiled kernels that convert one decompressed record-batch body to Arrow columns, in two passes.
 
-``measure`` walks the body once, validates every record and notes where its fields are; ``gather`` then copies one field of
-all those records into an Arrow column, so that unwanted columns cost nothing. A record beyond the given room is left for
-the next call: one body may fill many column sets, and many bodies one. Whatever the bytes are, no index leaves the body
-or the columns: a checksum does not protect against a hostile writer. Malformed bytes end the walk with a code; the caller
-knows which batch it was. Layout of a record: ``stratalog_core.batches.records``, which is the plain reference.
+``measure`` walks the body once, validates every record and notes where its fields are; ``gather`` then copies one field of all
+those records into an Arrow column, so that unselected columns cost nothing. A record that exceeds the given room is left for
+the next call: one body may fill many column sets, and many bodies one. Whatever the bytes are, no index leaves the body or the
+columns: a checksum does not protect against a hostile writer. Malformed bytes end the walk with a code; the caller knows the
+batch. Layout of a record: ``stratalog_core.batches.records``, the plain reference implementation.
 
-Few arrays per kernel, and none inside a tuple, is on purpose: numba counts a reference for each array taken out of a
-tuple, which made one kernel with all columns in a tuple ten times slower. This module knows neither compression nor
-batch headers, and allocates nothing.
+Kernels take few arrays, and none inside a tuple, on purpose: numba counts a reference for each array taken out of a tuple,
+which made one kernel with all columns in a tuple ten times slower. This module does not handle compression or batch headers,
+and allocates nothing.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ Bytes: TypeAlias = npt.NDArray[np.uint8]
 Ints32: TypeAlias = npt.NDArray[np.int32]
 Ints64: TypeAlias = npt.NDArray[np.int64]
 Int: TypeAlias = int | np.int64
-"""In compiled code both are the same 64 bits; Python's checker tells them apart."""
+"""In compiled code both are the same 64 bits; Python's type checker distinguishes them."""
 
 DONE: Final = 0
-"""The body is used up."""
+"""The whole body was read."""
 FULL: Final = 1
 """There is no room for the next record."""
 BAD_LENGTH: Final = 2
@@ -44,7 +44,7 @@ MESSAGES: Final = {
     TRAILING_BYTES: "bytes follow the last record",
 }
 
-# Places in a cursor: where the body is read next, and what was measured since its rows were last taken away.
+# Indexes in a cursor: the next position in the body, and the totals measured since its rows were last gathered.
 POSITION: Final = 0
 RECORDS_READ: Final = 1
 LAST_DELTA: Final = 2
@@ -53,14 +53,14 @@ DATA_BYTES: Final = 4
 HEADERS: Final = 5
 CURSOR_PLACES: Final = 6
 
-# Places in a row of spans. A length of -1 is a null.
+# Indexes in a row of spans. A length of -1 is a null.
 KEY: Final = 0
 VALUE: Final = 2
 HEADERS_AT: Final = 4
 OFFSET: Final = 5
 TIMESTAMP_US: Final = 6
 SPAN_PLACES: Final = 7
-# … and in a row of header spans, where KEY and VALUE mean the same.
+# Row width of header spans, in which KEY and VALUE mean the same.
 HEADER_SPAN_PLACES: Final = 4
 
 VARINT_BYTES_MAX: Final = 10
@@ -68,9 +68,9 @@ TIMESTAMP_MS_MAX: Final = (2**63 - 1) // 1000
 
 
 class Frame(NamedTuple):
-    """What the kernel must know of the batch, which offsets are wanted, and how much room there is.
+    """The batch's fields that the kernel needs, and the selected offsets.
 
-    ``fixed_timestamp_ms`` is the broker's time where ``log_append_time`` is 1. Records outside ``first_offset`` (inclusive)
+    ``fixed_timestamp_ms`` is the broker's time, used if ``log_append_time`` is 1. Records outside ``first_offset`` (inclusive)
     to ``end_offset`` (exclusive) are validated and left out.
     """
 
@@ -85,7 +85,7 @@ class Frame(NamedTuple):
 
 
 class Room(NamedTuple):
-    """Bounds on what one measuring may note: rows, bytes of keys, values and headers together, headers."""
+    """Limits of one call of ``measure``: rows, bytes of keys, values and headers together, and headers."""
 
     rows: int
     data_bytes: int
@@ -94,9 +94,9 @@ class Room(NamedTuple):
 
 @inlined
 def _read_varint(body: Bytes, position: Int, end: Int) -> tuple[Int, Int]:
-    """``(value, next position)`` of a zig-zag integer; past ``end`` if it does not end in time.
+    """Return ``(value, next position)`` of a zig-zag integer; the position is past ``end`` if the integer is cut off.
 
-    A position past the end stays there through all that reads on from it, so one check at the record's end is enough.
+    A position past the end stays there in all later reads, so one check at the record's end is enough.
     """
     if position < end and body[position] < 0x80:
         small = np.int64(body[position])
@@ -116,7 +116,7 @@ def _read_varint(body: Bytes, position: Int, end: Int) -> tuple[Int, Int]:
 
 @inlined
 def _read_field(body: Bytes, position: Int, end: Int) -> tuple[Int, Int, Int]:
-    """``(position of its bytes, length, next position)`` of a nullable field; the last is past ``end`` if it exceeds it."""
+    """Return ``(position of its bytes, length, next position)`` of a nullable field; the last is past ``end`` on overrun."""
     length, start = _read_varint(body, position, end)
     if length < 0:
         return start, np.int64(-1), start
@@ -127,13 +127,13 @@ def _read_field(body: Bytes, position: Int, end: Int) -> tuple[Int, Int, Int]:
 
 @inlined
 def _within(value: Int, bound: Int) -> bool:
-    """Two-sided, because the absolute value of the least integer is negative."""
+    """Return whether ``value`` is in -bound..bound. Two-sided because ``abs`` of the minimum integer is negative."""
     return bool(-bound <= value <= bound)
 
 
 @inlined
 def _timestamp_ms(frame: Frame, delta: Int) -> Int:
-    """Time of a record; beyond ``TIMESTAMP_MS_MAX`` if it or what it is made of is."""
+    """Return the time of a record; ``TIMESTAMP_MS_MAX + 1`` if the base or the delta is out of range."""
     if frame.log_append_time:
         return frame.fixed_timestamp_ms
     if not _within(frame.base_timestamp_ms, TIMESTAMP_MS_MAX) or not _within(delta, 2 * TIMESTAMP_MS_MAX):
@@ -143,7 +143,7 @@ def _timestamp_ms(frame: Frame, delta: Int) -> Int:
 
 @inlined
 def _measure_headers(body: Bytes, position: Int, end: Int) -> tuple[Int, Int, Int]:
-    """``(count, bytes of names and values, next position)``; past the end if the headers exceed their record."""
+    """Return ``(count, bytes of names and values, next position)``; past the end if the headers exceed their record."""
     count, position = _read_varint(body, position, end)
     if count < 0 or count > end - position:
         return np.int64(0), np.int64(0), end + 1
@@ -160,7 +160,7 @@ def _measure_headers(body: Bytes, position: Int, end: Int) -> tuple[Int, Int, In
 def measure(body: Bytes, frame: Frame, room: Room, spans: Ints64, cursor: Ints64) -> Int:
     """Note the fields of further records in ``spans`` until the body's end, the end of room or a malformed record.
 
-    Answers ``DONE``, ``FULL`` or one of the codes in ``MESSAGES``. ``room`` must not exceed the rows of ``spans``.
+    Returns ``DONE``, ``FULL`` or one of the codes in ``MESSAGES``. ``room.rows`` must not exceed the rows of ``spans``.
     """
     position, records, last_delta = cursor[POSITION], cursor[RECORDS_READ], cursor[LAST_DELTA]
     rows, data_bytes, headers = cursor[ROWS], cursor[DATA_BYTES], cursor[HEADERS]
@@ -212,9 +212,9 @@ def _check(misfit: bool, last_delta: Int, offset_delta: Int, offset_delta_max: I
 
 @compiled
 def gather(body: Bytes, spans: Ints64, place: Int, rows: Int, first_row: Int, data: Bytes, ends: Ints32, valid: Bytes) -> bool:
-    """Append one field of ``rows`` spans as rows ``first_row`` … of a variable-length column; its bitmap is zeroed before.
+    """Append one field of ``rows`` spans as rows ``first_row`` … of a variable-length column, whose bitmap must be zeroed.
 
-    Answers False, having stopped, if ``data``, ``ends`` or ``valid`` has no room (never after ``measure`` with honest room).
+    Returns False, having stopped, if ``data``, ``ends`` or ``valid`` is full (never after ``measure`` with the correct room).
     """
     used = np.int64(ends[first_row])
     for row in range(rows):
@@ -232,16 +232,16 @@ def gather(body: Bytes, spans: Ints64, place: Int, rows: Int, first_row: Int, da
 
 @compiled
 def gather_ints(spans: Ints64, place: Int, rows: Int, first_row: Int, column: Ints64) -> None:
-    """The same for the fixed-width fields ``OFFSET`` and ``TIMESTAMP_US``."""
+    """Append one of the fixed-width fields ``OFFSET`` and ``TIMESTAMP_US`` to a column."""
     for row in range(min(rows, len(column) - first_row)):
         column[first_row + row] = spans[row, place]
 
 
 @compiled
 def list_headers(body: Bytes, spans: Ints64, rows: Int, first_row: Int, list_ends: Ints32, header_spans: Ints64) -> Int:
-    """Note names and values of the headers of ``rows`` measured records; answers how many there are, or -1 for no room.
+    """Note names and values of the headers of ``rows`` measured records. Returns the number of headers, or -1 if full.
 
-    A missing name counts as an empty one. ``list_ends`` goes on from its ``first_row``.
+    A missing name counts as an empty one. ``list_ends`` continues from its ``first_row``.
     """
     noted = np.int64(0)
     for row in range(rows):
@@ -260,7 +260,7 @@ def list_headers(body: Bytes, spans: Ints64, rows: Int, first_row: Int, list_end
 
 @compiled
 def has_high_bits(data: Bytes, length: Int) -> bool:
-    """Whether any of the first ``length`` bytes is beyond ASCII."""
+    """Return whether any of the first ``length`` bytes is beyond ASCII."""
     gathered = np.uint8(0)
     for index in range(min(length, len(data))):
         gathered |= data[index]

@@ -1,9 +1,9 @@
 """Options of the data source, parsed and checked: those of Spark's Kafka source, and a few of ours.
 
-Names are case-insensitive, as everywhere in Spark. An unknown name is refused, with the nearest known one. Options that
-only say how to reach a broker (``kafka.*`` and the like) are taken and have no effect, because none is asked; so a job
-moves from Kafka by changing the format's name and saying where the bucket is. What is said here of the Kafka source:
-Spark's "Structured Streaming + Kafka Integration Guide". Pure: options in, a frozen value out.
+Names are case-insensitive, as everywhere in Spark. An unknown name is refused, and the error suggests the nearest known one.
+Options that only say how to reach a broker (``kafka.*`` and the like) are accepted and ignored, because no broker is contacted;
+so a job moves from Kafka by changing the format's name and adding the bucket's URL. Source for Kafka's options: Spark's
+"Structured Streaming + Kafka Integration Guide". Pure: options in, a frozen value out.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ LATEST: Final = -1
 SPLIT_BYTES: Final = 64 * 1024 * 1024
 
 PerPartition: TypeAlias = dict[str, dict[int, int]]
-"""Topic name, partition, then an offset (``EARLIEST``, ``LATEST``) or a time in milliseconds."""
+"""Topic name to partition to an offset (``EARLIEST``, ``LATEST``) or a time in milliseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllAt:
-    """Every partition begins or ends at its first (``EARLIEST``) or behind its last record (``LATEST``)."""
+    """Every partition starts or ends at its first record (``EARLIEST``) or after its last (``LATEST``)."""
 
     position: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtOffsets:
-    """An offset for each partition; first inclusive, last exclusive."""
+    """An offset for each partition; the start is inclusive, the end exclusive."""
 
     offsets: PerPartition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtTimestamp:
-    """At the first record that is not earlier than so many milliseconds since 1970."""
+    """Every partition starts or ends at its first record at or after ``timestamp_ms`` (milliseconds since 1970)."""
 
     timestamp_ms: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtTimestamps:
-    """The same for each partition apart."""
+    """A timestamp for each partition, with the meaning of :class:`AtTimestamp`."""
 
     timestamps_ms: PerPartition
 
@@ -88,11 +88,11 @@ Wanted: TypeAlias = Assigned | Subscribed | Matching
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    """What to read and how. ``split_bytes`` counts stored bytes; ``records_per_split_max`` 0 means no bound.
+    """The parsed options of one read. ``split_bytes`` counts stored bytes; ``records_per_split_max`` 0 means no bound.
 
-    ``topic_ids`` say which topic is meant where several in the bucket share a name.
-    ``missing_timestamp_is_latest``: a partition without a record at the wanted start time begins at its end, instead of
-    failing the query. ``fail_on_data_loss``: wanted offsets that are not there fail the query, instead of being left out.
+    ``topic_ids`` select a topic if several in the bucket share its name. ``missing_timestamp_is_latest``: a partition without a
+    record at or after the start time is read from its end, instead of failing the query. ``fail_on_data_loss``: requested
+    offsets that are missing fail the query, instead of being left out.
     """
 
     store: str
@@ -121,7 +121,7 @@ ISOLATION: Final = "kafka.isolation.level"
 
 
 def parse_options(given: Mapping[str, str]) -> ReadOptions:
-    """The options of one read. Raises ``Invalid`` that names the option, what is wrong with it, and the remedy."""
+    """Parse the options of one read. Raises ``Invalid`` that names the option, the problem and the remedy."""
     options = {name.lower(): text for name, text in given.items()}
     for name in given:
         _check_known(name)
@@ -202,7 +202,7 @@ def _assignment(text: str) -> dict[str, tuple[int, ...]]:
 
 
 def _bound(options: Mapping[str, str], side: Literal["starting", "ending"], default: int) -> Bound:
-    """One side's bound. Where several options speak, the more special one counts: Timestamp, OffsetsByTimestamp, Offsets."""
+    """Return one side's bound. If several options are set, the most specific wins: Timestamp, OffsetsByTimestamp, Offsets."""
     if (timestamp := options.get(f"{side}timestamp")) is not None:
         return AtTimestamp(timestamp_ms=_natural(f"{side}Timestamp", timestamp, 0))
     if (by_partition := options.get(f"{side}offsetsbytimestamp")) is not None:
@@ -257,7 +257,7 @@ def _flag(options: Mapping[str, str], name: str, default: bool) -> bool:
 
 
 def _choice(options: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
-    """The first choice is the default."""
+    """Return the option's value in lower case. The first choice is the default. Raises ``Invalid`` for any other value."""
     text = options.get(name.lower(), choices[0]).strip().lower()
     if text not in choices:
         raise Invalid(f"option {name!r} must be one of {', '.join(choices)}, not {text!r}")

@@ -1,8 +1,8 @@
-"""Which offsets of which partitions are read, and how they are cut into splits. Pure: no store is touched here.
+"""Selects the offsets of each partition to read and cuts them into splits. Pure: no store is accessed here.
 
-A split is a run of neighbouring segments, or a part of one, of one partition. Parts of a segment are cut by offsets, and
-own the blocks that *begin* within them: so every block is read by exactly one split, and the planner needs no footer.
-Splits of a partition follow each other in offset order.
+A split is a run of neighbouring segments, or a part of one, of one partition. Segments are cut by offsets, and each part owns
+the blocks that *begin* within it: so every block is read by exactly one split, and the planner needs no footer. Splits of a
+partition follow each other in offset order.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from stratalog_tiering.format.descriptor import TopicDescriptor
 from stratalog_tiering.format.manifest import SegmentEntry
 
 INTERNAL_TOPICS: Final = frozenset({"__consumer_offsets", "__transaction_state"})
-"""Never matched by a pattern (as by Kafka's consumers), only by name."""
+"""Not matched by a pattern (as by Kafka's consumers), only by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionName:
-    """A partition of a topic, with the name by which users know it."""
+    """A partition of a topic, with the topic's id and its name."""
 
     topic: str
     topic_id: UUID
@@ -55,7 +55,7 @@ class SegmentSlice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """What one task reads: ``slices`` in offset order, of which only records within ``offsets`` count."""
+    """The work of one task: ``slices`` in offset order. Records outside ``offsets`` are left out."""
 
     name: PartitionName
     offsets: OffsetRange
@@ -64,7 +64,7 @@ class Split:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """How fine to cut: stored bytes per split, records per split (0: no bound), and the least number of splits."""
+    """Limits for cutting: stored bytes per split, records per split (0: no bound), and the minimum number of splits."""
 
     split_bytes: int
     records_max: int = 0
@@ -72,10 +72,10 @@ class Cut:
 
 
 def chosen_topics(topics: Sequence[TopicDescriptor], wanted: Wanted, topic_ids: frozenset[UUID]) -> dict[str, TopicDescriptor]:
-    """Topics by name. ``topic_ids`` choose among those that share a name.
+    """Return the topics by name. ``topic_ids`` choose among topics that share a name.
 
-    Raises ``Invalid`` if a name that is wanted has several topics and no id chooses one of them, or for an id that is no
-    topic's. Names that are not wanted may be ambiguous.
+    Raises ``Invalid`` if a wanted name has several topics and no id chooses one of them, or if the bucket has no topic with a
+    given id. Names that are not wanted may be ambiguous.
     """
     unknown = topic_ids - {topic.topic_id for topic in topics}
     if unknown:
@@ -97,7 +97,7 @@ def _is_wanted(wanted: Wanted, topic: str) -> bool:
 
 
 def resolve_topics(wanted: Wanted, partition_counts: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
-    """Partitions to read, by topic, out of the topics that the bucket knows. Raises ``Invalid`` for what is not there."""
+    """Return the partitions to read, by topic. Raises ``Invalid`` if the bucket lacks a requested topic or partition."""
     if isinstance(wanted, Matching):
         matching = (topic for topic in partition_counts if _is_wanted(wanted, topic))
         return {topic: tuple(range(partition_counts[topic])) for topic in matching}
@@ -119,7 +119,7 @@ def _assigned(wanted: Assigned, topic: str, partition_count: int) -> tuple[int, 
 
 
 def check_all_named(option: str, values: PerPartition, wanted: Mapping[str, Sequence[int]]) -> None:
-    """Raise ``Invalid`` unless ``values`` speaks of exactly the wanted partitions, as Spark's Kafka source demands."""
+    """Raise ``Invalid`` unless ``values`` names exactly the wanted partitions, as Spark's Kafka source requires."""
     named = {(topic, number) for topic, numbers in values.items() for number in numbers}
     expected = {(topic, number) for topic, numbers in wanted.items() for number in numbers}
     if named != expected:
@@ -129,12 +129,12 @@ def check_all_named(option: str, values: PerPartition, wanted: Mapping[str, Sequ
 
 
 def position(offset: int, cold: OffsetRange) -> int:
-    """``EARLIEST`` and ``LATEST`` as offsets of what is there."""
+    """Return ``offset``, with ``EARLIEST`` and ``LATEST`` replaced by the limits of ``cold``."""
     return {EARLIEST: cold.first, LATEST: cold.end}.get(offset, offset)
 
 
 def within(name: PartitionName, wanted: OffsetRange, cold: OffsetRange, *, fail_on_data_loss: bool) -> OffsetRange:
-    """``wanted`` cut to what is there. With ``fail_on_data_loss`` raises ``Invalid`` if anything is cut off."""
+    """Return ``wanted`` cut to ``cold``. With ``fail_on_data_loss`` raises ``Invalid`` if anything is cut off."""
     if fail_on_data_loss and (wanted.first < cold.first or max(wanted.first, wanted.end) > cold.end):
         raise Invalid(
             f"{name}: offsets {wanted.first}..{wanted.end} are wanted, and the bucket holds {cold.first}..{cold.end}. Below it "
@@ -148,7 +148,7 @@ def within(name: PartitionName, wanted: OffsetRange, cold: OffsetRange, *, fail_
 
 
 def plan_splits(partitions: Sequence[tuple[PartitionName, OffsetRange, Sequence[SegmentEntry]]], cut: Cut) -> list[Split]:
-    """Splits of all partitions. ``segments`` of each must cover its offsets; those outside are passed over."""
+    """Return the splits of all partitions. ``segments`` of each must cover its offsets; segments outside them are ignored."""
     wanted = [(name, offsets, _overlapping(segments, offsets)) for name, offsets, segments in partitions]
     split_bytes = _split_bytes(wanted, cut)
     splits: list[Split] = []
@@ -165,7 +165,7 @@ def _overlapping(segments: Sequence[SegmentEntry], offsets: OffsetRange) -> list
 
 
 def _split_bytes(wanted: Sequence[tuple[PartitionName, OffsetRange, Sequence[SegmentEntry]]], cut: Cut) -> int:
-    """Bytes per split that also give the least number of splits, about; offsets spread bytes unevenly, blocks are whole."""
+    """Return the bytes per split for about ``splits_min`` splits; approximate, as bytes are uneven and blocks are whole."""
     total = sum(_bytes_within(entry, offsets) for _, offsets, segments in wanted for entry in segments)
     return max(1, min(cut.split_bytes, total // max(cut.splits_min, 1)))
 
@@ -178,7 +178,7 @@ def _bytes_within(entry: SegmentEntry, offsets: OffsetRange) -> int:
 def _pieces(
     segments: Sequence[SegmentEntry], offsets: OffsetRange, split_bytes: int, records_max: int
 ) -> Iterator[tuple[SegmentSlice, int, int]]:
-    """``(slice, its bytes, its records)``, about, in offset order."""
+    """Yield ``(slice, its bytes, its records)`` in offset order; bytes and records are approximate."""
     for entry in segments:
         first, end = max(entry.base_offset, offsets.first), min(entry.end_offset, offsets.end)
         stored = _bytes_within(entry, offsets)

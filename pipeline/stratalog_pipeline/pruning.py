@@ -1,4 +1,4 @@
-"""What rows of a read may still be wanted, so that partitions, segments and blocks are passed over unread. Pure."""
+"""Bounds on the rows of a read, by which partitions, segments and blocks are skipped. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ALL_OFFSETS: Final = OffsetRange(first=0, end=OFFSET_END)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pruning:
-    """What rows may still be wanted. ``None`` is "any". Times are milliseconds; a block that is older is not read."""
+    """Bounds on the rows to read. ``None`` means any. Blocks that end before ``timestamp_from_ms`` are not read."""
 
     topics: frozenset[str] | None = None
     partitions: frozenset[int] | None = None

@@ -1,7 +1,7 @@
-"""Spark's border, reading: plans splits in the planner's process, and yields Arrow record batches in the tasks.
+"""Implements Spark's readers: plans splits in the planner's process and yields Arrow record batches in the tasks.
 
-A reader travels to the tasks by pickle, so it holds values only; every task opens the bucket for itself. There are two
-classes because Spark fails a query whose reader has ``pushFilters`` while pushdown is switched off, which is its default.
+Spark pickles a reader and sends it to the tasks, so it holds values only; every task opens the bucket itself. There are two
+classes because Spark fails a query whose reader has ``pushFilters`` while pushdown is off, which is its default.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from stratalog_pipeline.scan_plan import plan_scan
 
 @dataclass
 class SplitPartition(InputPartition):
-    """A split on its way to a task; None where there is nothing to read at all (Spark wants one partition even then)."""
+    """A split as it is sent to a task. None if there is nothing to read: Spark requires at least one partition."""
 
     split: Split | None
 
 
 class StratalogReader(DataSourceReader):
-    """Reads everything that the options ask for."""
+    """Reads everything that the options select."""
 
     def __init__(self, options: ReadOptions, columns: tuple[str, ...]) -> None:
         self._options = options
@@ -59,9 +59,9 @@ class StratalogReader(DataSourceReader):
 
 
 class PushdownReader(StratalogReader):
-    """The same, passing over what pushed-down filters exclude."""
+    """A reader that also skips segments and blocks by pushed-down filters."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        """Prunes by all filters and leaves all to Spark: a block holds more than the rows that are wanted."""
+        """Prune by all filters and return them all for Spark to apply again: a block also holds unwanted rows."""
         self._pruning = pruning_of(filters)
         return filters

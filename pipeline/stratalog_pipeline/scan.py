@@ -1,4 +1,4 @@
-"""The task's half of a read: the rows of one split, from footers and blocks. Knows nothing of Spark."""
+"""The task's half of a read: reads the rows of one split from footers and blocks. Independent of Spark."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from stratalog_tiering.format.footer import AbortedTransaction, BlockEntry
 def scan_split(
     bucket: Bucket, split: Split, columns: Sequence[str], *, read_committed: bool, timestamp_from_ms: int | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Rows of one split as Arrow record batches. Raises ``Corrupt`` naming segment, block and offsets.
+    """Yield the rows of one split as Arrow record batches. Raises ``Corrupt`` with segment, block and offsets.
 
-    Blocks whose every record is before ``timestamp_from_ms`` are not read.
+    Blocks whose records are all before ``timestamp_from_ms`` are not read.
     """
     decoder = BatchDecoder(
         topic=split.name.topic,
@@ -53,7 +53,7 @@ def _located(batches: Iterator[pa.RecordBatch], piece: SegmentSlice, block: Bloc
 
 
 def skip_aborted(aborted: Sequence[AbortedTransaction]) -> Callable[[BatchHeader], bool] | None:
-    """Says of a batch whether it belongs to an aborted transaction; None where there is none."""
+    """Return a function that says whether a batch belongs to an aborted transaction; None if there are none."""
     if not aborted:
         return None
     by_producer: dict[int, list[AbortedTransaction]] = {}

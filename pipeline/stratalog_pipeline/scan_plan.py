@@ -1,7 +1,7 @@
-"""The driver's half of a read: from its options to splits, with the manifest of each partition pinned.
+"""The driver's half of a read: turns its options into splits, with the manifest of each partition pinned.
 
-Descriptors and manifests are read, and for bounds by time one block per partition; never footers, so that planning costs no
-more for a long history than its index pages. Knows nothing of Spark, and imports no kernel: the planner never decodes.
+Planning reads descriptors and manifests, and one block per partition for bounds by time; never footers, so that its cost grows
+only with a history's index pages. Independent of Spark, and imports no kernel: the planner never decodes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from stratalog_pipeline.pruning import EVERYTHING, Pruning
 
 
 def plan_scan(bucket: Bucket, options: ReadOptions, pruning: Pruning = EVERYTHING) -> list[Split]:
-    """Splits of a read, with the manifest of each partition pinned. Raises ``Invalid`` or ``Corrupt``."""
+    """Return the splits of a read, with the manifest of each partition pinned. Raises ``Invalid`` or ``Corrupt``."""
     topics = chosen_topics(bucket.topics(), options.wanted, options.topic_ids)
     wanted = resolve_topics(options.wanted, {name: topic.partition_count for name, topic in topics.items()})
     _check_bounds(options, wanted)
@@ -66,7 +66,7 @@ def _wanted_offsets(bucket: Bucket, options: ReadOptions, history: History) -> O
 
 
 def _resolve(bucket: Bucket, bound: Bound, history: History) -> int | None:
-    """The bound as an offset; None where no record is as late as it asks for."""
+    """Return the bound as an offset; None if no record is at or after its time."""
     if isinstance(bound, AllAt):
         return position(bound.position, history.offsets)
     if isinstance(bound, AtOffsets):

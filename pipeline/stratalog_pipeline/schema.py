@@ -1,7 +1,7 @@
-"""The rows that the data source yields: exactly those of Spark's Kafka source, in Arrow's terms.
+"""The columns that the data source yields: exactly those of Spark's Kafka source, as Arrow types.
 
-``headers`` is there on demand (``includeHeaders``). A user's own schema picks columns, which is the only column pruning
-that Python data sources know: unwanted keys, values and headers are validated and then left where they are.
+``headers`` is included on request (``includeHeaders``). A user's schema selects columns, which is the only column pruning for
+Python data sources: unselected keys, values and headers are validated but not copied.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ SPARK_DDL: Final = {
 
 
 def spark_ddl(columns: Sequence[str]) -> str:
-    """Schema of these columns as a Spark DDL string."""
+    """Return the schema of ``columns`` as a Spark DDL string."""
     return ", ".join(f"{name} {SPARK_DDL[name]}" for name in columns)
 
 
 def arrow_schema(columns: Sequence[str]) -> pa.Schema:
-    """Schema of these columns for Arrow."""
+    """Return the schema of ``columns`` for Arrow."""
     return pa.schema([(name, ARROW_TYPES[name]) for name in columns])
 
 
 def check_columns(wanted: Sequence[tuple[str, str]]) -> tuple[str, ...]:
-    """Names out of ``(name, type as Spark prints it)`` of a user's schema. Raises ``Invalid`` for a foreign name or type."""
+    """Return the names in a user's schema of ``(name, Spark type)``. Raises ``Invalid`` for an unknown name or a wrong type."""
     for name, spark_type in wanted:
         if name not in SPARK_DDL:
             raise Invalid(f"schema: column {name!r} is unknown; the source has {', '.join(SPARK_DDL)}")

@@ -1,6 +1,6 @@
-"""Blocks of segments by ranged reads, each checked before anything in it is used.
+"""Reads blocks of segments with ranged requests and checks each block before it is used.
 
-A mismatch is never passed over: the error names segment, block and offsets.
+Every mismatch raises ``Corrupt`` with segment, block and offsets; none is skipped.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from stratalog_tiering.format.manifest import SegmentEntry
 from stratalog_tiering.format.segment import check_block
 
 REQUEST_BYTES: Final = 8 * 1024 * 1024
-"""Neighbouring blocks are fetched together up to this size; one larger block makes a larger request."""
+"""Adjacent blocks are fetched together up to this size; a single larger block makes a larger request."""
 
 
 def wanted_blocks(
     footer: SegmentFooter, piece: SegmentSlice, offsets: OffsetRange, timestamp_from_ms: int | None = None
 ) -> list[BlockEntry]:
-    """Blocks of a footer that begin within ``piece`` and can hold a wanted record."""
+    """Return the blocks of a footer that begin within ``piece`` and can hold a wanted record."""
     return [
         block
         for block in footer.blocks
@@ -35,7 +35,7 @@ def wanted_blocks(
 
 
 def read_blocks(bucket: Bucket, entry: SegmentEntry, blocks: Sequence[BlockEntry]) -> Iterator[tuple[BlockEntry, memoryview]]:
-    """``(block, its bytes)``, checked, in order. Raises ``Corrupt`` naming segment, block and offsets."""
+    """Yield each block and its checked bytes, in order. Raises ``Corrupt`` with segment, block and offsets."""
     groups = [list(group) for group in _requests(blocks)]
     for group, content in zip(groups, bucket.get_ranges(_range(entry, group) for group in groups), strict=True):
         for block in group:
@@ -52,7 +52,7 @@ def checked(entry: SegmentEntry, block: BlockEntry, content: memoryview) -> memo
 
 
 def located(entry: SegmentEntry, block: BlockEntry, bad: Corrupt) -> Corrupt:
-    """The same finding, with the place where it was made."""
+    """Return ``bad`` with segment, block and offsets added."""
     place = f"segment {entry.key}, block at byte {block.position}, offsets {block.base_offset}..{block.last_offset}"
     detail = {"base_offset": block.base_offset, "last_offset": block.last_offset, "position": block.position}
     return Corrupt(f"{place}: {bad.message}", segment=entry.key, **detail)
@@ -63,7 +63,7 @@ def _range(entry: SegmentEntry, group: Sequence[BlockEntry]) -> Range:
 
 
 def _requests(blocks: Sequence[BlockEntry]) -> Iterator[Iterator[BlockEntry]]:
-    """Runs of blocks that lie side by side, of ``REQUEST_BYTES`` at the most."""
+    """Group adjacent blocks into runs of at most ``REQUEST_BYTES``."""
     number, start, end = 0, 0, 0
     numbers: list[int] = []
     for block in blocks:

@@ -1,7 +1,7 @@
-"""``spark.read.format("stratalog")``: the cold history of topics as a table, straight from the bucket.
+"""``spark.read.format("stratalog")``: the cold history of topics as a table, read directly from the bucket.
 
-Schema and options are those of Spark's Kafka source. A user's schema picks columns. Options are checked when the
-data frame is made, the bucket is first touched when it is planned.
+Schema and options are those of Spark's Kafka source. A user's schema selects columns. Options are checked when the data frame
+is created; the bucket is first accessed when the query is planned.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PUSHDOWN_WORKER: Final = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
 class StratalogDataSource(DataSource):
-    """See the module; made by Spark with the options of one read."""
+    """The ``stratalog`` format; Spark creates one with the options of one read."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__(dict(options))
@@ -41,9 +41,9 @@ class StratalogDataSource(DataSource):
 
 
 def _pushdown_is_on() -> bool:
-    """Whether Spark asks from its pushdown worker, which it starts only if ``spark.sql.python.filterPushdown.enabled``.
+    """Return whether this is Spark's pushdown worker, started only if ``spark.sql.python.filterPushdown.enabled`` is set.
 
-    The planner's processes have no session to ask, and the setting is not among what Spark hands to a source.
+    The planner's processes have no session to ask, and Spark does not pass the setting to a source.
     """
     main = getattr(sys.modules.get("__main__"), "__spec__", None)
     # The worker's module is the daemon's argument; without the daemon it is the main module itself.

@@ -29,7 +29,7 @@ class TieringCounters(MetricGroup):
 
 @dataclass(slots=True, kw_only=True)
 class TieringMetrics(MetricGroup):
-    """What a worker has to do now."""
+    """The work that a worker has now and later."""
 
     subsystem = "tiering"
 
@@ -39,7 +39,7 @@ class TieringMetrics(MetricGroup):
 
 @dataclass(slots=True, kw_only=True)
 class TieringLag(MetricGroup):
-    """What is sealed and not cold yet. All workers report the same, for the whole cluster."""
+    """Sealed data that is not cold yet. All workers report the same, for the whole cluster."""
 
     subsystem = "tiering"
 

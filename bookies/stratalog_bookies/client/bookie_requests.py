@@ -1,7 +1,7 @@
 """All requests to bookies except adds, batched by bookie.
 
-What is asked of one bookie in one event-loop turn is sent as one request, so that the recovery of a thousand ledgers costs a
-few requests per bookie. What the byte bound of an answer left out is asked again, together with newer questions.
+Requests to one bookie from one event-loop turn are sent as one, so that the recovery of a thousand ledgers costs a few requests
+per bookie. Items that an answer left out for its byte bound are requested again, together with newer ones.
 """
 
 from __future__ import annotations

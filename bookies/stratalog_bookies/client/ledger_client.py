@@ -139,7 +139,7 @@ class LedgerClient:
     async def read_together(self, ledger: Ledger, first: int, last: int) -> list[Entry]:
         """``read`` of few and small entries for many ledgers: the reads of one event-loop turn are one request per bookie.
 
-        Returns at least one entry. What the shared bound leaves out is asked again.
+        Returns at least one entry. Entries that exceed the shared bound are requested again.
         """
         return await self._reads.together(ledger, first, last)
 

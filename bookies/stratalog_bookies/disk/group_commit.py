@@ -1,7 +1,7 @@
-"""Group commit: one write and one sync for everything that waits, and the next group as soon as the last is durable.
+"""Group commit: one write and one sync for all waiting entries; the next group starts as soon as the last is durable.
 
-What arrives during a sync forms the next group: a slow disk gets large groups, a fast one small groups, without a timer. All
-that arrives in one event-loop turn is in one group, because the group is taken in the next turn. The kernel writes
+Entries that arrive during a sync form the next group: a slow disk gets large groups, a fast one small groups, without a timer.
+All entries of one event-loop turn are in one group, because the group is taken in the next turn. The kernel writes
 asynchronously where it can; a thread writes otherwise. No group is acknowledged before it is durable.
 """
 

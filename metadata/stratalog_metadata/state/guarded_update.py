@@ -81,11 +81,11 @@ class GuardedUpdate:
         raise Superseded(self.key, found, is_certain=not self._is_unsure)
 
     def not_read(self, failure: StratalogError) -> OutcomeUnknown:
-        """What to raise if the record could not be read after a refusal."""
+        """Return the error for a record that could not be read after a refusal."""
         return OutcomeUnknown(f"the change of {self.key} was refused, and the record cannot be read: {failure.message}")
 
     def timed_out(self) -> StratalogError:
-        """What to raise when no time is left to propose again."""
+        """Return the error for a change that ran out of time to propose again."""
         if self._is_unsure and not isinstance(self._failure, OutcomeUnknown):
             return OutcomeUnknown(f"the change of {self.key} was not answered in time: {self._failure.message}")
         return self._failure

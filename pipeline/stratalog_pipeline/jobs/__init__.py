@@ -1,1 +1,1 @@
-"""Jobs over a bucket. Each is a plain function over Spark, with its logic in functions that need no Spark."""
+"""Jobs over a bucket. Each is a plain function that takes a Spark session; its logic is in functions that need no Spark."""

@@ -1,6 +1,6 @@
-"""``python -m stratalog_pipeline.jobs audit --store URL --topics a,b``: the thin Spark shell around the jobs.
+"""``python -m stratalog_pipeline.jobs audit --store URL --topics a,b``: the command line of the jobs.
 
-Prints one JSON line per partition. Exit status: 0 all is well, 1 an audit found problems, 2 wrong usage.
+Prints one JSON line per partition. Exit status: 0 no problems, 1 an audit found problems, 2 wrong usage.
 """
 
 from __future__ import annotations

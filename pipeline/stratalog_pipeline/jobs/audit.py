@@ -1,9 +1,9 @@
-"""Audit: is every offset of a partition's cold history there, once, and unaltered?
+"""Audit: checks that every offset of a partition's cold history is present exactly once and unaltered.
 
-Every block is read and checked to the last byte (block CRC32C, Merkle leaf, each batch's own CRC, contiguous offsets), within
-the tasks; only findings travel. Damage does not stop the audit: it becomes a finding that names segment, block and offsets.
-The digest of a partition is the RFC 9162 Merkle root over its blocks' leaves: two buckets with equal digests hold the
-same bytes in the same blocks. Rows are not decoded, so it runs at the speed of the disk or the network.
+The tasks read and check every byte of every block (block CRC32C, Merkle leaf, each batch's own CRC, contiguous offsets) and
+send only findings. Damage does not stop the audit: it becomes a finding with segment, block and offsets. The digest of a
+partition is the RFC 9162 Merkle root over its blocks' leaves: two buckets with equal digests hold the same bytes in the same
+blocks. Rows are not decoded, so the audit runs at the speed of the disk or the network.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from stratalog_tiering.format.segment import audit_block
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SliceFinding:
-    """What one slice of a segment holds: offsets (end exclusive), counts, concatenated leaf hashes, and what is wrong."""
+    """The result for one slice of a segment: offsets (end exclusive), counts, concatenated leaf hashes, and problems."""
 
     topic: str
     partition: int
@@ -43,7 +43,7 @@ class SliceFinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionAudit:
-    """The verdict on one partition. ``digest`` is hex, and meaningful only without ``problems``."""
+    """The verdict on one partition. ``digest`` is hex, and valid only if ``problems`` is empty."""
 
     topic: str
     partition: int
@@ -56,7 +56,7 @@ class PartitionAudit:
 
 
 def audit(spark: SparkSession, options: ReadOptions) -> list[PartitionAudit]:
-    """Audit what ``options`` ask for, whole blocks at a time. Raises ``Invalid`` or ``Corrupt`` only if planning fails."""
+    """Audit the partitions in ``options``, whole blocks at a time. Raises ``Invalid`` or ``Corrupt`` only if planning fails."""
     with Bucket(options.store) as bucket:
         splits = plan_scan(bucket, options)
     if not splits:
@@ -105,7 +105,7 @@ def _audit_slice(bucket: Bucket, split: Split, piece: SegmentSlice) -> SliceFind
 
 
 def _audit_blocks(bucket: Bucket, piece: SegmentSlice, blocks: Sequence[BlockEntry]) -> Iterator[str]:
-    """What is wrong with the blocks; reads go ahead of the checks, and begin anew behind a block that cannot be read."""
+    """Yield a message for each problem in the blocks. Reads are ahead of the checks, and restart after an unreadable block."""
     done = 0
     while done < len(blocks):
         ranges = [(piece.segment.key, block.position, block.length) for block in blocks[done:]]
@@ -126,7 +126,7 @@ def _audit_one(piece: SegmentSlice, block: BlockEntry, content: memoryview) -> I
 
 
 def combine(findings: Sequence[SliceFinding]) -> list[PartitionAudit]:
-    """Verdicts out of all findings, in any order. Pure. A gap or an overlap between slices is a problem, too."""
+    """Merge findings, in any order, into one verdict per partition. Pure. A gap or overlap between slices is a problem, too."""
     ordered = sorted((one for one in findings if one.end_offset > one.first_offset), key=_place)
     return [_verdict(list(group)) for _, group in groupby(ordered, key=lambda one: (one.topic, one.partition))]
 

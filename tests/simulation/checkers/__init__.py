@@ -1,1 +1,1 @@
-"""What must hold during a run and at its end, and which states a run met."""
+"""Invariants during a run and at its end, and the states that a run reached."""

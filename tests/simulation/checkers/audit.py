@@ -1,8 +1,8 @@
-"""Watches what the metadata quorum commits and what is deleted from the bucket, and says at once when an invariant breaks.
+"""Checks every commit of the metadata quorum and every deletion from the bucket, and reports a broken invariant at once.
 
-It sees each command as the first node applies it, and compares what the other nodes apply at the same index. So it judges the
-order in which things happen, which no reader can see at the end: that a hot copy went only after its cold copy was
-committed, that no owner of an earlier epoch extended the log, that a closed ledger stayed as it was.
+It sees each command as the first node applies it, and compares the entries that other nodes apply at the same index. So it
+checks the order of events, which no reader can see at the end: that a hot copy is removed only after its cold copy is
+committed, that no owner of an earlier epoch extends the log, that a closed ledger does not change.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ VOTE_PATH: Final = "raft/vote"
 
 
 class Audit:
-    """``broken`` lists what should not have happened, the first first. ``internal`` topics keep no history."""
+    """Checks commits and deletions. ``broken`` lists violations in order of time. ``internal`` topics keep no history."""
 
     def __init__(self, note: Callable[[str], None], bucket: Bucket | None = None) -> None:
         self.broken: list[str] = []
@@ -54,10 +54,12 @@ class Audit:
         self.promise_checker = PromiseChecker(self.require)
         self.records_max = 0
         self.on_committed: Callable[[Entry, Sequence[Change], Mapping[str, Record]], None] = lambda *committed: None
-        """Told of each command's changes, with the records before them."""
+        """Called with each command's changes and the records before them."""
         self.on_internal_opening: Callable[[int, int], None] = lambda broker_id, unfinished: None
-        """Told of each ledger that enters the log of an internal topic, before its owner hears of it: the owner's id, and how
-        many ledgers in a row before it have no durable checkpoint."""
+        """Called for each ledger that enters the log of an internal topic, before its owner learns of it.
+
+        The arguments are the owner's id and the number of consecutive ledgers before it without a durable checkpoint.
+        """
         self._note = note
         self._bucket = bucket
         self._entries: dict[int, Entry] = {}
@@ -65,7 +67,7 @@ class Audit:
         self._referenced: dict[str, frozenset[str]] = {}
 
     def watch(self, node: str, replica: Replica) -> None:
-        """Have every entry that this replica applies reported here."""
+        """Check every entry that this replica applies."""
         apply = replica.apply
 
         def applying(entry: Entry) -> Outcome | None:
@@ -76,7 +78,7 @@ class Audit:
         replica.apply = applying  # type: ignore[method-assign]
 
     def watch_votes(self, serving: ServingNode, disk: Disk) -> None:
-        """Have each vote that leaves this node, and each request for votes, compared with what its disk would survive with."""
+        """Compare each vote that this node sends, and each request for votes, with what its disk would hold after a crash."""
         send = serving.send
 
         def sending(messages: Sequence[Message]) -> None:
@@ -187,7 +189,7 @@ class Audit:
         return any(isinstance(each, Topic) and each.internal and each.topic_id == topic_id for each in self.records.values())
 
     def _internal_log_changed(self, before: Log, after: Log, partition: Record | None) -> None:
-        """What leaves the log is held by the checkpoint of the first ledger that stays, all of whose parts are durable."""
+        """Require that a durable checkpoint of the first remaining ledger holds the state of the ledgers that were removed."""
         if len(after.ledgers) > len(before.ledgers) and isinstance(partition, Partition):
             self.on_internal_opening(partition.owner, self._unfinished(before))
         gone = set(before.ledgers) - set(after.ledgers)
@@ -242,7 +244,7 @@ class Audit:
             )
 
     def _references(self, pointer: ManifestPointer, bucket: Bucket) -> Iterable[tuple[str, int]]:
-        """Everything that a committed manifest refers to, with its size (-1: not told)."""
+        """Yield every object that a committed manifest refers to, with its size (-1: unknown)."""
         yield pointer.object_key, -1
         manifest: Manifest = decode_manifest(bucket.objects[pointer.object_key][0], bytes.fromhex(pointer.sha256))
         same = (manifest.start_offset, manifest.end_offset) == (pointer.start_offset, pointer.end_offset)
@@ -261,6 +263,6 @@ class Audit:
         return frozenset(key for keys in self._referenced.values() for key in keys)
 
     def deleted(self, keys: Iterable[str]) -> None:
-        """Objects were deleted from the bucket."""
+        """Require that none of these deleted objects is referred to."""
         for key in self.referenced.intersection(keys):
             self.require(False, f"{key} was deleted while a committed manifest referred to it")

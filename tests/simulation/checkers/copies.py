@@ -1,7 +1,7 @@
-"""Which bookie has which entry: seen in the answers to adds and on the disks after crashes, compared with what metadata says.
+"""Tracks which bookie has which entry, from replies to adds and from disks after crashes, and compares it with metadata.
 
-Redundancy is invisible to readers, who are content with one good copy, until the bookie that has it is lost. So it is counted
-here, whenever something relies on it: when a writer is told that an entry is confirmed, when a ledger is closed, when the
+Readers do not notice missing redundancy, because one good copy is enough, until the bookie that has it is lost. So copies are
+counted wherever something relies on them: when a writer learns that an entry is confirmed, when a ledger is closed, when the
 auditor names another bookie, and when a bookie deletes.
 """
 
@@ -31,13 +31,13 @@ Find = Callable[[int], Ledger | None]
 Held = dict[tuple[str, int], int]
 _OK: Final = int(messages.Status.OK)
 _HEARD_OF_S: Final = 6.0
-"""So long an owner may open ledgers without having heard of a change of its topic: a command lives for as long."""
+"""The time for which an owner may open ledgers with a topic's old factor: the lifetime of a command."""
 _ON_THE_WAY_S: Final = 5.0
-"""So long after a disk was lost, writers and recoveries may still rely on what it had answered before."""
+"""The time for which writers and recoveries may still rely on a lost disk's earlier replies."""
 
 
 class Copies:
-    """``find`` looks a ledger's committed record up; ``require`` is told what holds and what should."""
+    """Counts copies. ``find`` returns a ledger's committed record; ``require`` reports a violated condition."""
 
     def __init__(self, require: Require, find: Find) -> None:
         self._require = require
@@ -48,7 +48,7 @@ class Copies:
         self._asked: dict[UUID, list[tuple[float, int]]] = {}
 
     def watch_answers(self, network: Network) -> None:
-        """Hear of every add that a bookie acknowledges."""
+        """Observe every add that a bookie acknowledges."""
         network.on_answer = self._answered
 
     def _answered(self, bookie: str, method: int, request: memoryview, answer: memoryview | StratalogError) -> None:
@@ -63,7 +63,7 @@ class Copies:
                 position += header[3]
 
     def has_checkpoint(self, ledger: Ledger) -> bool:
-        """Whether every part of the ledger's checkpoint has its quorum of copies."""
+        """Return whether every part of the ledger's checkpoint has its ack quorum of copies."""
         parts = self._checkpoint_parts.get(ledger.ledger_id, 0)
         counted = self._count(ledger, 0, parts - 1, self._held)
         return parts > 0 and all(copies >= ledger.ack_quorum for _, copies in counted)
@@ -73,14 +73,16 @@ class Copies:
         self._held[key] = self._held.get(key, 0) | 1 << entry_id
 
     def comes_back(self, disk: SimulatedDisk) -> None:
-        """A bookie is about to start from what is left on its disk. That may be more than it acknowledged: it may have crashed
-        between a write and the answer. Such an entry is a copy like any other: the bookie tells the auditor that it has it.
+        """Count the durable entries of a bookie that is about to restart.
+
+        They may be more than it acknowledged: it may have crashed between a write and its reply. Such an entry is a copy like
+        any other: the bookie reports it to the auditor.
         """
         for ledger_id, entry_id in stored_entries(disk):
             self._holds(disk.name, ledger_id, entry_id)
 
     def watch_deletions(self, bookie: str, server: BookieServer) -> None:
-        """Hear of every ledger that this bookie deletes."""
+        """Check every ledger that this bookie deletes."""
         assert server._dispatch is not None
         collector = server._dispatch._collector
         delete = collector._delete
@@ -93,14 +95,15 @@ class Copies:
         collector._delete = deleting  # type: ignore[method-assign]
 
     def lost(self, bookie: str) -> None:
-        """Its disk is gone. Answers that it gave are still on their way to writers and recoveries."""
+        """Forget the copies of a lost disk. Its earlier replies may still be on their way to writers and recoveries."""
         now = asyncio.get_running_loop().time()
         self._lost |= {key: (now, entries) for key, entries in self._held.items() if key[0] == bookie}
         self._held = {key: entries for key, entries in self._held.items() if key[0] != bookie}
 
     def opened(self, ledger: Ledger) -> None:
-        """The record was made: it has as many copies as its topic asks for, or asked for until a moment ago. No topic asks for
-        acknowledgements below a majority, whatever ``min.insync.replicas`` is.
+        """Check the new record's quorums against its topic's replication factor, current or until ``_HEARD_OF_S`` ago.
+
+        Acks are never below a majority, whatever ``min.insync.replicas`` is.
         """
         enough = ledger.ack_quorum >= quorum.majority(ledger.write_quorum)
         what = f"ledger {ledger.ledger_id} is acknowledged at {ledger.ack_quorum} of {ledger.write_quorum} copies"
@@ -108,30 +111,32 @@ class Copies:
         asked = self._asked.get(ledger.topic_id)
         if asked is not None:
             since = asyncio.get_running_loop().time() - _HEARD_OF_S
-            # The last factor before that moment held at it, too.
+            # The last factor set before ``since`` was in force at ``since``, too.
             old = [factor for at, factor in asked if at <= since][-1:]
             wanted = {*old, *(factor for at, factor in asked if at > since)}
             what = f"ledger {ledger.ledger_id} has {ledger.write_quorum} copies; its topic asks for {sorted(wanted)}"
             self._require(ledger.write_quorum in wanted, what)
 
     def asked_for(self, topic_id: UUID, factor: int) -> None:
-        """The topic was created, or changed."""
+        """Record the replication factor of a topic that was created or changed."""
         self._asked.setdefault(topic_id, []).append((asyncio.get_running_loop().time(), factor))
 
     def confirmed(self, ledger_id: int, first: int, last: int) -> None:
-        """A writer was told that entries ``first`` to ``last`` are confirmed. Once the record is closed it may hear of copies
-        that recovery has replaced by others; those were counted then.
+        """Check the entries ``first`` to ``last`` that a writer learned are confirmed.
+
+        Once the record is closed, the writer may count copies that recovery has replaced by others; those were counted at the
+        close.
         """
         ledger = self._find(ledger_id)
         if ledger is not None and ledger.state is not LedgerState.CLOSED:
             self._check(ledger, first, last, "confirmed")
 
     def closed(self, ledger: Ledger) -> None:
-        """The record was closed: nobody will write what is missing, but the auditor."""
+        """Check a closed ledger: from now on only the auditor adds missing copies."""
         self._check(ledger, 0, ledger.last_entry, "closed")
 
     def moved(self, before: Ledger, after: Ledger) -> None:
-        """The record of a closed ledger names other bookies: each of them has everything that it is named for."""
+        """Check that each bookie newly named in a closed ledger's record has every entry that it is named for."""
         same = [each.first_entry for each in before.fragments] == [each.first_entry for each in after.fragments]
         self._require(same, f"closed ledger {after.ledger_id} was cut into other fragments")
         for index, (old, new) in enumerate(zip(before.fragments, after.fragments, strict=same)):
@@ -143,7 +148,7 @@ class Copies:
                 self._require(not missing, what)
 
     def under_replicated(self, ledger: Ledger) -> list[int]:
-        """Entries of a closed ledger of which a named bookie has no copy."""
+        """Return the entries of a closed ledger that have fewer copies on the named bookies than the write quorum."""
         return [
             entry_id
             for entry_id, copies in self._count(ledger, 0, ledger.last_entry, self._held)
@@ -162,7 +167,7 @@ class Copies:
                 self._require(False, f"entry {entry_id} of ledger {ledger.ledger_id} is {what} with {copies} named copies")
 
     def _count(self, ledger: Ledger, first: int, last: int, held: Held) -> Iterator[tuple[int, int]]:
-        """Each entry with the number of its write set's bookies that have it."""
+        """Yield each entry with the number of bookies in its write set that have it."""
         for index, fragment in enumerate(ledger.fragments):
             end = fragment_end(ledger, index) if index + 1 < len(ledger.fragments) else last
             copies = [held.get((bookie, ledger.ledger_id), 0) for bookie in fragment.bookies]

@@ -1,7 +1,7 @@
-"""What a run met: named states that are worth reaching, and how far the cluster came.
+"""Counts the states that a run reached, and how much the cluster did.
 
-A simulation that passes shows nothing if its faults never hit what they are meant for. Each run counts the states of
-``STATES`` and must come as far as ``PROGRESS`` says; a suite fails if none of its runs met one of the states.
+A passing simulation proves nothing if its faults never hit their targets. Each run counts the states of ``STATES`` and must
+reach the amounts in ``PROGRESS``; a suite fails if none of its runs met one of the states.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ NEW_LEADER: Final = "new leader of the metadata quorum"
 FENCED_WRITER: Final = "writer fenced by a recovery"
 
 ALWAYS: Final = (ACKNOWLEDGED, ENTRIES, SEALED, OFFLOADED, COMMITTED)
-"""Counted in amounts; the others in occasions."""
+"""Counted in amounts; the others in occurrences."""
 STATES: Final = (
     *ALWAYS, HANDED_OVER, TAKEN_OVER, SEVERAL_IN_FLIGHT, OPEN_AT_TAKEOVER, RECOVERY_AT_TAKEOVER, RECOVERY_INTERRUPTED,
     HANDOVER_BY_SEAL, REPEATED_TO_NEXT_OWNER, RETRIED_AT_NEXT_OWNER, PARTS, FROM_TAIL, FROM_BOOKIES, FROM_STORE,
@@ -78,29 +78,29 @@ PROGRESS: Final[Mapping[str, Mapping[str, int]]] = {
     "everything": {ACKNOWLEDGED: 20, SEALED: 2, OFFLOADED: 20, HANDED_OVER: 1, TAKEN_OVER: 1},
     "log": {ACKNOWLEDGED: 30, SEALED: 2, OFFLOADED: 30, COMMITTED: 1},
 }
-"""By scenario: what each of its runs must reach at least. About a tenth of the least that 24 runs reached."""
+"""Minimum amounts for each run of a scenario. About a tenth of the minimum that 24 runs reached."""
 
 
 class Coverage:
-    """Of one run."""
+    """The states that one run met, and how often."""
 
     def __init__(self) -> None:
         self.met: Counter[str] = Counter()
 
     def meet(self, state: str, times: int = 1) -> None:
-        """One of ``STATES`` has occurred."""
+        """Count one of ``STATES``."""
         assert state in STATES, f"{state!r} is not in coverage.STATES"
         if times:
             self.met[state] += times
 
     def require_progress(self, scenario: str) -> None:
-        """Raise ``AssertionError`` if the run has come less far than every run of its scenario must."""
+        """Raise ``AssertionError`` if the run did less than every run of its scenario must."""
         for what, least in PROGRESS.get(scenario, {}).items():
             assert self.met[what] >= least, f"no progress: {self.met[what]} {what}; at least {least} are expected"
 
 
 def table(runs: Iterable[tuple[str, Mapping[str, int]]]) -> list[str]:
-    """Lines of a Markdown table: for each state how many runs met it and how often, and which scenarios did."""
+    """Return lines of a Markdown table: for each state how many runs met it, how often, and in which scenarios."""
     rows = list(runs)
     lines = ["| state | runs | times | scenarios |", "| --- | --- | --- | --- |"]
     for state in STATES:
@@ -111,5 +111,5 @@ def table(runs: Iterable[tuple[str, Mapping[str, int]]]) -> list[str]:
 
 
 def never_met(runs: Sequence[Mapping[str, int]]) -> list[str]:
-    """States that none of the runs met."""
+    """Return the states that none of the runs met."""
     return [state for state in STATES if not any(met.get(state) for met in runs)]

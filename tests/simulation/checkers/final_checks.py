@@ -1,6 +1,6 @@
-"""What must hold at the end of the ``log`` scenario, when all faults are over: bucket, bookies and metadata agree.
+"""Invariants at the end of the ``log`` scenario, when all faults are over: bucket, bookies and metadata agree.
 
-Each check names what is wrong, or nothing; what only has to come true eventually is asked again for a while.
+A check returns the problem or an empty string; a condition that only has to hold eventually is retried for ``EVENTUALLY_S``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ EVENTUALLY_S: Final = 45.0
 LOOK_S: Final = 0.25
 LEDGERS_PER_PARTITION_MAX: Final = 4
 INTERNAL_LEDGERS_MAX: Final = 2
-"""Of each partition of an internal topic: the newest, and the one before it while the newest has no durable checkpoint."""
+"""Per partition of an internal topic: the newest, and the one before it while the newest has no durable checkpoint."""
 RECORDS_FIXED_MAX: Final = 60
 RECORDS_PER_PARTITION_MAX: Final = 5 + LEDGERS_PER_PARTITION_MAX
 
@@ -31,7 +31,7 @@ Check = Callable[[], Awaitable[str]]
 
 
 class FinalChecks:
-    """``bookies`` are addresses. ``run`` raises ``AssertionError``."""
+    """The checks at the end of a run. ``bookies`` are addresses. ``run`` raises ``AssertionError``."""
 
     def __init__(self, audit: Audit, bucket: Bucket, bookies: Sequence[str], partitions: int) -> None:
         self._audit = audit
@@ -76,7 +76,7 @@ class FinalChecks:
         return ""
 
     async def _bucket_is_sound(self, ports: Ports) -> None:
-        """Every byte that the committed manifests refer to."""
+        """Verify every byte that the committed manifests refer to."""
         store = SimulatedStore(self._bucket, ports.loop, ports.random)
         source = ManifestSource(store)
         for pointer in [record for record in self._audit.records.values() if isinstance(record, ManifestPointer)]:

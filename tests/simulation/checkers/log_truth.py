@@ -1,4 +1,4 @@
-"""What was sent to a topic, acknowledged and seen, and what must hold between them."""
+"""Records that were sent to a topic, acknowledged and read, and the invariants between them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OFFSET_OUT_OF_RANGE = 1
 
 
 class Truth:
-    """What was sent, acknowledged and seen; the invariants are asserted as it grows."""
+    """Records sent, acknowledged and read; every addition asserts the invariants."""
 
     def __init__(self, audit: Audit, coverage: Coverage) -> None:
         self.sent: set[bytes] = set()
@@ -28,16 +28,16 @@ class Truth:
         self._once: dict[bytes, tuple[int, int]] = {}
 
     def send(self, values: Sequence[bytes]) -> None:
-        """These records are about to be sent."""
+        """Note records that are about to be sent."""
         self.sent.update(values)
 
     def acknowledge(self, partition: int, base_offset: int, values: Sequence[bytes]) -> None:
-        """A batch was acknowledged by all copies that acks=all asks for."""
+        """Note a batch that was acknowledged with acks=all."""
         for offset, value in enumerate(values, base_offset):
             self._acknowledge_one(partition, offset, value)
 
     def written_once(self, partition: int, base_offset: int, values: Sequence[bytes]) -> None:
-        """A batch was acknowledged by its first copy: it may be lost, and is nowhere else."""
+        """Note a batch that was acknowledged with acks=1: it may be lost, but must not be anywhere else."""
         self._once.update((value, (partition, offset)) for offset, value in enumerate(values, base_offset))
 
     def _acknowledge_one(self, partition: int, offset: int, value: bytes) -> None:
@@ -51,7 +51,7 @@ class Truth:
         self._same(known, value, partition, offset, "acknowledged after another was read")
 
     def serves(self, partition: int, watermark: int, acknowledged_end: int) -> None:
-        """A fetch was answered that was sent when ``acknowledged_end`` was known."""
+        """Check the high watermark of a fetch that was sent when ``acknowledged_end`` was known."""
         fresh = watermark >= acknowledged_end
         self._audit.require(fresh, f"{partition} was served up to {watermark} after {acknowledged_end} had been acknowledged")
 
@@ -68,7 +68,7 @@ class Truth:
         assert known == value, f"two records at {partition}@{offset}: {known!r} and {value!r} ({how})"
 
     def check_final(self, partition: int, records: list[Record], start: int = 0) -> None:
-        """``records`` is the whole partition from ``start`` on."""
+        """Check ``records``, the whole partition from ``start`` on."""
         offsets = [record.offset for record in records]
         assert offsets == list(range(start, start + len(records))), f"partition {partition} has gaps: {_gaps(offsets)}"
         values = [record.value for record in records]
@@ -89,7 +89,7 @@ def _gaps(offsets: list[int]) -> list[tuple[int, int]]:
 
 
 async def read_all(client: KafkaClient, topic: str, partition: int) -> tuple[int, list[Record]]:
-    """The log's start and everything from there on, with patience for takeovers, cold reads and a start that moves."""
+    """Return the log's start offset and all records from it on. Retries through takeovers, cold reads and a moving start."""
     start: int | None = None
     records: list[Record] = []
     while True:

@@ -1,6 +1,6 @@
-"""Finds the states of ``coverage.py`` while a run goes on: in what the quorum commits, in messages, and in the product's calls.
+"""Detects the states of ``coverage.py`` during a run: in the quorum's commits, in messages, and in calls of the product.
 
-Observers only count. They change neither what the product does nor when.
+Observers only count. They do not change the product's behaviour or timing.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _decode_command: Final = msgspec.msgpack.Decoder(Command).decode
 
 
 class ChangeObserver:
-    """Looks at every change that the quorum commits. ``sealing`` holds ledgers whose writers are sealing them."""
+    """Observes every change that the quorum commits. ``sealing`` holds ledgers whose writers are sealing them."""
 
     def __init__(self, coverage: Coverage) -> None:
         self._meet = coverage.meet
@@ -57,7 +57,7 @@ class ChangeObserver:
         self.sealing: set[int] = set()
 
     def committed(self, entry: Entry, changes: Sequence[Change], records: Mapping[str, Record]) -> None:
-        """``records`` are those before the changes."""
+        """Count the states in these changes. ``records`` are those before the changes."""
         if entry.term > self._term:
             self._meet(states.NEW_LEADER, self._term > 0)
             self._term = entry.term
@@ -119,7 +119,7 @@ def _is_closed(record: Record) -> bool:
 
 
 def observe_answers(coverage: Coverage) -> Callable[[int, memoryview, memoryview | StratalogError], None]:
-    """For ``Network.on_settled``: counts commands whose sender does not learn their outcome."""
+    """Return a callback for ``Network.on_settled`` that counts commands whose sender does not learn their outcome."""
 
     def settled(method: int, body: memoryview, answer: memoryview | StratalogError) -> None:
         if method == messages.PROPOSE and isinstance(answer, OutcomeUnknown):
@@ -149,7 +149,7 @@ def _kind(update: object) -> str:
 
 @contextlib.contextmanager
 def observe_calls(coverage: Coverage, changes: ChangeObserver) -> Iterator[None]:
-    """Count what calls of the product show. Its functions are restored at the end."""
+    """Wrap functions of the product to count states; restore them at the end."""
     recovering: list[Process] = []
     with contextlib.ExitStack() as stack:
 

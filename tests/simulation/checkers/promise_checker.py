@@ -1,7 +1,7 @@
-"""What a command requires holds when it takes effect, and a session ends only when its holder has stopped believing in it.
+"""Checks that a command's requirements hold when it takes effect, and that no session ends before its holder's deadline.
 
-Both are checked against records and clocks of the simulation, not against what the code under test thinks: with its own
-versions of everything, on the real monotonic clock of the holder's machine.
+Both are checked against the simulation's own records and clocks, not against the state of the code under test: with separate
+versions of all records, and on the monotonic clock of the holder's machine.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _decode: Final = msgspec.msgpack.Decoder(Command).decode
 
 
 class PromiseChecker:
-    """Told of every command in its order, before anything else looks at it."""
+    """Called for every command in order, before any other check."""
 
     def __init__(self, require: Callable[[bool, str], None]) -> None:
         self._require = require
@@ -36,15 +36,15 @@ class PromiseChecker:
         self._broken: set[Process] = set()
 
     def holds_sessions(self, process: Process, clock: SimulatedClock, keeper: SessionKeeper) -> None:
-        """This process keeps its sessions in ``keeper``."""
+        """Register the keeper in which this process holds its sessions."""
         self._holders.append((process, clock, keeper))
 
     def connection_broke(self, process: Process) -> None:
-        """A connection of this process broke: what allows it to end early (a grace) may do so."""
+        """Note that a connection of this process broke: sessions with a grace may end early."""
         self._broken.add(process)
 
     def applied(self, entry: Entry, outcome: Outcome) -> None:
-        """The first node has applied ``entry``."""
+        """Check an entry that the first node has applied."""
         if entry.kind is EntryKind.COMMAND and outcome.changes:
             requirements = _decode(entry.payload).requirements
             for requirement in requirements:
@@ -55,7 +55,7 @@ class PromiseChecker:
             self._take(change)
 
     def _check_pointers(self, index: int, changes: Sequence[Change], requirements: Sequence[Requirement]) -> None:
-        """A manifest is committed by compare-and-set of its pointer."""
+        """Require that every manifest pointer is set by compare-and-set."""
         compared = {requirement.key for requirement in requirements if isinstance(requirement, VersionIs)}
         for change in changes:
             if change.after is not None and isinstance(change.after.record, ManifestPointer):

@@ -1,4 +1,4 @@
-"""Which entries a bookie's disk would survive a power cut with: read from its log files, without asking the bookie."""
+"""Reads the entries on a bookie's disk that would survive a power cut, from its log files, without the bookie."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SUFFIX: Final = ".log"
 
 
 def stored_entries(disk: Disk) -> Iterator[tuple[int, int]]:
-    """Ledger and entry id of each entry that lies there durable and whole. Damaged ones, and damaged files, do not count."""
+    """Yield ledger and entry id of each durable, undamaged entry. Damaged entries and files do not count."""
     cookie = disk.durable(COOKIE_FILE)
     if not cookie:
         return

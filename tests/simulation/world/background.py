@@ -1,4 +1,4 @@
-"""Blocking calls in simulated time: each takes a random while and runs at its end, on its own process only."""
+"""Blocking calls in simulated time: each takes a random time and runs at its end, in its own process only."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class SimulatedBackground:
                 return
             try:
                 result = call()
-            except Exception as failure:  # Whatever it is belongs to whoever awaits the future.
+            except Exception as failure:  # Every exception goes to the caller that awaits the future.
                 future.set_exception(failure)
             else:
                 future.set_result(result)
@@ -47,7 +47,7 @@ class SimulatedBackground:
         return future
 
     def crash(self, disk: Disk) -> None:
-        """The power goes while the thread is in the middle of its call, or between two."""
+        """Cut the power while the thread is in the middle of its call, or between two calls."""
         if self._pending and self._randomness.random() < 0.5:
             disk.cut_power_after(self._randomness.randrange(STEPS_MAX), self._pending[0])
 

@@ -1,4 +1,4 @@
-"""Clocks of simulated machines: a monotonic one that may run fast or slow, and a wall clock that may jump."""
+"""Clocks of simulated machines: a monotonic clock that may run fast or slow, and a wall clock that may jump."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ EPOCH_MS = 1_700_000_000_000
 
 
 class SimulatedClock:
-    """``rate`` is how many of its seconds pass in one real second; ``jump`` moves the wall clock only."""
+    """``rate`` is the number of its seconds per simulated second; ``jump`` moves the wall clock only."""
 
     def __init__(self, loop: SimulatedLoop, rate: float = 1.0) -> None:
         self._loop = loop

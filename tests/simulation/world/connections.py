@@ -1,8 +1,8 @@
-"""Connections between simulated processes, as far as they are noticed: whose end learns when that they have broken.
+"""Connections between simulated processes: when they break, and which end learns of it when.
 
-The network carries requests one by one; a connection stands from the first request that arrives until one end's process
-dies, or until it breaks for no reason at all. The kernel of a process that was killed tells the other end, if the link
-carries anything; a machine without power tells nobody.
+The network carries requests one by one; a connection exists from the first request that arrives until one end's process dies,
+or until it breaks at random. The kernel of a killed process notifies the other end, if the link carries anything; a machine
+without power notifies nobody.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BREAK_CHANCE = 0.0005
 
 
 class Link(Protocol):
-    """What is asked of the network."""
+    """The part of the network that connections use."""
 
     @property
     def loop(self) -> SimulatedLoop: ...
@@ -47,13 +47,13 @@ class SimulatedConnection:
 
 
 class Connections:
-    """All that stand, and the clients' channels that want to know when theirs breaks."""
+    """All open connections, and the callbacks of clients' channels for broken ones."""
 
     def __init__(self, network: Link, randomness: random.Random) -> None:
         self._network = network
         self._random = randomness
         self.on_broken: Callable[[Process], None] = lambda client: None
-        """Told when a client's connection breaks although the client lives."""
+        """Called when a client's connection breaks although the client lives."""
         self._standing: dict[tuple[Process | None, str, str], SimulatedConnection] = {}
         self._listeners: dict[tuple[Process | None, str], list[Callable[[], None]]] = {}
 
@@ -63,7 +63,7 @@ class Connections:
         return lambda: listeners.remove(callback) if callback in listeners else None
 
     def over(self, client: Process | None, source: str, address: str, server: Process | None) -> SimulatedConnection:
-        """What a request that arrives now came over."""
+        """Return the connection of a request that arrives now; it may break first, at random."""
         key = (client, source, address)
         connection = self._standing.get(key)
         if connection is not None and self._random.random() < BREAK_CHANCE:

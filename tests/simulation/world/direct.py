@@ -1,7 +1,6 @@
-"""Simulated transfers around the page cache, behind the very ``DirectFile`` that production uses.
+"""Simulated transfers around the page cache, used through production's ``DirectFile``.
 
-A write that is under way when its machine loses power may have reached the platter in any of its pages; one that has ended is
-durable.
+If a machine loses power during a write, any of its pages may have reached the platter; a write that has ended is durable.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ TRANSFER_S = 0.0005
 
 
 class SimulatedTransfers:
-    """What the kernel of one incarnation of a process carries out by itself; ends of a dead one's are told nobody."""
+    """The asynchronous transfers of one incarnation of a process. Completions for a dead process are dropped."""
 
     def __init__(self, loop: SimulatedLoop, randomness: random.Random) -> None:
         self.loop = loop
@@ -32,7 +31,7 @@ class SimulatedTransfers:
         self._randomness = randomness
 
     def open_direct(self, disk: Disk, file: SimulatedFile) -> DirectFile:
-        """``file`` as it is used around the page cache."""
+        """Return ``file`` opened for use around the page cache."""
         return DirectFile(file, SimulatedDirect(disk, file, self))
 
     def later_s(self) -> float:

@@ -1,9 +1,9 @@
-"""Simulated disks: what was written and not synced may be lost, torn or kept at a crash, each page of it by itself.
+"""Simulated disks: each page of an unsynced write may be lost, torn or kept at a crash, independently of the others.
 
 A :class:`Disk` outlives the crashes of its machine. ``read`` and ``pread`` see every write at once, as through a page cache;
-``crash`` decides what of the unsynced writes had reached the platter: any of their pages, in any order, and of a page any of
-its sectors. A crash may also come between two steps of a call that a thread is in (``cut_power_after``). Faults are set by the
-nemesis: failing syncs and writes, a full disk, flipped bits.
+``crash`` decides which unsynced writes had reached the platter: any of their pages, in any order, and of a page any of its
+sectors. A crash may also come between two steps of a call that a thread is in (``cut_power_after``). The nemesis sets faults:
+failing syncs and writes, a full disk, flipped bits.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stratalog_core.ports import Buffer, File
 SECTOR_BYTES = 512
 PAGE_BYTES = 4096
 CAPACITY_BYTES = 1 << 40
-"""Never used up: a disk is full when a nemesis says so."""
+"""Never used up: a disk is full only if a nemesis says so."""
 
 
 @dataclass(slots=True, eq=False)
@@ -32,7 +32,7 @@ class Write:
 
 @dataclass(slots=True)
 class Content:
-    """``now`` is what reads see; ``durable`` what a crash leaves at least; ``unsynced`` the writes in between."""
+    """``now`` is what reads see; ``durable`` the minimum that a crash leaves; ``unsynced`` the writes in between."""
 
     now: bytearray = field(default_factory=bytearray)
     durable: bytearray = field(default_factory=bytearray)
@@ -45,7 +45,7 @@ class Content:
         return written
 
     def truncate(self, size: int) -> None:
-        # A truncation is made durable at once: recovery code only truncates to drop what it will not read again.
+        # A truncation is durable at once: recovery code truncates only to drop what it will not read again.
         for bytes_ in (self.now, self.durable):
             if len(bytes_) > size:
                 del bytes_[size:]
@@ -61,7 +61,7 @@ class Content:
         self.unsynced.clear()
 
     def sync_write(self, write: Write) -> None:
-        """Only this one, as a direct write that has ended."""
+        """Make only this write durable, as a completed direct write."""
         if write in self.unsynced:
             _overwrite(self.durable, write.content, write.position)
             self.unsynced.remove(write)
@@ -70,7 +70,7 @@ class Content:
         self.sync_write(self.unsynced[-1])
 
     def crash(self, randomness: random.Random) -> None:
-        """Of each page of each unsynced write, whichever came first: all, nothing, or some of its sectors."""
+        """Keep all, none or some sectors of each page of each unsynced write, in order of the writes."""
         for write in self.unsynced:
             for position, content in _survivors(write, randomness):
                 _overwrite(self.durable, content, position)
@@ -94,7 +94,7 @@ def _survivors(write: Write, randomness: random.Random) -> Iterator[tuple[int, b
 
 
 def _pieces(position: int, content: bytes, size: int) -> Iterator[tuple[int, bytes]]:
-    """What lies in each page, or sector, of the file."""
+    """Yield the part of ``content`` in each page, or sector, of the file, with its position."""
     at = 0
     while at < len(content):
         end = min(at + size - (position + at) % size, len(content))
@@ -112,7 +112,7 @@ def _overwrite(target: bytearray, content: bytes, position: int) -> None:
 
 @dataclass(slots=True)
 class DiskFaults:
-    """What goes wrong from now on; cleared by assigning a new one."""
+    """Faults in force; cleared by assigning a new instance."""
 
     sync_fails: bool = False
     read_fails: bool = False
@@ -121,7 +121,7 @@ class DiskFaults:
 
 
 class PowerCut(BaseException):
-    """The power is gone; not an error that anybody handles."""
+    """The power is gone. A ``BaseException``, so that no code under test handles it."""
 
 
 class Disk:
@@ -146,7 +146,7 @@ class Disk:
         self._is_locked = False
 
     def crash(self) -> None:
-        """Decide what survives; names whose directory was not synced may be lost or kept."""
+        """Decide what survives. Names in a directory that was not synced may be lost or kept."""
         self._unlock()
         names = dict(self._durable_names)
         for name, content in self.content.items():
@@ -161,14 +161,14 @@ class Disk:
         self._durable_names = dict(names)
 
     def flip_bit(self, path: str, position: int, bit: int) -> None:
-        """Rot: the bit changes on the platter and in every later read."""
+        """Flip a bit on the platter: every later read sees it."""
         content = self.content[path]
         for copy in (content.now, content.durable):
             if position < len(copy):
                 copy[position] ^= 1 << bit
 
     def durable(self, path: str) -> bytes:
-        """What a crash leaves at least of a file; empty if that is nothing."""
+        """Return the minimum content of a file after a crash; empty if the file may be gone."""
         content = self._durable_names.get(path)
         return bytes(content.durable) if content is not None else b""
 
@@ -182,22 +182,22 @@ class Disk:
         self._durable_names.update({name: content for name, content in self.content.items() if name.startswith(prefix)})
 
     def mount(self, open_direct: OpenDirect | None = None) -> SimulatedFiles:
-        """The directory tree; ``open_direct`` makes of a file one that is used around the page cache (``direct.py``)."""
+        """Return the directory tree. ``open_direct`` opens a file for use around the page cache (``direct.py``)."""
         return SimulatedFiles(self, open_direct)
 
     def cut_power_after(self, steps: int, call: Callable[[], object]) -> None:
-        """Run as much of ``call`` as changes the disk in so many steps; ``crash`` comes next."""
+        """Run ``call`` until it has changed the disk ``steps`` times; the caller crashes the disk next."""
         self._steps_left = steps
         try:
             call()
         except (PowerCut, Exception):
-            # Whatever the call would have raised, nobody is left to hear it.
+            # Nobody receives the error of a call that the power cut ended.
             pass
         finally:
             self._steps_left = None
 
     def step(self) -> None:
-        """Before each change. Raises ``PowerCut`` if it does not happen any more."""
+        """Count a change of the disk. Raises ``PowerCut`` if the power is gone before it."""
         if self._steps_left is not None:
             if not self._steps_left:
                 raise PowerCut

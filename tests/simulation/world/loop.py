@@ -1,9 +1,8 @@
-"""An event loop without a machine: time stands still while callbacks run and jumps to the next timer when none is ready.
+"""An event loop in simulated time: time stands still while callbacks run and jumps to the next timer when none is ready.
 
-Every callback belongs to the process (see :class:`Process`) in whose context it was scheduled. When a process has crashed,
-its callbacks are dropped: its tasks never resume, as after ``kill -9``, and none of their ``finally`` blocks runs.
-
-Nothing fails in the background: an exception that leaves a callback ends the run (``failure``), and so does whatever
+Every callback belongs to the process (see :class:`Process`) in whose context it was scheduled. After a process has crashed, its
+callbacks are dropped: its tasks never resume, as after ``kill -9``, and none of their ``finally`` blocks runs. No failure goes
+unnoticed: an exception that leaves a callback ends the run (``failure``), and so does every exception or task that
 ``unhandled.py`` finds.
 """
 
@@ -32,13 +31,13 @@ class SimulationStuck(Exception):
 
 
 class FailedInBackground(Exception):
-    """Something failed where nobody waits for it: in a callback, in a forgotten task, or behind a log line."""
+    """A failure with no caller to receive it: in a callback, in a task that nobody awaits, or only in a log line."""
 
 
 class Process:
-    """One incarnation of a simulated process. ``alive`` goes false at its crash and never comes back.
+    """One incarnation of a simulated process. ``alive`` becomes false at its crash and stays so.
 
-    While it is stopped, as by SIGSTOP or a suspended machine, ``held`` keeps what it would have run.
+    While the process is stopped, as by SIGSTOP or a suspended machine, ``held`` keeps its callbacks.
     """
 
     __slots__ = ("_context", "alive", "context", "fuse", "held", "is_special", "name", "on_fuse")
@@ -48,22 +47,22 @@ class Process:
         self.alive = True
         self.held: list[_Handle] | None = None
         self.fuse = 0
-        """So many callbacks of it may still run before ``on_fuse`` is called; 0: any number."""
+        """The number of callbacks that may still run before ``on_fuse`` is called; 0: unlimited."""
         self.on_fuse: Callable[[], None] = _nothing
         self.is_special = False
-        """Not just alive: the loop has to look what is with it before it runs anything of it."""
+        """True if the process is not simply alive: the loop must check its state before it runs a callback."""
         self._context = contextvars.Context()
         self._context.run(CURRENT.set, self)
         self.context: Callable[[], Context] = self._context.copy
-        """A fresh context whose callbacks belong to this process."""
+        """Returns a fresh context whose callbacks belong to this process."""
 
     def end(self) -> None:
-        """It has crashed."""
+        """Mark the process as crashed."""
         self.alive = False
         self.is_special = True
 
     def light_fuse(self, callbacks: int, on_fuse: Callable[[], None]) -> None:
-        """Call ``on_fuse`` before its so many-th callback from now; 0: do not."""
+        """Call ``on_fuse`` before the ``callbacks``-th callback from now; 0: never."""
         self.fuse, self.on_fuse = callbacks, on_fuse
         self.is_special = True
 
@@ -72,7 +71,7 @@ CURRENT: contextvars.ContextVar[Process | None] = contextvars.ContextVar("simula
 
 
 class _Handle(asyncio.TimerHandle):
-    """A callback that runs only while its process does. Made for speed: a run schedules a hundred thousand of them."""
+    """A callback that runs only while its process does. Written for speed: a run schedules a hundred thousand of them."""
 
     __slots__ = ("process",)
 
@@ -95,7 +94,7 @@ class _Handle(asyncio.TimerHandle):
 
 
 class SimulatedLoop(asyncio.BaseEventLoop):
-    """``turns`` counts callbacks that have run: with the seed it names every point of a run."""
+    """``turns`` counts the callbacks that have run: with the seed it identifies every point of a run."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,7 +115,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def time(self) -> float:
         return self._now
 
-    # -- scheduling: a quarter of a run's time was spent here, so these do not call one another
+    # -- scheduling: a quarter of a run's time was spent here, so these methods do not call one another
 
     def call_soon(
         self, callback: Callable[[Unpack[Arguments]], object], *args: *Arguments, context: Context | None = None
@@ -137,7 +136,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     ) -> asyncio.TimerHandle:
         if context is None:
             context = copy_context()
-        # However short a wait, time moves: a clock that runs slower than the loop's would be waited for in steps of nothing.
+        # Time advances on every wait: otherwise a clock that is slower than the loop's would be awaited in steps of zero.
         soonest = self._now + SHORTEST_WAIT_S
         when = when if when > soonest else soonest
         handle = _Handle(callback, args, context, when, context.get(CURRENT))
@@ -159,22 +158,22 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         return handle
 
     def call_later_as(self, process: Process | None, delay: float, callback: Callable[..., object], *args: Any) -> None:
-        """``call_later`` for another process, or for the world."""
+        """``call_later`` for another process, or for none (the simulation itself)."""
         when = self._now + (delay if delay > SHORTEST_WAIT_S else SHORTEST_WAIT_S)
         context = Context() if process is None else process.context()
         heappush(self._timers, (when, next(self._numbers), _Handle(callback, args, context, when, process)))
 
     def call_at_as(self, process: Process | None, when: float, callback: Callable[..., object], *args: Any) -> None:
-        """``call_at`` for another process, or for the world."""
+        """``call_at`` for another process, or for none (the simulation itself)."""
         self.call_later_as(process, when - self._now, callback, *args)
 
     def run_as(self, process: Process | None, call: Callable[..., Result], *args: Any) -> Result:
-        """Call with every callback that it schedules belonging to ``process``."""
+        """Call ``call``; every callback that it schedules belongs to ``process``."""
         context = Context() if process is None else process.context()
         return context.run(call, *args)
 
     def deliver_as(self, process: Process | None, call: Callable[..., object], *args: Any) -> None:
-        """Something reaches ``process`` from outside: ``call`` now, or when it goes on."""
+        """Deliver an external event to ``process``: run ``call`` now, or when a stopped process continues."""
         if process is None:
             Context().run(call, *args)
         elif process.held is None:
@@ -185,7 +184,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     # -- running
 
     def _run_once(self) -> None:
-        """Run until somebody calls ``stop``."""
+        """Run until ``stop`` is called."""
         handles = self._handles
         last_turn = self.turns + MAXIMUM_TURNS_WITHOUT_TIME
         while not self._stopping:  # type: ignore[attr-defined]
@@ -208,12 +207,12 @@ class SimulatedLoop(asyncio.BaseEventLoop):
                 self._complain({"message": f"a callback of {_name(process)} failed", "exception": failure})
 
     def _lets_run(self, process: Process, handle: _Handle) -> bool:
-        """Whether ``process`` runs this callback now. It may be dead, or stopped, or be about to end."""
+        """Return whether to run this callback: its process may be dead, stopped, or about to crash."""
         if process.alive and process.held is not None:
             process.held.append(handle)
             return False
         if process.alive and process.fuse:
-            # Between any two callbacks, which is at any await, a process may end.
+            # A process may crash between any two callbacks, that is, at any await.
             process.fuse -= 1
             if not process.fuse:
                 process.on_fuse()
@@ -222,7 +221,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         return process.alive
 
     def _jump(self) -> None:
-        """To the next timer's time; all timers of that time are ready now."""
+        """Advance to the next timer's time and make all timers of that time ready."""
         timers = self._timers
         while timers and timers[0][2]._cancelled:
             heappop(timers)
@@ -239,26 +238,26 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             self.check_unhandled()
 
     def stop_process(self, process: Process) -> None:
-        """Nothing of it runs until ``continue_process``; time goes on."""
+        """Hold the callbacks of the process until ``continue_process``; time goes on."""
         process.held = process.held if process.held is not None else []
         process.is_special = True
 
     def continue_process(self, process: Process) -> None:
-        """What came meanwhile runs now, in the order in which it came."""
+        """Schedule the callbacks that were held, in the order in which they arrived."""
         held, process.held = process.held or [], None
         self._handles.extend(held)
 
     # -- failures
 
     def fail(self, failure: Exception, cause: BaseException | None = None) -> None:
-        """End the run; the first failure counts."""
+        """End the run; only the first failure is kept."""
         if self.failure is None and not self.is_over:
             self.failure = failure
             self.failure.__cause__ = cause
             self.stop()
 
     def _complain(self, context: dict[str, Any]) -> None:
-        """What asyncio would log and forget. Failures of a crashed process do not count: its memory is gone."""
+        """Fail the run with an error that asyncio would only log. Failures of crashed processes are ignored."""
         future = context.get("future")
         if isinstance(future, OwnedFuture) and future.process is not None and not future.process.alive:
             return
@@ -267,12 +266,12 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self.fail(FailedInBackground(what), failure)
 
     def check_unhandled(self) -> None:
-        """Fail if a live process has had an unhandled exception since the last look."""
+        """Fail if a live process has had an unhandled exception since the last check."""
         for what, failure in self.unhandled.look():
             self.fail(FailedInBackground(what), failure)
 
     def check_at_end(self) -> None:
-        """The last look: nobody takes an exception or wakes a task any more."""
+        """Fail for every unhandled exception and unreachable task at the end of the run."""
         self.check_unhandled()
         self.check_unhandled()
         for what in self.unhandled.collect(self):
@@ -289,7 +288,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         return task
 
     def finish(self) -> None:
-        """The simulation is over: what its tasks do while they are collected has no effect."""
+        """End the simulation: callbacks scheduled afterwards, while tasks are collected, have no effect."""
         self.is_over = True
         self.unhandled.clear()
         self._handles.clear()

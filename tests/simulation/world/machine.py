@@ -1,4 +1,4 @@
-"""A simulated machine: a disk and clocks that outlive its processes, and the ports that one incarnation of a process gets."""
+"""A simulated machine: a disk and clocks that outlive its processes, and the ports of one incarnation of a process."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ from simulation.world.streams import Streams
 
 
 class World:
-    """What all machines share. Every source of randomness is drawn from the one seed, by name, so that adding a machine
-    does not change what the others do."""
+    """State shared by all machines.
+
+    Every source of randomness is drawn from the one seed, by name, so that adding a machine does not change the others.
+    """
 
     def __init__(self, seed: int, schedule: Schedule | None = None) -> None:
         self.seed = seed
@@ -43,7 +45,7 @@ class World:
         return random.Random(f"{self.seed}/{name}")
 
     def decides(self, name: str) -> bool:
-        """Whether to do what a shortened run may leave out (see ``schedule.py``)."""
+        """Return whether to do a step that a shortened run may leave out (see ``schedule.py``)."""
         return self.schedule.allows(name, self.loop.time())
 
     def note(self, what: str) -> None:
@@ -52,7 +54,7 @@ class World:
 
 
 class Ports:
-    """Everything one incarnation of a process sees of the world."""
+    """The simulated ports of one incarnation of a process."""
 
     def __init__(self, machine: Machine) -> None:
         world = machine.world
@@ -82,11 +84,11 @@ class Machine:
         self.failure: BaseException | None = None
         self.ended = asyncio.Event()
         self.is_excused = False
-        """Its disk is faulty: it may fail."""
+        """The disk is faulty, so that the process may fail."""
         self.is_rotten = False
-        """Bits have flipped on its disk, and nobody repairs that."""
+        """Bits have flipped on the disk, and nothing repairs them."""
         self.terminated = asyncio.Event()
-        """Its process was asked to end, as by SIGTERM."""
+        """Set when the process is asked to end, as by SIGTERM."""
         self._main = main
         self._process: Process | None = None
         self._ports: Ports | None = None
@@ -99,7 +101,7 @@ class Machine:
 
     @property
     def files(self) -> SimulatedFiles:
-        """For one incarnation of a process."""
+        """The disk's files for one incarnation of a process."""
         randomness = self.world.random(f"{self.name}/{self.starts}/transfers")
         return self.disk.mount(SimulatedTransfers(self.world.loop, randomness).open_direct)
 
@@ -127,12 +129,14 @@ class Machine:
         self.disk.crash()
 
     def crash_within(self, callbacks: int) -> None:
-        """Crash before its so many-th callback from now, even between two that belong to one moment. 0: do not."""
+        """Crash before the process runs its ``callbacks``-th callback from now, even between two of the same instant. 0:
+        cancel.
+        """
         if self._process is not None:
             self._process.light_fuse(callbacks, functools.partial(self.world.loop.run_as, None, self.crash))
 
     async def terminate(self, patience_s: float) -> bool:
-        """As SIGTERM: wait until its main program has ended, then it is gone. False: it took too long, or crashed before."""
+        """Ask the process to end, as SIGTERM does, and wait for it. False: it took longer than ``patience_s``, or crashed."""
         if self._process is None or self._task is None:
             return False
         process, task = self._process, self._task
@@ -144,7 +148,7 @@ class Machine:
         return task.done()
 
     def stop(self) -> None:
-        """As SIGSTOP: nothing of it runs until ``go_on``, while time and the others go on."""
+        """Stop the process, as SIGSTOP does, until ``go_on``; time and other processes continue."""
         if self._process is not None:
             self.world.loop.stop_process(self._process)
 

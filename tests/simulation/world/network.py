@@ -1,8 +1,7 @@
-"""The simulated network between processes: delays, reordering, requests that are lost or arrive twice, lost answers, one-way
-partitions.
+"""The simulated network: delays, reordering, lost and duplicated requests, lost answers, one-way partitions.
 
-It carries the same requests as ``stratalog_core.rpc.tcp`` with the same promises: ``Unavailable`` only when a request never
-left, ``OutcomeUnknown`` when it left and no answer came. Bytes are copied at both ends, so that nobody shares memory.
+It carries the same requests as ``stratalog_core.rpc.tcp`` with the same guarantees: ``Unavailable`` only if a request was never
+sent, ``OutcomeUnknown`` if it was sent and no answer came. Bytes are copied at both ends, so that no memory is shared.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from stratalog_core.rpc.awaited_calls import call_by_send
 from stratalog_metadata.protocol import messages
 
 NEVER_REPEATED: Final = frozenset({messages.PROPOSE, messages.FORWARD})
-"""Methods whose senders do not ask again once a request may have arrived: neither they nor TCP deliver it twice.
+"""Methods whose senders do not retry once a request may have arrived: neither they nor TCP deliver it twice.
 
-A second copy of a proposal would be a fault that does not exist, and would be blamed on the product: the copy is refused by
-what the first has written, and if that answer comes first, the sender is told of a conflict while its command took effect.
+A second copy of a proposal would be a fault that cannot occur, and would be blamed on the product: the copy is refused because
+of the first one's changes, and if that answer comes first, the sender sees a conflict although its command took effect.
 """
 
 
@@ -38,15 +37,15 @@ class LinkFaults:
     slow_s: float = 0.05
     loss_chance: float = 0.0
     duplicate_chance: float = 0.002
-    """A request arrives twice. TCP does not do that; senders that ask again do (others: ``NEVER_REPEATED``)."""
+    """A request arrives twice. TCP does not do that; senders that retry do (exceptions: ``NEVER_REPEATED``)."""
 
 
 BROKEN: Final = math.inf
-"""What an answer meets whose connection breaks: whoever asked hears that at once, and nothing else."""
+"""Fate of an answer whose connection breaks: the sender learns at once that the outcome is unknown."""
 
 
 class Message(NamedTuple):
-    """What a nemesis may look at: a request on its way to ``target``, or the answer on its way back."""
+    """The parts of a message that a nemesis may see: a request on its way to ``target``, or the answer on its way back."""
 
     source: str
     target: str
@@ -65,7 +64,7 @@ class _Server:
 
 
 class Network:
-    """All links. ``cut`` holds (from machine, to machine) pairs that carry nothing; a machine is the host of its addresses."""
+    """All links. ``cut`` holds (source machine, target machine) pairs that carry nothing; an address's host is its machine."""
 
     def __init__(self, loop: SimulatedLoop, randomness: random.Random) -> None:
         self.loop = loop
@@ -73,17 +72,17 @@ class Network:
         self.faults = LinkFaults()
         self.cut: set[tuple[str, str]] = set()
         self.hold_up: Callable[[Message], float | None] = lambda message: 0.0
-        """How many seconds longer a message takes, None if it is lost; of an answer also ``BROKEN``."""
+        """Returns the extra seconds that a message takes, or None if it is lost; for an answer also ``BROKEN``."""
         self.on_answer: Callable[[str, int, memoryview, memoryview | StratalogError], None] = lambda *answered: None
-        """Told of each answer as a machine gives it, lost or not: machine, method, request, answer."""
+        """Called for each answer that a machine gives, lost or not: machine, method, request, answer."""
         self.on_settled: Callable[[int, memoryview, memoryview | StratalogError], None] = lambda *settled: None
-        """Told what each request's sender learns: method, request, answer."""
+        """Called with the result that each request's sender learns: method, request, answer."""
         self.connections = Connections(self, random.Random(f"connections {randomness.random()}"))
         self._servers: dict[str, _Server] = {}
         self._next_port = 10_000
 
     def bind(self, address: str) -> str:
-        """The address, with a port of its own for port 0. Raises ``Conflict`` if a live process listens there."""
+        """Return the address, with a new port for port 0. Raises ``Conflict`` if a live process listens there."""
         host, _, port = address.rpartition(":")
         if port == "0":
             self._next_port += 1
@@ -103,7 +102,7 @@ class Network:
         return server if server is not None and server.alive else None
 
     def carries(self, source: str, target: str) -> bool:
-        """Whether one message gets through now."""
+        """Return whether a message sent now gets through."""
         if self.cut and (source, target) in self.cut:
             return False
         return not self.faults.loss_chance or self.randomness.random() >= self.faults.loss_chance
@@ -133,7 +132,7 @@ class SimulatedRequest:
 
 
 class _Call:
-    """One request under way: settled by its answer or its time-out, whichever is first."""
+    """One request in flight: settled by its answer or its timeout, whichever is first."""
 
     __slots__ = ("_address", "_body", "_method", "_network", "_on_reply", "_timer", "settled")
 

@@ -1,7 +1,7 @@
-"""A simulated object store: slow at times, answering errors, cutting answers short, and losing answers of writes.
+"""A simulated object store: slow at times, returning errors, truncating answers, and losing answers to writes.
 
-What an unanswered write was to do has happened, or happens later, when nobody waits for it any more. A listing may lag: it does
-not show yet what was written, and still shows what was deleted.
+An unanswered write has taken effect, or takes effect later, when its caller no longer waits for it. A listing may lag: it does
+not show new objects yet, and still shows deleted ones.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ class StoreFaults:
     happens_later: float = 0.0
     """A write without an answer takes effect after up to ``LATER_S`` seconds."""
     truncated: float = 0.0
-    """An answer is cut; the border tells that from an object that ends."""
+    """An answer is truncated; the store's client distinguishes that from the end of the object."""
     damaged: float = 0.0
-    """A segment is stored cut short, and the store says that all is well."""
+    """A segment is stored truncated, and the store reports success."""
     stalled: bool = False
-    """Requests get no answer until this is over, and for ``STALL_S`` at most; then they fail."""
+    """Requests get no answer while this is set, for at most ``STALL_S``; then they fail."""
     slow: float = 0.0
     """A request takes up to ``SLOW_S`` seconds."""
     listing_lag_s: float = 0.0
-    """Listings show writes and deletions after so many seconds at most."""
+    """Maximum delay in seconds until listings show a write or deletion."""
     delay_mean_s: float = 0.01
 
 
 @dataclass(slots=True)
 class Bucket:
-    """What is stored; shared by all clients and untouched by crashes."""
+    """The stored objects and uploads; shared by all clients and untouched by crashes."""
 
     objects: dict[str, tuple[bytes, int, int]] = field(default_factory=dict)
     uploads: dict[str, tuple[Upload, dict[int, bytes]]] = field(default_factory=dict)
@@ -56,16 +56,16 @@ class Bucket:
     written: int = 0
     on_deleted: Callable[[Sequence[str]], None] = lambda keys: None
     on_unknown: Callable[[], None] = lambda: None
-    """Told when a writer does not learn the outcome of its write."""
+    """Called when a writer does not learn the outcome of its write."""
     listed: dict[str, ObjectInfo] = field(default_factory=dict)
-    """What listings show; ``unlisted`` are changes that they do not show yet, with the time from which on they do."""
+    """The objects that listings show; ``unlisted`` holds later changes, each with the time from which listings show it."""
     unlisted: list[tuple[float, str, ObjectInfo | None]] = field(default_factory=list)
 
     def changed(self, key: str, info: ObjectInfo | None, now: float, randomness: random.Random) -> None:
         self.unlisted.append((now + self.faults.listing_lag_s * randomness.random(), key, info))
 
     def listing(self, prefix: str, now: float) -> list[ObjectInfo]:
-        """Changes of one key are shown in their order."""
+        """Return the listed objects under ``prefix``. Changes of one key appear in order."""
         late: list[tuple[float, str, ObjectInfo | None]] = []
         held: set[str] = set()
         for at, key, info in self.unlisted:
@@ -81,7 +81,7 @@ class Bucket:
 
 
 class SimulatedStore:
-    """One process's way to a bucket; see :class:`stratalog_tiering.store.base.ObjectStore`."""
+    """One process's access to a bucket; see :class:`stratalog_tiering.store.base.ObjectStore`."""
 
     url = "simulated:"
 
@@ -107,7 +107,7 @@ class SimulatedStore:
         raise Unavailable("the simulated store does not answer")
 
     async def _reach_to_write(self, write: Callable[[], object]) -> None:
-        """Before a write that may be left without an answer and happen when it is not expected any more."""
+        """Delay a request to write. At random, leave it unanswered and apply it later."""
         await self._reach()
         if self._random.random() < self._bucket.faults.happens_later:
             self._loop.call_later_as(None, LATER_S * self._random.random(), self._write_late, write)

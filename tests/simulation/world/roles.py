@@ -33,13 +33,13 @@ BOOKIE_HOSTS: Final = 3
 BOOKIE_RACKS: Final = 2
 KAFKA_PORT: Final = 9092
 OFFSETS_PARTITIONS: Final = 3
-"""Of ``__consumer_offsets``."""
+"""Partitions of ``__consumer_offsets``."""
 DIRECT_SHARE: Final = 0.75
 CLUSTER_ID: Final = "simulated-cluster-0001"
 START_TIMEOUT_S: Final = 120.0
 MERGE_FAN_IN: Final = 4
 CHECKPOINT_PART_BYTES: Final = (128, 400, 1024 * 1024)
-"""Small ones, so that the small states of short runs take several parts."""
+"""Includes small sizes, so that the small states of short runs need several parts."""
 
 Main = Callable[[Machine, Ports], Coroutine[Any, Any, None]]
 
@@ -53,7 +53,7 @@ def number_of(machine: Machine) -> int:
 
 
 def metadata_settings(machine: Machine, kind: type[MetadataSettings] = MetadataSettings, **others: Any) -> MetadataSettings:
-    """Small logs and snapshots, so that short runs cut and install them."""
+    """Return settings with small logs and snapshots, so that short runs truncate the log and install snapshots."""
     return kind(
         data_dir="unused",
         node_id=number_of(machine),
@@ -70,7 +70,7 @@ def metadata_settings(machine: Machine, kind: type[MetadataSettings] = MetadataS
 
 
 async def run_metadata_node(machine: Machine, ports: Ports, settings: MetadataSettings | None = None) -> None:
-    """One node of the quorum until it crashes."""
+    """Run one node of the quorum until it fails or crashes."""
     settings = settings or metadata_settings(machine)
     store = SnapshotFileStore(machine.files)
     server = MetadataServer(settings, ports.transport, machine.files, ports.clock, ports.random, ports.background, store)
@@ -113,9 +113,9 @@ async def run_bookie(machine: Machine, ports: Ports, **others: Any) -> None:
         spare_files=1,
         collect_interval_s=2.0,
         free_bytes_min=0,
-        # Entries are small here, and some of them are to be read around the page cache.
+        # Entries are small here, and some of them must be read around the page cache.
         direct_read_bytes_min=512,
-        # Some log through the page cache, as where a file system knows no other way.
+        # Some bookies log through the page cache, as on a file system without direct I/O.
         direct_io=machine.world.random(f"{machine.name}/direct").random() < DIRECT_SHARE,
         **others,
     )
@@ -133,7 +133,7 @@ async def run_bookie(machine: Machine, ports: Ports, **others: Any) -> None:
 
 @contextlib.contextmanager
 def merges_of_few_segments() -> Iterator[None]:
-    """Segments are merged a few at a time: a short run has no sixteen of equal age."""
+    """Merge a few segments at a time while the context lasts: a short run has no sixteen of equal age."""
     fan_in = merging.FAN_IN
     setattr(merging, "FAN_IN", MERGE_FAN_IN)  # noqa: B010 - it is a constant to the type checker
     try:

@@ -1,7 +1,7 @@
-"""What nemeses and clients decide to do in a run, by name, so that a failing run can be repeated with less of it.
+"""The decisions of nemeses and clients in a run, by name, so that a failing run can be repeated with fewer of them.
 
-Whoever is about to do something that the run could do without asks :meth:`Schedule.allows`. Decisions have names that do
-not depend on one another (``brokers#7`` is the seventh step of the nemesis ``brokers``), and draw their randomness from them.
+Code that is about to take an optional step calls :meth:`Schedule.allows`. Names of decisions do not depend on one another
+(``brokers#7`` is the seventh step of the nemesis ``brokers``), and each draws its randomness by name.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Decision:
-    """One thing that was done; ``lines`` are what it wrote into the trace."""
+    """A decision that was carried out; ``lines`` are the lines that it added to the trace."""
 
     name: str
     at_s: float
@@ -25,20 +25,20 @@ class Decision:
 
 @dataclass(slots=True)
 class Schedule:
-    """With ``kept``, only what it names is done."""
+    """The decisions of a run. If ``kept`` is set, only decisions named in it are carried out."""
 
     kept: frozenset[str] | None = None
     decisions: dict[str, Decision] = field(default_factory=dict)
 
     def allows(self, name: str, now: float) -> bool:
-        """Whether to do it. Asked again, the answer is the same."""
+        """Return whether to carry out the decision, and record it. Later calls return the same."""
         if self.kept is not None and name not in self.kept:
             return False
         self.decisions.setdefault(name, Decision(name, now))
         return True
 
     def carry_out(self, name: str, now: float, trace: list[str], act: Callable[[], None]) -> None:
-        """Do it, if that is allowed, and remember what it wrote into the trace. What does nothing is no decision."""
+        """Call ``act`` if that is allowed. Record it as a decision with its trace lines, unless it added none."""
         if self.kept is not None and name not in self.kept:
             return
         before = len(trace)

@@ -1,7 +1,7 @@
-"""Simulated TCP connections for code that speaks asyncio's transports and protocols: brokers and their Kafka clients.
+"""Simulated TCP connections for code that uses asyncio's transports and protocols: brokers and their Kafka clients.
 
-A connection delivers what was written in order, each piece after a delay. Where the network carries nothing between its two
-machines, or when one end's process has crashed, the connection breaks and the other end is told.
+A connection delivers written bytes in order, each piece after a delay. If the network carries nothing between its two machines,
+or one end's process has crashed, the connection breaks and the other end is notified.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class _Socket:
 
 
 class SimulatedServer:
-    """What ``loop.create_server`` answers, as far as our servers use it."""
+    """The result of ``loop.create_server``, as far as our servers use it."""
 
     def __init__(self, streams: Streams, address: tuple[str, int], factory: Callable[[], Protocol]) -> None:
         self.sockets = [_Socket(*address)]
@@ -47,7 +47,7 @@ class SimulatedServer:
 
 
 class End(asyncio.Transport):
-    """One end of a connection. The other end's protocol gets what is written here."""
+    """One end of a connection. Bytes written here go to the other end's protocol."""
 
     def __init__(self, streams: Streams, machine: str, process: Process | None, protocol: Protocol) -> None:
         super().__init__({"peername": (machine, 0)})
@@ -79,7 +79,7 @@ class End(asyncio.Transport):
         self.write(b"".join(list_of_data))
 
     def receive(self, data: bytes) -> None:
-        """Called by the network; runs as the process that owns this end."""
+        """Deliver data from the network, in the process that owns this end."""
         if self.process is not None and not self.process.alive:
             self.peer.break_off()
         elif self._held is not None:
@@ -110,7 +110,7 @@ class End(asyncio.Transport):
         return self._held is None
 
     def break_off(self) -> None:
-        """Both protocols learn that the connection is gone."""
+        """Break the connection; both protocols get ``connection_lost``."""
         for end in (self, self.peer):
             end._lose()
 
@@ -151,7 +151,7 @@ class Streams:
         return server
 
     async def create_connection(self, protocol: Protocol, source: str, host: str, port: int) -> End:
-        """Raises ``ConnectionRefusedError`` when nobody listens, ``TimeoutError`` when nothing gets through."""
+        """Connect. Raises ``ConnectionRefusedError`` without a listener, ``TimeoutError`` if the link carries nothing."""
         if not self.network.carries(source, host):
             await asyncio.sleep(BREAK_S)
             raise TimeoutError
@@ -167,6 +167,6 @@ class Streams:
         return near
 
     def process_died(self, process: Process) -> None:
-        """The machine's kernel resets the connections of a process that is gone."""
+        """Reset the connections of a process that has died, as its machine's kernel does."""
         for end in [end for end in self.ends if end.process is process]:
             self.loop.call_later(self.network.delay_s(), end.break_off)

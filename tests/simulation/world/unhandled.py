@@ -1,6 +1,6 @@
 """Exceptions that no caller ever sees, and tasks that nothing can wake.
 
-A task's exception is reported when nobody has retrieved it between two looks. A future's exception is reported when the future
+A task's exception is reported if nobody has retrieved it between two checks. A future's exception is reported when the future
 is freed unread; those in reference cycles are freed by a collection at the end. The same collection destroys tasks that nothing
 can wake, because only the task itself can reach the future that it awaits: its caller would wait forever. Crashed processes are
 exempt.
@@ -48,8 +48,8 @@ class Unhandled:
     """All tasks that have not ended."""
 
     def __init__(self) -> None:
-        # Strong references: a task of a crashed process that was freed early would run its `finally` blocks at a moment that
-        # no seed decides.
+        # Strong references: if a crashed process's task were freed early, its `finally` blocks would run at a moment that the
+        # seed does not determine.
         self._tasks: list[tuple[asyncio.Task[Any], Process | None]] = []
         self._suspects: list[tuple[asyncio.Task[Any], Process | None]] = []
 
@@ -57,7 +57,7 @@ class Unhandled:
         self._tasks.append((task, process))
 
     def look(self) -> Iterator[tuple[str, BaseException | None]]:
-        """Failures of live processes' tasks that were there at the last look, too: a message and the exception."""
+        """Yield the failures of live processes' tasks that are unretrieved since the last call: a message and the exception."""
         for task, process in self._suspects:
             if task._log_traceback and (process is None or process.alive):
                 owner = process.name if process is not None else "the scenario"
@@ -66,7 +66,7 @@ class Unhandled:
         self._tasks = [(task, process) for task, process in self._tasks if not task.done()]
 
     def collect(self, loop: asyncio.AbstractEventLoop) -> list[str]:
-        """Free what nothing can reach any more; returns what live processes have lost by it. For the end of a run."""
+        """Free all unreachable objects; return the messages about live processes' lost tasks and futures. Call at a run's end."""
         owners = {id(task): process for task, process in self._tasks if process is not None and process.alive}
         lost: list[str] = []
 
@@ -84,7 +84,7 @@ class Unhandled:
         return lost
 
     def clear(self) -> None:
-        """Forget everything, and keep asyncio from reporting it."""
+        """Forget all tasks, and keep asyncio from reporting them."""
         for task, _ in (*self._tasks, *self._suspects):
             task._log_traceback = False
             task._log_destroy_pending = False  # type: ignore[attr-defined]

@@ -200,7 +200,7 @@ class ColdReader:
         await self._lookups.close()
 
     async def _from_block(self, work: _Fetch, offset: int, room: int, *, first: bool) -> BatchRun:
-        """What one block gives from ``offset`` on."""
+        """Return the batches of one block from ``offset`` on, up to ``room`` bytes; with ``first``, at least one batch."""
         entry, footer = await self._segment(work.pointer, offset, work.deadline)
         index = find_block(footer.blocks, offset)
         if first and work.stream.ahead_until > offset and not self._blocks.at_hand((entry.key, index)):
