@@ -95,7 +95,7 @@ def _many(names: Sequence[str], arguments: argparse.Namespace) -> list[Outcome]:
 
 def _shrink(failed: Outcome, jobs: int, seconds: float) -> None:
     if seconds > 0:
-        if not failed.decisions:  # It was recorded by an earlier process, without them.
+        if not failed.decisions:  # An earlier process recorded it, without its decisions.
             (failed,) = run_many([failed.run], 1)
         print(
             f"shrinking scenario {failed.run.scenario}, seed {failed.run.seed}: {len(failed.decisions)} decisions", flush=True
@@ -104,7 +104,7 @@ def _shrink(failed: Outcome, jobs: int, seconds: float) -> None:
 
 
 def _shown(outcomes: Iterator[Outcome], expected: int) -> Iterator[Outcome]:
-    """A bar on a terminal, a line for each run elsewhere; failures always have their line."""
+    """Yield the outcomes. Show a bar on a terminal, else a line per run; failures always get a line."""
     is_terminal = sys.stdout.isatty()
     for done, outcome in enumerate(outcomes, 1):
         if outcome.failure or not is_terminal:

@@ -1,6 +1,6 @@
-"""Outcomes of many runs in a file, one JSON line each, so that a long series can be interrupted and goes on where it was.
+"""Outcomes of many runs in a file, one JSON line each, so that a long series can be interrupted and resumed.
 
-The first line says what is run: scenarios, seeds and the commit. A file of another series is refused.
+The first line identifies the series: scenarios, seeds and the commit. The file of another series is refused.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ class OtherSeries(Exception):
 
 
 def commit_hash() -> str:
-    """Of the working tree; ``-dirty`` if it differs from its commit."""
+    """Return the commit of the working tree; ``-dirty`` is appended if it differs from its commit."""
     directory = Path(__file__).parent
     command = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
     return subprocess.run(command, cwd=directory, capture_output=True, text=True, check=True).stdout.strip()
 
 
 class RecordedRuns:
-    """``work`` is the whole series; ``path`` is its progress file."""
+    """The outcomes of a series. ``work`` is the whole series; ``path`` is its progress file."""
 
     def __init__(self, path: Path, work: Sequence[Run]) -> None:
         self._path = path
@@ -54,11 +54,11 @@ class RecordedRuns:
                 f"{self._path} records {series}; this is {json.dumps(self._series)}: remove the file to begin anew"
             )
         for line in lines:
-            with contextlib.suppress(json.JSONDecodeError):  # Cut short when an earlier process was killed.
+            with contextlib.suppress(json.JSONDecodeError):  # Truncated when an earlier process was killed.
                 yield _outcome(json.loads(line))
 
     def record(self, outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
-        """Pass ``outcomes`` on, each after it has been written."""
+        """Write each outcome to the file, then yield it."""
         with self._path.open("a") as file:
             if not self._path.read_bytes().endswith(b"\n"):
                 file.write("\n")
@@ -70,7 +70,7 @@ class RecordedRuns:
 
 
 def summary(outcomes: Sequence[Outcome], commit: str) -> list[str]:
-    """Markdown: the commit, what was run, what failed and how to repeat it, and which states were met."""
+    """Return a Markdown summary: commit, runs, failures with commands to repeat them, and the states that were met."""
     failed = [outcome for outcome in outcomes if outcome.failure]
     seeds = [outcome.run.seed for outcome in outcomes]
     counts = Counter(outcome.run.scenario for outcome in outcomes)
@@ -101,6 +101,6 @@ def _row(outcome: Outcome) -> dict[str, Any]:
 
 
 def _outcome(row: dict[str, Any]) -> Outcome:
-    """Without trace and decisions, which are not recorded."""
+    """Return the outcome of a row, without trace and decisions, which are not recorded."""
     run = Run(row["scenario"], row["seed"])
     return Outcome(run, row["seconds"], row["ended_at_s"], row["failure"], [""], [], Counter(row["met"]))

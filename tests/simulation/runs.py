@@ -1,7 +1,7 @@
-"""One run of a scenario from a seed, and many of them in processes of their own.
+"""Runs a scenario from a seed, alone or many in separate processes.
 
-Each run is a fork of this process: what one run leaves behind (garbage, caches, planted faults) cannot reach another, and
-nothing is ever collected. So a run depends on its scenario, its seed and its schedule alone.
+Each run is a fork of this process: its garbage, caches and planted faults cannot affect another run, and nothing is ever
+collected. So a run depends only on its scenario, its seed and its schedule.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ _CONTEXT: Final = multiprocessing.get_context("fork")
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a run depends on. With ``kept``, only the decisions that it names are carried out (see ``schedule.py``)."""
+    """The parameters of a run. With ``kept``, only the decisions that it names are carried out (see ``schedule.py``)."""
 
     scenario: str
     seed: int
     kept: frozenset[str] | None = None
     until_s: float | None = None
-    """Simulated time at which it is given up, which is a failure."""
+    """Simulated time at which the run is given up, which is a failure."""
 
     def command(self) -> str:
-        """What a user types to repeat it."""
+        """Return the command that repeats the run."""
         if self.kept is None:
             return f"make sim SCENARIO={self.scenario} SEED={self.seed}"
         kept = ",".join(sorted(self.kept)) or "nothing"
@@ -61,7 +61,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How one run ended; ``seconds`` are the processor's, ``failure`` is empty if all invariants held."""
+    """The result of one run. ``seconds`` is processor time; ``failure`` is empty if all invariants held."""
 
     run: Run
     seconds: float
@@ -70,7 +70,7 @@ class Outcome:
     trace: list[str]
     decisions: list[Decision]
     met: Counter[str]
-    """How often the run met each state of ``coverage.py``."""
+    """The number of times that the run met each state of ``coverage.py``."""
 
 
 SCENARIOS: dict[str, Callable[[World], None]] = {
@@ -89,9 +89,9 @@ SCENARIOS: dict[str, Callable[[World], None]] = {
 
 
 class _TraceLog(logging.Handler):
-    """What the code under test logs belongs into the trace, at its simulated time.
+    """Adds log records of the code under test to the trace, at their simulated time.
 
-    A logged exception that is none of the product's own is a mistake in the code, caught by an outermost loop: the run fails.
+    A logged exception that is not one of the product's own is a bug that an outermost loop caught: the run fails.
     """
 
     def __init__(self, world: World) -> None:
@@ -114,7 +114,7 @@ def _run(world: World, run: Run) -> None:
     handler = _TraceLog(world)
     root.handlers[:] = [handler]
     root.setLevel(logging.INFO)
-    # A collection would take a third of the time, and finalizers would run at moments that no seed decides.
+    # A collection would take a third of the time, and finalizers would run at moments that the seed does not determine.
     gc.disable()
     try:
         SCENARIOS[run.scenario](world)
@@ -124,7 +124,7 @@ def _run(world: World, run: Run) -> None:
     except (AssertionError, TimeoutError, StratalogError) as broken:
         _break(world, broken)
     except RuntimeError:
-        # The loop was stopped in the middle: something failed where nobody waits for it.
+        # The loop was stopped early: something failed with no caller to receive it.
         if world.loop.failure is None:
             raise
     finally:
@@ -143,7 +143,7 @@ def _break(world: World, broken: Exception) -> None:
 
 
 def run_one(scenario: str, seed: int, kept: frozenset[str] | None = None) -> Outcome:
-    """In this process."""
+    """Run a scenario in this process."""
     return _outcome(Run(scenario, seed, kept))
 
 
@@ -161,7 +161,7 @@ def _outcome(run: Run) -> Outcome:
 
 
 def run_many(runs: Iterable[Run], jobs: int) -> Iterator[Outcome]:
-    """Each run in a process of its own, ``jobs`` at once; outcomes in the order in which they come."""
+    """Run each in its own process, ``jobs`` at once; yield outcomes as they complete."""
     waiting = iter(runs)
     running: dict[connection.Connection, tuple[ForkProcess, Run]] = {}
     gc.collect()

@@ -1,8 +1,8 @@
-"""A failing run made short: leave out decisions as long as the run still fails in the same way (delta debugging, ddmin).
+"""Shortens a failing run: leaves out decisions as long as the run still fails in the same way (delta debugging, ddmin).
 
-Zeller and Hildebrandt, Simplifying and Isolating Failure-Inducing Input, 2002. Candidates run side by side, and the first in
-order that fails is taken, so that the result does not depend on which process is the fastest. Time is bounded: what has been
-reached by then still fails, only with more than it needs.
+Zeller and Hildebrandt, Simplifying and Isolating Failure-Inducing Input, 2002. Candidates run in parallel, and the first in
+order that fails is taken, so that the result does not depend on which process is the fastest. Time is bounded: the result at
+the time limit still fails, but may contain unnecessary decisions.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from simulation.runs import Outcome, run_many
 
 KIND_CHARACTERS: Final = 60
 LATER_S: Final = 3.0
-"""A shorter run may fail so much later: less happens in it, and a long trace is not a readable one."""
+"""A shorter run may fail this much later, because less happens in it; more would make the trace unreadable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,16 +29,16 @@ class Shrunk:
     runs: int
     seconds: float
     is_minimal: bool
-    """No decision can be left out by itself; otherwise time was over before that was known."""
+    """True if no single decision can be left out; False if the time ran out before that was known."""
 
 
 def kind_of(failure: str) -> str:
-    """Failures of one kind differ in numbers, names of objects and offsets only."""
+    """Return the failure's kind: failures of one kind differ only in numbers, names of objects and offsets."""
     return re.sub(r"[0-9a-f]{8,}|\d+", "#", failure)[:KIND_CHARACTERS]
 
 
 def shrink(failed: Outcome, jobs: int, seconds: float, on_progress: Callable[[int], None] = lambda size: None) -> Shrunk:
-    """``failed`` is the outcome of a run with everything, or with what an earlier shrinking has left."""
+    """Shorten ``failed``, the outcome of a complete run or of a run that was shortened before."""
     return _Search(failed, jobs, seconds, on_progress).run()
 
 
@@ -56,7 +56,7 @@ class _Search:
     def run(self) -> Shrunk:
         chunks = 2
         names = self._names()
-        # Quite often nothing has to go wrong at all.
+        # Quite often the run fails without any fault.
         if names and self._first_failing([()]) is not None:
             names = self._names()
         while names and not self._is_over():
@@ -75,7 +75,7 @@ class _Search:
         return [decision.name for decision in self._best.decisions]
 
     def _first_failing(self, candidates: Sequence[Sequence[str]]) -> Outcome | None:
-        """Try them, a batch at a time; the first that fails in the same way is the best from now on."""
+        """Run the candidates in batches; keep and return the first outcome that fails in the same way. None: there is none."""
         for start in range(0, len(candidates), self._jobs):
             if self._is_over():
                 return None
@@ -97,7 +97,7 @@ class _Search:
 
 
 def _cut(names: Sequence[str], chunks: int) -> list[Sequence[str]]:
-    """Into ``chunks`` pieces of about the same length, in order."""
+    """Cut ``names`` into ``chunks`` pieces of about the same length, in order."""
     bounds = [len(names) * index // chunks for index in range(chunks + 1)]
     return [names[begin:end] for begin, end in itertools.pairwise(bounds) if end > begin]
 
@@ -107,7 +107,7 @@ def _without(pieces: Sequence[Sequence[str]], index: int) -> list[str]:
 
 
 def describe(shrunk: Shrunk) -> str:
-    """The short schedule, and its trace."""
+    """Return the shortened schedule and its trace."""
     outcome = shrunk.outcome
     minimal = "none can be left out" if shrunk.is_minimal else "time was over"
     lines = [

@@ -1,4 +1,4 @@
-"""A holder of a session that cannot reach the quorum's leader, or that the leader cannot reach, goes on through a follower."""
+"""A session holder uses a follower if it cannot reach the quorum's leader, or the leader cannot reach it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HOLDER = "holder"
 
 
 class Holder:
-    """Keeps a session, and writes all the time."""
+    """Keeps a session, and writes continuously."""
 
     def __init__(self) -> None:
         self.ready = asyncio.Event()

@@ -1,4 +1,4 @@
-"""A series of runs that is interrupted goes on where it was, and its summary names the commit."""
+"""An interrupted series of runs resumes where it stopped, and its summary names the commit."""
 
 from __future__ import annotations
 

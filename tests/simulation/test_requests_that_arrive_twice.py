@@ -1,4 +1,4 @@
-"""The simulated network repeats what senders repeat; a proposal arrives once, as the product sends it."""
+"""The simulated network duplicates requests that senders retry; a proposal arrives once, as the product sends it."""
 
 from __future__ import annotations
 

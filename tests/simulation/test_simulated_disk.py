@@ -1,4 +1,4 @@
-"""What a power cut leaves on a simulated disk: pages and sectors in any order, and nothing that a disk cannot leave."""
+"""A power cut leaves pages and sectors in any order on a simulated disk, but no state that a real disk cannot have."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SEEDS = 300
 
 
 def _crashed(seed: int, *, start: int = 0) -> tuple[bytes, bytes, bytes]:
-    """Before, what two unsynced writes of whole pages were to leave, and what is there after the crash."""
+    """Return the content before, the content that two unsynced writes of whole pages intended, and that after the crash."""
     disk = Disk("disk", random.Random(seed))
     files = disk.mount()
     file = files.open("log", create=True)
@@ -46,7 +46,7 @@ def test_each_sector_is_as_before_or_as_written(start: int) -> None:
 
 
 def test_pages_survive_in_any_order() -> None:
-    """Not a prefix only: every page survives without every other one, and of one page also some sectors only."""
+    """Not only a prefix survives: every page survives without every other one, and of a page also some sectors alone."""
     alone = set()
     torn = False
     for seed in range(SEEDS):
@@ -71,7 +71,7 @@ def _direct(disk: Disk, loop: SimulatedLoop) -> tuple[SimulatedFiles, DirectFile
 
 
 async def _begin_a_direct_write(disk: Disk, loop: SimulatedLoop, content: bytes, wait_s: float) -> list[object]:
-    """Crash so many seconds after the write began; what it was told by then."""
+    """Crash ``wait_s`` seconds after the write began; return the completions until then."""
     _, file = _direct(disk, loop)
     ended: list[object] = []
     assert file.begin_write((content,), 0, ended.append)
@@ -115,7 +115,7 @@ async def _cut_in_a_call(disk: Disk, loop: SimulatedLoop, seed: int) -> None:
 
 
 def test_the_power_goes_in_the_middle_of_a_call() -> None:
-    """Of a log's write and sync the first may have happened alone."""
+    """Of a log's write and sync, the first may have happened alone."""
     found = set()
     for seed in range(SEEDS):
         disk = Disk("disk", random.Random(seed))

@@ -1,7 +1,7 @@
-"""Fixed and fresh seeds in each test run, seeds that once found a bug, and that a seed decides everything.
+"""Runs fixed seeds, fresh seeds and seeds that once found a bug, and checks that a seed determines everything.
 
-And that the simulator notices planted faults: those that it must find at once, and a sample of all (``make mutants`` runs
-each). Each runs in a process of its own, as ``make sim`` runs them.
+It also checks that the simulator finds planted faults: those that it must find at once, and a sample of all (``make mutants``
+runs each). Each runs in its own process, as in ``make sim``.
 """
 
 from __future__ import annotations

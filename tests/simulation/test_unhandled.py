@@ -130,7 +130,7 @@ def test_sets_of_tasks_and_futures_have_the_same_order_in_every_run() -> None:
         loop.run_until_complete(makes_tasks_and_futures())
         loop.finish()
         loop.close()
-        kept.append(made)  # what the other run makes is elsewhere in memory
+        kept.append(made)  # the other run's objects must be elsewhere in memory
         return [hash(each) for each in made]
 
     first, second = hashes(), hashes()

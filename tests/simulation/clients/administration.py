@@ -1,8 +1,8 @@
-"""Topics that come, grow, lose their beginning and go while everything else happens.
+"""Creates, extends, truncates and deletes topics during other faults.
 
-An administrator creates topics (some with a short retention), adds partitions, deletes records and deletes topics, each with an
-idempotent producer of its own. Checked at the end: what a topic still has is contiguous and was sent; nothing acknowledged is
-missing but what DeleteRecords or retention allowed to go; and nothing is left of a deleted topic.
+An administrator creates topics (some with a short retention), adds partitions, deletes records and deletes topics, each with
+its own idempotent producer. Checked at the end: the remaining records of a topic are contiguous and were sent; no acknowledged
+record is missing unless DeleteRecords or retention may have removed it; and nothing is left of a deleted topic.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ TOPICS_MAX: Final = 3
 PAUSE_MEAN_S: Final = 1.0
 RETENTION_MS: Final = 3_000
 CLOCK_MARGIN: Final = 0.8
-"""Clocks run up to 2 % apart, and batches are dated before they are sent."""
+"""Clocks run up to 2 % apart, and batches get their timestamps before they are sent."""
 
 
 class TopicTruth(Truth):
-    """What was sent to one topic and when, and what was asked to be deleted."""
+    """Records sent to one topic with their times, and the requested deletions."""
 
     def __init__(self, world: World) -> None:
         assert world.audit is not None
@@ -35,14 +35,14 @@ class TopicTruth(Truth):
         self._world = world
         self._sent_at_s: dict[bytes, float] = {}
         self.deleted_to: dict[int, int] = {}
-        """By partition: records below this offset were asked to be deleted, with whatever outcome."""
+        """By partition: deletion of records below this offset was requested, whatever the outcome."""
 
     def send(self, values: Sequence[bytes]) -> None:
         super().send(values)
         self._sent_at_s.update(dict.fromkeys(values, self._world.loop.time()))
 
     def check_start(self, partition: int, start: int, retention_ms: int | None) -> None:
-        """Whether everything that was acknowledged below ``start`` was allowed to go."""
+        """Assert that every acknowledged record below ``start`` was deleted on request or had expired."""
         expired_s = self._world.loop.time() - (retention_ms or 0) / 1000 * CLOCK_MARGIN
         for (where, offset), value in self.acknowledged.items():
             if where == partition and self.deleted_to.get(partition, 0) <= offset < start:
@@ -62,7 +62,7 @@ class AdministeredTopic:
 
 
 class Administrator:
-    """Works until told to ``stop``; ``stopped`` is set when its last request has been answered."""
+    """Works until ``stop`` is set; ``stopped`` is set when its last request has been answered."""
 
     def __init__(self, world: World, bootstrap: list[str]) -> None:
         self._world = world
@@ -130,14 +130,14 @@ class Administrator:
         self._world.note(f"{topic.name} is deleted")
 
     async def _until(self, is_done: Callable[[], bool], request: Callable[[], Coroutine[Any, Any, int]]) -> None:
-        """Ask until it is done. A broker whose view is behind answers that a topic does not exist, which ends nothing."""
+        """Repeat the request until it is done. A broker with a stale view may answer that a topic does not exist."""
         while True:
             if await self._answer(request()) == NONE or is_done():
                 return
             await asyncio.sleep(0.3)
 
     def _partitions(self, name: str) -> int:
-        """Of the topic as the quorum has it; 0: there is none."""
+        """Return the topic's partition count in the quorum; 0 if the topic does not exist."""
         assert self._world.audit is not None
         topics = [each for each in self._world.audit.records.values() if isinstance(each, Topic) and each.name == name]
         return topics[0].partition_count if topics else 0
@@ -151,7 +151,7 @@ class Administrator:
     # -- at the end
 
     async def check(self, machine: Machine, ports: Ports) -> None:
-        """Every live topic, read whole."""
+        """Read and check every live topic completely."""
         client = KafkaClient(self._world, ports, machine.name, self._bootstrap)
         for topic in self.live:
             for partition in range(topic.partitions):
@@ -162,5 +162,5 @@ class Administrator:
                 topic.truth.check_final(partition, records, start)
 
     def leftovers(self) -> str:
-        """A deleted topic of which metadata still has a record; empty if there is none."""
+        """Return the names of deleted topics that metadata still has; empty if there are none."""
         return ", ".join(topic.name for topic in self.topics if topic.is_deleted and self._partitions(topic.name))

@@ -1,7 +1,7 @@
-"""Groups without members in the simulation: one client commits for several of them and reads back what it has committed.
+"""Groups without members: one client commits offsets for several groups and reads its commits back.
 
-Each group and partition is a register with one writer. Once a commit is acknowledged, every later read finds it, or a later one
-whose outcome its writer does not know. Metadata of some length makes checkpoints large, so that they have several parts.
+Each group and partition is a register with one writer. Once a commit is acknowledged, every later read returns it, or a later
+one of unknown outcome. Long commit metadata makes checkpoints large, so that they have several parts.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from simulation.clients.kafka import FIND_COORDINATOR, NONE, OFFSET_COMMIT, OFFS
 from simulation.world.machine import Machine, Ports, World
 
 GROUPS: Final = tuple(f"direct-{number}" for number in range(6))
-"""Each partition of ``__consumer_offsets`` has some of them."""
+"""Enough groups that each partition of ``__consumer_offsets`` has some of them."""
 PAUSE_MEAN_S: Final = 0.06
 READ_CHANCE: Final = 0.3
 CHUNK: Final = 20
-"""So many steps are one decision."""
+"""The number of steps in one decision."""
 METADATA_BYTES: Final = 60
 REFUSALS: Final = frozenset({7, 14, 15, 16})
-"""The coordinator loads, is away or elsewhere, or the request took too long."""
+"""The coordinator is loading, unavailable or elsewhere, or the request took too long."""
 
 
 @dataclass(slots=True)
@@ -37,7 +37,7 @@ class Register:
 
 
 class Committer:
-    """Commits and reads until ``stop``; after that each group commits once more and is read. Then ``stopped`` is set."""
+    """Commits and reads until ``stop``; then each group commits and reads once more, and ``stopped`` is set."""
 
     def __init__(self, world: World, audit: Audit, topic: str, partitions: int, bootstrap: Sequence[str]) -> None:
         self._world = world
@@ -69,7 +69,7 @@ class Committer:
         self.stopped.set()
 
     async def _commit(self, client: KafkaClient, group: str, partition: int, offset: int) -> bool:
-        """Whether the commit was acknowledged."""
+        """Commit an offset. Returns whether the commit was acknowledged."""
         register = self._registers[group, partition]
         register.unknown.add(offset)
         row = request_struct(OFFSET_COMMIT, "OffsetCommitRequestPartition")(
@@ -93,7 +93,7 @@ class Committer:
         return True
 
     async def _read(self, client: KafkaClient, group: str) -> bool:
-        """Check what the coordinator has for the group; false if it could not be read."""
+        """Check the group's offsets at the coordinator. Returns False if they could not be read."""
         asked = {partition: register.acknowledged for (of, partition), register in self._registers.items() if of == group}
         wanted = request_struct(OFFSET_FETCH, "OffsetFetchRequestTopic")(name=self._topic, partition_indexes=tuple(asked))
         answer = await self._ask(client, group, OFFSET_FETCH, topics=(wanted,))
@@ -114,7 +114,7 @@ class Committer:
         self._audit.require(known, f"{where}: metadata {row.metadata!r} belongs to another commit than {found}")
 
     async def _ask(self, client: KafkaClient, group: str, api: int, **fields: Any) -> Any | None:
-        """The coordinator's answer; None if there is none, and the outcome unknown."""
+        """Return the coordinator's answer; None if there is none, with the outcome unknown."""
         try:
             if group not in self._coordinators:
                 found = await client.any_broker(FIND_COORDINATOR, key=GroupId(group), key_type=0)

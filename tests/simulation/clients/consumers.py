@@ -1,12 +1,12 @@
-"""Consumer groups in the simulation: members that join, poll what they were assigned, and commit what they have polled.
+"""Consumer groups in the simulation: members join, poll their assigned partitions, and commit the polled offsets.
 
-The classic protocol (KIP-62) as a client speaks it: JoinGroup and SyncGroup by the coordinator's answers, the leader deals the
-partitions out, offsets are committed after their records. After any unknown outcome a member joins anew, so that nothing it has
-sent before counts any longer.
+The classic protocol (KIP-62) as a client uses it: JoinGroup and SyncGroup with the coordinator, the leader assigns the
+partitions, and members commit offsets after polling their records. After any unknown outcome a member rejoins, so that its
+earlier requests no longer count.
 
-Checked: no partition has two owners in one generation; what a member finds committed when it begins is never less than what the
-coordinator had acknowledged before it was asked; a generation's commits never go back; nothing is committed that nobody polled;
-and at the end each group has polled every acknowledged record. ``committers.py`` has groups without members.
+Checked: no partition has two owners in one generation; a member never starts below the offset that the coordinator had
+acknowledged before it was asked; a generation's commits never go back; no offset beyond polled records is committed; and at the
+end each group has polled every acknowledged record. ``committers.py`` has groups without members.
 """
 
 from __future__ import annotations
@@ -37,30 +37,30 @@ from simulation.world.machine import Machine, Ports, World
 from stratalog_core.batches.records import Record
 
 MEMBERS: Final = {"readers": 3, "tailers": 1}
-"""Members of each group."""
+"""The number of members in each group."""
 SESSION_S: Final = 3.0
 REBALANCE_S: Final = 2.0
 POLL_S: Final = 0.4
 MEMBER_ID_REQUIRED: Final = 79
 GROUP_ERRORS: Final = frozenset({14, 15, 16, 22, 25, 27, 56})
-"""What a member may be told: the coordinator loads, is away or elsewhere; generation or member unknown; rebalance; storage."""
+"""Errors a member may get: coordinator loading, unavailable, moved; unknown generation or member; rebalance; storage."""
 
 
 class Rejoin(Exception):
-    """The member's generation is over, or it cannot know whether it is."""
+    """The member's generation is over, or the member cannot know whether it is."""
 
 
 @dataclass(slots=True)
 class GroupTruth:
-    """What a group's coordinators have told its members."""
+    """Everything that a group's coordinators have told its members."""
 
     name: str
     audit: Audit
     polled: set[tuple[int, int]] = field(default_factory=set)
     committed: dict[int, int] = field(default_factory=dict)
-    """By partition: what the next member to begin must find at least."""
+    """By partition: the minimum offset from which the next member must start."""
     started: dict[int, int] = field(default_factory=dict)
-    """By partition: the latest generation whose owner has asked where to begin."""
+    """By partition: the latest generation whose owner has fetched its start offset."""
     within: dict[tuple[int, int], int] = field(default_factory=dict)
     """The last acknowledged commit of each generation and partition."""
     owners: dict[tuple[int, int], str] = field(default_factory=dict)
@@ -86,12 +86,12 @@ class GroupTruth:
                 offset >= known, f"{offset} was committed for partition {partition} after {known} in generation {generation}"
             )
             self.within[generation, partition] = offset
-            # A commit that was under way when its generation ended may be answered after the next owner has begun below it.
+            # A commit in flight when its generation ended may be answered after the next owner has started below it.
             if generation >= self.started.get(partition, -1):
                 self.committed[partition] = offset
 
     def found(self, generation: int, partition: int, offset: int, committed_before: int) -> None:
-        """``committed_before`` is what had been acknowledged when the question was sent."""
+        """Check a start offset. ``committed_before`` had been acknowledged when the request was sent."""
         self.audit.require(
             offset >= committed_before,
             f"group {self.name} is at {offset} of partition {partition}, {committed_before} had been acknowledged before",
@@ -114,7 +114,7 @@ class Groups:
         self.committer = Committer(world, audit, topic, partitions, bootstrap)
 
     def members(self, see: Callable[[int, Record], None]) -> list[Member]:
-        """To be run each on a machine of its own."""
+        """Return the members; run each on its own machine."""
         return [
             Member(self._world, truth, self._topic, self._partitions, self._bootstrap, see)
             for truth in self.truths
@@ -123,7 +123,7 @@ class Groups:
 
     @property
     def commits(self) -> int:
-        """Acknowledged ones."""
+        """The number of acknowledged commits."""
         return sum(truth.commits for truth in self.truths) + self.committer.commits
 
     def __str__(self) -> str:
@@ -131,13 +131,13 @@ class Groups:
         return f"{by_members}; {self.committer.commits} commits without members"
 
     def unseen(self, acknowledged: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Acknowledged records that some group has not polled."""
+        """Return the acknowledged records that some group has not polled."""
         records = set(acknowledged)
         return sorted({record for truth in self.truths for record in records - truth.polled})
 
 
 class Member:
-    """One consumer. ``see`` is told of each record that it polls, and ``serves`` of each answer to a fetch."""
+    """One consumer. ``see`` is called with the partition and record for each record that it polls."""
 
     def __init__(
         self,
@@ -184,7 +184,7 @@ class Member:
 
 
 class _Session:
-    """A member's talk with its coordinator. Raises ``Rejoin`` and ``NotServed``."""
+    """A member's session with its coordinator. Raises ``Rejoin`` and ``NotServed``."""
 
     def __init__(self, client: KafkaClient, truth: GroupTruth, topic: str) -> None:
         self.client = client
@@ -197,11 +197,11 @@ class _Session:
         self._committed: dict[int, int] = {}
 
     def forget(self) -> None:
-        """Who coordinates; the member id stays, as clients keep it."""
+        """Forget the coordinator; the member id stays, as in real clients."""
         self._coordinator = ""
 
     async def join(self, partitions: int) -> dict[int, int]:
-        """Positions of the partitions that this member owns from now on."""
+        """Join the group; return the start offsets of the partitions that this member now owns."""
         found = await self.client.any_broker(FIND_COORDINATOR, key=self._group, key_type=0)
         self._require(found.error_code)
         self._coordinator = f"{found.host}:{found.port}"

@@ -1,6 +1,6 @@
-"""A small Kafka client for the simulation: requests are pipelined on one connection to each broker, messages by kio.
+"""A small Kafka client for the simulation: requests are pipelined on one connection to each broker, encoded by kio.
 
-It finds leaders by Metadata; retries are its user's business.
+It finds leaders with Metadata requests. It does not retry; its caller does.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ DUPLICATE_SEQUENCE: Final = 46
 
 @functools.cache
 def request_schema(api: int) -> type[Any]:
-    """Of the version in ``VERSIONS``."""
+    """Return the request schema of the version in ``VERSIONS``."""
     return load_request_schema(api, VERSIONS[api])
 
 
@@ -51,7 +51,7 @@ def _response_schema(api: int) -> type[Any]:
 
 
 def request_struct(api: int, name: str) -> type[Any]:
-    """A part of a request, by the name that kio gives it."""
+    """Return a nested struct of a request by kio's name for it."""
     return _struct(request_schema(api), name)
 
 
@@ -60,7 +60,7 @@ class NotServed(Exception):
 
 
 class _Connection(asyncio.Protocol):
-    """Answers come in the order of their requests."""
+    """One connection to a broker. Answers arrive in the order of their requests."""
 
     def __init__(self) -> None:
         self._received = bytearray()
@@ -88,7 +88,7 @@ class _Connection(asyncio.Protocol):
 
 
 class KafkaClient:
-    """Requests to brokers by address, and who leads which partition."""
+    """Sends requests to brokers by address, and remembers partition leaders."""
 
     def __init__(self, world: World, ports: Ports, machine: str, bootstrap: list[str]) -> None:
         self._world = world
@@ -102,7 +102,7 @@ class KafkaClient:
         self._leaders: dict[tuple[str, int], str] = {}
 
     async def request(self, address: str, api: int, **fields: Any) -> Any:
-        """One request of the version in ``VERSIONS``. Raises ``NotServed``."""
+        """Send one request of the version in ``VERSIONS`` and return its answer. Raises ``NotServed``."""
         connection, end = await self._connect(address)
         correlation, frame = self._frame(api, fields)
         answer = connection.expect()
@@ -119,7 +119,7 @@ class KafkaClient:
         return entity_reader(response)(memoryview(content).toreadonly(), at)[0]
 
     def _frame(self, api: int, fields: dict[str, Any]) -> tuple[int, bytes]:
-        """The correlation id and the bytes of a request."""
+        """Return the correlation id and the bytes of a request."""
         self._correlation += 1
         schema = request_schema(api)
         with io.BytesIO() as body:
@@ -136,7 +136,7 @@ class KafkaClient:
         return self._correlation, struct.pack(">i", len(frame)) + frame
 
     async def _connect(self, address: str) -> tuple[_Connection, End]:
-        """The connection to ``address``. Callers that wait for a new one get it in the order in which they came."""
+        """Return the connection to ``address``. Callers that wait for a new one get it in the order of their calls."""
         async with self._connecting.setdefault(address, asyncio.Lock()):
             return await self._connect_once(address)
 
@@ -159,7 +159,7 @@ class KafkaClient:
             known[1].abort()
 
     async def any_broker(self, api: int, **fields: Any) -> Any:
-        """The first answer of any bootstrap address. Raises ``NotServed``."""
+        """Return the first answer from any bootstrap address. Raises ``NotServed``."""
         start = self._ports.random.randrange(len(self._bootstrap))
         last: NotServed | None = None
         for step in range(len(self._bootstrap)):
@@ -171,7 +171,7 @@ class KafkaClient:
         raise last
 
     async def leader(self, topic: str, partition: int) -> str | None:
-        """Address of the partition's leader, asked once and remembered until ``forget``. Callers are answered in order."""
+        """Return the leader's address, requested once and cached until ``forget``. Callers are answered in order."""
         async with self._asking:
             if (topic, partition) not in self._leaders:
                 await self._refresh(topic)
@@ -197,7 +197,7 @@ class KafkaClient:
                     self._leaders[topic, place.partition_index] = brokers[place.leader_id]
 
     async def create_topic(self, topic: str, partitions: int, replication: int, configs: dict[str, str]) -> int:
-        """Error code of the answer."""
+        """Create a topic; return the error code."""
         schema = request_schema(CREATE_TOPICS)
         items = tuple(_struct(schema, "CreatableTopicConfig")(name=k, value=v) for k, v in configs.items())
         wanted = _struct(schema, "CreatableTopic")(
@@ -207,12 +207,12 @@ class KafkaClient:
         return int(answer.topics[0].error_code)
 
     async def delete_topic(self, topic: str) -> int:
-        """Error code of the answer."""
+        """Delete a topic; return the error code."""
         answer = await self.any_broker(DELETE_TOPICS, topic_names=(TopicName(topic),), timeout=ADMIN_TIMEOUT)
         return int(answer.responses[0].error_code)
 
     async def create_partitions(self, topic: str, count: int) -> int:
-        """Error code of the answer."""
+        """Add partitions up to ``count``; return the error code."""
         wanted = request_struct(CREATE_PARTITIONS, "CreatePartitionsTopic")(
             name=TopicName(topic), count=count, assignments=None
         )
@@ -220,14 +220,14 @@ class KafkaClient:
         return int(answer.results[0].error_code)
 
     async def delete_records(self, topic: str, partition: int, offset: int) -> int:
-        """Error code of the answer."""
+        """Delete the records below ``offset``; return the error code."""
         below = request_struct(DELETE_RECORDS, "DeleteRecordsPartition")(partition_index=partition, offset=offset)
         wanted = request_struct(DELETE_RECORDS, "DeleteRecordsTopic")(name=TopicName(topic), partitions=(below,))
         answer = await self._ask_leader(topic, partition, DELETE_RECORDS, topics=(wanted,), timeout=ADMIN_TIMEOUT)
         return int(answer.topics[0].partitions[0].error_code)
 
     async def start_offset(self, topic: str, partition: int) -> int:
-        """The first offset that can be read. Raises ``NotServed``, also for an error."""
+        """Return the first readable offset. Raises ``NotServed``, also for an error code."""
         asked = request_struct(LIST_OFFSETS, "ListOffsetsPartition")(
             partition_index=partition, current_leader_epoch=-1, timestamp=EARLIEST
         )
@@ -256,7 +256,7 @@ class KafkaClient:
         return answer.producer_id, answer.producer_epoch
 
     async def produce(self, topic: str, partition: int, batch: bytes, acks: int = -1) -> tuple[int, int]:
-        """(error code, base offset); with acks=0 nothing is answered. Raises ``NotServed``."""
+        """Return (error code, base offset); acks=0 gets no answer. Raises ``NotServed``."""
         address = await self.leader(topic, partition)
         if address is None:
             raise NotServed("no leader is known")
@@ -277,7 +277,7 @@ class KafkaClient:
     async def fetch(
         self, topic: str, partition: int, offset: int, bytes_max: int = 1 << 20, wait_ms: int = 500
     ) -> tuple[int, int, list[Record]]:
-        """(error code, high watermark, records from ``offset`` on). Raises ``NotServed``."""
+        """Return (error code, high watermark, records from ``offset`` on). Raises ``NotServed``."""
         address = await self.leader(topic, partition)
         if address is None:
             raise NotServed("no leader is known")

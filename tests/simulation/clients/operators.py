@@ -1,4 +1,4 @@
-"""An operator who changes a topic's replication factor while everything else goes wrong."""
+"""An operator that changes a topic's replication factor during other faults."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PAUSE_MEAN_S: Final = 3.0
 
 
 class Operator:
-    """``run`` goes on until its machine crashes."""
+    """Changes the factor until its machine crashes."""
 
     def __init__(self, topic: str) -> None:
         self._topic = topic

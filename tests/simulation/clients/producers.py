@@ -1,11 +1,11 @@
-"""Producers of the simulated clusters: pipelines of idempotent batches as a Java client keeps them, and unsafe ones.
+"""Producers of the simulated clusters: pipelines of idempotent batches like a Java client's, and unsafe ones.
 
-An idempotent producer has up to ``in_flight_max`` batches of a partition in flight. When one is not acknowledged, it sends no
-new ones, waits for the answers to the others, and sends all that are left again in order, with their sequence numbers. A broker
-may answer that a batch is out of order only if an earlier one of the pipeline was in flight, too.
+An idempotent producer has up to ``in_flight_max`` batches of a partition in flight. If one is not acknowledged, it sends no new
+ones, waits for the answers to the others, and resends the remaining batches in order, with their sequence numbers. A broker may
+answer that a batch is out of order only if an earlier one of the pipeline was in flight, too.
 
-An unsafe producer asks for one copy or for none (acks=1, acks=0) and never retries: its records may be lost and may not be
-duplicated. The offset that an acks=1 answer names is the record's, if it survives.
+An unsafe producer uses acks=1 or acks=0 and never retries: its records may be lost but must not be duplicated. The offset in an
+acks=1 answer is the record's, if it survives.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RETRIABLE: Final = frozenset({2, 3, 5, 6, 7, 8, 9, 13, 15, 16, 19, 20, 56, 74, 7
 OUT_OF_ORDER: Final = 45
 PAUSE_MEAN_S: Final = 0.05
 DECISION_BATCHES: Final = 20
-"""So many batches of a producer are one decision."""
+"""The number of batches of a producer in one decision."""
 BATCH_RECORDS: Final = (1, 1, 1, 2, 3, 8)
 IN_FLIGHT: Final = (1, 2, 3, 4, 5)
 NO_ANSWER: Final = -1
@@ -44,19 +44,19 @@ class _Batch:
     values: list[bytes]
     content: bytes
     leader: str | None = None
-    """The broker that it was sent to last."""
+    """The broker that it was last sent to."""
 
 
 @dataclass(slots=True)
 class _Pipeline:
-    """Batches of one partition that are not acknowledged, in order. ``resending``: one of them failed."""
+    """Unacknowledged batches of one partition, in order. ``resending``: one of them failed."""
 
     sequence: int = 0
     batches: deque[_Batch] = field(default_factory=deque)
     sending: int = 0
     resending: bool = False
     last: _Batch | None = None
-    """The last that was acknowledged."""
+    """The batch that was acknowledged last."""
 
 
 class Producer:
@@ -74,9 +74,9 @@ class Producer:
         self.stop = False
         self.stopped = asyncio.Event()
         self.hesitant = 0.05
-        """Chance that a retry comes late."""
+        """The chance that a retry is late."""
         self.repeating = 0.1
-        """Chance that a batch is sent again although it was acknowledged, as by a network that delivers twice."""
+        """The chance that an acknowledged batch is sent again, as by a network that delivers twice."""
 
     async def run(self, machine: Machine, ports: Ports) -> None:
         client = KafkaClient(self._world, ports, machine.name, self._bootstrap)
@@ -90,7 +90,7 @@ class Producer:
         self.check_stopped()
 
     def check_stopped(self) -> None:
-        """Set ``stopped`` if it is to stop and nothing is in flight."""
+        """Set ``stopped`` if ``stop`` is set and nothing is in flight."""
         if self.stop and not any(pipeline.batches for pipeline in self._pipelines):
             self.stopped.set()
 
@@ -111,7 +111,7 @@ class Producer:
                 await asyncio.sleep(0.1)
 
     async def _produce(self, client: KafkaClient, ports: Ports, partition: int, producer: tuple[int, int], number: int) -> int:
-        """Add one batch to the partition's pipeline if there is room; returns the next record's number."""
+        """Add one batch to the partition's pipeline if there is room; return the next record's number."""
         pipeline = self._pipelines[partition]
         if len(pipeline.batches) >= self._in_flight_max:
             return number

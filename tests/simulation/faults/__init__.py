@@ -1,1 +1,1 @@
-"""What goes wrong: nemeses that choose faults from the seed, and faults of single links."""
+"""Faults: nemeses that choose them from the seed, and faults of single links."""

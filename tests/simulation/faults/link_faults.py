@@ -1,7 +1,7 @@
-"""What happens to messages of one kind on one link: lost, or late. The links of a network hardly ever fail evenly.
+"""Faults of messages of one kind on one link: lost or late. Links of a real network rarely fail evenly.
 
-A nemesis that cuts whole machines off never lets a read through where a fence was lost. Protocols must not care which of their
-messages are late; mistakes in them mostly show when exactly one is.
+A nemesis that cuts whole machines off never lets a read through after it lost a fence. Protocols must not depend on which of
+their messages are late; mistakes in them mostly show when exactly one is.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ LOST = None
 
 
 class LinkFaults:
-    """Installs itself. ``set`` says what messages meet from now on: seconds more, or ``LOST``."""
+    """Per-link faults; installs itself in the network. ``set`` gives messages extra seconds, or ``LOST``."""
 
     def __init__(self, network: Network) -> None:
         self._held: dict[Message, float | None] = {}
         network.hold_up = lambda message: self._held.get(message, 0.0)
 
     def set(self, source: str, target: str, method: int, fate: float | None, *, answers: bool = False) -> None:
-        """For requests of ``method`` from ``source`` to ``target``; with ``answers`` for what ``target`` answers to them."""
+        """Set the fate of requests of ``method`` from ``source`` to ``target``, or with ``answers`` of the replies to them."""
         message = Message(target, source, method, True) if answers else Message(source, target, method, False)
         self._held[message] = fate
 
     def clear(self, machine: str) -> None:
-        """All is well again on every link of this machine. What is held up stays so."""
+        """Remove all faults from this machine's links. Messages that are already delayed stay delayed."""
         self._held = {message: fate for message, fate in self._held.items() if machine not in (message.source, message.target)}
 
     def draw(
@@ -40,7 +40,7 @@ class LinkFaults:
         calm: float,
         late_s: float,
     ) -> None:
-        """A fate for each method on each link, there and back; ``calm`` is the chance that nothing is wrong with it."""
+        """Draw a fate for each method on each link, in both directions; ``calm`` is the chance of no fault."""
         for target in targets:
             for method in methods:
                 for answers in (False, True):

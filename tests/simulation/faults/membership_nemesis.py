@@ -1,4 +1,4 @@
-"""Changes the members of the metadata quorum while everything else goes wrong: adds, removes, replaces a lost disk."""
+"""Changes the members of the metadata quorum during other faults: adds, removes, replaces a lost disk."""
 
 from __future__ import annotations
 
@@ -19,22 +19,23 @@ SPARE = 4
 
 
 async def run_spare(machine: Machine, ports: Ports) -> None:
-    """The node beyond the founders: its settings name itself besides them."""
+    """Run the spare node; its ``peers`` are the founders and itself."""
     settings = metadata_settings(machine)
     peers = (*settings.peers, f"{number_of(machine)}={settings.listen}")
     await run_metadata_node(machine, ports, metadata_settings(machine, peers=peers))
 
 
 def _identity(node: Machine) -> str:
-    """What its disk bears; empty if it bears nothing yet."""
+    """Return the node identity on its disk; empty if there is none yet."""
     content = node.disk.durable(IDENTITY_FILE)
     return msgspec.json.decode(content, type=Identity).identity if content else ""
 
 
 class MembershipNemesis:
-    """``nodes`` are the founders; one spare comes and goes. At most one disk is lost at a time, and replaced before the next.
+    """Changes the quorum's members. ``nodes`` are the founders; one spare is added and removed.
 
-    An operation that does not succeed in time is taken up again by the next one: so an operator would do it.
+    At most one disk is lost at a time, and replaced before the next. The next operation retries one that did not succeed in
+    time, as an operator would.
     """
 
     def __init__(self, world: World, nodes: list[Machine]) -> None:
@@ -91,20 +92,20 @@ class MembershipNemesis:
         known = next((member for member in status.members if member.node_id == number), None)
         if known is not None and known.voter and known.identity != self._lost_identity:
             self.lost = None
-            # The nemesis may have put it back into service meanwhile, which was refused, as it must be.
+            # The nemesis may have restarted it meanwhile, and the leader correctly refused it.
             node.is_excused, node.failure = False, None
             self._count(node.name)
             return
         if known is not None and known.identity == self._lost_identity:
             await administration.remove(number, CHANGE_TIMEOUT_S)
-            # It was refused while the leader knew it with the identity of its lost disk.
+            # The leader refused it while it knew the node by the identity of its lost disk.
             node.crash()
             node.boot()
         try:
             await administration.add(number, metadata_settings(node).listen, CHANGE_TIMEOUT_S)
         except StratalogError as refused:
             if "has stopped" in refused.message:
-                # It had begun with a configuration that was overruled: an empty disk once more, as its error says.
+                # It started with a configuration that was later overruled. Empty its disk again, as its error says.
                 self._lost_identity = _identity(node) or self._lost_identity
                 self._empty(node)
             raise

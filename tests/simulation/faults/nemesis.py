@@ -1,4 +1,4 @@
-"""Chooses faults from the seed and applies them one after the other; undoes all of them at the end."""
+"""Chooses faults from the seed and applies them one after another; removes all of them at the end."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from simulation.world.machine import Machine, World
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NemesisPlan:
-    """Chances that a step does a thing (the rest of the time it does nothing), and how many machines may be down at once."""
+    """Chances that a step injects each fault (else it does nothing), and how many machines may be down at once."""
 
     crash: float = 0.3
     power_cut: float = 0.0
-    """Several machines at once, all of them perhaps; they are back soon."""
+    """Several machines lose power at once, possibly all; they restart soon."""
     stop: float = 0.0
-    """The process stands still for a while, as under SIGSTOP, and does not know it."""
+    """The process is suspended for a while, as by SIGSTOP, without noticing it."""
     cut_off: float = 0.0
-    """One machine is cut off from those named ``authorities`` only: it lives on, out of date."""
+    """One machine is cut off only from those in ``authorities``: it continues with stale state."""
     disk: float = 0.0
-    """Syncs or writes fail, or the disk is full; the machine is started anew with a whole disk."""
+    """Syncs or writes fail, or the disk is full; later the machine restarts with a healthy disk."""
     rot: float = 0.0
-    """A bit flips in a file. One machine only, the first, for the whole run."""
+    """A bit flips in a file. Only on the first machine, for the whole run."""
     partition: float = 0.2
     one_way: float = 0.1
     lossy: float = 0.1
@@ -38,7 +38,7 @@ class NemesisPlan:
 
 
 class Nemesis:
-    """``run`` goes on until it is told to ``stop``; afterwards every machine is up and every link whole."""
+    """Injects faults. ``run`` continues until ``stop``, which starts every machine and repairs every link."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Nemesis:
 
     async def run(self) -> None:
         for step in itertools.count(1):
-            # Each step draws from its own source: leaving one out does not change what the others do.
+            # Each step has its own random source: leaving a step out does not change the others.
             name = f"{self._name}#{step}"
             self._random = self._world.random(f"nemesis/{name}")
             await asyncio.sleep(self._random.expovariate(1 / self._plan.pause_mean_s))
@@ -223,7 +223,7 @@ class Nemesis:
 
 
 def _links(pairs: set[tuple[str, str]]) -> str:
-    """The links that are cut; ``->`` if they are in one direction only."""
+    """Return the cut links as text; ``->`` if only one direction is cut."""
     arrows = {
         f"{source} - {target}" if (target, source) in pairs else f"{source} -> {target}"
         for source, target in pairs

@@ -1,4 +1,4 @@
-"""Planted faults of bookies and of the ledger client, looked for in ``ledgers``, ``fencing-races`` and ``lost-disks``."""
+"""Planted faults of bookies and of the ledger client, run in ``ledgers``, ``fencing-races`` and ``lost-disks``."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from stratalog_metadata.records import Fragment, Ledger
 
 
 def _swap(owner: object, name: str, new: object) -> Any:
-    """Put ``new`` in the place of the attribute; returns what was there."""
+    """Replace the attribute with ``new``; return the old value."""
     old = getattr(owner, name)
     setattr(owner, name, new)
     return old
 
 
 def _through_the_page_cache() -> None:
-    """Logs are opened as with ``direct_io`` off."""
+    """Open logs as with ``direct_io`` off."""
     begin: Any = LogFiles.__init__
 
     def through(self: LogFiles, files: Files, cookie: bytes, file_bytes: int, *, direct: bool = True) -> None:
@@ -48,7 +48,7 @@ def _through_the_page_cache() -> None:
 
 
 def bookie_acknowledges_before_sync() -> None:
-    """The log is written through the page cache and not synced before adds are answered."""
+    """The log is written through the page cache and not synced before adds are acknowledged."""
     _through_the_page_cache()
 
     def write(self: LogFiles, group: Write) -> None:
@@ -58,7 +58,7 @@ def bookie_acknowledges_before_sync() -> None:
 
 
 def bookie_syncs_another_file() -> None:
-    """After the write of a group through the page cache the state file is synced instead of the log."""
+    """After a group is written through the page cache, the state file is synced instead of the log."""
     _through_the_page_cache()
 
     def write(self: LogFiles, group: Write) -> None:
@@ -69,7 +69,7 @@ def bookie_syncs_another_file() -> None:
 
 
 def direct_writes_end_when_they_begin() -> None:
-    """A write around the page cache is told as durable while it is under way."""
+    """A write around the page cache is reported as durable while it is in flight."""
     begin: Any = DirectFile.begin_write
 
     def begin_write(self: DirectFile, buffers: Sequence[Buffer], position: int, done: OnWritten) -> bool:
@@ -93,7 +93,7 @@ def direct_writes_forget_what_their_first_page_holds() -> None:
 
 
 def direct_writes_do_not_look_at_their_end() -> None:
-    """A write around the page cache that failed is told as durable."""
+    """A failed write around the page cache is reported as durable."""
 
     def succeed(self: DirectFile, gathered: Any, start: int, filled: int, last: bytes, done: OnWritten, result: int) -> None:
         files._gathered_kept.append(gathered)
@@ -104,7 +104,7 @@ def direct_writes_do_not_look_at_their_end() -> None:
 
 
 def direct_reads_come_from_the_next_page() -> None:
-    """What is read around the page cache lies a page further on."""
+    """Reads around the page cache return the bytes of the next page."""
     begin: Any = DirectFile.begin_reads
 
     def begin_reads(self: DirectFile, extents: Sequence[Extent], done: OnRead) -> bool:
@@ -115,7 +115,7 @@ def direct_reads_come_from_the_next_page() -> None:
 
 
 def fence_is_in_memory_only() -> None:
-    """A fence is answered and not written to the log: a restart forgets it."""
+    """A fence is acknowledged but not written to the log: a restart forgets it."""
 
     def fence(self: DiskCore, ledger_ids: Iterable[int]) -> int:
         for ledger_id in ledger_ids:
@@ -127,7 +127,7 @@ def fence_is_in_memory_only() -> None:
 
 
 def fence_is_answered_and_not_kept() -> None:
-    """A bookie says that the ledger is fenced, and takes the old writer's adds all the same."""
+    """A bookie reports the ledger as fenced but still accepts the old writer's adds."""
 
     def fence(self: DiskCore, ledger_ids: Iterable[int]) -> int:
         for ledger_id in ledger_ids:
@@ -139,7 +139,7 @@ def fence_is_answered_and_not_kept() -> None:
 
 
 def checkpoint_forgets_fences() -> None:
-    """The state file does not say which ledgers are fenced."""
+    """The state file omits which ledgers are fenced."""
 
     def states(self: Contents) -> Iterable[LedgerState]:
         for ledger in self.ledgers.values():
@@ -149,7 +149,7 @@ def checkpoint_forgets_fences() -> None:
 
 
 def checkpoint_claims_the_open_file() -> None:
-    """The state file says that the log file which is still being written needs no replay."""
+    """The state file says that the open log file needs no replay."""
     state: Callable[..., State] = Contents.state
 
     def claiming(self: Contents, next_generation: int, without: frozenset[int] = frozenset()) -> State:
@@ -159,7 +159,7 @@ def checkpoint_claims_the_open_file() -> None:
 
 
 def unreadable_copy_counts_as_absence() -> None:
-    """Recovery takes a copy that the bookie cannot read, or that fails its CRC, for "no such entry"."""
+    """Recovery treats a copy that the bookie cannot read, or that fails its CRC, as "no such entry"."""
     note: Callable[..., None] = LedgerRecovery._note
 
     def noting(self: LedgerRecovery, bookie: str, entry_id: int, entry: ReadEntry | None) -> None:
@@ -170,7 +170,7 @@ def unreadable_copy_counts_as_absence() -> None:
 
 
 def recovery_reads_do_not_fence() -> None:
-    """Only the fence request fences; recovery's reads go to bookies that still take the old writer's adds."""
+    """Only the fence request fences; recovery's reads do not, so that a bookie may still accept the old writer's adds."""
 
     def encode(ranges: list[Range]) -> Sequence[Buffer]:
         return messages.encode_read(ranges, 8 << 20, 0)
@@ -179,7 +179,7 @@ def recovery_reads_do_not_fence() -> None:
 
 
 def lost_read_counts_as_absence() -> None:
-    """Recovery takes an error or a time-out of a read for "no such entry"."""
+    """Recovery treats an error or timeout of a read as "no such entry"."""
 
     def on_read_failed(self: LedgerRecovery, bookie: str) -> list[Instruction]:
         if self._reading is not None:
@@ -191,7 +191,7 @@ def lost_read_counts_as_absence() -> None:
 
 
 def lost_fence_counts_as_fenced() -> None:
-    """Recovery takes a fence without an answer for one of a bookie that has nothing."""
+    """Recovery treats an unanswered fence as the answer of a bookie that has nothing."""
 
     def on_fence_failed(self: LedgerRecovery, bookie: str) -> list[Instruction]:
         return self.on_fenced(bookie, -1, -1)
@@ -205,18 +205,18 @@ def one_negative_proves_absence() -> None:
 
 
 def one_fence_is_enough() -> None:
-    """Recovery goes on when one bookie is fenced; Qa others may still confirm for the old writer."""
+    """Recovery continues when one bookie is fenced; Qa others may still confirm entries for the old writer."""
     _swap(recovery, "fencing_complete", lambda ensemble, write_quorum, ack_quorum, fenced: len(fenced) >= 1)
 
 
 def one_fence_and_reads_that_do_not_fence() -> None:
-    """One fence is enough, and reads fence nobody: each mistake alone hides behind the other."""
+    """One fence is enough, and reads do not fence: each fault alone is masked by the other defence."""
     one_fence_is_enough()
     recovery_reads_do_not_fence()
 
 
 def recovery_believes_fresh_bookies() -> None:
-    """Recovery begins behind the LAC that it was told, be it -1, and not at the last fragment; a change then may reach back."""
+    """Recovery starts after the LAC it got, even -1, not at the last fragment; a change then may reach back."""
     make: Callable[..., None] = LedgerRecovery.__init__
 
     def made(self: LedgerRecovery, ledger: Ledger) -> None:
@@ -234,7 +234,7 @@ def recovery_believes_fresh_bookies() -> None:
 
 
 def recovery_closes_at_the_lac() -> None:
-    """Recovery does not read on behind the greatest LAC that it was told."""
+    """Recovery does not read beyond the greatest LAC that it got."""
 
     def decide(self: LedgerRecovery) -> list[Instruction]:
         if self.is_fenced and self.end is None:
@@ -256,7 +256,7 @@ def confirmed_at_one_copy() -> None:
 
 
 def confirmed_out_of_order() -> None:
-    """An entry is confirmed when it has its copies, although one before it has not."""
+    """An entry is confirmed when it has its copies, even if an earlier one does not."""
     added: Callable[..., bool] = LedgerWriterCore.on_added
 
     def on_added(self: LedgerWriterCore, entry: Any, bookie: str) -> bool:
@@ -271,7 +271,7 @@ def confirmed_out_of_order() -> None:
 
 
 def ensemble_change_is_not_committed() -> None:
-    """The writer goes on with a replacement that the ledger's record does not name."""
+    """The writer continues with a replacement bookie that the ledger's record does not name."""
 
     async def commit(self: LedgerWriter, proposed: Ledger) -> None:
         pass
@@ -280,7 +280,7 @@ def ensemble_change_is_not_committed() -> None:
 
 
 def replaced_bookie_still_counts() -> None:
-    """What only the bookie that leaves has acknowledged counts for entries of the new fragment."""
+    """Acknowledgements from the replaced bookie alone count for entries of the new fragment."""
     begin: Callable[..., Ledger] = LedgerWriterCore.begin_change
     commit: Callable[..., Any] = LedgerWriterCore.commit_change
 
@@ -303,7 +303,7 @@ def replaced_bookie_still_counts() -> None:
 
 
 def new_fragment_reaches_too_far_back() -> None:
-    """An ensemble change puts the replacement in charge of confirmed entries that nobody sends to it."""
+    """An ensemble change names the replacement for confirmed entries that nobody sends to it."""
 
     def first_changed(self: LedgerWriterCore, leaving: int) -> int:
         return self.ledger.fragments[-1].first_entry
@@ -312,7 +312,9 @@ def new_fragment_reaches_too_far_back() -> None:
 
 
 def closed_without_fragments_of_the_rewrite() -> None:
-    """Recovery copies to replacements and closes the ledger with the old ensemble. Redundancy only: reads find other copies."""
+    """Recovery copies to replacements and closes the ledger with the old ensemble. Only redundancy suffers: other copies serve
+    reads.
+    """
     from stratalog_bookies.client import ledger_recovery
 
     def result(self: Any) -> Ledger:
@@ -323,7 +325,7 @@ def closed_without_fragments_of_the_rewrite() -> None:
 
 
 def bookie_tells_a_last_entry_too_low() -> None:
-    """The answer to a fence names the last entry but one."""
+    """The reply to a fence reports the last entry one too low."""
     tail: Callable[..., LedgerTail] = DiskCore._tail
 
     def low(self: DiskCore, ledger_id: int) -> LedgerTail:
@@ -352,7 +354,7 @@ def auditor_names_bookies_that_have_nothing() -> None:
 
 
 def empty_disks_are_welcome() -> None:
-    """Whatever cookie a disk has, or none: the bookie starts with it under its old name."""
+    """The bookie starts under its old name with any disk, whatever its cookie, or without one."""
     _swap(cookie, "_check_known", lambda *args: None)
 
 

@@ -35,7 +35,7 @@ from stratalog_tiering.store import ObjectInfo
 
 
 def _swap(owner: object, name: str, new: object) -> Any:
-    """Put ``new`` in the place of the attribute; returns what was there."""
+    """Replace the attribute with ``new``; return the old value."""
     old = getattr(owner, name)
     setattr(owner, name, new)
     return old
@@ -45,12 +45,12 @@ def _swap(owner: object, name: str, new: object) -> Any:
 
 
 def epochs_are_not_checked() -> None:
-    """The state machine takes commands of owners of earlier epochs. The log's version stands behind it."""
+    """The state machine accepts commands of owners of earlier epochs. The check of the log's version still guards it."""
     _swap(state_machine, "_check_epoch", lambda records, requirement: None)
 
 
 def versions_and_epochs_are_not_checked() -> None:
-    """The state machine takes every command."""
+    """The state machine accepts every command."""
     _swap(state_machine, "_check", lambda records, requirement: None)
 
 
@@ -60,12 +60,12 @@ def versions_are_not_checked() -> None:
 
 
 def broker_ignores_the_end_of_its_session() -> None:
-    """A broker that lost its session goes on serving. Fencing still keeps its appends out; its reads are stale."""
+    """A broker that lost its session continues to serve. Fencing still rejects its appends; its reads are stale."""
     _swap(Partitions, "suspend", lambda self: None)
 
 
 def lease_is_measured_by_the_wall_clock() -> None:
-    """A holder judges its lease by a clock that jumps."""
+    """A session holder measures its lease with a clock that jumps."""
 
     class Wall:
         def __init__(self, clock: Any) -> None:
@@ -89,13 +89,13 @@ def lease_is_measured_by_the_wall_clock() -> None:
 
 
 def quorum_ends_sessions_early() -> None:
-    """The leader ends a session after half its lease: the holder still believes in it."""
+    """The leader ends a session after half its lease, while the holder still relies on it."""
     opened: Callable[..., None] = LeaseTable.opened
     _swap(LeaseTable, "opened", lambda self, session_id, lease_s, *more: opened(self, session_id, lease_s / 2, *more))
 
 
 def _recover_at_takeover(choose: Callable[[list[Ledger]], list[Ledger]]) -> None:
-    """Have a new owner recover of its log's ledgers only those that ``choose`` names."""
+    """Make a new owner recover only the ledgers that ``choose`` returns."""
 
     async def recover(self: Takeover, partition: Partition) -> dict[int, Recovered]:
         view = self._view
@@ -111,17 +111,17 @@ def _recover_at_takeover(choose: Callable[[list[Ledger]], list[Ledger]]) -> None
 
 
 def takeover_recovers_only_the_last_ledger() -> None:
-    """A new owner seals the last ledger and none before it. Only one is ever open: opening waits for the seal."""
+    """A new owner seals only the log's last ledger. Only one is ever open: opening waits for the seal."""
     _recover_at_takeover(lambda ledgers: [ledger for ledger in ledgers[-1:] if ledger.state is not LedgerState.CLOSED])
 
 
 def takeover_skips_ledgers_in_recovery() -> None:
-    """A new owner seals what is OPEN, and leaves alone what an owner before it had begun to recover."""
+    """A new owner seals OPEN ledgers and skips those whose recovery an earlier owner had started."""
     _recover_at_takeover(lambda ledgers: [ledger for ledger in ledgers if ledger.state is LedgerState.OPEN])
 
 
 def takeover_and_opening_recover_only_the_last_ledger() -> None:
-    """Nor does whoever opens the next ledger seal what is left: each mistake alone hides behind the other."""
+    """Takeover seals only the last ledger, and opening seals no leftovers: each fault alone is masked by the other defence."""
     takeover_recovers_only_the_last_ledger()
 
     async def seal_leftovers(self: LedgerOpening, log: Log) -> None:
@@ -131,7 +131,7 @@ def takeover_and_opening_recover_only_the_last_ledger() -> None:
 
 
 def takeover_does_not_recover() -> None:
-    """A new owner takes the log as metadata shows it."""
+    """A new owner takes the log as metadata shows it, without recovery."""
 
     async def recover(self: Takeover, partition: Partition) -> dict[int, Recovered]:
         return {}
@@ -140,7 +140,7 @@ def takeover_does_not_recover() -> None:
 
 
 def producers_are_forgotten_at_takeover() -> None:
-    """A new owner does not know what producers have sent before."""
+    """A new owner forgets the producers' earlier batches."""
     _swap(ProducerStates, "load", lambda self, entries: None)
     replay: Callable[..., None] = ReplayState.replay
 
@@ -152,7 +152,7 @@ def producers_are_forgotten_at_takeover() -> None:
 
 
 def checkpoints_without_producers() -> None:
-    """A ledger's checkpoint does not say what producers have sent before it."""
+    """A ledger's checkpoint omits the producers' earlier batches."""
     _swap(ProducerStates, "snapshot", lambda self, unconfirmed=(): ())
 
 
@@ -166,7 +166,7 @@ def repeated_batches_are_appended() -> None:
 
 
 def takeover_begins_at_the_last_ledgers_base() -> None:
-    """A takeover begins at the last ledger's base offset instead of its end."""
+    """A takeover starts at the last ledger's base offset instead of its end."""
     taken_over: Callable[..., Any] = takeover._taken_over
 
     def at_the_base(partition: Partition, log: Any, replay: Any, *others: Any, **more: Any) -> Any:
@@ -177,7 +177,7 @@ def takeover_begins_at_the_last_ledgers_base() -> None:
 
 
 def acknowledged_at_the_first_copy() -> None:
-    """Producers who want all copies are answered at the first."""
+    """Producers with acks=all are answered at the first copy."""
 
     def first_copy(self: PartitionLog, entry_id: int) -> None:
         for pending in self.core.pending:
@@ -189,7 +189,7 @@ def acknowledged_at_the_first_copy() -> None:
 
 
 def lost_writer_is_answered_as_done() -> None:
-    """When its writer fails, a broker answers what it does not know the fate of as if it were confirmed."""
+    """When its writer fails, a broker acknowledges batches of unknown outcome."""
     resign: Callable[..., Any] = PartitionCore.resign
 
     def resigning(self: PartitionCore) -> Any:
@@ -203,7 +203,7 @@ def lost_writer_is_answered_as_done() -> None:
 
 
 def what_was_held_is_answered_as_done() -> None:
-    """An owner that has handed its partition over answers what it held, and never wrote, as if it were confirmed."""
+    """An owner that has handed its partition over acknowledges the batches that it held and never wrote."""
     resign: Callable[..., Any] = PartitionCore.resign
 
     def resigning(self: PartitionCore) -> Any:
@@ -218,7 +218,7 @@ def what_was_held_is_answered_as_done() -> None:
 
 
 def hot_copies_go_before_the_commit() -> None:
-    """A sealed ledger counts as cold once any manifest is committed, and its hot copy goes unlooked."""
+    """A sealed ledger counts as cold once any manifest is committed, and its hot copy is dropped without a check."""
 
     def is_cold(state: PartitionSnapshot, ledger: Ledger) -> bool:
         return state.pointer is not None and partition.is_sealed(ledger)
@@ -235,7 +235,7 @@ def hot_copies_go_before_the_commit() -> None:
 
 
 def objects_are_deleted_after_an_unknown_outcome() -> None:
-    """A commit of unknown outcome counts as lost, and its objects are deleted."""
+    """A commit of unknown outcome counts as failed, and its objects are deleted."""
     read: Callable[..., int] = GuardedUpdate.read
     timed_out: Callable[..., StratalogError] = GuardedUpdate.timed_out
 
@@ -257,7 +257,7 @@ def objects_are_deleted_after_an_unknown_outcome() -> None:
 
 
 def copies_are_not_read_back() -> None:
-    """A segment is committed as the store acknowledged it."""
+    """A segment is committed once the store acknowledges it, without being read back."""
 
     async def require_sound(*args: Any, **keywords: Any) -> None:
         pass
@@ -269,7 +269,7 @@ def copies_are_not_read_back() -> None:
 
 
 def commits_do_not_look_at_the_manifest() -> None:
-    """A commit requires nothing: not the lease, not the manifest that it was made from."""
+    """A commit requires nothing: neither the lease nor the manifest version that it was made from."""
 
     class Unguarded(GuardedUpdates):
         async def propose(self, command: Command, key: str, timeout_s: float, *, share: bool = False) -> int:
@@ -279,7 +279,7 @@ def commits_do_not_look_at_the_manifest() -> None:
 
 
 def drops_do_not_look_at_the_log() -> None:
-    """Hot ledgers leave the log as it was when the worker looked."""
+    """Hot ledgers leave the log without a check that the log is unchanged since the worker read it."""
     drop: Callable[..., Command] = commands.drop_ledgers
 
     def drop_ledgers(*args: Any) -> Command:
@@ -298,7 +298,7 @@ def sweep_does_not_look_at_the_manifest() -> None:
 
 
 def nothing_is_swept() -> None:
-    """Objects of attempts that failed stay for ever."""
+    """Objects of failed attempts are never deleted."""
     _swap(orphans, "orphans", lambda listed, referenced, before_ms: [])
 
 
@@ -308,7 +308,7 @@ def hot_copies_stay() -> None:
 
 
 def pointer_claims_more_than_the_manifest() -> None:
-    """The pointer in metadata says one offset more than the manifest holds."""
+    """The pointer in metadata ends one offset beyond the manifest."""
     pointer: Callable[..., Command] = commands.commit_segment
 
     def commit_segment(state: PartitionSnapshot, new: Any, ledgers: Sequence[StoredLedger], guards: Any) -> Command:
@@ -321,7 +321,7 @@ def pointer_claims_more_than_the_manifest() -> None:
 
 
 def collector_lists_after_the_scan() -> None:
-    """A bookie scans metadata first and lists its ledgers second: one that was made in between is deleted."""
+    """A bookie lists its ledgers after it scanned metadata: a ledger created in between is deleted."""
 
     async def collect(self: Collector) -> int:
         known = {found.record.ledger_id for found in await self._metadata.scan("ledger/") if isinstance(found.record, Ledger)}

@@ -1,4 +1,4 @@
-"""Planted faults of how many copies there are and where: placement, ack quorums, changes of the replication factor."""
+"""Planted faults of the number and placement of copies: placement, ack quorums, changes of the replication factor."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from stratalog_metadata.records import Topic
 
 
 def _swap(owner: object, name: str, new: object) -> Any:
-    """Put ``new`` in the place of the attribute; returns what was there."""
+    """Replace the attribute with ``new``; return the old value."""
     old = getattr(owner, name)
     setattr(owner, name, new)
     return old
 
 
 def placement_ignores_hosts() -> None:
-    """Ensembles span racks only, so that two copies of an entry may be on one host."""
+    """Ensembles spread over racks only, so that two copies of an entry may be on one host."""
     spread: Callable[..., list[Candidate]] = placement._spread
 
     def by_racks(ranked: list[Candidate], members: Collection[Candidate], count: int) -> list[Candidate]:
@@ -41,7 +41,7 @@ def placement_ignores_hosts() -> None:
 
 
 def auditor_ignores_hosts() -> None:
-    """Copies that share a host stay where they are, although another host has room."""
+    """Copies that share a host stay there, although another host has room."""
     best: Callable[..., Spread] = placement.best_spread
     spread_of: Callable[..., Spread] = placement.spread_of
     _swap(audit_plan, "best_spread", lambda candidates, size: dataclasses.replace(best(candidates, size), hosts=0))
@@ -49,12 +49,12 @@ def auditor_ignores_hosts() -> None:
 
 
 def acks_all_is_min_insync_replicas() -> None:
-    """acks=all waits for ``min.insync.replicas`` copies, of which Kafka's default is one."""
+    """acks=all waits for ``min.insync.replicas`` copies; Kafka's default is one."""
     _swap(topic_configs, "majority", lambda nodes: 1)
 
 
 def ledgers_keep_the_factor_of_the_one_before() -> None:
-    """A partition's next ledger has as many copies as its newest one, whatever its topic asks for by now."""
+    """A partition's next ledger has as many copies as its newest one, whatever its topic now requires."""
     spec_of: Callable[..., LedgerSpec] = LedgerOpening._spec
 
     def spec(self: LedgerOpening, topic: Topic, base_offset: int) -> LedgerSpec:
@@ -69,7 +69,7 @@ def ledgers_keep_the_factor_of_the_one_before() -> None:
 
 
 def open_ledgers_take_over_a_smaller_ack_quorum() -> None:
-    """After its topic's factor was lowered, a ledger is confirmed at fewer copies than its record says."""
+    """After its topic's factor was lowered, a ledger is confirmed with fewer copies than its record requires."""
     follow: Callable[..., None] = PartitionLog._follow_quorums
 
     def follow_quorums(self: PartitionLog) -> None:

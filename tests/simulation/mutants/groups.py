@@ -1,4 +1,4 @@
-"""Planted faults of what the next owner finds: internal topics' ledgers, checkpoints, group state, producers at work."""
+"""Planted faults of the state that the next owner finds: internal topics' ledgers, checkpoints, group state, producers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stratalog_core.partition_state.producer_states import ProducerStates
 
 
 def _swap(owner: object, name: str, new: object) -> Any:
-    """Put ``new`` in the place of the attribute; returns what was there."""
+    """Replace the attribute with ``new``; return the old value."""
     old = getattr(owner, name)
     setattr(owner, name, new)
     return old
@@ -28,7 +28,7 @@ def _swap(owner: object, name: str, new: object) -> Any:
 
 
 def internal_ledgers_go_at_the_opening() -> None:
-    """The ledgers before a new one leave the log when it is opened, before its checkpoint is durable."""
+    """Older ledgers leave the log when a new one is opened, before its checkpoint is durable."""
 
     def opened(self: LedgerTrimming, writer: Any, checkpoint_parts: int) -> None:
         self._trimming = asyncio.get_running_loop().create_task(self._trim(writer.ledger.ledger_id))
@@ -37,13 +37,13 @@ def internal_ledgers_go_at_the_opening() -> None:
 
 
 def internal_ledgers_go_after_the_first_part() -> None:
-    """The first entry of a checkpoint counts as the whole of it."""
+    """A checkpoint counts as complete after its first entry."""
     opened: Callable[..., None] = LedgerTrimming.opened
     _swap(LedgerTrimming, "opened", lambda self, writer, checkpoint_parts: opened(self, writer, 1))
 
 
 def internal_ledgers_stay() -> None:
-    """Nothing leaves the log of an internal topic."""
+    """No ledger leaves the log of an internal topic."""
     _swap(LedgerTrimming, "confirmed", lambda self, lac: None)
 
 
@@ -62,7 +62,7 @@ def takeover_trusts_the_newest_ledger() -> None:
 
 
 def batches_after_the_checkpoint_are_not_replayed() -> None:
-    """A takeover of an internal topic knows its checkpoint and nothing of what came after it."""
+    """A takeover of an internal topic loads its checkpoint and no batches after it."""
 
     async def nothing(self: Takeover, ledger: Any, index: Any) -> list[memoryview]:
         return []
@@ -71,7 +71,7 @@ def batches_after_the_checkpoint_are_not_replayed() -> None:
 
 
 def group_state_is_not_handed_over() -> None:
-    """What an owner leaves for the next one lacks the state of the application."""
+    """A handover checkpoint omits the application's state."""
     handover_checkpoint: Callable[..., bytes] = PartitionLog.handover_checkpoint
 
     def without(self: PartitionLog) -> bytes:
@@ -99,17 +99,17 @@ def _snapshot_without(name: str) -> None:
 
 
 def checkpoints_without_offsets() -> None:
-    """A checkpoint of ``__consumer_offsets`` has groups and none of their offsets."""
+    """A checkpoint of ``__consumer_offsets`` has groups but no offsets."""
     _snapshot_without("offsets")
 
 
 def checkpoints_without_groups() -> None:
-    """A checkpoint of ``__consumer_offsets`` has offsets and no group's members and generation."""
+    """A checkpoint of ``__consumer_offsets`` has offsets but no members and generations."""
     _snapshot_without("images")
 
 
 def commits_are_acknowledged_before_they_are_written() -> None:
-    """A commit is answered when it is queued."""
+    """A commit is acknowledged when it is queued."""
 
     async def written(self: RecordWriter, records: Sequence[Any]) -> ErrorCode:
         self.write(records, lambda error: None)
@@ -122,7 +122,7 @@ def commits_are_acknowledged_before_they_are_written() -> None:
 
 
 def checkpoints_hold_unconfirmed_batches() -> None:
-    """A checkpoint says of batches that they were written, although nobody has confirmed them."""
+    """A checkpoint includes batches that are not confirmed yet."""
     snapshot: Callable[..., Any] = ProducerStates.snapshot
     _swap(ProducerStates, "snapshot", lambda self, unconfirmed=(): snapshot(self))
 

@@ -1,4 +1,4 @@
-"""Planted faults of what several share: commands that are proposed as one, reads ahead, and what a handover passes on."""
+"""Planted faults of shared commands, of read-ahead, and of handovers between owners."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stratalog_metadata.state.commands import Command
 
 
 def _swap(owner: object, name: str, new: object) -> Any:
-    """Put ``new`` in the place of the attribute; returns what was there."""
+    """Replace the attribute with ``new``; return the old value."""
     old = getattr(owner, name)
     setattr(owner, name, new)
     return old
@@ -28,7 +28,7 @@ def _swap(owner: object, name: str, new: object) -> Any:
 
 
 def shared_commands_lose_their_last_update() -> None:
-    """What the last of several commands writes is left out."""
+    """A shared command omits the updates of its last member."""
     join: Callable[[Sequence[Any]], Command] = shared_commands._joined
     _swap(
         shared_commands,
@@ -37,11 +37,11 @@ def shared_commands_lose_their_last_update() -> None:
     )
 
 
-# -- reads ahead
+# -- read-ahead
 
 
 def runs_are_served_to_any_partition() -> None:
-    """What was read ahead for one partition is served to readers of all."""
+    """Batches read ahead for one partition are served to readers of every partition."""
     holding: Callable[..., Any] = ReadRuns._holding
 
     def any_holding(self: ReadRuns, key: Hashable, offset: int) -> Any:
@@ -52,7 +52,7 @@ def runs_are_served_to_any_partition() -> None:
 
 
 def runs_skip_a_batch() -> None:
-    """A run is served from the batch behind the one that was asked for."""
+    """A run is served from the batch after the requested one."""
     serve: Callable[..., Served | None] = ReadRuns.serve
 
     def skipping(self: ReadRuns, key: Hashable, offset: int, *others: Any) -> Served | None:
@@ -83,7 +83,7 @@ def handover_keeps_the_epoch() -> None:
 
 
 def handover_passes_on_no_producers() -> None:
-    """What an owner leaves to the next lacks the producers, so that their retries are appended again."""
+    """A handover checkpoint omits the producers, so that their retries are appended again."""
     handover_checkpoint: Callable[[PartitionLog], bytes] = PartitionLog.handover_checkpoint
     checkpoint: Callable[..., Checkpoint] = PartitionCore.checkpoint
 

@@ -1,4 +1,4 @@
-"""Planted faults of manifests that fork, of retention and of merging, looked for in ``history``."""
+"""Planted faults of manifest forks, of retention and of merging, run in ``history``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from stratalog_tiering.worker.worker import TieringWorker
 
 
 async def _refuse_nothing(ports: Any, state: Any) -> None:
-    """In the place of ``refuse_fork``."""
+    """Replaces ``refuse_fork``."""
 
 
 def _only_the_sweep_looks() -> None:
@@ -31,7 +31,7 @@ def _only_the_sweep_looks() -> None:
 
 
 def forks_are_looked_for_by_the_sweep_at_the_newest_version_only() -> None:
-    """As it was: commits go on after metadata went back, and then the other line looks like garbage."""
+    """An earlier behaviour: after metadata went back, commits continue, and the other history then looks like garbage."""
     _only_the_sweep_looks()
     found: Callable[..., Fork | None] = forks.find_fork
 
@@ -48,12 +48,12 @@ def commits_do_not_look_for_forks() -> None:
 
 
 def sweep_does_not_look_for_forks() -> None:
-    """Commits refuse a fork, the sweep takes the other line for orphans."""
+    """Commits refuse a fork; the sweep treats the other history's objects as orphans."""
     orphans.find_fork = lambda listed, known, settled_version=0: None  # type: ignore[attr-defined]
 
 
 def decided_forks_are_deleted_at_once() -> None:
-    """The objects of the line that somebody decided against count as removed long ago."""
+    """The objects of a rejected fork count as removed long ago."""
     settle: Callable[..., None] = ManifestEdit.settle_fork
 
     def settle_fork(self: ManifestEdit, newest_version: int, others: Sequence[Any], now_ms: int) -> None:
@@ -63,12 +63,12 @@ def decided_forks_are_deleted_at_once() -> None:
 
 
 def the_kept_line_is_always_metadatas() -> None:
-    """Whoever decides for the store gets metadata's line."""
+    """A decision for the store's history keeps metadata's instead."""
     ForkDecision.keeps_store = False  # type: ignore[method-assign, assignment]
 
 
 def removed_objects_have_no_grace_period() -> None:
-    """An object is deleted as soon as it stops counting."""
+    """An object is deleted as soon as it is removed from the manifest."""
     forget: Callable[..., tuple[str, ...]] = RemovedObjects.forget_due
 
     def forget_due(self: RemovedObjects, before_ms: int, limit: int, now_ms: int, *lists: Any) -> tuple[str, ...]:
@@ -78,18 +78,18 @@ def removed_objects_have_no_grace_period() -> None:
 
 
 def nothing_expires() -> None:
-    """Retention by time lets nothing go."""
+    """Retention by time removes nothing."""
     retention.expiry_reason = lambda *args, **keywords: None  # type: ignore[attr-defined]
 
 
 def merging_does_not_look_at_ages() -> None:
-    """Segments are merged however long the time is that they span."""
+    """Segments are merged however long their time span is."""
     limits: Callable[..., MergeLimits] = merging.merge_limits
     merging.merge_limits = lambda *args: MergeLimits(segment_bytes=limits(*args).segment_bytes)
 
 
 def merged_segments_are_merged_again_and_again() -> None:
-    """Any neighbours that are small enough are merged, however often they were."""
+    """Any neighbours that are small enough are merged, however often they were merged before."""
 
     def mergeable_run(segments: Sequence[SegmentEntry], limits: MergeLimits) -> tuple[SegmentEntry, ...]:
         small = [entry for entry in segments if entry.object_bytes * FAN_IN <= limits.segment_bytes]
@@ -100,12 +100,12 @@ def merged_segments_are_merged_again_and_again() -> None:
 
 
 def manifests_without_a_change_are_committed() -> None:
-    """Retention commits whenever it looks."""
+    """Retention commits on every check."""
     ManifestEdit.is_changed = True  # type: ignore[method-assign, assignment]
 
 
 def workers_start_only_with_the_store() -> None:
-    """As it was: a worker claims its bucket before it opens a session."""
+    """An earlier behaviour: a worker claims its bucket before it opens a session."""
     start: Callable[..., Any] = TieringWorker.start
 
     async def wait_and_start(self: TieringWorker) -> None:

@@ -33,7 +33,7 @@ MISFITS = ("AttributeError", "TypeError", "NameError")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutant:
-    """``plant`` changes the product in this process for good; ``scenario`` is where it is looked for."""
+    """``plant`` changes the product permanently in this process; the mutant runs in ``scenario``."""
 
     name: str
     scenario: str
@@ -42,7 +42,7 @@ class Mutant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kill:
-    """``seeds`` runs were needed; ``failure`` is empty if the mutant survived all of them."""
+    """The result of a hunt: ``seeds`` runs were needed; ``failure`` is empty if the mutant survived all of them."""
 
     seeds: int
     failure: str
@@ -50,7 +50,7 @@ class Kill:
 
     @property
     def counts(self) -> bool:
-        """A plant that does not fit the product any more fails by itself, and shows nothing."""
+        """Return whether the failure is a kill: a plant that no longer fits the product fails by itself and proves nothing."""
         return bool(self.failure) and not any(misfit in self.failure for misfit in MISFITS)
 
 
@@ -78,7 +78,7 @@ def all_mutants() -> list[Mutant]:
 
 
 def hunt(mutant: Mutant, first_seed: int, seeds: int) -> Kill:
-    """Run the mutant on seed after seed until an invariant breaks. In a child process: the plants stay there."""
+    """Run the mutant on consecutive seeds until an invariant breaks. Runs in a child process, which keeps the plants."""
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
     started = time.perf_counter()

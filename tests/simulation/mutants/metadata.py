@@ -1,4 +1,4 @@
-"""Planted faults of the metadata quorum, looked for in the scenarios ``quorum`` and ``raft-scripts``."""
+"""Planted faults of the metadata quorum, run in the scenarios ``quorum`` and ``raft-scripts``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stratalog_metadata.storage.raft_log_format import LogMark
 
 
 def _swap(owner: object, name: str, new: object) -> Any:
-    """Put ``new`` in the place of the attribute; returns what was there."""
+    """Replace the attribute with ``new``; return the old value."""
     old = getattr(owner, name)
     setattr(owner, name, new)
     return old
@@ -66,7 +66,7 @@ def raft_log_is_not_synced() -> None:
 
 
 def promises_leave_before_they_are_durable() -> None:
-    """Votes and acknowledgements are sent while their write is under way."""
+    """Votes and acknowledgements are sent while their write is in flight."""
     ready: Callable[[Raft], Ready | None] = Raft.ready
 
     def hasty(self: Raft) -> Ready | None:
@@ -90,7 +90,7 @@ def earlier_terms_are_committed_by_counting() -> None:
 
 
 def votes_for_whoever_asks() -> None:
-    """A vote does not look at the candidate's log."""
+    """A vote ignores the candidate's log."""
     on_request: Callable[..., None] = Elections.on_request
 
     def careless(self: Elections, request: VoteRequest, last: tuple[int, int], out: list[Message]) -> None:
@@ -100,7 +100,7 @@ def votes_for_whoever_asks() -> None:
 
 
 def votes_twice_in_a_term() -> None:
-    """A node forgets whom it has voted for, and whom it follows, as soon as another asks."""
+    """A node forgets its vote and its leader as soon as another candidate asks."""
     on_request: Callable[..., None] = Elections.on_request
 
     def forgetful(self: Elections, request: VoteRequest, last: tuple[int, int], out: list[Message]) -> None:
@@ -111,12 +111,12 @@ def votes_twice_in_a_term() -> None:
 
 
 def one_copy_commits() -> None:
-    """The leader commits what it alone has."""
+    """The leader commits entries that it alone has."""
     _swap(Membership, "agreed", lambda self, matches: max(matches.values()))
 
 
 def reads_do_not_ask_the_quorum() -> None:
-    """A leader answers a linearizable read from what it has, without asking whether it still leads."""
+    """A leader answers a linearizable read from its own state, without asking whether it still leads."""
 
     def read(self: Raft, context: int) -> None:
         self._out.reads.append(ReadReady(context=context, index=self.commit))
@@ -125,13 +125,13 @@ def reads_do_not_ask_the_quorum() -> None:
 
 
 def _checking_changes(**believed: object) -> None:
-    """Have a leader that is asked for a change believe this, whatever is true."""
+    """Make a leader check a membership change against these values instead of the true ones."""
     check: Callable[..., None] = membership.check_change
     _swap(replication, "check_change", lambda **facts: check(**{**facts, **believed}))
 
 
 def changes_do_not_wait_for_each_other() -> None:
-    """A second change of the members is begun before the first is committed."""
+    """A second membership change starts before the first is committed."""
     _checking_changes(is_pending=False)
 
 
@@ -141,12 +141,12 @@ def changes_do_not_wait_for_the_term() -> None:
 
 
 def several_voters_change_at_once() -> None:
-    """Configurations that follow each other may differ by any number of voters."""
+    """Consecutive configurations may differ by any number of voters."""
     _swap(Membership, "follows", lambda self, before: True)
 
 
 def learners_count() -> None:
-    """A learner's acknowledgement or vote stands for a voter's."""
+    """A learner's acknowledgement or vote counts as a voter's."""
 
     def agreed(self: Membership, values: Mapping[int, int]) -> int:
         reached = sorted((values.get(member.node_id, 0) for member in self.members), reverse=True)

@@ -15,7 +15,7 @@ _NO_END = 1 << 62
 
 
 def tail_serves_the_bytes_of_another_batch() -> None:
-    """The first batch has the right offset and the bytes of the newest one: what a buffer that is used again would show."""
+    """The first batch has the right offset and the newest one's bytes, as if a buffer were reused."""
     read = PartitionTail.read
 
     def mixed(self: PartitionTail, offset: int, end_offset: int, bytes_max: int) -> Any:
@@ -32,7 +32,7 @@ def tail_serves_the_bytes_of_another_batch() -> None:
 
 
 def tail_serves_beyond_the_high_watermark() -> None:
-    """Readers see what the quorum has not confirmed."""
+    """Readers see records that the quorum has not confirmed."""
     read = PartitionTail.read
 
     def beyond(self: PartitionTail, offset: int, end_offset: int, bytes_max: int) -> Any:

@@ -1,4 +1,4 @@
-"""Planted faults where hot and cold copies stand in for each other: reads that change tiers, and expiry without the store."""
+"""Planted faults of reads that switch between hot and cold copies, and of expiry without the store."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stratalog_tiering.maintenance import hot_expiry
 
 
 def cold_copies_are_never_tried() -> None:
-    """A ledger that is on bookies is read from them alone."""
+    """A ledger that is on bookies is read only from them."""
     LogReader._has_cold_copy = lambda *args: False  # type: ignore[method-assign]
 
 

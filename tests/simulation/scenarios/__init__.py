@@ -1,1 +1,1 @@
-"""Scenarios: which roles and clients run, which faults meet them, and how a run ends."""
+"""Scenarios: the roles and clients of a run, its faults, and its end."""

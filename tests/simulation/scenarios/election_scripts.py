@@ -1,6 +1,6 @@
-"""How one leader follows another, played on a harness. In each script one rule is all that keeps an entry.
+"""Scripts of successive leader elections on a harness. In each, a single rule is all that keeps an entry.
 
-The parts a to e are drawn from the seed. A node that was refused has learnt the term, and asks again.
+The nodes a to e are drawn from the seed. A node whose vote request was refused has learned the term, and asks again.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Final
 from simulation.scenarios.raft_harness import RaftHarness, begin, other_side
 
 ASKS: Final = 3
-"""So often a node asks for votes: enough to get past a term that others have seen meanwhile."""
+"""How often a node asks for votes: enough to get past a term that others have seen meanwhile."""
 
 
 def entry_of_an_earlier_term(randomness: random.Random) -> None:
-    """Figure 8 of the Raft paper. An entry comes to stand at a majority when its term is over, and can still be overruled."""
+    """Figure 8 of the Raft paper. An entry reaches a majority after its term is over, and can still be overruled."""
     harness = RaftHarness(randomness, founders=5)
     a, b, c, d, e = harness.parts
     begin(harness, a)
@@ -41,7 +41,7 @@ def entry_of_an_earlier_term(randomness: random.Random) -> None:
 
 
 def candidate_that_lacks_an_entry(randomness: random.Random) -> None:
-    """Whoever was away for a committed entry asks the one node of the majority that it meets for its vote."""
+    """A node that missed a committed entry asks the only node it reaches, one of the majority that has it, for its vote."""
     harness = RaftHarness(randomness, founders=3)
     a, b, c, *_ = harness.parts
     begin(harness, a)
@@ -58,7 +58,7 @@ def candidate_that_lacks_an_entry(randomness: random.Random) -> None:
 
 
 def two_candidates_in_one_term(randomness: random.Random) -> None:
-    """Either lacks one more vote, and both ask the same node, which has no entry of the term yet."""
+    """Both candidates lack one vote and ask the same node, which has no entry of the term yet."""
     harness = RaftHarness(randomness, founders=5)
     a, b, c, d, e = harness.parts
     begin(harness, a)
@@ -75,7 +75,7 @@ def two_candidates_in_one_term(randomness: random.Random) -> None:
 
 
 def leader_alone(randomness: random.Random) -> None:
-    """A leader that is cut off writes on; the others elect another."""
+    """A leader that is cut off continues to write; the others elect another."""
     harness = RaftHarness(randomness, founders=3)
     a, b, c, *_ = harness.parts
     begin(harness, a)

@@ -1,8 +1,9 @@
-"""Scenario: everything at once.
+"""Scenario: all faults at once.
 
 The faults of ``log`` (crashes, power cuts, disks, links, clocks, the store) and those of ``ownership-changes`` (late commands,
-deaths in recoveries, brokers cut off for about a lease, moves of partitions, openings that take effect late). Brokers are
-drained or shut down, an administrator creates, grows, trims and deletes topics (``administration.py``), segments are merged.
+crashes during recoveries, brokers cut off for about a lease, moves of partitions, openings that take effect late). Brokers are
+drained or shut down, an administrator creates, extends, truncates and deletes topics (``administration.py``), segments are
+merged.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Scenario(ownership_changes.Scenario):
         return [lambda: setattr(self._administrator, "stop", True), *undo]
 
     async def _drain(self, machine: Machine, ports: Ports) -> None:
-        """Have one broker own nothing for a while, then take the order back."""
+        """Drain one broker for a while, then revoke the order."""
         client = await roles.connect_metadata(ports)
         for turn in itertools.count():
             await asyncio.sleep(ports.random.expovariate(1 / DRAIN_MEAN_S))

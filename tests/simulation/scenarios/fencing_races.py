@@ -1,10 +1,10 @@
-"""Scenario: races over single ledgers, each under link faults of its own.
+"""Scenario: races for single ledgers, each with its own link faults.
 
-A writer appends a few entries and is not told to stop; a recoverer closes the ledger at the worst moment. Between the two
-and each bookie every kind of message is late or lost by itself, as the seed says, and one bookie's copy of what was just
-confirmed goes bad. Most races follow a script (``fencing_scripts.py``) with names and timings from the seed.
+A writer appends a few entries and is never stopped; a recoverer closes the ledger at the worst moment. Between the two and each
+bookie every kind of message is delayed or lost independently, by the seed, and one bookie's copy of a newly confirmed entry is
+corrupted. Most races follow a script (``fencing_scripts.py``) with names and timings from the seed.
 
-Checked: what ``ledgers`` checks, after each race; and that with any one bookie away every entry can be read.
+Checked: the invariants of ``ledgers``, after each race; and that with any one bookie away every entry can be read.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ SCRIPTS: Final[tuple[Script, ...]] = (
 
 
 def _client(metadata: QuorumClient, ports: Ports, request_timeout_ms: int) -> LedgerClient:
-    """Recoverers are impatient and writers patient, so that late answers still find somebody who believes them."""
+    """Return a client. Recoverers time out early and writers late, so that late replies still reach a waiting writer."""
     settings = LedgerClientSettings(
         request_timeout_ms=request_timeout_ms, recovery_retry_ms=100, bookie_avoid_ms=200, bookie_avoid_ms_max=800
     )
@@ -63,7 +63,7 @@ def _client(metadata: QuorumClient, ports: Ports, request_timeout_ms: int) -> Le
 
 
 class FencingRace:
-    """One ledger from its first entry to its end. The writer's listener."""
+    """One ledger from its first entry to its end. Also the writer's listener."""
 
     def __init__(self, pair: Pair, randomness: random.Random, script: Script) -> None:
         self.pair = pair
@@ -107,7 +107,7 @@ class FencingRace:
 
 
 class Pair:
-    """A writer and the one who takes its ledgers from it; they meet in one race after the other."""
+    """A writer and the recoverer of its ledgers; they run one race after another."""
 
     def __init__(self, scenario: Scenario, number: int, scripts: Sequence[Script]) -> None:
         world = scenario.world
@@ -126,10 +126,10 @@ class Pair:
         self.stopping = False
         self.stopped = asyncio.Event()
 
-    # -- what scripts do
+    # -- steps for scripts
 
     def spoil(self, batch: bytes) -> None:
-        """A bit of the rotten bookie's copy flips, if it has one."""
+        """Flip a bit in the rotten bookie's copy, if it has one."""
         machine = self._scenario.bookies[0]
         for path, content in sorted(machine.disk.content.items()):
             at = content.now.rfind(batch[-20:]) if path.endswith(".log") else -1
@@ -138,12 +138,12 @@ class Pair:
                 machine.disk.flip_bit(path, at, 3)
 
     def away(self, bookie: str) -> None:
-        """The recoverer does not reach this bookie."""
+        """Make this bookie unreachable for the recoverer."""
         for method in TO_BOOKIES:
             self.link_faults.set(self.recoverer.name, bookie, method, LOST)
 
     def on_change(self, race: FencingRace) -> None:
-        """Recovery begins as soon as the ledger's ensemble has changed."""
+        """Start recovery as soon as the ledger's ensemble has changed."""
         ledger = self.truth.committed(race.ledger_id)
         if ledger is not None and len(ledger.fragments) > 1:
             race.recover.set()
@@ -196,7 +196,7 @@ class Pair:
             await race.recover.wait()
             asyncio.get_running_loop().call_later(self._random.uniform(0.8, DUEL_S), self._clear)
             ledger = await self._close(client, race, machine)
-            # Late adds still have a chance to be acknowledged.
+            # Late adds can still be acknowledged.
             await asyncio.sleep(self._random.uniform(0.0, 1.0))
             self._clear()
             await self._check(client, ledger, race)
@@ -222,7 +222,7 @@ class Pair:
                 return ledger
 
     async def _check(self, client: LedgerClient, ledger: Ledger, race: FencingRace) -> None:
-        """Read it without one of its bookies."""
+        """Read all entries with one of the ledger's bookies unreachable."""
         require = self._scenario.audit.require
         require(ledger.last_entry < len(race.known.appended), f"ledger {ledger.ledger_id} ends beyond the last append")
         away = self._random.choice(ledger.fragments[-1].bookies)
@@ -243,7 +243,7 @@ class Pair:
         self._clear()
 
     async def _forget(self, metadata: QuorumClient, race: FencingRace) -> None:
-        """Delete it, so that bookies have something to collect."""
+        """Delete the ledger at random, so that bookies have something to collect."""
         found = metadata.view.get(ledger_key(race.ledger_id))
         if found is not None and self._random.random() < 0.7:
             key = ledger_key(race.ledger_id)
@@ -253,7 +253,7 @@ class Pair:
 
 
 class Scenario:
-    """One run of races after ``scripts``, drawn with equal chances."""
+    """One run of races with ``scripts``, drawn with equal chances."""
 
     def __init__(self, world: World, scripts: Sequence[Script] = SCRIPTS) -> None:
         self.world = world
@@ -276,7 +276,7 @@ class Scenario:
     async def _run(self) -> None:
         for machine in self._machines:
             machine.boot()
-        # Whoever collects garbage hears of new ledgers late.
+        # Garbage collection learns of new ledgers late.
         randomness = self.world.random("scans")
         for bookie in self.bookies:
             for node in self.metadata:
@@ -285,7 +285,7 @@ class Scenario:
         plan = NemesisPlan(
             crash=0.2, stop=0.1, disk=0.1, partition=0, one_way=0, lossy=0.05, clock_jump=0, pause_mean_s=0.8, down_mean_s=0.5
         )  # fmt: skip
-        # The one whose bits rot is left alone: a bookie that finds its log damaged does not start again.
+        # Skip the bookie whose bits rot: it does not restart once it finds its log damaged.
         nemesis = Nemesis(self.world, self.bookies[1:], plan, name="duels", everyone=self._machines)
         task = asyncio.get_running_loop().create_task(nemesis.run())
         await self._pass(FAULTS_S)

@@ -1,4 +1,4 @@
-"""How a race goes: which message is late or lost, and when recovery begins. Names of bookies and timings come from the seed.
+"""Scripts of races: which message is delayed or lost, and when recovery starts. Bookies and timings come from the seed.
 
 ``any_link_faults`` draws everything. The others are interleavings in which one rule of the protocol is all that keeps a
 confirmed entry; the first two are those in which BookKeeper once lost data.
@@ -19,7 +19,7 @@ ROTTEN: Final = "bookie-1"
 
 
 def any_link_faults(race: FencingRace) -> None:
-    """Everything is drawn: link_faults, moment, and whether the newest entry's copy on one bookie goes bad."""
+    """Draw everything: link faults, moment, and whether one bookie's copy of the newest entry is corrupted."""
     pair, calm = race.pair, race.random.choice([0.5, 0.7, 0.9])
     methods = race.random.sample(TO_BOOKIES, race.random.randint(1, len(TO_BOOKIES)))
     pair.link_faults.draw(race.random, pair.writer.name, pair.bookies, (messages.ADD,), calm=calm, late_s=0.7)
@@ -46,8 +46,8 @@ def any_link_faults(race: FencingRace) -> None:
 def late_adds(race: FencingRace) -> None:
     """One bookie has the last entry, one never gets it, one gets it after recovery has read there and found nothing.
 
-    Fences reach the first two, which is enough of them; then the first is away. If the read of the third does not fence it,
-    the old writer gets its second copy after the ledger was closed without the entry (bookkeeper#2614).
+    Fences reach the first two, which suffices; then the first is away. If the read of the third does not fence it, the old
+    writer gets its second copy after the ledger was closed without the entry (bookkeeper#2614).
     """
     pair, last = race.pair, race.entries - 1
     first, second, third = race.random.sample(race.bookies, 3)
@@ -66,8 +66,9 @@ def late_adds(race: FencingRace) -> None:
 
 
 def young_fragment(race: FencingRace) -> None:
-    """Two bookies fail and are replaced; the new ones have no entry and no LAC yet when recovery asks them, and nobody else
-    answers. The ledger does not begin anew because they know of nothing (second defect of the BookKeeper TLA+ work).
+    """Two bookies fail and are replaced; the new ones have no entry and no LAC yet, and only they answer recovery.
+
+    Recovery must not restart the ledger because they have nothing (second defect of the BookKeeper TLA+ work).
     """
     pair = race.pair
     failing, staying = race.random.sample(race.bookies, 2), ""
@@ -117,7 +118,7 @@ def acked_by_who_leaves(race: FencingRace) -> None:
 
 
 def rewritten_elsewhere(race: FencingRace) -> None:
-    """The last entry has one copy, and recovery can write it to none of the others that the record names."""
+    """The last entry has one copy, and recovery can write it to none of the other bookies in the record."""
     pair, last = race.pair, race.entries - 1
     _, *others = race.random.sample(race.bookies, len(race.bookies))
 
@@ -133,7 +134,7 @@ def rewritten_elsewhere(race: FencingRace) -> None:
 
 
 def unreadable_copy(race: FencingRace) -> None:
-    """Of the last entry's two copies one goes bad and the other's bookie is away. That the third lacks it proves nothing."""
+    """The last entry has two copies: one is corrupted, the other's bookie is away. A third bookie without it proves nothing."""
     if ROTTEN not in race.bookies:
         any_link_faults(race)
         return

@@ -1,10 +1,10 @@
-"""Scenario: history in the object store over a long time, and metadata that is restored from an old copy.
+"""Scenario: a long history in the object store, and metadata that is restored from an old copy.
 
-Workers offload, merge and trim topics while they crash, stop and lose answers. Then metadata goes back by as many versions as
-were committed since a moment that the seed draws, while the store stays. Checked: nothing is committed or deleted for a
-partition whose history has forked until somebody decides, and what the other line refers to goes no sooner than a grace
-period later; no object goes within the grace period; no record is written more than three times, or can be read for longer
-than retention allows; each manifest changes something. In the end the kept line is read back, and nothing else is left.
+Workers offload, merge and expire topics while they crash, stop and lose answers. Then metadata goes back to a moment that the
+seed draws, while the store stays. Checked: nothing is committed or deleted for a partition whose history has forked until an
+operator decides, and objects of the rejected history are deleted no sooner than a grace period later; no object is deleted
+within the grace period; no record is written more than three times, or can be read for longer than retention allows; each
+manifest changes something. At the end the kept history is read back, and nothing else remains.
 """
 
 from __future__ import annotations
@@ -72,19 +72,19 @@ CALM_S: Final = 18.0
 LOST_MAX_S: Final = 8.0
 REFUSED_S: Final = 2.5 * GRACE_S
 LATE_S: Final = 5.0
-"""Longer than a write that happens later, and than a listing that lags."""
+"""Longer than a delayed write, and than the lag of a listing."""
 STORE_AWAY_S: Final = RETENTION_MS / 1000 + 6.0
-"""Longer than all cold history stays, so that hot ledgers expire, too."""
+"""Longer than any cold history is kept, so that hot ledgers expire, too."""
 DECIDED_S: Final = 30.0
 FINISH_S: Final = 60.0
 LOOK_S: Final = 0.25
 LATE_RETENTION_MS: Final = 2_000
-"""For the interval of its check, the commit, clocks that differ, and a worker that has other work."""
+"""Allowance for the check's interval, the commit, clocks that differ, and a worker that is busy."""
 WRITES_MAX: Final = 3
 
 
 class Batch(NamedTuple):
-    """What a ledger of this scenario holds."""
+    """The content of a ledger in this scenario."""
 
     base_offset: int
     end_offset: int
@@ -103,7 +103,7 @@ class EntryHead(NamedTuple):
 
 
 class Ledgers:
-    """Sealed ledgers that every process can read. They outlive their records, as they do on bookies after a restore."""
+    """Sealed ledgers that every process can read. They outlive their records, as on bookies after a restore."""
 
     def __init__(self) -> None:
         self.batches: dict[int, Batch] = {}
@@ -139,18 +139,18 @@ class LedgersOfProcess:
 
 
 class HistoryAudit(Audit):
-    """Also watches how long objects stay, how often records are written, and what happens to a forked history."""
+    """Also checks how long objects stay, how often records are written, and that a forked history is not touched."""
 
     def __init__(self, world: World, bucket: Bucket) -> None:
         super().__init__(world.note, bucket)
         self._world = world
         self._stored = bucket
         self.lines: dict[str, dict[int, int]] = {}
-        """By log key: ledger id by base offset, of all that the log ever held on its present line."""
+        """By log key: ledger id by base offset, for every ledger that the log ever had in its present history."""
         self.forked: dict[str, frozenset[str]] = {}
-        """By pointer key: what a partition had in the bucket when its history forked; nothing of it may go."""
+        """By pointer key: the partition's objects when its history forked; none of them may be deleted."""
         self.kept_lines: dict[str, dict[int, int]] = {}
-        """The same of lines in the store that somebody wants to keep."""
+        """The same for histories in the store that the operator decides to keep."""
         self.is_restoring = False
         self.merges = self.drops = self.expired_hot = 0
         self.ledgers = Ledgers()
@@ -181,7 +181,7 @@ class HistoryAudit(Audit):
         return any(key.startswith("fork_decision/") for key in self._leaving)
 
     def _log_changed(self, before: Log, after: Log) -> None:
-        """There is no owner here but the one of the scenario."""
+        """Check a log without an owner's epoch: this scenario has only its own owner."""
         self.require(after.log_start_offset >= before.log_start_offset, f"the start of {after.key()} went back")
         if self._is_decided_now:
             return
@@ -242,11 +242,11 @@ class HistoryAudit(Audit):
         return frozenset(key for key in self._stored.objects if f"/{topic.topic_id.hex}/{index}/" in key)
 
     def fork(self, topic: Topic, index: int) -> None:
-        """The history of this partition has forked: nothing of it may go or change until somebody decides."""
+        """Note that this partition's history has forked: nothing of it may be deleted or changed until an operator decides."""
         self.forked[manifest_pointer_key(topic.topic_id, index)] = self.objects_of(topic, index)
 
     def decide(self, topic: Topic, index: int) -> None:
-        """Somebody decides now: from here on all that is stored counts as just removed."""
+        """Note the operator's decision: from now on all stored objects count as just removed."""
         now = self._world.loop.time()
         for key in self.forked.pop(manifest_pointer_key(topic.topic_id, index)):
             self._left_at[key] = max(now, self._left_at.get(key, now))
@@ -262,7 +262,7 @@ def _content(manifest: Manifest) -> Manifest:
 
 
 class Owner:
-    """Appends a sealed ledger of one batch to one partition after the other."""
+    """Appends a sealed ledger of one batch to the partitions in turn."""
 
     def __init__(self, ledgers: Ledgers) -> None:
         self._ledgers = ledgers
@@ -299,7 +299,7 @@ class Owner:
         try:
             await client.propose(command)
         except StratalogError:
-            return  # if it took effect all the same, the view shows the ledger, and the next one follows it
+            return  # if it took effect, the view shows the ledger, and the next one follows it
 
     def _end(self, client: QuorumClient, log: Log) -> int:
         pointer = client.view.find(ManifestPointer, manifest_pointer_key(log.topic_id, log.index))
@@ -394,7 +394,7 @@ class Scenario:
             machine.boot()
 
     async def _store_away(self) -> None:
-        """The store is away for longer than retention, and the workers start without it: hot ledgers expire all the same."""
+        """Keep the store away for longer than retention, and restart the workers without it: hot ledgers must expire anyway."""
         self.bucket.faults = StoreFaults(unavailable=1.0)
         for machine in self.tiering:
             machine.crash()
@@ -416,7 +416,7 @@ class Scenario:
     async def _restore(
         self, saved: dict[str, MetadataRecord], lines: dict[str, dict[int, int]]
     ) -> list[tuple[Topic, int, dict[int, int]]]:
-        """Metadata is what it was when ``saved`` was copied. Partitions that have forked, with the line that the store has."""
+        """Restore metadata to ``saved``. Return the partitions that have forked, with their history in the store."""
         for machine in [*self.tiering, *self.owners]:
             machine.crash()
         await self._pass(LATE_S)
@@ -463,7 +463,7 @@ class Scenario:
             pointer = client.view.find(ManifestPointer, manifest_pointer_key(topic.topic_id, index))
             lines = await read_lines(store, manifests_prefix(topic.topic_id, index), pointer)
             assert lines is not None, f"{topic.name}-{index} has not forked"
-            # What metadata went back to may be gone: the store's line has removed it a grace period before.
+            # The history that metadata went back to may be gone: the store's history removed it a grace period before.
             keep = choice if self._is_whole(lines.metadata) else KEEP_STORE
             decision = ForkDecision(
                 topic_id=topic.topic_id, index=index, keep=keep, metadata_key=lines.fork.metadata_key,
@@ -493,7 +493,7 @@ class Scenario:
     # -- checks
 
     def _check_ages(self) -> None:
-        """No record can be read for longer than retention, an eighth of it, and what its check takes."""
+        """Check the oldest readable record's age: at most retention, an eighth of it, and the allowance for the check."""
         log = self.audit.records.get(log_key(EXPIRING.topic_id, 0))
         assert isinstance(log, Log)
         line = self.audit.lines[log.key()]
@@ -508,7 +508,7 @@ class Scenario:
         self._check()
 
     async def _read_everything(self, machine: Machine, ports: Ports) -> None:
-        """What is cold is what the log held, on the line that was kept."""
+        """Check that cold history equals the log's content in the kept history."""
         store = SimulatedStore(self.bucket, ports.loop, ports.random)
         reader = ColdReader(store, ColdReaderSettings(), ports.clock)
         for topic, index in PARTITIONS:

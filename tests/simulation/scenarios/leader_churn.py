@@ -1,9 +1,9 @@
-"""Scenario: leaders of the metadata quorum that do not live long. Figure 8 of the Raft paper is one of its runs.
+"""Scenario: short-lived leaders of the metadata quorum. Figure 8 of the Raft paper is one of its runs.
 
-Of what a leader wants to append to the others' logs, only its first few messages get out, as many as the seed says; then it
-falls silent or loses power, and comes back some time. Messages carry one entry each. So logs differ as much as they can:
-entries that stand at a quorum without being committed, and entries of earlier terms that return with their leader. All else,
-checkers included, is the scenario ``quorum``.
+A leader sends only its first few messages with entries, as many as the seed says; then it becomes silent or loses power, and
+returns later. Messages carry one entry each. So logs differ as much as possible: entries that a quorum has without being
+committed, and entries of earlier terms that return with their leader. Everything else, checkers included, is the scenario
+``quorum``.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
 
 FAULTS_S: Final = 25.0
 APPENDS: Final = (0, 0, 1, 1, 2, 2, 3, 4, 6, 10, 40)
-"""How many messages with entries a leader gets out; drawn anew for each term."""
+"""How many messages with entries a leader sends; drawn again for each term."""
 ENTRY_BYTES: Final = 1
 
 
 class OneEntryAtATime(MetadataSettings):
-    """A message carries one entry; elections are quick, so that a run sees many."""
+    """A message carries one entry; elections are quick, so that a run has many."""
 
     def raft(self, identity: str = "") -> RaftSettings:
         return dataclasses.replace(super().raft(identity), append_bytes_max=ENTRY_BYTES)
 
 
 class ShortLeaderships(Audit):
-    """Lets few appends of each term out. ``fall`` is called with a leader's machine name when its last one has left."""
+    """Passes few appends of each term. ``fall`` is called with a leader's machine name after its last one."""
 
     def __init__(self, note: Callable[[str], None], randomness: random.Random) -> None:
         super().__init__(note)
@@ -69,7 +69,7 @@ class ShortLeaderships(Audit):
         serving.send = sending  # type: ignore[method-assign, assignment]
 
     def end(self, running: Sequence[str]) -> None:
-        """Nothing is held back any more, and who was not heard learns of it, as of every envelope that is not answered."""
+        """Pass all messages again, and report the withheld ones as lost, like every message without a reply."""
         self.over = True
         self.silent.clear()
         for serving, receivers in (self._unheard[name] for name in running if name in self._unheard):
@@ -94,7 +94,7 @@ class ShortLeaderships(Audit):
 
 
 class _Fates:
-    """What becomes of leaders that fell silent."""
+    """Draws what happens to leaders that became silent."""
 
     def __init__(self, nodes: Sequence[Machine], leaderships: ShortLeaderships, randomness: random.Random) -> None:
         self._nodes = {node.name: node for node in nodes}
@@ -123,7 +123,7 @@ class _Fates:
 
 
 def simulate(world: World) -> None:
-    """One run. Raises ``AssertionError`` when an invariant does not hold."""
+    """Run the scenario. Raises ``AssertionError`` if an invariant does not hold."""
     leaderships = ShortLeaderships(world.note, world.random("reigns"))
     quorum.run_under_faults(world, _nodes(world), leaderships, partial(_short_leaderships, world, leaderships))
 

@@ -1,8 +1,8 @@
-"""Scenario: ledgers alone. Writers that nobody ever stops, and others that recover their ledgers at any moment.
+"""Scenario: ledgers alone. Writers are never stopped, and others recover their ledgers at any moment.
 
-Nothing here but the ledger protocol keeps a writer from confirming what recovery has cut off: there are no leases and no
-owners. Checked: a ledger is closed once, at one end; what its writer was told is confirmed, before or after, lies before that
-end; every bookie that holds an entry holds what was written; and at the end every closed ledger can be read, whole.
+Only the ledger protocol keeps a writer from confirming entries that recovery has cut off: there are no leases and no owners.
+Checked: a ledger is closed once, at one end; every entry that its writer learns is confirmed, before or after, is before that
+end; every bookie that holds an entry holds the written bytes; and at the end every closed ledger can be read completely.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ TOPIC_ID: Final = uuid.UUID(int=7)
 
 
 def _client(metadata: QuorumClient, ports: Ports) -> LedgerClient:
-    """Impatient, so that lost requests are given up while it still matters."""
+    """Return a client with short timeouts, so that lost requests are given up while it still matters."""
     settings = LedgerClientSettings(request_timeout_ms=500, recovery_retry_ms=100)
     return LedgerClient(metadata, ports.transport, ports.clock, ports.random, settings)
 
 
 @dataclass(slots=True)
 class LedgerTruth:
-    """One ledger: what was appended, what its writer was told, where recoveries closed it."""
+    """One ledger: the appended entries, the last entry confirmed to its writer, and the end at which it was closed."""
 
     appended: list[bytes] = field(default_factory=list)
     confirmed: int = -1
@@ -59,7 +59,7 @@ class LedgerTruth:
 
 
 class Truth:
-    """All ledgers by id. Asserts as it learns."""
+    """All ledgers by id. Checks the invariants on every update."""
 
     def __init__(self, audit: Audit, coverage: Coverage) -> None:
         self.ledgers: dict[int, LedgerTruth] = {}
@@ -76,7 +76,7 @@ class Truth:
         self._compare(ledger_id, known)
 
     def committed(self, ledger_id: int) -> Ledger | None:
-        """The ledger's record, as the quorum has it now."""
+        """Return the ledger's committed record."""
         record = self._audit.records.get(ledger_key(ledger_id))
         return record if isinstance(record, Ledger) else None
 
@@ -109,7 +109,7 @@ class _Listener:
 
 
 class Writer:
-    """Opens a ledger, appends until something ends it or it seals it itself, opens the next."""
+    """Opens a ledger, appends until the ledger ends or the writer seals it, then opens the next."""
 
     def __init__(self, truth: Truth, entries_max: int = ENTRIES_MAX, pause_s: float = ENTRY_PAUSE_S) -> None:
         self._truth = truth
@@ -117,7 +117,7 @@ class Writer:
         self._pause_s = pause_s
         self.open_ledger = -1
         self.is_writing = False
-        """Whether it has not yet heard how its ledger ended."""
+        """Whether it has not yet learned how its ledger ended."""
 
     async def run(self, machine: Machine, ports: Ports) -> None:
         client = _client(await roles.connect_metadata(ports), ports)
@@ -165,7 +165,7 @@ class Writer:
 
 
 class Recoverer:
-    """Takes ledgers from their writers at random moments, in competition with others like it."""
+    """Recovers writers' ledgers at random moments, in competition with other recoverers."""
 
     def __init__(self, truth: Truth, writers: list[Writer], audit: Audit) -> None:
         self._truth = truth
@@ -196,7 +196,7 @@ class Recoverer:
 
 
 async def _patiently(ask: Callable[[], Awaitable[Found]]) -> Found:
-    """Ask until bookies that are only just back answer."""
+    """Repeat until bookies that have just restarted answer."""
     while True:
         try:
             return await ask()
@@ -265,7 +265,7 @@ class Scenario:
             machine.boot()
 
     async def _ambush(self) -> None:
-        """Stop a writer, have its ledger recovered and bookies restarted, and let it go on as if nothing had happened."""
+        """Stop a writer, have its ledger recovered and bookies restarted, then resume it."""
         for turn in itertools.count():
             self._random = self.world.random(f"ambush/{turn}")
             await asyncio.sleep(self._random.expovariate(1 / AMBUSH_MEAN_S))

@@ -1,9 +1,9 @@
-"""Scenario: a whole cluster under faults. Idempotent producers write, readers read, sealed ledgers move to the object store.
+"""Scenario: a whole cluster under faults. Idempotent producers write, readers read, sealed ledgers are offloaded.
 
-Checked all the time: nobody ever sees two different records at one offset, and never one that was not sent.
-Nor does a broker serve a partition after another has acknowledged something in it. ``audit.py`` watches metadata and bucket.
-Checked at the end, after all faults: every acknowledged record is at its offset, none is there twice, offsets have no gap,
-each producer's records are in order; then what ``final_checks.py`` asks of bucket, bookies and metadata.
+Checked all the time: no client ever sees two different records at one offset, or one that was not sent; and no broker serves a
+partition after another has acknowledged something in it. ``audit.py`` checks metadata and bucket. Checked at the end, after all
+faults: every acknowledged record is at its offset, none is there twice, offsets have no gap, each producer's records are in
+order; then ``final_checks.py`` checks bucket, bookies and metadata.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SEGMENT_MS: Final = 1_500
 
 
 class Reader:
-    """Reads all partitions over and over from random offsets, until told to stop."""
+    """Reads all partitions repeatedly from random offsets, until ``stop`` is set."""
 
     def __init__(self, world: World, truth: Truth) -> None:
         self._world = world
@@ -80,14 +80,14 @@ def bootstrap() -> list[str]:
 
 
 class Scenario:
-    """One run. ``simulate`` raises ``AssertionError`` when an invariant does not hold."""
+    """One run. ``simulate`` raises ``AssertionError`` if an invariant does not hold."""
 
     segment_ms = SEGMENT_MS
     operators = 1
     replication_factor = 3
 
     def configs(self) -> dict[str, str]:
-        """Of the topic."""
+        """Return the topic's configs."""
         return {
             "segment.ms": str(self.segment_ms),
             "retention.ms": "-1",
@@ -133,7 +133,7 @@ class Scenario:
 
     @property
     def partitions(self) -> int:
-        """Of all topics, internal ones included."""
+        """The number of partitions of all topics, internal ones included."""
         return PARTITIONS + roles.OFFSETS_PARTITIONS
 
     def simulate(self) -> None:
@@ -190,9 +190,9 @@ class Scenario:
             machine.boot()
 
     def _begin_faults(self) -> list[Callable[[], object]]:
-        """Returns what ends them."""
+        """Start the faults; return the functions that end them."""
         power = NemesisPlan(crash=0, partition=0, one_way=0, lossy=0, clock_jump=0, power_cut=1.0, pause_mean_s=2.8)
-        # Readers still reach a broker that is cut off from metadata and producers, and bookies hear of it.
+        # Readers still reach a broker that is cut off from metadata and producers, and bookies get its requests.
         outdated = NemesisPlan(crash=0, partition=0, one_way=0, lossy=0, cut_off=1.0, pause_mean_s=3.5, down_mean_s=3.0)
         plans = [
             ("metadata", self.metadata, NemesisPlan(crash=0.2, stop=0.1, disk=0.1, pause_mean_s=2.1)),

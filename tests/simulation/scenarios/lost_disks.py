@@ -1,10 +1,10 @@
-"""Scenario: disks that are lost for ever, one after the other, while the auditor brings back what was on them.
+"""Scenario: disks are lost permanently, one after another, while the auditor re-replicates their entries.
 
-A writer seals ledger after ledger. Now and then a bookie loses its disk. It may try to come back with an empty one, and must
-not get in; a new bookie takes its place. When the auditor has made every lost copy anew, the next is lost, until none of the
-disks that the first ledgers were written to is left. Bookies share hosts. Checked: no record names a bookie that lacks entries;
-after each loss all closed ledgers get all their copies back, on as many hosts as there are; at the end all that was confirmed
-is readable, and new ledgers span all hosts.
+A writer seals ledger after ledger. Now and then a bookie loses its disk. It may try to come back with an empty one, and must be
+refused; a new bookie takes its place. When the auditor has replaced every lost copy, the next disk is lost, until none of the
+first ledgers' disks is left. Bookies share hosts. Checked: no record names a bookie that lacks entries; after each loss all
+closed ledgers get all their copies back, on as many hosts as there are; at the end all confirmed entries are readable, and new
+ledgers span all hosts.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ LOSSES: Final = 5
 BETWEEN_S: Final = 1.5
 ENTRIES_MAX: Final = 100
 ENTRY_PAUSE_S: Final = 0.06
-"""As many ledgers as with many more entries, and it is ledgers that are copied and recovered."""
+"""Long pauses give as many ledgers as many more entries would, and ledgers are the unit of copying and recovery."""
 HOSTS: Final = roles.BOOKIE_HOSTS
 PLACED: Final = 5
-"""Ledgers that are placed at the end."""
+"""The number of ledgers that are placed at the end."""
 REPLICATED_S: Final = 40
 LOOK_S: Final = 0.25
 READ_S: Final = 60.0
@@ -86,7 +86,7 @@ class Scenario:
             nemesis.stop()
             task.cancel()
             await self._in_machine(f"successor-{number}", self._recover_abandoned)
-            # The oldest first: in the end nobody is left of those who began.
+            # The oldest first: at the end none of the first bookies is left.
             await self._lose(self.bookies.pop(0))
             await self._until_replicated()
         await self._stop_writing()
@@ -109,11 +109,11 @@ class Scenario:
         fresh.boot()
 
     def _is_known(self, bookie: Machine) -> bool:
-        """Whether it ever registered: one that did not is welcome with an empty disk."""
+        """Return whether the bookie ever registered: one that did not may start with an empty disk."""
         return any(isinstance(record, Bookie) and record.bookie_id == bookie.name for record in self.audit.records.values())
 
     async def _return_empty(self, bookie: Machine) -> None:
-        """Its cookie is gone: an empty disk must not boot as the bookie that others rely on."""
+        """Check that a bookie whose cookie is gone cannot boot with an empty disk."""
         bookie.ended.clear()
         bookie.boot()
         async with asyncio.timeout(READ_S):
@@ -125,7 +125,7 @@ class Scenario:
         return [record for record in records if isinstance(record, Ledger) and record.state is LedgerState.CLOSED]
 
     async def _until_replicated(self) -> None:
-        """Every ledger that is closed now has all its copies, on disks that are there."""
+        """Wait until every ledger that is closed now has all its copies, on disks that exist."""
         wanted = [ledger.ledger_id for ledger in self._closed()]
         for _ in range(int(REPLICATED_S / LOOK_S)):
             await self._pass(LOOK_S)
@@ -135,7 +135,7 @@ class Scenario:
         raise AssertionError(f"ledgers {wanted[:5]} still lack copies or hosts {REPLICATED_S} s after a disk was lost")
 
     def _is_whole(self, ledger: Ledger) -> bool:
-        """Whether it has all its copies, no two of them on one host while another host could take one."""
+        """Return whether the ledger has all copies, and no two on one host while another host could take one."""
         if self.audit.copies.under_replicated(ledger):
             return False
         return all(_hosts(fragment.bookies) == min(ledger.ensemble_size, HOSTS) for fragment in ledger.fragments)
@@ -151,11 +151,11 @@ class Scenario:
         await self._in_machine("sealer-0", self._seal)
 
     async def _recover_abandoned(self, machine: Machine, ports: Ports) -> None:
-        """What a partition's next owner does at once: until a ledger is closed, nobody makes its lost copies anew."""
+        """Recover abandoned ledgers at once, as a partition's next owner does: only closed ledgers are re-replicated."""
         client = await self._client(ports)
         held = {writer.open_ledger for writer in self._writing}
         writing = {writer.open_ledger for writer in self._writing if writer.is_writing}
-        # Nor does a writer keep a ledger for ever that outlives one disk after the other; without a word it would hang.
+        # A writer must not keep a ledger forever that outlives one disk after another; if it were never told, it would hang.
         stuck = writing & self._taken_over
         assert not stuck, f"the writers of ledgers {sorted(stuck)}, taken over a disk ago, neither went on nor gave up"
         self._taken_over = held & self._outlived
@@ -190,7 +190,7 @@ class Scenario:
             assert found == known.appended[: len(found)], f"ledger {ledger.ledger_id} is another"
 
     async def _place(self, machine: Machine, ports: Ports) -> None:
-        """All bookies live and this client has seen none fail: nothing excuses two copies on one host."""
+        """Place new ledgers. All bookies live and this client saw none fail, so two copies on one host are an error."""
         client = await self._client(ports)
         for _ in range(PLACED):
             spec = LedgerSpec(

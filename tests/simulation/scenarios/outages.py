@@ -1,9 +1,9 @@
 """Scenario: long outages of bookies and of the store, one after the other and together.
 
 The cluster of ``log`` with two copies of each record, hot copies that stay for some seconds after they are cold, and brokers
-that have just restarted, so that no record is in their memory. First both bookies of a ledger that is cold as well are lost:
-its records must be readable all the same. Then the store is away, too, for as long as a few ledgers take to fill: producers go
-on, and nothing is removed. When the store is back the records are readable again, the bookies still lost.
+that have just restarted, so that no record is in their memory. First both bookies of a ledger that is also cold are lost: its
+records must still be readable. Then the store is away, too, for as long as a few ledgers take to fill: producers continue, and
+nothing is removed. When the store is back the records are readable again, with the bookies still lost.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TAKEOVER_S: Final = 3
 STORE_AWAY_S: Final = 5
 FOUND_S: Final = 10.0
 READABLE_S: Final = 12.0
-"""A read that waits for bookies in vain turns to the store after two seconds; the rest is for the other faults of a run."""
+"""A read that gets no answer from bookies turns to the store after two seconds; the rest is for other faults of a run."""
 
 
 class Scenario(log.Scenario):
@@ -41,13 +41,13 @@ class Scenario(log.Scenario):
 
     replication_factor = COPIES
     operators = 0
-    """Nobody raises the replication factor while half of the bookies are lost."""
+    """No operator raises the replication factor while half of the bookies are lost."""
 
     def configs(self) -> dict[str, str]:
         return {**super().configs(), "local.retention.ms": str(LOCAL_RETENTION_MS)}
 
     def _make_readers(self, world: World) -> list[Reader]:
-        """None: what several readers ask for stays in the brokers' memory."""
+        """Return no readers: records that several readers request stay in the brokers' memory."""
         return []
 
     async def _faults(self) -> None:
@@ -81,7 +81,7 @@ class Scenario(log.Scenario):
         self.bucket.faults = StoreFaults()
 
     async def _offloaded_ledger(self) -> Ledger:
-        """The newest ledger of an earlier owner that is on two bookies and in the store: no broker has it in its memory."""
+        """Return the newest ledger of an earlier owner that is on two bookies and in the store, but in no broker's memory."""
         for _ in range(int(FOUND_S / log.LOOK_S)):
             found = [
                 record for record in self.audit.records.values() if isinstance(record, Ledger) and self._is_in_both(record)
@@ -101,7 +101,7 @@ class Scenario(log.Scenario):
         return ledger.topic_id in topics and is_cold and is_whole and is_earlier
 
     async def _require_readable(self, ledger: Ledger) -> None:
-        """Every record of the ledger can be read now, from wherever it is."""
+        """Check that every record of the ledger can be read now, from any tier."""
 
         async def read(machine: Machine, ports: Ports) -> None:
             client = KafkaClient(self.world, ports, machine.name, bootstrap())

@@ -1,11 +1,11 @@
-"""Scenario: partitions that change hands all the time, and owners who do not know it.
+"""Scenario: partitions change owners all the time, and old owners do not learn of it.
 
-The cluster of ``log`` with ledgers that are full after less than half a second, and with the faults that owners and workers
-fear: commands to the quorum that arrive seconds late, when their sender is dead and somebody else's epoch has begun, or whose
-answer their sender never hears; a broker that dies in the middle of a recovery; owners of internal topics that die between
-opening a ledger and making its checkpoint durable; partitions that are ordered to another owner at any moment; a broker
-that is cut off from the quorum and the producers for about as long as its lease, with its wall clock set back; answers that
-producers do not hear, retries that come when the owner has changed and its ledger with it. Disks, store and bookies are well.
+The cluster of ``log`` with ledgers that are full after less than half a second, and with faults of owners and workers: commands
+to the quorum that arrive seconds late, when their sender is dead and another owner's epoch has begun, or whose answer never
+reaches the sender; a broker that dies during a recovery; owners of internal topics that die between opening a ledger and making
+its checkpoint durable; partitions that are ordered to another owner at any moment; a broker that is cut off from the quorum and
+the producers for about as long as its lease, with its wall clock set back; answers that do not reach producers, retries that
+arrive when owner and ledger have changed. Disks, store and bookies have no faults.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ LATE_CHANCE: Final = 0.06
 LATE_OF_BROKERS_S: Final = (0.05, 3.0)
 LATE_OF_WORKERS_S: Final = (2.0, 6.0)
 BROKEN_CHANCE: Final = {True: 0.2, False: 0.08}
-"""That a tiering worker, or a broker, does not learn the outcome of its command."""
+"""The chance that a tiering worker, or a broker, does not learn the outcome of its command."""
 FENCE_CHANCE: Final = 0.1
-"""That a broker dies while it fences, with what it recovers IN_RECOVERY."""
+"""The chance that a broker dies while it fences, which leaves its ledgers IN_RECOVERY."""
 OPENING_CHANCE: Final = 0.4
-"""That a broker dies after it has opened a ledger of an internal topic."""
+"""The chance that a broker dies after it has opened a ledger of an internal topic."""
 DEATH_S: Final = 0.05
 DEATH_AFTER_OPENING_S: Final = 0.02
 DEATH_IN_RECOVERY_S: Final = 0.004
@@ -52,13 +52,13 @@ TWIN_LOOK_S: Final = 0.05
 TWIN_CHANCE: Final = 0.3
 ORDER_MEAN_S: Final = 0.4
 SLOW_CHANCE: Final = 0.5
-"""That a partition is handed over while its owner's entries are late."""
+"""The chance that a partition is handed over while its owner's entries are late."""
 SLOW_S: Final = 0.3
 LATE_ADD_S: Final = (0.1, 0.3)
 
 
 class _NobodyListens:
-    """To a ledger that its writer does not know of."""
+    """The listener of a ledger whose writer does not know of it."""
 
     def on_first_copy(self, entry_id: int) -> None:
         pass
@@ -120,7 +120,7 @@ class Scenario(log.Scenario):
         ]
 
     async def _straggle(self, machine: Machine, ports: Ports) -> None:
-        """An owner that is late, and yet knows the log as it is: nothing but its epoch keeps its commands out."""
+        """Act as a late owner that knows the current log: only its epoch keeps its commands out."""
         client = await roles.connect_metadata(ports)
         while True:
             await asyncio.sleep(0.05)
@@ -142,7 +142,7 @@ class Scenario(log.Scenario):
                 await client.propose(Command(updates=(Put(record=log_now.record),), requirements=(late, current)))
 
     async def _order_moves(self, machine: Machine, ports: Ports) -> None:
-        """Have owners hand over in order, in the middle of all that: to whoever lives, and now and then take the order back."""
+        """Order handovers during the other faults, to any live broker, and now and then revoke the order."""
         client = await roles.connect_metadata(ports)
         while True:
             await asyncio.sleep(ports.random.expovariate(1 / ORDER_MEAN_S))
@@ -163,10 +163,10 @@ class Scenario(log.Scenario):
                 await client.propose(Command(updates=(order,), requirements=(as_it_is,)))
 
     async def _open_again(self, machine: Machine, ports: Ports) -> None:
-        """Now and then an owner's attempt to open its next ledger, which it has given up on, takes effect after all.
+        """Now and then let an owner's abandoned attempt to open its next ledger take effect after all.
 
-        Behind a sealed ledger only, and only in the log as it is: what was sent earlier or later would be refused. Internal
-        topics' ledgers are opened so, too, and then have no checkpoint at their beginning.
+        Only after a sealed ledger, and only in the current log: commands based on other states would be refused. Ledgers of
+        internal topics are opened this way, too, and then have no checkpoint at their beginning.
         """
         client = await roles.connect_metadata(ports)
         ledgers = roles.ledger_client(client, ports)
@@ -204,7 +204,7 @@ class Scenario(log.Scenario):
         await ledgers.create(spec, requirements=(own, current), updates=updates, listener=_NobodyListens())
 
     def _hold_up_commands(self) -> None:
-        """Single commands are late, and many of those outlive their sender; workers' answers get lost with their connection."""
+        """Delay single commands, many beyond their sender's death; lose workers' answers with their connection."""
         randomness = self.world.random("late")
         senders = {machine.name: machine for machine in [*self.brokers, *self.tiering]}
 
@@ -224,7 +224,7 @@ class Scenario(log.Scenario):
         self.world.network.hold_up = hold_up
 
     def _kill_in_recoveries(self) -> None:
-        """Brokers die in the middle of a recovery: its ledger is IN_RECOVERY, and is not closed."""
+        """Kill brokers during a recovery, so that its ledger is IN_RECOVERY and not closed."""
         randomness = self.world.random("recoveries")
         brokers = {machine.name: machine for machine in self.brokers}
         hold_up = self.world.network.hold_up
@@ -238,7 +238,7 @@ class Scenario(log.Scenario):
         self.world.network.hold_up = killing
 
     def _slow_adds(self) -> None:
-        """Bookies get entries late from brokers that are about to hand over: producers' batches pile up while they are held."""
+        """Delay adds of brokers that are about to hand over, so that producers' batches pile up while they are held."""
         randomness = self.world.random("slow adds")
         hold_up = self.world.network.hold_up
 
@@ -251,7 +251,7 @@ class Scenario(log.Scenario):
         self.world.network.hold_up = slowing
 
     def _kill_after_openings(self) -> None:
-        """Brokers die when they have opened a ledger of an internal topic, before its checkpoint is durable or soon after."""
+        """Kill brokers that have opened a ledger of an internal topic, before its checkpoint is durable or soon after."""
         randomness = self.world.random("openings")
         brokers = {roles.number_of(machine): machine for machine in self.brokers}
 
@@ -271,7 +271,7 @@ class Scenario(log.Scenario):
         self.world.loop.call_later(back_after_s, machine.boot)
 
     async def _outdate(self) -> None:
-        """Cut a broker off from whoever could tell it that it is no owner any more, for about one lease."""
+        """Cut a broker off, for about one lease, from everything that could tell it that it is no longer an owner."""
         turn = 0
         while True:
             turn += 1
@@ -288,7 +288,7 @@ class Scenario(log.Scenario):
             )
 
     async def _deafen(self) -> None:
-        """Have what a broker answers to one producer lost; the broker goes on."""
+        """Lose a broker's answers to one producer; the broker continues."""
         turn = 0
         while True:
             turn += 1

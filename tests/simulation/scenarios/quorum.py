@@ -1,6 +1,6 @@
 """Scenario: a metadata quorum of three under crashes, cuts and loss; clients allocate ids and count by compare-and-set.
 
-Meanwhile a fourth node comes and goes, and disks are lost and replaced.
+Meanwhile a fourth node is added and removed, and disks are lost and replaced.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from stratalog_metadata.state.commands import ABSENT, Allocate, Command, Put, Ve
 
 CLIENTS = 3
 CHUNK = 10
-"""So many turns of a client are one decision."""
+"""The number of turns of a client in one decision."""
 FAULTS_S = 12.0
 HEAL_S = 10.0
 LOOK_S = 0.25
@@ -30,7 +30,7 @@ SURGERY_S = 60.0
 
 
 class History:
-    """What clients were told. Checked at the end against what the quorum holds."""
+    """Results that clients got. Checked at the end against the quorum's records."""
 
     def __init__(self) -> None:
         self.allocated: list[tuple[int, int]] = []
@@ -39,7 +39,7 @@ class History:
         self.errors = 0
 
     def check(self, ids: Counter | None, count: Counter | None) -> None:
-        """Ids were never handed out twice; every acknowledged count is there, and no more than might have been."""
+        """Assert that ids are unique and the count includes every acknowledged increment, but no more than possible."""
         handed_out = sorted(self.allocated)
         for (first, size), (following, _) in itertools.pairwise(handed_out):
             assert first + size <= following, f"ids from {following} on were handed out twice"
@@ -53,14 +53,14 @@ class History:
 
 
 class CountingClient:
-    """Allocates ids and increments one shared record by compare-and-set, over and over."""
+    """Allocates ids and increments one shared record by compare-and-set, repeatedly."""
 
     def __init__(self, history: History, audit: Audit) -> None:
         self._history = history
         self._audit = audit
         self.done = False
         self.is_needed = False
-        """Faults are over: whether clients come along again is what is looked at."""
+        """Set when the faults are over: the client then takes every turn, to show that it makes progress."""
         self.ended = asyncio.Event()
 
     async def run(self, machine: Machine, ports: Ports) -> None:
@@ -108,7 +108,7 @@ class CountingClient:
         self._history.counted += 1
 
     async def _read_back(self, client: QuorumClient) -> None:
-        """A read sees whatever was acknowledged to anybody before it began."""
+        """Check that a read sees every increment that was acknowledged to any client before it began."""
         counted = self._history.counted
         (found,) = await client.read([counter_key("counted")])
         value = found.record.next_value if found is not None and isinstance(found.record, Counter) else 0
@@ -116,7 +116,7 @@ class CountingClient:
 
 
 def simulate(world: World) -> None:
-    """One run. Raises ``AssertionError`` when an invariant does not hold."""
+    """Run the scenario. Raises ``AssertionError`` if an invariant does not hold."""
     nodes = [Machine(world, address.partition(":")[0], run_metadata_node) for address in metadata_addresses()]
     audit = Audit(world.note)
     run_under_faults(world, nodes, audit, partial(_faults_and_changes, world, audit))
@@ -125,7 +125,7 @@ def simulate(world: World) -> None:
 def run_under_faults(
     world: World, nodes: list[Machine], audit: Audit, faults: Callable[[list[Machine]], Awaitable[None]]
 ) -> None:
-    """Clients work while ``faults`` lasts, and must come along afterwards."""
+    """Run clients during ``faults``, and require that they make progress afterwards."""
     history = History()
     world.audit = audit
     workers = [CountingClient(history, audit) for _ in range(CLIENTS)]
@@ -154,7 +154,7 @@ def run_under_faults(
 
 
 async def _faults_and_changes(world: World, audit: Audit, nodes: list[Machine]) -> None:
-    """Members change meanwhile; what was begun is brought to its end once the faults are over."""
+    """Change members during the faults; finish a started change afterwards."""
     membership_nemesis = MembershipNemesis(world, nodes)
     operator = Machine(world, "membership_nemesis", membership_nemesis.run)
     operator.boot()
@@ -178,7 +178,7 @@ async def _faults(world: World, audit: Audit, nodes: list[Machine]) -> None:
 
 
 async def watch(nodes: list[Machine], audit: Audit, seconds: float) -> None:
-    """Let time pass, and stop at the first thing that is wrong."""
+    """Let time pass; fail at the first broken invariant or failed node."""
     for _ in range(int(seconds)):
         await asyncio.sleep(1.0)
         assert not audit.broken, audit.broken[0]
@@ -187,7 +187,7 @@ async def watch(nodes: list[Machine], audit: Audit, seconds: float) -> None:
 
 
 async def _heal(history: History) -> None:
-    """All is well again once clients count on, each of them."""
+    """Wait until the clients count again."""
     before = history.counted
     for _ in range(int(HEAL_S / LOOK_S)):
         await asyncio.sleep(LOOK_S)

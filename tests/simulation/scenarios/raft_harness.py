@@ -1,7 +1,7 @@
-"""A harness for scripts that are played with Raft cores alone, message by message: no disks, no network, no time of its own.
+"""A harness for scripts over Raft cores alone, message by message: no disks, no network, no clock of its own.
 
-Who plays which part, and in which order messages arrive, comes from the seed. What is checked: no two nodes apply different
-entries at one index, and nobody is sent a message that cannot be.
+The seed assigns the nodes' roles and the order in which messages arrive. Checked: no two nodes apply different entries at one
+index, and no node is sent an impossible message.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ TURNS_MAX: Final = 1_000
 
 
 class RaftHarness:
-    """Five nodes, of whom ``founders`` are the first members. Disks are quick: everything is durable at once.
+    """Five nodes, of which ``founders`` are the first members. Every write is durable at once.
 
-    A message carries one entry, so that some of a leader's get through and others do not.
+    A message carries one entry, so that some of a leader's entries arrive and others do not.
     """
 
     def __init__(self, randomness: random.Random, founders: int) -> None:
@@ -32,9 +32,9 @@ class RaftHarness:
         self.cores = {node_id: self._core(node_id, randomness) for node_id in self.parts}
         self.sides: list[frozenset[int]] = [frozenset(self.parts)]
         self.deaf: set[int] = set()
-        """Nodes that no entries get to."""
+        """Nodes that receive no entries."""
         self.withheld: set[tuple[int, int]] = set()
-        """Nodes with the terms whose entries they never take: such a message is lost, unless it would be refused anyway."""
+        """(node, term) pairs: the node never receives entries of the term, unless it would refuse the message anyway."""
         self._random = randomness
         self._applied: dict[int, Entry] = {}
         self._under_way: list[Message] = []
@@ -48,19 +48,19 @@ class RaftHarness:
         self.sides = [frozenset(side) for side in sides]
 
     def elect(self, node_id: int) -> None:
-        """As after a hand-over, or a silence: the node asks for votes."""
+        """Make the node ask for votes, as after a leadership transfer or an election timeout."""
         core = self.cores[node_id]
         with suppress(Invalid):
             core.step(TimeoutNow(sender=core.leader or node_id % NODES + 1, receiver=node_id, term=max(core.term, 1)))
         self.play()
 
     def beat(self, node_id: int) -> None:
-        """A leader lets the others hear of it, and sends again what was lost."""
+        """Send a leader's heartbeats, which also resends lost messages."""
         self.cores[node_id].tick(self.cores[node_id].settings.heartbeat_s)
         self.play()
 
     def forsake(self, node_id: int) -> None:
-        """A leader notices that it has heard of no quorum for long, and leads no more."""
+        """Advance a leader's time without answers from a quorum, so that it steps down."""
         for later_s in (5.0, 10.0):
             self.cores[node_id].tick(later_s)
         self.play()
@@ -76,7 +76,7 @@ class RaftHarness:
         self.play()
 
     def play(self) -> None:
-        """Until nobody has anything to say."""
+        """Deliver messages until none are left."""
         for _ in range(TURNS_MAX):
             for core in self.cores.values():
                 self._turn(core)
@@ -117,7 +117,7 @@ def begin(harness: RaftHarness, leader: int) -> None:
 
 
 def other_side(harness: RaftHarness, leader: int, former: int) -> None:
-    """The rest goes on without the former leader, and meets it again."""
+    """Let the others continue without the former leader, then reconnect it."""
     harness.elect(leader)
     harness.write(leader)
     assert harness.cores[leader].commit > 2, "the majority goes on"

@@ -1,8 +1,7 @@
-"""Scenario: how changes of a quorum's members and its elections go wrong, played with cores alone, message by message.
+"""Scenario: known failures of membership changes and elections, on Raft cores alone, message by message.
 
-Each script of changes is a known way to two quorums that do not meet; those of elections are in ``election_scripts.py``. Which
-node plays which part, and the order of messages, come from the seed. A script's request may be
-refused, which keeps the product whole.
+Each script of changes is a known way to two disjoint quorums; those of elections are in ``election_scripts.py``. The seed
+assigns the nodes and the order of messages. The product may refuse a script's request, which is correct.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from stratalog_metadata.raft import Member, Membership
 
 
 def second_change_before_the_first_is_committed(randomness: random.Random) -> None:
-    """The leader's side has no majority of the old members, nor of the next; but of the members after those."""
+    """The leader's side has no majority of the old members or of the next ones, but of the members after those."""
     harness = RaftHarness(randomness, founders=3)
     a, b, c, d, e = harness.parts
     begin(harness, a)
@@ -30,7 +29,7 @@ def second_change_before_the_first_is_committed(randomness: random.Random) -> No
 
 
 def change_before_an_entry_of_the_term(randomness: random.Random) -> None:
-    """The flaw of single-server changes (raft-dev, July 2015): two leaders, each with a change that the other does not know."""
+    """The flaw of single-server changes (raft-dev, July 2015): two leaders, each with a change unknown to the other."""
     harness = RaftHarness(randomness, founders=4)
     a, b, c, d, e = harness.parts
     begin(harness, a)
@@ -78,7 +77,7 @@ SCRIPTS: Final[tuple[Callable[[random.Random], None], ...]] = (
 
 
 def simulate(world: World) -> None:
-    """All scripts. Raises ``AssertionError`` when two nodes apply different entries."""
+    """Run all scripts. Raises ``AssertionError`` if two nodes apply different entries."""
     for script in SCRIPTS:
         world.note(script.__name__)
         script(world.random(script.__name__))

@@ -66,7 +66,7 @@ class Unhandled:
         self._tasks = [(task, process) for task, process in self._tasks if not task.done()]
 
     def collect(self, loop: asyncio.AbstractEventLoop) -> list[str]:
-        """Free all unreachable objects; return the messages about live processes' lost tasks and futures. Call at a run's end."""
+        """Free all unreachable objects; return messages about live processes' lost tasks and futures. Call at a run's end."""
         owners = {id(task): process for task, process in self._tasks if process is not None and process.alive}
         lost: list[str] = []
 
