@@ -1,1 +1,1 @@
-"""Real processes under real faults: a cluster, unmodified clients, nemeses drawn from a seed, histories and their checker."""
+"""Real processes under real faults: a cluster, unmodified clients, a nemesis driven by a seed, histories and their checker."""

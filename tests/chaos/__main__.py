@@ -16,7 +16,7 @@ from chaos.run import ChaosRun, Options
 
 
 def main() -> int:
-    """One run, shown while it goes on."""
+    """Run once and show progress."""
     arguments = _arguments()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupted)
@@ -25,7 +25,7 @@ def main() -> int:
     print(f"seed {seed}, {arguments.seconds:.0f} s, results in {results}", flush=True)
     display = Display()
     results.mkdir(parents=True)
-    # What the client libraries complain about is expected, and may be of interest afterwards.
+    # Warnings of the client libraries are expected, but may be of interest afterwards.
     logging.basicConfig(filename=results / "clients.log", level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
     only = tuple(arguments.only.split(",")) if arguments.only else ()
     run = ChaosRun(Options(seconds=arguments.seconds, seed=seed, results=results.absolute(), only=only), display.say)
@@ -38,7 +38,7 @@ def main() -> int:
 
 
 def _interrupted(number: int, _: object) -> NoReturn:
-    """End the run by the way that ends its processes, too, also where a shell has told us to ignore Ctrl-C."""
+    """End the run in the way that also ends its processes, even if a shell made us ignore Ctrl-C."""
     raise KeyboardInterrupt(signal.Signals(number).name)
 
 

@@ -1,4 +1,4 @@
-"""A client that creates, grows, configures and deletes topics of its own, and in the end compares what is there."""
+"""A client that creates, extends, configures and deletes its own topics, and finally compares them with the cluster's."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PAUSE_S: Final = 0.5
 
 
 class Administrator(Client):
-    """A topic with a change of unknown outcome is not judged any more: the change may still take effect."""
+    """Changes topics. A topic with a change of unknown outcome is no longer checked: the change may still take effect."""
 
     def __init__(self, name: str, recorder: Recorder, bootstrap: str, *, seed: int) -> None:
         super().__init__(name, recorder)
@@ -36,7 +36,7 @@ class Administrator(Client):
         self._random = random.Random(seed)
         self._made = 0
         self.present: dict[str, int] = {}
-        """Number of partitions of every topic that surely exists."""
+        """The number of partitions of every topic that certainly exists."""
         self.deleted: set[str] = set()
 
     def run_session(self) -> None:
@@ -47,7 +47,7 @@ class Administrator(Client):
             self.stopping.wait(self._random.expovariate(1) * _PAUSE_S)
 
     def final_problems(self, bootstrap: str) -> Sequence[str]:
-        """Topics that should exist and do not, the other way round, and wrong numbers of partitions."""
+        """Return problems: missing topics, topics that should be deleted, and wrong numbers of partitions."""
         topics = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0}).list_topics(timeout=60).topics
         return wrong_topics({name: len(topic.partitions) for name, topic in topics.items()}, self.present, self.deleted)
 
@@ -88,7 +88,7 @@ class Administrator(Client):
         return self._random.choice(sorted(self.present)) if self.present else None
 
     def _is_done(self, begin: Callable[[], Mapping[Any, Future[Any]]]) -> bool:
-        """Whether the change surely took effect."""
+        """Make a change; return whether it certainly took effect."""
         try:
             for future in begin().values():
                 future.result(2 * _TIMEOUT_S)
@@ -98,7 +98,7 @@ class Administrator(Client):
 
 
 def wrong_topics(found: Mapping[str, int], present: Mapping[str, int], deleted: set[str]) -> list[str]:
-    """What is wrong with the topics ``found`` (partitions by name), a line each."""
+    """Return the problems with the topics ``found`` (partitions by name), a line each."""
     lost = [f"topic {name} was created and is gone" for name in sorted(present.keys() - found.keys())]
     back = [f"topic {name} was deleted and is there" for name in sorted(deleted & found.keys())]
     grown = [

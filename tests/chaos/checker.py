@@ -37,12 +37,12 @@ from chaos.history import CORRUPT, Operation, Pair
 
 EXAMPLES_MAX = 20
 _OWN_REASON = "timed out"
-"""In librdkafka's reason for a new epoch that no broker's answer caused."""
+"""Part of librdkafka's reason for a new epoch that no broker's answer caused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Anomaly:
-    """``operations`` are the indexes of those that show it."""
+    """One violation. ``operations`` are the indexes of the operations that show it."""
 
     kind: str
     key: int
@@ -52,7 +52,7 @@ class Anomaly:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """``counts`` of all anomalies by kind, and the first examples of each; ``notes`` count what is remarkable and allowed."""
+    """``counts`` of all anomalies by kind, and the first examples of each; ``notes`` count remarkable but allowed events."""
 
     counts: dict[str, int]
     examples: tuple[Anomaly, ...]
@@ -78,13 +78,13 @@ class _Send:
 
 @dataclass(slots=True)
 class _Log:
-    """What is known of one key."""
+    """The known values, offsets and sends of one key."""
 
     values: dict[int, int] = field(default_factory=dict)
     seen_in: dict[int, int] = field(default_factory=dict)
-    """By offset, the operation that told its value first."""
+    """By offset, the operation that showed its value first."""
     offsets: dict[int, int] = field(default_factory=dict)
-    """By value, the first offset that it was seen at."""
+    """By value, the first offset at which it was seen."""
     polled: set[int] = field(default_factory=set)
     sends: dict[int, _Send] = field(default_factory=dict)
     acknowledged: int = -1
@@ -119,30 +119,30 @@ class _Commit:
 class _Group:
     polled: dict[int, set[int]] = field(default_factory=dict)
     commits: dict[int, list[_Commit]] = field(default_factory=dict)
-    """By key, those of which each may have been the last: commits that were under way together come in any order."""
+    """By key, the commits that may have been the last: concurrent commits take effect in any order."""
 
 
 class Checker:
-    """Feed it a history in order by ``add``, then ask ``finish`` once."""
+    """Checks a history. Call ``add`` for each operation in order, then ``finish`` once."""
 
     def __init__(self) -> None:
         self._logs: dict[int, _Log] = {}
         self._positions: dict[tuple[int, int], int] = {}
         self._groups: dict[str, _Group] = {}
         self._floors: dict[tuple[int, int], int] = {}
-        """By process and key: what its group had committed when it was assigned."""
+        """By process and key: the offset that its group had committed when it was assigned."""
         self._committing: dict[tuple[int, int, int], int] = {}
-        """By process, key and offset, the operation with which a commit began."""
+        """By process, key and offset, the operation that started a commit."""
         self._gaps: list[_Gap] = []
         self._duplicates: list[_Duplicate] = []
         self._epochs: dict[str, list[int]] = {}
-        """By client, the operations with which it began a new producer epoch for reasons of its own."""
+        """By client, the operations with which it started a new producer epoch for its own reasons."""
         self._counts: Counter[str] = Counter()
         self._notes: Counter[str] = Counter()
         self._examples: list[Anomaly] = []
 
     def add(self, operation: Operation) -> None:
-        """The next operation."""
+        """Take the next operation."""
         if operation.f == "send":
             self._send(operation)
         elif operation.f == "poll" and operation.polled:
@@ -156,7 +156,7 @@ class Checker:
             self._epochs.setdefault(operation.client, []).append(operation.index)
 
     def finish(self) -> Verdict:
-        """Everything that is wrong."""
+        """Return the verdict on all operations."""
         for gap in self._gaps:
             self._check_gap(gap)
         for duplicate in self._duplicates:
@@ -169,7 +169,7 @@ class Checker:
             self._check_group(group)
         return Verdict(counts=dict(self._counts), examples=tuple(self._examples), notes=dict(self._notes))
 
-    # -- while operations come
+    # -- during the operations
 
     def _log(self, key: int) -> _Log:
         return self._logs.setdefault(key, _Log())
@@ -338,7 +338,7 @@ class Checker:
 
 
 def check(operations: Iterable[Operation]) -> Verdict:
-    """The verdict over a whole history."""
+    """Return the verdict on a whole history."""
     checker = Checker()
     for operation in operations:
         checker.add(operation)
@@ -346,6 +346,6 @@ def check(operations: Iterable[Operation]) -> Verdict:
 
 
 def offending(verdict: Verdict, operations: Iterable[Operation]) -> Iterator[Operation]:
-    """The operations that the examples name."""
+    """Return the operations that the examples name."""
     wanted = {index for anomaly in verdict.examples for index in anomaly.operations}
     return (operation for operation in operations if operation.index in wanted)

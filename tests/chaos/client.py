@@ -1,4 +1,4 @@
-"""A client that runs in a thread of its own until it is told to stop, comes back after errors, and reports what ended it."""
+"""A client that runs in its own thread until it is stopped, restarts its session after errors, and reports fatal failures."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from chaos.history import Recorder
 
 
 class Client(ABC):
-    """``run_session`` is called again and again, each time with a fresh connection, until ``stop``."""
+    """``run_session`` is called repeatedly, each time with a fresh connection, until ``stop``."""
 
     def __init__(self, name: str, recorder: Recorder) -> None:
         self.name = name
         self.recorder = recorder
         self.stopping = threading.Event()
         self.sessions_given_up = 0
-        """Sessions that the client ended because nothing came of them any more."""
+        """Sessions that the client ended because they made no progress."""
         self.failure = ""
-        """Traceback of what ended the client before its time: a fault of the test, or of the client library."""
+        """Traceback of the error that ended the client early: a fault of the test, or of the client library."""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def final_problems(self, bootstrap: str) -> Sequence[str]:
-        """What the client finds wrong once it has stopped and all faults are over."""
+        """Return the problems that the client finds after it has stopped and all faults are over."""
         return ()
 
     @abstractmethod
@@ -39,7 +39,7 @@ class Client(ABC):
         self.stopping.set()
 
     def join(self, timeout_s: float) -> bool:
-        """Whether the client has ended."""
+        """Wait for the client; return whether it has ended."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 

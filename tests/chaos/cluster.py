@@ -1,6 +1,6 @@
-"""The cluster under test: a local cluster with every way through the proxy, breakable disks, and everything short.
+"""The cluster under test: all its connections go through the proxy, its disks can fail, and its limits and timeouts are short.
 
-Ledgers roll, move to the object store, lose their hot copies and are compacted within seconds: a run of a minute sees it all.
+Ledgers roll, are offloaded, lose their hot copies and are compacted within seconds: a run of a minute covers it all.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SIZES: Final = Sizes(metadata=3, bookies=4, brokers=3, tiering=2)
 _MIB: Final = 1024 * 1024
 _COMMAND_S: Final = 120.0
 _STOP_S: Final = 45.0
-"""Three times what a process gives itself ([node] stop_timeout_s), because the machine is shared."""
+"""Three times the time that a process allows itself ([node] stop_timeout_s), because the machine is shared."""
 _SHORT: Final[Mapping[str, Mapping[str, Any]]] = {
     "metadata": {"snapshot_entries": 300, "kept_entries": 100, "log_segment_bytes": 65_536},
     "bookie": {
@@ -59,15 +59,15 @@ _SHORT: Final[Mapping[str, Mapping[str, Any]]] = {
         "grace_ms": 120_000,
         "retry_ms_max": 2000,
         "segment_bytes": 4 * _MIB,
-        # Beside other load on the machine a worker that gives way takes a minute to start.
+        # With other load on the machine a worker with low priority takes a minute to start.
         "niceness": 0,
     },
 }
-"""Settings of each role, beside the defaults."""
+"""Settings of each role that differ from the defaults."""
 
 
 class ChaosCluster:
-    """Processes by name. Everything is started from the thread that made this; its death ends them all."""
+    """Processes by name. All are started by the thread that created this object; its death ends them all."""
 
     def __init__(self, data: Path) -> None:
         self._data = data
@@ -88,17 +88,17 @@ class ChaosCluster:
         return self._data
 
     def names(self, *roles: str) -> list[str]:
-        """Names of the processes of ``roles`` (none: all)."""
+        """Return the names of the processes of ``roles`` (none: all)."""
         return [process.name for process in load_state(self._data).processes if not roles or process.role in roles]
 
     def start(self, timeout_s: float) -> None:
-        """Start everything; returns when all serve."""
+        """Start everything; return when all processes serve."""
         for name in self.names():
             self.launch(name)
         self.wait_until_whole(timeout_s)
 
     def wait_until_whole(self, timeout_s: float) -> None:
-        """Return when all bookies and brokers are registered. Raises ``Unavailable``, at once if a process has ended."""
+        """Wait until all bookies and brokers are registered. Raises ``Unavailable``, at once if a process has ended."""
         state = load_state(self._data)
         wait_for_bookies(state.metadata.split(","), self.names("bookie"), self._check_all_run, timeout_s=timeout_s)
         probe, wanted = BrokerProbe(self.bootstrap), set(self.bootstrap.split(","))
@@ -116,7 +116,7 @@ class ChaosCluster:
             raise Unavailable(f"{', '.join(ended)} ended; the end of {self.log(ended[0])}: {tail}")
 
     def create_topics(self) -> None:
-        """The topics of the workload, three copies of everything."""
+        """Create the workload's topics, with three copies of everything."""
         admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
         new = [
             NewTopic(name, num_partitions=PARTITIONS, replication_factor=3, config=dict(configs))
@@ -134,7 +134,7 @@ class ChaosCluster:
         return processes.running(self._process(name)) is not None
 
     def launch(self, name: str) -> None:
-        """Start it, unless it runs; returns at once."""
+        """Start the process unless it runs; return at once."""
         process = self._process(name)
         if processes.running(process) is not None:
             return
@@ -151,24 +151,24 @@ class ChaosCluster:
             minio.make_bucket(process.address, credentials, timeout_s=60)
 
     def kill(self, name: str) -> None:
-        """SIGKILL."""
+        """Send SIGKILL."""
         processes.kill(self._process(name))
 
     def stop(self, name: str) -> bool:
-        """SIGTERM; False if the process had to be killed."""
+        """Send SIGTERM and wait. False: the process had to be killed."""
         return not processes.stop([self._process(name)], grace_s=_STOP_S)
 
     def is_ready(self, name: str) -> bool:
-        """Whether the process serves, by its own health check."""
+        """Return whether the process serves, by its own health check."""
         config = self._data / "config" / f"{name}.toml"
         return self._run("ready", self._process(name).role, "--config", str(config))[0] == 0
 
     def command(self, *words: str) -> tuple[int, str]:
-        """Exit code and output of a ``stratalog`` command that finds the cluster by its directory."""
+        """Run a ``stratalog`` command with the cluster's directory; return exit code and output."""
         return self._run(*words, "--data", str(self._data))
 
     def _run(self, *words: str) -> tuple[int, str]:
-        """The client's own connections do not go through the proxy."""
+        """Run a command. The command's own connections do not go through the proxy."""
         command = [sys.executable, "-m", "stratalog", *words]
         done = subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_S, check=False)
         return done.returncode, done.stdout
@@ -181,29 +181,29 @@ class ChaosCluster:
         return self.control(name).with_suffix(".clock")
 
     def pause(self, name: str) -> None:
-        """SIGSTOP."""
+        """Send SIGSTOP."""
         self._signal(name, signal.SIGSTOP)
 
     def resume(self, name: str) -> None:
-        """SIGCONT."""
+        """Send SIGCONT."""
         self._signal(name, signal.SIGCONT)
 
     def control(self, name: str) -> Path:
-        """The file that breaks this process's disks; see :mod:`chaos.faulty_files`."""
+        """The file that controls this process's disk faults; see :mod:`chaos.faulty_files`."""
         return self._data / "faults" / f"{name}.json"
 
     def log(self, name: str) -> Path:
         return self._data / "logs" / f"{name}.log"
 
     def close(self) -> None:
-        """End everything: in good order what can, the rest by force."""
+        """Stop all processes: gracefully if possible, else by force."""
         for name in self.names():
             self.resume(name)
         self._local.stop(())
         self.proxy.close()
 
     def destroy(self) -> None:
-        """End everything by force, at once."""
+        """Kill all processes at once."""
         for name in self.names():
             self.kill(name)
         self.proxy.close()
@@ -232,7 +232,7 @@ class ChaosCluster:
 
 
 def _with_detours(plan: Plan, addresses: Mapping[str, str]) -> Plan:
-    """The plan with our settings; brokers tell clients the proxy's addresses, each process has its own way to the store."""
+    """Return the plan with our settings: brokers advertise the proxy's addresses, and each process has its own store link."""
     configurations = {}
     for process in plan.state.processes:
         if process.role != "store":
@@ -253,5 +253,5 @@ def _detour(name: str, tables: dict[str, dict[str, Any]], addresses: Mapping[str
 
 
 def log_tail(path: Path, lines: int = 5) -> Sequence[str]:
-    """The last lines of a log, for people."""
+    """Return the last lines of a log, for people."""
     return path.read_text(errors="replace").splitlines()[-lines:] if path.exists() else ()

@@ -1,4 +1,4 @@
-"""Unmodified consumers that record every poll: by assignment from random places, along the tail, and as members of a group."""
+"""Unmodified consumers that record every poll: assigned at random places, assigned along the tail, and as group members."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _BATCH_MAX: Final = 200
 _GROUP: Final = "chaos-group"
 _CLOSE_S: Final = 45.0
 _MEMBERSHIP_S: Final = 45.0
-"""A member leaves and joins again after so long, times a half to one and a half."""
+"""A member leaves and rejoins after this time, times a half to one and a half."""
 
 
 class Reader:
-    """One process's polls and assignments in the history."""
+    """Records one process's polls and assignments in the history."""
 
     def __init__(self, name: str, recorder: Recorder, group: str = "") -> None:
         self._fields: dict[str, Any] = {"client": name, "group": group}
@@ -40,7 +40,7 @@ class Reader:
         self._pairs: dict[int, list[Pair]] = {}
 
     def assigned(self, keys: Iterable[int], *, from_beginning: bool = False) -> None:
-        """It reads ``keys`` from now on."""
+        """Record that the process reads ``keys`` from now on."""
         fields = {**self._fields, "keys": tuple(sorted(keys)), "from_beginning": from_beginning}
         self._recorder.record(self._process, "invoke", "assign", **fields)
         self._recorder.record(self._process, "ok", "assign", **fields)
@@ -50,7 +50,7 @@ class Reader:
         self._recorder.record(self._process, "ok", "subscribe", **self._fields, keys=KEYS)
 
     def rebalanced(self, keys: Iterable[int]) -> None:
-        """Its group gave it ``keys``."""
+        """Record that the group assigned ``keys``."""
         self._recorder.record(self._process, "ok", "rebalance", **self._fields, keys=tuple(sorted(keys)))
 
     def begin(self) -> None:
@@ -58,13 +58,13 @@ class Reader:
         self._recorder.record(self._process, "invoke", "poll", **self._fields)
 
     def add(self, topic: str, partition: int, offset: int, content: bytes | None) -> int:
-        """One record of the poll; the key it belongs to."""
+        """Add one record to the poll; return its key."""
         key = key_of(topic, partition)
         self._pairs.setdefault(key, []).append((offset, decode(key, content)))
         return key
 
     def end(self) -> dict[int, int]:
-        """The poll is over; the next offset of each key in it."""
+        """Record the end of the poll; return the next offset of each key in it."""
         self._recorder.record(self._process, "ok", "poll", **self._fields, polled=self._pairs)
         following = {key: pairs[-1][0] + 1 for key, pairs in self._pairs.items()}
         self._pairs = {}
@@ -80,7 +80,7 @@ class Reader:
 
 
 def librdkafka_config(bootstrap: str, group: str) -> dict[str, Any]:
-    """What all our librdkafka consumers have in common."""
+    """Return the common configuration of all librdkafka consumers."""
     return {
         "bootstrap.servers": bootstrap,
         "group.id": group,
@@ -96,7 +96,9 @@ def librdkafka_config(bootstrap: str, group: str) -> dict[str, Any]:
 
 
 class Replayer(Client):
-    """librdkafka by assignment: reads some thousand records of a few keys, from the beginning or from anywhere."""
+    """librdkafka with assigned partitions: reads some thousand records of a few keys, from the beginning or from a random
+    place.
+    """
 
     def __init__(self, name: str, recorder: Recorder, bootstrap: str, *, seed: int) -> None:
         super().__init__(name, recorder)
@@ -141,13 +143,15 @@ class Replayer(Client):
 
 
 def add_message(reader: Reader, message: Message) -> None:
-    """Record one of librdkafka's messages; errors are of no record."""
+    """Record one of librdkafka's messages; errors are not recorded."""
     if message.error() is None:
         reader.add(message.topic() or "", message.partition() or 0, message.offset() or 0, message.value())
 
 
 class TailReader(Client):
-    """kafka-python by assignment: everything, in order, from the beginning to the end of the run, over one consumer."""
+    """kafka-python with assigned partitions: reads everything in order, from the beginning to the end of the run, in one
+    consumer.
+    """
 
     def __init__(self, name: str, recorder: Recorder, bootstrap: str) -> None:
         super().__init__(name, recorder)
@@ -189,10 +193,10 @@ class TailReader(Client):
 
 
 def _closed(consumer: Consumer) -> bool:
-    """Leave the group; whether that came to an end.
+    """Leave the group; return whether the close ended in time.
 
     librdkafka's close waits without a limit for commits that found no coordinator (its issue 3740). Such a consumer is left to
-    its thread: the broker drops the member, and the run goes on with another one.
+    its thread: the broker drops the member, and the run continues with another one.
     """
 
     def close() -> None:
@@ -206,7 +210,7 @@ def _closed(consumer: Consumer) -> bool:
 
 
 class GroupMember(Client):
-    """librdkafka as a member of a group: commits after each poll, leaves and joins again from time to time."""
+    """librdkafka as a member of a group: commits after each poll, leaves and rejoins from time to time."""
 
     def __init__(self, name: str, recorder: Recorder, bootstrap: str, *, seed: int) -> None:
         super().__init__(name, recorder)
@@ -225,7 +229,7 @@ class GroupMember(Client):
         reader.begin()
 
         def rebalanced(_: Consumer, places: list[TopicPartition]) -> None:
-            # What was polled so far belongs before the rebalance.
+            # Records polled so far belong before the rebalance.
             reader.end()
             reader.rebalanced(key_of(place.topic, place.partition) for place in places)
             reader.begin()
@@ -259,7 +263,7 @@ class GroupMember(Client):
             return
         reader.committing(offsets)
         try:
-            # A synchronous commit of librdkafka has been seen to wait for ever, through restarts of all brokers.
+            # A synchronous commit of librdkafka has been seen to wait forever, through restarts of all brokers.
             consumer.commit(offsets=[TopicPartition(*place_of(key), offset) for key, offset in offsets.items()])
         except KafkaException as failure:
             reader.committed(offsets, failure.args[0].name())
@@ -324,7 +328,7 @@ class AsyncGroupMember(Client):
 
 
 class _Rebalances(ConsumerRebalanceListener):  # type: ignore[misc]
-    """aiokafka tells of rebalances from a task of its own, while a poll waits: the poll goes on with what is assigned then."""
+    """aiokafka reports rebalances from its own task during a poll: the poll continues with the new assignment."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader

@@ -1,4 +1,4 @@
-"""What people see: one live line on a terminal, a line for each fault elsewhere, and the summary."""
+"""Output for people: one live line on a terminal, elsewhere a line for each fault, and the summary."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Display:
         self._began = time.monotonic()
 
     def say(self, line: str) -> None:
-        """A line that stays."""
+        """Print a permanent line."""
         self._console.print(Text(f"{time.monotonic() - self._began:7.1f} s  {line}"), soft_wrap=True)
 
     @contextmanager
     def showing(self, run: ChaosRun) -> Iterator[None]:
-        """A live line with the current fault and rates, on a terminal."""
+        """Show a live line with the current fault and rates, on a terminal."""
         if not self._console.is_terminal:
             yield
             return
@@ -58,7 +58,7 @@ class Display:
             live.update(Text(text), refresh=True)
 
     def summary(self, result: Result) -> None:
-        """Unavailability by fault, numbers, and everything that is wrong."""
+        """Print unavailability by fault, numbers, and all problems."""
         table = Table(title="Unavailability (seconds)")
         for name in ("fault", "times", "one partition, p50", "max", "all partitions, max", "recovery p50", "max"):
             table.add_column(name, justify="left" if name == "fault" else "right")

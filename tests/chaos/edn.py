@@ -15,13 +15,13 @@ from chaos.history import NEMESIS, Operation
 
 
 def write_edn(operations: Iterable[Operation], path: Path) -> None:
-    """One map a line, in the order of the history."""
+    """Write one map per line, in the order of the history."""
     with path.open("w") as stream:
         stream.writelines(line + "\n" for line in edn_lines(operations))
 
 
 def edn_lines(operations: Iterable[Operation]) -> Iterator[str]:
-    """EDN maps; a rebalance waits for the end of its process's poll."""
+    """Yield EDN maps; a rebalance is attached to the end of its process's poll."""
     rebalances: dict[int, list[Operation]] = {}
     for operation in operations:
         if operation.f == "rebalance":
@@ -32,7 +32,7 @@ def edn_lines(operations: Iterable[Operation]) -> Iterator[str]:
 
 
 def to_edn(operation: Operation, rebalances: Sequence[Operation] = ()) -> str:
-    """One operation as an EDN map."""
+    """Return one operation as an EDN map."""
     is_fault = operation.process == NEMESIS
     fields = [
         f":index {operation.index}",

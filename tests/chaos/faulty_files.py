@@ -1,7 +1,7 @@
-"""Disks that fail on command: the real files, with errors where a control file says so.
+"""Disks that fail on command: the real files, with errors according to a control file.
 
-The control file is JSON, and there is no fault while it does not exist. It is looked at before each operation, so that a fault
-begins and ends with the file. A failed write may have left a part of what it was to write, as on a real disk.
+The control file is JSON; while it does not exist there is no fault. It is checked before each operation, so that a fault begins
+and ends with the file. A failed write may leave a part of its bytes, as on a real disk.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Operation = Literal["write", "sync", "read"]
 
 
 class DiskFault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which operations fail with EIO; or no space is left; or each operation takes so much longer."""
+    """A disk's faults: operations that fail with EIO, no space left, or a delay of each operation."""
 
     failing: tuple[Operation, ...] = ()
     is_full: bool = False
@@ -34,14 +34,14 @@ _decoder = msgspec.json.Decoder(DiskFault)
 
 
 def set_fault(control: Path, fault: DiskFault) -> None:
-    """Begin ``fault`` in the process that looks at ``control``."""
+    """Start ``fault`` in the process that watches ``control``."""
     aside = control.with_suffix(".tmp")
     aside.write_bytes(msgspec.json.encode(fault))
     os.replace(aside, control)
 
 
 def clear_fault(control: Path) -> None:
-    """End it; none may have begun."""
+    """End the fault, if there is one."""
     control.unlink(missing_ok=True)
 
 
@@ -56,7 +56,7 @@ class _Control:
             return HEALTHY
 
     def before(self, operation: Operation, *, takes_space: bool = False) -> None:
-        """Raises ``OSError`` if the operation is to fail; takes its time if it is to be slow."""
+        """Raise ``OSError`` if the operation must fail; delay it if the disk is slow."""
         fault = self.now()
         if fault.delay_s:
             time.sleep(fault.delay_s)
@@ -79,18 +79,18 @@ class FaultyFile:
         return self._file.pread(length, position)
 
     def pwritev(self, buffers: Sequence[Buffer], position: int) -> None:
-        # A full disk still takes what overwrites space that a file has already.
+        # A full disk still accepts writes within a file's allocated space.
         takes_space = position + sum(map(len, buffers)) > self.size()
         try:
             self._control.before("write", takes_space=takes_space)
         except OSError:
-            # What a failed write leaves behind is undefined: here a part of it.
+            # After a failed write the file's content is undefined: here a part of the write.
             self._file.pwritev(buffers[: len(buffers) // 2], position)
             raise
         self._file.pwritev(buffers, position)
 
     def begin_write(self, buffers: Sequence[Buffer], position: int, done: OnWritten) -> bool:
-        """Declined while there is a fault, so that the blocking write meets it; one that began meanwhile fails its end."""
+        """Return False during a fault, so that the blocking write meets it; a fault that starts later fails the completion."""
 
         def ended(failure: OSError | None) -> None:
             if failure is None and {"write", "sync"}.intersection(self._control.now().failing):
@@ -110,7 +110,7 @@ class FaultyFile:
 
 
 class FaultyFiles(SystemFiles):
-    """Real files below ``root`` behind the control file ``faults``."""
+    """Real files under ``root`` with the control file ``faults``."""
 
     def __init__(self, root: Path, *, faults: Path) -> None:
         super().__init__(root)

@@ -1,4 +1,4 @@
-"""``python -m chaos.faulty_role ROLE --config FILE --routes FILE --faults FILE``: a role of ours behind borders that can break.
+"""``python -m chaos.faulty_role ROLE --config FILE --routes FILE --faults FILE``: a role whose I/O can fail on command.
 
 The role is the one that ``stratalog ROLE`` runs. Its disks are :mod:`chaos.faulty_files`, its clock is
 :mod:`chaos.jumping_clock`, and its requests to other processes go through the proxy: ``--routes`` names a link for each.
@@ -24,14 +24,14 @@ from stratalog_core.rpc.tcp import TcpChannel, TcpTransport
 
 
 class RoutedTransport(TcpTransport):
-    """TCP whose connections lead through the proxy."""
+    """TCP connections through the proxy."""
 
     def __init__(self, routes: Mapping[str, str]) -> None:
         super().__init__()
         self._routes = routes
 
     def channel(self, address: str) -> TcpChannel:
-        """The channel over the link that stands for ``address``; directly if there is none."""
+        """Return the channel over the link for ``address``; a direct one if there is no link."""
         return super().channel(self._routes.get(address, address))
 
 

@@ -1,4 +1,4 @@
-"""Reads everything once more from offset 0, when all faults are over: what is not found now is lost."""
+"""Reads everything again from offset 0 after all faults: an acknowledged record that is not found now is lost."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BATCH_MAX = 2000
 
 
 def read_everything(name: str, recorder: Recorder, bootstrap: str, timeout_s: float) -> Mapping[int, int]:
-    """Poll all keys from the beginning to their ends; the ends by key. A key whose end was not reached is missing."""
+    """Poll all keys from the beginning; return their ends by key. A key whose end was not reached is missing."""
     config = {**librdkafka_config(bootstrap, name), "enable.partition.eof": True, "auto.offset.reset": "error"}
     consumer, reader = Consumer(config), Reader(name, recorder)
     reader.assigned(KEYS, from_beginning=True)

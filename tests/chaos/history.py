@@ -1,7 +1,7 @@
-"""What clients did and saw, one operation a line: the record from which everything is judged.
+"""The history: the operations of all clients with their results, one per line. The checker judges only this record.
 
-Words are those of Jepsen's Kafka workload: an operation is invoked and completes as ``ok`` (took effect), ``fail`` (surely did
-not) or ``info`` (unknown). A *process* does one operation at a time; after an unknown send it is never used again. A *key*
+Terms are those of Jepsen's Kafka workload: an operation is invoked and completes as ``ok`` (took effect), ``fail`` (certainly
+did not) or ``info`` (unknown). A *process* does one operation at a time; after an unknown send it is never used again. A *key*
 stands for one partition of one topic, a *value* is a number that is sent once.
 """
 
@@ -20,7 +20,7 @@ Function = Literal["send", "poll", "assign", "subscribe", "rebalance", "commit",
 Pair = tuple[int, int]
 """Offset and value, as polled."""
 CORRUPT = -1
-"""Value of a record whose bytes are not those that were sent."""
+"""Value of a record whose bytes differ from those sent."""
 NEMESIS = -1
 
 
@@ -32,25 +32,27 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     process: int
     type: Type
     f: Function
-    """Beside Jepsen's: an idempotent producer has begun a new epoch; a consumer was given partitions; it commits."""
+    """Beyond Jepsen's: ``epoch``: an idempotent producer started a new one; ``rebalance``: partitions were assigned;
+    ``commit``.
+    """
     client: str = ""
-    """Name of the client: a process changes its number after an unknown outcome, a client does not change its name."""
+    """Name of the client: after an unknown outcome a client continues under a new process number with the same name."""
     group: str = ""
     idempotent: bool = False
     key: int | None = None
     value: int | None = None
     offset: int | None = None
     keys: tuple[int, ...] = ()
-    """Of assign, subscribe and rebalance: what is read from now on."""
+    """For assign, subscribe and rebalance: the keys that are read from now on."""
     from_beginning: bool = False
     polled: Mapping[int, Sequence[Pair]] | None = None
     committed: Mapping[int, int] | None = None
-    """Of commit: the next offset of each key."""
+    """For commit: the next offset of each key."""
     error: str = ""
 
 
 class Recorder:
-    """Writes operations to a file in the order in which they happen; every client's threads share one."""
+    """Writes operations to a file in order of time; all clients' threads share one recorder."""
 
     def __init__(self, path: Path, listeners: Sequence[Callable[[Operation], None]] = ()) -> None:
         self._encoder = msgspec.json.Encoder()
@@ -62,7 +64,7 @@ class Recorder:
         self._processes = 0
 
     def new_process(self) -> int:
-        """A process number that was never used."""
+        """Return a process number that was never used."""
         with self._lock:
             self._processes += 1
             return self._processes - 1
@@ -86,7 +88,7 @@ class Recorder:
 
 
 def read_history(path: Path) -> Iterator[Operation]:
-    """The operations of a file, in order."""
+    """Yield the operations of a file, in order."""
     decoder = msgspec.json.Decoder(Operation)
     with path.open("rb") as stream:
         for line in stream:

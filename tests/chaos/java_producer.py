@@ -1,7 +1,7 @@
-"""Kafka's own ``VerifiableProducer``: Java's idempotent producer with five requests in flight, on a topic of its own.
+"""Kafka's own ``VerifiableProducer``: Java's idempotent producer with five requests in flight, on its own topic.
 
-It sends 0, 1, 2 … and prints where each record was acknowledged. In the end every acknowledged value must be at its offset, and
-no value may be there twice: Java's producer never repeats in a new epoch what may have been appended in an old one.
+It sends 0, 1, 2 … and prints where each record was acknowledged. At the end every acknowledged value must be at its offset, and
+no value may be there twice: Java's producer never resends in a new epoch a batch that may have been appended in an old one.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Place = tuple[int, int]
 
 
 class JavaProducer(Client):
-    """One session is one process; each has its own prefix for its values."""
+    """Runs the tool. One session is one process; each has its own prefix for its values."""
 
     def __init__(self, name: str, recorder: Recorder, bootstrap: str, directory: Path, *, per_s: int) -> None:
         super().__init__(name, recorder)
@@ -69,7 +69,7 @@ class JavaProducer(Client):
         self.stopping.wait(1)
 
     def final_problems(self, bootstrap: str) -> Sequence[str]:
-        """Acknowledged values that are lost or elsewhere, and values that are there twice."""
+        """Return acknowledged values that are lost or at another place, and duplicate values."""
         if not self.acknowledged:
             return [f"{self.name} had nothing acknowledged: see {self._log}"]
         return wrong_places(read_places(bootstrap), self.acknowledged)
@@ -85,7 +85,7 @@ class JavaProducer(Client):
             process.kill()
 
     def _take(self, line: bytes) -> None:
-        """One line of the tool's output: JSON, or something for people."""
+        """Take one line of the tool's output: JSON, or a message for people."""
         try:
             said = json.loads(line)
         except ValueError:
@@ -95,7 +95,7 @@ class JavaProducer(Client):
 
 
 def read_places(bootstrap: str) -> list[tuple[str, Place]]:
-    """Every value of the topic with its place, in no order. Ends early if the ends are not reached in time."""
+    """Return every value of the topic with its place, unordered. Incomplete if the ends are not reached in time."""
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "java-final", "enable.auto.commit": False, "log_level": 0})
     try:
         partitions = [TopicPartition(TOPIC, number, 0) for number in range(PARTITIONS)]
@@ -116,7 +116,7 @@ def read_places(bootstrap: str) -> list[tuple[str, Place]]:
 
 
 def wrong_places(found: Iterable[tuple[str, Place]], acknowledged: Mapping[str, Place]) -> list[str]:
-    """What contradicts the acknowledgements, a line for each kind with an example."""
+    """Return the contradictions to the acknowledgements, a line for each kind with an example."""
     places: dict[str, Place] = {}
     doubled: list[str] = []
     for value, place in found:

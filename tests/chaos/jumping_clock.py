@@ -1,4 +1,4 @@
-"""A wall clock that is set forwards and backwards by a file; the monotonic clock runs on."""
+"""A wall clock that a file sets forwards and backwards; the monotonic clock is not affected."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _LOOK_S: Final = 0.05
 
 
 def set_clock(control: Path, offset_ms: int) -> None:
-    """Move the wall clock of the process that looks at ``control`` by ``offset_ms`` from the true time."""
+    """Move the wall clock of the process that watches ``control`` by ``offset_ms`` from the true time."""
     aside = control.with_suffix(".new")
     aside.write_text(str(offset_ms))
     os.replace(aside, control)
 
 
 class JumpingClock(SystemClock):
-    """See the module's header. ``control`` is looked at every 50 ms at most."""
+    """The system's clock with an offset on wall time. ``control`` is read at most every 50 ms."""
 
     def __init__(self, control: Path) -> None:
         self._control = control

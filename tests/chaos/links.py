@@ -1,4 +1,4 @@
-"""Every way from one process to another, each through a port of the proxy of its own: any one of them can be broken alone."""
+"""The connections between processes, each through its own port of the proxy: any one of them can be cut alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CLIENTS = "clients"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """From the process ``source`` to the process ``target``, which listens at ``address``."""
+    """The connection from the process ``source`` to the process ``target``, which listens at ``address``."""
 
     source: str
     target: str
@@ -25,7 +25,7 @@ class Link:
 
 _TARGETS = {
     "metadata": ("metadata",),
-    # Bookies speak to bookies when one of them makes lost copies anew.
+    # Bookies connect to bookies for re-replication.
     "bookie": ("metadata", "bookie"),
     "broker": ("metadata", "bookie", "store"),
     "tiering": ("metadata", "bookie", "store"),
@@ -33,7 +33,7 @@ _TARGETS = {
 
 
 def links_of(state: ClusterState) -> list[Link]:
-    """All links of the cluster, those of its Kafka clients included."""
+    """Return all links of the cluster, those of its Kafka clients included."""
     links = [Link(source=CLIENTS, target=broker.name, address=broker.address) for broker in state.of_role("broker")]
     for process in state.processes:
         for role in _TARGETS.get(process.role, ()):
@@ -46,7 +46,7 @@ def links_of(state: ClusterState) -> list[Link]:
 
 
 def between(links: Iterable[Link], some: Iterable[str], others: Iterable[str]) -> list[str]:
-    """Names of the links between any of ``some`` and any of ``others``, both ways."""
+    """Return the names of the links between any of ``some`` and any of ``others``, in both directions."""
     first, second = set(some), set(others)
     return [
         link.name

@@ -1,4 +1,4 @@
-"""How a link of the proxy may behave."""
+"""The modes of a proxy link."""
 
 from __future__ import annotations
 

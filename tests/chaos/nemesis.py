@@ -1,4 +1,4 @@
-"""Breaks what a step says and repairs it again."""
+"""Applies the faults of a step and repairs them."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _READY_S: Final = 30.0
 _UNDO_S: Final = 180.0
 _RETRY_S: Final = 0.5
 _ROT_KEPT: Final = 2
-"""Newest log files of a bookie that do not rot: a bookie rightly refuses to start on a damaged tail."""
+"""A bookie's newest log files, which do not rot: a bookie rightly refuses to start on a damaged tail."""
 
 Act = Callable[[Fault], None]
 
 
 class Nemesis:
-    """Acts on one cluster, from the thread that started it; writes what it does into the history.
+    """Acts on one cluster, from the thread that started it; records its actions in the history.
 
-    ``problem`` is told what an operator's command could not undo, and which process ignored SIGTERM.
+    ``problem`` is called if an operator's command could not be undone, or a process ignored SIGTERM.
     """
 
     def __init__(self, cluster: ChaosCluster, recorder: Recorder, problem: Callable[[str], None], seed: int) -> None:
@@ -65,12 +65,12 @@ class Nemesis:
         }  # fmt: skip
 
     def begin(self, fault: Fault) -> None:
-        """Break it."""
+        """Start the fault."""
         self._recorder.record(NEMESIS, "info", "fault", error=f"begin {fault}")
         self._begin[fault.action](fault)
 
     def end(self, fault: Fault) -> None:
-        """Repair it; a process that comes back has been started when this returns, and may not serve yet."""
+        """Repair the fault. Processes that come back are started when this returns, but may not serve yet."""
         repair = self._end.get(fault.action)
         if repair is not None:
             repair(fault)
@@ -103,7 +103,7 @@ class Nemesis:
                 self._cluster.kill(name)
 
     def _rot(self, name: str) -> None:
-        """Change one bit in one of a bookie's older log files."""
+        """Flip one bit in one of a bookie's older log files."""
         files = sorted((self._cluster.data / name).rglob("*.log"), key=lambda path: path.stat().st_mtime_ns)[:-_ROT_KEPT]
         if files:
             flip_bit(self._random.choice(files), self._random)
@@ -111,11 +111,11 @@ class Nemesis:
     # -- operators' commands
 
     def _try(self, *words: str) -> None:
-        """A command that may fail while other faults last; a refusal changes nothing."""
+        """Run a command that may fail during other faults; a refusal changes nothing."""
         self._cluster.command(*words)
 
     def _undo(self, *words: str) -> None:
-        """A command that must succeed, or find nothing to undo, soon after the faults are over."""
+        """Repeat a command until it succeeds or finds nothing to undo; report a problem if it takes too long."""
         deadline = time.monotonic() + _UNDO_S
         while (code := self._cluster.command(*words)[0]) not in (ExitCode.OK, ExitCode.NOT_FOUND):
             if time.monotonic() > deadline:
@@ -124,7 +124,7 @@ class Nemesis:
             time.sleep(_RETRY_S)
 
     def _add_again(self, name: str) -> None:
-        """Bring a metadata node that was removed back, on an empty disk; nothing is done to one that still is a member."""
+        """Add a removed metadata node again, on an empty disk; do nothing if it is still a member."""
         deadline = time.monotonic() + _UNDO_S
         while (members := self._members()) is None:
             if time.monotonic() > deadline:
@@ -139,14 +139,14 @@ class Nemesis:
         self._undo("metadata", "add", f"{_number(name)}={self._cluster.address(name)}")
 
     def _members(self) -> set[int] | None:
-        """Ids of the quorum's members as its leader tells them; ``None`` without a leader."""
+        """Return the ids of the quorum's members according to its leader; None without a leader."""
         code, output = self._cluster.command("metadata", "status", "--json")
         status = json.loads(output) if code == ExitCode.OK else {}
         return {row["node"] for row in status["members"]} if status.get("leader") else None
 
 
 def flip_bit(path: Path, draw: random.Random) -> None:
-    """Change one bit anywhere in the file."""
+    """Flip one bit anywhere in the file."""
     with path.open("r+b") as file:
         position = draw.randrange(path.stat().st_size)
         file.seek(position)

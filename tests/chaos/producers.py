@@ -1,7 +1,7 @@
 """Unmodified producers that record every send: librdkafka with and without idempotence, and kafka-python.
 
-A send that ends with an error is unknown unless the error proves that no attempt can have been appended: a client's error tells
-of its last attempt only.
+A send that ends with an error is unknown unless the error proves that no attempt can have been appended: a client's error
+describes only its last attempt.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from chaos.history import Operation, Recorder, Type
 from chaos.workload import KEYS, MESSAGE_BYTES_MAX, Values, encode, encode_oversized, place_of
 
 _WINDOW: Final = 60
-"""Sends of one producer under way at once."""
+"""Concurrent sends of one producer."""
 _STOP_S: Final = 60.0
 _SURELY_FAILED: Final = frozenset({KafkaError.MSG_SIZE_TOO_LARGE})
 _OVERSIZED_EVERY: Final = 150
 _STUCK_S: Final = 120.0
-"""A producer none of whose sends came out for so long, whatever the faults, is stuck."""
+"""A producer is stuck if none of its sends completes for this long, whatever the faults."""
 
 
 class Sends:
-    """Process numbers for one client's concurrent sends: each process has one send under way."""
+    """Process numbers for one client's concurrent sends: each process has one send in flight."""
 
     def __init__(self, name: str, recorder: Recorder, *, idempotent: bool) -> None:
         self._name = name
@@ -42,7 +42,7 @@ class Sends:
         self._room = threading.Semaphore(_WINDOW)
 
     def begin(self, key: int, value: int, timeout_s: float) -> Operation | None:
-        """Record the invocation; ``None`` if the window stayed full."""
+        """Record the invocation; None if the window stayed full."""
         if not self._room.acquire(timeout=timeout_s):
             return None
         with self._lock:
@@ -52,7 +52,7 @@ class Sends:
         )
 
     def end(self, send: Operation, type: Type, *, offset: int | None = None, error: str = "") -> None:
-        """Record how it came out; a process with an unknown outcome is replaced by a new one."""
+        """Record the outcome; a process with an unknown outcome is replaced by a new one."""
         self._recorder.record(
             send.process, type, "send",
             client=self._name, idempotent=self._idempotent, key=send.key, value=send.value, offset=offset, error=error,
@@ -63,7 +63,7 @@ class Sends:
         self._room.release()
 
     def settle(self, timeout_s: float) -> None:
-        """Wait until nothing is under way, or ``timeout_s`` is over."""
+        """Wait until nothing is in flight, at most ``timeout_s``."""
         deadline = time.monotonic() + timeout_s
         for _ in range(_WINDOW):
             if not self._room.acquire(timeout=max(0.0, deadline - time.monotonic())):
@@ -71,7 +71,7 @@ class Sends:
 
 
 class SteadyProducer(Client):
-    """What all producers share: a pace, keys at random, unique values."""
+    """Base of all producers: a rate, random keys, unique values."""
 
     def __init__(
         self, name: str, recorder: Recorder, values: Values, bootstrap: str, *, per_s: float, seed: int, idempotent: bool
@@ -84,11 +84,11 @@ class SteadyProducer(Client):
         self._random = random.Random(seed)
 
     def next_send(self) -> tuple[int, int]:
-        """Key and value."""
+        """Return key and value of the next send."""
         return self._random.choice(KEYS), self._values.next()
 
     def pause_s(self) -> float:
-        """Until the next send: random, so that batches of all sizes come about."""
+        """Return the time until the next send: random, so that batches of all sizes occur."""
         return self._random.expovariate(1) * self._interval_s
 
     def wants_oversized(self) -> bool:
@@ -96,11 +96,11 @@ class SteadyProducer(Client):
 
 
 _DRAIN: Final = re.compile(r"Beginning partition drain for .* with in-flight requests: (.*)")
-"""What librdkafka logs (debug=eos) before it bumps its epoch or asks for a new producer id, with the reason."""
+"""librdkafka's log line (debug=eos) before it bumps its epoch or requests a new producer id, with the reason."""
 
 
 class _Epochs(logging.Handler):
-    """Records when and why librdkafka begins a new epoch: its log comes by the same queue as its deliveries, in their order."""
+    """Records when and why librdkafka starts an epoch: its log uses the same queue as its delivery reports, in order."""
 
     def __init__(self, name: str, recorder: Recorder) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ class _Epochs(logging.Handler):
 
 
 class LibrdkafkaProducer(SteadyProducer):
-    """confluent-kafka. After a fatal error it begins anew with a new producer id, as an application would."""
+    """confluent-kafka. After a fatal error it restarts with a new producer id, as an application would."""
 
     def __init__(
         self,
@@ -147,7 +147,7 @@ class LibrdkafkaProducer(SteadyProducer):
             "request.timeout.ms": min(10_000, delivery_timeout_ms),
             "socket.timeout.ms": 10_000,
             "reconnect.backoff.max.ms": 1000,
-            # It tells of its epochs in its log only. It has been seen to wait for ever for what was under way, too.
+            # Only its log reports its epochs. It has also been seen to wait forever for sends in flight.
             **({"debug": "eos", "logger": logger} if idempotent else {"log_level": 0}),
         }
 
@@ -174,7 +174,7 @@ class LibrdkafkaProducer(SteadyProducer):
 
     def _send(self, producer: Producer) -> None:
         key, value = self.next_send()
-        # A record that is refused would end an idempotent producer's session for reasons of its own.
+        # A refused record would end an idempotent producer's session for an unrelated reason.
         oversized = not self._idempotent and self.wants_oversized()
         send = self.sends.begin(key, value, 0)
         if send is None:
@@ -232,7 +232,7 @@ class PythonProducer(SteadyProducer):
         try:
             future = producer.send(topic, encode(key, value), partition=partition)
         except PythonKafkaError as failure:
-            # Nothing was handed over: the topic's metadata did not come in time.
+            # Nothing was sent: the topic's metadata did not arrive in time.
             self.sends.end(send, "fail", error=type(failure).__name__)
             return
         begun = send

@@ -1,4 +1,4 @@
-"""How the run goes: counts, which partitions take records, and for how long they did not."""
+"""Progress of the run: counts, partitions that accept records, and for how long they did not."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ class Unavailability:
 
 
 class Progress:
-    """Listens to the history; asked from other threads."""
+    """Listens to the history; thread-safe."""
 
     def __init__(self, keys: Iterable[int]) -> None:
         self.counts: Counter[str] = Counter()
         self._confirmed = {key: array("q") for key in keys}
         self._newest = dict.fromkeys(self._confirmed, -1)
-        """By key, when the newest of the confirmed sends was invoked."""
+        """By key, the time at which the newest confirmed send was invoked."""
         self._invoked: dict[int, int] = {}
         self._lock = threading.Lock()
 
     def __call__(self, operation: Operation) -> None:
-        """One more operation."""
+        """Take one more operation."""
         if operation.f == "send" and operation.key is not None:
             with self._lock:
                 self._send(operation, operation.key)
@@ -66,18 +66,18 @@ class Progress:
             self._newest[key] = max(self._newest[key], invoked)
 
     def silent_since(self, moment_ns: int) -> list[int]:
-        """Keys none of whose records was sent after ``moment_ns`` and confirmed."""
+        """Return the keys without a confirmed record that was sent after ``moment_ns``."""
         with self._lock:
             return [key for key, newest in self._newest.items() if newest < moment_ns]
 
     def longest_gaps_s(self, windows: Sequence[Window]) -> list[float]:
-        """For each window the longest time in which one of the partitions confirmed nothing."""
+        """Return for each window the longest time in which one of the partitions confirmed nothing."""
         with self._lock:
             each = [list(times) for times in self._confirmed.values()]
         return [max(longest_gap_s(times, window) for times in each) for window in windows]
 
     def unavailability(self, windows: Sequence[Window]) -> list[Unavailability]:
-        """One row for each kind of fault, in order of their names."""
+        """Return one row for each kind of fault, sorted by kind."""
         with self._lock:
             everything = sorted(time for times in self._confirmed.values() for time in times)
         rows = []
@@ -100,7 +100,7 @@ class Progress:
 
 
 def longest_gap_s(times_ns: Sequence[int], window: Window) -> float:
-    """Longest time between two confirmations of which any part lies in the window."""
+    """Return the longest time between two confirmations that overlaps the window."""
     gaps = [
         later - earlier for earlier, later in pairwise(times_ns) if later > window.began_ns and earlier < window.recovered_ns
     ]

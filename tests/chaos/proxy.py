@@ -35,7 +35,7 @@ _BLOCKED: Final = {"cut": ("forward", "backward"), "cut-forward": ("forward",), 
 
 
 class ProxyLink:
-    """One listening port, and all connections that came to it."""
+    """One listening port, and all connections to it."""
 
     def __init__(self, target: str) -> None:
         self._host, _, port = target.rpartition(":")
@@ -46,12 +46,12 @@ class ProxyLink:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def listen(self) -> str:
-        """Take connections; the address."""
+        """Accept connections; return the address."""
         server = await asyncio.start_server(self._connected, "127.0.0.1", 0, limit=_PIECE_BYTES)
         return f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
     def set_mode(self, mode: Mode) -> None:
-        """From now on, for old connections and new ones."""
+        """Set the mode of existing and new connections."""
         self._mode = mode
         self._changed.set()
         self._changed = asyncio.Event()
@@ -73,7 +73,7 @@ class ProxyLink:
         if self._mode == "reset":
             _reset(writer)
             return
-        # A connection that is begun while the way there is cut takes until that ends.
+        # A connection that starts while the forward way is cut waits until that ends.
         await self._may_pass("forward")
         far_reader, far_writer = await asyncio.open_connection(self._host, self._port, limit=_PIECE_BYTES)
         self._writers.add(far_writer)
@@ -104,7 +104,7 @@ class ProxyLink:
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
-    """End the connection with RST instead of FIN; one that broke by itself has no socket any more."""
+    """End the connection with RST instead of FIN; one that is already broken has no socket any more."""
     if not writer.transport.is_closing():
         writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_NOT)
         writer.transport.abort()
@@ -117,7 +117,7 @@ class Proxy:
         self._links: dict[str, ProxyLink] = {}
 
     async def open(self, targets: dict[str, str]) -> dict[str, str]:
-        """Listen for each link; their addresses."""
+        """Listen for each link; return their addresses."""
         self._links = {name: ProxyLink(target) for name, target in targets.items()}
         return {name: await link.listen() for name, link in self._links.items()}
 

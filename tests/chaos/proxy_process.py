@@ -1,4 +1,4 @@
-"""The proxy as a child of the run: started, told, ended."""
+"""Runs the proxy as a child process: starts it, sends it commands, ends it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from chaos.tether import PARENT
 
 
 class ProxyProcess:
-    """Addresses of all links in ``addresses``."""
+    """The proxy process. ``addresses`` holds the address of each link."""
 
     def __init__(self, links: Iterable[Link], log: Path) -> None:
         environ = {**os.environ, PARENT: str(os.getpid())}
@@ -28,13 +28,13 @@ class ProxyProcess:
                 stdout=subprocess.PIPE,
                 stderr=output,
                 env=environ,
-                # Out of reach of a Ctrl-C at this terminal: faults are to be ended in order.
+                # Isolated from Ctrl-C at this terminal: faults must be ended in order.
                 start_new_session=True,
             )
         self.addresses: Mapping[str, str] = self._ask({link.name: link.address for link in links})
 
     def set_mode(self, mode: Mode, links: Sequence[str]) -> None:
-        """From now on ``links`` behave so."""
+        """Set the mode of ``links``."""
         self._ask({"mode": mode, "links": list(links)})
 
     def _ask(self, document: Any) -> Any:
@@ -48,6 +48,6 @@ class ProxyProcess:
         return json.loads(answer)
 
     def close(self) -> None:
-        """End it; connections through it break."""
+        """Kill the proxy; connections through it break."""
         self._process.kill()
         self._process.communicate()

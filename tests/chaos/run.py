@@ -1,4 +1,4 @@
-"""One run: cluster, clients, faults, healing, final reads, verdict. Results are files in one directory."""
+"""One run: cluster, clients, faults, recovery, final reads, verdict. Results are files in one directory."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from chaos.stalls import Stalls
 from chaos.workload import KEYS, TOPICS, Values
 
 LIVENESS_S: Final = 240.0
-"""All partitions must take records so soon after the faults end; generous, for machines that are shared."""
+"""All partitions must accept records this soon after the faults end; generous, for shared machines."""
 START_S: Final = 120.0
 TAKEOVER_S: Final = 30.0
-"""Sessions end after 4 s, and a client's requests after 10 s; twice, and what a busy machine adds."""
+"""Sessions end after 4 s, and a client's requests after 10 s; doubled, plus an allowance for a busy machine."""
 _FINAL_READ_S: Final = 400.0
 _COMMAND_S: Final = 400.0
 _SETTLE_S: Final = 90.0
@@ -44,25 +44,25 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What to run. ``results`` is an empty directory."""
+    """The options of a run. ``results`` is an empty directory."""
 
     seconds: float
     seed: int
     results: Path
     only: tuple[str, ...] = ()
-    """Words that choose faults; see :class:`chaos.schedule.Schedule`."""
+    """Words that select faults; see :class:`chaos.schedule.Schedule`."""
     sends_per_s: float = 160.0
 
 
 @dataclass(slots=True)
 class Result:
-    """What came of it. ``problems`` are failures beside the history's anomalies."""
+    """The result of a run. ``problems`` are failures other than the history's anomalies."""
 
     verdict: Verdict | None = None
     unavailability: list[Unavailability] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     ended: list[str] = field(default_factory=list)
-    """Processes that ended by themselves, with the end of their logs. A supervisor would start them again, as the run does."""
+    """Processes that ended by themselves, with the end of their logs. The run restarts them, as a supervisor would."""
     numbers: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -71,7 +71,7 @@ class Result:
 
 
 class ChaosRun:
-    """``run`` once; ``step``, ``progress`` and ``phase`` may be looked at meanwhile."""
+    """One run. Call ``run`` once; other threads may read ``step``, ``progress`` and ``phase`` during it."""
 
     def __init__(self, options: Options, say: Say) -> None:
         self._options = options
@@ -83,11 +83,11 @@ class ChaosRun:
         self._result = Result()
         self._windows: list[Window] = []
         self._bounds: list[float] = []
-        """Of each window, in seconds: for so long at most may a partition have confirmed nothing."""
+        """For each window, the maximum time in seconds for which a partition may confirm nothing."""
         self._stalls = Stalls()
 
     def run(self) -> Result:
-        """The whole of it. Nothing is left running, whatever happens."""
+        """Run everything. Nothing is left running, whatever happens."""
         cluster = ChaosCluster(self._options.results / "cluster")
         clients: list[Client] = []
         self._stalls.start()
@@ -167,7 +167,7 @@ class ChaosRun:
         time.sleep(step.quiet_s)
 
     def _note_ended(self, cluster: ChaosCluster, faults: Sequence[Fault]) -> None:
-        """Start again what ended by itself."""
+        """Record and restart processes that ended by themselves."""
         for name in cluster.names():
             if not cluster.is_running(name):
                 self._result.ended.append(
@@ -177,7 +177,7 @@ class ChaosRun:
                 cluster.launch(name)
 
     def _await_live(self, since_ns: int, when: str) -> None:
-        """Wait until every partition has confirmed a record that was sent later than ``since_ns``."""
+        """Wait until every partition has confirmed a record that was sent after ``since_ns``."""
         deadline = time.monotonic() + LIVENESS_S
         while silent := self.progress.silent_since(since_ns):
             if time.monotonic() > deadline:
@@ -229,7 +229,7 @@ class ChaosRun:
         self._result.numbers[f"records in {name}"] = sum(ends.values())
 
     def _command(self, cluster: ChaosCluster, *words: str) -> str:
-        """One ``stratalog`` command; a problem if it fails."""
+        """Run one ``stratalog`` command; a failure is a problem."""
         command = [sys.executable, "-m", "stratalog", *words, "--data", str(cluster.data)]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_S, check=False)
@@ -267,7 +267,7 @@ class ChaosRun:
         (directory / "summary.json").write_text(json.dumps(msgspec.to_builtins(result), indent=2) + "\n")
 
     def _judge_unavailability(self) -> None:
-        """Report partitions that were silent for longer than their fault explains; the machine's own stalls are deducted."""
+        """Report partitions that were silent for longer than their fault explains, less the machine's own stalls."""
         gaps = self.progress.longest_gaps_s(self._windows)
         for window, gap_s, bound in zip(self._windows, gaps, self._bounds, strict=True):
             if gap_s - self._stalls.total_s > bound:
@@ -275,5 +275,5 @@ class ChaosRun:
 
 
 def bound_s(faults: Sequence[Fault], held_s: float) -> float:
-    """How long a partition may confirm nothing: until others have taken over, plus faults that nobody can go around."""
+    """Return how long a partition may confirm nothing: a takeover, plus the duration of faults without a way around."""
     return TAKEOVER_S + (held_s if any(fault.blocks for fault in faults) else 0.0)

@@ -1,6 +1,6 @@
-"""Which faults, on whom, for how long: drawn from a seed, so that a run can be repeated. Decides; breaks nothing.
+"""Draws faults, their targets and durations from a seed, so that a run can be repeated. It applies none of them.
 
-All kinds of faults make up a deck that is shuffled and dealt from again and again: a long run sees every kind often.
+All kinds of faults form a deck that is shuffled and dealt repeatedly: a long run has every kind often.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Names = Mapping[str, Sequence[str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One thing that goes wrong. ``kind`` groups equal ones in the summary; ``links`` or ``processes`` say where."""
+    """One fault. ``kind`` groups equal ones in the summary; ``links`` or ``processes`` are its targets."""
 
     kind: str
     action: str
@@ -30,9 +30,9 @@ class Fault:
     mode: Mode = "pass"
     disk: DiskFault = HEALTHY
     offset_ms: int = 0
-    """Of a clock that jumps."""
+    """For a clock that jumps."""
     blocks: bool = True
-    """It may keep partitions from taking records for as long as it lasts; else only until others have taken over."""
+    """Whether it may keep partitions from accepting records as long as it lasts; else only until a takeover."""
 
     def __str__(self) -> str:
         return f"{self.kind} ({', '.join(self.processes or self.links[:3])}{' …' if len(self.links) > 3 else ''})"
@@ -49,9 +49,9 @@ class Step:
 
 _ROLES: Final = ("metadata", "bookie", "broker", "tiering", "store")
 _SPARED: Final = {"metadata": 1, "bookie": 1, "broker": 2, "tiering": 2, "store": 1}
-"""So many processes of a role may be missing, and all partitions take records once others have taken over."""
+"""The number of processes of a role that may be missing while all partitions still accept records after takeovers."""
 _JUMPS_MS: Final = (-90_000, -5_000, 5_000, 60_000)
-"""Forwards by less than the grace period of removed objects."""
+"""Forward jumps are shorter than the grace period of removed objects."""
 ROTTING: Final = "bookie-1"
 """The only bookie whose disk rots, so that every entry keeps other copies."""
 _COMBINED_SHARE: Final = 0.35
@@ -80,15 +80,15 @@ _DISKS: Final = {
     "slow": DiskFault(delay_s=0.05),
 }
 RESTART_AFTER: Final = frozenset({"write error", "sync error"})
-"""A disk that failed so is not used again until its process starts anew."""
+"""After these faults a disk is not used again until its process restarts."""
 
 
 @dataclass(slots=True)
 class Schedule:
     """An endless sequence of steps for the processes ``names`` and the links between them.
 
-    ``only``: words of which a fault's card must have one ("kill", "broker"); empty: every fault. ``steps`` raises ``Invalid``
-    if no card has one.
+    ``only``: words of which a fault's kind must contain one ("kill", "broker"); empty: every fault. ``steps`` raises
+    ``Invalid`` if no kind matches.
     """
 
     seed: int
@@ -101,7 +101,7 @@ class Schedule:
         self._random = random.Random(self.seed)
 
     def steps(self) -> Iterator[Step]:
-        """The steps of this seed."""
+        """Yield the steps of this seed."""
         cards = self._cards()
         while True:
             kinds = self._deck()
@@ -166,7 +166,7 @@ class Schedule:
         return (self._random.choice(list(self.names[role])),)
 
     def _some(self, role: str, others_share: float = 0.25) -> tuple[str, ...]:
-        """One of the role; sometimes two, sometimes all."""
+        """Return one process of the role; sometimes two, sometimes all."""
         names = list(self.names[role])
         draw = self._random.random()
         count = len(names) if draw < _ALL_SHARE else min(2, len(names)) if draw < _ALL_SHARE + others_share else 1

@@ -1,4 +1,4 @@
-"""How busy the machine was: for how long this process itself, which has little to do, had to wait for its turn."""
+"""Measures how busy the machine was: the time for which this mostly idle process had to wait for the CPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _COUNTED_S: Final = 0.5
 
 
 class Stalls:
-    """Sleeps again and again and measures by how much it oversleeps; times in seconds."""
+    """Sleeps repeatedly and sums up the oversleeping, in seconds."""
 
     def __init__(self) -> None:
         self.longest_s = 0.0

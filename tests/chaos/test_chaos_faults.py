@@ -1,4 +1,4 @@
-"""What breaks things on purpose: disks by a control file, links by a proxy, and the schedule that decides."""
+"""The sources of faults: disks with a control file, links through a proxy, and the schedule."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ async def test_writes_without_a_thread_are_declined_during_a_fault_and_fail_when
 
 
 class Echo:
-    """A server that answers each piece with the same."""
+    """A server that echoes every piece."""
 
     def __init__(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -182,7 +182,7 @@ def test_a_reset_link_ends_connections_and_takes_none(proxy: ProxyProcess) -> No
         proxy.set_mode("reset", ["a>echo"])
         with pytest.raises(ConnectionResetError):
             connection.recv(1024)
-    # The reset may come while the connection is still being made.
+    # The reset may arrive while the connection is still being established.
     with pytest.raises(ConnectionError), _connect(proxy, "a>echo") as refused:
         _ask(refused)
 
@@ -194,7 +194,7 @@ def test_a_connection_that_broke_while_its_link_was_cut_does_not_end_the_proxy(p
         connection.sendall(b"held back")
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     with _connect(proxy, "b>echo") as other:
-        # By now the proxy has seen that the first one is gone, while what it sent still waits to pass.
+        # By now the proxy has noticed that the first connection is gone, while its bytes still wait to pass.
         assert _ask(other) == b"ping"
     proxy.set_mode("reset", ["a>echo"])
     proxy.set_mode("pass", ["a>echo"])

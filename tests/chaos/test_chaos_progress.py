@@ -1,4 +1,4 @@
-"""Which partitions take records, and for how long they did not."""
+"""Partitions that accept records, and for how long they did not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A minute of chaos. A failure prints what is wrong; the run's directory holds history and logs."""
+"""A minute of chaos. A failure prints the problems; the run's directory holds history and logs."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _wait_until(done: Callable[[], bool]) -> None:
 
 
 def _processes_of(results: Path) -> list[str]:
-    """Command lines of what still runs below the directory."""
+    """Return the command lines of processes that still run with the directory."""
     lines = []
     for process in psutil.process_iter():
         try:

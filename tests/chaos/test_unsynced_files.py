@@ -1,4 +1,4 @@
-"""A simulated power loss of real files takes what was not synced, and nothing else."""
+"""A simulated power loss of real files takes unsynced writes, and nothing else."""
 
 from __future__ import annotations
 

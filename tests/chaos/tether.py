@@ -1,7 +1,7 @@
-"""Ties a process to the one that started it: when that ends, however it ends, this one is killed, even while it is stopped.
+"""Ties a process to its parent: when the parent ends in any way, this process is killed, even while it is stopped.
 
 ``python -m chaos.tether COMMAND …`` becomes the command, tied. The kernel watches the thread that started the process, so that
-thread has to live as long as the process shall.
+thread must live as long as the process should.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 
 _PR_SET_PDEATHSIG: Final = 1
 PARENT: Final = "STRATALOG_CHAOS_PARENT"
-"""Environment: pid of the process that is the parent for sure."""
+"""Environment variable: pid of the expected parent."""
 
 
 def tether() -> None:
@@ -23,7 +23,7 @@ def tether() -> None:
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl")
     if os.getppid() != int(os.environ[PARENT]):
-        # It ended before this process was tied to it.
+        # The parent ended before this process was tied to it.
         sys.exit(1)
 
 

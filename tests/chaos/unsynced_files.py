@@ -1,8 +1,8 @@
-"""Real files that remember what was written and not synced, so that a killed process can be made one that lost power.
+"""Real files that remember unsynced writes, so that a killed process can be turned into one that lost power.
 
-Before each write what it replaces goes to a file beside the directory (``<root>.unsynced/``), and leaves it when the write is
-durable. ``kill -9`` leaves the page cache behind; ``lose_power`` then undoes what was not durable, each page by itself. Names
-(creations, renames, removals) are not undone: the simulator does that.
+Before each write the bytes that it replaces go to a file beside the directory (``<root>.unsynced/``), and leave it when the
+write is durable. ``kill -9`` leaves the page cache behind; ``lose_power`` then undoes the writes that were not durable, each
+page independently. Names (creations, renames, removals) are not undone: the simulator does that.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from stratalog_core.ports import BeginsWrites, Buffer, File, OnWritten
 from stratalog_core.system import SystemFiles
 
 _RECORD: Final = struct.Struct(">QQI")
-"""Position and length of the write, and how much of that range the file had before; what it had follows."""
+"""Position and length of the write, and how much of that range existed before; the old bytes follow."""
 KEPT_CHANCE: Final = 0.4
 
 
 class UnsyncedFile:
-    """See :class:`stratalog_core.ports.File`; one write of a file at a time."""
+    """See :class:`stratalog_core.ports.File`. Only one write of a file at a time."""
 
     def __init__(self, file: File, undo: Path) -> None:
         self._file = file
@@ -74,7 +74,7 @@ class UnsyncedFile:
 
 
 class UnsyncedFiles(SystemFiles):
-    """Real files below ``root``."""
+    """Real files under ``root``."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
@@ -85,7 +85,7 @@ class UnsyncedFiles(SystemFiles):
         return UnsyncedFile(super().open(path, create=create, direct=direct), self._undo_of(path))
 
     def rename(self, source: str, target: str) -> None:
-        """Rename the file and its undo file, so that what was unsynced is found under the new name."""
+        """Rename the file and its undo file, so that unsynced writes are found under the new name."""
         super().rename(source, target)
         with suppress(FileNotFoundError):
             self._undo_of(source).replace(self._undo_of(target))
@@ -100,14 +100,14 @@ class UnsyncedFiles(SystemFiles):
 
 
 def has_unsynced(root: Path) -> bool:
-    """Tell whether a power cut below ``root`` would take something now."""
+    """Return whether a power cut under ``root`` would take something now."""
     return any(undo.stat().st_size and _path(root, undo).exists() for undo in _undo_directory(root).iterdir())
 
 
 def lose_power(root: Path, randomness: random.Random) -> int:
-    """Undo what killed processes had not made durable below ``root`` and return how many pages were undone.
+    """Undo the writes that killed processes had not made durable under ``root``; return the number of undone pages.
 
-    Each page is lost by itself. If anything was unsynced, at least one page is lost.
+    Each page is lost independently. If anything was unsynced, at least one page is lost.
     """
     writes = list(_unsynced_writes(root))
     kept = iter(_draw_kept(sum(len(_pages(write)) for write in writes), randomness))
@@ -133,11 +133,11 @@ class _Write:
     position: int
     length: int
     before: bytes
-    """What the file had there, possibly less than ``length``."""
+    """The file's old bytes in the range, possibly fewer than ``length``."""
 
 
 def _unsynced_writes(root: Path) -> Iterator[_Write]:
-    """Yield them file by file, the latest first, so that what is left of each page is something that it has held."""
+    """Yield the writes file by file, the latest first, so that each page ends with bytes that it once held."""
     for undo in sorted(_undo_directory(root).iterdir()):
         path = _path(root, undo)
         if path.exists():
@@ -156,7 +156,7 @@ def _writes(path: Path, records: bytes) -> list[_Write]:
 
 
 def _draw_kept(pages: int, randomness: random.Random) -> list[bool]:
-    """Draw for each page whether it reached the disk; not all of them did."""
+    """Draw for each page whether it reached the disk; at least one did not."""
     while True:
         kept = [randomness.random() < KEPT_CHANCE for _ in range(pages)]
         if not (kept and all(kept)):
@@ -181,7 +181,7 @@ def _undo_write(write: _Write, kept: Iterator[bool]) -> int:
             old = write.before[start - write.position : stop - write.position]
             os.pwrite(descriptor, old.ljust(min(stop, os.fstat(descriptor).st_size) - start, b"\0"), start)
             undone += 1
-        # The file had ended within the write: it ends after the last page that reached the disk.
+        # The file had ended within the write: it now ends after the last page that reached the disk.
         if len(write.before) < write.length and os.fstat(descriptor).st_size == write.position + write.length:
             os.ftruncate(descriptor, max(end, write.position + len(write.before)))
     return undone

@@ -1,4 +1,4 @@
-"""``python -m chaos.unsynced_role ROLE --config FILE``: a role of ours whose disks can lose what was not synced."""
+"""``python -m chaos.unsynced_role ROLE --config FILE``: a role whose disks can lose unsynced writes."""
 
 from __future__ import annotations
 

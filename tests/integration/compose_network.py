@@ -1,10 +1,10 @@
-"""The services of docker-compose.yml as processes, with what Compose, its network and its volumes would give them.
+"""Runs the services of docker-compose.yml as processes, in an environment like that of Compose, its network and volumes.
 
-One user and network namespace stands for the network: every service has a loopback address of its own, to which its name
-resolves. Every process gets a root directory of its own, put together of bind mounts, with the image's files, the service's
-volumes, and exactly the environment of image and service. Entry points, commands, health checks and dependencies are Compose's
-own (the file as Compose's own loader checks and normalises it). Not covered: how the images are built, their users, and the
-engine's port mapping.
+One user and network namespace stands for the network: every service has its own loopback address, to which its name resolves.
+Every process gets its own root directory, made of bind mounts, with the image's files, the service's volumes, and exactly the
+environment of image and service. Entry points, commands, health checks and dependencies are Compose's own (the file as
+Compose's own loader checks and normalises it). Not covered: how the images are built, their users, and the engine's port
+mapping.
 
 ``python compose_network.py supervise CONFIG.json DIRECTORY`` (within ``unshare --user --map-root-user --net --mount``) starts
 the services, prints ``ready``, then takes one JSON line for each command, and stops everything at the end of its input.
@@ -33,7 +33,7 @@ _START_TIMEOUT_S: Final = 240.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image:
-    """What a Dockerfile's stage says about how its containers run."""
+    """The settings of a Dockerfile's stage for running its containers."""
 
     entry_point: list[str]
     environment: dict[str, str]
@@ -41,7 +41,7 @@ class Image:
 
 
 def read_image(dockerfile: Path, target: str | None) -> Image:
-    """The stage ``target`` (default: the last one) with what it takes over from the stages below it."""
+    """Return the stage ``target`` (default: the last one), including the settings that it inherits from its base stages."""
     entry_point: dict[str, list[str]] = {}
     environment: dict[str, dict[str, str]] = {}
     directory: dict[str, str] = {}
@@ -66,7 +66,7 @@ def read_image(dockerfile: Path, target: str | None) -> Image:
 
 
 class Network:
-    """All services of one project; start order, health and exit as Compose has them."""
+    """All services of one project; start order, health and exit as Compose defines them."""
 
     def __init__(self, project: dict[str, Any], directory: Path) -> None:
         self._services: dict[str, dict[str, Any]] = project["services"]
@@ -76,14 +76,14 @@ class Network:
         self._last_checks: dict[str, dict[str, Any]] = {}
 
     def prepare(self) -> None:
-        """Loopback up, and a name for every service."""
+        """Bring up the loopback interface and write a name for every service."""
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
             fcntl.ioctl(control, 0x8914, struct.pack("16sh14x", b"lo", 0x1 | 0x40))  # SIOCSIFFLAGS: up, running
         lines = [f"127.0.1.{number} {name}" for number, name in enumerate(self._services, 1)]
         (self._directory / "hosts").write_text("\n".join(["127.0.0.1 localhost", *lines]) + "\n")
 
     def up(self) -> None:
-        """Start everything without a profile; return when all of it is healthy or has done its work."""
+        """Start everything without a profile; return when each service is healthy or has completed."""
         wanted = [name for name, service in self._services.items() if not service.get("profiles")]
         deadline = time.monotonic() + _START_TIMEOUT_S
         while waiting := [name for name in wanted if not self._is_done(name)]:
@@ -126,7 +126,7 @@ class Network:
             self._healthy.add(name)
 
     def inside(self, name: str, command: list[str], *, entry_point: list[str] | None = None) -> list[str]:
-        """The command line that runs ``command`` as in the service's container."""
+        """Return the command line that runs ``command`` as in the service's container."""
         service = self._services[name]
         build = service["build"]
         image = read_image(Path(build["context"]) / build["dockerfile"], build.get("target"))
@@ -147,12 +147,12 @@ class Network:
         return ["unshare", "--mount", "--uts", sys.executable, __file__, "contain", json.dumps(spec)]
 
     def run(self, command: list[str]) -> dict[str, Any]:
-        """Run a command to its end."""
+        """Run a command to its end; return exit code and output."""
         done = subprocess.run(command, capture_output=True, timeout=240, check=False, stdin=subprocess.DEVNULL)
         return {"code": done.returncode, "stdout": done.stdout.decode(), "stderr": done.stderr.decode()}
 
     def down(self) -> list[str]:
-        """Stop everything with SIGTERM, dependents first; the services that did not stop within their grace period."""
+        """Stop everything with SIGTERM, dependents first; return the services that exceeded their grace period."""
         killed = []
         for name in reversed(self._processes):
             process = self._processes[name]
@@ -168,7 +168,7 @@ class Network:
 
 
 def supervise(project: dict[str, Any], directory: Path) -> None:
-    """See the module's header."""
+    """Run the services and execute commands from standard input; see the module's header."""
     network = Network(project, directory)
     network.prepare()
     try:
@@ -184,7 +184,7 @@ def supervise(project: dict[str, Any], directory: Path) -> None:
 
 
 def contain(spec: dict[str, Any]) -> None:
-    """Give this process the root directory and the environment of a container, and become the command."""
+    """Give this process the root directory and the environment of a container, then exec the command."""
     socket.sethostname(spec["name"])
     root = Path(spec["root"])
     root.mkdir(parents=True, exist_ok=True)
@@ -211,7 +211,7 @@ def contain(spec: dict[str, Any]) -> None:
 
 
 def _bind_in_place(root: Path, source: Path) -> None:
-    """``source`` under its own path, unless a mount has it already."""
+    """Bind ``source`` under its own path, unless a mount has it already."""
     place = root / str(source).lstrip("/")
     if not place.exists():
         place.mkdir(parents=True)
@@ -219,7 +219,7 @@ def _bind_in_place(root: Path, source: Path) -> None:
 
 
 def _install(root: Path) -> None:
-    """What the image has installed: this checkout's virtual environment as /opt/stratalog."""
+    """Install this checkout's virtual environment as /opt/stratalog, like the image."""
     image = root / "opt/stratalog"
     image.mkdir(parents=True)
     for entry in Path(sys.prefix).iterdir():

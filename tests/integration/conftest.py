@@ -1,6 +1,6 @@
-"""A real cluster of processes, started once for all integration tests through the command line, as a user starts one.
+"""A real cluster of processes, started once for all integration tests with the command line, as a user starts one.
 
-A test that breaks something mends it before it ends: the cluster is shared.
+A test that breaks something must repair it before it ends: the cluster is shared.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from integration.process_cluster import ProcessCluster
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessCluster]:
-    """Three metadata nodes, three bookies, two brokers, one tiering worker."""
+    """A cluster of three metadata nodes, three bookies, two brokers, one tiering worker."""
     running = ProcessCluster(tmp_path_factory.mktemp("cluster"))
     running.run("cluster", "start", "--metadata", "3", "--bookies", "3", "--brokers", "2", "--tiering", "1")
     try:
@@ -31,7 +31,7 @@ def _program(name: str, remedy: str) -> str:
 
 
 def _missing(complaint: str) -> NoReturn:
-    """Without a program that CI must have, CI fails; elsewhere the test is skipped."""
+    """Fail in CI, which must have the program; elsewhere skip the test."""
     if os.environ.get("CI"):
         pytest.fail(complaint)
     pytest.skip(complaint)
@@ -39,7 +39,7 @@ def _missing(complaint: str) -> NoReturn:
 
 @pytest.fixture(scope="session")
 def compose_loader() -> str:
-    """Path of Compose's own file check."""
+    """Return the path of Compose's own file check."""
     path = os.environ.get("STRATALOG_COMPOSE", "")
     return (
         path if Path(path).is_file() else _missing("STRATALOG_COMPOSE names no program: run `make tools`, and tests by `make`")
@@ -48,12 +48,12 @@ def compose_loader() -> str:
 
 @pytest.fixture(scope="session")
 def kcat() -> str:
-    """Path of kcat."""
+    """Return the path of kcat."""
     return _program("kcat", "apt-get install kcat")
 
 
 @pytest.fixture(scope="session")
 def java_tools() -> None:
-    """Apache Kafka's own tools can run."""
+    """Require the programs that run Apache Kafka's own tools."""
     _program("java", "install Java 17 or newer")
     _program("mvn", "apt-get install maven")

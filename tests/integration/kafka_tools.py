@@ -1,4 +1,4 @@
-"""What each command-line tool of Apache Kafka's distribution is run with against a cluster, and what must come of it.
+"""The runs of each command-line tool of Apache Kafka's distribution against a cluster, with their expected results.
 
 ``python -m integration.kafka_tools > docs/reference/kafka-tools.md`` makes the page; ``test_kafka_tools.py`` runs the tools.
 """
@@ -16,7 +16,7 @@ TOOLS = "org.apache.kafka.tools."
 
 
 class Result(Enum):
-    """What became of a tool."""
+    """The expected result of a tool."""
 
     WORKS = "works"
     REFUSED = "refused"
@@ -24,9 +24,9 @@ class Result(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One run. ``{bootstrap}``, ``{topic}``, ``{group}`` and ``{dir}`` stand for the cluster's and the test's own.
+    """One run. ``{bootstrap}``, ``{topic}``, ``{group}`` and ``{dir}`` are replaced by the cluster's and the test's own.
 
-    ``prints`` is what the output contains: a regular expression if it works, a text for people if it is refused. A tool that
+    ``prints`` is the expected output: a regular expression if the tool works, a text for people if it is refused. A tool that
     ``is_endless`` is killed once it has printed that.
     """
 
@@ -53,7 +53,7 @@ def _refused(what: str, arguments: str, prints: str, exit_code: int = 1) -> Step
 
 
 def _lacks(what: str, arguments: str, api: str, exit_code: int = 1) -> Step:
-    """Refused because the cluster does not serve an API, which clients know from ApiVersions."""
+    """A step that is refused because the cluster does not serve an API, which clients know from ApiVersions."""
     return _refused(what, arguments, f"The node does not support {api}", exit_code)
 
 
@@ -64,7 +64,7 @@ _FILES = {
     "move.json": '{{"partitions": [{{"topic": "{topic}", "partition": 0, "replicas": [2]}}], "version": 1}}',
     "empty.properties": "",
 }
-"""Files that the steps name below ``{dir}``."""
+"""Files under ``{dir}`` that the steps use."""
 FILES = _FILES
 
 KAFKA_TOOLS: tuple[Tool, ...] = (
@@ -483,7 +483,7 @@ NOT_FOR_CLUSTERS = {
     "kafka.server.KafkaConfig": ("KafkaConfig", "prints the settings of Apache Kafka's broker"),
     "kafka.docker.KafkaDockerWrapper": ("KafkaDockerWrapper", "starts Apache Kafka's server in a container"),
 }
-"""Classes with a ``main`` that ask nothing of a cluster."""
+"""Classes with a ``main`` that do not need a cluster."""
 
 _HEAD = f"""# Apache Kafka's command-line tools
 
@@ -501,7 +501,7 @@ These tools ask nothing of a cluster:
 
 
 def page() -> str:
-    """``docs/reference/kafka-tools.md``."""
+    """Return ``docs/reference/kafka-tools.md``."""
     return "\n".join(_lines()) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""The cluster under the integration tests, driven by the ``stratalog`` command as a user drives it."""
+"""The cluster for the integration tests, controlled with the ``stratalog`` command as a user would."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 COMMAND_TIMEOUT_S = 120
 KEPT_FOR_EVER = {"retention.ms": "-1"}
-"""For records that bear times of long ago: retention would take them as soon as their ledger is sealed, as by a rebalance."""
+"""For records with old timestamps: retention would remove them as soon as their ledger is sealed, as by a rebalance."""
 _numbers = itertools.count(1)
 
 
 class ProcessCluster:
-    """The cluster below ``data``, driven by the ``stratalog`` command."""
+    """The cluster under ``data``, controlled with the ``stratalog`` command."""
 
     def __init__(self, data: Path) -> None:
         self.data = data
@@ -36,7 +36,7 @@ class ProcessCluster:
         return self._admin
 
     def run(self, *words: str, stdin: str | None = None, expect: int = 0) -> str:
-        """One ``stratalog`` command on this cluster; its standard output."""
+        """Run one ``stratalog`` command on this cluster; return its standard output."""
         command = [sys.executable, "-m", "stratalog", *words, "--data", str(self.data)]
         done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False)
         assert done.returncode == expect, f"{' '.join(words)} ended with {done.returncode}: {done.stderr[-3000:]}"
@@ -59,7 +59,7 @@ class ProcessCluster:
         self.run("cluster", "restart", *names)
 
     def new_topic(self, partitions: int = 1, configs: Mapping[str, str] | None = None, copies: int = 3) -> str:
-        """A topic of its own for each test, with so many copies of everything."""
+        """Create a new topic for a test, with ``copies`` copies of everything."""
         name = f"topic-{next(_numbers)}"
         new = NewTopic(name, num_partitions=partitions, replication_factor=copies, config=dict(configs or {}))
         for future in self.admin.create_topics([new]).values():

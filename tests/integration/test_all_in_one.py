@@ -1,4 +1,4 @@
-"""``stratalog up``: the first record within seconds, data that survives a kill, an orderly end."""
+"""``stratalog up``: the first record within seconds, data that survives a kill, a graceful stop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``stratalog bench`` with tiny loads against a real cluster: that it works and adds up, not how fast anything is."""
+"""``stratalog bench`` with tiny loads against a real cluster: checks that it works and its totals are right, not any speed."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ SAMPLE_S = 0.02
 
 @pytest.fixture(scope="module")
 def small_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessCluster]:
-    """One broker with a small budget, one bookie, one metadata node."""
+    """A cluster of one broker with a small budget, one bookie and one metadata node."""
     running = ProcessCluster(tmp_path_factory.mktemp("memory"))
     with mock.patch.dict(os.environ, {"STRATALOG_BROKER_MEMORY_BYTES": str(BUDGET)}):
         running.run("cluster", "start", "--metadata", "1", "--bookies", "1", "--brokers", "1", "--tiering", "0")
@@ -52,7 +52,7 @@ class Resident:
 
     @asynccontextmanager
     async def watched(self, load: str) -> AsyncIterator[None]:
-        """Fails if the broker takes more than its budget allows meanwhile."""
+        """Fail if the broker exceeds its budget inside the context."""
         self.highest = 0
         sampling = asyncio.ensure_future(self._sample())
         try:
@@ -65,7 +65,7 @@ class Resident:
         )
 
     async def falls_to(self, share: float) -> None:
-        """Wait until no more than this share of the budget is resident above the base, as when a peak is over."""
+        """Wait until at most this share of the budget is resident above the base, as after a peak."""
         async with asyncio.timeout(60):
             while self.now - self.base > share * BUDGET:  # noqa: ASYNC110 - another process's memory
                 await asyncio.sleep(0.2)
@@ -77,7 +77,7 @@ class Resident:
 
 
 async def warmed_up(cluster: ProcessCluster, topic: str) -> None:
-    """Create ``topic`` and wait until every partition takes appends."""
+    """Create ``topic`` and wait until every partition accepts appends."""
     (created,) = cluster.admin.create_topics([NewTopic(topic, PARTITIONS, 1)]).values()
     await asyncio.to_thread(created.result, 30)
     client = await RawClient.connect(cluster.bootstrap)
@@ -94,7 +94,7 @@ async def is_appended(client: RawClient, topic: str, partition: int) -> bool:
 
 
 def produce_body(topic: str, records: bytes, partitions: Sequence[int]) -> bytes:
-    """A Produce request of one batch for each partition."""
+    """Return a Produce request with one batch for each partition."""
     lines = tuple(request(0, 9, "PartitionProduceData", index=partition, records=records) for partition in partitions)
     whole = produce_request(topic, 0, records)
     topics = (request(0, 9, "TopicProduceData", name=topic, partition_data=lines),)
@@ -113,7 +113,7 @@ async def produce(bootstrap: str, body: bytes, requests: int, under_way: int) ->
 
 
 async def read_slowly(bootstrap: str, topic: str, partition: int) -> socket.socket:
-    """A consumer that asks for everything, again and again, and takes nothing."""
+    """Send fetches for everything, repeatedly, without reading the answers; return the socket."""
     host, port = bootstrap.rsplit(":", 1)
     reader = socket.socket()
     reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)

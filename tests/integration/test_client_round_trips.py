@@ -1,4 +1,4 @@
-"""Every client reads what every client wrote, with every compression: same keys, values, headers, timestamps, same order.
+"""Every client reads every client's records, with every compression: same keys, values, headers, timestamps, order.
 
 Unmodified confluent-kafka, kafka-python, aiokafka and kcat. Null and empty keys and values, headers, a megabyte.
 """
@@ -34,7 +34,7 @@ class Record:
 
 
 def _sample(client: str) -> list[Record]:
-    """Small records with all their peculiarities, then one of a megabyte that does not compress."""
+    """Return small records with all special cases, then one of a megabyte that does not compress."""
     large = random.Random(client).randbytes(MEGABYTE)
     return [
         Record(key=f"{client}-key".encode(), value=b"plain", timestamp_ms=1_372_896_000_000),
@@ -98,7 +98,7 @@ def _confluent_consume(bootstrap: str, topic: str, count: int) -> list[Record]:
 
 
 def _pairs(headers: Any) -> list[tuple[str, bytes]]:
-    """confluent-kafka gives a list of pairs, or ``None``; its types allow for more."""
+    """Return the headers as a list: confluent-kafka returns a list of pairs or ``None``, but its types allow more."""
     return list(headers or [])
 
 

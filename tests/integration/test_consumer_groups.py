@@ -1,4 +1,4 @@
-"""Groups of three that join and leave: every partition has one reader, nothing is skipped, the group's places are kept."""
+"""Groups of three that join and leave: every partition has one reader, nothing is skipped, the group's offsets are kept."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_kafka_python_members(cluster: ProcessCluster) -> None:
     deadline = time.monotonic() + TIMEOUT_S
 
     def read(number: int) -> None:
-        # It forgets that it needs metadata if an older request for them is still on its way: age makes it ask again.
+        # It forgets that it needs metadata if an older request for them is still in flight: the maximum age makes it ask again.
         member = KafkaConsumer(
             topic,
             bootstrap_servers=cluster.bootstrap.split(","),
@@ -138,7 +138,7 @@ def test_kafka_python_members(cluster: ProcessCluster) -> None:
             metadata_max_age_ms=1000,
         )
         while not done.is_set() and time.monotonic() < deadline:
-            # Patiently: a member whose poll ends while it joins may drop the assignment that comes then, for good.
+            # Long polls: a member whose poll ends while it joins may permanently drop the assignment that comes then.
             batches = member.poll(timeout_ms=2000)
             seen.update(int(record.value) for batch in batches.values() for record in batch)
             shares[number] = len(member.assignment())
@@ -146,7 +146,7 @@ def test_kafka_python_members(cluster: ProcessCluster) -> None:
                 done.set()
         member.close()
 
-    # A member that joins waits for the others to join, too: each needs a thread of its own.
+    # A joining member waits for the others to join, too: each needs its own thread.
     members = [threading.Thread(target=read, args=(number,)) for number in range(3)]
     for member in members:
         member.start()

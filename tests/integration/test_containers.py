@@ -27,7 +27,7 @@ def dot_env() -> dict[str, str]:
 
 
 def interpolated(value: Any, variables: Mapping[str, str]) -> Any:
-    """``value`` with ``${NAME:-default}`` and ``${NAME:?message}`` replaced, everywhere within it. Raises ``NotFound``."""
+    """Return ``value`` with ``${NAME:-default}`` and ``${NAME:?message}`` replaced recursively. Raises ``NotFound``."""
 
     def replace(found: re.Match[str]) -> str:
         dollar, name, kind, text = found.groups()
@@ -62,17 +62,17 @@ def test_missing_secrets_name_the_remedy(project: dict[str, Any]) -> None:
 
 
 class Composition:
-    """The services, running in namespaces of their own."""
+    """The services, running in their own namespaces."""
 
     def __init__(self, supervisor: subprocess.Popen[str]) -> None:
         self._supervisor = supervisor
 
     def run(self, service: str, *command: str) -> str:
-        """``docker compose run --rm SERVICE COMMAND…``; stdout of a command that succeeds."""
+        """Run ``docker compose run --rm SERVICE COMMAND…``; return the stdout of a command that must succeed."""
         return self._ask(service, list(command))
 
     def on_host(self, *command: str) -> str:
-        """A command on the machine whose ports the services publish."""
+        """Run a command on the machine whose ports the services publish."""
         return self._ask("", list(command))
 
     def _ask(self, service: str, command: list[str]) -> str:

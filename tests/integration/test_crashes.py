@@ -1,4 +1,4 @@
-"""What is acknowledged survives kill -9: of a broker, of a bookie, of everything at once. Retries never duplicate."""
+"""Acknowledged records survive kill -9: of a broker, of a bookie, of everything at once. Retries never duplicate."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Sender:
         )
 
     def send(self, count: int, *, per_s: float) -> None:
-        """``count`` records round robin over the partitions, evenly spaced in time."""
+        """Send ``count`` records round robin over the partitions, evenly spaced in time."""
         began = time.monotonic()
         for number in range(count):
             value = str(self.sent).encode()
@@ -53,7 +53,7 @@ class Sender:
         assert not self.failures, self.failures[:3]
 
     def longest_gap_s(self) -> float:
-        """Longest time in which nothing was acknowledged."""
+        """Return the longest time without an acknowledgement."""
         return max(later - earlier for earlier, later in zip(self.acknowledged_at, self.acknowledged_at[1:], strict=False))
 
     def _delivered(self, failure: KafkaError | None, message: Message) -> None:
@@ -65,7 +65,7 @@ class Sender:
 
 
 def _read_all(cluster: ProcessCluster, topic: str, count: int) -> list[tuple[int, int, int]]:
-    """Value, partition, offset of everything in ``topic``; fails if there is not exactly ``count``."""
+    """Return value, partition and offset of every record in ``topic``; fail unless there are exactly ``count``."""
     consumer = Consumer(
         {
             "bootstrap.servers": cluster.bootstrap,
@@ -96,7 +96,7 @@ def _read_all(cluster: ProcessCluster, topic: str, count: int) -> list[tuple[int
 
 
 def check(cluster: ProcessCluster, sender: Sender) -> None:
-    """Every record once, where its acknowledgement said, in the order of sending within each partition."""
+    """Check that every record is there once, where its acknowledgement said, in the order of sending per partition."""
     assert len(sender.acknowledged) == sender.sent
     found = _read_all(cluster, sender.topic, sender.sent)
     assert {value: (partition, offset) for value, partition, offset in found} == sender.acknowledged
@@ -106,7 +106,7 @@ def check(cluster: ProcessCluster, sender: Sender) -> None:
 
 
 def _send_through_a_kill(cluster: ProcessCluster, sender: Sender, victim: str) -> None:
-    """Go on sending while the victim dies, and for some seconds more."""
+    """Continue sending while the victim is killed, and for some seconds more."""
     sender.send(1000, per_s=1000)
     killing = threading.Thread(target=cluster.kill, args=(victim,))
     killing.start()

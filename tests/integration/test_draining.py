@@ -1,4 +1,4 @@
-"""A broker that is drained, put back, and another that is stopped, while clients go on: they notice nothing."""
+"""Draining a broker, undraining it, and stopping another do not affect running clients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.integration
 
 
 class _Member:
-    """A member of a group, polled by a thread of its own."""
+    """A member of a group, polled by its own thread."""
 
     def __init__(self, cluster: ProcessCluster, topic: str) -> None:
         self.seen: list[int] = []
@@ -36,13 +36,13 @@ class _Member:
         self._thread.start()
 
     def finish(self, wanted: int) -> None:
-        """Go on until so many different records were seen."""
+        """Continue until ``wanted`` different records were seen."""
         self._wanted = wanted
         self._thread.join(TIMEOUT_S)
         assert not self._thread.is_alive(), f"{len(set(self.seen))} of {wanted} records"
 
     def close(self) -> None:
-        """Leave the group, whatever was seen."""
+        """Leave the group at once."""
         self._wanted = 0
         self._thread.join()
         self._consumer.close()
@@ -62,7 +62,7 @@ class _Member:
 
 
 def _send_during(sender: Sender, work: Callable[[], object]) -> None:
-    """Send while ``work`` is done in another thread, some records at least, and pass on what it raised."""
+    """Send while another thread runs ``work``, at least some records, and re-raise its error."""
     raised: list[BaseException] = []
 
     def safely() -> None:
@@ -82,7 +82,7 @@ def _send_during(sender: Sender, work: Callable[[], object]) -> None:
 
 
 def _owned(cluster: ProcessCluster) -> dict[int, int]:
-    """Partitions of each broker."""
+    """Return the number of partitions of each broker."""
     return {row["broker"]: row["partitions"] for row in cluster.json("broker", "list")["brokers"]}
 
 
@@ -96,7 +96,7 @@ def test_clients_do_not_notice_a_drain_nor_a_broker_that_is_stopped(cluster: Pro
             assert _owned(cluster)[1] == 0
         finally:
             _send_during(sender, lambda: cluster.run("broker", "undrain", "1"))
-        # Broker 2 owns everything now: what it hands over goes to the one that was drained.
+        # Broker 2 owns everything now: it hands its partitions over to the one that was drained.
         _send_during(sender, lambda: cluster.run("cluster", "stop", "broker-2"))
         owned = _owned(cluster)
         assert owned[1] > 0
@@ -110,5 +110,5 @@ def test_clients_do_not_notice_a_drain_nor_a_broker_that_is_stopped(cluster: Pro
     check(cluster, sender)
     assert not member.failures
     assert set(member.seen) == set(range(sender.sent))
-    # A member that is assigned anew begins where it last committed; if it never was, it reads nothing twice.
+    # A member that is assigned again starts where it last committed; if it never was, it reads nothing twice.
     assert member.assignments > 1 or len(member.seen) == sender.sent

@@ -1,10 +1,10 @@
-"""Every command of the tutorial and the how-to pages runs as it is written, page by page, in a fresh directory.
+"""Runs every command of the tutorial and the how-to pages as written, page by page, in a fresh directory.
 
 A block of the language ``sh`` runs in bash with ``-euo pipefail``; the blocks of a page share a directory that looks like the
-repository's root. A block with ``title="Terminal …"`` is a server: it runs in the background until the comment
-``<!-- stop the server -->`` or the end of the page. Addresses on loopback are replaced by ones with free ports. A block of the
-language ``console`` is not run: it needs machines or hours that a test does not have, or changes the repository.
-``tests/test_docs.py`` checks its words.
+repository's root. A block with ``title="Terminal …"`` is a server: it runs in the background until the comment ``<!-- stop the
+server -->`` or the end of the page. Addresses on loopback are replaced by ones with free ports. A block of the language
+``console`` is not run: it needs machines or hours that a test does not have, or changes the repository. ``tests/test_docs.py``
+checks its words.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _STEP = re.compile(
     r'^```sh(?P<server> title="Terminal[^"]*")?\n(?P<block>.*?)^```$|^(?P<stop><!-- stop the server -->)$', re.M | re.S
 )
 _ADDRESSES = {"127.0.0.1:9092": "KAFKA", "127.0.0.1:19300": "METADATA"}
-"""Addresses in the pages' commands, and the variables that hold those with free ports; ``make run`` takes ``KAFKA``."""
+"""Addresses in the pages' commands, and the variables for those with free ports; ``make run`` takes ``KAFKA``."""
 _START_S = 60.0
 _BLOCK_S = 240.0
 
@@ -51,7 +51,7 @@ def directory(tmp_path: Path) -> Iterator[Path]:
 
 
 def _link_virtual_environment(directory: Path) -> None:
-    """The one that runs this test, complete for ``make``, so that nothing is installed from a temporary directory."""
+    """Link the virtual environment that runs this test, complete for ``make``, so that nothing is installed."""
     directory.mkdir()
     for name in ("bin", "lib", "include", "pyvenv.cfg"):
         (directory / name).symlink_to(ROOT / ".venv" / name)
@@ -67,7 +67,7 @@ def environment() -> dict[str, str]:
 
 
 def _free_addresses() -> dict[str, str]:
-    """An address with a free port for each one of the pages."""
+    """Return an address with a free port for each one in the pages."""
     with ExitStack() as taken:
         sockets = [taken.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in _ADDRESSES]
         free = [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
@@ -112,7 +112,7 @@ def _run(block: str, directory: Path, environment: dict[str, str]) -> None:
 
 @contextmanager
 def _server(block: str, directory: Path, environment: dict[str, str]) -> Iterator[None]:
-    """Runs ``block`` until the end of the context, which is entered when a line of its output says that it serves."""
+    """Run ``block`` until the end of the context, which is entered when its output says that it serves."""
     log = directory / f"server-{len(list(directory.glob('server-*.log')))}.log"
     with log.open("w") as output:
         process = subprocess.Popen(

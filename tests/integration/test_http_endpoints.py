@@ -26,7 +26,7 @@ _TIMEOUT_S = 60.0
 
 @pytest.fixture(scope="module")
 def own_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessCluster]:
-    """One whose processes may stop."""
+    """A cluster whose processes tests may stop."""
     running = ProcessCluster(tmp_path_factory.mktemp("http"))
     running.run("cluster", "start", "--metadata", "1", "--bookies", "1", "--brokers", "1", "--tiering", "1")
     try:
@@ -36,7 +36,7 @@ def own_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessClu
 
 
 def _get(address: str, path: str, method: str = "GET") -> tuple[int, str]:
-    """Status and body; status 0 if nobody answers."""
+    """Return status and body; status 0 if there is no answer."""
     host, _, port = address.rpartition(":")
     connection = HTTPConnection(host, int(port), timeout=15)
     try:
@@ -92,7 +92,7 @@ def test_every_role_answers_its_three_paths(own_cluster: ProcessCluster, role: s
 
 
 def test_metrics_show_a_record_on_its_way(own_cluster: ProcessCluster) -> None:
-    """From the producer's request over the bookie's disk and the metadata quorum to the tiering worker that sees it wait."""
+    """Checks every role: producer's request, bookie's disk, metadata quorum, and the tiering worker that sees the record."""
     own_cluster.run("topic", "create", "followed", "--partitions", "1")
     own_cluster.run("produce", "followed", "--value", "hello")
     wanted = {
@@ -120,7 +120,7 @@ def test_cluster_status_names_the_addresses(own_cluster: ProcessCluster) -> None
 
 
 def test_a_bookie_that_recovers_is_alive_and_not_ready(own_cluster: ProcessCluster) -> None:
-    """It cannot register while the quorum is stopped, so it stays at that point of its start for as long as the test wants."""
+    """It cannot register while the quorum is stopped, so it stays at that point of its start as long as needed."""
     address = _address(own_cluster, "bookie")
     _until_status(address, "/readyz", 200)
     metadata = _pid(own_cluster, "metadata")
@@ -188,7 +188,7 @@ def test_slow_clients_and_scrapes_beside_load_change_nothing(own_cluster: Proces
 
 
 def test_one_process_with_all_roles(tmp_path: Path) -> None:
-    """``stratalog up``: one set of endpoints for all of them."""
+    """``stratalog up``: one set of endpoints for all roles."""
     data, config = tmp_path / "up", tmp_path / "up.toml"
     config.write_text('[http]\nlisten = "127.0.0.1:0"\n')
     command = [sys.executable, "-m", "stratalog", "up", "--kafka", "127.0.0.1:0", "--data", str(data), "--config", str(config)]

@@ -1,4 +1,4 @@
-"""Every command-line tool of Apache Kafka, unmodified: it works, or it is refused with an error that names what is missing."""
+"""Every command-line tool of Apache Kafka, unmodified: it works, or is refused with an error that names the missing API."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 60
 QUICK_START = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 _MAIN = (b"\x01\x00\x04main", b"\x01\x00\x16([Ljava/lang/String;)V")
-"""Name and type of a ``main`` as a class file's constants."""
+"""Name and type of a ``main`` as constants of a class file."""
 
 
 @pytest.fixture(scope="module")
 def shared_classes(cluster: ProcessCluster, java_tools: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
-    """Options that let each Java process take its classes from an archive, in half the time; none if there is no archive."""
+    """Options that let each Java process load its classes from an archive, in half the time; none if there is no archive."""
     archive = tmp_path_factory.mktemp("java") / "classes.jsa"
     step = Step(what="list groups", arguments="--bootstrap-server {bootstrap} --list", prints="")
     main_class = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
@@ -52,7 +52,7 @@ def test_the_tool_works_or_is_refused_by_name(
 
 
 def run(main_class: str, step: Step, places: dict[str, str], options: tuple[str, ...]) -> tuple[str, int]:
-    """What the tool printed, and its exit code."""
+    """Run the tool; return its output and its exit code."""
     program, *arguments = java_tools.java(main_class, *shlex.split(step.arguments.format(**places)), heap="256m")
     with subprocess.Popen(
         [program, *QUICK_START, *options, *arguments],
@@ -71,7 +71,7 @@ def run(main_class: str, step: Step, places: dict[str, str], options: tuple[str,
 
 
 def _until_printed(process: subprocess.Popen[str], expected: str) -> str:
-    """The tool's output until it matches; then the tool is killed."""
+    """Return the tool's output until it matches; then kill the tool."""
     overdue = threading.Timer(TIMEOUT_S, process.kill)
     overdue.start()
     printed = ""

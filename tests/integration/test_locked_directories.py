@@ -1,4 +1,4 @@
-"""A second start on a directory that is in use ends with an error; the first process serves on and loses nothing."""
+"""A second start on a directory that is in use ends with an error; the first process continues and loses nothing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessCluster
 
 
 def _start_again(cluster: ProcessCluster, name: str, listen: str | None) -> subprocess.CompletedProcess[str]:
-    """Start a process of ``cluster`` a second time, as it is configured or on another port, and wait for its end.
+    """Start a process of ``cluster`` a second time, with its own configuration or another port, and wait for its end.
 
     Without its HTTP server, which binds its port before the role locks its directory.
     """

@@ -26,7 +26,7 @@ REFUSED_WITHIN_S = 90.0
 
 
 class Load:
-    """Puts one record after the other, each only once, and remembers which were acknowledged."""
+    """Writes one record after another, each only once, and remembers the acknowledged ones."""
 
     def __init__(self, addresses: list[str], transport: TcpTransport) -> None:
         self.acknowledged: list[str] = []
@@ -48,7 +48,7 @@ class Load:
             await asyncio.sleep(0.005)
 
     async def until_more(self, count: int) -> None:
-        """Return once ``count`` more have been acknowledged: the quorum serves."""
+        """Wait until ``count`` more have been acknowledged, which shows that the quorum serves."""
         wanted = len(self.acknowledged) + count
         async with asyncio.timeout(120):
             while len(self.acknowledged) < wanted:  # noqa: ASYNC110 - counted by another task, which needs no event
@@ -56,7 +56,7 @@ class Load:
 
 
 class Operator:
-    """Runs commands beside the load."""
+    """Runs commands during the load."""
 
     def __init__(self, cluster: ProcessCluster) -> None:
         self.cluster = cluster
@@ -113,7 +113,7 @@ async def test_members_change_under_load(quorum: ProcessCluster) -> None:
 
 
 async def lose_a_disk(operator: Operator, quorum: ProcessCluster) -> None:
-    """A follower comes back with an empty disk: refused, removed, added under a new identity with its old number."""
+    """Restart a follower with an empty disk: refused, removed, added under a new identity with its old number."""
     leader = await operator.leader()
     name = next(name for name in operator.names() if name != f"metadata-{leader}")
     number = int(name.rpartition("-")[2])

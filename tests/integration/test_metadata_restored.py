@@ -1,4 +1,4 @@
-"""Metadata that is restored from an old copy, under real processes: producers go on, and bookies delete nothing on its word."""
+"""Metadata is restored from an old copy under real processes: producers continue, and bookies do not delete by it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.integration
 RECORDS = 20
 PARTITIONS = 4
 DELIVERY_MS = 20_000
-"""Less than a failed takeover waits before it is tried again."""
+"""Less than the retry delay of a failed takeover."""
 TIMEOUT_S = 60.0
 METADATA = "metadata-1"
 
@@ -78,12 +78,12 @@ def until(holds: Callable[[], bool], what: str) -> None:
 
 
 def remarks(cluster: ProcessCluster) -> list[str]:
-    """What each bookie says is wrong."""
+    """Return each bookie's remark."""
     return [bookie["remark"] for bookie in cluster.json("bookie", "list")["bookies"]]
 
 
 def held(cluster: ProcessCluster) -> set[int]:
-    """Ids of the ledgers that the bookies hold; each ledger is on all three."""
+    """Return the ids of the ledgers that the bookies hold; each ledger is on all three."""
 
     async def ask() -> set[int]:
         transport = TcpTransport()

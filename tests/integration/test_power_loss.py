@@ -27,7 +27,7 @@ PARTITIONS = 6
 TIMEOUT_S = 120.0
 WATCH_S = 0.1
 RETRY_RECORDS = 100
-"""Sent before the next attempt, if there was nothing unsynced to take."""
+"""Sent before the next attempt if nothing was unsynced."""
 SEED = 20261122
 
 
@@ -54,7 +54,7 @@ class PoweredCluster:
                 self._running[name] = subprocess.Popen(command, stdout=log, stderr=log, env=environ)
 
     def cut_power(self) -> bool:
-        """Cut the power of all processes at once if that takes something unsynced; return whether it was cut."""
+        """Cut the power of all processes at once if something is unsynced; return whether it was cut."""
         roots = [self.cluster.data / name for name in self.names]
         deadline = time.monotonic() + WATCH_S
         while not any(map(has_unsynced, roots)):
@@ -64,7 +64,7 @@ class PoweredCluster:
             process.send_signal(signal.SIGSTOP)
         for process in self._running.values():
             os.waitid(os.P_PID, process.pid, os.WSTOPPED)
-        # Only a stopped process cannot make it durable in the meantime.
+        # Check again: only a stopped process cannot sync in the meantime.
         cut = any(map(has_unsynced, roots))
         for process in self._running.values():
             process.send_signal(signal.SIGKILL if cut else signal.SIGCONT)
@@ -90,7 +90,7 @@ def powered(tmp_path: Path) -> Iterator[PoweredCluster]:
 
 
 class Acknowledged:
-    """Value, and where it is said to be."""
+    """The acknowledged records: value by partition and offset."""
 
     def __init__(self) -> None:
         self.where: dict[tuple[int, int], bytes] = {}

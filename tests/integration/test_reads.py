@@ -1,4 +1,4 @@
-"""Reading at any place: many partitions, long polls, seeks by offset and by time."""
+"""Reads at any offset: many partitions, long polls, seeks by offset and by time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _consumer(cluster: ProcessCluster, **options: str | int) -> Consumer:
 
 
 def _take(consumer: Consumer, count: int) -> list[tuple[int, int, bytes | None]]:
-    """Partition, offset and value of the next ``count`` records."""
+    """Return partition, offset and value of the next ``count`` records."""
     taken: list[tuple[int, int, bytes | None]] = []
     while len(taken) < count:
         batch = consumer.consume(count - len(taken), timeout=TIMEOUT_S)

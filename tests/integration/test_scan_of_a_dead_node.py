@@ -1,4 +1,4 @@
-"""The bucket outlives everything: what an unmodified client sent is read by the Spark source's scan when no process runs."""
+"""The bucket is enough: the Spark source's scan reads an unmodified client's records when no process runs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def stratalog(data: Path, *words: str) -> None:
 
 
 def fill(data: Path, store: Path) -> None:
-    """One node takes the records, offloads them, and is killed."""
+    """Run one node that takes the records, offloads them, and is killed."""
     command = [sys.executable, "-m", "stratalog", "up", "--kafka", "127.0.0.1:0", "--data", str(data), "--store", str(store)]
     log = data.with_name("log")
     with log.open("w") as errors, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as node:
@@ -53,7 +53,7 @@ def fill(data: Path, store: Path) -> None:
             assert node.stdout is not None
             line = node.stdout.readline()
             assert "serves Kafka clients at" in line, log.read_text()
-            # The records bear times of long ago: retention would take them at once.
+            # The records have old timestamps: retention would remove them at once.
             stratalog(data, "topic", "create", "events", "--partitions", "3", "--config", "retention.ms=-1")
             produce(line.split("serves Kafka clients at", 1)[1].split()[0].strip(".,;"))
             stratalog(data, "tier", "offload", "events", "--wait")

@@ -174,7 +174,7 @@ class Producer:
             await self._resend(client, ports, partition)
 
     async def _resend(self, client: KafkaClient, ports: Ports, partition: int) -> None:
-        """Send all that is left again, in order."""
+        """Resend all remaining batches, in order."""
         client.forget(self._topic, partition)
         await asyncio.sleep(0.05 + 0.1 * ports.random.random() + self._hesitation_s(ports))
         pipeline = self._pipelines[partition]
@@ -183,7 +183,7 @@ class Producer:
             self._send(client, ports, partition, batch, is_first=position == 0)
 
     def _hesitation_s(self, ports: Ports) -> float:
-        """Some retries come late: when the ledger of the first attempt is full, or the next owner has come and gone."""
+        """Return the delay of a retry. Some are late: the first attempt's ledger is then full, or there is another owner."""
         return ports.random.uniform(0.5, 4.0) if ports.random.random() < self.hesitant else 0.0
 
 

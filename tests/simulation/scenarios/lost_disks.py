@@ -29,7 +29,7 @@ LOSSES: Final = 5
 BETWEEN_S: Final = 1.5
 ENTRIES_MAX: Final = 100
 ENTRY_PAUSE_S: Final = 0.06
-"""Long pauses give as many ledgers as many more entries would, and ledgers are the unit of copying and recovery."""
+"""Few entries with long pauses give as many ledgers as many entries would, and ledgers are the unit of copying and recovery."""
 HOSTS: Final = roles.BOOKIE_HOSTS
 PLACED: Final = 5
 """The number of ledgers that are placed at the end."""
