@@ -194,7 +194,19 @@ def test_every_topic_config_has_an_effect_or_one_value() -> None:
     assert {name for name in names if name.removeprefix("stratalog.") not in parsed} == set()
 
 
-_PLAIN = ("cli/stratalog", "loadgen/stratalog_loadgen", "demo/stratalog_demo")
+_PLAIN = (
+    "metadata/stratalog_metadata",
+    "bookies/stratalog_bookies",
+    "tiering/stratalog_tiering",
+    "pipeline/stratalog_pipeline",
+    "pipeline/pyspark_stratalog",
+    "cli/stratalog",
+    "loadgen/stratalog_loadgen",
+    "demo/stratalog_demo",
+    "tests/simulation",
+    "tests/chaos",
+    "tests/integration",
+)
 _RIDDLE = re.compile(r"(?:\A|[.:;!?]\s+|\n\n)(?:Who|What|Whoever)\b")
 
 

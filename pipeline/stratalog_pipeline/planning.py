@@ -165,7 +165,10 @@ def _overlapping(segments: Sequence[SegmentEntry], offsets: OffsetRange) -> list
 
 
 def _split_bytes(wanted: Sequence[tuple[PartitionName, OffsetRange, Sequence[SegmentEntry]]], cut: Cut) -> int:
-    """Return the bytes per split for about ``splits_min`` splits; approximate, as bytes are uneven and blocks are whole."""
+    """Return the bytes per split: at most ``split_bytes``, and few enough for ``splits_min`` splits.
+
+    Approximate, because bytes are spread unevenly over offsets and blocks are not cut.
+    """
     total = sum(_bytes_within(entry, offsets) for _, offsets, segments in wanted for entry in segments)
     return max(1, min(cut.split_bytes, total // max(cut.splits_min, 1)))
 

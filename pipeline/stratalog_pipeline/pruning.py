@@ -13,7 +13,7 @@ ALL_OFFSETS: Final = OffsetRange(first=0, end=OFFSET_END)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pruning:
-    """Bounds on the rows to read. ``None`` means any. Blocks that end before ``timestamp_from_ms`` are not read."""
+    """Bounds on the rows to read. ``None`` means any. Blocks with no record from ``timestamp_from_ms`` on are not read."""
 
     topics: frozenset[str] | None = None
     partitions: frozenset[int] | None = None

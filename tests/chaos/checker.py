@@ -1,29 +1,29 @@
-"""Judges a history: what of it could not have happened on a log that keeps its promises.
+"""Checks a history: finds the operations that cannot have happened on a correct log.
 
-One pass over the operations, then one over what was learnt; memory grows with the records, not with the polls. Unknown outcomes
-(``info``) may have taken effect or not, at any time after they were invoked: they are never lost and never aborted.
+One pass over the operations, then one over the collected facts; memory grows with the records, not with the polls. Unknown
+outcomes (``info``) may have taken effect or not, at any time after they were invoked: they are never lost and never aborted.
 
-| anomaly | what it means |
+| anomaly | meaning |
 | --- | --- |
 | ``lost`` | acknowledged, and readers went past its offset without it |
-| ``unseen`` | acknowledged, and nobody read as far |
+| ``unseen`` | acknowledged, and no reader read that far |
 | ``inconsistent`` | two values at one offset |
 | ``duplicate`` | one value of an idempotent producer at two offsets |
-| ``reordered`` | acknowledged sends of one idempotent producer stand in another order than they were sent in |
-| ``nonmonotonic-send`` | acknowledged at a lower offset than what was acknowledged before it was sent |
-| ``poll-skip``, ``nonmonotonic-poll`` | two polls of one reader with a known record left out between them, or going back |
+| ``reordered`` | acknowledged sends of one idempotent producer are in another order than they were sent |
+| ``nonmonotonic-send`` | acknowledged at a lower offset than a record acknowledged before it was sent |
+| ``poll-skip``, ``nonmonotonic-poll`` | two polls of one reader that omit a known record between them, or go back |
 | ``int-poll-skip``, ``int-nonmonotonic-poll`` | the same within one poll |
-| ``group-skip`` | a consumer group as a whole left a known record out |
-| ``lost-commit`` | a member began before what its group had committed |
-| ``aborted-read`` | the value of a send that surely failed |
-| ``phantom`` | a value that nobody had sent there |
+| ``group-skip`` | a consumer group as a whole omitted a known record |
+| ``lost-commit`` | a member started before its group's committed offset |
+| ``aborted-read`` | the value of a send that certainly failed |
+| ``phantom`` | a value that no client sent there |
 | ``corrupt`` | a record with other bytes than were sent |
 
-An idempotent librdkafka producer begins a new epoch when a record of it timed out, and sends again in that epoch what was under
-way, where no broker can recognise it (KIP-360): such duplicates are its own, and only noted. A new epoch that a broker's answer
-made it begin excuses nothing.
+An idempotent librdkafka producer starts a new epoch when one of its records timed out, and resends the batches in flight in
+that epoch, where no broker can recognise them (KIP-360): such duplicates are its own, and only noted. A new epoch after a
+broker's answer excuses nothing.
 
-Source of the notions: Jepsen's Kafka workload; lost commits, corruption and the order in real time are ours.
+Source of the anomalies: Jepsen's Kafka workload; lost commits, corruption and the order in real time are ours.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ class FaultyFile:
         self._file.pwritev(buffers, position)
 
     def begin_write(self, buffers: Sequence[Buffer], position: int, done: OnWritten) -> bool:
-        """Return False during a fault, so that the blocking write meets it; a fault that starts later fails the completion."""
+        """Begin a write. Returns False during a fault, so that the blocking write meets it; a later fault fails the completion."""
 
         def ended(failure: OSError | None) -> None:
             if failure is None and {"write", "sync"}.intersection(self._control.now().failing):

@@ -15,7 +15,7 @@ from chaos.history import Operation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """A fault of this kind began, ended, and all partitions took records again (times in nanoseconds of the run)."""
+    """A fault of this kind began, ended, and all partitions accepted records again (in nanoseconds of the run)."""
 
     kind: str
     began_ns: int
@@ -25,7 +25,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unavailability:
-    """Of one kind of fault, in seconds: the longest time in which one partition, or all of them, confirmed no record."""
+    """For one kind of fault, in seconds: the longest times in which one partition, or all of them, confirmed no record."""
 
     kind: str
     times: int

@@ -3,10 +3,10 @@
 It speaks JSON lines: first it reads a table of link names and target addresses and answers with the address of each link's own
 port; then it takes orders ``{"mode": …, "links": […]}`` and answers each with the number of links.
 
-| mode | what happens |
+| mode | effect |
 | --- | --- |
-| ``pass`` | all goes through |
-| ``cut`` | nothing goes either way; what was sent meanwhile arrives when the cut ends, as TCP's retransmissions would |
+| ``pass`` | everything passes |
+| ``cut`` | nothing passes in either direction; bytes sent meanwhile arrive after the cut, like TCP's retransmissions |
 | ``cut-forward``, ``cut-backward`` | the same in one direction |
 | ``slow`` | each piece is delayed |
 | ``reset`` | connections are reset, new ones closed at once |

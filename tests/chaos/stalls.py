@@ -16,7 +16,7 @@ class Stalls:
     def __init__(self) -> None:
         self.longest_s = 0.0
         self.total_s = 0.0
-        """Of those waits that were longer than half a second."""
+        """The sum of waits that were longer than half a second."""
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._measure, name="stalls", daemon=True)
 

@@ -1,4 +1,4 @@
-"""Each anomaly, planted into a history made by hand; and none in any history that a correct log could give."""
+"""The checker finds each anomaly planted into a handmade history, and none in a history of a correct log."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from chaos.history import CORRUPT, Operation, Pair
 
 
 class History:
-    """Operations one after the other; every call is invoked and completed at once, unless it says otherwise."""
+    """Operations one after another; each call is invoked and completed at once, unless stated otherwise."""
 
     def __init__(self) -> None:
         self.operations: list[Operation] = []
@@ -297,7 +297,7 @@ def test_what_was_committed_after_the_assignment_binds_the_next_one_only(history
 
 @st.composite
 def correct_histories(draw: st.DrawFn) -> History:
-    """One log that appends unknown and known sends in order, readers that follow it, and a final read of all."""
+    """One log that appends unknown and known sends in order, readers that follow it, and a final read of all records."""
     history, log = History(), list[int]()
     positions = {1000: 0, 1001: 0}
     for value in range(draw(st.integers(3, 25))):

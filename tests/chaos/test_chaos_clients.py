@@ -1,4 +1,4 @@
-"""What the administrator and Java's producer find wrong at the end, the clock that jumps, and the bit that flips."""
+"""The final checks of the administrator and of Java's producer, the jumping clock, and the flipped bit."""
 
 from __future__ import annotations
 

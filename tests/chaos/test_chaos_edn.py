@@ -1,4 +1,4 @@
-"""Histories as Jepsen's Kafka workload writes them."""
+"""Histories are written as Jepsen's Kafka workload writes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sources of faults: disks with a control file, links through a proxy, and the schedule."""
+"""Fault injection: disks with a control file, links through a proxy, and the schedule of faults."""
 
 from __future__ import annotations
 

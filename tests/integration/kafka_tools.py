@@ -41,7 +41,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """One script of the distribution's ``bin`` directory, or a class that has none. Its steps run in order on one topic."""
+    """One script of the distribution's ``bin`` directory, or a class without one. Its steps run in order on one topic."""
 
     script: str
     main_class: str

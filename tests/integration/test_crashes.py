@@ -18,7 +18,7 @@ PARTITIONS = 6
 
 @dataclass
 class Sender:
-    """An idempotent producer that remembers what was acknowledged where, and when."""
+    """An idempotent producer that remembers where and when its records were acknowledged."""
 
     bootstrap: str
     topic: str

@@ -1,4 +1,4 @@
-"""Metadata is restored from an old copy under real processes: producers continue, and bookies do not delete by it."""
+"""Metadata is restored from an old copy under real processes: producers continue, and bookies delete nothing because of it."""
 
 from __future__ import annotations
 

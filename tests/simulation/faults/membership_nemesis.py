@@ -92,13 +92,13 @@ class MembershipNemesis:
         known = next((member for member in status.members if member.node_id == number), None)
         if known is not None and known.voter and known.identity != self._lost_identity:
             self.lost = None
-            # The nemesis may have restarted it meanwhile, and the leader correctly refused it.
+            # The nemesis may have restarted it meanwhile, which was correctly refused.
             node.is_excused, node.failure = False, None
             self._count(node.name)
             return
         if known is not None and known.identity == self._lost_identity:
             await administration.remove(number, CHANGE_TIMEOUT_S)
-            # The leader refused it while it knew the node by the identity of its lost disk.
+            # The node was refused while the leader knew it by the identity of its lost disk.
             node.crash()
             node.boot()
         try:
