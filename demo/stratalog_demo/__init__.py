@@ -1,1 +1,1 @@
-"""The main job on real flights: produce through a broker's death, go cold, replay, count with Spark, detect tampering."""
+"""The main job on real flights: produce while a broker is killed, offload, replay, count with Spark, detect tampering."""

@@ -90,7 +90,7 @@ class FaultyFile:
         self._file.pwritev(buffers, position)
 
     def begin_write(self, buffers: Sequence[Buffer], position: int, done: OnWritten) -> bool:
-        """Begin a write. Returns False during a fault, so that the blocking write meets it; a later fault fails the completion."""
+        """Begin a write. Returns False during a fault, so that the blocking write meets it; a later fault fails its end."""
 
         def ended(failure: OSError | None) -> None:
             if failure is None and {"write", "sync"}.intersection(self._control.now().failing):

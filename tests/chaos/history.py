@@ -1,4 +1,4 @@
-"""The history: the operations of all clients with their results, one per line. The checker judges only this record.
+"""The history: the operations of all clients with their results, one per line. The checker judges this record.
 
 Terms are those of Jepsen's Kafka workload: an operation is invoked and completes as ``ok`` (took effect), ``fail`` (certainly
 did not) or ``info`` (unknown). A *process* does one operation at a time; after an unknown send it is never used again. A *key*

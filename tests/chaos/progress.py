@@ -37,7 +37,7 @@ class Unavailability:
 
 
 class Progress:
-    """Listens to the history; thread-safe."""
+    """Listens to the history; other threads query it."""
 
     def __init__(self, keys: Iterable[int]) -> None:
         self.counts: Counter[str] = Counter()

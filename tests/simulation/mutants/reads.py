@@ -1,7 +1,7 @@
-"""Planted faults of what brokers serve: the tail cache, and reads from bookies that run ahead of readers.
+"""Planted faults of brokers' reads: the tail cache, and read-ahead from bookies.
 
-Runs that are served beyond the high watermark survive here, because what is unconfirmed is seldom read and lost in one run; the
-property test of ``test_read_runs.py`` finds them.
+Runs that are served beyond the high watermark survive here, because unconfirmed records are seldom both read and lost in one
+run; the property test of ``test_read_runs.py`` finds them.
 """
 
 from __future__ import annotations

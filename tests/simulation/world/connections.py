@@ -16,7 +16,7 @@ from stratalog_core.ports import Connection
 
 SILENT_DEATH_CHANCE = 0.2
 BREAK_CHANCE = 0.0005
-"""Per request."""
+"""Chance per request."""
 
 
 class Link(Protocol):
