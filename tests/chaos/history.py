@@ -32,9 +32,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     process: int
     type: Type
     f: Function
-    """Beyond Jepsen's: ``epoch``: an idempotent producer started a new one; ``rebalance``: partitions were assigned;
-    ``commit``.
-    """
+    """Beyond Jepsen's: ``epoch`` (an idempotent producer started one), ``rebalance`` (partitions were assigned), ``commit``."""
     client: str = ""
     """Name of the client: after an unknown outcome a client continues under a new process number with the same name."""
     group: str = ""

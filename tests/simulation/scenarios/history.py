@@ -181,7 +181,7 @@ class HistoryAudit(Audit):
         return any(key.startswith("fork_decision/") for key in self._leaving)
 
     def _log_changed(self, before: Log, after: Log) -> None:
-        """Check a log without an owner's epoch: this scenario has only its own owner."""
+        """Check the log's start and retention. Epochs are not checked: this scenario has a single owner."""
         self.require(after.log_start_offset >= before.log_start_offset, f"the start of {after.key()} went back")
         if self._is_decided_now:
             return

@@ -155,7 +155,7 @@ class Scenario:
         client = await self._client(ports)
         held = {writer.open_ledger for writer in self._writing}
         writing = {writer.open_ledger for writer in self._writing if writer.is_writing}
-        # A writer must not keep a ledger forever that outlives one disk after another; if it were never told, it would hang.
+        # A writer whose ledger was recovered one lost disk ago must have continued or given up by now; otherwise it hangs.
         stuck = writing & self._taken_over
         assert not stuck, f"the writers of ledgers {sorted(stuck)}, taken over a disk ago, neither went on nor gave up"
         self._taken_over = held & self._outlived

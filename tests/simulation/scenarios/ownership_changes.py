@@ -204,7 +204,7 @@ class Scenario(log.Scenario):
         await ledgers.create(spec, requirements=(own, current), updates=updates, listener=_NobodyListens())
 
     def _hold_up_commands(self) -> None:
-        """Delay single commands, many beyond their sender's death; lose workers' answers with their connection."""
+        """Delay single commands, many beyond their sender's death; lose some answers with their connection."""
         randomness = self.world.random("late")
         senders = {machine.name: machine for machine in [*self.brokers, *self.tiering]}
 
