@@ -96,9 +96,7 @@ def librdkafka_config(bootstrap: str, group: str) -> dict[str, Any]:
 
 
 class Replayer(Client):
-    """librdkafka with assigned partitions: reads some thousand records of a few keys, from the beginning or from a random
-    place.
-    """
+    """librdkafka with assigned partitions: reads some thousand records of a few keys, from the beginning or a random place."""
 
     def __init__(self, name: str, recorder: Recorder, bootstrap: str, *, seed: int) -> None:
         super().__init__(name, recorder)
@@ -149,9 +147,7 @@ def add_message(reader: Reader, message: Message) -> None:
 
 
 class TailReader(Client):
-    """kafka-python with assigned partitions: reads everything in order, from the beginning to the end of the run, in one
-    consumer.
-    """
+    """kafka-python with assigned partitions: one consumer that reads everything in order, from the beginning on."""
 
     def __init__(self, name: str, recorder: Recorder, bootstrap: str) -> None:
         super().__init__(name, recorder)

@@ -312,9 +312,7 @@ def new_fragment_reaches_too_far_back() -> None:
 
 
 def closed_without_fragments_of_the_rewrite() -> None:
-    """Recovery copies to replacements and closes the ledger with the old ensemble. Only redundancy suffers: other copies serve
-    reads.
-    """
+    """Recovery copies to replacements but closes the ledger with the old ensemble. Only redundancy suffers, not reads."""
     from stratalog_bookies.client import ledger_recovery
 
     def result(self: Any) -> Ledger:

@@ -129,9 +129,7 @@ class Machine:
         self.disk.crash()
 
     def crash_within(self, callbacks: int) -> None:
-        """Crash before the process runs its ``callbacks``-th callback from now, even between two of the same instant. 0:
-        cancel.
-        """
+        """Crash before the ``callbacks``-th callback from now, even between two of the same instant. 0: cancel."""
         if self._process is not None:
             self._process.light_fuse(callbacks, functools.partial(self.world.loop.run_as, None, self.crash))
 
