@@ -195,6 +195,8 @@ def test_every_topic_config_has_an_effect_or_one_value() -> None:
 
 
 _PLAIN = (
+    "core/stratalog_core",
+    "broker/stratalog_broker",
     "metadata/stratalog_metadata",
     "bookies/stratalog_bookies",
     "tiering/stratalog_tiering",
