@@ -34,15 +34,9 @@ run: .venv/.run  ## start everything in one process, Kafka on 127.0.0.1:9092 (or
 demo: .venv/.demo $(if $(filter minio,$(STORE)),$(MINIO))  ## the main job on real flights, broker killed half way (STORE=minio: on MinIO)
 	PYTHONPATH=demo $(BIN)/python -m stratalog_demo --store $(STORE)
 
-WORKERS := 2
-DURATIONS := --durations=50 --durations-min=1
-
 .PHONY: test
-test: .venv/.test tools  ## everything, two tests at once, then those that run alone: unit, contract and integration tests, the demo on both stores
-	status=0; \
-	$(BIN)/python -m pytest tests -m "not alone" --numprocesses $(WORKERS) --dist loadgroup --no-loadscope-reorder $(DURATIONS) || status=$$?; \
-	$(BIN)/python -m pytest tests -m alone $(DURATIONS) || status=$$?; \
-	exit $$status
+test: .venv/.test tools  ## everything: unit, contract and integration tests, and the demo on both stores
+	$(BIN)/python -m pytest tests --durations=50 --durations-min=1
 
 .PHONY: unit
 unit: .venv/.test  ## unit, property and golden tests only

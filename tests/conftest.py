@@ -38,21 +38,9 @@ _FRESH_SEED = "STRATALOG_FRESH_SEED"
 
 
 def pytest_configure() -> None:
-    """Draw the fresh seed into the environment, from which every worker process of this test run takes it."""
+    """Draw the fresh seed of this test run into the environment, unless it is given."""
     if not os.environ.get(_FRESH_SEED):
         os.environ[_FRESH_SEED] = str(SystemRandom().randrange(2**31))
-
-
-# Clusters of processes choose their ports before they listen on them, so that two must not start at once.
-_STARTS_CLUSTERS = ("integration", "valid_requests")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the tests of a file, which share fixtures, in one worker; all tests of process clusters, too."""
-    for item in items:
-        folder = item.path.parent.name
-        group = "clusters" if folder in _STARTS_CLUSTERS else f"{folder}/{item.path.stem}"
-        item.add_marker(pytest.mark.xdist_group(group))
 
 
 def pytest_report_header() -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-pytestmark = [pytest.mark.alone, pytest.mark.integration, pytest.mark.s3, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.s3, pytest.mark.timeout(900)]
 SECONDS = 60
 SEED = 4
 ROOT = Path(__file__).parents[2]

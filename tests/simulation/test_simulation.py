@@ -65,7 +65,6 @@ def test_seeds_that_found_a_bug(scenario: str, seed: int) -> None:
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
 
 
-@pytest.mark.alone
 @pytest.mark.timeout(1300)
 def test_invariants_hold_and_every_interesting_state_is_met(fresh_seed: int) -> None:
     fresh = ["--fresh", str(FRESH_SEEDS), "--fresh-seed", str(fresh_seed)]
