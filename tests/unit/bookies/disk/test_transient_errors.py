@@ -228,7 +228,10 @@ class Limited:
 
     async def __aenter__(self) -> Limited:
         script = str(Path(__file__).parents[1] / "bookie_process.py")
-        self.process = await asyncio.create_subprocess_exec(sys.executable, script, str(self.directory), self._loop)
+        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        self.process = await asyncio.create_subprocess_exec(
+            sys.executable, script, str(self.directory), self._loop, env=environ
+        )
         address = self.directory / "address"
         await until(lambda: address.exists() or self.process.returncode is not None)
         self.address = address.read_text()

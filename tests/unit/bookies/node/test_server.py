@@ -679,7 +679,8 @@ class BookieProcess:
         address = self.directory / "address"
         address.unlink(missing_ok=True)
         script = str(Path(__file__).parents[1] / "bookie_process.py")
-        self.process = await asyncio.create_subprocess_exec(sys.executable, script, str(self.directory))
+        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        self.process = await asyncio.create_subprocess_exec(sys.executable, script, str(self.directory), env=environ)
         await until(lambda: address.exists() or self.process.returncode is not None)
         return Talk(self.transport.channel(address.read_text()))
 
