@@ -6,7 +6,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from benchmarks import journal
+from benchmarks import recorded
 from benchmarks.charts import Bar, ratio_chart
 from benchmarks.drawing import BETTER_COLOUR, WORSE_COLOUR
 from benchmarks.heat_map import Panel, heat_map, strength
@@ -35,7 +35,7 @@ def test_cells_are_named_in_words(cell: str, label: str) -> None:
 
 
 def test_every_cell_of_the_recorded_runs_is_named_in_words() -> None:
-    cells = {row.cell for run in journal.read_runs().values() for row in run.rows}
+    cells = {row.cell for run in recorded.read_runs().values() for row in run.rows}
     assert [label for label in map(label_of, cells) if "=" in label or "_" in label] == []
 
 
@@ -64,7 +64,7 @@ def test_the_page_of_main_figures_is_what_its_run_says(tmp_path: Path) -> None:
     name = PAGE.read_text().split("Medians of run `")[1].split("`")[0]
     page, picture = tmp_path / "page.md", tmp_path / "picture.svg"
     page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
-    write_main_figures(name, journal.read_runs()[name], "kafka", page=page, picture=picture)
+    write_main_figures(name, recorded.read_runs()[name], "kafka", page=page, picture=picture)
     made = page.read_text()
     assert made.split(BEGIN)[1].split(END)[0] == PAGE.read_text().split(BEGIN)[1].split(END)[0]
     assert (made.startswith("before\n"), made.endswith("after\n")) == (True, True)
@@ -72,7 +72,7 @@ def test_the_page_of_main_figures_is_what_its_run_says(tmp_path: Path) -> None:
 
 
 def test_a_run_without_a_main_figure_leaves_the_page_alone(tmp_path: Path) -> None:
-    run = journal.read_runs()["2026-11-22-fsync"]
+    run = recorded.read_runs()["2026-11-22-fsync"]
     page = tmp_path / "page.md"
     page.write_text(f"{BEGIN}\nold\n{END}\n")
     write_main_figures("fsync", run, "kafka-fsync", page=page, picture=tmp_path / "picture.svg")
