@@ -13,9 +13,9 @@ from simulation.shrinking import kind_of
 TESTS = Path(__file__).parents[1]
 PLANTED = """
 import sys
-from simulation import mutants_of_bookies
+from simulation.mutants import bookies
 from simulation.__main__ import main
-mutants_of_bookies.recovery_closes_at_the_lac()
+bookies.recovery_closes_at_the_lac()
 sys.exit(main())
 """
 
