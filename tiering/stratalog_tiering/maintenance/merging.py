@@ -95,7 +95,7 @@ async def merge_small(ports: WorkerPorts, state: PartitionSnapshot, policy: Tier
     await require_sound(ports.store, ports.source, entry, ports.background, reads_at_once=ports.settings.verify_reads_at_once)
     edit = ManifestEdit(previous, random_id=ports.random_id)
     edit.replace(entry, ports.clock.wall_ms())
-    if not await commit_edit(ports, state, edit, lambda pointer: commit_segment(state, pointer, (), guards), [entry.key]):
+    if not await commit_edit(ports, state, edit, lambda now, pointer: commit_segment(now, pointer, (), guards), [entry.key]):
         return False
     ports.counters.segments_merged += len(run)
     return True

@@ -47,7 +47,7 @@ async def apply_retention(ports: WorkerPorts, state: PartitionSnapshot, policy: 
     if gone:
         await refuse_fork(ports, state)
         await ports.delete_objects(gone)
-    await commit_edit(ports, state, edit, lambda pointer: move_start(state, pointer, guards))
+    await commit_edit(ports, state, edit, lambda now, pointer: move_start(now, pointer, guards))
     return True
 
 

@@ -12,12 +12,13 @@ lost its race. After an unknown outcome nothing is deleted. This module does not
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from stratalog_core.errors import Conflict, Corrupt, NoSuchObject, OutcomeUnknown, StratalogError
 from stratalog_metadata.client.guarded_updates import GuardedUpdates
-from stratalog_metadata.records import ManifestPointer, Topic, manifest_pointer_key
+from stratalog_metadata.records import Log, ManifestPointer, Topic, log_key, manifest_pointer_key
 from stratalog_metadata.state.commands import ABSENT, Command
 from stratalog_metadata.state.guarded_update import Superseded
 from stratalog_tiering.core.forks import find_fork, fork_error
@@ -30,6 +31,8 @@ from stratalog_tiering.offload.ports import WorkerPorts
 from stratalog_tiering.store import ObjectInfo, ObjectStore
 
 COMMIT_TIMEOUT_S: Final = 30.0
+ATTEMPTS_MAX: Final = 8
+"""Proposals of one manifest version: an owner that opens ledgers changes the log meanwhile."""
 _log = logging.getLogger(__name__)
 
 
@@ -81,13 +84,13 @@ async def commit_edit(
     ports: WorkerPorts,
     state: PartitionSnapshot,
     edit: ManifestEdit,
-    command: Callable[[ManifestPointer], Command],
+    command: Callable[[PartitionSnapshot, ManifestPointer], Command],
     own_keys: Sequence[str] = (),
 ) -> bool:
     """Store the version that ``edit`` makes and commit it with ``command``; returns and raises as :func:`commit_manifest`.
 
-    ``own_keys`` are objects that were written for this commit only. Raises ``Forked``, having stored nothing, if history has
-    forked.
+    ``command`` is called again with the current log if the log has changed since ``state``. ``own_keys`` are objects that were
+    written for this commit only. Raises ``Forked``, having stored nothing, if history has forked.
     """
     await refuse_fork(ports, state)
     edit.move_to_pages(ports.clock.wall_ms(), await ports.source.pages(edit.pages_to_merge()))
@@ -95,7 +98,20 @@ async def commit_edit(
     new = edit.finish(created_at_ms=ports.clock.wall_ms(), writer=ports.settings.worker_id, lists=lists)
     pointer = await store_manifest(ports.store, new)
     written = [*own_keys, new.key, *(key for key, _ in new.parts)]
-    return await commit_manifest(ports, pointer, command(pointer), written)
+
+    async def again() -> Command | None:
+        current = await _with_current_log(ports, state)
+        return command(current, pointer) if current is not None else None
+
+    return await commit_manifest(ports, pointer, command(state, pointer), written, again)
+
+
+async def _with_current_log(ports: WorkerPorts, state: PartitionSnapshot) -> PartitionSnapshot | None:
+    """``state`` with the log as it is now; None if it has not changed or is gone. Raises ``Unavailable``."""
+    (found,) = await ports.metadata.read([log_key(state.log.topic_id, state.log.index)])
+    if found is None or found.version == state.log_version or not isinstance(found.record, Log):
+        return None
+    return replace(state, log=found.record, log_version=found.version)
 
 
 async def store_manifest(store: ObjectStore, new: NewManifest) -> ManifestPointer:
@@ -107,21 +123,37 @@ async def store_manifest(store: ObjectStore, new: NewManifest) -> ManifestPointe
     return pointer_to(new.manifest, new.key, new.sha256)
 
 
-async def commit_manifest(ports: WorkerPorts, pointer: ManifestPointer, command: Command, own_keys: list[str]) -> bool:
+async def commit_manifest(
+    ports: WorkerPorts,
+    pointer: ManifestPointer,
+    command: Command,
+    own_keys: list[str],
+    again: Callable[[], Awaitable[Command | None]] | None = None,
+) -> bool:
     """Commit ``pointer``, whose objects are stored, with ``command``, and write its marker. True if it was committed.
 
-    False: it was certainly not committed, and ``own_keys`` were deleted. Raises ``OutcomeUnknown``, ``Unavailable`` or
-    ``Fenced``, having deleted nothing: another worker may have committed a version that refers to the same objects.
+    ``again`` returns the command to propose after a refusal, None or the refused one if the refusal is final. False: it was
+    certainly not committed, and ``own_keys`` were deleted. Raises ``OutcomeUnknown``, ``Unavailable`` or ``Fenced``, having
+    deleted nothing: another worker may have committed a version that refers to the same objects.
     """
     name = f"manifest version {pointer.manifest_version} of {pointer.key()}"
-    try:
-        await GuardedUpdates(ports.metadata).propose(command, pointer.key(), COMMIT_TIMEOUT_S)
-    except (Superseded, Conflict) as lost:
-        if isinstance(lost, Superseded) and not lost.is_certain:
-            raise OutcomeUnknown(f"{name} may have been committed before another worker changed the pointer") from lost
-        _log.info("%s lost its race; its objects are deleted: %s", name, lost)
-        await ports.delete_objects(own_keys)
-        return False
+    updates = GuardedUpdates(ports.metadata)
+    for attempt in range(1, ATTEMPTS_MAX + 1):
+        try:
+            await updates.propose(command, pointer.key(), COMMIT_TIMEOUT_S)
+            break
+        except (Superseded, Conflict) as lost:
+            if isinstance(lost, Superseded) and not lost.is_certain:
+                raise OutcomeUnknown(f"{name} may have been committed before another worker changed the pointer") from lost
+            # After a Conflict the pointer is as required, and the refused command can never take effect.
+            renewed = None
+            if again is not None and isinstance(lost, Conflict) and attempt < ATTEMPTS_MAX:
+                renewed = await again()
+            if renewed is None or renewed == command:
+                _log.info("%s lost its race; its objects are deleted: %s", name, lost)
+                await ports.delete_objects(own_keys)
+                return False
+            command = renewed
     await _mark(ports, pointer)
     return True
 

@@ -52,7 +52,9 @@ async def offload(ports: WorkerPorts, state: PartitionSnapshot, ledgers: Sequenc
     edit = ManifestEdit(await previous_version(ports, state), random_id=ports.random_id)
     await _skip_expired(ports, edit, entry.base_offset)
     edit.append(entry)
-    if not await commit_edit(ports, state, edit, lambda pointer: commit_segment(state, pointer, ledgers, guards), [entry.key]):
+    if not await commit_edit(
+        ports, state, edit, lambda now, pointer: commit_segment(now, pointer, ledgers, guards), [entry.key]
+    ):
         return False
     ports.counters.segments_offloaded += 1
     ports.counters.offloaded_bytes += sum(stored.ledger.payload_bytes for stored in ledgers)

@@ -9,7 +9,8 @@ import msgspec
 from unit.tiering.unreliable_metadata import UnreliableMetadata
 
 from stratalog_core.system import SystemClock
-from stratalog_metadata.state.commands import Command, Put
+from stratalog_metadata.records import ManifestPointer
+from stratalog_metadata.state.commands import Applied, Command, Put
 
 Cluster = Any  # the TestCluster of conftest.py, which cannot be imported
 Batches = Callable[..., list[bytes]]
@@ -32,6 +33,34 @@ async def test_kafka_20732_a_new_worker_counts_no_record_twice(cluster: Cluster,
     assert (cluster.pointer().start_offset, cluster.log().log_start_offset) == (RECORDS, RECORDS), "only the oldest expired"
     await cluster.until(lambda: len(cluster.log().ledgers) == 4)
     assert unreliable.lost == 1
+
+
+async def test_an_owner_that_keeps_opening_ledgers_does_not_hold_retention_up(cluster: Cluster, make_batches: Batches) -> None:
+    """The log changes during each of the first commits that move its start: the same manifest is committed all the same."""
+    real, interfered = cluster.metadata, 0
+
+    async def interfere(command: Command, timeout_s: float = 10.0) -> Applied:
+        nonlocal interfered
+        first = command.updates[0]
+        moves_start = isinstance(first, Put) and isinstance(first.record, ManifestPointer) and len(command.updates) == 2
+        if moves_start and interfered < 3:
+            interfered += 1
+            await cluster.add_ledger(make_batches((1 + interfered) * RECORDS, [RECORDS]), (1 + interfered) * RECORDS)
+        result: Applied = await real.propose(command, timeout_s)
+        return result
+
+    cluster.metadata = UnreliableMetadata(real, [])
+    cluster.metadata.propose = interfere
+    worker = await cluster.start_worker(deletion_lag_ms=3_600_000)
+    await add_ledger(cluster, make_batches, 0)
+    await add_ledger(cluster, make_batches, RECORDS)
+    kept = str(cluster.pointer().cold_bytes // 2)
+    configs = {"retention.ms": "-1", "retention.bytes": kept}
+    await real.propose(Command(updates=(Put(record=msgspec.structs.replace(cluster.topic, configs=configs)),)))
+    await cluster.until(lambda: cluster.log().log_start_offset > 0)
+    await worker.close()
+    assert interfered == 3
+    assert not [key for name, key in cluster.store.calls if name == "delete" and key.startswith("manifests/")]
 
 
 async def add_ledger(cluster: Cluster, make_batches: Batches, first: int) -> None:
