@@ -7,10 +7,9 @@ from collections.abc import Callable, Collection
 from typing import Final, Protocol
 
 from stratalog_broker.metrics import TrafficMeter
-from stratalog_core.ids import TopicPartition
 from stratalog_core.ports import Clock
 from stratalog_metadata.protocol.broker_loads import HEAVIEST_MAX, BrokerLoad, PartitionLoad
-from stratalog_metadata.records import Topic
+from stratalog_metadata.records import Topic, TopicPartition
 
 REPORT_S: Final = 5.0
 

@@ -14,9 +14,19 @@ from itertools import islice
 from uuid import UUID
 
 from stratalog_broker.protocol.metadata import PartitionState
-from stratalog_core.ids import NO_OWNER
 from stratalog_metadata.client.api import MetadataView
-from stratalog_metadata.records import Bookie, Broker, Ledger, Log, Partition, Topic, ledger_key, log_key, partition_key
+from stratalog_metadata.records import (
+    NO_OWNER,
+    Bookie,
+    Broker,
+    Ledger,
+    Log,
+    Partition,
+    Topic,
+    ledger_key,
+    log_key,
+    partition_key,
+)
 
 _Lists = tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 """Leader, replicas, in-sync replicas, offline replicas."""

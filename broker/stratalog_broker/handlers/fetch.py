@@ -41,9 +41,9 @@ from stratalog_broker.requests.handler_info import HandlerInfo, Waiting
 from stratalog_broker.requests.unsent_responses import UnsentResponses
 from stratalog_core.batches.batch_run import BatchRun
 from stratalog_core.errors import StratalogError, Unavailable
-from stratalog_core.ids import TopicPartition
 from stratalog_core.memory.retained import retained_bytes
 from stratalog_core.ports import Clock
+from stratalog_metadata.records import TopicPartition
 
 _KEY: Final = 1
 _GRACE_S: Final = 0.02

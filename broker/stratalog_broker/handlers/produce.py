@@ -39,9 +39,9 @@ from stratalog_broker.requests.deadlines import Deadlines
 from stratalog_broker.requests.handler_info import HandlerInfo
 from stratalog_core.batches.batch import BatchHeader, assign_log_append_time
 from stratalog_core.errors import NotLeader, StratalogError
-from stratalog_core.ids import TopicPartition
 from stratalog_core.partition_state.producer_states import Verdict
 from stratalog_core.ports import Clock
+from stratalog_metadata.records import TopicPartition
 
 _KEY: Final = 0
 _TIMED_OUT: Final = int(ErrorCode.request_timed_out)

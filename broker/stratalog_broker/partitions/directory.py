@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from stratalog_broker.protocol.produce import Leader
-from stratalog_core.ids import TopicPartition
 from stratalog_metadata.client.api import MetadataView
-from stratalog_metadata.records import Broker, Partition, Topic, broker_key, partition_key, topic_key
+from stratalog_metadata.records import Broker, Partition, Topic, TopicPartition, broker_key, partition_key, topic_key
 
 
 class PartitionDirectory:

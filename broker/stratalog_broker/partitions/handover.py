@@ -26,10 +26,9 @@ from stratalog_broker.partitions.batched_semaphore import BatchedSemaphore
 from stratalog_broker.partitions.log import PartitionLog
 from stratalog_broker.partitions.release import Release
 from stratalog_core.errors import StratalogError
-from stratalog_core.ids import NO_OWNER
 from stratalog_metadata.client.api import MetadataClient, MetadataView
 from stratalog_metadata.client.guarded_updates import GuardedUpdates
-from stratalog_metadata.records import Broker, DrainedBroker, Partition, broker_key, drained_broker_key, partition_key
+from stratalog_metadata.records import NO_OWNER, Broker, DrainedBroker, Partition, broker_key, drained_broker_key, partition_key
 from stratalog_metadata.state.changes import Change
 from stratalog_metadata.state.commands import Command, Put, SessionAlive, VersionIs
 

@@ -17,9 +17,8 @@ import msgspec
 from stratalog_bookies.client import LedgerClient, LedgerListener, LedgerSpec, LedgerWriter
 from stratalog_broker.configs.topic_configs import TopicConfigs
 from stratalog_core.errors import Conflict, NotLeader, Overloaded, Retriable
-from stratalog_core.ids import TopicPartition
 from stratalog_metadata.client.api import MetadataView
-from stratalog_metadata.records import Ledger, LedgerRef, LedgerState, Log, Topic, ledger_key, log_key
+from stratalog_metadata.records import Ledger, LedgerRef, LedgerState, Log, Topic, TopicPartition, ledger_key, log_key
 from stratalog_metadata.state.commands import EpochIs, Put, Update, VersionIs
 
 _log = logging.getLogger(__name__)

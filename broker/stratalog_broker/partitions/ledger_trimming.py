@@ -20,9 +20,8 @@ import msgspec
 
 from stratalog_bookies.client import LedgerClient, LedgerWriter
 from stratalog_core.errors import Conflict, Fenced, NotLeader, OutcomeUnknown, Retriable, StratalogError
-from stratalog_core.ids import TopicPartition
 from stratalog_metadata.client.api import MetadataClient
-from stratalog_metadata.records import LedgerRef, Log, ledger_key, log_key
+from stratalog_metadata.records import LedgerRef, Log, TopicPartition, ledger_key, log_key
 from stratalog_metadata.state.commands import Command, Delete, EpochIs, Put, Update, VersionIs
 
 _log = logging.getLogger(__name__)

@@ -39,10 +39,9 @@ from stratalog_broker.partitions.writer_reports import WriterReports
 from stratalog_core.batches.batch import BatchHeader, assign_offset
 from stratalog_core.batches.checkpoint import Checkpoint, encode_checkpoint
 from stratalog_core.errors import Corrupt, Fenced, NotLeader, Overloaded, StratalogError, Unavailable
-from stratalog_core.ids import TopicPartition
 from stratalog_core.ports import Clock, Random
 from stratalog_metadata.client.api import MetadataClient
-from stratalog_metadata.records import Ledger, Topic, partition_key
+from stratalog_metadata.records import Ledger, Topic, TopicPartition, partition_key
 from stratalog_metadata.state.commands import EpochIs
 
 _log = logging.getLogger(__name__)

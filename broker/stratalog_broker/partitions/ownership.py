@@ -29,10 +29,10 @@ from stratalog_broker.partitions.takeover import TakenOver, Takeover, identity_o
 from stratalog_broker.partitions.tier_requests import answer_tier_request
 from stratalog_broker.protocol.produce import Leader
 from stratalog_core.errors import Fenced, NotLeader, StratalogError
-from stratalog_core.ids import NO_OWNER, TopicPartition
 from stratalog_core.ports import Clock, Random
 from stratalog_metadata.client.api import MetadataClient
 from stratalog_metadata.records import (
+    NO_OWNER,
     TOPIC_DEFAULTS_KEY,
     Ledger,
     Log,
@@ -40,6 +40,7 @@ from stratalog_metadata.records import (
     Record,
     TierRequest,
     Topic,
+    TopicPartition,
     Versioned,
     partition_key,
     tier_request_key,

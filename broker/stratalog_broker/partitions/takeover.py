@@ -34,7 +34,6 @@ from stratalog_core.batches.checkpoint import (
     part_position,
 )
 from stratalog_core.errors import Corrupt, NotFound, Unavailable
-from stratalog_core.ids import TopicPartition
 from stratalog_core.partition_state.replay_state import ReplayState
 from stratalog_metadata.client.api import MetadataView
 from stratalog_metadata.records import (
@@ -44,6 +43,7 @@ from stratalog_metadata.records import (
     Log,
     ManifestPointer,
     Partition,
+    TopicPartition,
     ledger_key,
     log_key,
     manifest_pointer_key,

@@ -15,8 +15,7 @@ from uuid import UUID
 
 import msgspec
 
-from stratalog_core.ids import NO_OWNER
-from stratalog_metadata.records import Partition
+from stratalog_metadata.records import NO_OWNER, Partition
 
 
 def assign(

@@ -17,10 +17,10 @@ from uuid import UUID
 
 import msgspec
 
-from stratalog_core.ids import NO_OWNER
 from stratalog_metadata.controller.balance import NOTHING_MOVED, Place, Placed, plan_moves
 from stratalog_metadata.controller.load_history import LoadHistory
 from stratalog_metadata.records import (
+    NO_OWNER,
     TOPIC_DEFAULTS_KEY,
     Broker,
     DrainedBroker,

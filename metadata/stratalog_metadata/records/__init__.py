@@ -20,6 +20,7 @@ from stratalog_metadata.records.node import (
 from stratalog_metadata.records.partition import (
     KEEP_METADATA,
     KEEP_STORE,
+    NO_OWNER,
     ForkDecision,
     LedgerRef,
     Log,
@@ -27,6 +28,7 @@ from stratalog_metadata.records.partition import (
     Partition,
     TierRequest,
     TierStatus,
+    TopicPartition,
     fork_decision_key,
     log_key,
     manifest_pointer_key,
@@ -69,12 +71,12 @@ class Versioned(msgspec.Struct, frozen=True, gc=False):
 
 
 __all__ = [
-    "CLUSTER_KEY", "KEEP_METADATA", "KEEP_STORE", "LEDGER_IDS", "PRODUCER_IDS", "QUORUM_KEY", "SESSION_IDS",
+    "CLUSTER_KEY", "KEEP_METADATA", "KEEP_STORE", "LEDGER_IDS", "NO_OWNER", "PRODUCER_IDS", "QUORUM_KEY", "SESSION_IDS",
     "TOPIC_DEFAULTS_KEY",
     "Bookie", "Broker", "Cluster", "Counter", "DeletedTopic", "DrainedBroker", "DynamicConfig", "Endpoint", "ForkDecision",
     "Fragment", "Lease",
     "Ledger", "LedgerRef", "LedgerState", "Log", "ManifestPointer", "Partition", "Quorum", "Record", "Session",
-    "TierRequest", "TierStatus", "TieringWorker", "Topic", "Versioned",
+    "TierRequest", "TierStatus", "TieringWorker", "Topic", "TopicPartition", "Versioned",
     "bookie_key", "broker_key", "configs_in_force", "counter_key", "drained_broker_key", "fork_decision_key", "lease_key",
     "ledger_key", "log_key",
     "manifest_pointer_key", "partition_key", "session_key", "tier_request_key", "tier_status_key", "topic_key",

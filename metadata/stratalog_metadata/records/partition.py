@@ -6,6 +6,7 @@ The controller writes ``Partition``, the owner (new ledgers) and tiering (offloa
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
@@ -15,16 +16,28 @@ from stratalog_metadata.records.base import RecordBase
 
 KEEP_METADATA: Final = "metadata"
 KEEP_STORE: Final = "store"
+NO_OWNER: Final = -1
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TopicPartition:
+    """One partition of one incarnation of a topic: a re-created topic of the same name has another id."""
+
+    topic_id: UUID
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic_id}-{self.partition}"
 
 
 class Partition(RecordBase, frozen=True, kw_only=True, tag="partition"):
-    """``owner`` is a broker id, or -1. ``leader_epoch`` rises with every change of owner.
+    """``owner`` is a broker id, or ``NO_OWNER``. ``leader_epoch`` rises with every change of owner.
 
     ``owner_session`` is the session that the owner had when the controller chose it: a broker that comes back under a
     new session gets a new epoch too. 0: somebody else than the controller wrote the record.
 
-    ``next_owner``: the broker that the controller wants the partition handed to, or -1. The owner then holds what
-    producers send, seals what is open, and writes the next owner itself: so nobody has anything to recover.
+    ``next_owner``: the broker that the controller wants the partition handed to, or ``NO_OWNER``. The owner then holds
+    new batches, seals its open ledger and writes the next owner itself, so that nothing has to be recovered.
 
     ``replicas``: brokers in the order in which they are to own it, as somebody assigned them; empty: any broker.
 
@@ -34,10 +47,10 @@ class Partition(RecordBase, frozen=True, kw_only=True, tag="partition"):
 
     topic_id: UUID
     index: int
-    owner: int = -1
+    owner: int = NO_OWNER
     leader_epoch: int = 0
     owner_session: int = 0
-    next_owner: int = -1
+    next_owner: int = NO_OWNER
     handed: bytes = b""
     replicas: tuple[int, ...] = ()
 

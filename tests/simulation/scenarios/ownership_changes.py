@@ -28,9 +28,19 @@ from simulation.world.network import BROKEN, Message
 from stratalog_bookies.client import LedgerClient, LedgerSpec
 from stratalog_bookies.protocol import messages as bookie_messages
 from stratalog_core.errors import StratalogError
-from stratalog_core.ids import NO_OWNER
 from stratalog_metadata.protocol import messages
-from stratalog_metadata.records import Broker, Ledger, LedgerRef, LedgerState, Log, Partition, Topic, ledger_key, log_key
+from stratalog_metadata.records import (
+    NO_OWNER,
+    Broker,
+    Ledger,
+    LedgerRef,
+    LedgerState,
+    Log,
+    Partition,
+    Topic,
+    ledger_key,
+    log_key,
+)
 from stratalog_metadata.state.commands import Command, EpochIs, Put, Update, VersionIs
 
 READERS: Final = 4

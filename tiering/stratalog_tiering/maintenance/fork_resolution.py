@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import msgspec
 
 from stratalog_core.errors import Conflict, Corrupt, Invalid
-from stratalog_core.ids import NO_OWNER
 from stratalog_metadata.records import (
+    NO_OWNER,
     ForkDecision,
     Log,
     ManifestPointer,

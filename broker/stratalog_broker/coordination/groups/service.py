@@ -22,10 +22,9 @@ from stratalog_broker.partitions.internal_topics import CONSUMER_OFFSETS
 from stratalog_broker.partitions.ownership import Partitions
 from stratalog_broker.protocol.errors import KafkaError
 from stratalog_core.errors import StratalogError
-from stratalog_core.ids import TopicPartition
 from stratalog_core.ports import Clock
 from stratalog_metadata.client.api import MetadataClient
-from stratalog_metadata.records import Broker, Partition, Topic, broker_key, partition_key, topic_key
+from stratalog_metadata.records import Broker, Partition, Topic, TopicPartition, broker_key, partition_key, topic_key
 from stratalog_metadata.state.changes import Change
 
 CREATE_TIMEOUT_S: Final = 10.0

@@ -21,9 +21,8 @@ from confluent_kafka.admin import (
 from unit.broker.mini_cluster import WAIT_S, MiniCluster, in_thread, run_cluster
 from unit.metadata.watching import until
 
-from stratalog_core.ids import NO_OWNER
 from stratalog_metadata.client.api import MetadataView
-from stratalog_metadata.records import DeletedTopic, Ledger, Log, Partition, broker_key
+from stratalog_metadata.records import NO_OWNER, DeletedTopic, Ledger, Log, Partition, broker_key
 
 
 def only(futures: dict[Any, Future[Any]]) -> Any:

@@ -19,9 +19,8 @@ from unit.broker.raw_client import produce as produce_raw
 
 from stratalog_core.batches.batch import CONTROL_BIT, TRANSACTIONAL_BIT
 from stratalog_core.batches.records import Record, build_batch
-from stratalog_core.ids import TopicPartition
 from stratalog_core.partition_state.transactions import ABORT, COMMIT, AbortedTransaction
-from stratalog_metadata.records import Topic
+from stratalog_metadata.records import Topic, TopicPartition
 
 PARTITIONS = 4
 

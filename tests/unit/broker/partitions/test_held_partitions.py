@@ -20,8 +20,7 @@ from unit.metadata.watching import until
 from stratalog_bookies.protocol import messages as bookie_messages
 from stratalog_broker.partitions.log import PartitionLog
 from stratalog_broker.protocol.entities import encode_response as encode_entity
-from stratalog_core.ids import NO_OWNER
-from stratalog_metadata.records import Ledger, Partition
+from stratalog_metadata.records import NO_OWNER, Ledger, Partition
 from stratalog_metadata.state.commands import Command, Put
 
 PRODUCE, LEADER_VERSION = 0, 10

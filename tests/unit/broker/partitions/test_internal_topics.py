@@ -29,8 +29,17 @@ from stratalog_broker.protocol.errors import KafkaError
 from stratalog_core.batches.checkpoint import Checkpoint, encode_checkpoint
 from stratalog_core.batches.records import Record, build_batch
 from stratalog_core.errors import Corrupt, OutcomeUnknown
-from stratalog_core.ids import TopicPartition
-from stratalog_metadata.records import Ledger, LedgerState, Log, Partition, Topic, log_key, partition_key, topic_key
+from stratalog_metadata.records import (
+    Ledger,
+    LedgerState,
+    Log,
+    Partition,
+    Topic,
+    TopicPartition,
+    log_key,
+    partition_key,
+    topic_key,
+)
 from stratalog_metadata.state.commands import Command, Delete, Put
 
 GROUP = "readers"

@@ -7,11 +7,19 @@ from collections import Counter
 import msgspec
 from unit.metadata.controller.test_controller import TOPIC, Quorum
 
-from stratalog_core.ids import NO_OWNER
 from stratalog_metadata.controller.controller import Controller
 from stratalog_metadata.controller.handovers import AT_ONCE_MAX, OVERDUE_S, BalanceRules
 from stratalog_metadata.protocol.broker_loads import BrokerLoad, PartitionLoad
-from stratalog_metadata.records import Broker, DrainedBroker, DynamicConfig, Partition, Topic, broker_key, drained_broker_key
+from stratalog_metadata.records import (
+    NO_OWNER,
+    Broker,
+    DrainedBroker,
+    DynamicConfig,
+    Partition,
+    Topic,
+    broker_key,
+    drained_broker_key,
+)
 from stratalog_metadata.state.commands import Delete, Put
 
 RULES = BalanceRules(interval_s=5.0, moves_max=4)
