@@ -6,9 +6,9 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
-from stratalog_broker.coordination.groups.coordinator import GroupCoordinator
-from stratalog_broker.coordination.groups.group import Group
-from stratalog_broker.coordination.groups.rebalance import GroupState
+from stratalog_broker.coordination.groups.core.coordinator import GroupCoordinator
+from stratalog_broker.coordination.groups.core.group import Group
+from stratalog_broker.coordination.groups.core.rebalance import GroupState
 from stratalog_broker.coordination.groups.service import GroupService
 from stratalog_broker.protocol.errors import KafkaError
 from stratalog_broker.requests.access import Access, Operation, Resource

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Final
 from uuid import UUID
 
-from stratalog_broker.coordination.groups.messages import JoinAnswer, JoinRequest
+from stratalog_broker.coordination.groups.core.messages import JoinAnswer, JoinRequest
 from stratalog_broker.coordination.groups.service import GroupService
 from stratalog_broker.protocol.durations import milliseconds
 from stratalog_broker.protocol.errors import KafkaError

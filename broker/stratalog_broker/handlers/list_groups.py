@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
-from stratalog_broker.coordination.groups.coordinator import GroupCoordinator
+from stratalog_broker.coordination.groups.core.coordinator import GroupCoordinator
 from stratalog_broker.coordination.groups.service import GroupService
 from stratalog_broker.requests.access import Access, Operation, Resource
 from stratalog_broker.requests.context import RequestContext

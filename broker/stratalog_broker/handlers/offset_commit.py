@@ -11,7 +11,7 @@ from typing import Any, Final
 from kio.schema.errors import ErrorCode
 
 from stratalog_broker.coordination.group_topics import TopicName, resolve_topic
-from stratalog_broker.coordination.groups.offset_rows import Commit
+from stratalog_broker.coordination.groups.core.offset_rows import Commit
 from stratalog_broker.coordination.groups.service import GroupService
 from stratalog_broker.partitions.ownership import Partitions
 from stratalog_broker.protocol.errors import KafkaError

@@ -13,9 +13,9 @@ from uuid import UUID
 from kio.schema.errors import ErrorCode
 
 from stratalog_broker.coordination.group_topics import TopicName, topic_by_id
-from stratalog_broker.coordination.groups.records import CommittedOffset
+from stratalog_broker.coordination.groups.core.records import CommittedOffset
+from stratalog_broker.coordination.groups.core.store import TopicPartitionName
 from stratalog_broker.coordination.groups.service import GroupService
-from stratalog_broker.coordination.groups.store import TopicPartitionName
 from stratalog_broker.partitions.ownership import Partitions
 from stratalog_broker.protocol.errors import KafkaError
 from stratalog_broker.protocol.offset_fetch import CommittedRow, FetchedGroup, FetchedTopic, encode_offset_fetch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from stratalog_broker.coordination.groups.messages import SyncAnswer, SyncRequest
+from stratalog_broker.coordination.groups.core.messages import SyncAnswer, SyncRequest
 from stratalog_broker.coordination.groups.service import GroupService
 from stratalog_broker.protocol.errors import KafkaError
 from stratalog_broker.requests.access import Access, Operation, Resource

@@ -11,10 +11,10 @@ from fuzz.kafka_requests import sound_frames
 from fuzz.target import Target
 from fuzz.targets.batches import sound_batches
 from stratalog_broker.configs.topic_configs import TopicConfigs
-from stratalog_broker.coordination.groups import records
-from stratalog_broker.coordination.groups.messages import GroupImage, MemberImage
-from stratalog_broker.coordination.groups.records import CommittedOffset, OffsetKey
-from stratalog_broker.coordination.groups.store import GroupStore
+from stratalog_broker.coordination.groups.core import records
+from stratalog_broker.coordination.groups.core.messages import GroupImage, MemberImage
+from stratalog_broker.coordination.groups.core.records import CommittedOffset, OffsetKey
+from stratalog_broker.coordination.groups.core.store import GroupStore
 from stratalog_broker.handlers import HANDLERS
 from stratalog_broker.partitions.produce_checks import Refused, check_produced
 from stratalog_broker.protocol.entities import decode_request, encode_response

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
-from stratalog_broker.coordination.groups.store import GroupStore
-from stratalog_broker.coordination.groups.writer import RecordWriter
+from stratalog_broker.coordination.groups.core.store import GroupStore
+from stratalog_broker.coordination.record_writer import RecordWriter
 from stratalog_broker.partitions import takeover
 from stratalog_broker.partitions.ledger_trimming import LedgerTrimming
 from stratalog_broker.partitions.log import PartitionLog

@@ -14,9 +14,9 @@ from uuid import UUID
 
 from kio.schema.errors import ErrorCode
 
-from stratalog_broker.coordination.groups.coordinator import GroupCoordinator, Work
-from stratalog_broker.coordination.groups.group_table import CoordinatorLimits
-from stratalog_broker.coordination.groups.messages import (
+from stratalog_broker.coordination.groups.core.coordinator import GroupCoordinator, Work
+from stratalog_broker.coordination.groups.core.group_table import CoordinatorLimits
+from stratalog_broker.coordination.groups.core.messages import (
     Answer,
     Instant,
     JoinAnswer,
@@ -25,10 +25,10 @@ from stratalog_broker.coordination.groups.messages import (
     SyncAnswer,
     SyncRequest,
 )
-from stratalog_broker.coordination.groups.offset_rows import Commit
-from stratalog_broker.coordination.groups.records import OffsetsRecord
-from stratalog_broker.coordination.groups.store import GroupStore, TopicPartitionName
-from stratalog_broker.coordination.groups.writer import Append, RecordWriter
+from stratalog_broker.coordination.groups.core.offset_rows import Commit
+from stratalog_broker.coordination.groups.core.records import OffsetsRecord
+from stratalog_broker.coordination.groups.core.store import GroupStore, TopicPartitionName
+from stratalog_broker.coordination.record_writer import Append, RecordWriter
 from stratalog_broker.partitions.internal_topics import CONSUMER_OFFSETS
 from stratalog_broker.protocol.errors import KafkaError
 from stratalog_core.ports import Buffer, Clock

@@ -15,8 +15,8 @@ from kio.schema.errors import ErrorCode
 
 from stratalog_broker.configs.settings import BrokerSettings
 from stratalog_broker.coordination.groups.application import GroupApplication
-from stratalog_broker.coordination.groups.group_table import CoordinatorLimits
-from stratalog_broker.coordination.groups.messages import GroupLimits
+from stratalog_broker.coordination.groups.core.group_table import CoordinatorLimits
+from stratalog_broker.coordination.groups.core.messages import GroupLimits
 from stratalog_broker.coordination.routing import partition_of
 from stratalog_broker.partitions.internal_topics import CONSUMER_OFFSETS
 from stratalog_broker.partitions.ownership import Partitions

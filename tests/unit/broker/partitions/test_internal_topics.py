@@ -19,8 +19,8 @@ from unit.metadata.watching import until
 from stratalog_bookies.client import LedgerWriter
 from stratalog_broker.cluster.load_meter import LoadMeter
 from stratalog_broker.coordination.groups.application import GroupApplication
-from stratalog_broker.coordination.groups.offset_rows import Commit
-from stratalog_broker.coordination.groups.records import encode_group_key
+from stratalog_broker.coordination.groups.core.offset_rows import Commit
+from stratalog_broker.coordination.groups.core.records import encode_group_key
 from stratalog_broker.coordination.routing import partition_of
 from stratalog_broker.partitions.internal_topics import CONSUMER_OFFSETS, INTERNAL_TOPICS
 from stratalog_broker.partitions.takeover import Takeover

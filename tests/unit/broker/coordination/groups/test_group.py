@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from kio.schema.errors import ErrorCode
 
-from stratalog_broker.coordination.groups.group import Group
-from stratalog_broker.coordination.groups.messages import (
+from stratalog_broker.coordination.groups.core.group import Group
+from stratalog_broker.coordination.groups.core.messages import (
     Answer,
     GroupLimits,
     Instant,
@@ -20,7 +20,7 @@ from stratalog_broker.coordination.groups.messages import (
     SyncAnswer,
     SyncRequest,
 )
-from stratalog_broker.coordination.groups.rebalance import GroupState
+from stratalog_broker.coordination.groups.core.rebalance import GroupState
 
 LIMITS = GroupLimits(initial_rebalance_delay_ms=1_000, members_max=3)
 RANGE: Protocols = (("range", b"topics"),)

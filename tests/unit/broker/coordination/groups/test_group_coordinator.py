@@ -11,9 +11,9 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from stratalog_broker.coordination.groups.application import GroupApplication
-from stratalog_broker.coordination.groups.coordinator import GroupCoordinator, Work, Write
-from stratalog_broker.coordination.groups.group_table import CoordinatorLimits
-from stratalog_broker.coordination.groups.messages import (
+from stratalog_broker.coordination.groups.core.coordinator import GroupCoordinator, Work, Write
+from stratalog_broker.coordination.groups.core.group_table import CoordinatorLimits
+from stratalog_broker.coordination.groups.core.messages import (
     Answer,
     GroupLimits,
     Instant,
@@ -23,11 +23,11 @@ from stratalog_broker.coordination.groups.messages import (
     SyncAnswer,
     SyncRequest,
 )
-from stratalog_broker.coordination.groups.offset_rows import Commit
-from stratalog_broker.coordination.groups.rebalance import GroupState
-from stratalog_broker.coordination.groups.records import OffsetsRecord
-from stratalog_broker.coordination.groups.store import GroupStore
-from stratalog_broker.coordination.groups.writer import WAITING_BYTES_MAX, RecordWriter
+from stratalog_broker.coordination.groups.core.offset_rows import Commit
+from stratalog_broker.coordination.groups.core.rebalance import GroupState
+from stratalog_broker.coordination.groups.core.records import OffsetsRecord
+from stratalog_broker.coordination.groups.core.store import GroupStore
+from stratalog_broker.coordination.record_writer import WAITING_BYTES_MAX, RecordWriter
 from stratalog_broker.protocol.errors import KafkaError
 from stratalog_core.errors import NotLeader, StratalogError, Unavailable
 from stratalog_core.system import SystemClock

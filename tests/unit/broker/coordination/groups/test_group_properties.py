@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 from kio.schema.errors import ErrorCode
 
-from stratalog_broker.coordination.groups.group import Group
-from stratalog_broker.coordination.groups.messages import (
+from stratalog_broker.coordination.groups.core.group import Group
+from stratalog_broker.coordination.groups.core.messages import (
     Answer,
     GroupImage,
     GroupLimits,
@@ -24,7 +24,7 @@ from stratalog_broker.coordination.groups.messages import (
     SyncAnswer,
     SyncRequest,
 )
-from stratalog_broker.coordination.groups.rebalance import GroupState
+from stratalog_broker.coordination.groups.core.rebalance import GroupState
 
 LIMITS = GroupLimits(members_max=5, session_timeout_ms_min=1, initial_rebalance_delay_ms=100, new_member_timeout_ms=5_000)
 PROTOCOLS = st.lists(st.sampled_from(["range", "roundrobin", "sticky"]), min_size=1, unique=True).map(

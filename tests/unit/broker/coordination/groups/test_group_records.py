@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stratalog_broker.coordination.groups.messages import GroupImage, MemberImage
-from stratalog_broker.coordination.groups.records import (
+from stratalog_broker.coordination.groups.core.messages import GroupImage, MemberImage
+from stratalog_broker.coordination.groups.core.records import (
     CommittedOffset,
     GroupKey,
     OffsetKey,
@@ -22,7 +22,7 @@ from stratalog_broker.coordination.groups.records import (
     encode_offset_value,
     subscribed_topics,
 )
-from stratalog_broker.coordination.groups.store import GroupStore
+from stratalog_broker.coordination.groups.core.store import GroupStore
 from stratalog_broker.coordination.routing import java_string_hash, partition_of
 from stratalog_core.batches.records import Record, build_batch
 from stratalog_core.errors import Corrupt

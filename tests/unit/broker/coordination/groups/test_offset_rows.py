@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stratalog_broker.coordination.groups.offset_rows import Commit, OffsetDecoder, OffsetEncoder
-from stratalog_broker.coordination.groups.records import (
+from stratalog_broker.coordination.groups.core.offset_rows import Commit, OffsetDecoder, OffsetEncoder
+from stratalog_broker.coordination.groups.core.records import (
     CommittedOffset,
     OffsetKey,
     decode_key,
@@ -19,7 +19,7 @@ from stratalog_broker.coordination.groups.records import (
     encode_offset_value,
     topic_id_headers,
 )
-from stratalog_broker.coordination.groups.store import GroupStore
+from stratalog_broker.coordination.groups.core.store import GroupStore
 from stratalog_core.batches.records import Record, build_batch
 from stratalog_core.errors import Corrupt
 

@@ -17,11 +17,11 @@ from kio.schema.errors import ErrorCode
 from unit.broker.coordination.groups.test_group_coordinator import LIMITS
 
 from stratalog_broker.coordination.groups.application import GroupApplication
-from stratalog_broker.coordination.groups.coordinator import GroupCoordinator
-from stratalog_broker.coordination.groups.messages import Instant
-from stratalog_broker.coordination.groups.offset_rows import Commit
-from stratalog_broker.coordination.groups.records import OffsetsRecord, is_of
-from stratalog_broker.coordination.groups.store import GroupStore
+from stratalog_broker.coordination.groups.core.coordinator import GroupCoordinator
+from stratalog_broker.coordination.groups.core.messages import Instant
+from stratalog_broker.coordination.groups.core.offset_rows import Commit
+from stratalog_broker.coordination.groups.core.records import OffsetsRecord, is_of
+from stratalog_broker.coordination.groups.core.store import GroupStore
 from stratalog_core.system import SystemClock
 
 RETENTION_MS = 1_000

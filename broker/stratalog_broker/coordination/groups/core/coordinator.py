@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from kio.schema.errors import ErrorCode
 
-from stratalog_broker.coordination.groups.group_table import CoordinatorLimits
-from stratalog_broker.coordination.groups.messages import (
+from stratalog_broker.coordination.groups.core.group_table import CoordinatorLimits
+from stratalog_broker.coordination.groups.core.messages import (
     NO_GENERATION,
     Answer,
     Instant,
@@ -25,10 +25,10 @@ from stratalog_broker.coordination.groups.messages import (
     SyncAnswer,
     SyncRequest,
 )
-from stratalog_broker.coordination.groups.offset_rows import Commit, OffsetEncoder
-from stratalog_broker.coordination.groups.records import OffsetsRecord, encode_group_key, encode_group_value
-from stratalog_broker.coordination.groups.removal import RemovingTable
-from stratalog_broker.coordination.groups.store import GroupStore, TopicPartitionName
+from stratalog_broker.coordination.groups.core.offset_rows import Commit, OffsetEncoder
+from stratalog_broker.coordination.groups.core.records import OffsetsRecord, encode_group_key, encode_group_value
+from stratalog_broker.coordination.groups.core.removal import RemovingTable
+from stratalog_broker.coordination.groups.core.store import GroupStore, TopicPartitionName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

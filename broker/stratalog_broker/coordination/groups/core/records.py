@@ -19,7 +19,7 @@ from uuid import UUID
 
 import msgspec
 
-from stratalog_broker.coordination.groups.messages import GroupImage, MemberImage
+from stratalog_broker.coordination.groups.core.messages import GroupImage, MemberImage
 from stratalog_core.batches.records import Header
 from stratalog_core.errors import Corrupt
 

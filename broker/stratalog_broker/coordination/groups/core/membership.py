@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from kio.schema.errors import ErrorCode
 
-from stratalog_broker.coordination.groups.messages import NO_MEMBER, Protocols
+from stratalog_broker.coordination.groups.core.messages import NO_MEMBER, Protocols
 
 
 @dataclass(slots=True, kw_only=True)

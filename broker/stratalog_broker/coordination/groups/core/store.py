@@ -13,9 +13,9 @@ from typing import Final
 
 import msgspec
 
-from stratalog_broker.coordination.groups.messages import GroupImage
-from stratalog_broker.coordination.groups.offset_rows import OffsetDecoder
-from stratalog_broker.coordination.groups.records import CommittedOffset, GroupKey, OffsetKey, decode_group_value
+from stratalog_broker.coordination.groups.core.messages import GroupImage
+from stratalog_broker.coordination.groups.core.offset_rows import OffsetDecoder
+from stratalog_broker.coordination.groups.core.records import CommittedOffset, GroupKey, OffsetKey, decode_group_value
 from stratalog_core.batches.batch import read_header
 from stratalog_core.batches.records import Header, Record, iterate_records
 from stratalog_core.errors import Corrupt

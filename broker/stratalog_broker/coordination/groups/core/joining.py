@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from kio.schema.errors import ErrorCode
 
-from stratalog_broker.coordination.groups.membership import Member
-from stratalog_broker.coordination.groups.messages import (
+from stratalog_broker.coordination.groups.core.membership import Member
+from stratalog_broker.coordination.groups.core.messages import (
     NO_MEMBER,
     GroupLimits,
     Instant,
@@ -21,7 +21,7 @@ from stratalog_broker.coordination.groups.messages import (
     JoinRequest,
     SyncAnswer,
 )
-from stratalog_broker.coordination.groups.rebalance import GroupState, Rebalance
+from stratalog_broker.coordination.groups.core.rebalance import GroupState, Rebalance
 
 Instructions = tuple[Instruction, ...]
 

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from stratalog_broker.coordination.groups.group import Group
-from stratalog_broker.coordination.groups.messages import GroupLimits, Instant
-from stratalog_broker.coordination.groups.offset_rows import Commit
-from stratalog_broker.coordination.groups.rebalance import GroupState
-from stratalog_broker.coordination.groups.store import GroupStore, TopicPartitionName
+from stratalog_broker.coordination.groups.core.group import Group
+from stratalog_broker.coordination.groups.core.messages import GroupLimits, Instant
+from stratalog_broker.coordination.groups.core.offset_rows import Commit
+from stratalog_broker.coordination.groups.core.rebalance import GroupState
+from stratalog_broker.coordination.groups.core.store import GroupStore, TopicPartitionName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from stratalog_broker.coordination.groups.group import Group
-from stratalog_broker.coordination.groups.rebalance import GroupState
-from stratalog_broker.coordination.groups.records import CommittedOffset, subscribed_topics
-from stratalog_broker.coordination.groups.store import TopicPartitionName
+from stratalog_broker.coordination.groups.core.group import Group
+from stratalog_broker.coordination.groups.core.rebalance import GroupState
+from stratalog_broker.coordination.groups.core.records import CommittedOffset, subscribed_topics
+from stratalog_broker.coordination.groups.core.store import TopicPartitionName
 
 CONSUMER_PROTOCOL: Final = "consumer"
 

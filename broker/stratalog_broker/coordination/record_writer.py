@@ -11,7 +11,7 @@ from typing import Final
 
 from kio.schema.errors import ErrorCode
 
-from stratalog_broker.coordination.groups.records import OffsetsRecord
+from stratalog_broker.coordination.groups.core.records import OffsetsRecord
 from stratalog_broker.protocol.errors import KafkaError
 from stratalog_core import errors
 from stratalog_core.batches.records import Record, build_batch

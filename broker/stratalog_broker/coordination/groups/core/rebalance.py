@@ -19,8 +19,8 @@ from typing import Final
 
 from kio.schema.errors import ErrorCode
 
-from stratalog_broker.coordination.groups.membership import Member, Membership
-from stratalog_broker.coordination.groups.messages import (
+from stratalog_broker.coordination.groups.core.membership import Member, Membership
+from stratalog_broker.coordination.groups.core.messages import (
     Answer,
     GroupImage,
     GroupLimits,

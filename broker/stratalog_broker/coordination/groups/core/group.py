@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from kio.schema.errors import ErrorCode
 
-from stratalog_broker.coordination.groups.joining import Instructions, JoiningGroup
-from stratalog_broker.coordination.groups.membership import Member
-from stratalog_broker.coordination.groups.messages import (
+from stratalog_broker.coordination.groups.core.joining import Instructions, JoiningGroup
+from stratalog_broker.coordination.groups.core.membership import Member
+from stratalog_broker.coordination.groups.core.messages import (
     GroupImage,
     GroupLimits,
     Instant,
@@ -22,7 +22,7 @@ from stratalog_broker.coordination.groups.messages import (
     SyncAnswer,
     SyncRequest,
 )
-from stratalog_broker.coordination.groups.rebalance import NEVER_MS, GroupState
+from stratalog_broker.coordination.groups.core.rebalance import NEVER_MS, GroupState
 
 
 class Group(JoiningGroup):

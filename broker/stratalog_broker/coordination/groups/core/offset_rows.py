@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 from uuid import UUID
 
-from stratalog_broker.coordination.groups.records import (
+from stratalog_broker.coordination.groups.core.records import (
     VALUE_VERSION,
     CommittedOffset,
     GroupKey,

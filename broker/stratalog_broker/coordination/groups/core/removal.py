@@ -12,12 +12,12 @@ from uuid import UUID
 
 from kio.schema.errors import ErrorCode
 
-from stratalog_broker.coordination.groups.expiry import CONSUMER_PROTOCOL, expired_offsets, topics_wanted_by
-from stratalog_broker.coordination.groups.group_table import GroupTable
-from stratalog_broker.coordination.groups.messages import Instant
-from stratalog_broker.coordination.groups.rebalance import GroupState
-from stratalog_broker.coordination.groups.records import OffsetKey, OffsetsRecord, encode_group_key, encode_offset_key
-from stratalog_broker.coordination.groups.store import TopicPartitionName
+from stratalog_broker.coordination.groups.core.expiry import CONSUMER_PROTOCOL, expired_offsets, topics_wanted_by
+from stratalog_broker.coordination.groups.core.group_table import GroupTable
+from stratalog_broker.coordination.groups.core.messages import Instant
+from stratalog_broker.coordination.groups.core.rebalance import GroupState
+from stratalog_broker.coordination.groups.core.records import OffsetKey, OffsetsRecord, encode_group_key, encode_offset_key
+from stratalog_broker.coordination.groups.core.store import TopicPartitionName
 
 
 class RemovingTable(GroupTable):
