@@ -1,7 +1,7 @@
 """JoinGroup, versions 0–9. The response waits for the rebalance.
 
 Static members exist since v5, MEMBER_ID_REQUIRED since v4 (KIP-394), ``skip_assignment`` since v9 (KIP-814). v0 has no
-rebalance time-out, so the session time-out is used. Differences from Apache Kafka: see ``groups/group.py``.
+rebalance time-out, so the session time-out is used. Differences from Apache Kafka: see ``groups/core/group.py``.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Consumer groups: a coordinator without I/O (``coordinator.py`` and below) and its shell over ``__consumer_offsets``."""
+"""Consumer groups: ``core/`` decides; the modules beside it are its shell over ``__consumer_offsets``."""

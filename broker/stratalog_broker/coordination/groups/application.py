@@ -1,6 +1,6 @@
 """The shell of one coordinator partition: an internal-topic application with tickets, timers and a record writer.
 
-All decisions are made in ``coordinator.py``. ``service.py`` refuses requests while the partition is not loaded. When this
+All decisions are made in ``core/coordinator.py``. ``service.py`` refuses requests while the partition is not loaded. When this
 broker resigns the partition, all waiting joins and syncs fail with NOT_COORDINATOR.
 """
 
