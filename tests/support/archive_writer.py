@@ -97,9 +97,8 @@ class ArchiveWriter:
         writer = SegmentWriter(identity, self._block_bytes_target)
         for batch in batches:
             writer.append(batch)
-        footer = writer.finish(created_at_ms=self._clock.wall_ms(), producers=producers, aborted_transactions=aborted)
-        parts = writer.take_parts()
+        written = writer.finish(created_at_ms=self._clock.wall_ms(), producers=producers, aborted_transactions=aborted)
         epoch = writer.leader_epochs[-1].epoch
-        key = segment_key(manifest.topic_id, manifest.partition, footer.base_offset, epoch, self._random_id())
-        await self._store.put(key, parts)
-        return segment_entry(key, footer, parts[-1], writer.leader_epochs)
+        key = segment_key(manifest.topic_id, manifest.partition, written.footer.base_offset, epoch, self._random_id())
+        await self._store.put(key, writer.take_parts())
+        return segment_entry(key, written)

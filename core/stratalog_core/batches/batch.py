@@ -76,6 +76,12 @@ class BatchHeader(NamedTuple):
         return self.base_offset + self.last_offset_delta + 1
 
     @property
+    def min_timestamp_ms(self) -> int | None:
+        """The minimum timestamp of all records; None if the header does not tell, because records need not be in time order."""
+        is_told = self.record_count == 1 or self.attributes & TIMESTAMP_TYPE_BIT
+        return self.max_timestamp_ms if is_told else None
+
+    @property
     def compression(self) -> int:
         """0 none, 1 gzip, 2 snappy, 3 lz4, 4 zstd."""
         return self.attributes & COMPRESSION_MASK

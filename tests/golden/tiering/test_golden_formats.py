@@ -71,13 +71,13 @@ def make_segment() -> tuple[bytes, SegmentFooter]:
     for base, epoch in ((100, 1), (102, 1), (104, 2)):
         records = [Record(offset=base + n, timestamp_ms=1_700_000_000_000 - n, key=b"k", value=b"value") for n in range(2)]
         writer.append(bytes(build_batch(records, leader_epoch=epoch)))
-    footer = writer.finish(
+    written = writer.finish(
         created_at_ms=1_700_000_001_000,
         leader_epochs=(EpochStart(0, 0), EpochStart(1, 90), EpochStart(2, 104)),
         aborted_transactions=(AbortedTransaction(producer_id=5, first_offset=100, last_offset=103),),
         producers=(ProducerEntry(4, 1, (SequencedBatch(0, 1, 105, 1_700_000_000_000),)),),
     )
-    return b"".join(bytes(part) for part in writer.take_parts()), footer
+    return b"".join(bytes(part) for part in writer.take_parts()), written.footer
 
 
 def entry(base: int, end: int) -> SegmentEntry:

@@ -73,12 +73,10 @@ class ColdBucket:
         writer = SegmentWriter(identity, block_bytes)
         for batch in batches:
             writer.append(batch)
-        data = b"".join(writer.take_parts())
-        footer = writer.finish(created_at_ms=1, aborted_transactions=aborted)
-        tail = b"".join(writer.take_parts())
+        written = writer.finish(created_at_ms=1, aborted_transactions=aborted)
         key = segment_key(topic_id, number, base_offset, 0, self._random.getrandbits(64))
-        self.put(key, data + tail)
-        return segment_entry(key, footer, tail, footer.leader_epochs)
+        self.put(key, b"".join(writer.take_parts()))
+        return segment_entry(key, written)
 
     def _manifest(
         self,

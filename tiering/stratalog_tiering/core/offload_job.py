@@ -19,7 +19,7 @@ from stratalog_core.ports import Buffer
 from stratalog_metadata.records import Ledger, Topic
 from stratalog_tiering.format.manifest import SegmentEntry, segment_entry
 from stratalog_tiering.format.object_keys import segment_key
-from stratalog_tiering.format.segment import AbortedTransaction, SegmentFooter, SegmentIdentity, SegmentWriter
+from stratalog_tiering.format.segment import AbortedTransaction, SegmentFooter, SegmentIdentity, SegmentWriter, WrittenSegment
 
 
 class SourceEntry(Protocol):
@@ -57,8 +57,7 @@ class OffloadJob:
         )  # fmt: skip
         self._writer = SegmentWriter(identity, block_bytes)
         self.key = segment_key(topic.topic_id, first.partition, first.base_offset, ledgers[-1].leader_epoch, random_id)
-        self._footer: SegmentFooter | None = None
-        self._tail: Buffer = b""
+        self._written: WrittenSegment | None = None
 
     @property
     def next_read(self) -> ReadRange | None:
@@ -96,22 +95,24 @@ class OffloadJob:
                 f" transactions are offloaded, and the segment ends at {state.next_offset}"
             )
         self._keep_aborted()
-        self._footer = self._writer.finish(
+        self._written = self._writer.finish(
             created_at_ms=created_at_ms, leader_epochs=state.leader_epochs,
             aborted_transactions=self._aborted, producers=state.producers.snapshot(),
         )  # fmt: skip
-        parts = self._writer.take_parts()
-        self._tail = parts[-1]
-        return parts
+        return self._writer.take_parts()
+
+    @property
+    def written(self) -> WrittenSegment:
+        assert self._written is not None, "the segment is finished"
+        return self._written
 
     @property
     def footer(self) -> SegmentFooter:
-        assert self._footer is not None, "the segment is finished"
-        return self._footer
+        return self.written.footer
 
     def entry(self) -> SegmentEntry:
         """The finished segment's manifest entry."""
-        return segment_entry(self.key, self.footer, self._tail, self._writer.leader_epochs)
+        return segment_entry(self.key, self.written)
 
     def _add(self, payload: memoryview) -> None:
         if is_checkpoint(payload):

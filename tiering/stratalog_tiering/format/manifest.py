@@ -34,7 +34,7 @@ from stratalog_core.malformed import MALFORMED
 from stratalog_core.ports import Buffer
 from stratalog_core.stepwise import decode_map
 from stratalog_metadata.records import ManifestPointer
-from stratalog_tiering.format.footer import SegmentFooter
+from stratalog_tiering.format.segment import WrittenSegment
 
 FORMAT_VERSION: Final = 2
 MANIFEST_MAGIC: Final = b"SLMANIFS"
@@ -227,20 +227,21 @@ def object_sha256(content: Buffer) -> bytes:
     return hashlib.sha256(content).digest()
 
 
-def segment_entry(key: str, footer: SegmentFooter, tail: Buffer, leader_epochs: tuple[EpochStart, ...]) -> SegmentEntry:
-    """The manifest's entry for a new segment, whose footer and trailer are the bytes ``tail``."""
+def segment_entry(key: str, written: WrittenSegment) -> SegmentEntry:
+    """The manifest's entry for a new segment."""
+    footer = written.footer
     return SegmentEntry(
         key=key,
         base_offset=footer.base_offset,
         end_offset=footer.end_offset,
-        object_bytes=footer.data_bytes + len(tail),
+        object_bytes=written.object_bytes,
         data_bytes=footer.data_bytes,
         record_count=footer.record_count,
         max_timestamp_ms=footer.max_timestamp_ms,
         first_timestamp_min_ms=footer.first_timestamp_min_ms,
         merkle_root=footer.merkle_root,
-        footer_sha256=object_sha256(tail),
-        leader_epochs=leader_epochs,
+        footer_sha256=written.footer_sha256,
+        leader_epochs=written.leader_epochs,
         created_at_ms=footer.created_at_ms,
     )
 

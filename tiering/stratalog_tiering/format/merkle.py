@@ -7,14 +7,18 @@ largest power of two below n. The prefixes prevent that an inner node is present
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
+from stratalog_core.errors import Invalid
 from stratalog_core.ports import Buffer
 
 HASH_BYTES: Final = 32
 _LEAF_PREFIX: Final = b"\x00"
 _NODE_PREFIX: Final = b"\x01"
+_BASE_OFFSET_END: Final = 8
+_LEADER_EPOCH_START: Final = 12
+_LEADER_EPOCH_END: Final = 16
 
 
 def leaf_hash(parts: Iterable[Buffer]) -> bytes:
@@ -23,6 +27,59 @@ def leaf_hash(parts: Iterable[Buffer]) -> bytes:
     for part in parts:
         digest.update(part)
     return digest.digest()
+
+
+def batch_leaf(batch: Buffer) -> bytes:
+    """Leaf of one whole record batch: over its base offset, its leader epoch and the SHA-256 of its other bytes.
+
+    A broker sets base offset and leader epoch; the other bytes are the producer's.
+    """
+    view = memoryview(batch)
+    rest = hashlib.sha256(view[_BASE_OFFSET_END:_LEADER_EPOCH_START])
+    rest.update(view[_LEADER_EPOCH_END:])
+    return leaf_hash((view[:_BASE_OFFSET_END], view[_LEADER_EPOCH_START:_LEADER_EPOCH_END], rest.digest()))
+
+
+def split_hashes(hashes: Buffer) -> Iterator[bytes]:
+    """Each hash of a concatenation."""
+    for start in range(0, len(hashes), HASH_BYTES):
+        yield bytes(hashes[start : start + HASH_BYTES])
+
+
+class TreeFrontier:
+    """A tree that grows by appending leaves and needs O(log n) memory.
+
+    ``peaks`` are the roots of its perfect subtrees, largest first, one per bit that is set in ``size``. The root is that of
+    `root_hash` over all leaves.
+    """
+
+    __slots__ = ("_peaks", "size")
+
+    def __init__(self, size: int = 0, peaks: Sequence[bytes] = ()) -> None:
+        if size < 0 or len(peaks) != size.bit_count():
+            raise Invalid(f"a tree of {size} leaves has {size.bit_count()} peaks, not {len(peaks)}")
+        self.size = size
+        self._peaks = list(peaks)
+
+    @property
+    def peaks(self) -> tuple[bytes, ...]:
+        return tuple(self._peaks)
+
+    def append(self, leaf: bytes) -> None:
+        completed = self.size
+        while completed & 1:
+            leaf = _node(self._peaks.pop(), leaf)
+            completed >>= 1
+        self._peaks.append(leaf)
+        self.size += 1
+
+    def root(self) -> bytes:
+        if not self._peaks:
+            return root_hash(())
+        *others, root = self._peaks
+        for peak in reversed(others):
+            root = _node(peak, root)
+        return root
 
 
 def root_hash(leaves: Sequence[bytes]) -> bytes:

@@ -32,7 +32,7 @@ from stratalog_tiering.format.footer import (
     footer_range,
     parse_footer,
 )
-from stratalog_tiering.format.merkle import inclusion_proof, leaf_hash, proof_holds, root_hash
+from stratalog_tiering.format.merkle import batch_leaf, inclusion_proof, leaf_hash, proof_holds, root_hash
 
 BLOCK_BYTES_TARGET: Final = 1024 * 1024
 
@@ -46,6 +46,26 @@ class SegmentIdentity:
     partition: int
     base_offset: int
     ledger_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenSegment:
+    """A finished segment: its footer, and what its manifest entry needs beside it. Positions and lengths are in stored bytes.
+
+    ``footer_sha256`` is over ``footer_length`` bytes from ``footer_position`` on, ``sha256`` over the whole object.
+    ``leader_epochs`` are those of the batches. ``min_timestamp_ms`` is the true minimum over all records, None if the batch
+    headers do not tell. ``leaves`` holds the Merkle leaves, one per record batch in offset order, ``HASH_BYTES`` each.
+    """
+
+    footer: SegmentFooter
+    footer_position: int
+    footer_length: int
+    footer_sha256: bytes
+    object_bytes: int
+    sha256: bytes
+    leader_epochs: tuple[EpochStart, ...]
+    min_timestamp_ms: int | None
+    leaves: bytes
 
 
 class SegmentWriter:
@@ -66,7 +86,10 @@ class SegmentWriter:
         self._data_bytes = 0
         self._open = _OpenBlock(0, identity.base_offset)
         self._epochs: list[EpochStart] = []
-        self._first_timestamp_min_ms: int | None = None
+        self._first_timestamp_min_ms = -1
+        self._min_timestamp_ms: int | None = None
+        self._sha256 = hashlib.sha256()
+        self._leaves = bytearray()
 
     @property
     def next_offset(self) -> int:
@@ -100,7 +123,9 @@ class SegmentWriter:
         self._open.add(batch, header)
         self._parts.append(batch)
         self._note_epoch(header)
-        self._note_timestamp(header.base_timestamp_ms)
+        self._note_timestamps(header)
+        self._sha256.update(batch)
+        self._leaves += batch_leaf(batch)
         self._next_offset = header.next_offset
         self._data_bytes += len(batch)
 
@@ -116,7 +141,7 @@ class SegmentWriter:
         leader_epochs: Sequence[EpochStart] = (),
         aborted_transactions: Sequence[AbortedTransaction] = (),
         producers: Sequence[ProducerEntry] = (),
-    ) -> SegmentFooter:
+    ) -> WrittenSegment:
         """Close the last block and append footer and trailer as the last part. Raises ``Invalid`` if there is no batch.
 
         ``leader_epochs`` defaults to those seen in the batches.
@@ -141,12 +166,24 @@ class SegmentWriter:
             batch_count=sum(block.batch_count for block in blocks),
             data_bytes=self._data_bytes,
             max_timestamp_ms=max(block.max_timestamp_ms for block in blocks),
-            first_timestamp_min_ms=-1 if self._first_timestamp_min_ms is None else self._first_timestamp_min_ms,
+            first_timestamp_min_ms=self._first_timestamp_min_ms,
             merkle_root=root_hash([block.leaf_hash for block in blocks]),
             created_at_ms=created_at_ms,
         )
-        self._parts.append(encode_footer(footer))
-        return footer
+        tail = encode_footer(footer)
+        self._parts.append(tail)
+        self._sha256.update(tail)
+        return WrittenSegment(
+            footer=footer,
+            footer_position=self._data_bytes,
+            footer_length=len(tail),
+            footer_sha256=hashlib.sha256(tail).digest(),
+            object_bytes=self._data_bytes + len(tail),
+            sha256=self._sha256.digest(),
+            leader_epochs=self.leader_epochs,
+            min_timestamp_ms=self._min_timestamp_ms,
+            leaves=bytes(self._leaves),
+        )
 
     def _close_block(self) -> None:
         self._blocks.append(self._open.entry())
@@ -156,9 +193,18 @@ class SegmentWriter:
         if not self._epochs or self._epochs[-1].epoch != header.leader_epoch:
             self._epochs.append(EpochStart(epoch=header.leader_epoch, start_offset=header.base_offset))
 
-    def _note_timestamp(self, first_ms: int) -> None:
-        if self._first_timestamp_min_ms is None or first_ms < self._first_timestamp_min_ms:
-            self._first_timestamp_min_ms = first_ms
+    def _note_timestamps(self, header: BatchHeader) -> None:
+        first_ms, min_ms = header.base_timestamp_ms, header.min_timestamp_ms
+        if not self._data_bytes:
+            self._first_timestamp_min_ms, self._min_timestamp_ms = first_ms, min_ms
+            return
+        self._first_timestamp_min_ms = min(self._first_timestamp_min_ms, first_ms)
+        self._min_timestamp_ms = _lower(self._min_timestamp_ms, min_ms)
+
+
+def _lower(left_ms: int | None, right_ms: int | None) -> int | None:
+    """The lesser timestamp; None if either is unknown."""
+    return None if left_ms is None or right_ms is None else min(left_ms, right_ms)
 
 
 class _OpenBlock:
@@ -265,6 +311,6 @@ def block_proved(block: Buffer, index: int, block_count: int, proof: Sequence[by
 
 __all__ = [
     "BLOCK_BYTES_TARGET", "AbortedTransaction", "BlockEntry", "EpochStart", "ProducerEntry", "SegmentFooter",
-    "SegmentIdentity", "SegmentWriter", "audit_block", "block_proved", "check_block", "find_block", "footer_range",
-    "iterate_block_batches", "parse_footer", "prove_block",
+    "SegmentIdentity", "SegmentWriter", "WrittenSegment", "audit_block", "block_proved", "check_block", "find_block",
+    "footer_range", "iterate_block_batches", "parse_footer", "prove_block",
 ]  # fmt: skip

@@ -119,17 +119,16 @@ async def _write_merged(ports: WorkerPorts, state: PartitionSnapshot, run: Seque
                 for batch, header in iterate_block_batches(content):
                     writer.append(batch, header)
                 await upload.write(writer.take_parts())
-        footer = writer.finish(
+        written = writer.finish(
             created_at_ms=max(footer.created_at_ms for footer in footers), leader_epochs=_epochs(footers),
             aborted_transactions=_aborted(footers), producers=footers[-1].producers,
         )  # fmt: skip
-        parts = writer.take_parts()
-        await upload.write(parts)
+        await upload.write(writer.take_parts())
         await upload.finish()
     except BaseException:
         await abort_quietly(upload)
         raise
-    merged = segment_entry(key, footer, parts[-1], writer.leader_epochs)
+    merged = segment_entry(key, written)
     return msgspec.structs.replace(merged, merge_count=1 + max(entry.merge_count for entry in run))
 
 

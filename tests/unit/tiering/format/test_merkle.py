@@ -8,7 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stratalog_tiering.format.merkle import inclusion_proof, leaf_hash, proof_holds, root_hash
+from stratalog_core.batches.batch import assign_offset
+from stratalog_core.batches.records import Record, build_batch
+from stratalog_core.errors import Invalid
+from stratalog_tiering.format.merkle import TreeFrontier, batch_leaf, inclusion_proof, leaf_hash, proof_holds, root_hash
 
 
 def test_an_empty_tree_hashes_to_the_hash_of_nothing() -> None:
@@ -41,3 +44,28 @@ def test_every_leaf_is_proved_and_no_other_leaf_is(contents: list[bytes], data: 
 def test_no_proof_outside_the_tree() -> None:
     with pytest.raises(IndexError):
         inclusion_proof([leaf_hash([b""])], 1)
+
+
+@given(st.lists(st.binary(max_size=8), max_size=70), st.integers(0, 70))
+def test_a_tree_grows_to_the_same_root(contents: list[bytes], stored_at: int) -> None:
+    leaves = [leaf_hash([content]) for content in contents]
+    tree = TreeFrontier()
+    for count, leaf in enumerate(leaves):
+        if count == stored_at:
+            tree = TreeFrontier(tree.size, tree.peaks)
+        tree.append(leaf)
+        assert tree.root() == root_hash(leaves[: count + 1])
+    assert (tree.size, tree.root()) == (len(leaves), root_hash(leaves))
+
+
+def test_a_frontier_without_all_its_peaks_is_refused() -> None:
+    with pytest.raises(Invalid, match="a tree of 3 leaves has 2 peaks, not 1"):
+        TreeFrontier(3, [b"\0" * 32])
+
+
+def test_a_batchs_leaf_is_over_base_offset_leader_epoch_and_the_hash_of_the_rest() -> None:
+    batch = bytearray(build_batch([Record(offset=0, timestamp_ms=1, key=None, value=b"v")]))
+    assign_offset(batch, 258, 7)
+    rest = hashlib.sha256(batch[8:12] + batch[16:]).digest()
+    offset_and_epoch = (258).to_bytes(8, "big") + (7).to_bytes(4, "big")
+    assert batch_leaf(batch) == hashlib.sha256(b"\0" + offset_and_epoch + rest).digest()

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from uuid import UUID
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stratalog_core.batches.batch import TIMESTAMP_TYPE_BIT
 from stratalog_core.batches.records import Record, build_batch
 from stratalog_core.errors import Corrupt, Invalid, StratalogError
 from stratalog_tiering.format.footer import TRAILER_BYTES
+from stratalog_tiering.format.merkle import batch_leaf, split_hashes
 from stratalog_tiering.format.segment import (
     SegmentFooter,
     SegmentIdentity,
     SegmentWriter,
+    WrittenSegment,
     audit_block,
     block_proved,
     find_block,
@@ -43,14 +47,42 @@ def make_batches(base_offset: int, counts: list[int], epochs: list[int] | None =
     return batches
 
 
-def write_segment(batches: list[bytes], base_offset: int = 0, block_bytes: int = 300) -> tuple[bytes, SegmentFooter]:
+def write(batches: list[bytes], base_offset: int = 0, block_bytes: int = 300) -> tuple[bytes, WrittenSegment]:
     writer = SegmentWriter(identity(base_offset), block_bytes)
     content = bytearray()
     for batch in batches:
         writer.append(batch)
         content += b"".join(writer.take_parts())
-    footer = writer.finish(created_at_ms=5)
-    return bytes(content + b"".join(writer.take_parts())), footer
+    written = writer.finish(created_at_ms=5)
+    return bytes(content + b"".join(writer.take_parts())), written
+
+
+def write_segment(batches: list[bytes], base_offset: int = 0, block_bytes: int = 300) -> tuple[bytes, SegmentFooter]:
+    content, written = write(batches, base_offset, block_bytes)
+    return content, written.footer
+
+
+@given(st.integers(0, 2**40), st.lists(st.integers(1, 12), min_size=1, max_size=25), st.integers(1, 4000))
+def test_the_result_describes_the_object(base_offset: int, counts: list[int], block_bytes: int) -> None:
+    batches = make_batches(base_offset, counts)
+    content, written = write(batches, base_offset, block_bytes)
+    assert (written.object_bytes, written.sha256) == (len(content), sha256(content).digest())
+    footer = content[written.footer_position : written.footer_position + written.footer_length]
+    assert written.footer_sha256 == sha256(footer).digest()
+    assert parse_footer(footer, len(content)) == written.footer
+    assert list(split_hashes(written.leaves)) == [batch_leaf(batch) for batch in batches]
+
+
+def test_the_minimum_timestamp_is_true_or_unknown() -> None:
+    def batch(offset: int, *times: int, attributes: int = 0) -> bytes:
+        records = [Record(offset=offset + n, timestamp_ms=ms, key=None, value=b"") for n, ms in enumerate(times)]
+        return bytes(build_batch(records, attributes=attributes))
+
+    assert write([batch(0, 50), batch(1, 40), batch(2, 60)])[1].min_timestamp_ms == 40
+    assert write([batch(0, 50), batch(1, 40, 30)])[1].min_timestamp_ms is None, (
+        "the header says nothing about the second record"
+    )
+    assert write([batch(0, 50, 50, attributes=TIMESTAMP_TYPE_BIT)])[1].min_timestamp_ms == 50
 
 
 @given(st.integers(0, 2**40), st.lists(st.integers(1, 12), min_size=1, max_size=25), st.integers(1, 4000))

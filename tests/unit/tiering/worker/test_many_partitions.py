@@ -114,8 +114,7 @@ class Many:
         identity = SegmentIdentity(topic_id=UUID(int=1), topic_name="t", partition=0, base_offset=0, ledger_ids=(1,))
         writer = SegmentWriter(identity, 4096)
         writer.append(self._batch(0))
-        footer = writer.finish(created_at_ms=self.clock.wall_ms())
-        return segment_entry("", footer, writer.take_parts()[-1], writer.leader_epochs)
+        return segment_entry("", writer.finish(created_at_ms=self.clock.wall_ms()))
 
     def _manifest(self, topic: Topic, index: int, entry: SegmentEntry) -> ManifestPointer:
         edit = ManifestEdit(Previous(manifest=empty_manifest(topic.topic_id, topic.name, index, 0)), random_id=lambda: 7)
