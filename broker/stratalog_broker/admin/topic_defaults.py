@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from kio.schema.errors import ErrorCode
-
+from stratalog_broker.admin.errors import InvalidConfig
 from stratalog_broker.admin.topics import EditConfigs
 from stratalog_broker.configs.topic_configs import topic_config_key
-from stratalog_broker.protocol.errors import KafkaError
 from stratalog_core.errors import Invalid
 from stratalog_metadata.client.api import MetadataClient
 from stratalog_metadata.client.guarded_updates import GuardedUpdates, decide_again
@@ -15,7 +13,7 @@ from stratalog_metadata.state.commands import ABSENT, Command, Put, VersionIs
 
 
 async def configure_defaults(metadata: MetadataClient, edit: EditConfigs, timeout_s: float, *, validate_only: bool) -> None:
-    """Replace the defaults by the result of ``edit``. Raises ``KafkaError`` INVALID_CONFIG."""
+    """Replace the defaults by the result of ``edit``. Raises ``InvalidConfig``."""
 
     async def attempt() -> None:
         stored = metadata.view.get(TOPIC_DEFAULTS_KEY)
@@ -39,4 +37,4 @@ def _check(configs: dict[str, str]) -> None:
         for name, value in configs.items():
             topic_config_key(name).check(value)
     except Invalid as refused:
-        raise KafkaError(ErrorCode.invalid_config, refused.message) from refused
+        raise InvalidConfig(refused.message) from refused

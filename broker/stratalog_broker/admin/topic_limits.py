@@ -5,29 +5,27 @@ Numbers are counted in this broker's view: concurrent requests to several broker
 
 from __future__ import annotations
 
-from kio.schema.errors import ErrorCode
-
+from stratalog_broker.admin.errors import LimitExceeded
 from stratalog_broker.configs.settings import BrokerSettings
-from stratalog_broker.protocol.errors import KafkaError
 from stratalog_metadata.client.api import MetadataView
 from stratalog_metadata.records import Topic
 
 
 def check_request(settings: BrokerSettings, partitions: int) -> None:
-    """Raise ``KafkaError`` POLICY_VIOLATION if one request may not create ``partitions`` partitions."""
+    """Raise ``LimitExceeded`` if one request may not create ``partitions`` partitions."""
     most = settings.request_partitions_max
     if partitions > most:
         text = f"the request creates {partitions} partitions; request_partitions_max is {most}: create them in parts"
-        raise KafkaError(ErrorCode.policy_violation, text)
+        raise LimitExceeded(text)
 
 
 def check_cluster(settings: BrokerSettings, view: MetadataView, topics: int, partitions: int) -> None:
-    """Raise ``KafkaError`` POLICY_VIOLATION if the cluster may not have this many more. Internal topics do not count."""
+    """Raise ``LimitExceeded`` if the cluster may not have this many more. Internal topics do not count."""
     found = [topic.partition_count for topic in view.all(Topic) if not topic.internal]
     if topics and len(found) + topics > settings.topics_max:
         text = f"there would be {len(found) + topics} topics; topics_max is {settings.topics_max}: delete some, or raise it"
-        raise KafkaError(ErrorCode.policy_violation, text)
+        raise LimitExceeded(text)
     total = sum(found) + partitions
     if total > settings.partitions_max:
         text = f"there would be {total} partitions; partitions_max is {settings.partitions_max}: delete some, or raise it"
-        raise KafkaError(ErrorCode.policy_violation, text)
+        raise LimitExceeded(text)

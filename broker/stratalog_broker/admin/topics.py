@@ -5,7 +5,7 @@ here return when this broker's view shows owners. Deletion removes every record 
 included, and leaves a ``DeletedTopic`` for the object store's collector; data is not deleted here. Replica assignments set the
 number of copies and the brokers preferred as owners; copies are on bookies.
 
-Refusals that have a Kafka error code are raised as ``KafkaError``, failures of the quorum as errors of the common tree.
+Refusals are errors of ``admin/errors.py``, or ``NotFound``; failures of the quorum are errors of the common tree.
 """
 
 from __future__ import annotations
@@ -17,14 +17,20 @@ from dataclasses import dataclass, field
 from typing import Final
 from uuid import UUID
 
-from kio.schema.errors import ErrorCode
-
-from stratalog_broker.admin.topic_limits import check_cluster
+from stratalog_broker.admin.errors import (
+    InvalidAssignment,
+    InvalidConfig,
+    InvalidPartitions,
+    InvalidReplicationFactor,
+    InvalidTopic,
+    NotServedYet,
+    TopicExists,
+)
+from stratalog_broker.admin.topic_limits import check_cluster, check_request
 from stratalog_broker.configs.settings import BrokerSettings
 from stratalog_broker.configs.topic_configs import check_topic_configs
 from stratalog_broker.partitions.internal_topics import INTERNAL_TOPICS
-from stratalog_broker.protocol.errors import KafkaError
-from stratalog_core.errors import Invalid
+from stratalog_core.errors import Invalid, NotEnoughBookies, NotFound
 from stratalog_core.ports import Clock, Random
 from stratalog_metadata.client.api import MetadataClient, MetadataView
 from stratalog_metadata.client.guarded_updates import GuardedUpdates, decide_again
@@ -64,26 +70,25 @@ _NAME: Final = re.compile(r"[a-zA-Z0-9._-]+\Z")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewTopic:
-    """The topic to create; ``BROKER_DEFAULT`` leaves a number to the broker's settings."""
+    """The topic to create; ``BROKER_DEFAULT`` leaves a number to the broker's settings. A config needs a value."""
 
     name: str
     partition_count: int = BROKER_DEFAULT
     replication_factor: int = BROKER_DEFAULT
-    configs: Mapping[str, str] = field(default_factory=dict)
+    configs: Mapping[str, str | None] = field(default_factory=dict)
     internal: bool = False
-    assigned: Sequence[tuple[int, ...]] = ()
-    """Brokers of each partition, the preferred owner first; empty: any brokers."""
+    assigned: Sequence[tuple[int, tuple[int, ...]]] = ()
+    """Index of each partition and its brokers, the preferred owner first. It gives both numbers. Empty: any brokers."""
 
 
 EditConfigs = Callable[[dict[str, str]], Mapping[str, str]]
 
 
 def check_topic_name(name: str) -> None:
-    """Raise ``KafkaError`` INVALID_TOPIC_EXCEPTION if ``name`` breaks Kafka's rule. Unlike in Kafka, "." and "_" differ."""
+    """Raise ``InvalidTopic`` if ``name`` breaks Kafka's rule. Unlike in Kafka, "." and "_" differ."""
     if not name or len(name) > NAME_CHARACTERS_MAX or name in (".", "..") or not _NAME.match(name):
-        raise KafkaError(
-            ErrorCode.invalid_topic_exception,
-            f"topic name {name[:300]!r}: 1 to {NAME_CHARACTERS_MAX} characters of a-z A-Z 0-9 . _ - and neither '.' nor '..'",
+        raise InvalidTopic(
+            f"topic name {name[:300]!r}: 1 to {NAME_CHARACTERS_MAX} characters of a-z A-Z 0-9 . _ - and neither '.' nor '..'"
         )
 
 
@@ -104,34 +109,47 @@ class TopicCommands:
     # -- create
 
     async def create(self, new: NewTopic, timeout_s: float, *, validate_only: bool = False) -> Topic:
-        """Create a topic and wait until its partitions have owners; REQUEST_TIMED_OUT after ``timeout_s``."""
-        topic = self._plan(new)
+        """Create a topic and wait until its partitions have owners; ``NotServedYet`` after ``timeout_s``."""
+        configs, assigned = _given_configs(new), _given_assignment(new)
+        topic = self._plan(new, configs, assigned)
         if validate_only:
             return topic
-        updates = (Put(record=topic), *_partition_updates(topic, 0, new.assigned))
+        updates = (Put(record=topic), *_partition_updates(topic, 0, assigned))
         requirements = (VersionIs(key=topic.key(), version=ABSENT),)
         try:
             await self._updates.propose(Command(updates=updates, requirements=requirements), topic.key(), timeout_s)
         except Superseded:
-            raise KafkaError(ErrorCode.topic_already_exists, f"topic {new.name!r} already exists") from None
+            raise TopicExists(f"topic {new.name!r} already exists") from None
         await self._wait_for_owners(topic, timeout_s)
         return topic
 
-    def _plan(self, new: NewTopic) -> Topic:
-        """Return the record to write. Raises ``KafkaError`` if the request is invalid."""
+    def check_limits(self, new: Sequence[NewTopic]) -> None:
+        """Raise ``LimitExceeded`` if the topics of one request together exceed a limit."""
+        default = self._settings.default_partitions
+        partitions = sum(
+            len(topic.assigned)
+            or (default if topic.partition_count == BROKER_DEFAULT else min(max(topic.partition_count, 0), PARTITIONS_MAX))
+            for topic in new
+        )
+        check_request(self._settings, partitions)
+        if len(new) > 1:  # a single topic is checked together with its other properties
+            check_cluster(self._settings, self._view, len(new), partitions)
+
+    def _plan(self, new: NewTopic, configs: dict[str, str], assigned: Sequence[tuple[int, ...]]) -> Topic:
+        """Return the record to write. Raises an error of ``admin/errors.py`` if the request is invalid."""
         check_topic_name(new.name)
         if new.name in INTERNAL_TOPICS and not new.internal:
-            raise KafkaError(ErrorCode.invalid_topic_exception, f"topic {new.name!r} is internal: it is created on demand")
+            raise InvalidTopic(f"topic {new.name!r} is internal: it is created on demand")
         if self._view.get(topic_key(new.name)) is not None:
-            raise KafkaError(ErrorCode.topic_already_exists, f"topic {new.name!r} already exists")
+            raise TopicExists(f"topic {new.name!r} already exists")
         topic = Topic(
             name=new.name, topic_id=UUID(int=self._random.getrandbits(128), version=4),
-            partition_count=self._partition_count(new.partition_count),
-            replication_factor=self._replication_factor(new.replication_factor),
-            configs=dict(new.configs), internal=new.internal,
+            partition_count=self._partition_count(len(assigned) or new.partition_count),
+            replication_factor=self._replication_factor(len(assigned[0]) if assigned else new.replication_factor),
+            configs=configs, internal=new.internal,
         )  # fmt: skip
         _check_configs(topic)
-        self._check_assigned(new.assigned)
+        self._check_assigned(assigned)
         if not topic.internal:
             check_cluster(self._settings, self._view, 1, topic.partition_count)
         return topic
@@ -140,16 +158,16 @@ class TopicCommands:
         living = {broker.broker_id for broker in self._view.all(Broker)}
         for brokers in assigned:
             if len(set(brokers)) != len(brokers):
-                raise KafkaError(ErrorCode.invalid_replica_assignment, f"replica assignment {brokers} names one broker twice")
+                raise InvalidAssignment(f"replica assignment {brokers} names one broker twice")
             unknown = sorted(set(brokers) - living)
             if unknown:
                 text = f"replica assignment {brokers} names broker {unknown[0]}; those that live are {sorted(living)}"
-                raise KafkaError(ErrorCode.invalid_replica_assignment, text)
+                raise InvalidAssignment(text)
 
     def _partition_count(self, wanted: int) -> int:
         count = self._settings.default_partitions if wanted == BROKER_DEFAULT else wanted
         if not 1 <= count <= PARTITIONS_MAX:
-            raise KafkaError(ErrorCode.invalid_partitions, f"{count} partitions: choose 1 to {PARTITIONS_MAX}, or -1")
+            raise InvalidPartitions(f"{count} partitions: choose 1 to {PARTITIONS_MAX}, or -1")
         return count
 
     def _replication_factor(self, wanted: int) -> int:
@@ -157,7 +175,7 @@ class TopicCommands:
         most = min(self.registered_bookies(), REPLICATION_FACTOR_MAX)
         if not 1 <= factor <= most:
             text = f"replication factor {factor}: there are {self.registered_bookies()} bookies, choose 1 to {most}, or -1"
-            raise KafkaError(ErrorCode.invalid_replication_factor, text)
+            raise InvalidReplicationFactor(text)
         return factor
 
     def registered_bookies(self) -> int:
@@ -165,25 +183,28 @@ class TopicCommands:
         return sum(1 for _ in self._view.all(Bookie))
 
     async def ensure_internal(self, name: str, partition_count: int, replication_factor: int, timeout_s: float) -> Topic:
-        """Return the internal topic; create it if needed. COORDINATOR_NOT_AVAILABLE while there are too few bookies."""
+        """Return the internal topic; create it if needed. ``NotEnoughBookies`` while there are too few of them."""
         found = self._view.find(Topic, topic_key(name))
         if found is not None:
             return found
         if self.registered_bookies() < replication_factor:
             text = f"{name} needs {replication_factor} bookies and there are {self.registered_bookies()}: start more, or lower"
-            raise KafkaError(ErrorCode.coordinator_not_available, f"{text} [broker] offsets_topic_replication_factor")
+            raise NotEnoughBookies(f"{text} [broker] offsets_topic_replication_factor")
         new = NewTopic(
             name=name, partition_count=partition_count, replication_factor=replication_factor, internal=True,
             configs={"cleanup.policy": "compact"},
         )  # fmt: skip
         try:
             return await self.create(new, timeout_s)
-        except KafkaError as refused:
-            if refused.code is not ErrorCode.topic_already_exists:
-                raise
+        except TopicExists:
             return await self._wait_for_topic(name, timeout_s)
 
     # -- grow, configure
+
+    def added_partitions(self, name: str, partition_count: int) -> int:
+        """Return how many partitions ``grow`` would create; 0 for a topic that does not exist."""
+        topic = self._view.find(Topic, topic_key(name))
+        return max(min(partition_count, PARTITIONS_MAX) - topic.partition_count, 0) if topic is not None else 0
 
     async def grow(
         self,
@@ -191,29 +212,38 @@ class TopicCommands:
         partition_count: int,
         timeout_s: float,
         *,
-        assigned: Sequence[tuple[int, ...]] = (),
+        assigned: Sequence[tuple[int, ...]] | None = None,
+        request_partitions: int | None = None,
         validate_only: bool = False,
     ) -> Topic:
-        """Increase the number of partitions and wait until the new ones have owners; ``assigned`` as in ``NewTopic``."""
-        self._check_assigned(assigned)
+        """Increase the number of partitions and wait until the new ones have owners.
+
+        ``assigned``: the brokers of each new partition, the preferred owner first; None: any brokers. ``request_partitions``:
+        how many partitions the request creates with this command and those before it; None: this is its only command.
+        """
+        added = self.added_partitions(name, partition_count)
+        check_request(self._settings, added if request_partitions is None else request_partitions)
 
         def plan(topic: Topic) -> Topic:
+            if assigned is not None:
+                _check_fits(assigned, topic, partition_count - topic.partition_count)
+                self._check_assigned(assigned)
             if topic.internal:
                 text = f"topic {name!r} is internal: its number of partitions decides which of them a group belongs to"
-                raise KafkaError(ErrorCode.invalid_topic_exception, text)
+                raise InvalidTopic(text)
             if not topic.partition_count < partition_count <= PARTITIONS_MAX:
                 text = f"topic {name!r} has {topic.partition_count} partitions: choose more, up to {PARTITIONS_MAX}"
-                raise KafkaError(ErrorCode.invalid_partitions, text)
+                raise InvalidPartitions(text)
             check_cluster(self._settings, self._view, 0, partition_count - topic.partition_count)
             return _changed(topic, partition_count=partition_count)
 
-        topic = await self._edit(name, plan, timeout_s, assigned=assigned, validate_only=validate_only)
+        topic = await self._edit(name, plan, timeout_s, assigned=assigned or (), validate_only=validate_only)
         if not validate_only:
             await self._wait_for_owners(topic, timeout_s)
         return topic
 
     async def configure(self, name: str, edit: EditConfigs, timeout_s: float, *, validate_only: bool = False) -> Topic:
-        """Replace a topic's configs by the result of ``edit``. Raises ``KafkaError`` INVALID_CONFIG."""
+        """Replace a topic's configs by the result of ``edit``. Raises ``InvalidConfig``."""
 
         def plan(topic: Topic) -> Topic:
             changed = _changed(topic, configs=dict(edit(dict(topic.configs))))
@@ -255,7 +285,7 @@ class TopicCommands:
             stored = self._view.get(topic_key(name))
             topic = _topic_of(name, stored.record if stored is not None else None)
             if topic.internal:
-                raise KafkaError(ErrorCode.invalid_topic_exception, f"topic {name!r} is internal and cannot be deleted")
+                raise InvalidTopic(f"topic {name!r} is internal and cannot be deleted")
             ledgers = [ledger for ledger in self._view.all(Ledger) if ledger.topic_id == topic.topic_id]
             requirements = [VersionIs(key=topic.key(), version=stored.version if stored is not None else ABSENT)]
             for index in range(topic.partition_count):
@@ -299,9 +329,38 @@ class TopicCommands:
                     changed.clear()
                     await changed.wait()
         except TimeoutError:
-            raise KafkaError(ErrorCode.request_timed_out, otherwise) from None
+            raise NotServedYet(otherwise) from None
         finally:
             unsubscribe()
+
+
+def _given_configs(new: NewTopic) -> dict[str, str]:
+    unset = [name for name, value in new.configs.items() if value is None]
+    if unset:
+        raise InvalidConfig(f"config {unset[0]} has no value")
+    return {name: value for name, value in new.configs.items() if value is not None}
+
+
+def _given_assignment(new: NewTopic) -> tuple[tuple[int, ...], ...]:
+    """Return the brokers of each partition in order; empty if any will do."""
+    if not new.assigned:
+        return ()
+    if (new.partition_count, new.replication_factor) != (BROKER_DEFAULT, BROKER_DEFAULT):
+        raise Invalid("give either a replica assignment, or numbers, not both")
+    rows = dict(new.assigned)
+    factors = {len(brokers) for brokers in rows.values()}
+    if sorted(rows) != list(range(len(new.assigned))) or len(factors) != 1:
+        raise InvalidAssignment(
+            "replica assignment: number the partitions from 0 without gaps, with equally many replicas each"
+        )
+    return tuple(rows[index] for index in range(len(rows)))
+
+
+def _check_fits(assigned: Sequence[tuple[int, ...]], topic: Topic, added: int) -> None:
+    copies = topic.replication_factor
+    if len(assigned) != added or any(len(brokers) != copies for brokers in assigned):
+        text = f"{len(assigned)} assignments for {added} new partitions of {copies} replicas: give one for each"
+        raise InvalidAssignment(text)
 
 
 def _partition_updates(topic: Topic, first: int, assigned: Sequence[tuple[int, ...]]) -> tuple[Update, ...]:
@@ -316,7 +375,7 @@ def _partition_updates(topic: Topic, first: int, assigned: Sequence[tuple[int, .
 
 def _topic_of(name: str, record: object) -> Topic:
     if not isinstance(record, Topic):
-        raise KafkaError(ErrorCode.unknown_topic_or_partition, f"there is no topic {name[:NAME_CHARACTERS_MAX]!r}")
+        raise NotFound(f"there is no topic {name[:NAME_CHARACTERS_MAX]!r}")
     return record
 
 
@@ -332,4 +391,4 @@ def _check_configs(topic: Topic) -> None:
     try:
         check_topic_configs(topic.configs, topic.replication_factor, internal=topic.internal)
     except Invalid as refused:
-        raise KafkaError(ErrorCode.invalid_config, refused.message) from refused
+        raise InvalidConfig(refused.message) from refused

@@ -7,33 +7,28 @@ topics can be altered only as ``topic_configs.py`` allows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Final
 
-from stratalog_broker.admin.config_changes import ConfigChanges, stored_name
-from stratalog_broker.admin.topics import EditConfigs
+from stratalog_broker.admin.config_commands import ConfigCommands, ConfigResource
 from stratalog_broker.requests.access import Access, Operation, Resource
+from stratalog_broker.requests.admin_errors import outcome_of
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
 
 
-async def handle(context: RequestContext, request: Any, *, changes: ConfigChanges) -> Any:
-    rows = [
-        context.new(
-            "AlterConfigsResourceResponse",
-            **await changes.apply(resource, _replacement(resource), validate_only=request.validate_only),
-        )
-        for resource in request.resources
-    ]
+async def handle(context: RequestContext, request: Any, *, config_commands: ConfigCommands) -> Any:
+    rows = [await _replace(context, config_commands, one, request.validate_only) for one in request.resources]
     return context.new("AlterConfigsResponse", responses=tuple(rows))
 
 
-def _replacement(resource: Any) -> EditConfigs:
-    def edit(_: Mapping[str, str]) -> Mapping[str, str]:
-        # A null value resets the config to its default, like omitting it.
-        return {stored_name(resource, row.name): row.value for row in resource.configs if row.value is not None}
-
-    return edit
+async def _replace(context: RequestContext, config_commands: ConfigCommands, one: Any, validate_only: bool) -> Any:
+    resource = ConfigResource(one.resource_type, one.resource_name)
+    configs = [(row.name, row.value) for row in one.configs]
+    error, message = await outcome_of(config_commands.replace(resource, configs, validate_only=validate_only))
+    return context.new(
+        "AlterConfigsResourceResponse",
+        error_code=error, error_message=message, resource_type=resource.kind, resource_name=resource.name,
+    )  # fmt: skip
 
 
 API: Final = HandlerInfo(

@@ -15,12 +15,11 @@ from typing import Any, Final
 from kio.schema.errors import ErrorCode
 
 from stratalog_broker.admin.config_rows import topic_config_rows
-from stratalog_broker.admin.topic_limits import check_cluster, check_request
-from stratalog_broker.admin.topics import BROKER_DEFAULT, PARTITIONS_MAX, NewTopic, TopicCommands
-from stratalog_broker.configs.settings import BrokerSettings
+from stratalog_broker.admin.errors import LimitExceeded
+from stratalog_broker.admin.topics import NewTopic, TopicCommands
 from stratalog_broker.protocol.durations import request_timeout_s
-from stratalog_broker.protocol.errors import KafkaError, error_code_of
 from stratalog_broker.requests.access import Access, Operation, Resource
+from stratalog_broker.requests.admin_errors import admin_error_code_of
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
 from stratalog_core.errors import StratalogError
@@ -29,20 +28,19 @@ from stratalog_metadata.client.topic_defaults import topic_defaults
 from stratalog_metadata.records import Topic
 
 
-async def handle(
-    context: RequestContext, request: Any, *, view: MetadataView, settings: BrokerSettings, topic_commands: TopicCommands
-) -> Any:
+async def handle(context: RequestContext, request: Any, *, view: MetadataView, topic_commands: TopicCommands) -> Any:
+    wanted = [_new_topic(wish) for wish in request.topics]
     try:
-        _check_limits(view, settings, request.topics)
-    except KafkaError as refused:
-        rows = [_refused(context, topic.name, refused.code, refused.message) for topic in request.topics]
+        topic_commands.check_limits(wanted)
+    except LimitExceeded as refused:
+        rows = [_refused(context, topic.name, admin_error_code_of(refused), refused.message) for topic in wanted]
         return context.new("CreateTopicsResponse", topics=tuple(rows))
-    times = Counter(topic.name for topic in request.topics)
+    times = Counter(topic.name for topic in wanted)
     timeout_s = request_timeout_s(request.timeout)
     rows = await asyncio.gather(
         *(
             _create(context, view, topic_commands, topic, timeout_s, validate_only=request.validate_only)
-            for topic in request.topics
+            for topic in wanted
             if times[topic.name] == 1
         )
     )
@@ -50,67 +48,33 @@ async def handle(
     return context.new("CreateTopicsResponse", topics=(*rows, *twice))
 
 
-def _check_limits(view: MetadataView, settings: BrokerSettings, topics: Any) -> None:
-    """Raise ``KafkaError`` POLICY_VIOLATION if the topics together exceed a limit."""
-    default = settings.default_partitions
-    partitions = sum(
-        len(topic.assignments)
-        or (default if topic.num_partitions == BROKER_DEFAULT else min(max(topic.num_partitions, 0), PARTITIONS_MAX))
-        for topic in topics
-    )
-    check_request(settings, partitions)
-    if len(topics) > 1:  # a single topic is checked together with its other properties
-        check_cluster(settings, view, len(topics), partitions)
+def _new_topic(wish: Any) -> NewTopic:
+    return NewTopic(
+        name=wish.name, partition_count=wish.num_partitions, replication_factor=wish.replication_factor,
+        configs={row.name: row.value for row in wish.configs},
+        assigned=tuple((row.partition_index, tuple(row.broker_ids)) for row in wish.assignments),
+    )  # fmt: skip
 
 
 async def _create(
     context: RequestContext,
     view: MetadataView,
     topic_commands: TopicCommands,
-    wish: Any,
+    new: NewTopic,
     timeout_s: float,
     *,
     validate_only: bool,
 ) -> Any:
     try:
-        topic = await topic_commands.create(_new_topic(wish), timeout_s, validate_only=validate_only)
-    except KafkaError as refused:
-        return _refused(context, wish.name, refused.code, refused.message)
+        topic = await topic_commands.create(new, timeout_s, validate_only=validate_only)
     except StratalogError as failure:
-        return _refused(context, wish.name, error_code_of(failure), failure.message)
+        return _refused(context, new.name, admin_error_code_of(failure), failure.message)
     return context.new(
         "CreatableTopicResult",
         name=topic.name, topic_id=topic.topic_id, error_code=ErrorCode.none, error_message=None,
         num_partitions=topic.partition_count, replication_factor=topic.replication_factor,
         configs=_configs(context, view, topic),
     )  # fmt: skip
-
-
-def _new_topic(wish: Any) -> NewTopic:
-    configs = {row.name: row.value for row in wish.configs}
-    unset = [name for name, value in configs.items() if value is None]
-    if unset:
-        raise KafkaError(ErrorCode.invalid_config, f"config {unset[0]} has no value")
-    partition_count, replication_factor = wish.num_partitions, wish.replication_factor
-    if wish.assignments:
-        if partition_count != BROKER_DEFAULT or replication_factor != BROKER_DEFAULT:
-            raise KafkaError(ErrorCode.invalid_request, "give either a replica assignment, or numbers, not both")
-        assigned = _assigned(wish.assignments)
-        return NewTopic(
-            name=wish.name, partition_count=len(assigned), replication_factor=len(assigned[0]), configs=configs,
-            assigned=assigned,
-        )  # fmt: skip
-    return NewTopic(name=wish.name, partition_count=partition_count, replication_factor=replication_factor, configs=configs)
-
-
-def _assigned(assignments: Any) -> tuple[tuple[int, ...], ...]:
-    """Return the brokers of each partition of a manual assignment."""
-    rows = {row.partition_index: tuple(row.broker_ids) for row in assignments}
-    factors = {len(brokers) for brokers in rows.values()}
-    if sorted(rows) != list(range(len(assignments))) or len(factors) != 1:
-        text = "replica assignment: number the partitions from 0 without gaps, with equally many replicas each"
-        raise KafkaError(ErrorCode.invalid_replica_assignment, text)
-    return tuple(rows[index] for index in range(len(rows)))
 
 
 def _configs(context: RequestContext, view: MetadataView, topic: Topic) -> tuple[Any, ...]:

@@ -10,38 +10,32 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
-from stratalog_broker.admin.config_rows import ConfigRow, broker_config_rows, default_config_rows, topic_config_rows
-from stratalog_broker.admin.topics import check_topic_name
-from stratalog_broker.configs.settings import BrokerSettings
-from stratalog_broker.protocol.errors import KafkaError
+from stratalog_broker.admin.config_commands import ConfigCommands, ConfigResource
+from stratalog_broker.admin.config_rows import ConfigRow
 from stratalog_broker.requests.access import Access, Operation, Resource
+from stratalog_broker.requests.admin_errors import admin_error_code_of
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
-from stratalog_metadata.client.api import MetadataView
-from stratalog_metadata.client.topic_defaults import topic_defaults
-from stratalog_metadata.records import Topic, topic_key
-
-TOPIC: Final = 2
-BROKER: Final = 4
+from stratalog_core.errors import StratalogError
 
 
-async def handle(context: RequestContext, request: Any, *, view: MetadataView, settings: BrokerSettings) -> Any:
+async def handle(context: RequestContext, request: Any, *, config_commands: ConfigCommands) -> Any:
     documented = getattr(request, "include_documentation", False)
     results = tuple(
-        _describe(context, view, settings, resource, synonyms=request.include_synonyms, documented=documented)
+        _describe(context, config_commands, resource, synonyms=request.include_synonyms, documented=documented)
         for resource in request.resources
     )
     return context.new("DescribeConfigsResponse", results=results)
 
 
 def _describe(
-    context: RequestContext, view: MetadataView, settings: BrokerSettings, resource: Any, *, synonyms: bool, documented: bool
+    context: RequestContext, config_commands: ConfigCommands, resource: Any, *, synonyms: bool, documented: bool
 ) -> Any:
     error, message, rows = ErrorCode.none, None, list[ConfigRow]()
     try:
-        rows = _rows(context, view, settings, resource.resource_type, resource.resource_name)
-    except KafkaError as refused:
-        error, message = refused.code, refused.message
+        rows = config_commands.describe(ConfigResource(resource.resource_type, resource.resource_name))
+    except StratalogError as failure:
+        error, message = admin_error_code_of(failure), failure.message
     wanted = resource.configuration_keys
     configs = tuple(
         _config(context, row, synonyms=synonyms, documented=documented) for row in rows if wanted is None or row.name in wanted
@@ -51,32 +45,6 @@ def _describe(
         error_code=error, error_message=message, resource_type=resource.resource_type,
         resource_name=resource.resource_name, configs=configs,
     )  # fmt: skip
-
-
-def _rows(context: RequestContext, view: MetadataView, settings: BrokerSettings, kind: int, name: str) -> list[ConfigRow]:
-    if kind == TOPIC:
-        return _topic_rows(view, name)
-    if kind == BROKER:
-        return _broker_rows(view, settings, name)
-    raise KafkaError(ErrorCode.invalid_request, f"configs of resource type {kind} are not served; 2 (topic) and 4 (broker) are")
-
-
-def _topic_rows(view: MetadataView, name: str) -> list[ConfigRow]:
-    check_topic_name(name)
-    topic = view.find(Topic, topic_key(name))
-    if topic is None:
-        raise KafkaError(ErrorCode.unknown_topic_or_partition, f"there is no topic {name!r}")
-    return topic_config_rows(topic, topic_defaults(view))
-
-
-def _broker_rows(view: MetadataView, settings: BrokerSettings, name: str) -> list[ConfigRow]:
-    defaults = topic_defaults(view)
-    if not name:
-        return default_config_rows(settings, defaults)
-    if name != str(settings.broker_id):
-        text = f"this is broker {settings.broker_id}: ask broker {name[:20]} itself"
-        raise KafkaError(ErrorCode.invalid_request, text)
-    return broker_config_rows(settings, defaults)
 
 
 def _config(context: RequestContext, row: ConfigRow, *, synonyms: bool, documented: bool) -> Any:

@@ -14,14 +14,15 @@ from uuid import UUID
 
 from kio.schema.errors import ErrorCode
 
+from stratalog_broker.admin.errors import InvalidTopic, NotServedYet, TopicExists
 from stratalog_broker.admin.topics import NewTopic, TopicCommands, check_topic_name
 from stratalog_broker.cluster.advertised_brokers import AdvertisedBrokers
 from stratalog_broker.cluster.partition_rows import PartitionRows
 from stratalog_broker.configs.settings import BrokerSettings
 from stratalog_broker.partitions.ownership import Partitions
-from stratalog_broker.protocol.errors import KafkaError, error_code_of
 from stratalog_broker.protocol.metadata import encode_metadata, encode_topic
 from stratalog_broker.requests.access import Access, Operation, Resource
+from stratalog_broker.requests.admin_errors import admin_error_code_of
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
 from stratalog_core.errors import StratalogError
@@ -31,10 +32,6 @@ from stratalog_metadata.records import CLUSTER_KEY, Broker, Cluster, Topic, topi
 _KEY: Final = 3
 _CREATE_TIMEOUT_S: Final = 5.0
 _CREATES_MAX: Final = 100
-_CODES_OF_CREATION: Final = {
-    ErrorCode.topic_already_exists: ErrorCode.leader_not_available,
-    ErrorCode.request_timed_out: ErrorCode.leader_not_available,
-}
 
 
 class MetadataHandler:
@@ -91,10 +88,10 @@ class MetadataHandler:
         async def create(name: str) -> ErrorCode:
             try:
                 await self._topic_commands.create(NewTopic(name=name), _CREATE_TIMEOUT_S)
-            except KafkaError as refused:
-                return _CODES_OF_CREATION.get(refused.code, refused.code)
+            except (TopicExists, NotServedYet):
+                return ErrorCode.leader_not_available
             except StratalogError as failure:
-                return error_code_of(failure)
+                return admin_error_code_of(failure)
             return ErrorCode.none
 
         return dict(zip(names, await asyncio.gather(*map(create, names)), strict=True))
@@ -112,8 +109,8 @@ class MetadataHandler:
             return self._describe(context, topic)
         try:
             check_topic_name(name)
-        except KafkaError as refused:
-            return _refuse(context, name, None, refused.code)
+        except InvalidTopic as refused:
+            return _refuse(context, name, None, admin_error_code_of(refused))
         code = codes.get(name, ErrorCode.none)
         return _refuse(context, name, None, ErrorCode.unknown_topic_or_partition if code is ErrorCode.none else code)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from stratalog_bookies.client import LedgerClient
-from stratalog_broker.admin.config_changes import ConfigChanges
+from stratalog_broker.admin.config_commands import ConfigCommands
 from stratalog_broker.admin.topics import TopicCommands
 from stratalog_broker.cluster.advertised_brokers import AdvertisedBrokers
 from stratalog_broker.cluster.load_meter import LoadMeter
@@ -96,7 +96,7 @@ class BrokerServer:
             Clock: clock,
             Random: random,
             AdvertisedBrokers: self.advertised_brokers,
-            ConfigChanges: ConfigChanges(self.topic_commands, metadata),
+            ConfigCommands: ConfigCommands(settings, self.topic_commands, metadata),
             Deadlines: self._deadlines,
             FetchSessions: FetchSessions(settings.fetch_sessions_max, shares.sessions // SESSION_PARTITION_BYTES, random),
             GroupService: self.groups,

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Mapping
 from stratalog.brokers.report import Row
 from stratalog_broker.admin.topic_defaults import configure_defaults
 from stratalog_broker.configs.topic_configs import TOPIC_CONFIG_KEYS, default_text, topic_config_name
-from stratalog_broker.protocol.errors import KafkaError
-from stratalog_core.errors import Invalid
 from stratalog_metadata.client.api import MetadataClient, MetadataView
 from stratalog_metadata.client.topic_defaults import topic_defaults
 
@@ -23,10 +21,7 @@ async def change_defaults(metadata: MetadataClient, changes: Mapping[str, str], 
     def edit(before: Mapping[str, str]) -> Mapping[str, str]:
         return {**{name: value for name, value in before.items() if name not in gone}, **new}
 
-    try:
-        await configure_defaults(metadata, edit, _TIMEOUT_S, validate_only=False)
-    except KafkaError as refused:
-        raise Invalid(refused.message) from refused
+    await configure_defaults(metadata, edit, _TIMEOUT_S, validate_only=False)
 
 
 def default_rows(view: MetadataView) -> list[Row]:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stratalog_broker.admin.config_rows import ConfigRow, broker_config_rows, default_config_rows, topic_config_rows
+from stratalog_broker.admin.errors import InvalidTopic
 from stratalog_broker.admin.topics import check_topic_name
 from stratalog_broker.configs.config_keys import ConfigKind, ConfigSource
 from stratalog_broker.configs.settings import BrokerSettings
@@ -19,7 +20,6 @@ from stratalog_broker.configs.topic_configs import (
     check_topic_configs,
     topic_config_name,
 )
-from stratalog_broker.protocol.errors import KafkaError
 from stratalog_core.errors import Invalid
 from stratalog_core.quorum import majority
 from stratalog_metadata.records import Topic
@@ -190,7 +190,7 @@ def test_broker_rows_show_all_settings_and_the_defaults_in_force() -> None:
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a b", "é", "a\n", "x" * 250])
 def test_names_that_are_no_topics(name: str) -> None:
-    with pytest.raises(KafkaError):
+    with pytest.raises(InvalidTopic):
         check_topic_name(name)
 
 

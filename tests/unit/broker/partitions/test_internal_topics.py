@@ -28,7 +28,7 @@ from stratalog_broker.protocol.entities import encode_response as encode_entity
 from stratalog_broker.protocol.errors import KafkaError
 from stratalog_core.batches.checkpoint import Checkpoint, encode_checkpoint
 from stratalog_core.batches.records import Record, build_batch
-from stratalog_core.errors import Corrupt, OutcomeUnknown
+from stratalog_core.errors import Corrupt, OutcomeUnknown, StratalogError
 from stratalog_metadata.records import (
     Ledger,
     LedgerState,
@@ -81,7 +81,7 @@ class Offsets:
                     try:
                         await broker.server.groups.find(GROUP)
                         return broker.server.groups.coordinator_of(GROUP)
-                    except KafkaError:
+                    except (KafkaError, StratalogError):
                         await asyncio.sleep(0.01)
 
     async def commit(self, partition: int, offset: int) -> None:

@@ -1,0 +1,44 @@
+"""Refusals of administrative commands: one class for each thing that the caller must correct. They name no Kafka code.
+
+Other failures are errors of ``stratalog_core.errors``: ``NotFound`` for a topic that does not exist, failures of the quorum.
+"""
+
+from __future__ import annotations
+
+from stratalog_core.errors import Invalid, OutcomeUnknown
+
+
+class InvalidTopic(Invalid):
+    """The name breaks Kafka's rule, or the command is not for internal topics."""
+
+
+class TopicExists(Invalid):
+    """Another topic has the name."""
+
+
+class InvalidPartitions(Invalid):
+    """The number of partitions is out of bounds."""
+
+
+class InvalidReplicationFactor(Invalid):
+    """The number of copies is out of bounds."""
+
+
+class InvalidAssignment(Invalid):
+    """A replica assignment does not fit the partitions or the live brokers."""
+
+
+class InvalidConfig(Invalid):
+    """A config's name or value is refused."""
+
+
+class LimitExceeded(Invalid):
+    """The cluster would have too many topics or partitions, or one request creates too many."""
+
+
+class OffsetOutOfRange(Invalid):
+    """The offset is not within the partition's readable records."""
+
+
+class NotServedYet(OutcomeUnknown):
+    """The change is committed, but this broker's view does not show it, or shows partitions without an owner."""

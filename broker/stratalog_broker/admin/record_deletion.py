@@ -1,0 +1,60 @@
+"""Raises the first readable offset of a partition that this broker owns. Retention removes ledgers and segments later."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from stratalog_broker.admin.errors import InvalidTopic, OffsetOutOfRange
+from stratalog_broker.partitions.log import PartitionLog
+from stratalog_broker.partitions.ownership import Partitions
+from stratalog_core.errors import NotFound, NotLeader
+from stratalog_metadata.client.api import MetadataClient
+from stratalog_metadata.client.guarded_updates import GuardedUpdates, decide_again
+from stratalog_metadata.records import Log, log_key
+from stratalog_metadata.state.commands import Command, Put, VersionIs
+
+ALL: Final = -1
+"""The offset that means everything below the high watermark."""
+
+
+async def delete_records(
+    metadata: MetadataClient, partitions: Partitions, topic: str, index: int, offset: int, timeout_s: float
+) -> int:
+    """Delete the records below ``offset``; return the first offset that is readable afterwards.
+
+    Raises ``NotFound``, ``NotLeader``, ``InvalidTopic`` (internal), ``OffsetOutOfRange``, and failures of the quorum.
+    """
+    log = _owned(partitions, topic, index)
+    key = log_key(log.topic_partition.topic_id, index)
+
+    async def attempt() -> int:
+        end = log.core.high_watermark
+        wanted = end if offset == ALL else offset
+        if not 0 <= wanted <= end:
+            raise OffsetOutOfRange(f"offset {offset} of {topic!r}-{index}: choose 0 to {end}, or {ALL} for all records")
+        stored = metadata.view.get(key)
+        if stored is None or not isinstance(stored.record, Log):
+            raise NotFound(f"topic {topic!r} was deleted")
+        record = stored.record
+        if wanted <= record.log_start_offset:
+            return record.log_start_offset
+        changed = Log(topic_id=record.topic_id, index=record.index, ledgers=record.ledgers, log_start_offset=wanted)
+        requirements = (log.requirement, VersionIs(key=key, version=stored.version))
+        await GuardedUpdates(metadata).propose(
+            Command(updates=(Put(record=changed),), requirements=requirements), key, timeout_s
+        )
+        return wanted
+
+    return await decide_again(f"the log of {topic!r}-{index}", attempt)  # the list of ledgers may change concurrently
+
+
+def _owned(partitions: Partitions, topic: str, index: int) -> PartitionLog:
+    log = partitions.find_by_name(topic.encode(), index)
+    if log is not None and not log.topic.internal:
+        return log
+    known = partitions.topic_by_name(topic.encode())
+    if known is None or not 0 <= index < known.partition_count:
+        raise NotFound(f"there is no partition {index} of topic {topic!r}")
+    if known.internal:
+        raise InvalidTopic(f"topic {topic!r} is internal: its records are not deleted on request")
+    raise NotLeader(f"this broker does not own partition {index} of {topic!r}")

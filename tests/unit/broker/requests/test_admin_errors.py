@@ -1,0 +1,34 @@
+"""Every error of the administration has the Kafka code that clients know it by."""
+
+from __future__ import annotations
+
+import pytest
+from kio.schema.errors import ErrorCode
+
+from stratalog_broker.admin import errors
+from stratalog_broker.requests.admin_errors import admin_error_code_of, outcome_of
+from stratalog_core.errors import NotFound, StratalogError
+
+KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and kind.__module__ == errors.__name__]
+
+
+def test_no_two_refusals_share_a_code() -> None:
+    codes = {kind.__name__: admin_error_code_of(kind("")) for kind in KINDS}
+    assert len(set(codes.values())) == len(codes), codes
+    assert not {ErrorCode.invalid_request, ErrorCode.unknown_server_error} & set(codes.values()), codes
+
+
+async def _fail(failure: StratalogError) -> None:
+    raise failure
+
+
+@pytest.mark.parametrize(
+    ("failure", "code"),
+    [
+        (errors.InvalidConfig("retention.ms is x"), ErrorCode.invalid_config),
+        (NotFound("there is no topic 'a'"), ErrorCode.unknown_topic_or_partition),
+        (errors.NotServedYet("topic 'a' is not seen yet"), ErrorCode.request_timed_out),
+    ],
+)
+async def test_a_failed_command_gives_code_and_message(failure: StratalogError, code: ErrorCode) -> None:
+    assert await outcome_of(_fail(failure)) == (code, failure.message)
