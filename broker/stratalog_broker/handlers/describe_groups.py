@@ -29,7 +29,7 @@ def _describe(context: RequestContext, groups: GroupService, group_id: str) -> A
         coordinator = groups.coordinator_of(group_id).coordinator
     except KafkaError as refused:
         return _row(context, group_id, error=refused.code)
-    state = coordinator.state_of(group_id)
+    state = coordinator.table.state_of(group_id)
     if state is GroupState.DEAD:
         return _absent(context, group_id)
     return _present(context, coordinator, group_id, state)
@@ -43,7 +43,7 @@ def _absent(context: RequestContext, group_id: str) -> Any:
 
 
 def _present(context: RequestContext, coordinator: GroupCoordinator, group_id: str, state: GroupState) -> Any:
-    group = coordinator.groups.get(group_id)
+    group = coordinator.table.find(group_id)
     if group is None:
         return _row(context, group_id, state=state)
     protocol_name = group.protocol_name if state is GroupState.STABLE else None

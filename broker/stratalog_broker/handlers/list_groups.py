@@ -31,8 +31,8 @@ async def handle(context: RequestContext, request: Any, *, groups: GroupService)
 
 def _rows(context: RequestContext, coordinator: GroupCoordinator, states: set[str]) -> list[Any]:
     rows = []
-    for group_id in coordinator.group_ids():
-        group, state = coordinator.groups.get(group_id), str(coordinator.state_of(group_id))
+    for group_id in coordinator.table.group_ids():
+        group, state = coordinator.table.find(group_id), str(coordinator.table.state_of(group_id))
         if not states or state.lower() in states:
             protocol_type = group.protocol_type if group is not None else ""
             rows.append(

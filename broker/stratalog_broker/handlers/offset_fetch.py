@@ -56,7 +56,7 @@ def _group(
 
 def _offsets(groups: GroupService, group_id: str) -> tuple[Offsets, ErrorCode]:
     try:
-        store = groups.coordinator_of(group_id).coordinator.store
+        store = groups.coordinator_of(group_id).coordinator.table.store
     except KafkaError as refused:
         return {}, refused.code
     return store.offsets_of(group_id), ErrorCode.none

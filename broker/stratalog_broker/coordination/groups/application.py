@@ -130,12 +130,12 @@ class GroupApplication:
     ) -> list[ErrorCode]:
         """OffsetCommit: return a code for each commit, once the valid ones are in the log."""
         coordinator = self.coordinator
-        errors, records = coordinator.plan_commit(group_id, member_id, group_instance_id, generation, commits, self.now())
-        with coordinator.pending(group_id, commits):
+        errors, records = coordinator.commits.plan(group_id, member_id, group_instance_id, generation, commits, self.now())
+        with coordinator.commits.pending(group_id, commits):
             return await self._write_for(errors, records)
 
     async def delete_group(self, group_id: str) -> ErrorCode:
-        error, records = self.coordinator.plan_delete(group_id, self.now())
+        error, records = self.coordinator.removals.plan_delete(group_id, self.now())
         (written,) = await self._write_for([error], records)
         return written
 
@@ -143,7 +143,7 @@ class GroupApplication:
         self, group_id: str, partitions: Sequence[TopicPartitionName]
     ) -> tuple[ErrorCode, list[ErrorCode]]:
         """OffsetDelete: return a code for the group and one for each partition."""
-        error, errors, records = self.coordinator.plan_delete_offsets(group_id, partitions)
+        error, errors, records = self.coordinator.removals.plan_delete_offsets(group_id, partitions)
         return error, await self._write_for(errors, records)
 
     def topics(self) -> set[tuple[str, UUID | None]]:
@@ -154,7 +154,7 @@ class GroupApplication:
     def forget_topic(self, topic: str, gone: Container[UUID | None]) -> None:
         """Remove the offsets of deleted topics of this name; see ``plan_topic_deletion``."""
         if self._coordinator is not None:
-            for _, records in self._coordinator.plan_topic_deletion(topic, gone):
+            for _, records in self._coordinator.removals.plan_topic_deletion(topic, gone):
                 self._writer.write(records, lambda _: None)
 
     async def _write_for(self, errors: list[ErrorCode], records: Sequence[OffsetsRecord]) -> list[ErrorCode]:
@@ -215,6 +215,6 @@ class GroupApplication:
         if self._coordinator is None:
             return
         self._expiry = asyncio.get_running_loop().call_later(EXPIRY_INTERVAL_S, self._expire)
-        for _, records in self._coordinator.plan_expiry(self.now()):
+        for _, records in self._coordinator.removals.plan_expiry(self.now()):
             self._writer.write(records, lambda _: None)
         self._plan_wake()

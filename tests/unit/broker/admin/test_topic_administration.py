@@ -175,7 +175,7 @@ async def test_offsets_do_not_outlive_their_topic(mini_cluster: MiniCluster, del
     await groups.sweep()
     await in_thread(lambda: reader.commit(offsets=place(1), asynchronous=False))
     await in_thread(reader.close)
-    store = groups.coordinator_of("g").coordinator.store
+    store = groups.coordinator_of("g").coordinator.table.store
     assert list(store.offsets_of("g")) == [("flights", 1)]
 
 

@@ -93,7 +93,7 @@ class Offsets:
                     return
 
     async def committed(self) -> dict[int, int]:
-        store = (await self.coordinator()).coordinator.store
+        store = (await self.coordinator()).coordinator.table.store
         return {partition: committed.offset for (_, partition), committed in store.offsets_of(GROUP).items()}
 
     async def until_trimmed(self) -> None:

@@ -10,43 +10,104 @@ REBALANCE_IN_PROGRESS instead of never; an absent static member is not dropped a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from kio.schema.errors import ErrorCode
 
-from stratalog_broker.coordination.groups.core.joining import Instructions, JoiningGroup
-from stratalog_broker.coordination.groups.core.membership import Member
+from stratalog_broker.coordination.groups.core.deadlines import Deadlines
+from stratalog_broker.coordination.groups.core.instruction_queue import InstructionQueue
+from stratalog_broker.coordination.groups.core.joining import Joining
+from stratalog_broker.coordination.groups.core.membership import Membership
 from stratalog_broker.coordination.groups.core.messages import (
     GroupImage,
     GroupLimits,
     Instant,
+    Instructions,
+    JoinRequest,
     LeavingMember,
     SyncAnswer,
     SyncRequest,
 )
-from stratalog_broker.coordination.groups.core.rebalance import NEVER_MS, GroupState
+from stratalog_broker.coordination.groups.core.rebalance import GroupState, Rebalance
 
 
-class Group(JoiningGroup):
+class Group:
     """Handles the requests of one group. Not thread-safe; no call blocks."""
 
-    # -- SyncGroup
+    def __init__(self, group_id: str, limits: GroupLimits, state_since_ms: int) -> None:
+        self.membership = Membership()
+        self._deadlines = Deadlines()
+        self._instructions = InstructionQueue(self.membership)
+        shared = self.membership, self._deadlines, self._instructions
+        self._rebalance = Rebalance(group_id, limits, state_since_ms, *shared)
+        self._joining = Joining(limits, *shared, self._rebalance)
+
+    @classmethod
+    def from_image(cls, image: GroupImage, limits: GroupLimits, now: Instant) -> Group:
+        """Return the group stored as ``image``. Its members' sessions start at ``now``."""
+        group = cls(image.group_id, limits, image.state_since_ms)
+        group._rebalance.restore(image, now)
+        return group
+
+    # -- for reading
+
+    @property
+    def state(self) -> GroupState:
+        return self._rebalance.state
+
+    @property
+    def state_since_ms(self) -> int:
+        """Wall time of the last change of state, in milliseconds."""
+        return self._rebalance.state_since_ms
+
+    @property
+    def generation(self) -> int:
+        return self._rebalance.generation
+
+    @property
+    def protocol_type(self) -> str:
+        return self._rebalance.protocol_type
+
+    @property
+    def protocol_name(self) -> str | None:
+        return self._rebalance.protocol_name
+
+    @property
+    def pending_members(self) -> Mapping[str, int]:
+        return self._rebalance.pending_members
+
+    @property
+    def wake_at_ms(self) -> int:
+        """The earliest monotonic time at which :meth:`tick` may have work, in milliseconds."""
+        return self._deadlines.wake_at_ms
+
+    def image(self) -> GroupImage:
+        return self._rebalance.image()
+
+    # -- JoinGroup, SyncGroup
+
+    def join(self, request: JoinRequest, now: Instant) -> Instructions:
+        """Join or rejoin; the answer may follow only after a rebalance."""
+        self._joining.join(request, now)
+        return self._instructions.drain()
 
     def sync(self, request: SyncRequest, now: Instant) -> Instructions:
         """Submit the assignment of a generation (leader) and request one's own part (all members)."""
         error = self._check_sync(request)
         if error is not ErrorCode.none:
-            self._answer(request.ticket, SyncAnswer(error=error))
-            return self._drain()
+            self._instructions.answer(request.ticket, SyncAnswer(error=error))
+            return self._instructions.drain()
         member = self.membership.members[request.member_id]
-        self.unsynced.discard(member.member_id)
+        self._rebalance.member_synced(member.member_id)
         if self.state is GroupState.STABLE:
-            self._expect_heartbeat(member, now)
-            self._answer(request.ticket, self._sync_answer(member))
+            self._deadlines.expect_heartbeat(member, now)
+            self._instructions.answer(request.ticket, self._rebalance.sync_answer(member))
         else:
-            self._answer_sync(member, SyncAnswer(error=ErrorCode.rebalance_in_progress))
+            self._instructions.answer_sync(member, SyncAnswer(error=ErrorCode.rebalance_in_progress))
             member.sync_ticket = request.ticket
             if member.member_id == self.membership.leader:
-                self._assign(dict(request.assignments), now)
-        return self._drain()
+                self._rebalance.assign(dict(request.assignments), now)
+        return self._instructions.drain()
 
     def _check_sync(self, request: SyncRequest) -> ErrorCode:
         error = self._check_member(request.member_id, request.group_instance_id, request.generation)
@@ -56,37 +117,11 @@ class Group(JoiningGroup):
             return ErrorCode.inconsistent_group_protocol
         return ErrorCode.rebalance_in_progress if self.state is GroupState.PREPARING_REBALANCE else ErrorCode.none
 
-    def _assign(self, assignments: dict[str, bytes], now: Instant) -> None:
-        """Persist the leader's assignment; members get it only once it is in the log."""
-        if self._assigning is not None:
-            return
-        members = self.membership.members.values()
-        stored = sum(len(m.metadata_for(self.protocol_name)) + len(assignments.get(m.member_id, b"")) for m in members)
-        if stored > self.limits.group_bytes_max:
-            self._fail_assignment(ErrorCode.message_too_large, now)
-            return
-        for member in members:
-            member.assignment = assignments.get(member.member_id, b"")
-        self._assigning = self._persist()
-
-    def _fail_assignment(self, error: ErrorCode, now: Instant) -> None:
-        self._abort_sync(error)
-        self._start_rebalance(now)
-
-    # -- outcome of a Persist
-
     def on_persisted(self, token: int, error: ErrorCode, now: Instant) -> Instructions:
         """Process the outcome of a ``Persist``: ``none`` if the image is durably in the log, else failed or unknown."""
-        replaced = self._replacements.pop(token, None)
-        if replaced is not None:
-            self._finish_replacement(replaced, error)
-        elif token == self._assigning:
-            self._assigning = None
-            if error is ErrorCode.none:
-                self._complete_sync(now)
-            else:
-                self._fail_assignment(error, now)
-        return self._drain()
+        self._joining.on_persisted(token, error)
+        self._rebalance.on_persisted(token, error, now)
+        return self._instructions.drain()
 
     # -- Heartbeat, LeaveGroup, time, deletion
 
@@ -95,13 +130,13 @@ class Group(JoiningGroup):
         error = self._check_member(member_id, group_instance_id, generation)
         if error is not ErrorCode.none:
             return error
-        self._expect_heartbeat(self.membership.members[member_id], now)
+        self._deadlines.expect_heartbeat(self.membership.members[member_id], now)
         return ErrorCode.rebalance_in_progress if self.state is GroupState.PREPARING_REBALANCE else ErrorCode.none
 
     def leave(self, leaving: LeavingMember, now: Instant) -> tuple[ErrorCode, Instructions]:
         """Remove a member immediately, instead of after its session time-out."""
         error = self._leave(leaving, now)
-        return error, self._drain()
+        return error, self._instructions.drain()
 
     def _leave(self, leaving: LeavingMember, now: Instant) -> ErrorCode:
         if self.state is GroupState.DEAD:
@@ -109,25 +144,16 @@ class Group(JoiningGroup):
         member_id = self.membership.find(leaving.member_id, leaving.group_instance_id)
         if member_id is None:
             return ErrorCode.unknown_member_id
-        if self.pending_members.pop(member_id, None) is not None:
-            self._maybe_complete_join(now)
-            return ErrorCode.none
-        error = self.membership.validate(member_id, leaving.group_instance_id)
+        pending = member_id in self.pending_members
+        error = ErrorCode.none if pending else self.membership.validate(member_id, leaving.group_instance_id)
         if error is ErrorCode.none:
-            self._remove(member_id, now)
+            self._rebalance.remove(member_id, now)
         return error
 
     def tick(self, now: Instant) -> Instructions:
         """End phases and sessions whose deadline has passed. Call it at ``wake_at_ms`` or at any other time."""
-        if now.monotonic_ms >= self._phase_deadline_ms:
-            if self.state is GroupState.PREPARING_REBALANCE:
-                self._join_deadline(now)
-            else:
-                self._sync_deadline(now)
-        self._expire_members(now)
-        deadlines = [member.session_deadline_ms for member in self.membership.members.values()]
-        self.wake_at_ms = min([self._phase_deadline_ms, *self.pending_members.values(), *deadlines], default=NEVER_MS)
-        return self._drain()
+        self._rebalance.tick(now)
+        return self._instructions.drain()
 
     def delete(self, now: Instant) -> ErrorCode:
         """DeleteGroups: move a group without members to DEAD; return NON_EMPTY_GROUP if it has members."""
@@ -135,7 +161,7 @@ class Group(JoiningGroup):
             return ErrorCode.group_id_not_found
         if self.state is not GroupState.EMPTY:
             return ErrorCode.non_empty_group
-        self._move_to(GroupState.DEAD, now)
+        self._rebalance.end(now)
         return ErrorCode.none
 
     # -- OffsetCommit
@@ -152,7 +178,7 @@ class Group(JoiningGroup):
         error = self._check_member(member_id, group_instance_id, generation)
         if error is not ErrorCode.none:
             return error
-        self._expect_heartbeat(self.membership.members[member_id], now)
+        self._deadlines.expect_heartbeat(self.membership.members[member_id], now)
         return ErrorCode.rebalance_in_progress if self.state is GroupState.COMPLETING_REBALANCE else ErrorCode.none
 
     def _check_member(self, member_id: str, group_instance_id: str | None, generation: int) -> ErrorCode:
@@ -163,25 +189,7 @@ class Group(JoiningGroup):
             return error
         return ErrorCode.none if generation == self.generation else ErrorCode.illegal_generation
 
-    # -- loading
-
-    @classmethod
-    def from_image(cls, image: GroupImage, limits: GroupLimits, now: Instant) -> Group:
-        """Return the group stored as ``image``. Its members' sessions start at ``now``."""
-        group = cls(image.group_id, limits, image.state_since_ms)
-        group.generation = image.generation
-        group.protocol_type = image.protocol_type
-        group.protocol_name = image.protocol_name
-        group.state = GroupState.STABLE if image.members else GroupState.EMPTY
-        for stored in image.members:
-            member = Member(
-                member_id=stored.member_id, group_instance_id=stored.group_instance_id, client_id=stored.client_id,
-                client_host=stored.client_host, session_timeout_ms=stored.session_timeout_ms,
-                rebalance_timeout_ms=stored.rebalance_timeout_ms, assignment=stored.assignment,
-                protocols=((image.protocol_name or "", stored.subscription),),
-            )  # fmt: skip
-            group.membership.add(member)
-            group._expect_heartbeat(member, now)
-        if image.leader in group.membership.members:
-            group.membership.leader = image.leader
-        return group
+    def validate_state(self) -> None:
+        """Assert the invariants."""
+        self._rebalance.validate_state()
+        self._joining.validate_state()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from kio.schema.errors import ErrorCode
 
-from stratalog_broker.coordination.groups.core.messages import NO_MEMBER, Protocols
+from stratalog_broker.coordination.groups.core.messages import NO_MEMBER, MemberImage, Protocols
 
 
 @dataclass(slots=True, kw_only=True)
@@ -46,6 +46,24 @@ class Member:
     def vote(self, candidates: set[str]) -> str:
         """Return the candidate that this member prefers."""
         return next(name for name, _ in self.protocols if name in candidates)
+
+    def image(self, protocol_name: str | None) -> MemberImage:
+        """Return the member as it is stored in a generation that uses this protocol."""
+        return MemberImage(
+            member_id=self.member_id, group_instance_id=self.group_instance_id, client_id=self.client_id,
+            client_host=self.client_host, rebalance_timeout_ms=self.rebalance_timeout_ms,
+            session_timeout_ms=self.session_timeout_ms, subscription=self.metadata_for(protocol_name),
+            assignment=self.assignment,
+        )  # fmt: skip
+
+    @classmethod
+    def from_image(cls, stored: MemberImage, protocol_name: str | None) -> Member:
+        return cls(
+            member_id=stored.member_id, group_instance_id=stored.group_instance_id, client_id=stored.client_id,
+            client_host=stored.client_host, session_timeout_ms=stored.session_timeout_ms,
+            rebalance_timeout_ms=stored.rebalance_timeout_ms, assignment=stored.assignment,
+            protocols=((protocol_name or "", stored.subscription),),
+        )  # fmt: skip
 
 
 class Membership:

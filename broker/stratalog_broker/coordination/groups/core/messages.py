@@ -139,6 +139,7 @@ class Persist:
 
 
 Instruction = Answer | Persist
+Instructions = tuple[Instruction, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The phases of a group's rebalance. The requests that drive them are in ``group.py``. Does no I/O.
+"""The phases of a group's rebalance. The requests that drive them are in ``group.py`` and ``joining.py``. Does no I/O.
 
 Kafka's classic protocol (KIP-62, KIP-134, KIP-345, KIP-394)::
 
@@ -8,32 +8,28 @@ Kafka's classic protocol (KIP-62, KIP-134, KIP-345, KIP-394)::
     any ──deleted──▶ DEAD
 
 Invariants: a generation's answers go only to members of that generation; a generation becomes STABLE only after its
-assignment is in the log; time advances only through the ``now`` of each call; ``wake_at_ms`` is never later than the next
-deadline.
+assignment is in the log; time advances only through the ``now`` of each call.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final
 
 from kio.schema.errors import ErrorCode
 
+from stratalog_broker.coordination.groups.core.deadlines import Deadlines
+from stratalog_broker.coordination.groups.core.instruction_queue import InstructionQueue
 from stratalog_broker.coordination.groups.core.membership import Member, Membership
 from stratalog_broker.coordination.groups.core.messages import (
-    Answer,
     GroupImage,
     GroupLimits,
     Instant,
-    Instruction,
     JoinAnswer,
     JoinedMember,
-    MemberImage,
-    Persist,
     SyncAnswer,
 )
-
-NEVER_MS: Final = 2**62
 
 
 class GroupState(StrEnum):
@@ -56,55 +52,87 @@ _PREVIOUS: Final[dict[GroupState, frozenset[GroupState]]] = {
 
 
 class Rebalance:
-    """State, members and deadlines of one group, and its transitions. Instructions are collected in ``_out``."""
+    """State, generation and protocol of one group, and its transitions. It alone adds, removes and renames members."""
 
-    def __init__(self, group_id: str, limits: GroupLimits, state_since_ms: int) -> None:
+    def __init__(
+        self,
+        group_id: str,
+        limits: GroupLimits,
+        state_since_ms: int,
+        membership: Membership,
+        deadlines: Deadlines,
+        instructions: InstructionQueue,
+    ) -> None:
         self.group_id = group_id
-        self.limits = limits
         self.state = GroupState.EMPTY
         self.state_since_ms = state_since_ms
         self.generation = 0
         self.protocol_type = ""
         self.protocol_name: str | None = None
-        self.membership = Membership()
         self.pending_members: dict[str, int] = {}
         """Ids returned with MEMBER_ID_REQUIRED whose members have not joined yet, with their expiry times."""
-        self.unsynced: set[str] = set()
-        self.wake_at_ms = NEVER_MS
-        self._phase_deadline_ms = NEVER_MS
+        self._limits = limits
+        self._membership = membership
+        self._deadlines = deadlines
+        self._instructions = instructions
+        self._unsynced: set[str] = set()
         self._initial_end_ms: int | None = None
         self._member_came = False
-        self._tokens = 0
         self._assigning: int | None = None
-        self._out: list[Instruction] = []
-
-    # -- instructions and deadlines
-
-    def _drain(self) -> tuple[Instruction, ...]:
-        out, self._out = tuple(self._out), []
-        return out
-
-    def _answer(self, ticket: int, value: JoinAnswer | SyncAnswer) -> None:
-        self._out.append(Answer(ticket=ticket, value=value))
-
-    def _persist(self) -> int:
-        self._tokens += 1
-        self._out.append(Persist(token=self._tokens, image=self.image()))
-        return self._tokens
-
-    def _set_phase_deadline(self, at_ms: int) -> None:
-        self._phase_deadline_ms = at_ms
-        self.wake_at_ms = min(self.wake_at_ms, at_ms)
-
-    def _expect_heartbeat(self, member: Member, now: Instant, within_ms: int | None = None) -> None:
-        member.session_deadline_ms = now.monotonic_ms + (member.session_timeout_ms if within_ms is None else within_ms)
-        self.wake_at_ms = min(self.wake_at_ms, member.session_deadline_ms)
 
     def _move_to(self, state: GroupState, now: Instant) -> None:
         assert self.state in _PREVIOUS[state], f"{self.group_id}: {self.state} to {state}"
         self.state = state
         self.state_since_ms = now.wall_ms
-        self._phase_deadline_ms = NEVER_MS
+        self._deadlines.clear_phase()
+
+    def end(self, now: Instant) -> None:
+        """Move a group without members to DEAD."""
+        self._move_to(GroupState.DEAD, now)
+
+    # -- members
+
+    def add(self, member: Member, protocol_type: str, join_ticket: int, now: Instant) -> None:
+        """Add a member that joins, and rebalance. The first member decides the group's protocol type."""
+        self.pending_members.pop(member.member_id, None)
+        if not self._membership.members:
+            self.protocol_type = protocol_type
+        self._membership.add(member, join_ticket)
+        self._deadlines.expect_heartbeat(member, now, self._limits.new_member_timeout_ms)
+        self._member_came = True
+        self.member_joined(now)
+
+    def add_pending(self, member_id: str, expires_at_ms: int) -> None:
+        """Expect the client that was given this id to join with it (KIP-394)."""
+        self.pending_members[member_id] = expires_at_ms
+        self._deadlines.wake_by(expires_at_ms)
+
+    def remove(self, member_id: str, now: Instant) -> None:
+        """Remove a member, pending or not, that left or expired."""
+        if self.pending_members.pop(member_id, None) is not None:
+            self._maybe_complete_join(now)
+            return
+        self._drop(member_id, ErrorCode.unknown_member_id)
+        if self.state in (GroupState.STABLE, GroupState.COMPLETING_REBALANCE):
+            self._start_rebalance(now)
+        else:
+            self._maybe_complete_join(now)
+
+    def rename(self, member: Member, member_id: str) -> None:
+        """Change the id of a returning static member; it owes the same requests as before."""
+        old_id = member.member_id
+        self._membership.rename(member, member_id)
+        if old_id in self._unsynced:
+            self._unsynced.remove(old_id)
+            self._unsynced.add(member_id)
+
+    def _drop(self, member_id: str, error: ErrorCode) -> None:
+        """Remove a member; answer its pending requests with ``error``."""
+        member = self._membership.remove(member_id)
+        self._unsynced.discard(member_id)
+        if member.join_ticket is not None:
+            self._instructions.answer(member.join_ticket, JoinAnswer(error=error))
+        self._instructions.answer_sync(member, SyncAnswer(error=error))
 
     # -- phase one: all members join
 
@@ -113,20 +141,21 @@ class Rebalance:
         if self.state is GroupState.COMPLETING_REBALANCE:
             self._abort_sync(ErrorCode.rebalance_in_progress)
         was_empty = self.state is GroupState.EMPTY
-        self.unsynced.clear()
+        self._unsynced.clear()
         self._move_to(GroupState.PREPARING_REBALANCE, now)
         timeout_ms = self._rebalance_timeout_ms()
         if was_empty:
-            delay_ms = min(self.limits.initial_rebalance_delay_ms, timeout_ms)
+            delay_ms = min(self._limits.initial_rebalance_delay_ms, timeout_ms)
             self._initial_end_ms = now.monotonic_ms + timeout_ms
             self._member_came = False
-            self._set_phase_deadline(now.monotonic_ms + delay_ms)
+            self._deadlines.set_phase(now.monotonic_ms + delay_ms)
         else:
             self._initial_end_ms = None
-            self._set_phase_deadline(now.monotonic_ms + timeout_ms)
+            self._deadlines.set_phase(now.monotonic_ms + timeout_ms)
         self._maybe_complete_join(now)
 
-    def _rebalance_or_complete_join(self, now: Instant) -> None:
+    def member_joined(self, now: Instant) -> None:
+        """Start a rebalance, or complete the current join phase if this was the last member that it waited for."""
         if self.state in _PREVIOUS[GroupState.PREPARING_REBALANCE]:
             self._start_rebalance(now)
         else:
@@ -134,10 +163,10 @@ class Rebalance:
 
     def _maybe_complete_join(self, now: Instant) -> None:
         """Complete the join phase once all known members have joined; a first rebalance always waits for its delay."""
-        initial_delay = self._initial_end_ms is not None and self.limits.initial_rebalance_delay_ms > 0
-        if self.state is not GroupState.PREPARING_REBALANCE or (initial_delay and len(self.membership)):
+        initial_delay = self._initial_end_ms is not None and self._limits.initial_rebalance_delay_ms > 0
+        if self.state is not GroupState.PREPARING_REBALANCE or (initial_delay and len(self._membership)):
             return
-        if self.membership.joining == len(self.membership) and not self.pending_members:
+        if self._membership.joining == len(self._membership) and not self.pending_members:
             self._complete_join(now)
 
     def _join_deadline(self, now: Instant) -> None:
@@ -145,46 +174,46 @@ class Rebalance:
         end_ms = self._initial_end_ms
         if end_ms is not None and self._member_came and now.monotonic_ms < end_ms:
             self._member_came = False
-            self._set_phase_deadline(min(now.monotonic_ms + self.limits.initial_rebalance_delay_ms, end_ms))
+            self._deadlines.set_phase(min(now.monotonic_ms + self._limits.initial_rebalance_delay_ms, end_ms))
         else:
             self._complete_join(now)
 
     def _complete_join(self, now: Instant) -> None:
         """Drop dynamic members that did not rejoin and answer the others with the new generation. Static members stay."""
-        absent = [m for m in self.membership.members.values() if m.join_ticket is None and not m.is_static]
+        absent = [m for m in self._membership.members.values() if m.join_ticket is None and not m.is_static]
         for member in absent:
             self._drop(member.member_id, ErrorCode.unknown_member_id)
-        if self.membership.members and not self.membership.elect_joined_leader():
-            self._set_phase_deadline(now.monotonic_ms + self._rebalance_timeout_ms())
+        if self._membership.members and not self._membership.elect_joined_leader():
+            self._deadlines.set_phase(now.monotonic_ms + self._rebalance_timeout_ms())
             return
         self.generation += 1
         self._initial_end_ms = None
         self._assigning = None
-        if not self.membership.members:
+        if not self._membership.members:
             self.protocol_name = None
             self._move_to(GroupState.EMPTY, now)
-            self._persist()
+            self.persist()
             return
-        self.protocol_name = self.membership.choose_protocol()
+        self.protocol_name = self._membership.choose_protocol()
         self._move_to(GroupState.COMPLETING_REBALANCE, now)
         self._answer_joins(now)
 
     def _answer_joins(self, now: Instant) -> None:
         # An absent static member need not sync: it stays a member until its own session expires (KIP-345).
-        for member in self.membership.members.values():
+        for member in self._membership.members.values():
             member.assignment = b""
             if member.join_ticket is not None:
-                self.unsynced.add(member.member_id)
-                self._answer_join(member, self._join_answer(member))
+                self._unsynced.add(member.member_id)
+                self._instructions.answer_join(member, self.join_answer(member))
                 member.is_new = False
-                self._expect_heartbeat(member, now)
-        self._set_phase_deadline(now.monotonic_ms + self._rebalance_timeout_ms())
+                self._deadlines.expect_heartbeat(member, now)
+        self._deadlines.set_phase(now.monotonic_ms + self._rebalance_timeout_ms())
 
-    def _join_answer(self, member: Member) -> JoinAnswer:
-        leads = member.member_id == self.membership.leader
+    def join_answer(self, member: Member) -> JoinAnswer:
+        leads = member.member_id == self._membership.leader
         return JoinAnswer(
             generation=self.generation, protocol_type=self.protocol_type, protocol_name=self.protocol_name,
-            leader=self.membership.leader or "", member_id=member.member_id, members=self._joined_members() if leads else (),
+            leader=self._membership.leader or "", member_id=member.member_id, members=self._joined_members() if leads else (),
         )  # fmt: skip
 
     def _joined_members(self) -> tuple[JoinedMember, ...]:
@@ -194,121 +223,148 @@ class Rebalance:
                 group_instance_id=member.group_instance_id,
                 metadata=member.metadata_for(self.protocol_name),
             )
-            for member in self.membership.members.values()
+            for member in self._membership.members.values()
         )
-
-    def _answer_join(self, member: Member, answer: JoinAnswer) -> None:
-        if member.join_ticket is not None:
-            self._answer(member.join_ticket, answer)
-            self.membership.set_join_ticket(member, None)
 
     # -- phase two: the leader's assignment
 
+    def member_synced(self, member_id: str) -> None:
+        """Record that a member of this generation has requested its assignment."""
+        self._unsynced.discard(member_id)
+
+    def assign(self, assignments: Mapping[str, bytes], now: Instant) -> None:
+        """Persist the leader's assignment; members get it only once it is in the log."""
+        if self._assigning is not None:
+            return
+        members = self._membership.members.values()
+        stored = sum(len(m.metadata_for(self.protocol_name)) + len(assignments.get(m.member_id, b"")) for m in members)
+        if stored > self._limits.group_bytes_max:
+            self._fail_assignment(ErrorCode.message_too_large, now)
+            return
+        for member in members:
+            member.assignment = assignments.get(member.member_id, b"")
+        self._assigning = self.persist()
+
+    def on_persisted(self, token: int, error: ErrorCode, now: Instant) -> None:
+        """Process the outcome of an image that :meth:`persist` queued; only the assignment's matters."""
+        if token != self._assigning:
+            return
+        self._assigning = None
+        if error is ErrorCode.none:
+            self._complete_sync(now)
+        else:
+            self._fail_assignment(error, now)
+
+    def _fail_assignment(self, error: ErrorCode, now: Instant) -> None:
+        self._abort_sync(error)
+        self._start_rebalance(now)
+
     def _abort_sync(self, error: ErrorCode) -> None:
         self._assigning = None
-        self.unsynced.clear()
-        for member in self.membership.members.values():
+        self._unsynced.clear()
+        for member in self._membership.members.values():
             member.assignment = b""
-            self._answer_sync(member, SyncAnswer(error=error))
+            self._instructions.answer_sync(member, SyncAnswer(error=error))
 
     def _complete_sync(self, now: Instant) -> None:
         """Send the assignment, which is in the log, to all waiting members."""
-        deadline_ms = self._phase_deadline_ms
+        deadline_ms = self._deadlines.phase_at_ms
         self._move_to(GroupState.STABLE, now)
-        for member in self.membership.members.values():
+        for member in self._membership.members.values():
             if member.sync_ticket is not None:
-                self._answer_sync(member, self._sync_answer(member))
-                self._expect_heartbeat(member, now)
-        if self.unsynced:
-            self._set_phase_deadline(deadline_ms)
+                self._instructions.answer_sync(member, self.sync_answer(member))
+                self._deadlines.expect_heartbeat(member, now)
+        if self._unsynced:
+            self._deadlines.set_phase(deadline_ms)
 
     def _sync_deadline(self, now: Instant) -> None:
         """Drop members of the generation that never requested their assignment, and rebalance if there are any."""
-        self._phase_deadline_ms = NEVER_MS
-        missing = [member_id for member_id in self.unsynced if member_id in self.membership.members]
+        self._deadlines.clear_phase()
+        missing = [member_id for member_id in self._unsynced if member_id in self._membership.members]
         for member_id in sorted(missing):
             self._drop(member_id, ErrorCode.unknown_member_id)
         if missing:
             self._start_rebalance(now)
 
-    def _sync_answer(self, member: Member) -> SyncAnswer:
+    def sync_answer(self, member: Member) -> SyncAnswer:
         return SyncAnswer(protocol_type=self.protocol_type, protocol_name=self.protocol_name, assignment=member.assignment)
 
-    def _answer_sync(self, member: Member, answer: SyncAnswer) -> None:
-        if member.sync_ticket is not None:
-            self._answer(member.sync_ticket, answer)
-            member.sync_ticket = None
+    # -- time
 
-    # -- removing members
+    def tick(self, now: Instant) -> None:
+        """End phases and sessions whose deadline has passed."""
+        if now.monotonic_ms >= self._deadlines.phase_at_ms:
+            if self.state is GroupState.PREPARING_REBALANCE:
+                self._join_deadline(now)
+            else:
+                self._sync_deadline(now)
+        self._expire_members(now)
+        self._deadlines.plan_wake(self._member_deadlines())
 
-    def _drop(self, member_id: str, error: ErrorCode) -> None:
-        """Remove a member; answer its pending requests with ``error``."""
-        member = self.membership.remove(member_id)
-        self.unsynced.discard(member_id)
-        if member.join_ticket is not None:
-            self._answer(member.join_ticket, JoinAnswer(error=error))
-        self._answer_sync(member, SyncAnswer(error=error))
-
-    def _remove(self, member_id: str, now: Instant) -> None:
-        self._drop(member_id, ErrorCode.unknown_member_id)
-        if self.state in (GroupState.STABLE, GroupState.COMPLETING_REBALANCE):
-            self._start_rebalance(now)
-        else:
-            self._maybe_complete_join(now)
+    def _member_deadlines(self) -> list[int]:
+        sessions = [member.session_deadline_ms for member in self._membership.members.values()]
+        return [*self.pending_members.values(), *sessions]
 
     def _expire_members(self, now: Instant) -> None:
         for member_id in [name for name, at_ms in self.pending_members.items() if at_ms <= now.monotonic_ms]:
-            del self.pending_members[member_id]
-            self._maybe_complete_join(now)
-        for member in list(self.membership.members.values()):
-            overdue = member.session_deadline_ms <= now.monotonic_ms and member.member_id in self.membership.members
+            self.remove(member_id, now)
+        for member in list(self._membership.members.values()):
+            overdue = member.session_deadline_ms <= now.monotonic_ms and member.member_id in self._membership.members
             if overdue and (member.is_new or not member.is_waiting):
-                self._remove(member.member_id, now)
+                self.remove(member.member_id, now)
             elif overdue:
-                self._expect_heartbeat(member, now)
+                self._deadlines.expect_heartbeat(member, now)
 
     def _rebalance_timeout_ms(self) -> int:
-        return max((member.rebalance_timeout_ms for member in self.membership.members.values()), default=0)
+        return max((member.rebalance_timeout_ms for member in self._membership.members.values()), default=0)
 
     # -- stored image
+
+    def persist(self) -> int:
+        """Queue the group's image to be written; return its token."""
+        return self._instructions.persist(self.image())
 
     def image(self) -> GroupImage:
         return GroupImage(
             group_id=self.group_id, protocol_type=self.protocol_type, generation=self.generation,
-            protocol_name=self.protocol_name, leader=self.membership.leader, state_since_ms=self.state_since_ms,
-            members=tuple(self._member_image(member) for member in self.membership.members.values()),
+            protocol_name=self.protocol_name, leader=self._membership.leader, state_since_ms=self.state_since_ms,
+            members=tuple(member.image(self.protocol_name) for member in self._membership.members.values()),
         )  # fmt: skip
 
-    def _member_image(self, member: Member) -> MemberImage:
-        return MemberImage(
-            member_id=member.member_id, group_instance_id=member.group_instance_id, client_id=member.client_id,
-            client_host=member.client_host, rebalance_timeout_ms=member.rebalance_timeout_ms,
-            session_timeout_ms=member.session_timeout_ms, subscription=member.metadata_for(self.protocol_name),
-            assignment=member.assignment,
-        )  # fmt: skip
+    def restore(self, image: GroupImage, now: Instant) -> None:
+        """Load a stored group into this new one. Its members' sessions start at ``now``."""
+        self.generation = image.generation
+        self.protocol_type = image.protocol_type
+        self.protocol_name = image.protocol_name
+        self.state = GroupState.STABLE if image.members else GroupState.EMPTY
+        for stored in image.members:
+            member = Member.from_image(stored, image.protocol_name)
+            self._membership.add(member)
+            self._deadlines.expect_heartbeat(member, now)
+        if image.leader in self._membership.members:
+            self._membership.leader = image.leader
 
     # -- checks
 
     def validate_state(self) -> None:
         """Assert the invariants."""
-        self.membership.validate_state()
-        members = self.membership.members
+        self._membership.validate_state()
+        members = self._membership.members
         assert not members.keys() & self.pending_members.keys()
-        assert self.unsynced <= members.keys()
-        deadlines = [*self.pending_members.values(), *(member.session_deadline_ms for member in members.values())]
-        assert self.wake_at_ms <= min([self._phase_deadline_ms, *deadlines])
+        assert self._unsynced <= members.keys()
+        assert self._deadlines.wake_at_ms <= min([self._deadlines.phase_at_ms, *self._member_deadlines()])
         self._validate_phase()
 
     def _validate_phase(self) -> None:
-        members = self.membership.members
+        members = self._membership.members
         if self.state in (GroupState.EMPTY, GroupState.DEAD):
             assert not members
         elif self.state is not GroupState.PREPARING_REBALANCE:
             assert members
         if self.state is GroupState.COMPLETING_REBALANCE:
-            assert not self.membership.joining
+            assert not self._membership.joining
         if self.state in (GroupState.STABLE, GroupState.COMPLETING_REBALANCE):
-            assert self.protocol_name in self.membership.supported_by_all()
+            assert self.protocol_name in self._membership.supported_by_all()
         if self.state is not GroupState.COMPLETING_REBALANCE:
             assert all(member.sync_ticket is None for member in members.values())
             assert self._assigning is None

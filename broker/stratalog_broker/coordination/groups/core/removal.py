@@ -15,55 +15,60 @@ from kio.schema.errors import ErrorCode
 from stratalog_broker.coordination.groups.core.expiry import CONSUMER_PROTOCOL, expired_offsets, topics_wanted_by
 from stratalog_broker.coordination.groups.core.group_table import GroupTable
 from stratalog_broker.coordination.groups.core.messages import Instant
+from stratalog_broker.coordination.groups.core.offset_commits import OffsetCommits
 from stratalog_broker.coordination.groups.core.rebalance import GroupState
 from stratalog_broker.coordination.groups.core.records import OffsetKey, OffsetsRecord, encode_group_key, encode_offset_key
 from stratalog_broker.coordination.groups.core.store import TopicPartitionName
 
 
-class RemovingTable(GroupTable):
-    """A group table that plans the removal of groups and of single offsets."""
+class Removals:
+    """Plans the removal of groups and of single offsets."""
+
+    def __init__(self, table: GroupTable, commits: OffsetCommits) -> None:
+        self._table = table
+        self._commits = commits
 
     def plan_delete(self, group_id: str, now: Instant) -> tuple[ErrorCode, list[OffsetsRecord]]:
         """DeleteGroups: return the records that delete a group without members and all its offsets."""
-        if not self._exists(group_id):
+        if not self._table.exists(group_id):
             return ErrorCode.group_id_not_found, []
-        group = self.groups.get(group_id)
+        group = self._table.find(group_id)
         error = ErrorCode.none if group is None else group.delete(now)
         if error is not ErrorCode.none:
             return error, []
-        self.groups.pop(group_id, None)
+        self._table.forget(group_id)
         return ErrorCode.none, self._tombstones(
-            group_id, sorted({*self.store.offsets_of(group_id), *self.pending_of(group_id)})
+            group_id, sorted({*self._table.store.offsets_of(group_id), *self._commits.pending_of(group_id)})
         )
 
     def plan_delete_offsets(
         self, group_id: str, partitions: Sequence[TopicPartitionName]
     ) -> tuple[ErrorCode, list[ErrorCode], list[OffsetsRecord]]:
         """OffsetDelete: return a code for the group, one for each partition, and the records to write."""
-        if not self._exists(group_id):
+        if not self._table.exists(group_id):
             return ErrorCode.group_id_not_found, [], []
-        group = self.groups.get(group_id)
+        group = self._table.find(group_id)
         subscribed: frozenset[str] = frozenset()
         if group is not None and group.state is not GroupState.EMPTY:
             if group.protocol_type != CONSUMER_PROTOCOL:
                 return ErrorCode.non_empty_group, [], []
             subscribed = topics_wanted_by(group) or frozenset(topic for topic, _ in partitions)
         errors = [ErrorCode.group_subscribed_to_topic if topic in subscribed else ErrorCode.none for topic, _ in partitions]
-        known = {*self.store.offsets_of(group_id), *self.pending_of(group_id)}
+        known = {*self._table.store.offsets_of(group_id), *self._commits.pending_of(group_id)}
         gone = [name for name, code in zip(partitions, errors, strict=True) if code is ErrorCode.none and name in known]
         return ErrorCode.none, errors, self._offset_tombstones(group_id, gone)
 
     def plan_expiry(self, now: Instant) -> list[tuple[str, list[OffsetsRecord]]]:
         """Return per group the records that remove expired offsets, and the group itself if nothing is left (KIP-211)."""
-        horizon_ms = now.wall_ms - self.limits.offsets_retention_ms
+        horizon_ms = now.wall_ms - self._table.limits.offsets_retention_ms
         planned = []
-        for group_id in sorted({*self.groups, *self.store.offsets, *self.store.images}):
-            stored, pending = self.store.offsets_of(group_id), self.pending_of(group_id)
-            expired = expired_offsets(self.groups.get(group_id), stored, horizon_ms)
+        for group_id in self._table.all_ids():
+            stored, pending = self._table.store.offsets_of(group_id), self._commits.pending_of(group_id)
+            expired = expired_offsets(self._table.find(group_id), stored, horizon_ms)
             expired = [name for name in expired if name not in pending]
-            if len(expired) == len(stored) and not pending and self._is_empty(group_id):
+            if len(expired) == len(stored) and not pending and self._table.is_empty(group_id):
                 records = self._tombstones(group_id, expired)
-                self.groups.pop(group_id, None)
+                self._table.forget(group_id)
             else:
                 records = self._offset_tombstones(group_id, expired)
             if records:
@@ -76,16 +81,16 @@ class RemovingTable(GroupTable):
         None in ``gone`` means offsets committed without an id. Offsets of a newer topic of the same name are kept.
         """
         planned = []
-        for group_id, table in self.store.offsets.items():
+        for group_id, table in self._table.store.offsets.items():
             names = [name for name, committed in table.items() if name[0] == topic and committed.topic_id in gone]
             if names:
-                pending = self.pending_of(group_id)
+                pending = self._commits.pending_of(group_id)
                 planned.append((group_id, self._offset_tombstones(group_id, [name for name in names if name not in pending])))
         return planned
 
     def _tombstones(self, group_id: str, names: Iterable[TopicPartitionName]) -> list[OffsetsRecord]:
         records = self._offset_tombstones(group_id, names)
-        if group_id in self.store.images:
+        if group_id in self._table.store.images:
             records.append(OffsetsRecord(encode_group_key(group_id), None))
         return records
 

@@ -68,7 +68,7 @@ class Log:
                 self.answers.append(item.value)
 
     def commit(self, group_id: str, *commits: Commit, now: Instant = NOW) -> list[ErrorCode]:
-        errors, records = self.core.plan_commit(group_id, "", None, -1, commits, now)
+        errors, records = self.core.commits.plan(group_id, "", None, -1, commits, now)
         self.write(records)
         return errors
 
@@ -76,15 +76,15 @@ class Log:
         self.do(self.core.join(group_id, join_request(), now), now)
         sync = SyncRequest(ticket=2, member_id="m1", group_instance_id=None, generation=1, assignments=(("m1", b"all"),))
         self.do(self.core.sync(group_id, sync, now), now)
-        assert self.core.state_of(group_id) is GroupState.STABLE
+        assert self.core.table.state_of(group_id) is GroupState.STABLE
 
     def expire(self, now: Instant) -> None:
-        for _, records in self.core.plan_expiry(now):
+        for _, records in self.core.removals.plan_expiry(now):
             self.write(records)
 
     def reload(self) -> None:
         self.core = GroupCoordinator(self.limits, GroupStore.from_snapshot(self.store.snapshot()), NOW)
-        self.store = self.core.store
+        self.store = self.core.table.store
 
 
 def later(days: float) -> Instant:
@@ -93,10 +93,10 @@ def later(days: float) -> Instant:
 
 def test_a_commit_without_members_makes_a_group() -> None:
     log = Log()
-    assert log.core.state_of("g") is GroupState.DEAD
+    assert log.core.table.state_of("g") is GroupState.DEAD
     assert log.commit("g", Commit(topic="t", partition=0, offset=5, metadata="why")) == [ErrorCode.none]
-    assert log.core.group_ids() == ["g"]
-    assert log.core.state_of("g") is GroupState.EMPTY
+    assert log.core.table.group_ids() == ["g"]
+    assert log.core.table.state_of("g") is GroupState.EMPTY
     assert log.store.offsets_of("g")[("t", 0)].offset == 5
     log.reload()
     assert log.store.offsets_of("g")[("t", 0)].metadata == "why"
@@ -111,7 +111,7 @@ def test_commits_that_are_refused() -> None:
     assert log.commit("other", Commit(topic="t", partition=0, offset=1)) == [ErrorCode.coordinator_not_available]
     log.commit("g", Commit(topic="t", partition=2, offset=1))
     assert log.commit("g", Commit(topic="t", partition=3, offset=1)) == [ErrorCode.coordinator_not_available]
-    assert log.core.plan_commit("new", "m", None, 3, [Commit(topic="t", partition=0, offset=1)], NOW)[0] == [
+    assert log.core.commits.plan("new", "m", None, 3, [Commit(topic="t", partition=0, offset=1)], NOW)[0] == [
         ErrorCode.illegal_generation
     ]
     assert log.commit("g" * 5_000, Commit(topic="t", partition=0, offset=1)) == [ErrorCode.invalid_group_id]
@@ -137,23 +137,23 @@ def test_unknown_groups() -> None:
     assert log.core.leave("g", [LeavingMember(member_id="m")], NOW) == ([ErrorCode.unknown_member_id], [])
     log.do(log.core.sync("g", SyncRequest(ticket=1, member_id="m", group_instance_id=None, generation=1), NOW))
     assert log.answers.pop().error is ErrorCode.unknown_member_id
-    assert log.core.plan_delete("g", NOW) == (ErrorCode.group_id_not_found, [])
-    assert log.core.plan_delete_offsets("g", [("t", 0)])[0] is ErrorCode.group_id_not_found
+    assert log.core.removals.plan_delete("g", NOW) == (ErrorCode.group_id_not_found, [])
+    assert log.core.removals.plan_delete_offsets("g", [("t", 0)])[0] is ErrorCode.group_id_not_found
 
 
 def test_a_deleted_group_leaves_nothing() -> None:
     log = Log()
     log.stable("g")
     log.commit("simple", Commit(topic="t", partition=0, offset=1))
-    assert log.core.plan_delete("g", NOW)[0] is ErrorCode.non_empty_group
+    assert log.core.removals.plan_delete("g", NOW)[0] is ErrorCode.non_empty_group
     _, work = log.core.leave("g", [LeavingMember(member_id="m1")], NOW)
     log.do(work)
     log.commit("g", Commit(topic="t", partition=0, offset=1))
     for group_id in ("g", "simple"):
-        error, records = log.core.plan_delete(group_id, NOW)
+        error, records = log.core.removals.plan_delete(group_id, NOW)
         assert error is ErrorCode.none
         log.write(records)
-    assert log.core.group_ids() == []
+    assert log.core.table.group_ids() == []
     assert (log.store.images, log.store.offsets) == ({}, {})
 
 
@@ -162,7 +162,7 @@ def test_a_join_after_an_unwritten_deletion_goes_on_from_what_is_stored() -> Non
     log.stable("g")
     _, work = log.core.leave("g", [LeavingMember(member_id="m1")], NOW)
     log.do(work)
-    log.core.plan_delete("g", NOW)
+    log.core.removals.plan_delete("g", NOW)
     log.do(log.core.join("g", join_request(ticket=3), NOW))
     answer = log.answers.pop()
     assert isinstance(answer, JoinAnswer)
@@ -174,7 +174,7 @@ def test_offsets_are_deleted_unless_somebody_wants_the_topic() -> None:
     for topic in ("wants", "other"):
         log.commit("g", Commit(topic=topic, partition=0, offset=1))
     log.stable("g")
-    error, errors, records = log.core.plan_delete_offsets("g", [("wants", 0), ("other", 0), ("unknown", 0)])
+    error, errors, records = log.core.removals.plan_delete_offsets("g", [("wants", 0), ("other", 0), ("unknown", 0)])
     assert (error, errors) == (ErrorCode.none, [ErrorCode.group_subscribed_to_topic, ErrorCode.none, ErrorCode.none])
     log.write(records)
     assert list(log.store.offsets_of("g")) == [("wants", 0)]
@@ -184,7 +184,7 @@ def test_offsets_of_a_deleted_topic_go() -> None:
     log = Log()
     for topic in ("gone", "kept"):
         log.commit("g", Commit(topic=topic, partition=0, offset=1))
-    for _, records in log.core.plan_topic_deletion("gone", (None,)):
+    for _, records in log.core.removals.plan_topic_deletion("gone", (None,)):
         log.write(records)
     assert list(log.store.offsets_of("g")) == [("kept", 0)]
 
@@ -195,7 +195,7 @@ def test_offsets_of_an_earlier_topic_of_the_name_go() -> None:
     for partition, topic_id in enumerate((old, new, None)):
         log.commit("g", Commit(topic="t", partition=partition, offset=1, topic_id=topic_id))
     log.reload()
-    for _, records in log.core.plan_topic_deletion("t", (old,)):
+    for _, records in log.core.removals.plan_topic_deletion("t", (old,)):
         log.write(records)
     assert list(log.store.offsets_of("g")) == [("t", 1), ("t", 2)]
 
@@ -213,7 +213,7 @@ def test_offsets_expire_when_nobody_needs_them() -> None:
     assert list(log.store.offsets_of("simple")) == [("t", 1)]
     assert list(log.store.offsets_of("live")) == [("wants", 0)]
     log.expire(later(8))
-    assert log.core.group_ids() == ["live"]
+    assert log.core.table.group_ids() == ["live"]
 
 
 def test_an_empty_group_counts_from_when_it_became_empty() -> None:
@@ -226,7 +226,7 @@ def test_an_empty_group_counts_from_when_it_became_empty() -> None:
     log.expire(later(9.9))
     assert log.store.offsets_of("g")
     log.expire(later(10))
-    assert log.core.group_ids() == []
+    assert log.core.table.group_ids() == []
     assert log.store.images == {}
 
 
@@ -234,13 +234,13 @@ def test_time_reaches_every_group_and_unused_ones_are_forgotten() -> None:
     log = Log()
     log.stable("g")
     log.do(log.core.join("h", replace(join_request(), requires_known_member=True), NOW))
-    assert set(log.core.groups) == {"g", "h"}
+    assert set(log.core.table.live) == {"g", "h"}
     assert log.core.wake_at_ms is not None
     log.do(log.core.tick(Instant(9_999, 0)))
-    assert log.core.state_of("g") is GroupState.STABLE
+    assert log.core.table.state_of("g") is GroupState.STABLE
     log.do(log.core.tick(Instant(10_000, 0)))
-    assert log.core.state_of("g") is GroupState.EMPTY
-    assert set(log.core.groups) == {"g"}
+    assert log.core.table.state_of("g") is GroupState.EMPTY
+    assert set(log.core.table.live) == {"g"}
 
 
 class Shell:
@@ -271,9 +271,9 @@ async def test_requests_of_one_turn_are_written_together() -> None:
     assert len(shell.batches) == 1
     successor = Shell()
     successor.application.load(shell.application.snapshot(), [])
-    assert successor.application.coordinator.store.offsets_of("g4")[("t", 0)].offset == 4
+    assert successor.application.coordinator.table.store.offsets_of("g4")[("t", 0)].offset == 4
     successor.application.load(None, shell.batches)
-    assert successor.application.coordinator.group_ids() == [f"g{number}" for number in range(5)]
+    assert successor.application.coordinator.table.group_ids() == [f"g{number}" for number in range(5)]
 
 
 @pytest.mark.parametrize(
@@ -285,7 +285,7 @@ async def test_what_the_log_refuses_is_not_acknowledged(failure: StratalogError,
     shell.failure = failure
     commit = Commit(topic="t", partition=0, offset=1)
     assert await shell.application.commit("g", "", None, -1, [commit]) == [expected]
-    assert shell.application.coordinator.store.offsets_of("g") == {}
+    assert shell.application.coordinator.table.store.offsets_of("g") == {}
     answer = await shell.application.join("g", lambda ticket: join_request(ticket))
     sync = SyncRequest(
         ticket=0, member_id=answer.member_id, group_instance_id=None, generation=answer.generation, assignments=()

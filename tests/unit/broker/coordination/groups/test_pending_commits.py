@@ -53,10 +53,10 @@ class Coordinating(RuleBasedStateMachine):
         group_id, topic, partition = name
         self.offset += 1
         commits = [Commit(topic, partition, self.offset, topic_id=self.ids[topic])]
-        (error,), records = self.core.plan_commit(group_id, "", None, -1, commits, self.now)
+        (error,), records = self.core.commits.plan(group_id, "", None, -1, commits, self.now)
         assert error is ErrorCode.none
         in_flight = ExitStack()
-        in_flight.enter_context(self.core.pending(group_id, commits))
+        in_flight.enter_context(self.core.commits.pending(group_id, commits))
         committed = self.offset, self.ids[topic], self.now.wall_ms
 
         def applied() -> None:
@@ -75,20 +75,20 @@ class Coordinating(RuleBasedStateMachine):
 
     @rule()
     def expire(self) -> None:
-        for _, records in self.core.plan_expiry(self.now):
+        for _, records in self.core.removals.plan_expiry(self.now):
             self.write(records)
 
     @rule(topic=st.sampled_from(TOPICS))
     def create_anew(self, topic: str) -> None:
         gone, self.ids[topic] = self.ids[topic], UUID(int=self.ids[topic].int + 10)
-        for _, records in self.core.plan_topic_deletion(topic, (gone, None)):
+        for _, records in self.core.removals.plan_topic_deletion(topic, (gone, None)):
             self.write(records)
 
     @rule(name=partitions)
     def delete_group(self, name: tuple[str, str, int]) -> None:
         """Deleting a group also removes its pending commits, which are before the deletion in the log."""
         group_id = name[0]
-        error, records = self.core.plan_delete(group_id, self.now)
+        error, records = self.core.removals.plan_delete(group_id, self.now)
         earlier = {key: kept for key, kept in self.acknowledged.items() if key[0] == group_id}
 
         def applied() -> None:
@@ -115,7 +115,7 @@ class Coordinating(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.confirm(len(self.log))
         self.acknowledged_commits_are_there()
-        assert self.core.pending_of("g") == self.core.pending_of("h") == set()
+        assert self.core.commits.pending_of("g") == self.core.commits.pending_of("h") == set()
 
 
 TestPendingCommits = Coordinating.TestCase
@@ -139,7 +139,7 @@ class SlowLog:
         return await self.application.commit("g", "", None, -1, [Commit("t", 0, offset, topic_id=topic_id)])
 
     def offset(self) -> int:
-        return self.application.coordinator.store.offsets_of("g")[("t", 0)].offset
+        return self.application.coordinator.table.store.offsets_of("g")[("t", 0)].offset
 
 
 @pytest.mark.parametrize("removed_by", ["time", "a deleted topic"])
@@ -160,5 +160,5 @@ async def test_a_commit_in_flight_outlives_the_removal_of_what_was_committed_bef
     assert log.offset() == 2
     log.application.forget_topic("t", (new,))
     assert await log.application.commit("other", "", None, -1, [Commit("t", 0, 2)]) == [ErrorCode.none]
-    assert log.application.coordinator.store.offsets_of("g") == {}
+    assert log.application.coordinator.table.store.offsets_of("g") == {}
     log.application.resigned()
