@@ -175,7 +175,7 @@ class Joining:
             return  # a rebalance or another restart of the member now answers the request
         if error is not ErrorCode.none:
             self._instructions.answer_join(member, JoinAnswer(error=error))
-            self._membership.rename(member, replaced.old_id)
+            self._rebalance.rename(member, replaced.old_id)
             return
         answer = self._rebalance.join_answer(member)
         if answer.members and replaced.can_skip:

@@ -283,6 +283,22 @@ def test_a_static_replacement_that_was_not_written_is_taken_back() -> None:
     assert talk.group.membership.instances["b"] == two
 
 
+def test_a_static_member_whose_replacement_failed_still_has_to_fetch_its_assignment() -> None:
+    talk = Conversation()
+    first, second = (talk.join(instance=instance, session_timeout_ms=60_000) for instance in ("a", "b"))
+    talk.wait(1_000)
+    talk.wait(1_000)
+    leader, follower = talk.joined(first).member_id, talk.joined(second).member_id
+    talk.sync(leader, {leader: b"", follower: b"all"}, instance="a")
+    talk.persisted()
+    talk.join(instance="b", session_timeout_ms=60_000)
+    talk.persisted(ErrorCode.not_coordinator)
+    talk.group.validate_state()
+    talk.wait(20_000)
+    assert talk.state() is GroupState.PREPARING_REBALANCE
+    assert list(talk.group.membership.members) == [leader]
+
+
 def test_a_static_member_can_be_removed_by_its_instance() -> None:
     talk = Conversation()
     talk.stable("a", "b")

@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 from kio.schema.errors import ErrorCode
 
 from stratalog_broker.coordination.groups.core.group import Group
@@ -87,6 +87,11 @@ class GroupMachine(RuleBasedStateMachine):
             assert self.stored is not None
             assert self.stored.generation == generation, "an assignment is in the log before anybody hears of it"
 
+    @initialize(target=members, instances=st.lists(st.sampled_from([None, "a", "b"]), max_size=3, unique=True))
+    def begin(self, instances: list[str | None]) -> Any:
+        done = [self.join("", instance_id, (("range", b"wants range"),), True, 3_000) for instance_id in instances]
+        return multiple(*(value for one in done for value in one.values))
+
     @rule(
         target=members,
         instance_id=INSTANCES,
@@ -124,16 +129,29 @@ class GroupMachine(RuleBasedStateMachine):
         )  # fmt: skip
         self.do(self.group.sync(request, self.now))
 
-    @rule(target=members, leader_last=st.booleans(), writes=st.booleans())
-    def everybody_rejoins_and_syncs(self, leader_last: bool, writes: bool) -> Any:
-        """Complete a rebalance as well-behaved clients do; random single steps rarely get that far."""
+    @rule(target=members, leader_last=st.booleans(), followers_sync=st.booleans(), writes=st.booleans())
+    def everybody_rejoins_and_syncs(self, leader_last: bool, followers_sync: bool, writes: bool) -> Any:
+        """Complete a rebalance as clients do, or as far as the leader can; random single steps rarely get that far."""
         done = [self.pass_time(101), *self.rejoin_all()]
         everybody = [(member.member_id, member.group_instance_id) for member in self.group.membership.members.values()]
         if self.group.state is GroupState.COMPLETING_REBALANCE:
             for identity in reversed(everybody) if leader_last else everybody:
-                self.sync(identity, stale=False)
+                if followers_sync or identity[0] == self.group.membership.leader:
+                    self.sync(identity, stale=False)
         while writes and self.persisting:
             done.append(self.persist(ErrorCode.none))
+        return multiple(*(value for one in done for value in one.values))
+
+    @rule(target=members, number=st.integers(0, 3), fails=st.booleans())
+    def a_static_member_restarts(self, number: int, fails: bool) -> Any:
+        """Join again by instance id alone; the member's new id is written, or the write fails."""
+        static = [member for member in self.group.membership.members.values() if member.is_static]
+        if not static:
+            return multiple()
+        member = static[number % len(static)]
+        done = [self.join("", member.group_instance_id, member.protocols, False, 3_000)]
+        while self.persisting:
+            done.append(self.persist(ErrorCode.coordinator_not_available if fails else ErrorCode.none))
         return multiple(*(value for one in done for value in one.values))
 
     def rejoin_all(self) -> list[Any]:
@@ -216,4 +234,4 @@ class GroupMachine(RuleBasedStateMachine):
 
 
 TestGroupProperties = GroupMachine.TestCase
-TestGroupProperties.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+TestGroupProperties.settings = settings(max_examples=400, stateful_step_count=40, deadline=None)
