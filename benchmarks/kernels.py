@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 from stratalog_core.batches.compression import NAMES
 from stratalog_core.batches.records import Record, build_batch
-from stratalog_pipeline.decode import decode_run
-from stratalog_pipeline.schema import COLUMNS
+from stratalog_pipeline.arrow.decode import decode_run
+from stratalog_pipeline.arrow.schema import COLUMNS
 
 BATCH_BYTES = 1_000_000
 BATCHES = 20

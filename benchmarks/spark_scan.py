@@ -21,11 +21,11 @@ from pyspark.sql import DataFrame, SparkSession
 from benchmarks.kernels import BATCH_BYTES, one_batch
 from stratalog_core.batches.batch import assign_offset
 from stratalog_core.batches.compression import ZSTD
+from stratalog_pipeline.arrow.schema import COLUMNS
 from stratalog_pipeline.bucket import Bucket
 from stratalog_pipeline.options import parse_options
 from stratalog_pipeline.scan import scan_split
 from stratalog_pipeline.scan_plan import plan_scan
-from stratalog_pipeline.schema import COLUMNS
 
 RECORD_BYTES = 1000
 RECORDS_PER_BATCH = BATCH_BYTES // RECORD_BYTES

@@ -9,8 +9,8 @@ import pyarrow as pa
 
 from stratalog_core.batches.batch import BatchHeader
 from stratalog_core.errors import Corrupt
+from stratalog_pipeline.arrow.decode import BatchDecoder, SkipBatch
 from stratalog_pipeline.bucket import Bucket
-from stratalog_pipeline.decode import BatchDecoder, SkipBatch
 from stratalog_pipeline.planning import SegmentSlice, Split
 from stratalog_pipeline.segments import located, read_blocks, wanted_blocks
 from stratalog_tiering.format.footer import AbortedTransaction, BlockEntry

@@ -18,7 +18,7 @@ INSTRUMENTED: Final = [
     "stratalog_core", "stratalog_metadata", "stratalog_bookies", "stratalog_tiering", "stratalog_broker", "stratalog_pipeline",
     "stratalog.local", "tomllib", "uuid",
 ]  # fmt: skip
-COMPILED: Final = ["stratalog_pipeline.kernels", "stratalog_pipeline.compiled"]
+COMPILED: Final = ["stratalog_pipeline.arrow.kernels", "stratalog_pipeline.arrow.compiled"]
 
 
 def main() -> None:

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
+from stratalog_pipeline.arrow.schema import COLUMNS_WITH_HEADERS
 from stratalog_pipeline.bucket import Bucket
 from stratalog_pipeline.jobs.audit import audit_split, combine
 from stratalog_pipeline.options import parse_options
 from stratalog_pipeline.scan import scan_split
 from stratalog_pipeline.scan_plan import plan_scan
-from stratalog_pipeline.schema import COLUMNS_WITH_HEADERS
 
 pytestmark = pytest.mark.integration
 RECORDS = 4000

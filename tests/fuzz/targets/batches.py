@@ -10,9 +10,9 @@ from fuzz.target import MIB, Target
 from stratalog_core.batches.batch import check_batch, iterate_headers
 from stratalog_core.batches.compression import DECOMPRESSED_BYTES_MAX, NAMES, compress, decompress
 from stratalog_core.batches.records import Record, build_batch, decode_varint, iterate_records
-from stratalog_pipeline.decode import BatchDecoder
-from stratalog_pipeline.kernels import Room
-from stratalog_pipeline.schema import COLUMNS_WITH_HEADERS
+from stratalog_pipeline.arrow.decode import BatchDecoder
+from stratalog_pipeline.arrow.kernels import Room
+from stratalog_pipeline.arrow.schema import COLUMNS_WITH_HEADERS
 
 UNPACKED_BYTES_MAX = 256 * 1024
 BOUNDS = (Room(rows=10, data_bytes=512, headers=8), Room(rows=1000, data_bytes=64 * 1024, headers=1000))

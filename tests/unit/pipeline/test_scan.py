@@ -11,12 +11,12 @@ import pytest
 from stratalog_core.batches.batch import TRANSACTIONAL_BIT
 from stratalog_core.batches.records import Record, build_batch
 from stratalog_core.errors import Corrupt, Invalid
+from stratalog_pipeline.arrow.schema import COLUMNS
 from stratalog_pipeline.bucket import Bucket
 from stratalog_pipeline.options import parse_options
 from stratalog_pipeline.pruning import EVERYTHING, Pruning
 from stratalog_pipeline.scan import scan_split
 from stratalog_pipeline.scan_plan import plan_scan
-from stratalog_pipeline.schema import COLUMNS
 from stratalog_tiering.format.footer import AbortedTransaction
 from stratalog_tiering.format.removed_objects import ManifestLimits
 

@@ -13,9 +13,9 @@ from typing import Final
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
+from stratalog_pipeline.arrow.schema import COLUMNS, COLUMNS_WITH_HEADERS, check_columns, spark_ddl
 from stratalog_pipeline.options import parse_options
-from stratalog_pipeline.reader import PushdownReader, StratalogReader
-from stratalog_pipeline.schema import COLUMNS, COLUMNS_WITH_HEADERS, check_columns, spark_ddl
+from stratalog_pipeline.spark.reader import PushdownReader, StratalogReader
 
 NAME: Final = "stratalog"
 _PUSHDOWN_WORKER: Final = "pyspark.sql.worker.data_source_pushdown_filters"

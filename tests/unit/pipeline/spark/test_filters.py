@@ -18,9 +18,9 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
-from stratalog_pipeline.filters import pruning_of
 from stratalog_pipeline.planning import OffsetRange
 from stratalog_pipeline.pruning import EVERYTHING, OFFSET_END
+from stratalog_pipeline.spark.filters import pruning_of
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from stratalog_pipeline import kernels
-from stratalog_pipeline.kernels import Bytes, Ints32, Ints64, Room
-from stratalog_pipeline.schema import ARROW_TYPES, HEADER_TYPE, arrow_schema
+from stratalog_pipeline.arrow import kernels
+from stratalog_pipeline.arrow.kernels import Bytes, Ints32, Ints64, Room
+from stratalog_pipeline.arrow.schema import ARROW_TYPES, HEADER_TYPE, arrow_schema
 
 UNBOUNDED: Final = 2**62
 

@@ -14,11 +14,11 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from stratalog_pipeline.bucket import Bucket
-from stratalog_pipeline.filters import pruning_of
 from stratalog_pipeline.options import ReadOptions
 from stratalog_pipeline.planning import Split
 from stratalog_pipeline.pruning import EVERYTHING
 from stratalog_pipeline.scan_plan import plan_scan
+from stratalog_pipeline.spark.filters import pruning_of
 
 
 @dataclass

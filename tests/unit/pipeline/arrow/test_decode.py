@@ -15,9 +15,9 @@ from stratalog_core.batches import compression
 from stratalog_core.batches.batch import CONTROL_BIT, CRC_START, HEADER_BYTES, TIMESTAMP_TYPE_BIT, read_header
 from stratalog_core.batches.records import Record, build_batch, encode_varint, iterate_records
 from stratalog_core.errors import Corrupt
-from stratalog_pipeline.decode import BatchDecoder, decode_run
-from stratalog_pipeline.kernels import TIMESTAMP_MS_MAX, Room
-from stratalog_pipeline.schema import COLUMNS, COLUMNS_WITH_HEADERS, arrow_schema
+from stratalog_pipeline.arrow.decode import BatchDecoder, decode_run
+from stratalog_pipeline.arrow.kernels import TIMESTAMP_MS_MAX, Room
+from stratalog_pipeline.arrow.schema import COLUMNS, COLUMNS_WITH_HEADERS, arrow_schema
 
 CODECS = tuple(compression.NAMES.values())
 Row = tuple[int, int, int, bytes | None, bytes | None, tuple[tuple[str, bytes | None], ...]]

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from stratalog_pipeline.compiled import compiled, copy_bytes, inlined
+from stratalog_pipeline.arrow.compiled import compiled, copy_bytes, inlined
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Ints32: TypeAlias = npt.NDArray[np.int32]

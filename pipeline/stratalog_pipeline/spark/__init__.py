@@ -1,0 +1,1 @@
+"""The data source ``stratalog`` as Spark's Python API wants it."""
