@@ -91,7 +91,7 @@ class ArchiveWriter:
     ) -> SegmentEntry:
         manifest = previous.manifest
         identity = SegmentIdentity(
-            topic_id=manifest.topic_id, topic_name=manifest.topic_name, partition=manifest.partition,
+            cluster_id="c", topic_id=manifest.topic_id, topic_name=manifest.topic_name, partition=manifest.partition,
             base_offset=manifest.end_offset, ledger_ids=(),
         )  # fmt: skip
         writer = SegmentWriter(identity, self._block_bytes_target)

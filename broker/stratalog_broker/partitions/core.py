@@ -159,7 +159,7 @@ class PartitionCore:
         if header.producer_id >= 0:
             if header.attributes & TRANSACTIONAL_BIT:
                 self._undecided.append((pending, header))
-            pending.displaced = self.producers.appended(header, base_offset)
+            pending.displaced = self.producers.appended(header, base_offset, batch)
         if entry_id is None:
             self.queue.append(pending)
             self._queue_bytes += len(batch)

@@ -32,6 +32,7 @@ PART_BYTES_MAX: Final = 1024 * 1024
 PARTS_MAX: Final = 0xFFFF
 _PART: Final = struct.Struct(">4sBBHH")
 PART_HEADER_BYTES: Final = _PART.size
+NO_COORDINATOR_EPOCH: Final = -1
 
 
 class SequencedBatch(msgspec.Struct, frozen=True, array_like=True):
@@ -48,11 +49,15 @@ class SequencedBatch(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ProducerEntry(msgspec.Struct, frozen=True, array_like=True):
-    """State of one producer id: its current epoch and up to five last batches, oldest first."""
+    """State of one producer id: its current epoch and up to five last batches, oldest first.
+
+    ``coordinator_epoch`` is that of its last transaction marker, -1 if there was none.
+    """
 
     producer_id: int
     producer_epoch: int
     batches: tuple[SequencedBatch, ...] = ()
+    coordinator_epoch: int = NO_COORDINATOR_EPOCH
 
 
 class EpochStart(msgspec.Struct, frozen=True, array_like=True):

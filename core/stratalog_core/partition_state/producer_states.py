@@ -18,7 +18,9 @@ from enum import IntEnum
 from typing import Final
 
 from stratalog_core.batches.batch import BatchHeader
-from stratalog_core.batches.checkpoint import ProducerEntry, SequencedBatch
+from stratalog_core.batches.checkpoint import NO_COORDINATOR_EPOCH, ProducerEntry, SequencedBatch
+from stratalog_core.partition_state.transactions import read_marker
+from stratalog_core.ports import Buffer
 
 BATCHES_REMEMBERED: Final = 5
 _SEQUENCE_MASK: Final = 0x7FFF_FFFF
@@ -34,13 +36,14 @@ class Verdict(IntEnum):
 
 
 class Producer:
-    """One producer's epoch and last batches, oldest first."""
+    """One producer's epoch, last batches (oldest first), and the coordinator epoch of its last transaction marker."""
 
-    __slots__ = ("batches", "epoch")
+    __slots__ = ("batches", "coordinator_epoch", "epoch")
 
-    def __init__(self, epoch: int, batches: list[SequencedBatch]) -> None:
+    def __init__(self, epoch: int, batches: list[SequencedBatch], coordinator_epoch: int = NO_COORDINATOR_EPOCH) -> None:
         self.epoch = epoch
         self.batches = batches
+        self.coordinator_epoch = coordinator_epoch
 
 
 Displaced = SequencedBatch | Producer | None
@@ -77,35 +80,38 @@ class ProducerStates:
                 return Verdict.DUPLICATE, batch
         return Verdict.OUT_OF_ORDER, None
 
-    def appended(self, header: BatchHeader, base_offset: int) -> Displaced:
+    def appended(self, header: BatchHeader, base_offset: int, batch: Buffer = b"") -> Displaced:
         """Add a batch with a producer id, or a transaction marker, that got ``base_offset``; call in offset order.
 
-        Returns what ``snapshot`` needs while the batch is unconfirmed. The base offset in the header is ignored.
+        ``batch`` must be whole if it is a control batch; else it is not read. The base offset in the header is ignored.
+        Returns what ``snapshot`` needs while the batch is unconfirmed.
         """
         base_sequence, last_offset_delta = header.base_sequence, header.last_offset_delta
         if base_sequence < 0:
-            return self._marked(header)
+            return self._marked(header, batch)
         displaced: Displaced = None
         producer = self._producers.pop(header.producer_id, None)
         if producer is None or producer.epoch != header.producer_epoch or not producer.batches:
-            displaced, producer = producer, Producer(header.producer_epoch, [])
+            displaced, producer = producer, Producer(header.producer_epoch, [], _coordinator_epoch(producer))
         self._producers[header.producer_id] = producer
         last_sequence = (base_sequence + last_offset_delta) & _SEQUENCE_MASK
-        batch = SequencedBatch(base_sequence, last_sequence, base_offset + last_offset_delta, header.max_timestamp_ms)
-        producer.batches.append(batch)
+        sequenced = SequencedBatch(base_sequence, last_sequence, base_offset + last_offset_delta, header.max_timestamp_ms)
+        producer.batches.append(sequenced)
         if len(producer.batches) > BATCHES_REMEMBERED:
             displaced = producer.batches.pop(0)
         if len(self._producers) > self._producers_max:
             self._forget_one()
         return displaced
 
-    def _marked(self, header: BatchHeader) -> Displaced:
-        """Apply the epoch of a marker, which has no sequence; return the producer's state before it."""
+    def _marked(self, header: BatchHeader, batch: Buffer) -> Displaced:
+        """Apply the epochs of a marker, which has no sequence; return the producer's state before it."""
         before = self._producers.pop(header.producer_id, None)
+        found = read_marker(batch, header).coordinator_epoch if header.is_control else NO_COORDINATOR_EPOCH
+        coordinator_epoch = max(found, _coordinator_epoch(before))
         if before is None or before.epoch < header.producer_epoch:
-            self._producers[header.producer_id] = Producer(header.producer_epoch, [])
+            self._producers[header.producer_id] = Producer(header.producer_epoch, [], coordinator_epoch)
         else:
-            self._producers[header.producer_id] = Producer(before.epoch, list(before.batches))
+            self._producers[header.producer_id] = Producer(before.epoch, list(before.batches), coordinator_epoch)
         if len(self._producers) > self._producers_max:
             self._forget_one()
         return before
@@ -117,7 +123,9 @@ class ProducerStates:
     def load(self, entries: Sequence[ProducerEntry]) -> None:
         """Replace all states by a checkpoint's, the newest ones within the bounds."""
         self._producers = {
-            entry.producer_id: Producer(entry.producer_epoch, list(entry.batches[-BATCHES_REMEMBERED:]))
+            entry.producer_id: Producer(
+                entry.producer_epoch, list(entry.batches[-BATCHES_REMEMBERED:]), entry.coordinator_epoch
+            )
             for entry in entries[-self._producers_max :]
         }
 
@@ -129,7 +137,9 @@ class ProducerStates:
             before[producer_id] = None if producer is None else _without_last(producer, displaced)
         states = ((producer_id, before.get(producer_id, latest)) for producer_id, latest in self._producers.items())
         return tuple(
-            ProducerEntry(producer_id, one.epoch, tuple(one.batches)) for producer_id, one in states if one is not None
+            ProducerEntry(producer_id, one.epoch, tuple(one.batches), one.coordinator_epoch)
+            for producer_id, one in states
+            if one is not None
         )
 
     def validate_state(self) -> None:
@@ -141,6 +151,10 @@ class ProducerStates:
             assert offsets == sorted(offsets), "batches are remembered in offset order"
 
 
+def _coordinator_epoch(producer: Producer | None) -> int:
+    return NO_COORDINATOR_EPOCH if producer is None else producer.coordinator_epoch
+
+
 def _without_last(producer: Producer, displaced: Displaced) -> Producer | None:
     """Return the producer's state before its last batch or marker; None if that was its first."""
     if isinstance(displaced, Producer):
@@ -148,4 +162,4 @@ def _without_last(producer: Producer, displaced: Displaced) -> Producer | None:
     batches = producer.batches[:-1]
     if displaced is not None:
         batches.insert(0, displaced)
-    return Producer(producer.epoch, batches) if batches else None
+    return Producer(producer.epoch, batches, producer.coordinator_epoch) if batches else None

@@ -77,7 +77,7 @@ class ReplayState:
             raise Corrupt(f"batch at offset {base_offset} does not continue at {self.next_offset}")
         self.begin_epoch(header.leader_epoch, base_offset)
         if header.producer_id >= 0:
-            self.producers.appended(header, base_offset)
+            self.producers.appended(header, base_offset, batch)
             if header.attributes & TRANSACTIONAL_BIT:
                 self.transactions.replay(header, base_offset, batch)
         self.next_offset = header.next_offset

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_left
-from collections.abc import Iterable
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 from stratalog_core.batches.batch import CONTROL_BIT, BatchHeader
-from stratalog_core.batches.checkpoint import OngoingTransaction
+from stratalog_core.batches.checkpoint import NO_COORDINATOR_EPOCH, OngoingTransaction
 from stratalog_core.batches.records import iterate_records
 from stratalog_core.errors import Corrupt
 from stratalog_core.ports import Buffer
@@ -26,6 +26,8 @@ ABORT: Final = 0
 COMMIT: Final = 1
 _MARKER_KEY: Final = struct.Struct(">hh")
 """Version and type of a control record (Kafka documentation, "Control Batches"); later versions may append fields."""
+_MARKER_VALUE: Final = struct.Struct(">hi")
+"""Version and coordinator epoch of an ``EndTxnMarker``; later versions may append fields."""
 
 
 class AbortedTransaction(NamedTuple):
@@ -38,15 +40,54 @@ class AbortedTransaction(NamedTuple):
     """Value at the marker. Every transaction that ended later begins at or beyond it, so a search can stop here."""
 
 
-def read_marker(batch: Buffer, header: BatchHeader) -> int:
-    """Return the type of a whole control batch's first record: ``ABORT``, ``COMMIT`` or another. Raises ``Corrupt``."""
+class Aborted(Protocol):
+    """An aborted transaction, from the replay or from a segment's footer."""
+
+    @property
+    def first_offset(self) -> int: ...
+    @property
+    def last_offset(self) -> int: ...
+    @property
+    def last_stable_offset(self) -> int: ...
+
+
+_Aborted = TypeVar("_Aborted", bound=Aborted)
+
+
+def aborted_between(aborted: Sequence[_Aborted], start_offset: int, end_offset: int) -> list[_Aborted]:
+    """Return those that overlap ``start_offset`` to below ``end_offset``; ``aborted`` is, and they are, in marker order."""
+    found = []
+    for index in range(bisect_left(aborted, start_offset, key=lambda one: one.last_offset), len(aborted)):
+        one = aborted[index]
+        if one.first_offset < end_offset:
+            found.append(one)
+        if one.last_stable_offset >= end_offset:
+            break
+    return found
+
+
+class Marker(NamedTuple):
+    """The first record of a control batch. ``kind`` is ``ABORT``, ``COMMIT`` or another.
+
+    ``coordinator_epoch`` is the epoch of the transaction coordinator that wrote it, -1 if the record does not tell it.
+    """
+
+    kind: int
+    coordinator_epoch: int
+
+
+def read_marker(batch: Buffer, header: BatchHeader) -> Marker:
+    """Return the first record of a whole control batch. Raises ``Corrupt``."""
     if len(batch) < header.size_bytes:
         raise Corrupt(f"control batch at offset {header.base_offset} is cut to {len(batch)} of {header.size_bytes} bytes")
     record = next(iterate_records(batch, header), None)
     if record is None or record.key is None or len(record.key) < _MARKER_KEY.size:
         raise Corrupt(f"control batch at offset {header.base_offset} has no control record")
     _, kind = _MARKER_KEY.unpack_from(record.key)
-    return int(kind)
+    if kind not in (ABORT, COMMIT) or record.value is None or len(record.value) < _MARKER_VALUE.size:
+        return Marker(kind, NO_COORDINATOR_EPOCH)
+    _, coordinator_epoch = _MARKER_VALUE.unpack_from(record.value)
+    return Marker(kind, coordinator_epoch)
 
 
 class Transactions:
@@ -79,7 +120,7 @@ class Transactions:
         if not header.attributes & CONTROL_BIT:
             self.first_offsets.setdefault(header.producer_id, base_offset)
             return
-        kind = read_marker(batch, header)
+        kind = read_marker(batch, header).kind
         if kind not in (ABORT, COMMIT):
             return
         first_offset = self.first_offsets.pop(header.producer_id, None)
@@ -97,14 +138,7 @@ class Transactions:
 
     def aborted_between(self, start_offset: int, end_offset: int) -> list[AbortedTransaction]:
         """Return the aborted transactions that overlap ``start_offset`` to below ``end_offset``, in marker order."""
-        found = []
-        first = bisect_left(self._aborted, start_offset, key=lambda one: one.last_offset)
-        for one in self._aborted[first:]:
-            if one.first_offset < end_offset:
-                found.append(one)
-            if one.last_stable_offset >= end_offset:
-                break
-        return found
+        return aborted_between(self._aborted, start_offset, end_offset)
 
     def snapshot(self) -> tuple[OngoingTransaction, ...]:
         """Return the open transactions, oldest first, for a checkpoint."""

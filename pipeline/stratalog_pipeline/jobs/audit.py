@@ -1,8 +1,8 @@
 """Audit: checks that every offset of a partition's cold history is present exactly once and unaltered.
 
-The tasks read and check every byte of every block (block CRC32C, Merkle leaf, each batch's own CRC, contiguous offsets) and
+The tasks read and check every byte of every block (block CRC32C, Merkle leaves, each batch's own CRC, contiguous offsets) and
 send only findings. Damage does not stop the audit: it becomes a finding with segment, block and offsets. The digest of a
-partition is the RFC 9162 Merkle root over its blocks' leaves: two buckets with equal digests hold the same bytes in the same
+partition is the RFC 9162 Merkle root over its blocks' roots: two buckets with equal digests hold the same bytes in the same
 blocks. Rows are not decoded, so the audit runs at the speed of the disk or the network.
 """
 
@@ -23,13 +23,13 @@ from stratalog_pipeline.planning import SegmentSlice, Split
 from stratalog_pipeline.scan_plan import plan_scan
 from stratalog_pipeline.segments import located, wanted_blocks
 from stratalog_tiering.format.footer import BlockEntry
-from stratalog_tiering.format.merkle import HASH_BYTES, root_hash
+from stratalog_tiering.format.merkle import root_hash, split_hashes
 from stratalog_tiering.format.segment import audit_block
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SliceFinding:
-    """The result for one slice of a segment: offsets (end exclusive), counts, concatenated leaf hashes, and problems."""
+    """The result for one slice of a segment: offsets (end exclusive), counts, the blocks' Merkle roots, and problems."""
 
     topic: str
     partition: int
@@ -37,7 +37,7 @@ class SliceFinding:
     end_offset: int
     record_count: int = 0
     stored_bytes: int = 0
-    leaves: bytes = b""
+    roots: bytes = b""
     problems: tuple[str, ...] = ()
 
 
@@ -99,7 +99,7 @@ def _audit_slice(bucket: Bucket, split: Split, piece: SegmentSlice) -> SliceFind
         end_offset=blocks[-1].last_offset + 1 if blocks else piece.blocks_from,
         record_count=sum(block.record_count for block in blocks),
         stored_bytes=sum(block.length for block in blocks),
-        leaves=b"".join(block.leaf_hash for block in blocks),
+        roots=b"".join(block.leaves_root for block in blocks),
         problems=tuple(_audit_blocks(bucket, piece, blocks)),
     )
 
@@ -143,8 +143,8 @@ def _verdict(findings: Sequence[SliceFinding]) -> PartitionAudit:
             problems.append(f"offset {finding.first_offset} stands where {next_offset} was expected")
         problems.extend(finding.problems)
         next_offset = finding.end_offset
-    leaves = b"".join(finding.leaves for finding in findings)
-    digest = root_hash([leaves[start : start + HASH_BYTES] for start in range(0, len(leaves), HASH_BYTES)])
+    roots = b"".join(finding.roots for finding in findings)
+    digest = root_hash(list(split_hashes(roots)))
     return PartitionAudit(
         topic=findings[0].topic,
         partition=findings[0].partition,

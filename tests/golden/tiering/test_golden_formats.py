@@ -1,6 +1,6 @@
 """Stored formats, byte by byte: what was once written must be read for ever, and written alike until the version rises.
 
-``segment.bin`` was written by format version 1, ``manifest.bin``, ``page.bin`` and ``removed.bin`` by version 2. If a test here
+The segments were written by format version 2, ``manifest.bin``, ``page.bin`` and ``removed.bin`` by version 2. If a test here
 fails, the format changed: give it a new version and a new golden file beside the old one.
 """
 
@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from uuid import UUID
 
 import pytest
 
+from stratalog_core.batches.batch import TIMESTAMP_TYPE_BIT
 from stratalog_core.batches.checkpoint import EpochStart, ProducerEntry, SequencedBatch
 from stratalog_core.batches.records import Record, build_batch
+from stratalog_core.errors import Invalid
 from stratalog_tiering.format.descriptor import (
     ClusterDescriptor,
     CommitMarker,
@@ -24,7 +27,7 @@ from stratalog_tiering.format.descriptor import (
     decode_descriptor,
     encode_descriptor,
 )
-from stratalog_tiering.format.footer import AbortedTransaction
+from stratalog_tiering.format.footer import AbortedTransaction, Signature, encode_footer, parse_producers, parse_signatures
 from stratalog_tiering.format.manifest import (
     Manifest,
     ManifestPage,
@@ -65,17 +68,30 @@ def golden(name: str, content: bytes) -> bytes:
     return path.read_bytes()
 
 
-def make_segment() -> tuple[bytes, SegmentFooter]:
-    identity = SegmentIdentity(topic_id=TOPIC, topic_name="flights", partition=3, base_offset=100, ledger_ids=(7, 9))
+PRODUCER = ProducerEntry(4, 1, (SequencedBatch(0, 1, 105, 1_700_000_000_000),), 12)
+ABORTED = AbortedTransaction(producer_id=5, first_offset=100, last_offset=103, last_stable_offset=104)
+SIGNATURES = (
+    Signature(algorithm="ed25519", key_id="archive-2026", value=bytes(range(64))),
+    Signature(algorithm="ml-dsa-87", key_id="archive-2027", value=bytes(4627)),
+)
+
+
+def make_segment(
+    producers: Sequence[ProducerEntry] = (), aborted: Sequence[AbortedTransaction] = (), attributes: int = 0
+) -> tuple[bytes, SegmentFooter]:
+    identity = SegmentIdentity(
+        cluster_id="AAAAAAAAAAAAAAAAAAAAAA", topic_id=TOPIC, topic_name="flights", partition=3, base_offset=100,
+        ledger_ids=(7, 9),
+    )  # fmt: skip
     writer = SegmentWriter(identity, block_bytes_target=150)
     for base, epoch in ((100, 1), (102, 1), (104, 2)):
         records = [Record(offset=base + n, timestamp_ms=1_700_000_000_000 - n, key=b"k", value=b"value") for n in range(2)]
-        writer.append(bytes(build_batch(records, leader_epoch=epoch)))
+        writer.append(bytes(build_batch(records, leader_epoch=epoch, attributes=attributes)))
     written = writer.finish(
         created_at_ms=1_700_000_001_000,
         leader_epochs=(EpochStart(0, 0), EpochStart(1, 90), EpochStart(2, 104)),
-        aborted_transactions=(AbortedTransaction(producer_id=5, first_offset=100, last_offset=103),),
-        producers=(ProducerEntry(4, 1, (SequencedBatch(0, 1, 105, 1_700_000_000_000),)),),
+        aborted_transactions=aborted,
+        producers=producers,
     )
     return b"".join(bytes(part) for part in writer.take_parts()), written.footer
 
@@ -124,11 +140,37 @@ def make_manifest() -> Manifest:
     )  # fmt: skip
 
 
-def test_segment() -> None:
-    content, footer = make_segment()
-    stored = golden("segment.bin", content)
+@pytest.mark.parametrize(
+    ("name", "made"),
+    [
+        ("segment.bin", make_segment()),
+        ("segment_producers.bin", make_segment(producers=(PRODUCER,))),
+        ("segment_aborted.bin", make_segment(aborted=(ABORTED,))),
+        ("segment_log_append_time.bin", make_segment(attributes=TIMESTAMP_TYPE_BIT)),
+    ],
+)
+def test_segment(name: str, made: tuple[bytes, SegmentFooter]) -> None:
+    content, footer = made
+    stored = golden(name, content)
     assert stored == content
     assert parse_footer(stored, len(stored)) == footer
+    for section in footer.sections:
+        assert parse_producers(stored[section.position : section.end_position], section) == (PRODUCER,)
+
+
+def test_signed_segment() -> None:
+    content, footer = make_segment()
+    signed = content[: footer.position] + encode_footer(footer, SIGNATURES)
+    stored = golden("segment_signed.bin", signed)
+    assert stored == signed
+    assert parse_footer(stored, len(stored)) == footer
+    assert parse_signatures(stored, len(stored)) == SIGNATURES
+
+
+def test_the_layout_before_the_first_release_is_refused() -> None:
+    stored = (HERE / "pre_release_segment.bin").read_bytes()
+    with pytest.raises(Invalid, match="format version 1, a layout from before the first release"):
+        parse_footer(stored, len(stored))
 
 
 def test_manifest() -> None:

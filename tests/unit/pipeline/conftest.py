@@ -68,7 +68,7 @@ class ColdBucket:
     ) -> SegmentEntry:
         base_offset = read_header(batches[0]).base_offset
         identity = SegmentIdentity(
-            topic_id=topic_id, topic_name=name, partition=number, base_offset=base_offset, ledger_ids=(1,)
+            cluster_id="c", topic_id=topic_id, topic_name=name, partition=number, base_offset=base_offset, ledger_ids=(1,)
         )
         writer = SegmentWriter(identity, block_bytes)
         for batch in batches:

@@ -145,7 +145,7 @@ def test_aborted_transactions_are_left_out_of_committed_reads(cold_bucket: ColdB
         return bytes(build_batch(records, attributes=TRANSACTIONAL_BIT, producer_id=producer_id, producer_epoch=0))
 
     run = [transactional(0, 7), transactional(1, 8), transactional(2, 7), *batches(3, 2), transactional(5, 7)]
-    aborted = (AbortedTransaction(producer_id=7, first_offset=0, last_offset=4),)
+    aborted = (AbortedTransaction(producer_id=7, first_offset=0, last_offset=4, last_stable_offset=5),)
     cold_bucket.add_topic("bank", [[run]], aborted=aborted)
     assert [row["offset"] for row in read(cold_bucket, subscribe="bank")] == [1, 3, 4, 5]
     assert len(read(cold_bucket, subscribe="bank", isolationLevel="read_uncommitted")) == 6

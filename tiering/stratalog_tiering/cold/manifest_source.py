@@ -9,13 +9,21 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final, TypeVar
 
+from stratalog_core.batches.checkpoint import ProducerEntry
 from stratalog_core.errors import Corrupt, NoSuchObject
 from stratalog_core.ports import Background, Buffer
 from stratalog_core.single_flight import SingleFlight
 from stratalog_core.stepwise import AT_ONCE_BYTES
 from stratalog_metadata.records import ManifestPointer
 from stratalog_tiering.cold.block_cache import LruCache
-from stratalog_tiering.format.footer import SegmentFooter, parse_footer
+from stratalog_tiering.format.footer import (
+    PRODUCERS,
+    SegmentFooter,
+    check_section,
+    locate_footer,
+    parse_footer,
+    parse_producers,
+)
 from stratalog_tiering.format.manifest import (
     Manifest,
     ManifestPage,
@@ -43,8 +51,6 @@ _SEGMENT_ENTRY_BYTES: Final = 1024
 """Estimated memory of one ``SegmentEntry`` with its strings, digests and numbers."""
 _ENTRY_BYTES: Final = 512
 """The same for every other entry: a page, removed object, block or leader epoch."""
-_PRODUCER_BYTES: Final = 1280
-"""The same for a producer with five batches."""
 
 
 class ManifestSource:
@@ -158,18 +164,35 @@ class ManifestSource:
 
     async def read_footer(self, entry: SegmentEntry) -> SegmentFooter:
         """The same, read from the store and not from the cache."""
-        length = entry.object_bytes - entry.data_bytes
-        try:
-            tail = await self._store.get_range(entry.key, entry.data_bytes, length)
-        except NoSuchObject as gone:
-            raise Corrupt(f"segment {entry.key} is missing from {self._store.url}", key=entry.key) from gone
+        tail = await self._range(entry, entry.data_bytes, entry.object_bytes - entry.data_bytes)
+        return await self._parsed(entry.key, tail, lambda: _committed_footer(entry, tail))
+
+    async def read_tail(self, entry: SegmentEntry) -> SegmentFooter:
+        """The footer and the sections before it, read together from the store; the sections are verified and dropped."""
+        tail = await self._range(entry, entry.data_bytes, entry.object_bytes - entry.data_bytes)
 
         def parse() -> SegmentFooter:
-            if object_sha256(tail) != entry.footer_sha256:
-                raise Corrupt("the footer is not the committed one: its SHA-256 differs")
-            return parse_footer(tail, entry.object_bytes)
+            footer = _committed_footer(entry, tail)
+            for section in footer.sections:
+                start = section.position - entry.data_bytes
+                check_section(tail[start : start + section.length], section)
+            return footer
 
         return await self._parsed(entry.key, tail, parse)
+
+    async def producers(self, entry: SegmentEntry) -> tuple[ProducerEntry, ...]:
+        """The producers' states at the segment's end, uncached: only a takeover and a merge need them. Raises ``Corrupt``."""
+        section = (await self.footer(entry)).section(PRODUCERS)
+        if section is None:
+            return ()
+        content = await self._range(entry, section.position, section.length)
+        return await self._parsed(entry.key, content, lambda: parse_producers(content, section))
+
+    async def _range(self, entry: SegmentEntry, position: int, length: int) -> memoryview:
+        try:
+            return await self._store.get_range(entry.key, position, length)
+        except NoSuchObject as gone:
+            raise Corrupt(f"segment {entry.key} is missing from {self._store.url}", key=entry.key) from gone
 
     async def _parsed(self, key: str, content: Buffer, parse: Callable[[], _Parsed]) -> _Parsed:
         """The result of ``parse``, run in the background if ``content`` is large. ``Corrupt`` errors name the object."""
@@ -190,8 +213,16 @@ def _manifest_bytes(manifest: Manifest) -> int:
 
 
 def _footer_bytes(footer: SegmentFooter) -> int:
-    entries = 1 + len(footer.blocks) + len(footer.leader_epochs) + len(footer.aborted_transactions)
-    return entries * _ENTRY_BYTES + len(footer.producers) * _PRODUCER_BYTES
+    return _ENTRY_BYTES * (
+        1 + len(footer.blocks) + len(footer.leader_epochs) + len(footer.aborted_transactions) + len(footer.sections)
+    )
+
+
+def _committed_footer(entry: SegmentEntry, tail: memoryview) -> SegmentFooter:
+    stored = tail[len(tail) - locate_footer(tail, entry.object_bytes).tail_bytes :]
+    if object_sha256(stored) != entry.footer_sha256:
+        raise Corrupt("the footer is not the committed one: its SHA-256 differs")
+    return parse_footer(stored, entry.object_bytes)
 
 
 def _named(key: str, parse: Callable[[], _Parsed]) -> _Parsed:

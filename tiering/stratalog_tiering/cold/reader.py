@@ -21,6 +21,7 @@ from stratalog_core.batches.batch_run import BatchRun
 from stratalog_core.batches.checkpoint import ProducerEntry
 from stratalog_core.errors import NotFound, StratalogError, Unavailable
 from stratalog_core.metrics.groups import MetricGroup
+from stratalog_core.partition_state.transactions import aborted_between
 from stratalog_core.ports import Background, Buffer, Clock, Files
 from stratalog_core.search_pool import InlineBackground, SearchPool
 from stratalog_core.single_flight import SingleFlight
@@ -167,13 +168,15 @@ class ColdReader:
 
     async def leader_epochs(self, pointer: ManifestPointer) -> list[tuple[int, int]]:
         """``(epoch, start offset)`` pairs at the end of cold history, oldest first."""
-        footer = await self._last_footer(pointer)
-        return [(start.epoch, start.start_offset) for start in footer.leader_epochs] if footer else []
+        last = await self._last_segment(pointer)
+        return [(start.epoch, start.start_offset) for start in last[1].leader_epochs] if last else []
 
     async def producer_snapshot(self, pointer: ManifestPointer) -> tuple[ProducerEntry, ...]:
         """The producers' states at the end of cold history, for a takeover when no hot ledger is left."""
-        footer = await self._last_footer(pointer)
-        return footer.producers if footer else ()
+        last = await self._last_segment(pointer)
+        if last is None:
+            return ()
+        return await self._in_time(self._source.producers(last[0]), self._clock.monotonic() + LOOKUP_TIMEOUT_S)
 
     async def aborted_transactions(
         self, pointer: ManifestPointer, from_offset: int, to_offset: int
@@ -184,9 +187,8 @@ class ColdReader:
         offset = max(from_offset, pointer.start_offset)
         while offset < min(to_offset, pointer.end_offset):
             entry, footer = await self._segment(pointer, offset, deadline)
-            for aborted in footer.aborted_transactions:
-                if aborted.first_offset < to_offset and aborted.last_offset >= from_offset:
-                    found.add((aborted.producer_id, aborted.first_offset, aborted.last_offset))
+            overlapping = aborted_between(footer.aborted_transactions, from_offset, to_offset)
+            found.update((aborted.producer_id, aborted.first_offset, aborted.last_offset) for aborted in overlapping)
             offset = entry.end_offset
         return sorted(found, key=lambda aborted: aborted[1])
 
@@ -280,11 +282,10 @@ class ColdReader:
             return None
         return FoundRecord(offset=found.offset, timestamp_ms=found.timestamp_ms, leader_epoch=header.leader_epoch)
 
-    async def _last_footer(self, pointer: ManifestPointer) -> SegmentFooter | None:
+    async def _last_segment(self, pointer: ManifestPointer) -> Found | None:
         if pointer.start_offset == pointer.end_offset:
             return None
-        _, footer = await self._segment(pointer, pointer.end_offset - 1, self._clock.monotonic() + LOOKUP_TIMEOUT_S)
-        return footer
+        return await self._segment(pointer, pointer.end_offset - 1, self._clock.monotonic() + LOOKUP_TIMEOUT_S)
 
     async def _in_time(self, read: Awaitable[_Read], deadline: float) -> _Read:
         try:

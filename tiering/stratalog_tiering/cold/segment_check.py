@@ -1,8 +1,8 @@
 """Verifies one segment in the store against its manifest entry: all of it, or only that it is still there.
 
-A full check reads every byte from storage, bypassing the page cache: size, footer (SHA-256 from the manifest), and each block's
-CRC, Merkle leaf, batch CRCs and offsets. Neighbouring blocks are read together. Damage is reported as :class:`Finding` with its
-place; a store that does not answer raises ``Unavailable`` and is not a finding.
+A full check reads every byte from storage: size, footer (SHA-256 from the manifest), sections, and, bypassing the page cache,
+each block's CRC, Merkle leaves, batch CRCs and offsets. Neighbouring blocks are read together. Damage is reported as
+:class:`Finding` with its place; a store that does not answer raises ``Unavailable`` and is not a finding.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ class Finding:
 
 
 async def check_presence(store: ObjectStore, source: ManifestSource, entry: SegmentEntry) -> SegmentFooter:
-    """Check size and footer, read again from the store; returns the footer. Raises ``Corrupt``, ``Unavailable``."""
+    """Check size, footer and sections, read again from the store; returns the footer. Raises ``Corrupt``, ``Unavailable``."""
     try:
         info = await store.head(entry.key)
     except NoSuchObject as gone:
         raise Corrupt(f"segment {entry.key} is missing from {store.url}", key=entry.key) from gone
     if info.size_bytes != entry.object_bytes:
         raise Corrupt(f"segment {entry.key} has {info.size_bytes} bytes, not {entry.object_bytes}", key=entry.key)
-    footer = await source.read_footer(entry)
+    footer = await source.read_tail(entry)
     _compare(entry, footer)
     return footer
 
@@ -127,10 +127,10 @@ def _block_finding(entry: SegmentEntry, index: int, block: BlockEntry, bad: Corr
 
 
 def _compare(entry: SegmentEntry, footer: SegmentFooter) -> None:
-    said = (entry.base_offset, entry.end_offset, entry.record_count, entry.data_bytes, entry.merkle_root)
-    found = (footer.base_offset, footer.end_offset, footer.record_count, footer.data_bytes, footer.merkle_root)
+    said = (entry.base_offset, entry.end_offset, entry.record_count, entry.data_bytes)
+    found = (footer.base_offset, footer.end_offset, footer.record_count, footer.data_bytes)
     if said != found:
-        raise Corrupt(f"segment {entry.key} holds {found[:4]}, its manifest says {said[:4]}", key=entry.key)
+        raise Corrupt(f"segment {entry.key} holds {found}, its manifest says {said}", key=entry.key)
 
 
 def _finding(entry: SegmentEntry, problem: str) -> Finding:

@@ -43,7 +43,7 @@ class ReadRange:
 class OffloadJob:
     """One segment being made: repeat ``next_read``, ``add_entries`` and ``take_parts``, then ``finish``."""
 
-    def __init__(self, topic: Topic, ledgers: Sequence[Ledger], *, random_id: int, block_bytes: int) -> None:
+    def __init__(self, cluster_id: str, topic: Topic, ledgers: Sequence[Ledger], *, random_id: int, block_bytes: int) -> None:
         first = ledgers[0]
         self._ledgers = tuple(ledgers)
         self._position = 0
@@ -52,8 +52,8 @@ class OffloadJob:
         self._state = ReplayState(first.base_offset)
         self._aborted: list[AbortedTransaction] = []
         identity = SegmentIdentity(
-            topic_id=topic.topic_id, topic_name=topic.name, partition=first.partition, base_offset=first.base_offset,
-            ledger_ids=tuple(ledger.ledger_id for ledger in ledgers),
+            cluster_id=cluster_id, topic_id=topic.topic_id, topic_name=topic.name, partition=first.partition,
+            base_offset=first.base_offset, ledger_ids=tuple(ledger.ledger_id for ledger in ledgers),
         )  # fmt: skip
         self._writer = SegmentWriter(identity, block_bytes)
         self.key = segment_key(topic.topic_id, first.partition, first.base_offset, ledgers[-1].leader_epoch, random_id)
@@ -134,9 +134,7 @@ class OffloadJob:
     def _keep_aborted(self) -> None:
         """Collect the aborted transactions of the replayed state, before a checkpoint replaces it."""
         for one in self._state.transactions.aborted:
-            self._aborted.append(
-                AbortedTransaction(producer_id=one.producer_id, first_offset=one.first_offset, last_offset=one.last_offset)
-            )
+            self._aborted.append(AbortedTransaction(**one._asdict()))
 
     def _end_ledger(self, ledger: Ledger) -> None:
         if self._checkpoint_parts:

@@ -34,6 +34,7 @@ from stratalog_core.malformed import MALFORMED
 from stratalog_core.ports import Buffer
 from stratalog_core.stepwise import decode_map
 from stratalog_metadata.records import ManifestPointer
+from stratalog_tiering.format.merkle import root_hash, split_hashes
 from stratalog_tiering.format.segment import WrittenSegment
 
 FORMAT_VERSION: Final = 2
@@ -239,7 +240,7 @@ def segment_entry(key: str, written: WrittenSegment) -> SegmentEntry:
         record_count=footer.record_count,
         max_timestamp_ms=footer.max_timestamp_ms,
         first_timestamp_min_ms=footer.first_timestamp_min_ms,
-        merkle_root=footer.merkle_root,
+        merkle_root=root_hash(list(split_hashes(written.leaves))),
         footer_sha256=written.footer_sha256,
         leader_epochs=written.leader_epochs,
         created_at_ms=footer.created_at_ms,

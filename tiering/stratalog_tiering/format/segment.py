@@ -1,8 +1,8 @@
-"""The segment object: a partition's record batches exactly as stored, cut into blocks, then footer and trailer.
+"""The segment object: a partition's record batches exactly as stored, cut into blocks, then sections, footer and trailer.
 
 The first ``data_bytes`` of the object are the batches back to back and nothing else. A block is a run of whole batches of about
-``block_bytes_target`` bytes (one larger batch makes a larger block) and the unit of every ranged read: it has a CRC32C and a
-Merkle leaf. Offsets are contiguous from the first batch to the last.
+``block_bytes_target`` bytes (one larger batch makes a larger block) and the unit of every ranged read: it has a CRC32C, and a
+Merkle root over its batches, each of which is a leaf. Offsets are contiguous from the first batch to the last.
 
 Batches in, byte parts out; bytes in, ``Corrupt`` out. Decodes no record and does no I/O. Format:
 ``docs/reference/formats/segment.md``.
@@ -25,14 +25,18 @@ from stratalog_core.errors import Corrupt, Invalid
 from stratalog_core.ports import Buffer
 from stratalog_tiering.format.footer import (
     FORMAT_VERSION,
+    PRODUCERS,
     AbortedTransaction,
     BlockEntry,
+    SectionEntry,
     SegmentFooter,
+    describe_section,
     encode_footer,
-    footer_range,
+    encode_producers,
+    lowest,
     parse_footer,
 )
-from stratalog_tiering.format.merkle import batch_leaf, inclusion_proof, leaf_hash, proof_holds, root_hash
+from stratalog_tiering.format.merkle import TreeFrontier, batch_leaf
 
 BLOCK_BYTES_TARGET: Final = 1024 * 1024
 
@@ -41,6 +45,7 @@ BLOCK_BYTES_TARGET: Final = 1024 * 1024
 class SegmentIdentity:
     """The partition and the ledgers whose records a segment holds, and its first offset."""
 
+    cluster_id: str
     topic_id: UUID
     topic_name: str
     partition: int
@@ -53,8 +58,8 @@ class WrittenSegment:
     """A finished segment: its footer, and what its manifest entry needs beside it. Positions and lengths are in stored bytes.
 
     ``footer_sha256`` is over ``footer_length`` bytes from ``footer_position`` on, ``sha256`` over the whole object.
-    ``leader_epochs`` are those of the batches. ``min_timestamp_ms`` is the true minimum over all records, None if the batch
-    headers do not tell. ``leaves`` holds the Merkle leaves, one per record batch in offset order, ``HASH_BYTES`` each.
+    ``leader_epochs`` are those of the batches. ``leaves`` holds the Merkle leaves, one per record batch in offset
+    order, ``HASH_BYTES`` each.
     """
 
     footer: SegmentFooter
@@ -64,8 +69,11 @@ class WrittenSegment:
     object_bytes: int
     sha256: bytes
     leader_epochs: tuple[EpochStart, ...]
-    min_timestamp_ms: int | None
     leaves: bytes
+
+    @property
+    def min_timestamp_ms(self) -> int | None:
+        return self.footer.min_timestamp_ms
 
 
 class SegmentWriter:
@@ -87,7 +95,6 @@ class SegmentWriter:
         self._open = _OpenBlock(0, identity.base_offset)
         self._epochs: list[EpochStart] = []
         self._first_timestamp_min_ms = -1
-        self._min_timestamp_ms: int | None = None
         self._sha256 = hashlib.sha256()
         self._leaves = bytearray()
 
@@ -120,12 +127,12 @@ class SegmentWriter:
             )
         if self._open.length and self._open.length + len(batch) > self._block_bytes_target:
             self._close_block()
-        self._open.add(batch, header)
-        self._parts.append(batch)
+        leaf = batch_leaf(batch)
+        self._open.add(batch, header, leaf)
+        self._leaves += leaf
+        self._write(batch)
         self._note_epoch(header)
-        self._note_timestamps(header)
-        self._sha256.update(batch)
-        self._leaves += batch_leaf(batch)
+        self._note_first_timestamp(header.base_timestamp_ms)
         self._next_offset = header.next_offset
         self._data_bytes += len(batch)
 
@@ -142,7 +149,7 @@ class SegmentWriter:
         aborted_transactions: Sequence[AbortedTransaction] = (),
         producers: Sequence[ProducerEntry] = (),
     ) -> WrittenSegment:
-        """Close the last block and append footer and trailer as the last part. Raises ``Invalid`` if there is no batch.
+        """Close the last block and append sections, footer and trailer. Raises ``Invalid`` if there is no batch.
 
         ``leader_epochs`` defaults to those seen in the batches.
         """
@@ -152,6 +159,7 @@ class SegmentWriter:
         identity, blocks = self._identity, tuple(self._blocks)
         footer = SegmentFooter(
             format_version=FORMAT_VERSION,
+            cluster_id=identity.cluster_id,
             topic_id=identity.topic_id,
             topic_name=identity.topic_name,
             partition=identity.partition,
@@ -161,29 +169,38 @@ class SegmentWriter:
             blocks=blocks,
             leader_epochs=tuple(leader_epochs) or self.leader_epochs,
             aborted_transactions=tuple(aborted_transactions),
-            producers=tuple(producers),
+            sections=self._write_sections(producers),
             record_count=sum(block.record_count for block in blocks),
             batch_count=sum(block.batch_count for block in blocks),
             data_bytes=self._data_bytes,
+            min_timestamp_ms=lowest([block.min_timestamp_ms for block in blocks]),
             max_timestamp_ms=max(block.max_timestamp_ms for block in blocks),
             first_timestamp_min_ms=self._first_timestamp_min_ms,
-            merkle_root=root_hash([block.leaf_hash for block in blocks]),
             created_at_ms=created_at_ms,
         )
         tail = encode_footer(footer)
-        self._parts.append(tail)
-        self._sha256.update(tail)
+        self._write(tail)
         return WrittenSegment(
             footer=footer,
-            footer_position=self._data_bytes,
+            footer_position=footer.position,
             footer_length=len(tail),
             footer_sha256=hashlib.sha256(tail).digest(),
-            object_bytes=self._data_bytes + len(tail),
+            object_bytes=footer.position + len(tail),
             sha256=self._sha256.digest(),
             leader_epochs=self.leader_epochs,
-            min_timestamp_ms=self._min_timestamp_ms,
             leaves=bytes(self._leaves),
         )
+
+    def _write(self, part: Buffer) -> None:
+        self._parts.append(part)
+        self._sha256.update(part)
+
+    def _write_sections(self, producers: Sequence[ProducerEntry]) -> tuple[SectionEntry, ...]:
+        if not producers:
+            return ()
+        content = encode_producers(producers)
+        self._write(content)
+        return (describe_section(PRODUCERS, content, self._data_bytes),)
 
     def _close_block(self) -> None:
         self._blocks.append(self._open.entry())
@@ -193,56 +210,51 @@ class SegmentWriter:
         if not self._epochs or self._epochs[-1].epoch != header.leader_epoch:
             self._epochs.append(EpochStart(epoch=header.leader_epoch, start_offset=header.base_offset))
 
-    def _note_timestamps(self, header: BatchHeader) -> None:
-        first_ms, min_ms = header.base_timestamp_ms, header.min_timestamp_ms
-        if not self._data_bytes:
-            self._first_timestamp_min_ms, self._min_timestamp_ms = first_ms, min_ms
-            return
-        self._first_timestamp_min_ms = min(self._first_timestamp_min_ms, first_ms)
-        self._min_timestamp_ms = _lower(self._min_timestamp_ms, min_ms)
-
-
-def _lower(left_ms: int | None, right_ms: int | None) -> int | None:
-    """The lesser timestamp; None if either is unknown."""
-    return None if left_ms is None or right_ms is None else min(left_ms, right_ms)
+    def _note_first_timestamp(self, first_ms: int) -> None:
+        if not self._data_bytes or first_ms < self._first_timestamp_min_ms:
+            self._first_timestamp_min_ms = first_ms
 
 
 class _OpenBlock:
     """The block that is being filled. Checksums advance with each batch, so no byte is read twice."""
 
-    __slots__ = ("_base_offset", "_batches", "_crc", "_digest", "_last_offset", "_position", "_records", "_timestamp", "length")
+    __slots__ = (
+        "_base_offset", "_crc", "_last_offset", "_leaves", "_max_ms", "_min_ms", "_position", "_records", "length"
+    )  # fmt: skip
 
     def __init__(self, position: int, base_offset: int) -> None:
         self._position = position
         self._base_offset = base_offset
         self._last_offset = base_offset - 1
-        self._timestamp = -1
+        self._min_ms: int | None = None
+        self._max_ms = -1
         self._records = 0
-        self._batches = 0
         self._crc = 0
-        self._digest = hashlib.sha256(b"\x00")
+        self._leaves = TreeFrontier()
         self.length = 0
 
-    def add(self, batch: Buffer, header: BatchHeader) -> None:
+    def add(self, batch: Buffer, header: BatchHeader, leaf: bytes) -> None:
+        self._min_ms = header.min_timestamp_ms if not self.length else lowest((self._min_ms, header.min_timestamp_ms))
+        self._max_ms = max(self._max_ms, header.max_timestamp_ms)
         self._crc = crc32c(batch, self._crc)
-        self._digest.update(batch)
+        self._leaves.append(leaf)
         self._last_offset = header.last_offset
-        self._timestamp = max(self._timestamp, header.max_timestamp_ms)
         self._records += header.record_count
-        self._batches += 1
         self.length += len(batch)
 
     def entry(self) -> BlockEntry:
         return BlockEntry(
             base_offset=self._base_offset,
             last_offset=self._last_offset,
-            max_timestamp_ms=self._timestamp,
+            min_timestamp_ms=self._min_ms,
+            max_timestamp_ms=self._max_ms,
             position=self._position,
             length=self.length,
             crc=self._crc,
             record_count=self._records,
-            batch_count=self._batches,
-            leaf_hash=self._digest.digest(),
+            batch_count=self._leaves.size,
+            leaves_root=self._leaves.root(),
+            plain_length=self.length,
         )
 
 
@@ -263,19 +275,20 @@ def check_block(block: Buffer, entry: BlockEntry) -> None:
 
 
 def audit_block(block: Buffer, entry: BlockEntry) -> None:
-    """Verify a block completely: CRC, Merkle leaf, each batch's own CRC, contiguous offsets, counts. Raises ``Corrupt``."""
+    """Verify a block completely: CRC, Merkle leaves, each batch's own CRC, contiguous offsets, counts. Raises ``Corrupt``."""
     check_block(block, entry)
-    if leaf_hash((block,)) != entry.leaf_hash:
-        raise Corrupt(f"block of offsets {entry.base_offset}..{entry.last_offset} does not match its Merkle leaf")
-    offset, records, batches = entry.base_offset, 0, 0
+    offset, records, leaves = entry.base_offset, 0, TreeFrontier()
     for batch, header in iterate_block_batches(block):
         if header.base_offset != offset:
             raise Corrupt(f"batch begins at offset {header.base_offset}; expected {offset}")
         if not crc_matches(batch, header):
             raise Corrupt(f"batch of offsets {offset}..{header.last_offset} does not match its CRC")
-        offset, records, batches = header.next_offset, records + header.record_count, batches + 1
-    if (offset - 1, records, batches) != (entry.last_offset, entry.record_count, entry.batch_count):
+        leaves.append(batch_leaf(batch))
+        offset, records = header.next_offset, records + header.record_count
+    if (offset - 1, records, leaves.size) != (entry.last_offset, entry.record_count, entry.batch_count):
         raise Corrupt(f"block of offsets {entry.base_offset}..{entry.last_offset} holds {records} records up to {offset - 1}")
+    if leaves.root() != entry.leaves_root:
+        raise Corrupt(f"block of offsets {entry.base_offset}..{entry.last_offset} does not match its Merkle leaves")
 
 
 def iterate_block_batches(block: Buffer) -> Iterator[tuple[memoryview, BatchHeader]]:
@@ -299,18 +312,8 @@ def find_block(blocks: Sequence[BlockEntry], offset: int) -> int:
     return low
 
 
-def prove_block(footer: SegmentFooter, index: int) -> tuple[bytes, ...]:
-    """RFC 9162 inclusion proof of block ``index`` against the footer's Merkle root; no block is read."""
-    return inclusion_proof([block.leaf_hash for block in footer.blocks], index)
-
-
-def block_proved(block: Buffer, index: int, block_count: int, proof: Sequence[bytes], merkle_root: bytes) -> bool:
-    """Whether ``block`` is block ``index`` of the segment with ``merkle_root``, by an inclusion proof alone."""
-    return proof_holds(merkle_root, leaf_hash((block,)), index, block_count, proof)
-
-
 __all__ = [
     "BLOCK_BYTES_TARGET", "AbortedTransaction", "BlockEntry", "EpochStart", "ProducerEntry", "SegmentFooter",
-    "SegmentIdentity", "SegmentWriter", "WrittenSegment", "audit_block", "block_proved", "check_block", "find_block",
-    "footer_range", "iterate_block_batches", "parse_footer", "prove_block",
+    "SegmentIdentity", "SegmentWriter", "WrittenSegment", "audit_block", "check_block", "find_block", "iterate_block_batches",
+    "parse_footer",
 ]  # fmt: skip

@@ -103,7 +103,7 @@ async def merge_small(ports: WorkerPorts, state: PartitionSnapshot, policy: Tier
 
 async def _write_merged(ports: WorkerPorts, state: PartitionSnapshot, run: Sequence[SegmentEntry]) -> SegmentEntry:
     footers = [await ports.source.footer(entry) for entry in run]
-    writer = SegmentWriter(_identity(footers), ports.settings.block_bytes)
+    writer = SegmentWriter(_identity(ports.cluster_id, footers), ports.settings.block_bytes)
     key = segment_key(
         state.log.topic_id, state.log.index, run[0].base_offset, run[-1].leader_epochs[-1].epoch, ports.random_id()
     )  # fmt: skip
@@ -121,7 +121,7 @@ async def _write_merged(ports: WorkerPorts, state: PartitionSnapshot, run: Seque
                 await upload.write(writer.take_parts())
         written = writer.finish(
             created_at_ms=max(footer.created_at_ms for footer in footers), leader_epochs=_epochs(footers),
-            aborted_transactions=_aborted(footers), producers=footers[-1].producers,
+            aborted_transactions=_aborted(footers), producers=await ports.source.producers(run[-1]),
         )  # fmt: skip
         await upload.write(writer.take_parts())
         await upload.finish()
@@ -132,12 +132,12 @@ async def _write_merged(ports: WorkerPorts, state: PartitionSnapshot, run: Seque
     return msgspec.structs.replace(merged, merge_count=1 + max(entry.merge_count for entry in run))
 
 
-def _identity(footers: Sequence[SegmentFooter]) -> SegmentIdentity:
+def _identity(cluster_id: str, footers: Sequence[SegmentFooter]) -> SegmentIdentity:
     first = footers[0]
     ledger_ids = tuple(ledger_id for footer in footers for ledger_id in footer.ledger_ids)
     return SegmentIdentity(
-        topic_id=first.topic_id, topic_name=footers[-1].topic_name, partition=first.partition, base_offset=first.base_offset,
-        ledger_ids=ledger_ids,
+        cluster_id=cluster_id, topic_id=first.topic_id, topic_name=footers[-1].topic_name, partition=first.partition,
+        base_offset=first.base_offset, ledger_ids=ledger_ids,
     )  # fmt: skip
 
 

@@ -41,6 +41,7 @@ async def offload(ports: WorkerPorts, state: PartitionSnapshot, ledgers: Sequenc
     await refuse_fork(ports, state)  # before an upload that could not be committed
     await describe_topic(ports.store, state.topic)
     job = OffloadJob(
+        ports.cluster_id,
         state.topic,
         [stored.ledger for stored in ledgers],
         random_id=ports.random_id(),

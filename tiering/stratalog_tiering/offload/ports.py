@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from stratalog_core.errors import Unavailable
 from stratalog_core.ports import Background, Clock, Random
 from stratalog_metadata.client.api import MetadataClient
-from stratalog_metadata.records import Ledger
+from stratalog_metadata.records import CLUSTER_KEY, Cluster, Ledger
 from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.config import TieringSettings
 from stratalog_tiering.core.offload_job import SourceEntry
@@ -71,6 +72,14 @@ class Throttle:
         self._filled_at = now
 
 
+def cluster_id_in(metadata: MetadataClient) -> str:
+    """The cluster's id. Raises ``Unavailable`` until metadata knows it."""
+    cluster = metadata.view.find(Cluster, CLUSTER_KEY)
+    if cluster is None:
+        raise Unavailable("the cluster has no id in metadata yet")
+    return cluster.cluster_id
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerPorts:
     """One per worker. ``reading`` limits bytes per second read from bookies, ``deleting`` objects deleted per second."""
@@ -86,6 +95,11 @@ class WorkerPorts:
     reading: Throttle
     deleting: Throttle
     counters: TieringCounters
+
+    @property
+    def cluster_id(self) -> str:
+        """The id of the worker's cluster. Raises ``Unavailable`` until metadata knows it."""
+        return cluster_id_in(self.metadata)
 
     def random_id(self) -> int:
         """64 random bits for a new object key."""

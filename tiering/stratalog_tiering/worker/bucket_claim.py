@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from stratalog_core.errors import Invalid, NoSuchObject, OutcomeUnknown, Unavailable
 from stratalog_metadata.client.api import MetadataClient
-from stratalog_metadata.records import CLUSTER_KEY as CLUSTER_RECORD_KEY
-from stratalog_metadata.records import Cluster
 from stratalog_tiering.format.descriptor import ClusterDescriptor, decode_descriptor
 from stratalog_tiering.format.object_keys import CLUSTER_KEY
 from stratalog_tiering.offload.commit import put_once
+from stratalog_tiering.offload.ports import cluster_id_in
 from stratalog_tiering.store import ObjectStore
 
 
@@ -32,11 +31,9 @@ class BucketClaim:
         """
         if self._is_made:
             return
-        cluster = self._metadata.view.find(Cluster, CLUSTER_RECORD_KEY)
-        if cluster is None:
-            raise Unavailable("the cluster has no id in metadata yet")
+        cluster_id = cluster_id_in(self._metadata)
         try:
-            await claim_bucket(self._store, cluster.cluster_id)
+            await claim_bucket(self._store, cluster_id)
         except OutcomeUnknown as unknown:
             # The claim takes effect once and is read before it is believed, so an unknown outcome is one to retry.
             raise Unavailable(f"the bucket is not claimed yet: {unknown.message}") from unknown

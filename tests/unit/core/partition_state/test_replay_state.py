@@ -37,7 +37,7 @@ def data_batch(offset: int, records: int, producer_id: int, epoch: int, sequence
 
 
 def marker(offset: int, producer_id: int, epoch: int, kind: int, *, leader: int) -> bytes:
-    record = Record(offset=offset, timestamp_ms=offset, key=struct.pack(">hh", 0, kind), value=struct.pack(">hi", 0, 1))
+    record = Record(offset=offset, timestamp_ms=offset, key=struct.pack(">hh", 0, kind), value=struct.pack(">hi", 0, offset))
     attributes = CONTROL_BIT | TRANSACTIONAL_BIT
     return bytes(
         build_batch([record], attributes=attributes, leader_epoch=leader, producer_id=producer_id, producer_epoch=epoch)
@@ -94,7 +94,7 @@ class Model:
 
     headers: list[BatchHeader]
     markers: dict[int, int]
-    """Kind of each control batch by its offset."""
+    """Kind of each control batch by its offset; a marker's coordinator epoch is its offset."""
 
     @classmethod
     def of(cls, batches: list[bytes]) -> Model:
@@ -116,7 +116,8 @@ class Model:
         epoch = max(header.producer_epoch for header in own)
         sent = [header for header in own if header.producer_epoch == epoch and not header.is_control]
         batches = [SequencedBatch(one.base_sequence, one.last_sequence, one.last_offset, one.max_timestamp_ms) for one in sent]
-        return ProducerEntry(producer_id, epoch, tuple(batches[-BATCHES_REMEMBERED:]))
+        marked = [one.base_offset for one in own if self.markers.get(one.base_offset) in (ABORT, COMMIT)]
+        return ProducerEntry(producer_id, epoch, tuple(batches[-BATCHES_REMEMBERED:]), max(marked, default=-1))
 
     def producers(self) -> dict[int, ProducerEntry]:
         found = (self.producer(producer_id) for producer_id in {header.producer_id for header in self.headers})
@@ -219,7 +220,7 @@ def test_an_owners_checkpoint_is_what_a_replay_of_its_confirmed_batches_gives(
     for number, batch in enumerate(history.batches):
         header = read_header(batch)
         owner.begin_epoch(header.leader_epoch, header.base_offset)
-        displaced = owner.producers.appended(header, header.base_offset) if header.producer_id >= 0 else None
+        displaced = owner.producers.appended(header, header.base_offset, batch) if header.producer_id >= 0 else None
         unconfirmed.append((header, batch, displaced))
         if len(unconfirmed) > in_flight:
             done, stored, _ = unconfirmed.pop(0)

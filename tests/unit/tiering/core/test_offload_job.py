@@ -25,6 +25,7 @@ from stratalog_core.partition_state.replay_state import EPOCHS_MAX
 from stratalog_core.partition_state.transactions import ABORT, COMMIT
 from stratalog_metadata.records import Fragment, Ledger, LedgerState, Topic
 from stratalog_tiering.core.offload_job import OffloadJob
+from stratalog_tiering.format.footer import PRODUCERS, parse_producers
 from stratalog_tiering.format.segment import AbortedTransaction, parse_footer
 
 Batches = Callable[..., list[bytes]]
@@ -45,7 +46,7 @@ def ledger(number: int, base: int, end: int, entries: int) -> Ledger:
 
 
 def job_for(*ledgers: Ledger) -> OffloadJob:
-    return OffloadJob(TOPIC, ledgers, random_id=7, block_bytes=500)
+    return OffloadJob("c", TOPIC, ledgers, random_id=7, block_bytes=500)
 
 
 def numbered(payloads: Sequence[bytes], first: int = 0) -> list[Entry]:
@@ -135,8 +136,8 @@ def test_aborted_transactions_of_all_ledgers_are_in_the_footer() -> None:
     job.add_entries(numbered(second))
     job.finish(1)
     assert job.footer.aborted_transactions == (
-        AbortedTransaction(producer_id=1, first_offset=0, last_offset=2),
-        AbortedTransaction(producer_id=2, first_offset=1, last_offset=4),
+        AbortedTransaction(producer_id=1, first_offset=0, last_offset=2, last_stable_offset=1),
+        AbortedTransaction(producer_id=2, first_offset=1, last_offset=4, last_stable_offset=3),
     )
 
 
@@ -154,5 +155,8 @@ def test_the_footer_remembers_of_a_producer_no_more_than_an_owner_does() -> None
     payloads = [*checkpoint(7, producers=(ProducerEntry(1, 0, batches),)), transactional(7, 2), transactional(8, 2, COMMIT)]
     job = job_for(ledger(1, 7, 9, len(payloads)))
     job.add_entries(numbered(payloads))
-    job.finish(1)
-    assert job.footer.producers[0] == ProducerEntry(1, 0, batches[-BATCHES_REMEMBERED:])
+    job.take_parts()
+    stored, _ = job.finish(1)
+    section = job.footer.section(PRODUCERS)
+    assert section is not None
+    assert parse_producers(stored, section)[0] == ProducerEntry(1, 0, batches[-BATCHES_REMEMBERED:])

@@ -2,37 +2,52 @@
 
 from __future__ import annotations
 
+import struct
 from hashlib import sha256
 from uuid import UUID
 
+import msgspec
 import pytest
+from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stratalog_core.batches.batch import TIMESTAMP_TYPE_BIT
+from stratalog_core.batches.checkpoint import ProducerEntry, SequencedBatch
 from stratalog_core.batches.records import Record, build_batch
 from stratalog_core.errors import Corrupt, Invalid, StratalogError
-from stratalog_tiering.format.footer import TRAILER_BYTES
-from stratalog_tiering.format.merkle import batch_leaf, split_hashes
+from stratalog_tiering.format.footer import (
+    MAGIC,
+    MUST_UNDERSTAND,
+    PRODUCERS,
+    TRAILER_BYTES,
+    Signature,
+    check_footer,
+    describe_section,
+    encode_footer,
+    locate_footer,
+    parse_producers,
+    parse_signatures,
+)
+from stratalog_tiering.format.merkle import batch_leaf, inclusion_proof, proof_holds, root_hash, split_hashes
 from stratalog_tiering.format.segment import (
     SegmentFooter,
     SegmentIdentity,
     SegmentWriter,
     WrittenSegment,
     audit_block,
-    block_proved,
     find_block,
-    footer_range,
     iterate_block_batches,
     parse_footer,
-    prove_block,
 )
 
 TOPIC = UUID("00000000-0000-4000-8000-0000000000aa")
 
 
 def identity(base_offset: int = 0) -> SegmentIdentity:
-    return SegmentIdentity(topic_id=TOPIC, topic_name="flights", partition=3, base_offset=base_offset, ledger_ids=(7, 8))
+    return SegmentIdentity(
+        cluster_id="c", topic_id=TOPIC, topic_name="flights", partition=3, base_offset=base_offset, ledger_ids=(7, 8)
+    )
 
 
 def make_batches(base_offset: int, counts: list[int], epochs: list[int] | None = None) -> list[bytes]:
@@ -134,22 +149,100 @@ def test_a_cut_object_is_never_a_segment(kept: int) -> None:
 
 def test_the_footer_is_read_by_two_ranges() -> None:
     content, footer = write_segment(make_batches(0, [5, 5]))
-    start, length = footer_range(content[-TRAILER_BYTES:], len(content))
-    assert (start, start + length) == (footer.data_bytes, len(content))
-    assert parse_footer(content[start:], len(content)) == footer
+    located = locate_footer(content[-TRAILER_BYTES:], len(content))
+    assert (located.position, located.position + located.tail_bytes) == (footer.position, len(content))
+    assert parse_footer(content[footer.position :], len(content)) == footer
     with pytest.raises(Invalid, match="do not hold the whole footer"):
         parse_footer(content[-TRAILER_BYTES:], len(content))
 
 
-def test_an_unknown_version_asks_for_an_upgrade() -> None:
-    from crc32c import crc32c
+def with_trailer(content: bytes, at: int, field: bytes) -> bytes:
+    """The segment with other bytes in its trailer, whose CRC is made to match."""
+    trailer = bytearray(content[-TRAILER_BYTES:])
+    trailer[at : at + len(field)] = field
+    trailer[28:32] = crc32c(bytes(trailer[:28])).to_bytes(4, "big")
+    return content[:-TRAILER_BYTES] + bytes(trailer)
 
-    content = bytearray(write_segment(make_batches(0, [5]))[0])
-    trailer = content[-TRAILER_BYTES:]
-    trailer[16:18] = (2).to_bytes(2, "big")
-    trailer[20:24] = crc32c(bytes(trailer[:20])).to_bytes(4, "big")
-    with pytest.raises(Invalid, match="upgrade"):
-        parse_footer(bytes(content[:-TRAILER_BYTES] + trailer), len(content))
+
+@pytest.mark.parametrize(("version", "remedy"), [(1, "use an empty bucket"), (3, "upgrade it")])
+def test_other_versions_are_refused(version: int, remedy: str) -> None:
+    content = with_trailer(write_segment(make_batches(0, [5]))[0], 24, version.to_bytes(2, "big"))
+    with pytest.raises(Invalid, match=f"version {version}.*this release reads 2.*{remedy}"):
+        parse_footer(content, len(content))
+
+
+@given(st.integers(1, 0xFFFF))
+def test_every_flag_of_a_trailer_must_be_understood(flags: int) -> None:
+    content = with_trailer(write_segment(make_batches(0, [5]))[0], 26, flags.to_bytes(2, "big"))
+    with pytest.raises(Invalid, match=f"segment trailer has flags {flags:#06x}; this release does not know {flags:#06x}"):
+        parse_footer(content, len(content))
+
+
+@pytest.mark.parametrize(("member", "value"), [("block_compression", "zstd"), ("block_encryption", "aes-256-gcm")])
+def test_an_unknown_transformation_of_blocks_is_refused(member: str, value: str) -> None:
+    footer = write_segment(make_batches(0, [5]))[1]
+    with pytest.raises(Invalid, match=f"{member.replace('_', ' ')} '{value}'.*upgrade it"):
+        check_footer(msgspec.structs.replace(footer, **{member: value}), footer.position)
+
+
+def test_a_section_is_skipped_unless_it_must_be_understood() -> None:
+    content, footer = write_segment(make_batches(0, [5, 5]))
+
+    def with_section(flags: int) -> bytes:
+        section = describe_section("novelty", b"abc", footer.data_bytes, flags)
+        tail = msgspec.structs.replace(footer, sections=(section,))
+        return content[: footer.data_bytes] + b"abc" + bytes(_encoded_unchecked(tail))
+
+    skipped = with_section(0)
+    assert parse_footer(skipped, len(skipped)).blocks == footer.blocks
+    for flags, message in ((MUST_UNDERSTAND, "section 'novelty', which a reader must"), (0x8000, "does not know 0x8000")):
+        refused = with_section(flags)
+        with pytest.raises(Invalid, match=message):
+            parse_footer(refused, len(refused))
+
+
+def _encoded_unchecked(footer: SegmentFooter) -> bytes:
+    """What a later release may write: it knows more sections and flags."""
+    body = msgspec.msgpack.encode(footer)
+    head = struct.pack(">QIIIIHH", footer.position, len(body), crc32c(body), 0, 0, 2, 0)
+    return body + head + crc32c(head).to_bytes(4, "big") + MAGIC
+
+
+def test_producers_are_in_a_section_of_their_own() -> None:
+    producers = tuple(ProducerEntry(number, 1, (SequencedBatch(0, 1, number, 5),)) for number in range(3))
+    writer = SegmentWriter(identity())
+    writer.append(make_batches(0, [5])[0])
+    written = writer.finish(created_at_ms=5, producers=producers)
+    content = b"".join(map(bytes, writer.take_parts()))
+    section = parse_footer(content[written.footer_position :], len(content)).section(PRODUCERS)
+    assert section is not None
+    assert parse_producers(content[section.position : section.end_position], section) == producers
+    spoiled = bytearray(content[section.position : section.end_position])
+    spoiled[-1] ^= 1
+    with pytest.raises(Corrupt, match="section 'producers'"):
+        parse_producers(spoiled, section)
+
+
+def test_signatures_of_any_kind_are_read_past() -> None:
+    content, footer = write_segment(make_batches(0, [5]))
+    signatures = (
+        Signature(algorithm="ed25519", key_id="a", value=bytes(64)),
+        Signature(algorithm="ml-dsa-87", key_id="b", value=bytes(4627)),
+    )
+    signed = content[: footer.position] + encode_footer(footer, signatures)
+    assert parse_footer(signed, len(signed)) == footer
+    assert parse_signatures(signed[footer.position :], len(signed)) == signatures
+
+
+def test_a_batch_has_the_same_leaf_in_every_segment() -> None:
+    batches = make_batches(0, [3, 9, 1, 12, 5])
+    merged = write(batches, block_bytes=500)[1].leaves
+    parts = [write([batch], base)[1].leaves for batch, base in zip(batches, (0, 3, 12, 13, 25), strict=True)]
+    assert merged == b"".join(parts)
+    leaves = list(split_hashes(merged))
+    for index, batch in enumerate(batches):
+        proof = inclusion_proof(leaves, index)
+        assert proof_holds(root_hash(leaves), batch_leaf(batch), index, len(leaves), proof)
 
 
 def test_a_gap_or_overlap_is_refused() -> None:
@@ -182,12 +275,3 @@ def test_find_block_equals_a_scan(offset: int) -> None:
     else:
         with pytest.raises(IndexError):
             find_block(footer.blocks, offset)
-
-
-def test_one_block_is_proved_without_the_others() -> None:
-    content, footer = write_segment(make_batches(0, [7] * 9), 0, 200)
-    for index, block in enumerate(footer.blocks):
-        data = content[block.position : block.end_position]
-        proof = prove_block(footer, index)
-        assert block_proved(data, index, len(footer.blocks), proof, footer.merkle_root)
-        assert not block_proved(data[:-1], index, len(footer.blocks), proof, footer.merkle_root)

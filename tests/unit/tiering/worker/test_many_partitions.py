@@ -111,7 +111,9 @@ class Many:
         return bytes(build_batch(records))
 
     def _segment(self) -> SegmentEntry:
-        identity = SegmentIdentity(topic_id=UUID(int=1), topic_name="t", partition=0, base_offset=0, ledger_ids=(1,))
+        identity = SegmentIdentity(
+            cluster_id="c", topic_id=UUID(int=1), topic_name="t", partition=0, base_offset=0, ledger_ids=(1,)
+        )
         writer = SegmentWriter(identity, 4096)
         writer.append(self._batch(0))
         return segment_entry("", writer.finish(created_at_ms=self.clock.wall_ms()))
