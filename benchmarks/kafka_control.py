@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from stratalog.local.ports import free_ports
-from stratalog.local.readiness import BrokerProbe, wait_until
+from stratalog.local.readiness import wait_for_brokers
 from stratalog_loadgen.java_tools import java, run_tool
 
 _START_TIMEOUT_S = 90.0
@@ -107,9 +107,7 @@ class KafkaCluster:
             )
 
     def _wait_until_serving(self) -> None:
-        probe = BrokerProbe(self.bootstrap)
-        wanted = set(self.bootstrap.split(","))
-        wait_until(lambda: probe.live() == wanted, "Apache Kafka did not serve", timeout_s=_START_TIMEOUT_S)
+        wait_for_brokers(self.bootstrap, self.bootstrap.split(","), lambda: None, timeout_s=_START_TIMEOUT_S)
 
     def _stop(self) -> None:
         for process in self._processes.values():

@@ -18,8 +18,8 @@ class BookieSettings:
 
     bookie_id: str = setting(help="name of the bookie, unique in the cluster and permanently tied to its disks")
     data_dirs: tuple[str, ...] = setting(help="directories, one per disk; their number never changes")
-    listen: str = setting("127.0.0.1:0", help="HOST:PORT to serve; port 0 takes any free one")
-    advertised: str = setting("", help="HOST:PORT published to clients; empty: the one that is served")
+    listen: str = setting("127.0.0.1:0", help="HOST:PORT to serve; port 0 takes any free port")
+    advertised: str = setting("", help="HOST:PORT published to clients; empty: the listening address")
     rack: str = setting("", help="rack, zone or other failure domain; copies are spread over different ones where possible")
     host: str = setting(
         "",

@@ -10,19 +10,19 @@ import click
 _LOADGEN: Final = "stratalog_loadgen"
 _COMMANDS: Final = {
     "bench": (f"{_LOADGEN}.command", "Load and measure any cluster that speaks Kafka's protocol."),
-    "bookie": ("stratalog.commands.bookie", "Run one bookie, list bookies, scrub or decommission them."),
-    "broker": ("stratalog.commands.broker", "Run one broker, list and drain brokers, see and set defaults of topics."),
+    "bookie": ("stratalog.commands.bookie", "Run a bookie; list, scrub and decommission bookies."),
+    "broker": ("stratalog.commands.broker", "Run a broker; list and drain brokers; show and set topic defaults."),
     "cluster": ("stratalog.commands.cluster", "Start and stop a local cluster of processes."),
     "consume": ("stratalog.commands.consume", "Read records of a topic."),
     "doctor": ("stratalog.commands.doctor", "Check the machine, a cluster and its store."),
     "group": ("stratalog.commands.group", "List, describe, reset and delete consumer groups."),
-    "ledger": ("stratalog.commands.ledger", "See ledgers and read their entries."),
-    "metadata": ("stratalog.commands.metadata", "Run one metadata node; see the quorum, add and remove nodes."),
+    "ledger": ("stratalog.commands.ledger", "List ledgers and read their entries."),
+    "metadata": ("stratalog.commands.metadata", "Run a metadata node; show the quorum; add and remove nodes."),
     "produce": ("stratalog.commands.produce", "Write records to a topic."),
-    "ready": ("stratalog.commands.ready", "Check that one role of this machine serves."),
+    "ready": ("stratalog.commands.ready", "Check that a role on this machine is ready."),
     "store": ("stratalog.commands.store", "Prepare a bucket for a cluster's history."),
-    "tier": ("stratalog.commands.tier", "See, move and verify history in the object store."),
-    "tiering": ("stratalog.commands.role", "Run one tiering worker."),
+    "tier": ("stratalog.commands.tier", "Show, offload and verify history in the object store."),
+    "tiering": ("stratalog.commands.role", "Run a tiering worker."),
     "topic": ("stratalog.commands.topic", "Create, list, describe, alter and delete topics and their records."),
     "up": ("stratalog.commands.up", "Run everything in one process."),
 }
@@ -57,6 +57,6 @@ class _LazyGroup(click.Group):
 def stratalog() -> None:
     """Stratalog: a log that speaks Kafka's protocol and keeps its history in object storage.
 
-    Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not reachable (retry), 4 not found, 5 conflict, 6 damaged data,
+    Exit codes: 0 done, 1 failed, 2 wrong usage, 3 unavailable (retry), 4 not found, 5 conflict, 6 corrupt data,
     130 interrupted. Shell completion: eval "$(_STRATALOG_COMPLETE=bash_source stratalog)" (or zsh_source, fish_source).
     """

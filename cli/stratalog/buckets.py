@@ -1,6 +1,6 @@
-"""Bucket set-up: create a bucket, switch versioning on, expire old versions, make a MinIO account that can use only it.
+"""Bucket set-up: creates a bucket, enables versioning, expires old versions, creates a MinIO account restricted to the bucket.
 
-Every step may be repeated. Needs an administrator's credentials, which the roles of a cluster should not have.
+Every step can be repeated. Needs an administrator's credentials, which the roles of a cluster should not have.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Credentials:
 
 
 def s3_client(location: S3Location, credentials: Credentials | None) -> Any:
-    """A boto3 client for the store of ``location``; without ``credentials`` boto3's own chain finds some."""
+    """Return a boto3 client for the store of ``location``. Without ``credentials`` boto3 searches its usual sources."""
     return boto3.client(
         "s3",
         endpoint_url=location.endpoint,
@@ -49,7 +49,7 @@ def s3_client(location: S3Location, credentials: Credentials | None) -> Any:
 
 
 def create_bucket(client: Any, location: S3Location, *, timeout_s: float) -> bool:
-    """Create the bucket once the server answers; False if the caller has it already.
+    """Create the bucket as soon as the server answers. Returns False if the caller already owns it.
 
     Raises ``Unavailable`` after ``timeout_s``, ``Invalid`` if the server refuses.
     """
@@ -66,10 +66,10 @@ def create_bucket(client: Any, location: S3Location, *, timeout_s: float) -> boo
 
 
 def keep_versions(client: Any, bucket: str, days: int) -> None:
-    """Switch versioning on, and expire versions that were replaced or deleted ``days`` ago.
+    """Enable versioning, and expire versions ``days`` after they were replaced or deleted.
 
-    Raises ``Invalid`` or ``Unavailable``. There is no rule that aborts incomplete multipart uploads: MinIO refuses or drops it,
-    and tiering workers abort them.
+    Raises ``Invalid`` or ``Unavailable``. Sets no rule that aborts incomplete multipart uploads: MinIO refuses or drops such a
+    rule, and tiering workers abort them.
     """
     rule = {
         "ID": "expire-old-versions",
@@ -95,7 +95,7 @@ def _when_ready(attempt: Callable[[], Result], server: str, timeout_s: float) ->
             if not isinstance(error, Unavailable):
                 raise error from failure
             if time.monotonic() > deadline:
-                raise Unavailable(f"{server} did not take requests within {timeout_s:.0f} s: {failure}") from failure
+                raise Unavailable(f"{server} did not accept requests within {timeout_s:.0f} s: {failure}") from failure
             time.sleep(_RETRY_S)
 
 
@@ -120,7 +120,7 @@ def bucket_policy(bucket: str) -> dict[str, Any]:
 
 
 def make_minio_account(location: S3Location, administrator: Credentials, account: Credentials) -> None:
-    """Create ``account`` on a MinIO server, or give it this secret, and confine it to the bucket of ``location``.
+    """Create ``account`` on a MinIO server, or set its secret, and restrict it to the bucket of ``location``.
 
     Raises ``Invalid`` if the server refuses, ``Unavailable`` if it does not answer.
     """
@@ -144,7 +144,7 @@ def _minio_admin(location: S3Location, administrator: Credentials) -> MinioAdmin
         from minio import MinioAdmin
         from minio.credentials.providers import StaticProvider
     except ImportError as missing:
-        raise Invalid('making a MinIO account needs the `minio` package: pip install "stratalog[minio]"') from missing
+        raise Invalid('creating a MinIO account needs the `minio` package: pip install "stratalog[minio]"') from missing
     if not location.endpoint:
         raise Invalid("a MinIO account needs the server's address: --store s3://BUCKET?endpoint=http://HOST:PORT")
     endpoint = urlsplit(location.endpoint)

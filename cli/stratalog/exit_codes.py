@@ -1,6 +1,6 @@
-"""Exit codes of the ``stratalog`` command, and which failure ends in which.
+"""Exit codes of the ``stratalog`` command, and the code of each error.
 
-A script can tell by the code whether to retry (3), to give up (1, 2, 4, 5) or to look at the data (6).
+The code tells a script whether to retry (3), to give up (1, 2, 4, 5) or to inspect the data (6).
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from stratalog_core.errors import Conflict, Corrupt, Fenced, Invalid, NotFound, 
 
 
 class ExitCode(IntEnum):
-    """Permanent numbers; 2 is what click uses for wrong usage."""
+    """The numbers never change. 2 is click's code for wrong usage."""
 
     OK = 0
     FAILED = 1
-    """The command ran and did not succeed; the message says what to do."""
+    """The command failed; the message says what to do."""
     USAGE = 2
-    """Arguments or configuration are wrong."""
+    """Invalid arguments or configuration."""
     UNAVAILABLE = 3
     """A server could not be reached or did not answer in time: retry."""
     NOT_FOUND = 4
     """The topic, group, process or object does not exist."""
     CONFLICT = 5
-    """It exists already, or somebody else changed it meanwhile."""
+    """It already exists, or it was changed concurrently."""
     DAMAGED = 6
     """Stored data does not match its checksums."""
     INTERRUPTED = 130
@@ -41,5 +41,5 @@ _BY_ERROR: tuple[tuple[type[StratalogError], ExitCode], ...] = (
 
 
 def exit_code_of(error: StratalogError) -> ExitCode:
-    """The code that a failure ends in."""
+    """Return the exit code for an error."""
     return next((code for kind, code in _BY_ERROR if isinstance(error, kind)), ExitCode.FAILED)

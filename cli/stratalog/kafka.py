@@ -1,6 +1,6 @@
-"""The Kafka side of the command line: confluent-kafka clients, and its errors as ours.
+"""confluent-kafka clients for the command line, and the translation of its errors into ours.
 
-Nothing here knows that the server is Stratalog.
+Works with any Kafka server: nothing here depends on Stratalog.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from stratalog_core.errors import Conflict, Invalid, NotFound, StratalogError, U
 Result = TypeVar("Result")
 TIMEOUT_S = 15.0
 _RETRY_S = 0.2
-_LOOK = "`stratalog cluster status`, `stratalog doctor`"
+_LOOK = "is the cluster up? Check with `stratalog cluster status` or `stratalog doctor`"
 
 _NOT_FOUND = {
     KafkaError.UNKNOWN_TOPIC_OR_PART,
     KafkaError._UNKNOWN_TOPIC,
     KafkaError._UNKNOWN_PARTITION,
-    KafkaError._NOENT,  # an admin client that found no leader of any partition: the brokers have not heard of the topic yet
+    KafkaError._NOENT,  # An admin client found no leader of any partition: the topic has not reached the brokers yet.
     KafkaError.GROUP_ID_NOT_FOUND,
     KafkaError.UNKNOWN_TOPIC_ID,
 }
@@ -36,7 +36,7 @@ _MOVING = {
     KafkaError.FENCED_LEADER_EPOCH,
     KafkaError.UNKNOWN_LEADER_EPOCH,
 }
-# Nobody is wrong and nothing is lost: the same again, later.
+# Transient: the same request succeeds later.
 _LATER = {
     KafkaError.REQUEST_TIMED_OUT,
     KafkaError.NETWORK_EXCEPTION,
@@ -50,14 +50,14 @@ _UNAVAILABLE = {KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError.
 
 
 def as_ours(failure: KafkaError) -> StratalogError:
-    """One of our errors, by what the user can do about it."""
+    """Return our error for a Kafka error, chosen by what the user can do about it."""
     text = failure.str()
     if failure.code() in _NOT_FOUND:
         return NotFound(text)
     if failure.code() in _CONFLICT:
         return Conflict(text)
     if failure.code() in _UNAVAILABLE:
-        return Unavailable(f"{text}; is the cluster up? ({_LOOK})")
+        return Unavailable(f"{text}; {_LOOK}")
     return Unavailable(text) if failure.retriable() or failure.code() in _MOVING | _LATER else Invalid(text)
 
 
@@ -71,7 +71,7 @@ def translated() -> Iterator[None]:
 
 
 def admin(bootstrap: str) -> AdminClient:
-    """Keep it in a variable until its answers are there: with it, they are lost."""
+    """Return an admin client. Keep a reference until its futures are done: they never complete after it is collected."""
     return AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
 
 
@@ -86,19 +86,19 @@ def consumer(bootstrap: str, options: Mapping[str, str | int | bool]) -> Consume
 
 
 def only(futures: Mapping[Any, Future[Result]]) -> Result:
-    """The result of an admin call about one thing. Raises ``Unavailable`` if there is none in time."""
+    """Return the result of an admin call with a single future. Raises ``Unavailable`` after ``TIMEOUT_S``."""
     (future,) = futures.values()
     try:
         with translated():
             return future.result(TIMEOUT_S)
     except TimeoutError as late:
-        raise Unavailable(f"no answer within {TIMEOUT_S:.0f} s; is the cluster up? ({_LOOK})") from late
+        raise Unavailable(f"no answer within {TIMEOUT_S:.0f} s; {_LOOK}") from late
 
 
 def partitions_of(list_topics: Callable[..., Any], topic: str) -> list[int]:
-    """Partition numbers of ``topic``; ``list_topics`` is a client's method. Raises ``NotFound``."""
+    """Return the partition numbers of ``topic``. ``list_topics`` is a client's method. Raises ``NotFound``."""
     with translated():
-        # All topics, because asking for one by name would create it.
+        # Lists all topics, because asking for one by name would create it.
         metadata = list_topics(timeout=TIMEOUT_S).topics.get(topic)
     if metadata is None:
         raise NotFound(f"no topic {topic!r}: see `stratalog topic list`")
@@ -108,10 +108,9 @@ def partitions_of(list_topics: Callable[..., Any], topic: str) -> list[int]:
 def list_offsets(
     bootstrap: str, wanted: Mapping[TopicPartition, OffsetSpec], timeout_s: float = TIMEOUT_S
 ) -> dict[tuple[str, int], int]:
-    """Offsets by topic and partition number.
+    """Return offsets by topic and partition number. Raises ``Unavailable`` after ``timeout_s``.
 
-    A partition that moved meanwhile is asked for again, by a new client: one that has asked goes on asking its old leader.
-    Raises ``Unavailable`` when the time is over.
+    Retries with a new client if a partition's leader moved, because a client keeps asking the leader that it asked first.
     """
     deadline = time.monotonic() + timeout_s
     while True:
@@ -127,7 +126,7 @@ def list_offsets(
 
 
 def offsets_at(client: Consumer, topic: str, partitions: list[int], time_ms: int) -> list[TopicPartition]:
-    """Per partition the first offset whose record is not earlier than ``time_ms``; the end where there is none."""
+    """Return, per partition, the offset of the first record not earlier than ``time_ms``, or the end if there is none."""
     wanted = [TopicPartition(topic, partition, time_ms) for partition in partitions]
     with translated():
         return list(client.offsets_for_times(wanted, timeout=TIMEOUT_S))

@@ -1,6 +1,6 @@
-"""A connection to one Kafka broker and the requests that confluent-kafka has no call for, encoded by kio.
+"""A connection to one Kafka broker, for requests that confluent-kafka has no call for. kio encodes them.
 
-The versions are served by brokers of several years; only FindCoordinator and Metadata need tagged fields.
+Brokers of the last years serve the versions used here. Only FindCoordinator and Metadata need tagged fields.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _CONNECT_TIMEOUT_S: Final = 30.0
 
 
 class NotAnswered(StratalogError):
-    """No answer, or a broken connection: whether the request took effect is unknown."""
+    """No response, or the connection was lost. Whether the request took effect is unknown."""
 
 
 @functools.cache
@@ -40,12 +40,12 @@ def request_schema(api: int) -> type[Any]:
 
 
 def request_part(api: int, name: str) -> type[Any]:
-    """A part of a request, by the name that kio gives it."""
+    """Return the class of a part of a request, by kio's name for it."""
     return cast(type[Any], getattr(sys.modules[request_schema(api).__module__], name))
 
 
 def taken_frames(received: bytearray) -> Iterator[bytes]:
-    """Answers that have come as a whole, without their sizes; they are taken out of ``received``."""
+    """Yield complete responses without their size prefix, and remove them from ``received``."""
     while len(received) >= 4:
         (size,) = struct.unpack_from(">i", received)
         if len(received) < 4 + size:
@@ -56,7 +56,7 @@ def taken_frames(received: bytearray) -> Iterator[bytes]:
 
 
 class Connection(asyncio.Protocol):
-    """One broker. Answers come in the order of the requests."""
+    """A connection to one broker. Responses arrive in the order of the requests."""
 
     def __init__(self) -> None:
         self._received = bytearray()
@@ -79,7 +79,7 @@ class Connection(asyncio.Protocol):
         self._lost = True
         for waiting in self._waiting:
             if not waiting.done():
-                waiting.set_exception(NotAnswered("the connection broke"))
+                waiting.set_exception(NotAnswered("the connection was lost"))
 
     @property
     def lost(self) -> bool:
@@ -90,7 +90,7 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
     async def ask(self, api: int, **fields: Any) -> Any:
-        """One request; its answer as an entity of kio. Raises ``NotAnswered``."""
+        """Send one request and return its response as a kio entity. Raises ``NotAnswered``."""
         schema = request_schema(api)
         header_kind: Any = schema.__header_schema__
         with io.BytesIO() as body:
@@ -104,9 +104,9 @@ class Connection(asyncio.Protocol):
         return entity_reader(response)(content, at)[0]
 
     async def exchange(self, frame: bytes) -> bytes:
-        """Raises ``NotAnswered``."""
+        """Send a request frame and return the response frame. Raises ``NotAnswered``."""
         if self._lost or self._transport is None:
-            raise NotAnswered("the connection broke")
+            raise NotAnswered("the connection was lost")
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._waiting.append(answer)
         self._transport.write(struct.pack(">i", len(frame)) + frame)
@@ -119,7 +119,7 @@ class Connection(asyncio.Protocol):
 
 
 async def connect(address: str) -> Connection:
-    """Raises ``NotAnswered``."""
+    """Open a connection to HOST:PORT. Raises ``NotAnswered``."""
     host, _, port = address.rpartition(":")
     try:
         async with asyncio.timeout(_CONNECT_TIMEOUT_S):

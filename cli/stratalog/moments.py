@@ -14,7 +14,7 @@ _AGO_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 def parse_moment(text: str, *, now_ms: int) -> int:
-    """Milliseconds since 1970-01-01 UTC; a text without a zone is UTC. Raises ``Invalid``."""
+    """Return milliseconds since 1970-01-01 UTC. A time without a zone is UTC. Raises ``Invalid``."""
     if re.fullmatch(r"-?\d+", text):
         return int(text)
     ago = re.fullmatch(r"(\d+)([smhd])", text)
@@ -23,12 +23,14 @@ def parse_moment(text: str, *, now_ms: int) -> int:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError as wrong:
-        raise Invalid(f"{text!r} is no time: give 2013-07-04, 2013-07-04T12:00:00Z, milliseconds, or 15m ago as 15m") from wrong
+        raise Invalid(
+            f"{text!r} is not a time: give 2013-07-04, 2013-07-04T12:00:00Z, milliseconds since 1970, or 15m (ago)"
+        ) from wrong
     return ((moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - _EPOCH) // _MILLISECOND
 
 
 def format_moment(time_ms: int) -> str:
-    """ISO 8601 in UTC with milliseconds; ``-`` for a record without a time."""
+    """Return ISO 8601 in UTC with milliseconds, or ``-`` for a record without a time."""
     if time_ms < 0:
         return "-"
     return (_EPOCH + time_ms * _MILLISECOND).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,4 +1,4 @@
-"""Deletes committed offsets of a group. confluent-kafka has no call for it, so that the requests are made here."""
+"""Deletes committed offsets of a group. confluent-kafka has no call for it, so the requests are made here."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _LATER: Final = {
 
 
 async def delete_offsets(bootstrap: str, group: str, topic: str, partitions: Sequence[int]) -> None:
-    """Returns when the offsets are gone. Asks again while the group has no coordinator.
+    """Delete the offsets. Retries while the group has no coordinator.
 
-    Raises ``NotFound``, ``Conflict`` (a member reads the topic), ``Unavailable``, ``Invalid``.
+    Raises ``NotFound``, ``Conflict`` (a member subscribes to the topic), ``Unavailable``, ``Invalid``.
     """
     deadline = time.monotonic() + TIMEOUT_S
     while True:
@@ -51,7 +51,7 @@ async def _delete_once(bootstrap: str, group: str, topic: str, partitions: Seque
 
 
 async def _first(bootstrap: str) -> Connection:
-    """The first broker that can be reached."""
+    """Connect to the first broker that can be reached."""
     addresses = bootstrap.split(",")
     for address in addresses[:-1]:
         try:

@@ -15,15 +15,23 @@ from rich.table import Table
 Command = TypeVar("Command", bound=Callable[..., Any])
 _PIPE_WIDTH = 250
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_HEADINGS = {
+    "damaged": "corrupt",
+    "healed": "repaired",
+    "unhealable": "unrepairable",
+    "broken_files": "corrupt files",
+    "lacking": "missing copies",
+}
+"""Table headings of columns whose names in JSON are older than the terms."""
 
 
 def json_option(command: Command) -> Command:
-    """``--json`` as every command has it that lists or changes something."""
+    """Add ``--json``, which every command has that lists or changes something."""
     return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
 
 
 def print_done(document: Mapping[str, Any], sentence: str, *, as_json: bool) -> None:
-    """Print what a command has changed: a JSON document on stdout, or a sentence on stderr."""
+    """Print what a command changed: a JSON document on stdout, or a sentence on stderr."""
     if as_json:
         print_json(document)
     else:
@@ -31,19 +39,20 @@ def print_done(document: Mapping[str, Any], sentence: str, *, as_json: bool) -> 
 
 
 def print_json(document: object) -> None:
-    """One JSON document on stdout."""
+    """Print one JSON document on stdout."""
     click.echo(json.dumps(document, indent=2, default=str))
 
 
 def print_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, title: str = "") -> None:
-    """A table with the named columns of every row; headings are the names with spaces."""
+    """Print a table of the named columns. A heading is the column's name with spaces, or its term in ``_HEADINGS``."""
     table = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for column in columns:
         numeric = all(isinstance(row.get(column), int | float) for row in rows) and bool(rows)
-        table.add_column(column.replace("_", " "), justify="right" if numeric else "left", overflow="fold")
+        heading = _HEADINGS.get(column, column.replace("_", " "))
+        table.add_column(heading, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         table.add_row(*(_cell(column, row.get(column)) for column in columns))
-    # A file or a pipe gets whole lines, however long.
+    # Lines to a file or a pipe are not wrapped at a terminal's width.
     width = None if sys.stdout.isatty() else _PIPE_WIDTH
     Console(file=sys.stdout, highlight=False, width=width).print(table)
 
@@ -51,7 +60,7 @@ def print_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, tit
 def print_listing(
     name: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, as_json: bool, title: str = ""
 ) -> None:
-    """Rows as a table, or as the JSON document ``{name: rows}``."""
+    """Print rows as a table, or as the JSON document ``{name: rows}``."""
     if as_json:
         print_json({name: list(rows)})
     else:
@@ -59,7 +68,7 @@ def print_listing(
 
 
 def progress_bar() -> Progress:
-    """A bar on stderr, shown only to a person."""
+    """Return a progress bar on stderr, which is shown only on a terminal."""
     console = Console(stderr=True)
     return Progress(
         SpinnerColumn(),

@@ -1,4 +1,4 @@
-"""Offsets that a user names: ``earliest``, ``latest``, a number, or ``time:MOMENT``."""
+"""Offsets as a user gives them: ``earliest``, ``latest``, a number, or ``time:TIME``."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from stratalog import kafka
 from stratalog.moments import parse_moment
 from stratalog_core.errors import Invalid, NotFound
 
-TARGETS = "earliest, latest, a number, or time:MOMENT as time:2013-07-04."
+TARGETS = "earliest, latest, a number, or time:TIME such as time:2013-07-04."
 
 
 def places(reader: Consumer, topic: str, partitions: list[int], target: str) -> list[TopicPartition]:
-    """Where each partition's offset goes; numbers are kept within what exists."""
+    """Return each partition's offset for ``target``. A number is clamped to the offsets that exist. Raises ``Invalid``."""
     if target.startswith("time:"):
         moment_ms = parse_moment(target.removeprefix("time:"), now_ms=int(time.time() * 1000))
         found = kafka.offsets_at(reader, topic, partitions, moment_ms)
         return [_no_later_than_end(reader, place) for place in found]
     if target not in ("earliest", "latest") and not target.isdecimal():
-        raise Invalid(f"{target!r} is no offset: give earliest, latest, a number or time:MOMENT")
+        raise Invalid(f"{target!r} is not an offset: give earliest, latest, a number or time:TIME")
     found = []
     for partition in partitions:
         low, high = bounds(reader, TopicPartition(topic, partition))
@@ -37,9 +37,9 @@ def _no_later_than_end(reader: Consumer, place: TopicPartition) -> TopicPartitio
 
 
 def bounds(reader: Consumer, place: TopicPartition) -> tuple[int, int]:
-    """First and end offset of a partition. Raises ``NotFound``."""
+    """Return the first and the end offset of a partition. Raises ``NotFound``."""
     with kafka.translated():
         found = reader.get_watermark_offsets(place, timeout=kafka.TIMEOUT_S)
     if found is None:
-        raise NotFound(f"no offsets of {place.topic}-{place.partition}")
+        raise NotFound(f"{place.topic}-{place.partition} has no offsets: see `stratalog topic describe {place.topic}`")
     return found

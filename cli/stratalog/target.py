@@ -1,4 +1,4 @@
-"""Which cluster a command speaks to: one below a directory (``--data``), or addresses given by hand."""
+"""The cluster that a command uses: a local one by its directory (``--data``), or any by its addresses."""
 
 from __future__ import annotations
 
@@ -11,54 +11,57 @@ import click
 
 from stratalog.local.secrets import store_environment
 from stratalog.local.state import load_state
-from stratalog_core.errors import Invalid, NotFound
+from stratalog_core.errors import Invalid
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
 DEFAULT_DATA = Path("data")
-"""Where ``make run`` keeps its node: commands given beside it need no ``--data``."""
+"""The directory of ``make run``. Commands in the same working directory need no ``--data``."""
 
 
 def data_option(command: Command) -> Command:
-    """``--data``, as every command that speaks to a cluster has it."""
+    """Add ``--data``, which every command has that uses a cluster."""
     return click.option(
         "--data",
         envvar="STRATALOG_DATA",
         type=click.Path(file_okay=False, path_type=Path),
-        help="A local cluster's directory (default: ./data where there is one).",
+        help="Directory of a local cluster (default: ./data if it holds one).",
     )(command)
 
 
 def kafka_options(command: Command) -> Command:
-    """``--data`` or ``--bootstrap``; hand both to :func:`bootstrap_of`."""
+    """Add ``--data`` and ``--bootstrap``, for :func:`bootstrap_of`."""
     option = click.option(
         "--bootstrap",
         envvar="STRATALOG_BOOTSTRAP",
-        help=f"Brokers, HOST:PORT,… (default: --data's, else {DEFAULT_BOOTSTRAP}).",
+        help=f"Brokers as HOST:PORT,… (default: those of --data, else {DEFAULT_BOOTSTRAP}).",
     )
     return data_option(option(command))
 
 
 def quorum_options(command: Command) -> Command:
-    """``--data`` or ``--metadata``; hand both to :func:`metadata_of`."""
-    metadata = click.option("--metadata", envvar="STRATALOG_METADATA", help="Metadata nodes, HOST:PORT,… (default: of --data).")
-    return data_option(metadata(command))
+    """Add ``--data`` and ``--metadata``, for :func:`metadata_of`."""
+    return data_option(_metadata_option(command))
 
 
 def cluster_options(command: Command) -> Command:
-    """``--data``, or ``--bootstrap`` and ``--metadata``; hand them to :func:`bootstrap_of` and :func:`metadata_of`."""
-    metadata = click.option("--metadata", envvar="STRATALOG_METADATA", help="Metadata nodes, HOST:PORT,… (default: of --data).")
-    return kafka_options(metadata(command))
+    """Add ``--data``, ``--bootstrap`` and ``--metadata``, for :func:`bootstrap_of` and :func:`metadata_of`."""
+    return kafka_options(_metadata_option(command))
+
+
+def _metadata_option(command: Command) -> Command:
+    text = "Metadata nodes as HOST:PORT,… (default: those of --data)."
+    return click.option("--metadata", envvar="STRATALOG_METADATA", help=text)(command)
 
 
 def metadata_options(command: Command) -> Command:
-    """``--data`` or ``--metadata`` and ``--store``; hand them to :func:`metadata_of` and :func:`store_of`."""
-    store = click.option("--store", envvar="STRATALOG_STORE", help="Object store: directory or s3:// URL (default: of --data).")
-    return quorum_options(store(command))
+    """Add ``--data``, ``--metadata`` and ``--store``, for :func:`metadata_of` and :func:`store_of`."""
+    text = "Object store: a directory or s3:// URL (default: that of --data)."
+    return quorum_options(click.option("--store", envvar="STRATALOG_STORE", help=text)(command))
 
 
 def name_values(texts: Sequence[str]) -> dict[str, str]:
-    """``NAME=VALUE`` texts by name. Raises ``Invalid`` for one without "="."""
+    """Return the values of ``NAME=VALUE`` texts by name. Raises ``Invalid`` for a text without "="."""
     for text in texts:
         if "=" not in text:
             raise Invalid(f"{text!r} is not NAME=VALUE")
@@ -66,12 +69,12 @@ def name_values(texts: Sequence[str]) -> dict[str, str]:
 
 
 def found_data(data: Path | None) -> Path | None:
-    """The directory of the cluster that is meant: the one that was named, or ./data where it holds a cluster."""
+    """Return ``data``, or ./data if ``data`` is None and ./data holds a cluster."""
     return DEFAULT_DATA if data is None and (DEFAULT_DATA / "cluster.json").is_file() else data
 
 
 def bootstrap_of(data: Path | None, bootstrap: str | None) -> str:
-    """Addresses of brokers: those given, else those of the cluster that is meant, else the default."""
+    """Return the addresses of brokers: ``bootstrap``, else those of the local cluster, else the default."""
     if bootstrap:
         return bootstrap
     known = found_data(data)
@@ -79,26 +82,23 @@ def bootstrap_of(data: Path | None, bootstrap: str | None) -> str:
 
 
 def metadata_of(data: Path | None, metadata: str | None) -> list[str]:
-    """Addresses of the metadata nodes. Raises ``Invalid`` if neither tells them."""
+    """Return the addresses of the metadata nodes. Raises ``Invalid`` if there is neither ``metadata`` nor a local cluster."""
     known = found_data(data)
-    if not metadata and known is None:
-        raise Invalid("which cluster? Name its directory with --data, or its metadata nodes with --metadata")
-    text = metadata or load_state(_known(known)).metadata
+    if metadata:
+        text = metadata
+    elif known is not None:
+        text = load_state(known).metadata
+    else:
+        raise Invalid("no cluster given: name its directory with --data, or its metadata nodes with --metadata")
     return [address.strip() for address in text.split(",") if address.strip()]
 
 
 def store_of(data: Path | None, store: str | None) -> str:
-    """URL of the object store; a local cluster's own credentials are put into this process's environment."""
+    """Return the URL of the object store. Puts a local cluster's own credentials into this process's environment."""
     if store:
         return store
     known = found_data(data)
     if known is None:
-        raise Invalid("which object store? Name the cluster's directory with --data, or the store with --store")
+        raise Invalid("no object store given: name the cluster's directory with --data, or the store with --store")
     os.environ.update(store_environment(known))
     return load_state(known).store
-
-
-def _known(data: Path | None) -> Path:
-    if data is None:
-        raise NotFound("no directory of a local cluster was given")
-    return data

@@ -26,41 +26,68 @@ from stratalog_loadgen.settings import Readers, Topics, Traffic, Window
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 _TOPIC = (
-    click.option("--topic", help="Use this topic, which stays (default: a new one, deleted afterwards)."),
-    click.option("--topics", default=1, show_default=True, type=click.IntRange(1, 1000), help="New topics."),
-    click.option("--partitions", default=6, show_default=True, type=click.IntRange(1, 10_000), help="Of each new topic."),
-    click.option("--replication-factor", default=-1, help="Of new topics (default: the cluster's)."),
-    click.option("--topic-config", "configs", multiple=True, metavar="NAME=VALUE", help="Of new topics; repeatable."),
-    click.option("--keep", is_flag=True, help="Leave new topics in place."),
+    click.option("--topic", help="Use this existing topic (default: a new one, deleted afterwards)."),
+    click.option("--topics", default=1, show_default=True, type=click.IntRange(1, 1000), help="Number of new topics."),
+    click.option(
+        "--partitions", default=6, show_default=True, type=click.IntRange(1, 10_000), help="Partitions of each new topic."
+    ),
+    click.option("--replication-factor", default=-1, help="Replication factor of new topics (default: the cluster's)."),
+    click.option(
+        "--topic-config", "configs", multiple=True, metavar="NAME=VALUE", help="Topic config of new topics; repeatable."
+    ),
+    click.option("--keep", is_flag=True, help="Keep new topics afterwards."),
 )
 _TRAFFIC = (
-    click.option("--record-bytes", default=1000, show_default=True, type=click.IntRange(8, 10_000_000)),
-    click.option("--random-ratio", default=0.5, show_default=True, type=click.FloatRange(0, 1), help="Rest compresses away."),
-    click.option("--batch-bytes", default=131_072, show_default=True, type=click.IntRange(1, 100_000_000)),
     click.option(
-        "--batch-records", default=0, type=click.IntRange(0, 1_000_000), help="1: single records (default: by bytes)."
+        "--record-bytes", default=1000, show_default=True, type=click.IntRange(8, 10_000_000), help="Size of a record's value."
     ),
-    click.option("--linger-ms", default=5.0, show_default=True, type=click.FloatRange(0, 900_000)),
+    click.option(
+        "--random-ratio",
+        default=0.5,
+        show_default=True,
+        type=click.FloatRange(0, 1),
+        help="Share of random bytes in a value; the rest is zeros, which compress.",
+    ),
+    click.option(
+        "--batch-bytes", default=131_072, show_default=True, type=click.IntRange(1, 100_000_000), help="Maximum batch size."
+    ),
+    click.option(
+        "--batch-records",
+        default=0,
+        type=click.IntRange(0, 1_000_000),
+        help="Maximum records per batch; 1: no batching (default: limited by --batch-bytes only).",
+    ),
+    click.option(
+        "--linger-ms", default=5.0, show_default=True, type=click.FloatRange(0, 900_000), help="Producers' linger.ms."
+    ),
     click.option(
         "--compression", default="none", show_default=True, type=click.Choice(["none", "gzip", "snappy", "lz4", "zstd"])
     ),
     click.option("--acks", default="all", show_default=True, type=click.Choice(["0", "1", "all"])),
-    click.option("--producers", default=1, show_default=True, type=click.IntRange(1, 10_000), help="Clients in all."),
-    click.option("--processes", default=1, show_default=True, type=click.IntRange(1, 256), help="That share the producers."),
-    click.option("--keys", default="none", show_default=True, type=click.Choice(["none", "round-robin", "random"])),
-    click.option("--set", "client", multiple=True, metavar="NAME=VALUE", help="Setting of librdkafka's producer; repeatable."),
+    click.option("--producers", default=1, show_default=True, type=click.IntRange(1, 10_000), help="Number of producers."),
+    click.option(
+        "--processes", default=1, show_default=True, type=click.IntRange(1, 256), help="Processes that run the producers."
+    ),
+    click.option(
+        "--keys", default="none", show_default=True, type=click.Choice(["none", "round-robin", "random"]), help="Record keys."
+    ),
+    click.option("--set", "client", multiple=True, metavar="NAME=VALUE", help="librdkafka setting of producers; repeatable."),
 )
 _WINDOW = (
-    click.option("--warmup", "warmup_s", default=5.0, show_default=True, type=click.FloatRange(0), help="Seconds uncounted."),
-    click.option("--duration", "duration_s", default=30.0, show_default=True, type=click.FloatRange(0.1), help="Seconds."),
+    click.option(
+        "--warmup", "warmup_s", default=5.0, show_default=True, type=click.FloatRange(0), help="Seconds before counting starts."
+    ),
+    click.option(
+        "--duration", "duration_s", default=30.0, show_default=True, type=click.FloatRange(0.1), help="Seconds to measure."
+    ),
 )
 
 
 @click.group()
 def bench() -> None:
-    """Load and measure any cluster that speaks Kafka's protocol, with librdkafka's clients in processes of their own.
+    """Load and measure any cluster that speaks Kafka's protocol. librdkafka clients run in separate processes.
 
-    Every result says what ran, with which settings and for how long. Clients take part in the load of the machine they run on.
+    Every result states what ran, with which settings and for how long. Clients add to the load of the machine they run on.
     """
 
 
@@ -71,15 +98,20 @@ def _options(*groups: tuple[Callable[[Any], Any], ...]) -> Callable[[Command], C
 
 @bench.command()
 @_options(_TOPIC, _TRAFFIC, _WINDOW)
-@click.option("--records", default=0, type=click.IntRange(0), help="Send so many, without a warm-up (default: for --duration).")
-@click.option("--client-limit", is_flag=True, help="Measure the client alone, against librdkafka's mock brokers.")
+@click.option(
+    "--records",
+    default=0,
+    type=click.IntRange(0),
+    help="Send this many records, without a warm-up (default: send for --duration).",
+)
+@click.option("--client-limit", is_flag=True, help="Measure only the client, against librdkafka's mock brokers.")
 @click.option("--client", "tool", default="librdkafka", show_default=True, type=click.Choice(["librdkafka", "java"]))
 @kafka_options
 @json_option
 def produce(
     data: Path | None, bootstrap: str | None, as_json: bool, records: int, client_limit: bool, tool: str, **options: Any
 ) -> None:
-    """Producers at full speed: records acknowledged per second, and latency under that load."""
+    """Produce at full speed. Measures acknowledged records per second, and latency under that load."""
     from stratalog_loadgen.runs import java
     from stratalog_loadgen.runs.produce import measure_client_limit, measure_produce
 
@@ -98,16 +130,14 @@ def produce(
 
 @bench.command()
 @_options(_TOPIC, _TRAFFIC, _WINDOW)
-@click.option(
-    "--rate", "records_per_s", required=True, type=click.FloatRange(0.1), help="Records per second, of all producers."
-)
-@click.option("--end-to-end/--acknowledged-only", default=True, help="Measure until a consumer has it, too (default).")
+@click.option("--rate", "records_per_s", required=True, type=click.FloatRange(0.1), help="Records per second of all producers.")
+@click.option("--end-to-end/--acknowledged-only", default=True, help="Also measure until a consumer has the record (default).")
 @kafka_options
 @json_option
 def latency(
     data: Path | None, bootstrap: str | None, as_json: bool, records_per_s: float, end_to_end: bool, **options: Any
 ) -> None:
-    """Latency at a fixed rate, from the moment at which each record should have left (no coordinated omission)."""
+    """Measure latency at a fixed rate, from the time at which each record was due (no coordinated omission)."""
     from stratalog_loadgen.runs.latency import measure_latency
 
     with _progress("records sent and read") as on_progress:
@@ -126,33 +156,38 @@ def latency(
 @bench.command()
 @_options(_TOPIC, _TRAFFIC, _WINDOW)
 @click.option("--mode", default="tail", show_default=True, type=click.Choice(["tail", "catch-up"]))
-@click.option("--groups", default=1, show_default=True, type=click.IntRange(1, 1000), help="Each reads everything: fan-out.")
+@click.option(
+    "--groups", default=1, show_default=True, type=click.IntRange(1, 1000), help="Consumer groups; each reads everything."
+)
 @click.option("--consumers", default=1, show_default=True, type=click.IntRange(1, 10_000), help="Members of each group.")
 @click.option(
-    "--consumer-processes", default=0, type=click.IntRange(0, 256), help="That share the consumers (default: one per group)."
+    "--consumer-processes",
+    default=0,
+    type=click.IntRange(0, 256),
+    help="Processes that run the consumers (default: one per group).",
 )
-@click.option("--light", is_flag=True, help="Consumers without librdkafka's threads, for groups of hundreds.")
+@click.option("--light", is_flag=True, help="Use consumers without librdkafka's threads, for groups of hundreds.")
 @click.option(
     "--rate",
     "records_per_s",
     default=0.0,
     type=click.FloatRange(0),
-    help="Records per second, of all producers (default: tail at full speed, catch-up none).",
+    help="Records per second of all producers (default: tail: full speed; catch-up: none).",
 )
 @click.option(
     "--history-bytes",
     default=1_000_000_000,
     show_default=True,
     type=click.IntRange(1),
-    help="Catch-up: written first, if no --topic.",
+    help="Catch-up: bytes to write first, without --topic.",
 )
-@click.option("--leave", is_flag=True, help="Tail: one consumer leaves half way; time the rebalance.")
-@click.option("--set-consumer", multiple=True, metavar="NAME=VALUE", help="Setting of librdkafka's consumer; repeatable.")
+@click.option("--leave", is_flag=True, help="Tail: one consumer leaves halfway; measure the rebalance.")
+@click.option("--set-consumer", multiple=True, metavar="NAME=VALUE", help="librdkafka setting of consumers; repeatable.")
 @click.option("--client", "tool", default="librdkafka", show_default=True, type=click.Choice(["librdkafka", "java"]))
 @kafka_options
 @json_option
 def consume(data: Path | None, bootstrap: str | None, as_json: bool, mode: str, tool: str, **options: Any) -> None:
-    """Read what is being written (tail, fan-out, groups), or what was written before (catch-up)."""
+    """Measure consumers of records as they are written (tail), or of records written before (catch-up)."""
     from stratalog_loadgen.runs import java
     from stratalog_loadgen.runs.consume import measure_catch_up, measure_tail
 
@@ -181,17 +216,21 @@ def consume(data: Path | None, bootstrap: str | None, as_json: bool, mode: str, 
 
 
 @bench.command()
-@click.option("--count", "connections", default=1000, show_default=True, type=click.IntRange(1, 100_000))
 @click.option(
-    "--duration", "duration_s", default=30.0, show_default=True, type=click.FloatRange(0.1), help="Seconds they stay."
+    "--count", "connections", default=1000, show_default=True, type=click.IntRange(1, 100_000), help="Number of connections."
 )
-@click.option("--processes", default=1, show_default=True, type=click.IntRange(1, 64))
+@click.option(
+    "--duration", "duration_s", default=30.0, show_default=True, type=click.FloatRange(0.1), help="Seconds to keep them open."
+)
+@click.option(
+    "--processes", default=1, show_default=True, type=click.IntRange(1, 64), help="Processes that open the connections."
+)
 @kafka_options
 @json_option
 def connections(
     data: Path | None, bootstrap: str | None, as_json: bool, connections: int, duration_s: float, processes: int
 ) -> None:
-    """Open idle connections to all brokers, and see how fast one request is answered while they stand."""
+    """Open idle connections to all brokers, and measure the latency of single requests meanwhile."""
     from stratalog_loadgen.runs.connections import measure_connections
 
     with _progress("connections") as on_progress:
@@ -207,12 +246,14 @@ def connections(
 
 @bench.command()
 @_options(_TOPIC, _TRAFFIC)
-@click.option("--kill-pid", type=int, help="SIGKILL this broker on the way (default: kill one yourself).")
+@click.option("--kill-pid", type=int, help="Process id of the broker to kill with SIGKILL (default: you kill one).")
 @click.option(
     "--before", "before_s", default=10.0, show_default=True, type=click.FloatRange(1), help="Seconds before the kill."
 )
-@click.option("--after", "after_s", default=30.0, show_default=True, type=click.FloatRange(1), help="Seconds after it.")
-@click.option("--rate", "rate", default=2.0, show_default=True, type=click.FloatRange(0.1), help="Records/s to each partition.")
+@click.option("--after", "after_s", default=30.0, show_default=True, type=click.FloatRange(1), help="Seconds after the kill.")
+@click.option(
+    "--rate", "rate", default=2.0, show_default=True, type=click.FloatRange(0.1), help="Records per second to each partition."
+)
 @kafka_options
 @json_option
 def failover(
@@ -225,7 +266,7 @@ def failover(
     rate: float,
     **options: Any,
 ) -> None:
-    """Produce to every partition while a broker dies: the longest gap of each partition that it led."""
+    """Produce to every partition while a broker is killed. Measures the longest gap of each partition that it led."""
     from stratalog_loadgen.runs.failover import measure_failover
 
     if kill_pid is not None and not psutil.pid_exists(kill_pid):
@@ -250,14 +291,14 @@ def failover(
     "--driver", type=click.Path(dir_okay=False, path_type=Path), help="Driver file: replication, topic and client settings."
 )
 @click.option(
-    "--payloads", type=click.Path(file_okay=False, path_type=Path), help="Where payloadFile is (default: beside FILE)."
+    "--payloads", type=click.Path(file_okay=False, path_type=Path), help="Directory of payloadFile (default: that of FILE)."
 )
 @kafka_options
 @json_option
 def workload(
     file: Path, driver: Path | None, payloads: Path | None, data: Path | None, bootstrap: str | None, as_json: bool
 ) -> None:
-    """Run a workload FILE of OpenMessaging Benchmark."""
+    """Run the OpenMessaging Benchmark workload in FILE."""
     from stratalog_loadgen.runs.workload import measure_workload
     from stratalog_loadgen.workload_file import plan_of, read_driver, read_workload
 
@@ -315,7 +356,7 @@ def _kill(pid: int | None) -> None:
 
 @contextmanager
 def ended_in_order() -> Iterator[None]:
-    """An end from outside unwinds as Ctrl-C does: topics are deleted, load processes ended."""
+    """Make SIGTERM unwind as Ctrl-C does: topics are deleted and load processes ended."""
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         yield

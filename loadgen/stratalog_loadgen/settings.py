@@ -155,9 +155,9 @@ def consumer_options(bootstrap: str, readers: Readers, *, earliest: bool) -> Opt
 def validate(traffic: Traffic) -> None:
     """Raises ``Invalid``, naming the setting and its bound."""
     if not 0.0 <= traffic.payload.random_ratio <= 1.0:
-        raise Invalid(f"random ratio {traffic.payload.random_ratio} is a share of each payload: give 0 … 1")
+        raise Invalid(f"random ratio is {traffic.payload.random_ratio}; it must be from 0 to 1")
     if traffic.processes > traffic.producers:
-        raise Invalid(f"{traffic.processes} processes for {traffic.producers} producers: each process needs one at least")
+        raise Invalid(f"--processes is {traffic.processes}; maximum is the number of producers, {traffic.producers}")
 
 
 def as_document(*settings: msgspec.Struct, **more: object) -> dict[str, Any]:

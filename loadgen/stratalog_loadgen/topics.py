@@ -86,7 +86,7 @@ class Prepared:
                 if time.monotonic() >= deadline:
                     raise Unavailable(
                         f"{missing} partitions of {', '.join(self.names[:3])} have no leader after {_TIMEOUT_S:.0f} s, "
-                        f"says {address}"
+                        f"according to broker {address}"
                     )
                 time.sleep(_POLL_S)
 
@@ -130,8 +130,8 @@ def validate(topics: Topics) -> None:
     partitions = topics.count * topics.partitions
     if partitions > PARTITIONS_MAX:
         raise Invalid(
-            f"{topics.count:,} topics of {topics.partitions:,} partitions are {partitions:,} partitions: "
-            f"{PARTITIONS_MAX:,} in all at most"
+            f"{topics.count:,} topics of {topics.partitions:,} partitions are {partitions:,} partitions; "
+            f"maximum is {PARTITIONS_MAX:,}: lower --topics or --partitions"
         )
 
 
@@ -153,8 +153,8 @@ def _fits(place: Prepared, traffic: Traffic | None) -> None:
     size, most = records * traffic.payload.record_bytes, place.batch_bytes_max()
     if most is not None and size > most:
         raise Invalid(
-            f"batches of {size:,} bytes: topic {place.names[0]} takes {most:,} at most (max.message.bytes). Send smaller "
-            f"records and batches, or raise it, of a new topic by --topic-config max.message.bytes={2 * size}"
+            f"batches are {size:,} bytes; maximum of topic {place.names[0]} is {most:,} (max.message.bytes). Send smaller "
+            f"records and batches, or raise it: for a new topic with --topic-config max.message.bytes={2 * size}"
         )
 
 
@@ -178,7 +178,7 @@ def _delete(bootstrap: str, names: Sequence[str]) -> None:
         pass  # the client asked twice: the first request was carried out
     except Unavailable as failure:
         # What was measured is worth more than a clean cluster.
-        print(f"topics {', '.join(names)} stay: {failure}", file=sys.stderr)
+        print(f"topics {', '.join(names)} were not deleted: {failure}", file=sys.stderr)
 
 
 def _all(futures: Mapping[str, Future[Any]]) -> None:

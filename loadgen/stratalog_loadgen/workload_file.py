@@ -184,7 +184,7 @@ def _batches(producer: Options) -> dict[str, Any]:
         if "linger.ms" in producer:
             found["linger_ms"] = float(producer["linger.ms"])
     except ValueError as wrong:
-        raise Invalid(f"producerConfig: batch.size and linger.ms are numbers: {wrong}") from wrong
+        raise Invalid(f"producerConfig: batch.size and linger.ms must be numbers: {wrong}") from wrong
     if "compression.type" in producer:
         found["compression"] = str(producer["compression.type"])
     return found
@@ -198,7 +198,7 @@ def _acks(producer: Options) -> Literal["0", "1", "all"]:
         return "1"
     if acks == "0":
         return "0"
-    raise Invalid(f"acks={acks}: give 0, 1 or all")
+    raise Invalid(f"acks is {acks}; choose 0, 1 or all")
 
 
 def _read(path: Path, kind: type[_Type]) -> _Type:

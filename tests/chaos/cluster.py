@@ -28,7 +28,7 @@ from chaos.workload import PARTITIONS, TOPICS
 from stratalog.local import minio, processes
 from stratalog.local.launcher import LocalCluster
 from stratalog.local.plan import Plan, Sizes, plan_cluster
-from stratalog.local.readiness import BrokerProbe, wait_for_bookies, wait_until
+from stratalog.local.readiness import wait_for_bookies, wait_for_brokers
 from stratalog.local.secrets import store_environment
 from stratalog.local.state import ProcessState, load_state, save_state
 from stratalog_core.errors import Unavailable
@@ -101,19 +101,13 @@ class ChaosCluster:
         """Wait until all bookies and brokers are registered. Raises ``Unavailable``, at once if a process has ended."""
         state = load_state(self._data)
         wait_for_bookies(state.metadata.split(","), self.names("bookie"), self._check_all_run, timeout_s=timeout_s)
-        probe, wanted = BrokerProbe(self.bootstrap), set(self.bootstrap.split(","))
-
-        def serving() -> bool:
-            self._check_all_run()
-            return wanted <= probe.live()
-
-        wait_until(serving, f"the brokers of {self._data} did not serve", timeout_s=timeout_s)
+        wait_for_brokers(self.bootstrap, self.bootstrap.split(","), self._check_all_run, timeout_s=timeout_s)
 
     def _check_all_run(self) -> None:
         ended = [name for name in self.names() if not self.is_running(name)]
         if ended:
             tail = " | ".join(log_tail(self.log(ended[0])))
-            raise Unavailable(f"{', '.join(ended)} ended; the end of {self.log(ended[0])}: {tail}")
+            raise Unavailable(f"{', '.join(ended)} exited; the end of {self.log(ended[0])}: {tail}")
 
     def create_topics(self) -> None:
         """Create the workload's topics, with three copies of everything."""

@@ -76,5 +76,5 @@ def test_wrong_credentials_and_absent_servers_are_told_apart(minio_server: S3Ser
         init(f"s3://b-{uuid4().hex}?endpoint={minio_server.endpoint}", account, MINIO_ROOT_PASSWORD="not-the-secret")
     with pytest.raises(Invalid, match="MINIO_ROOT_USER"):
         init(f"s3://b-{uuid4().hex}?endpoint={minio_server.endpoint}", account, MINIO_ROOT_USER="")
-    with pytest.raises(Unavailable, match="did not take requests within 5 s"):
+    with pytest.raises(Unavailable, match="did not accept requests within 5 s"):
         init("s3://bucket?endpoint=http://127.0.0.1:9", account)

@@ -94,7 +94,7 @@ KAFKA_TOOLS: tuple[Tool, ...] = (
             _refused(
                 "create a compacted topic",
                 f"{_AT} --create --topic {{topic}}-compacted --config cleanup.policy=compact",
-                "only delete is served: compaction is not served yet",
+                "only delete is supported: compaction is not supported yet",
             ),
         ),
     ),
@@ -230,7 +230,7 @@ KAFKA_TOOLS: tuple[Tool, ...] = (
             _refused(
                 "compress on brokers",
                 f"{_AT} --alter --entity-type topics --entity-name {{topic}} --add-config compression.type=zstd",
-                "compression.type is zstd; only producer is served",
+                "compression.type is zstd; only producer is supported",
             ),
             _lacks("describe users", f"{_AT} --describe --entity-type users", "DESCRIBE_CLIENT_QUOTAS"),
         ),
@@ -419,7 +419,9 @@ KAFKA_TOOLS: tuple[Tool, ...] = (
     Tool(
         script="LogCompactionTester",
         main_class=TOOLS + "LogCompactionTester",
-        steps=(_refused("test compaction", f"{_AT} --messages 10 --duplicates 1 --topics 1", "compaction is not served yet"),),
+        steps=(
+            _refused("test compaction", f"{_AT} --messages 10 --duplicates 1 --topics 1", "compaction is not supported yet"),
+        ),
     ),
     Tool(
         script="kafka-share-groups.sh",

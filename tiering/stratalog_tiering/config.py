@@ -16,7 +16,7 @@ _HOUR_MS: Final = 3_600_000
 class TieringSettings:
     """One worker. The store's URL is ``[node] store``."""
 
-    worker_id: str = setting(help="name of this worker, unique in the cluster")
+    worker_id: str = setting(help="name of the worker, unique in the cluster")
     session_lease_ms: int = setting(
         10_000,
         help="time without a heartbeat after which the worker's leases are given to others",

@@ -73,7 +73,7 @@ class ConfigKey:
 
     def _check_fixed(self, text: str) -> None:
         if (text.lower() if self.kind is ConfigKind.BOOLEAN else text) != self.default:
-            raise Invalid(f"{self.name} is {text}; only {self.default} is served: {self.reason}")
+            raise Invalid(f"{self.name} is {text}; only {self.default} is supported: {self.reason}")
 
     def _check_choices(self, text: str) -> None:
         assert self.choices is not None

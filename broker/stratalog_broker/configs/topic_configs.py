@@ -53,52 +53,52 @@ def _fixed(name: str, kind: ConfigKind, value: str, documentation: str, reason: 
 _WITH_EFFECT: Final = (
     ConfigKey(
         name="message.timestamp.type", kind=ConfigKind.STRING, default="CreateTime", choices=("CreateTime", "LogAppendTime"),
-        documentation="Whether a record bears the producer's time or that of its arrival.",
+        documentation="Whether a record's timestamp is the producer's time or the time of its arrival.",
         broker_name="log.message.timestamp.type",
     ),
     _long(
-        "local.retention.ms", -2, "How long verified cold data stays on bookies too; -2: as briefly as possible.", -2,
+        "local.retention.ms", -2, "How long verified cold data also stays on bookies; -2: as briefly as possible.", -2,
         "log.local.retention.ms",
     ),
-    _int("max.message.bytes", 1_048_588, "Largest record batch, as compressed.", 0, 64 * _MIB, "message.max.bytes"),
+    _int("max.message.bytes", 1_048_588, "Maximum size of a record batch, as compressed.", 0, 64 * _MIB, "message.max.bytes"),
     _long(
-        "message.timestamp.after.max.ms", _HOUR_MS, "How far ahead of arrival a record's time may be.",
+        "message.timestamp.after.max.ms", _HOUR_MS, "How far a record's timestamp may be ahead of its arrival.",
         broker_name="log.message.timestamp.after.max.ms",
     ),
     _long(
-        "message.timestamp.before.max.ms", LONG_MAX, "How far behind arrival a record's time may be.",
+        "message.timestamp.before.max.ms", LONG_MAX, "How far a record's timestamp may be behind its arrival.",
         broker_name="log.message.timestamp.before.max.ms",
     ),
     _int(
         MIN_INSYNC, 1,
-        "Copies on disk before acks=all is answered; never fewer than stratalog.ack.quorum, which is also the default. Above"
-        " the replication factor acks=all is refused.", 1,
+        "Copies on disk before acks=all is answered; at least stratalog.ack.quorum, which is also the default. If it exceeds"
+        " the replication factor, acks=all is refused.", 1,
     ),
     ConfigKey(
         name="preferred.leader.rack", kind=ConfigKind.STRING, default="",
         documentation="Brokers in this rack (broker.rack) lead the topic's partitions while there are any; empty: any broker.",
     ),
     _long(
-        "retention.bytes", -1, "Size of a partition, hot and cold, beyond which its oldest segments go; -1: none.", -1,
+        "retention.bytes", -1, "Size of a partition, hot and cold, above which old segments are deleted; -1: none.", -1,
         "log.retention.bytes",
     ),
-    _long("retention.ms", 7 * _DAY_MS, "Age beyond which segments go; -1: none.", -1, "log.retention.ms"),
+    _long("retention.ms", 7 * _DAY_MS, "Age at which segments are deleted; -1: never.", -1, "log.retention.ms"),
     _int("segment.bytes", 256 * _MIB, "Size at which a ledger is sealed.", 64 * 1024, broker_name="log.segment.bytes"),
     _long(
-        "segment.jitter.ms", 0, "Most that a ledger is sealed before segment.ms, at random, so that not all are at once.",
+        "segment.jitter.ms", 0, "Maximum random time before segment.ms at which a ledger is sealed, to spread sealing.",
         broker_name="log.roll.jitter.ms",
     ),
     _long("segment.ms", _HOUR_MS, "Age at which a ledger is sealed.", 100, "log.roll.ms"),
     _int(
         ACK_QUORUM, 1,
-        "Copies on disk before acks=all is answered; default: a majority of the replication factor. Fewer than that keep writes"
-        " going with more bookies away, and risk acknowledged records: the loss of so few disks loses them.", 1, 15,
+        "Copies on disk before acks=all is answered; default: a majority of the replication factor. A smaller number keeps"
+        " writes going with more bookies down, but acknowledged records are lost if that number of disks is lost.", 1, 15,
     ),
 )  # fmt: skip
 
 _ALWAYS: Final = (
     _fixed(
-        "cleanup.policy", ConfigKind.LIST, "delete", "Old segments are deleted.", "compaction is not served yet",
+        "cleanup.policy", ConfigKind.LIST, "delete", "Old segments are deleted.", "compaction is not supported yet",
         "log.cleanup.policy",
     ),
     _fixed(
@@ -119,7 +119,7 @@ _ALWAYS: Final = (
     ),
     _fixed(
         "local.retention.bytes", ConfigKind.LONG, "-2", "Verified cold data stays on bookies as briefly as possible.",
-        "local.retention.ms bounds by time, a bound by size is not served yet", "log.local.retention.bytes",
+        "a limit by size is not supported yet; use local.retention.ms", "log.local.retention.bytes",
     ),
     _fixed(
         "preallocate", ConfigKind.BOOLEAN, "false", "Ledgers share a bookie's log files and have no files of their own.",
@@ -130,7 +130,7 @@ _ALWAYS: Final = (
         "every topic is tiered",
     ),
     _fixed(
-        "remote.log.delete.on.disable", ConfigKind.BOOLEAN, "false", "Tiering is never off, so nothing is deleted by that.",
+        "remote.log.delete.on.disable", ConfigKind.BOOLEAN, "false", "Tiering cannot be disabled.",
         "every topic is tiered",
     ),
     _fixed(
@@ -138,24 +138,24 @@ _ALWAYS: Final = (
         "every topic is tiered; set local.retention.ms to keep data on bookies too",
     ),
     _fixed(
-        "unclean.leader.election.enable", ConfigKind.BOOLEAN, "false", "An acknowledged record is never given up.",
-        "an acknowledged record is never given up",
+        "unclean.leader.election.enable", ConfigKind.BOOLEAN, "false", "Acknowledged records are never discarded.",
+        "acknowledged records are never discarded",
     ),
 )  # fmt: skip
 
 TOPIC_CONFIG_KEYS: Final = key_table((*_WITH_EFFECT, *_ALWAYS))
 
-_COMPACTION: Final = "compaction is not served yet"
+_COMPACTION: Final = "compaction is not supported yet"
 _THROTTLE: Final = "ownership moves without copying, so there is nothing to throttle"
 TOPIC_CONFIGS_NOT_SERVED: Final[Mapping[str, str]] = {
     "delete.retention.ms": _COMPACTION,
-    "file.delete.delay.ms": "[tiering] deletion_lag_ms and grace_ms say when deleted data goes",
+    "file.delete.delay.ms": "[tiering] deletion_lag_ms and grace_ms control when data is deleted",
     "follower.replication.throttled.replicas": _THROTTLE,
     "leader.replication.throttled.replicas": _THROTTLE,
     "max.compaction.lag.ms": _COMPACTION,
     "min.cleanable.dirty.ratio": _COMPACTION,
     "min.compaction.lag.ms": _COMPACTION,
-    "segment.index.bytes": "indexes grow with their ledger; [broker] index_bytes bounds their memory",
+    "segment.index.bytes": "indexes grow with their ledger; [broker] memory_bytes bounds their memory",
 }
 """Kafka's topic configs that do not apply to Stratalog, with the reason."""
 
@@ -168,7 +168,7 @@ def topic_config_key(name: str) -> ConfigKey:
     """Return the config of this name. Raises ``Invalid`` with the reason, or the nearest known name, if it is not served."""
     reason = TOPIC_CONFIGS_NOT_SERVED.get(name)
     if reason is not None:
-        raise Invalid(f"topic config {name} is not served: {reason}; leave it out")
+        raise Invalid(f"topic config {name} is not supported: {reason}; leave it out")
     return find_key(TOPIC_CONFIG_KEYS, name, "topic")
 
 
@@ -195,14 +195,14 @@ def _check_internal(configs: Mapping[str, str], replication_factor: int) -> None
     foreign = sorted(configs.keys() - _OF_INTERNAL_TOPICS)
     if foreign:
         choices = ", ".join(sorted(_OF_INTERNAL_TOPICS))
-        raise Invalid(f"{foreign[0]} cannot be set for an internal topic; choose of {choices}")
+        raise Invalid(f"{foreign[0]} cannot be set for an internal topic; choose one of {choices}")
     policy = configs.get("cleanup.policy", "delete")
     if policy != "compact":
-        raise Invalid(f"cleanup.policy={policy} of an internal topic; it has to be compact")
+        raise Invalid(f"cleanup.policy is {policy}; an internal topic requires compact")
     quorum, least = configs.get(MIN_INSYNC, ""), majority(replication_factor)
     if quorum.isdecimal() and not least <= int(quorum) <= replication_factor:
         bounds = f"{least} to {replication_factor}" if least < replication_factor else f"{least}"
-        raise Invalid(f"{MIN_INSYNC} is {quorum}; an internal topic with {replication_factor} copies takes {bounds}")
+        raise Invalid(f"{MIN_INSYNC} is {quorum}; an internal topic with {replication_factor} copies requires {bounds}")
 
 
 def default_value(key: ConfigKey, configs: Mapping[str, str], replication_factor: int) -> str:

@@ -1,1 +1,1 @@
-"""Brokers as operators see them: rows of a listing, draining and putting back."""
+"""Behind ``stratalog broker``: listing, draining and undraining brokers, defaults of topic configs."""

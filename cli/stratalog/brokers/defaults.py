@@ -1,4 +1,4 @@
-"""The cluster-wide defaults of topic configs, by the metadata nodes: the same command that a broker makes for Kafka's tools."""
+"""Cluster-wide defaults of topic configs, changed by the same metadata command that a broker makes for Kafka's tools."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TIMEOUT_S = 10.0
 
 
 async def change_defaults(metadata: MetadataClient, changes: Mapping[str, str], unset: Iterable[str]) -> None:
-    """Set and remove defaults in one command. Raises ``Invalid`` for a name or value that is not served."""
+    """Set and remove defaults in one command. Raises ``Invalid`` for an unsupported name or value."""
     gone = {topic_config_name(name) for name in unset}
     new = {topic_config_name(name): value for name, value in changes.items()}
 
@@ -25,7 +25,7 @@ async def change_defaults(metadata: MetadataClient, changes: Mapping[str, str], 
 
 
 def default_rows(view: MetadataView) -> list[Row]:
-    """All defaults in force, by the topics' names."""
+    """Return one row per topic config with the default in force."""
     changed = topic_defaults(view)
     return [
         {

@@ -1,4 +1,4 @@
-"""Takes a broker out of service, or puts it back. The controller hands its partitions over; the broker itself runs on."""
+"""Drains and undrains a broker. The controller moves its partitions to others; the broker keeps running."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ OnProgress = Callable[[int], None]
 
 
 async def drain(metadata: MetadataClient, broker_id: int) -> None:
-    """Have the controller take everything from the broker. Raises ``NotFound``; ``Unavailable`` if no other would be left."""
+    """Have the controller move all partitions from the broker. Raises ``NotFound``, or ``Unavailable`` without another one."""
     view = metadata.view
     if view.find(Broker, broker_key(broker_id)) is None and not owned(view, broker_id):
-        raise NotFound(f"no broker {broker_id} lives: see `stratalog broker list`")
+        raise NotFound(f"no broker {broker_id} is live: see `stratalog broker list`")
     drained = {each.broker_id for each in view.all(DrainedBroker)} | {broker_id}
     if all(broker.broker_id in drained or broker.stopping for broker in view.all(Broker)):
-        raise Unavailable(f"without broker {broker_id} no broker would take partitions: start another first")
+        raise Unavailable(f"no other broker can take the partitions of broker {broker_id}: start another one first")
     await metadata.propose(Command(updates=(Put(record=DrainedBroker(broker_id=broker_id)),)))
 
 
 async def undrain(metadata: MetadataClient, broker_id: int) -> None:
-    """Let the broker take partitions again. Raises ``NotFound`` if it is not drained."""
+    """Let the broker own partitions again. Raises ``NotFound`` if it is not drained."""
     key = drained_broker_key(broker_id)
     if metadata.view.find(DrainedBroker, key) is None:
         raise NotFound(f"broker {broker_id} is not drained: see `stratalog broker list`")
@@ -33,7 +33,7 @@ async def undrain(metadata: MetadataClient, broker_id: int) -> None:
 
 
 def owned(view: MetadataView, broker_id: int) -> int:
-    """How many partitions the broker owns."""
+    """Return how many partitions the broker owns."""
     return sum(partition.owner == broker_id for partition in view.all(Partition))
 
 
@@ -50,7 +50,8 @@ async def wait_until_drained(metadata: MetadataClient, broker_id: int, timeout_s
     except TimeoutError:
         left = owned(metadata.view, broker_id)
         raise Unavailable(
-            f"broker {broker_id} still owns {left} partitions after {timeout_s:.0f} s: it goes on draining, wait again"
+            f"broker {broker_id} still owns {left} partitions after {timeout_s:.0f} s."
+            " It continues to drain: repeat the command to wait"
         ) from None
     finally:
         stop()

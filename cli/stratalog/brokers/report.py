@@ -1,4 +1,4 @@
-"""Rows about brokers, from the metadata view and the loads that brokers report. Pure."""
+"""Rows about brokers, from the metadata view and the brokers' load reports. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Row = dict[str, Any]
 
 
 def broker_rows(view: MetadataView, loads: Iterable[BrokerLoad]) -> list[Row]:
-    """One row a broker that lives or is drained. Rates are of the last few seconds, None if it has not reported."""
+    """Return one row per live or drained broker. Rates cover the last few seconds and are None without a report."""
     live = {broker.broker_id: broker for broker in view.all(Broker)}
     drained = {each.broker_id for each in view.all(DrainedBroker)}
     counts = Counter(partition.owner for partition in view.all(Partition))
@@ -39,7 +39,7 @@ def _row(broker_id: int, broker: Broker | None, partitions: int, load: BrokerLoa
 
 
 def _state(broker: Broker | None, partitions: int, *, is_drained: bool) -> str:
-    """In one word."""
+    """Return the broker's state in a word or two."""
     if broker is None:
         return "down, drained"
     if broker.stopping:

@@ -1,4 +1,4 @@
-"""``stratalog bookie``: run one, or ``list``, ``decommission`` and ``scrub`` bookies found by the metadata nodes."""
+"""``stratalog bookie``: runs a bookie, or lists, decommissions and scrubs bookies found through the metadata nodes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _COLUMNS = ("bookie", "state", "host", "rack", "address", "fragments", "remark")
 @click.option("--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="TOML file of the bookie to run.")
 @click.pass_context
 def bookie(context: click.Context, config: Path | None) -> None:
-    """Run one bookie until SIGTERM, configured by a TOML file and the environment; or see and retire bookies."""
+    """Run a bookie until SIGTERM, configured by a TOML file and the environment, or manage bookies by a command below."""
     if context.invoked_subcommand is None:
         run_role("bookie", config)
 
@@ -38,7 +38,7 @@ def bookie(context: click.Context, config: Path | None) -> None:
 @quorum_options
 @json_option
 def list_bookies(data: Path | None, metadata: str | None, as_json: bool) -> None:
-    """List bookies: their state, host and rack, in how many fragments of ledgers each stands, and what they say is wrong."""
+    """List bookies: state, host, rack, number of ledger fragments that name each, and the problem that each reports."""
     rows = asyncio.run(_rows(metadata_of(data, metadata)))
     print_listing("bookies", rows, _COLUMNS, as_json=as_json)
 
@@ -50,26 +50,28 @@ async def _rows(addresses: list[str]) -> list[Row]:
 
 @bookie.command()
 @click.argument("name")
-@click.option("--wait", is_flag=True, help="Return when no ledger names it: then its disks may go.")
+@click.option("--wait", is_flag=True, help="Wait until no ledger names it; then its disks can be removed.")
 @click.option("--timeout", "timeout_s", default=3600.0, show_default=True, help="Seconds to wait.")
-@click.option("--cancel", is_flag=True, help="Put it back into service.")
+@click.option("--cancel", is_flag=True, help="Return it to service.")
 @quorum_options
 @json_option
 def decommission(
     name: str, wait: bool, timeout_s: float, cancel: bool, data: Path | None, metadata: str | None, as_json: bool
 ) -> None:
-    """Have the auditor move everything from bookie NAME to others; it gets no new ledgers.
+    """Move everything from bookie NAME to other bookies, and give it no new ledgers.
 
-    Refused if too few others remain for the copies that topics ask for. Closed ledgers move at once, open ones when they are
-    closed. Keep it running until then: what it alone has is read from it.
+    Refused if too few other bookies remain for the replication factors in use. Closed ledgers move at once, open ones after
+    they are closed. Keep the bookie running until then: entries that only it has are read from it.
     """
     addresses = metadata_of(data, metadata)
     if cancel:
         asyncio.run(_cancel(addresses, name))
-        print_done({"bookie": name, "draining": False}, f"{name} takes ledgers again", as_json=as_json)
+        print_done({"bookie": name, "draining": False}, f"{name} accepts ledgers again", as_json=as_json)
         return
     left = asyncio.run(_decommission(addresses, name, timeout_s if wait else None))
-    sentence = f"{name} drains: it is in {describe_left(left)}" if left else f"{name} is decommissioned: no ledger names it"
+    sentence = (
+        f"{name} is draining: it is still in {describe_left(left)}" if left else f"{name} is decommissioned: no ledger names it"
+    )
     print_done({"bookie": name, "draining": True, "ledgers": len(left)}, sentence, as_json=as_json)
 
 
@@ -79,7 +81,7 @@ async def _cancel(addresses: list[str], name: str) -> None:
 
 
 async def _decommission(addresses: list[str], name: str, timeout_s: float | None) -> list[Ledger]:
-    """The ledgers that it still is in."""
+    """Return the ledgers that still name the bookie."""
     async with metadata_session(addresses) as client:
         await set_draining(client, name, draining=True)
         left = ledgers_of(client.view.all(Ledger), name)
@@ -95,17 +97,17 @@ async def _decommission(addresses: list[str], name: str, timeout_s: float | None
 
 @bookie.command()
 @click.argument("name", required=False)
-@click.option("--all", "every", is_flag=True, help="Every bookie that lives.")
-@click.option("--wait", is_flag=True, help="Return when all is checked, and mending was tried; fails (6) if damage is left.")
+@click.option("--all", "every", is_flag=True, help="Scrub every live bookie.")
+@click.option("--wait", is_flag=True, help="Wait for the check and the repair; exits with 6 if corruption is left.")
 @quorum_options
 @json_option
 @click.pass_context
 def scrub(
     context: click.Context, name: str | None, every: bool, wait: bool, data: Path | None, metadata: str | None, as_json: bool
 ) -> None:
-    """Check every entry, index and state file of bookie NAME now; what is damaged is mended from other replicas."""
+    """Check every entry, index and state file of bookie NAME now. Corrupt ones are repaired from other replicas."""
     if bool(name) == every:
-        raise click.UsageError("name one bookie, or say --all")
+        raise click.UsageError("give the name of one bookie, or --all")
     scrubs = asyncio.run(_scrub(metadata_of(data, metadata), name, wait))
     rows = [row for each in scrubs for row in each.rows()]
     print_listing("disks", rows, _SCRUB_COLUMNS, as_json=as_json)

@@ -1,4 +1,4 @@
-"""``stratalog broker``: run one, or ``broker list``, ``drain`` and ``undrain``, which ask the metadata nodes."""
+"""``stratalog broker``: runs a broker, or manages brokers and topic defaults through the metadata nodes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _COLUMNS = ("broker", "state", "rack", "address", "partitions", "in_bytes_per_s"
 @click.option("--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="TOML file of the broker to run.")
 @click.pass_context
 def broker(context: click.Context, config: Path | None) -> None:
-    """Run one broker until SIGTERM, configured by a TOML file and the environment; or see and relieve brokers."""
+    """Run a broker until SIGTERM, configured by a TOML file and the environment, or manage brokers by a command below."""
     if context.invoked_subcommand is None:
         run_role("broker", config)
 
@@ -34,7 +34,7 @@ def broker(context: click.Context, config: Path | None) -> None:
 @quorum_options
 @json_option
 def list_brokers(data: Path | None, metadata: str | None, as_json: bool) -> None:
-    """List brokers: their state, rack, how many partitions they own, and what they do."""
+    """List brokers: state, rack, address, owned partitions and traffic."""
     rows = asyncio.run(_rows(metadata_of(data, metadata)))
     print_listing("brokers", rows, _COLUMNS, as_json=as_json)
 
@@ -46,22 +46,22 @@ async def _rows(addresses: list[str]) -> list[Row]:
 
 @broker.command()
 @click.argument("broker_id", metavar="ID", type=click.IntRange(min=0))
-@click.option("--wait/--no-wait", default=True, show_default=True, help="Return when it owns nothing.")
+@click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until it owns no partition.")
 @click.option("--timeout", "timeout_s", default=300.0, show_default=True, help="Seconds to wait.")
 @quorum_options
 @json_option
 def drain(broker_id: int, wait: bool, timeout_s: float, data: Path | None, metadata: str | None, as_json: bool) -> None:
-    """Hand everything that broker ID owns to others, and give it nothing until `undrain`.
+    """Move all partitions of broker ID to other brokers, and give it none until `undrain`.
 
-    Clients notice no more than a retry. The broker goes on running; stopping it afterwards moves nothing.
+    Clients see at most a retry. The broker keeps running; stopping it afterwards moves nothing.
     """
     left = asyncio.run(_drain(metadata_of(data, metadata), broker_id, timeout_s if wait else None))
-    sentence = f"broker {broker_id} {'drains' if left else 'is drained'}: it owns {left or 'nothing'}"
+    sentence = f"broker {broker_id} {'is draining' if left else 'is drained'}: it owns {left or 'no'} partitions"
     print_done({"broker": broker_id, "draining": True, "partitions": left}, sentence, as_json=as_json)
 
 
 async def _drain(addresses: list[str], broker_id: int, timeout_s: float | None) -> int:
-    """How many partitions it still owns."""
+    """Return how many partitions the broker still owns."""
     async with metadata_session(addresses) as client:
         await drain_broker(client, broker_id)
         total = owned(client.view, broker_id)
@@ -80,9 +80,9 @@ async def _drain(addresses: list[str], broker_id: int, timeout_s: float | None) 
 @quorum_options
 @json_option
 def undrain(broker_id: int, data: Path | None, metadata: str | None, as_json: bool) -> None:
-    """Put broker ID back into service: balance gives it partitions again, a few at a time."""
+    """Return broker ID to service. Balancing gives it partitions again, a few at a time."""
     asyncio.run(_undrain(metadata_of(data, metadata), broker_id))
-    sentence = f"broker {broker_id} takes partitions again"
+    sentence = f"broker {broker_id} accepts partitions again"
     print_done({"broker": broker_id, "draining": False}, sentence, as_json=as_json)
 
 
@@ -93,13 +93,14 @@ async def _undrain(addresses: list[str], broker_id: int) -> None:
 
 @broker.command()
 @click.option("--set", "changes", multiple=True, metavar="NAME=VALUE", help="Change a default; repeatable.")
-@click.option("--unset", multiple=True, metavar="NAME", help="Return to the built-in default; repeatable.")
+@click.option("--unset", multiple=True, metavar="NAME", help="Reset to the built-in default; repeatable.")
 @quorum_options
 @json_option
 def defaults(changes: tuple[str, ...], unset: tuple[str, ...], data: Path | None, metadata: str | None, as_json: bool) -> None:
-    """Show the cluster-wide defaults of topic configs, or change them; a topic's own configs go before them.
+    """Show or change the cluster-wide defaults of topic configs. A topic's own configs take precedence.
 
-    Names are Kafka's for topics (`retention.ms`) or for brokers (`log.retention.ms`). Running partitions follow at once.
+    Names are Kafka's for topics (`retention.ms`) or for brokers (`log.retention.ms`). Changes apply to running partitions
+    at once.
     """
     rows = asyncio.run(_defaults(metadata_of(data, metadata), name_values(changes), unset))
     print_listing("defaults", rows, _DEFAULT_COLUMNS, as_json=as_json)

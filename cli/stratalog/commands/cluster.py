@@ -16,9 +16,15 @@ from stratalog_core.errors import Invalid, StratalogError
 from stratalog_tiering.store import check_store_url
 
 _data_option = click.option(
-    "--data", required=True, envvar="STRATALOG_DATA", type=click.Path(file_okay=False, path_type=Path), help="Its directory."
+    "--data",
+    required=True,
+    envvar="STRATALOG_DATA",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="The cluster's directory.",
 )
-_timeout_option = click.option("--timeout", "timeout_s", default=60.0, show_default=True, help="Seconds until it must serve.")
+_timeout_option = click.option(
+    "--timeout", "timeout_s", default=60.0, show_default=True, help="Seconds to wait until it serves."
+)
 _names = click.argument("names", nargs=-1)
 
 
@@ -26,19 +32,19 @@ _names = click.argument("names", nargs=-1)
 def cluster() -> None:
     """Start and stop a local cluster of processes.
 
-    DIR/cluster.json tells bootstrap address and processes; DIR/logs/NAME.log is what each wrote;
-    DIR/config/NAME.toml configures it.
+    DIR/cluster.json lists the bootstrap address and the processes. DIR/config/NAME.toml configures a process,
+    and DIR/logs/NAME.log is its log.
     """
 
 
 @cluster.command()
 @_data_option
-@click.option("--metadata", default=3, show_default=True, type=click.IntRange(1, 7), help="Metadata nodes (odd).")
-@click.option("--bookies", default=3, show_default=True, type=click.IntRange(1, 64), help="Bookies.")
-@click.option("--brokers", default=2, show_default=True, type=click.IntRange(1, 64), help="Brokers.")
-@click.option("--tiering", default=1, show_default=True, type=click.IntRange(0, 16), help="Tiering workers.")
+@click.option("--metadata", default=3, show_default=True, type=click.IntRange(1, 7), help="Number of metadata nodes (odd).")
+@click.option("--bookies", default=3, show_default=True, type=click.IntRange(1, 64), help="Number of bookies.")
+@click.option("--brokers", default=2, show_default=True, type=click.IntRange(1, 64), help="Number of brokers.")
+@click.option("--tiering", default=1, show_default=True, type=click.IntRange(0, 16), help="Number of tiering workers.")
 @click.option("--store", help="Object store: a directory or s3://bucket/prefix?endpoint=URL (default: DIR/store).")
-@click.option("--minio", is_flag=True, help="Start a MinIO server, too, and use it as the store.")
+@click.option("--minio", is_flag=True, help="Start a MinIO server as well and use it as the store.")
 @_timeout_option
 @json_option
 def start(
@@ -52,12 +58,12 @@ def start(
     timeout_s: float,
     as_json: bool,
 ) -> None:
-    """Start a new cluster, or bring the one that DIR holds back (sizes and store are then as they were).
+    """Start a new cluster, or start the one in DIR again, with the sizes and store that it has.
 
-    Returns when every broker answers. If it cannot start, it leaves no process behind.
+    Returns when every broker serves. If the cluster cannot start, all its processes are stopped.
     """
     if store and minio:
-        raise Invalid("--store and --minio exclude each other: choose one")
+        raise Invalid("--store and --minio cannot be combined: choose one")
     if store:
         check_store_url(store)
     local = LocalCluster(data, _say)
@@ -77,7 +83,7 @@ def start(
 @_data_option
 @json_option
 def stop(names: tuple[str, ...], data: Path, as_json: bool) -> None:
-    """Stop processes in order (all, or those named), SIGTERM first."""
+    """Stop processes (default: all) in order, by SIGTERM, or by SIGKILL if they do not stop in time."""
     local = LocalCluster(data, _say)
     local.stop(names)
     _report(local, as_json=as_json)
@@ -88,7 +94,7 @@ def stop(names: tuple[str, ...], data: Path, as_json: bool) -> None:
 @_data_option
 @json_option
 def kill(names: tuple[str, ...], data: Path, as_json: bool) -> None:
-    """End processes with SIGKILL, as a crash would."""
+    """Kill processes with SIGKILL, as in a crash."""
     local = LocalCluster(data, _say)
     local.kill(names)
     _report(local, as_json=as_json)
@@ -100,7 +106,7 @@ def kill(names: tuple[str, ...], data: Path, as_json: bool) -> None:
 @_timeout_option
 @json_option
 def restart(names: tuple[str, ...], data: Path, timeout_s: float, as_json: bool) -> None:
-    """Bring processes back on their data and addresses (all, or those named), stopping first what runs."""
+    """Restart processes (default: all) with their data and addresses."""
     local = LocalCluster(data, _say)
     local.restart(names, timeout_s=timeout_s)
     _report(local, as_json=as_json)
@@ -112,9 +118,9 @@ def restart(names: tuple[str, ...], data: Path, timeout_s: float, as_json: bool)
 @_timeout_option
 @json_option
 def add(role: str, data: Path, timeout_s: float, as_json: bool) -> None:
-    """Start one more metadata node and let it join the quorum, while the cluster serves."""
+    """Start another metadata node and add it to the quorum, while the cluster serves."""
     local = LocalCluster(data, _say)
-    _say(f"{add_metadata(local, timeout_s=timeout_s)} votes")
+    _say(f"{add_metadata(local, timeout_s=timeout_s)} is a voter")
     _report(local, as_json=as_json)
 
 
@@ -127,7 +133,7 @@ def remove(name: str, data: Path, timeout_s: float, as_json: bool) -> None:
     """Remove metadata node NAME from the quorum and stop it; its directory stays."""
     local = LocalCluster(data, _say)
     remove_metadata(local, name, timeout_s=timeout_s)
-    _say(f"{name} is removed")
+    _say(f"{name} removed")
     _report(local, as_json=as_json)
 
 
@@ -135,7 +141,7 @@ def remove(name: str, data: Path, timeout_s: float, as_json: bool) -> None:
 @_data_option
 @json_option
 def status(data: Path, as_json: bool) -> None:
-    """Tell what runs."""
+    """Show the processes of the cluster."""
     local = LocalCluster(data, _say)
     if as_json:
         _report(local, as_json=True)
@@ -145,7 +151,7 @@ def status(data: Path, as_json: bool) -> None:
 
 
 def _report(local: LocalCluster, *, as_json: bool) -> None:
-    """The cluster as it is after a change, for programs; people have been told what happened."""
+    """With ``as_json``, print the cluster as it is after a change. Messages on stderr have described the change."""
     if as_json:
         state = local.state
         print_json({"bootstrap": state.bootstrap, "metadata": state.metadata, "store": state.store, "processes": local.rows()})

@@ -1,4 +1,4 @@
-"""``stratalog consume TOPIC``: records by offset or time, to a count or for ever."""
+"""``stratalog consume TOPIC``: prints records from an offset or time on, up to a count, to the end, or indefinitely."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ class _Show:
 @click.command()
 @click.argument("topic")
 @click.option("--offset", default="earliest", show_default=True, help="earliest, latest, or a number (with --partition).")
-@click.option("--time", "moment", help="Start at: 2013-07-04, 2013-07-04T12:00Z, milliseconds, or 15m (ago).")
+@click.option("--time", "moment", help="Start at a time: 2013-07-04, 2013-07-04T12:00Z, milliseconds since 1970, or 15m (ago).")
 @click.option("--partition", "partitions", multiple=True, type=int, help="Read this partition; repeatable (default: all).")
-@click.option("--count", type=click.IntRange(1), help="Stop after so many records.")
-@click.option("--follow", is_flag=True, help="Wait for new records at the end (default: stop there).")
-@click.option("--group", help="Read as a member of this consumer group and commit; starts where the group stands.")
-@click.option("--committed-only/--uncommitted", default=True, help="Skip aborted transactions (default) or show them.")
+@click.option("--count", type=click.IntRange(1), help="Stop after this many records.")
+@click.option("--follow", is_flag=True, help="Keep waiting for new records at the end (default: stop).")
+@click.option("--group", help="Read as a member of this consumer group, from its committed offsets, and commit.")
+@click.option("--committed-only/--uncommitted", default=True, help="Skip aborted transactions (default), or show them.")
 @click.option("--keys", is_flag=True, help="Show keys.")
 @click.option("--headers", is_flag=True, help="Show headers.")
 @click.option("--timestamps", is_flag=True, help="Show timestamps.")
 @click.option("--offsets", is_flag=True, help="Show partition and offset.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per record, with everything.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per record, with all fields.")
 @kafka_options
 def consume(
     topic: str,
@@ -64,7 +64,7 @@ def consume(
     data: Path | None,
     bootstrap: str | None,
 ) -> None:
-    """Read records of TOPIC to standard output, in order within each partition."""
+    """Print records of TOPIC, in order within each partition."""
     options: dict[str, str | int | bool] = {
         "group.id": group or "stratalog-cli",
         "enable.partition.eof": True,
@@ -94,18 +94,18 @@ class _Start:
         if self.offset in names:
             return TopicPartition(topic, partition, names[self.offset])
         if not self.offset.isdecimal():
-            raise Invalid(f"--offset {self.offset!r}: give earliest, latest or a number")
+            raise Invalid(f"--offset is {self.offset!r}: give earliest, latest or a number")
         if len(self.partitions) != 1:
-            raise Invalid("a number as --offset needs exactly one --partition")
+            raise Invalid(f"--offset {self.offset} needs exactly one --partition; given: {len(self.partitions)}")
         return TopicPartition(topic, partition, int(self.offset))
 
 
 def _begin(client: Consumer, topic: str, group: str | None, start: _Start) -> set[int]:
-    """Assign or subscribe; the partitions whose end has not been seen."""
+    """Assign or subscribe. Returns the partitions whose end has not been reached."""
     known = kafka.partitions_of(client.list_topics, topic)
     if group:
         if start.partitions or start.moment:
-            raise Invalid("--group takes its partitions and places from the group: leave out --partition and --time")
+            raise Invalid("--group reads the group's partitions from its committed offsets: leave out --partition and --time")
         client.subscribe([topic])
         return set(known)
     wanted = list(start.partitions) or known
@@ -117,7 +117,7 @@ def _begin(client: Consumer, topic: str, group: str | None, start: _Start) -> se
 
 
 def _records(client: Consumer, pending: set[int], *, count: int | None, follow: bool) -> Iterator[Message]:
-    """Records until ``count``, or until every partition in ``pending`` has shown its end unless ``follow``."""
+    """Yield up to ``count`` records. Unless ``follow``, stop when the end of every partition in ``pending`` is reached."""
     left = count if count is not None else sys.maxsize
     while left > 0 and (follow or pending):
         for message in client.consume(min(left, _BATCH_MAX), timeout=_POLL_S):
@@ -172,7 +172,7 @@ def _header_pairs(message: Message) -> list[tuple[str, Any]]:
 
 
 def _text(content: Any) -> Any:
-    """Text as it is; bytes that are no UTF-8 as ``{"base64": …}``."""
+    """Return UTF-8 text as it is, and other bytes as ``{"base64": …}``."""
     if content is None or isinstance(content, str):
         return content
     try:

@@ -1,4 +1,4 @@
-"""``stratalog doctor``: what is wrong, and what to do about it."""
+"""``stratalog doctor``: finds problems and names their remedies."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from stratalog.target import found_data, metadata_of, metadata_options, store_of
 @json_option
 @click.pass_context
 def doctor(context: click.Context, data: Path | None, metadata: str | None, store: str | None, as_json: bool) -> None:
-    """Check this machine, and the cluster that is named or that ./data holds, with its store. Fails if a check fails.
+    """Check this machine, a cluster (default: the one in ./data) and its store. Exits with 1 if a check fails.
 
-    Of a local cluster also what stopped metadata nodes hold on disk, read-only.
+    For a local cluster it also checks the files of stopped metadata nodes, read-only.
     """
     if not (metadata or store):
         data = found_data(data)

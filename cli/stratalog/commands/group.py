@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from stratalog import kafka
+from stratalog.deletion import confirm, delete_named, yes_option
 from stratalog.offset_deletion import delete_offsets as delete_committed
 from stratalog.output import json_option, print_done, print_json, print_listing, print_rows
 from stratalog.places import TARGETS, bounds, places
@@ -70,9 +72,9 @@ def describe(name: str, data: Path | None, bootstrap: str | None, as_json: bool)
 @group.command()
 @click.argument("name")
 @click.argument("topic")
-@click.option("--to", "target", required=True, help=TARGETS.capitalize())
+@click.option("--to", "target", required=True, help=f"New offset: {TARGETS}")
 @click.option("--partition", "partitions", multiple=True, type=int, help="Only this partition; repeatable.")
-@click.option("--dry-run", is_flag=True, help="Only show what would be set.")
+@click.option("--dry-run", is_flag=True, help="Show the new offsets without setting them.")
 @kafka_options
 @json_option
 def reset(
@@ -85,7 +87,7 @@ def reset(
     bootstrap: str | None,
     as_json: bool,
 ) -> None:
-    """Set the offsets that a group without members has committed for TOPIC."""
+    """Set a group's committed offsets for TOPIC. The group must have no members."""
     address = bootstrap_of(data, bootstrap)
     client = kafka.admin(address)
     wanted = list(partitions) or kafka.partitions_of(client.list_topics, topic)
@@ -103,38 +105,34 @@ def reset(
 
 @group.command()
 @click.argument("names", nargs=-1, required=True)
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@yes_option
 @kafka_options
 @json_option
 def delete(names: tuple[str, ...], yes: bool, data: Path | None, bootstrap: str | None, as_json: bool) -> None:
-    """Delete groups without members, their committed offsets included."""
-    if not yes:
-        click.confirm(f"Delete {', '.join(names)} and all their committed offsets?", abort=True, err=True)
+    """Delete groups that have no members, with their committed offsets."""
     client = kafka.admin(bootstrap_of(data, bootstrap))
-    for name, future in client.delete_consumer_groups(list(names), request_timeout=kafka.TIMEOUT_S).items():
-        kafka.only({name: future})
-    print_done({"deleted": list(names)}, f"deleted {', '.join(names)}", as_json=as_json)
+    call = partial(client.delete_consumer_groups, request_timeout=kafka.TIMEOUT_S)
+    delete_named(names, "committed offsets", call, yes=yes, as_json=as_json)
 
 
 @group.command("delete-offsets")
 @click.argument("name")
 @click.argument("topic")
 @click.option("--partition", "partitions", multiple=True, type=int, help="Only this partition; repeatable.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@yes_option
 @kafka_options
 @json_option
 def delete_offsets(
     name: str, topic: str, partitions: tuple[int, ...], yes: bool, data: Path | None, bootstrap: str | None, as_json: bool
 ) -> None:
-    """Delete the offsets that group NAME has committed for TOPIC, which no member may be reading."""
+    """Delete group NAME's committed offsets for TOPIC. No member may be subscribed to TOPIC."""
     address = bootstrap_of(data, bootstrap)
     client = kafka.admin(address)
     wanted = list(partitions) or kafka.partitions_of(client.list_topics, topic)
-    if not yes:
-        click.confirm(f"Delete {name}'s offsets of {len(wanted)} partitions of {topic}?", abort=True, err=True)
+    confirm(f"Delete the offsets of group {name} for {len(wanted)} partitions of {topic}?", yes=yes)
     asyncio.run(delete_committed(address, name, topic, wanted))
     document = {"group": name, "topic": topic, "partitions": wanted}
-    print_done(document, f"deleted {name}'s offsets of {len(wanted)} partitions of {topic}", as_json=as_json)
+    print_done(document, f"deleted the offsets of group {name} for {len(wanted)} partitions of {topic}", as_json=as_json)
 
 
 def _committed(client: AdminClient, name: str) -> list[TopicPartition]:

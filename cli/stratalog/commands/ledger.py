@@ -1,4 +1,4 @@
-"""``stratalog ledger …``: what is hot. ``list`` and ``show`` ask the metadata nodes, ``read`` the bookies too."""
+"""``stratalog ledger …``: hot data. ``list`` and ``show`` ask the metadata nodes; ``read`` also asks bookies."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ENTRY_COLUMNS = (
 
 @click.group()
 def ledger() -> None:
-    """See ledgers, the hot end of the log, and read their entries."""
+    """List ledgers, the hot end of the log, and read their entries."""
 
 
 @ledger.command("list")
@@ -34,7 +34,7 @@ def ledger() -> None:
 @quorum_options
 @json_option
 def list_ledgers(topic: str | None, data: Path | None, metadata: str | None, as_json: bool) -> None:
-    """List ledgers, of one TOPIC or of all; "lacking" counts copies on bookies that are down."""
+    """List the ledgers of TOPIC, or of all topics. "missing copies" counts copies on bookies that are down."""
     rows = asyncio.run(_list(metadata_of(data, metadata), topic))
     print_listing("ledgers", rows, _LEDGER_COLUMNS, as_json=as_json)
 
@@ -72,16 +72,16 @@ async def _show(addresses: list[str], ledger_id: int) -> Row:
 @click.argument("ledger_id", type=click.IntRange(min=0))
 @click.option("--first", default=0, show_default=True, type=click.IntRange(min=0), help="First entry.")
 @click.option("--last", type=click.IntRange(min=0), help="Last entry (default: the last confirmed one).")
-@click.option("--follow", is_flag=True, help="Go on with an open ledger as its entries are confirmed, until it is closed.")
+@click.option("--follow", is_flag=True, help="Follow an open ledger until it is closed, as its entries are confirmed.")
 @quorum_options
 @json_option
 def read(
     ledger_id: int, first: int, last: int | None, follow: bool, data: Path | None, metadata: str | None, as_json: bool
 ) -> None:
-    """Read entries from the bookies, verify their checksums, and show their headers; of an open ledger the confirmed ones."""
+    """Read entries from the bookies, verify their checksums and show their headers. Shows confirmed entries only."""
     if follow:
         if last is not None:
-            raise click.UsageError("--follow has no end: leave --last out")
+            raise click.UsageError("--follow cannot be combined with --last: leave one out")
         asyncio.run(_follow(metadata_of(data, metadata), ledger_id, first))
         return
     rows = asyncio.run(_read(metadata_of(data, metadata), ledger_id, first, last))

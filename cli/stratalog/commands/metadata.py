@@ -1,4 +1,4 @@
-"""``stratalog metadata``: run one node of the quorum, or ``metadata status``, ``add`` and ``remove``, which ask the nodes."""
+"""``stratalog metadata``: runs a node of the quorum, or shows and changes the quorum through its nodes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ _timeout_option = click.option("--timeout", "timeout_s", default=60.0, show_defa
 @click.option("--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="TOML file of the node to run.")
 @click.pass_context
 def metadata(context: click.Context, config: Path | None) -> None:
-    """Run one metadata node until SIGTERM, configured by a TOML file and the environment; or see and change the quorum."""
+    """Run a metadata node until SIGTERM, configured by a TOML file and the environment, or manage the quorum by a command
+    below.
+    """
     if context.invoked_subcommand is None:
         run_role("metadata", config)
 
@@ -30,7 +32,7 @@ def metadata(context: click.Context, config: Path | None) -> None:
 @quorum_options
 @json_option
 def status(data: Path | None, metadata: str | None, as_json: bool) -> None:
-    """Tell leader, term and commit, and of each member how far it is and when it last answered the leader."""
+    """Show leader, term and commit index, and each member's progress and the age of its last answer to the leader."""
     answer = asyncio.run(_status(metadata_of(data, metadata)))
     rows = member_rows(answer)
     summary = {
@@ -55,20 +57,20 @@ async def _status(addresses: list[str]) -> StatusAnswer:
 
 @metadata.command()
 @click.argument("node", metavar="ID=HOST:PORT")
-@click.option("--no-wait", is_flag=True, help="Return when it learns; it votes once it has caught up.")
+@click.option("--no-wait", is_flag=True, help="Return when the node is a learner; it becomes a voter once it has caught up.")
 @_timeout_option
 @quorum_options
 @json_option
 def add(node: str, no_wait: bool, timeout_s: float, data: Path | None, metadata: str | None, as_json: bool) -> None:
-    """Add the node that was started on an empty data_dir and waits at HOST:PORT; return when it votes.
+    """Add the node that runs at HOST:PORT and was started with an empty data_dir. Returns when it is a voter.
 
-    Its `peers` name nodes of the quorum and itself. One change at a time: the next one waits for this one.
-    For a member that was started with its own data_dir at another address, take down the address.
+    Its setting `peers` must name the quorum's nodes and itself. Changes are made one at a time: the next one waits.
+    For a member that was started again with its own data_dir at another address, this records the new address.
     """
     node_id, address = split_node(node)
     asyncio.run(_add(metadata_of(data, metadata), node_id, address, timeout_s, wait=not no_wait))
-    state = "learns" if no_wait else "votes"
-    print_done({"node": node_id, "address": address, "state": state}, f"node {node_id} {state}", as_json=as_json)
+    state, role = ("learns", "learner") if no_wait else ("votes", "voter")
+    print_done({"node": node_id, "address": address, "state": state}, f"node {node_id} is a {role}", as_json=as_json)
 
 
 async def _add(addresses: list[str], node_id: int, address: str, timeout_s: float, *, wait: bool) -> None:
@@ -82,12 +84,12 @@ async def _add(addresses: list[str], node_id: int, address: str, timeout_s: floa
 @quorum_options
 @json_option
 def remove(node_id: int, timeout_s: float, data: Path | None, metadata: str | None, as_json: bool) -> None:
-    """Remove node ID, dead or alive, the leader too; it comes back only on an empty data_dir.
+    """Remove node ID, which may be down or the leader. It can join again only with an empty data_dir.
 
-    Refused if too few of those that remain answer.
+    Refused if too few of the remaining nodes answer.
     """
     asyncio.run(_remove(metadata_of(data, metadata), node_id, timeout_s))
-    print_done({"node": node_id, "state": "removed"}, f"node {node_id} is removed", as_json=as_json)
+    print_done({"node": node_id, "state": "removed"}, f"node {node_id} removed", as_json=as_json)
 
 
 async def _remove(addresses: list[str], node_id: int, timeout_s: float) -> None:

@@ -21,13 +21,13 @@ _Headers = list[tuple[str, str | bytes | None]]
 
 @click.command()
 @click.argument("topic")
-@click.option("--value", help="Send this one record; without it every line of standard input is a record.")
+@click.option("--value", help="Send this one record (default: one record per line of standard input).")
 @click.option("--null", "tombstone", is_flag=True, help="Send one record without a value (needs --key).")
 @click.option("--key", help="Key of every record.")
-@click.option("--key-separator", metavar="TEXT", help="Each line is KEY TEXT VALUE.")
+@click.option("--key-separator", metavar="TEXT", help="Split each line at TEXT into key and value.")
 @click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="Header of every record; repeatable.")
 @click.option("--partition", default=-1, help="Partition (default: by the key's hash).")
-@click.option("--timestamp", "timestamp_ms", default=0, help="Milliseconds since 1970 (default: now).")
+@click.option("--timestamp", "timestamp_ms", default=0, help="Timestamp in milliseconds since 1970 (default: now).")
 @click.option("--compression", default="none", type=click.Choice(["none", "gzip", "snappy", "lz4", "zstd"]))
 @click.option("--acks", default="all", show_default=True, type=click.Choice(["0", "1", "all"]))
 @kafka_options
@@ -47,7 +47,7 @@ def produce(
     bootstrap: str | None,
     as_json: bool,
 ) -> None:
-    """Write records to TOPIC; returns when all are acknowledged, or fails with the first that was not."""
+    """Write records to TOPIC. Returns when all are acknowledged; fails with the first error."""
     options: dict[str, str | int] = {"compression.type": compression, "acks": acks, "linger.ms": 5}
     if acks != "all":
         options["enable.idempotence"] = "false"
@@ -68,7 +68,7 @@ class _Sender:
         self._failure: KafkaError | None = None
 
     def send_all(self, records: Iterable[_Record]) -> int:
-        """How many were acknowledged. Raises the first failure."""
+        """Send all records and return how many were acknowledged. Raises the first failure."""
         with progress_bar() as progress:
             task = progress.add_task("producing", total=None)
             for count, (key, value) in enumerate(records, 1):
@@ -78,7 +78,7 @@ class _Sender:
         waiting = self._client.flush(_FLUSH_TIMEOUT_S)
         self._raise_failure()
         if waiting:
-            raise Unavailable(f"{waiting} records were not acknowledged within {_FLUSH_TIMEOUT_S:.0f} s")
+            raise Unavailable(f"{waiting} records were not acknowledged in {_FLUSH_TIMEOUT_S:.0f} s; they may be written")
         return self._acknowledged
 
     def _send(self, key: bytes | None, value: bytes | None) -> None:
@@ -111,7 +111,7 @@ class _Sender:
 def _records(value: str | None, tombstone: bool, key: str | None, key_separator: str | None) -> Iterator[_Record]:
     key_bytes = key.encode() if key is not None else None
     if tombstone and (key is None or value is not None):
-        raise Invalid("--null needs --key and excludes --value")
+        raise Invalid("--null needs --key and cannot be combined with --value")
     if tombstone or value is not None:
         yield key_bytes, value.encode() if value is not None else None
         return
@@ -123,7 +123,7 @@ def _records(value: str | None, tombstone: bool, key: str | None, key_separator:
 def _split(line: bytes, separator: bytes) -> _Record:
     key, found, value = line.partition(separator)
     if not found:
-        raise Invalid(f"a line has no separator {separator.decode()!r}: {line[:60]!r}")
+        raise Invalid(f"line {line[:60]!r} has no separator {separator.decode()!r}: correct the line or --key-separator")
     return key, value
 
 

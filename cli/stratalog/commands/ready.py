@@ -19,9 +19,9 @@ from stratalog_core.errors import Unavailable
 @click.option("--timeout", "timeout_s", default=3.0, show_default=True, help="Seconds to wait for each answer.")
 @json_option
 def ready(role: str, config: Path | None, timeout_s: float, as_json: bool) -> None:
-    """Exit with 0 if the process of ROLE on this machine serves, with 3 if it does not (yet).
+    """Exit with 0 if the ROLE process on this machine is ready, and with 3 if it is not (yet).
 
-    Reads the same file and environment as the process itself.
+    Reads the same configuration file and environment as the process.
     """
     try:
         detail = asyncio.run(PROBES[role](Configuration(file=config), timeout_s))

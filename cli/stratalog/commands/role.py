@@ -1,6 +1,6 @@
-"""``stratalog tiering --config FILE``: one role alone, as containers and clusters start it.
+"""``stratalog tiering --config FILE``: runs one role alone, as containers and clusters start it.
 
-``bookie``, ``broker`` and ``metadata`` are such, too, and have commands besides: see the files of their names.
+``bookie``, ``broker`` and ``metadata`` do the same and also have subcommands: see the files of those names.
 """
 
 from __future__ import annotations
@@ -12,15 +12,17 @@ import click
 
 
 def run_role(role: str, config: Path | None) -> None:
-    """Run one process of that role until SIGTERM; loaded only then, because commands of the same name come without it."""
+    """Run one process of ``role`` until SIGTERM. Imported only here, because the subcommands of a role do not need it."""
     from stratalog.roles.runtime import Configuration, run
 
     run(Configuration(file=config), role, import_module(f"stratalog.roles.{role}").start)
 
 
 def _command(role: str) -> click.Command:
-    @click.command(name=role, help=f"Run one {role} process until SIGTERM, configured by a TOML file and the environment.")
-    @click.option("--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="TOML file.")
+    @click.command(name=role, help=f"Run a {role} worker until SIGTERM, configured by a TOML file and the environment.")
+    @click.option(
+        "--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help=f"TOML file of the {role} worker to run."
+    )
     def command(config: Path | None) -> None:
         run_role(role, config)
 

@@ -1,4 +1,4 @@
-"""``stratalog store init``: prepare the bucket that keeps a cluster's history."""
+"""``stratalog store init``: prepares the bucket that keeps a cluster's history."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def store() -> None:
     "--minio-account",
     is_flag=True,
     help="On MinIO: as administrator MINIO_ROOT_USER with MINIO_ROOT_PASSWORD, create the account AWS_ACCESS_KEY_ID with"
-    " AWS_SECRET_ACCESS_KEY and confine it to this bucket.",
+    " AWS_SECRET_ACCESS_KEY and restrict it to this bucket.",
 )
 @click.option("--timeout", "timeout_s", default=60.0, show_default=True, help="Seconds to wait for the server.")
 @json_option
 def init(url: str, keep_versions_days: int, minio_account: bool, timeout_s: float, as_json: bool) -> None:
-    """Create the bucket, switch versioning on and expire old versions. Can be repeated; changes no object.
+    """Create the bucket, enable versioning and expire old versions. Can be repeated; changes no object.
 
-    Without --minio-account it uses the credentials that boto3 finds; they must be an administrator's.
+    Without --minio-account it uses the credentials that boto3 finds, which must be an administrator's.
     """
     location = s3_location(url)
     administrator = _credentials("MINIO_ROOT_USER", "MINIO_ROOT_PASSWORD") if minio_account else None

@@ -1,4 +1,4 @@
-"""``stratalog tier …``: history in the object store. Needs metadata nodes or the store, never a broker."""
+"""``stratalog tier …``: history in the object store. Uses the metadata nodes or the store, never a broker."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _STATUS_COLUMNS = (
 
 @click.group()
 def tier() -> None:
-    """See, move and verify history in the object store."""
+    """Show, offload and verify history in the object store."""
 
 
 @tier.command()
@@ -52,7 +52,7 @@ def tier() -> None:
 @metadata_options
 @json_option
 def status(topics: tuple[str, ...], data: Path | None, metadata: str | None, store: str | None, as_json: bool) -> None:
-    """Show per partition what is hot, what is cold, how far offloading lags, and its last error."""
+    """Show each partition's hot and cold data, its offload lag and its last error."""
     rows = asyncio.run(_report(metadata_of(data, metadata), topics))
     documents = [dataclasses.asdict(row) for row in rows]
     if as_json:
@@ -75,8 +75,8 @@ async def _report(addresses: list[str], topics: tuple[str, ...]) -> list[Partiti
 
 @tier.command()
 @click.argument("topics", nargs=-1, required=True)
-@click.option("--wait", is_flag=True, help="Return when all of it is cold and verified.")
-@click.option("--delete-hot", is_flag=True, help="Drop the hot copies as soon as they are verified, without the lag.")
+@click.option("--wait", is_flag=True, help="Wait until everything is cold and verified.")
+@click.option("--delete-hot", is_flag=True, help="Delete hot copies as soon as the cold ones are verified, without the lag.")
 @click.option("--timeout", "timeout_s", default=120.0, show_default=True, help="Seconds to wait per topic.")
 @metadata_options
 @json_option
@@ -90,9 +90,9 @@ def offload(
     store: str | None,
     as_json: bool,
 ) -> None:
-    """Seal, offload and verify everything that TOPICS hold now."""
+    """Seal, offload and verify everything that TOPICS contain now."""
     asyncio.run(_offload(metadata_of(data, metadata), topics, delete_hot, timeout_s if wait else None))
-    sentence = "everything is cold and verified" if wait else "the tiering workers have been asked"
+    sentence = "everything is cold and verified" if wait else "requested; see `stratalog tier status` for progress"
     print_done({"topics": list(topics), "cold": wait}, sentence, as_json=as_json)
 
 
@@ -101,7 +101,7 @@ async def _offload(addresses: list[str], names: tuple[str, ...], delete_hot: boo
         topics = topics_named(client.view, names)
         for topic in topics:
             await request_offload(client, topic, delete_hot=delete_hot)
-            click.echo(f"asked for {topic.name}: {topic.partition_count} partitions", err=True)
+            click.echo(f"requested {topic.name}: {topic.partition_count} partitions", err=True)
         if timeout_s is None:
             return
         with progress_bar() as progress:
@@ -120,7 +120,7 @@ def _show_done(progress: Progress, task: TaskID, done: int) -> None:
 @metadata_options
 @json_option
 def show(topics: tuple[str, ...], data: Path | None, metadata: str | None, store: str | None, as_json: bool) -> None:
-    """List segments. With --store alone the bucket is asked, and nothing else has to run."""
+    """List segments. With --store alone it reads only the object store, and the cluster need not run."""
     rows = asyncio.run(_show(_addresses(data, metadata, store), store_of(data, store), topics))
     print_listing("segments", rows, _SEGMENT_COLUMNS, as_json=as_json)
 
@@ -142,8 +142,12 @@ async def _tell_forks(addresses: list[str], store: ObjectStore, topics: tuple[st
 @tier.command("resolve-fork")
 @click.argument("topic")
 @click.argument("partition", type=click.IntRange(min=0))
-@click.option("--keep", type=click.Choice([KEEP_METADATA, KEEP_STORE]), help="The line that stays; without it, both are shown.")
-@click.option("--discard-hot", is_flag=True, help="With --keep store: drop hot ledgers that do not continue its line, at once.")
+@click.option(
+    "--keep",
+    type=click.Choice([KEEP_METADATA, KEEP_STORE]),
+    help="The history to keep (default: show both and change nothing).",
+)
+@click.option("--discard-hot", is_flag=True, help="With --keep store: delete hot ledgers that do not continue it, at once.")
 @click.option("--timeout", "timeout_s", default=120.0, show_default=True, help="Seconds to wait for a tiering worker.")
 @metadata_options
 @json_option
@@ -158,9 +162,9 @@ def resolve_fork(
     store: str | None,
     as_json: bool,
 ) -> None:
-    """Decide which line of a forked history stays, after metadata was restored from an older copy than the store.
+    """Choose which history of a forked partition to keep, after metadata was restored from a copy older than the store.
 
-    The partition goes on at the end of the kept line. Objects of the other one are deleted when the grace period has passed.
+    The partition continues at the end of the kept history. Objects of the other one are deleted after the grace period.
     """
     addresses, url = metadata_of(data, metadata), store_of(data, store)
     forked = asyncio.run(_resolve_fork(addresses, url, topic, partition, keep, discard_hot, timeout_s))
@@ -173,7 +177,7 @@ def resolve_fork(
 async def _resolve_fork(
     addresses: list[str], url: str, name: str, partition: int, keep: str | None, discard_hot: bool, timeout_s: float
 ) -> ForkedPartition:
-    """The fork as it was found; if ``keep`` decides it, it is resolved by then."""
+    """Return the fork as it was found. With ``keep``, return only after it is resolved."""
     async with metadata_session(addresses) as client, store_session(url) as store:
         forked = only_fork(await forked_partitions(client.view, store, topics_named(client.view, [name])), name, partition)
         if keep is None:
@@ -181,7 +185,9 @@ async def _resolve_fork(
         click.echo(fork_text(forked), err=True)
         decision = await decide_fork(client, forked, keep, discard_hot=discard_hot)
         await wait_for_resolution(client, decision, timeout_s)
-    click.echo(f"{name}-{partition} keeps the line of {keep}; the other's objects go after the grace period", err=True)
+    click.echo(
+        f"{name}-{partition} keeps the history of {keep}; objects of the other one are deleted after the grace period", err=True
+    )
     return forked
 
 
@@ -198,9 +204,9 @@ def verify(
     store: str | None,
     as_json: bool,
 ) -> None:
-    """Read all history back and check every byte; ends with 6 and names segment, block and offsets if any is wrong.
+    """Read all history back and check every byte. Exits with 6 if any is corrupt, and names segment, block and offsets.
 
-    With --store alone the bucket is asked, and nothing else has to run.
+    With --store alone it reads only the object store, and the cluster need not run.
     """
     reports = asyncio.run(_verify(_addresses(data, metadata, store), store_of(data, store), topics))
     findings = [finding_row(report, finding) for report in reports for finding in report.findings]
@@ -234,5 +240,5 @@ async def _verify(addresses: list[str], url: str, topics: tuple[str, ...]) -> li
 
 
 def _addresses(data: Path | None, metadata: str | None, store: str | None) -> list[str]:
-    """Metadata nodes to ask; none if only the store was named."""
+    """Return the metadata nodes to ask: none if only the store was given."""
     return [] if store and not metadata and data is None else metadata_of(data, metadata)

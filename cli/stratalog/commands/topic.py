@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from confluent_kafka.admin import (
 )
 
 from stratalog import kafka
+from stratalog.deletion import confirm, delete_named, yes_option
 from stratalog.output import json_option, print_done, print_json, print_listing, print_rows
 from stratalog.places import TARGETS, places
 from stratalog.target import bootstrap_of, cluster_options, kafka_options, metadata_of, name_values
@@ -44,7 +46,7 @@ def topic() -> None:
 @click.argument("name")
 @click.option("--partitions", type=click.IntRange(1, 10_000), help="Number of partitions (default: the cluster's).")
 @click.option("--replication-factor", default=-1, help="Copies of each record (default: the cluster's).")
-@click.option("--config", "configs", multiple=True, metavar="NAME=VALUE", help="Topic setting under Kafka's name; repeatable.")
+@click.option("--config", "configs", multiple=True, metavar="NAME=VALUE", help="Topic config, by Kafka's name; repeatable.")
 @kafka_options
 @json_option
 def create(
@@ -67,7 +69,7 @@ def create(
 
 
 def _partition_count(client: Any, name: str) -> int:
-    """As brokers tell; one that has not heard of a new topic yet is asked again."""
+    """Return the partition count of a new topic. Retries until the topic has reached the broker."""
     deadline = time.monotonic() + kafka.TIMEOUT_S
     while True:
         try:
@@ -80,8 +82,8 @@ def _partition_count(client: Any, name: str) -> int:
 
 @topic.command()
 @click.argument("name")
-@click.option("--partitions", type=click.IntRange(1, 10_000), help="Number of partitions to have; it only grows.")
-@click.option("--replication-factor", "factor", type=click.IntRange(1, 15), help="Copies of each record from now on.")
+@click.option("--partitions", type=click.IntRange(1, 10_000), help="New number of partitions; it can only grow.")
+@click.option("--replication-factor", "factor", type=click.IntRange(1, 15), help="Copies of each new record.")
 @cluster_options
 @json_option
 def alter(
@@ -93,13 +95,13 @@ def alter(
     metadata: str | None,
     as_json: bool,
 ) -> None:
-    """Add partitions to a topic, or change its replication factor, also that of an internal topic.
+    """Add partitions to a topic, or change its replication factor. Internal topics can be altered, too.
 
-    Records of a key may go to another partition from then on. The factor holds for what is written from now on: open ledgers
-    are rolled at once, sealed ones keep the copies that they have.
+    After partitions are added, records of a key may go to a different partition. A new replication factor applies to new
+    records: open ledgers are rolled at once, sealed ledgers keep the copies that they have.
     """
     if partitions is None and factor is None:
-        raise click.UsageError("say what to change: --partitions, --replication-factor")
+        raise click.UsageError("nothing to change: give --partitions or --replication-factor")
     done: dict[str, Any] = {"name": name}
     if factor is not None:
         changed = asyncio.run(_change_factor(metadata_of(data, metadata), name, factor))
@@ -121,7 +123,7 @@ async def _change_factor(addresses: list[str], name: str, factor: int) -> Topic:
 @click.argument("name")
 @click.option("--before", "target", required=True, help=f"First offset to keep: {TARGETS}")
 @click.option("--partition", "partitions", multiple=True, type=int, help="Only this partition; repeatable.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@yes_option
 @kafka_options
 @json_option
 def delete_records(
@@ -136,8 +138,7 @@ def delete_records(
         found = places(reader, name, wanted, target)
     finally:
         reader.close()
-    if not yes:
-        click.confirm(f"Delete the records of {_shown(found)}?", abort=True, err=True)
+    confirm(f"Delete the records of {_shown(found)}?", yes=yes)
     futures = client.delete_records(found, request_timeout=kafka.TIMEOUT_S)
     starts = {place.partition: kafka.only({place: future}).low_watermark for place, future in futures.items()}
     rows = [{"topic": name, "partition": partition, "earliest_offset": start} for partition, start in sorted(starts.items())]
@@ -170,7 +171,7 @@ def list_topics(internal: bool, data: Path | None, bootstrap: str | None, as_jso
 @kafka_options
 @json_option
 def describe(name: str, data: Path | None, bootstrap: str | None, as_json: bool) -> None:
-    """Show a topic's partitions, offsets and settings."""
+    """Show a topic's partitions, offsets and changed configs."""
     servers = bootstrap_of(data, bootstrap)
     client = kafka.admin(servers)
     rows = _partition_rows(client, servers, name)
@@ -213,29 +214,26 @@ def _offsets(servers: str, name: str, partitions: list[int], spec: OffsetSpec) -
 
 @topic.command()
 @click.argument("names", nargs=-1, required=True)
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@yes_option
 @kafka_options
 @json_option
 def delete(names: tuple[str, ...], yes: bool, data: Path | None, bootstrap: str | None, as_json: bool) -> None:
-    """Delete topics, their history in the object store included."""
-    if not yes:
-        click.confirm(f"Delete {', '.join(names)} and all their records?", abort=True, err=True)
+    """Delete topics with all their records, including history in the object store."""
     client = kafka.admin(bootstrap_of(data, bootstrap))
-    for name, future in client.delete_topics(list(names), request_timeout=kafka.TIMEOUT_S).items():
-        kafka.only({name: future})
-    print_done({"deleted": list(names)}, f"deleted {', '.join(names)}", as_json=as_json)
+    call = partial(client.delete_topics, request_timeout=kafka.TIMEOUT_S)
+    delete_named(names, "records", call, yes=yes, as_json=as_json)
 
 
 @topic.command()
 @click.argument("name")
-@click.option("--set", "changes", multiple=True, metavar="NAME=VALUE", help="Change a setting; repeatable.")
-@click.option("--unset", multiple=True, metavar="NAME", help="Return a setting to its default; repeatable.")
+@click.option("--set", "changes", multiple=True, metavar="NAME=VALUE", help="Set a config; repeatable.")
+@click.option("--unset", multiple=True, metavar="NAME", help="Reset a config to its default; repeatable.")
 @kafka_options
 @json_option
 def config(
     name: str, changes: tuple[str, ...], unset: tuple[str, ...], data: Path | None, bootstrap: str | None, as_json: bool
 ) -> None:
-    """Show a topic's settings, or change them."""
+    """Show or change a topic's configs."""
     client = kafka.admin(bootstrap_of(data, bootstrap))
     if changes or unset:
         _alter(client, name, name_values(changes), unset)
@@ -248,7 +246,7 @@ def config(
 
 
 def _source(entry: ConfigEntry) -> str:
-    """Where a value was set: for the topic, for the whole cluster (`stratalog broker defaults`), or nowhere."""
+    """Return where a value was set: for the topic, for the whole cluster (`stratalog broker defaults`), or nowhere."""
     return _SOURCES.get(ConfigSource(entry.source), "built-in")
 
 

@@ -1,4 +1,4 @@
-"""``stratalog up``: a whole Stratalog in one process, for the first hour and for one machine."""
+"""``stratalog up``: all roles in one process, for a first try or a single machine."""
 
 from __future__ import annotations
 
@@ -19,19 +19,24 @@ _ROLE = "all"
 
 @click.command()
 @click.option(
-    "--data", default="data", show_default=True, type=click.Path(file_okay=False, path_type=Path), help="Its directory."
+    "--data", default="data", show_default=True, type=click.Path(file_okay=False, path_type=Path), help="Data directory."
 )
-@click.option("--kafka", default=DEFAULT_BOOTSTRAP, show_default=True, help="HOST:PORT for Kafka clients; port 0 takes any.")
+@click.option(
+    "--kafka",
+    default=DEFAULT_BOOTSTRAP,
+    show_default=True,
+    help="Address for Kafka clients as HOST:PORT; port 0 takes any free port.",
+)
 @click.option("--store", help="Object store for history: a directory or s3:// URL (default: DIR/store).")
 @click.option("--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="TOML file for everything else.")
 def up(data: Path, kafka: str, store: str | None, config: Path | None) -> None:
-    """Run everything in one process until Ctrl-C. Data survives; start it again to go on."""
+    """Run everything in one process until Ctrl-C. The data is kept and served again at the next start."""
     data = data.absolute()
     _refuse_cluster(data)
     overrides = embedded.embedded_overrides(data, kafka=kafka, store=store)
 
     async def start(node: Node) -> str:
-        # All of it, so that the store and what `_remember` writes are this process's, too.
+        # Locks the whole directory: the store and the file that `_remember` writes are this process's, too.
         await node.files(data)
         address = await embedded.start(node)
         _remember(data, node, address)
@@ -47,7 +52,7 @@ def _refuse_cluster(data: Path) -> None:
 
 
 def _remember(data: Path, node: Node, address: str) -> None:
-    """Let the other commands find it by ``--data``."""
+    """Write ``cluster.json``, by which the other commands find this process with ``--data``."""
     started_at = psutil.Process().create_time()
     process = ProcessState(
         name="up", role=_ROLE, address=address, pid=os.getpid(), started_at=started_at, http=node.http_address

@@ -1,4 +1,4 @@
-"""Is this cluster well? Processes, metadata quorum, bookies, brokers, ledgers, offloading, store."""
+"""Checks a cluster: processes, metadata quorum, bookies, brokers, ledgers, placement, offloading, store."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ _PROBE_KEY = "cluster.json"
 
 
 def check_processes(state: ClusterState) -> Finding:
-    """Those that were started and ended by themselves."""
+    """Check for processes that exited by themselves or are stopped."""
     ended = [process.name for process in state.processes if process.pid is not None and processes.running(process) is None]
     stopped = [process.name for process in state.processes if process.pid is None]
     if ended:
-        return fail("processes", f"{', '.join(ended)} ended", "see their logs, then `stratalog cluster restart NAME`")
+        return fail("processes", f"{', '.join(ended)} exited", "see their logs, then `stratalog cluster restart NAME`")
     if stopped:
         return warn("processes", f"{', '.join(stopped)} stopped", "`stratalog cluster restart NAME`")
-    return ok("processes", f"{len(state.processes)} run")
+    return ok("processes", f"{len(state.processes)} running")
 
 
 async def check_metadata(addresses: list[str]) -> list[Finding]:
-    """The quorum, and what its records tell of all others."""
+    """Check the quorum, and all other roles by its records."""
     try:
         async with metadata_session(addresses) as client:
-            answers = ok("metadata", f"answers, at command {client.view.index}")
+            answers = ok("metadata", f"answers, at log index {client.view.index}")
             return [answers, *_check_view(client.view), *await check_disks(client.view)]
     except StratalogError as failure:
-        return [fail("metadata", failure.message, "start most of the metadata nodes; see their logs")]
+        return [fail("metadata", failure.message, "start a majority of the metadata nodes; see their logs")]
 
 
 def _check_view(view: MetadataView) -> Iterator[Finding]:
     yield _check_bookies(view)
     brokers = [broker.broker_id for broker in view.all(Broker)]
-    yield ok("brokers", f"{len(brokers)} live") if brokers else fail("brokers", "none lives", "start a broker")
+    yield ok("brokers", f"{len(brokers)} live") if brokers else fail("brokers", "none is live", "start a broker")
     ownerless = sum(partition.owner not in brokers for partition in view.all(Partition))
     if ownerless:
-        yield fail("partitions", f"{ownerless} without a live owner", "wait some seconds; start a broker")
+        yield fail("partitions", f"{ownerless} without a live owner", "wait a few seconds, or start a broker")
     else:
         yield ok("partitions", f"{sum(1 for _ in view.all(Partition))}, all owned")
     yield _check_ledgers(view)
@@ -57,12 +57,12 @@ def _check_bookies(view: MetadataView) -> Finding:
     live = [bookie for bookie in bookies if bookie.session_id]
     full = [bookie.bookie_id for bookie in live if bookie.read_only]
     if not live:
-        return fail("bookies", f"none of {len(bookies)} lives", "start the bookies")
+        return fail("bookies", f"none of {len(bookies)} is live", "start the bookies")
     if full:
         return fail("bookies", f"{', '.join(full)} read-only", "free disk space there, or add bookies")
     if any(not bookie.session_id and not bookie.draining for bookie in bookies):
         dead = ", ".join(bookie.bookie_id for bookie in bookies if not bookie.session_id and not bookie.draining)
-        return warn("bookies", f"{dead} down, {len(live)} live", "start them: records have fewer copies meanwhile")
+        return warn("bookies", f"{dead} down, {len(live)} live", "start them: until then records have fewer copies")
     return ok("bookies", f"{len(live)} live")
 
 
@@ -74,14 +74,14 @@ def _check_ledgers(view: MetadataView) -> Finding:
     if lacking:
         return warn(
             "ledgers",
-            f"{lacking} of {len(ledgers)} lack a copy",
-            "start the bookies that are down, or let the auditor copy anew",
+            f"{lacking} of {len(ledgers)} are missing a copy",
+            "start the bookies that are down, or wait for re-replication",
         )
     return ok("ledgers", f"{len(ledgers)} hot, {opened} of them open")
 
 
 def check_placement(view: MetadataView) -> Finding:
-    """Whether copies share a host although they need not, or must because there are too few hosts."""
+    """Check whether copies share a host, either needlessly or because there are too few hosts."""
     bookies = list(view.all(Bookie))
     host_of = {bookie.bookie_id: bookie.failure_host for bookie in bookies}
     hosts = {bookie.failure_host for bookie in bookies if bookie.session_id and not bookie.draining}
@@ -90,10 +90,10 @@ def check_placement(view: MetadataView) -> Finding:
     copies = max((topic.replication_factor for topic in view.all(Topic)), default=1)
     if sharing:
         detail = f"{sharing} of {len(ensembles)} fragments of ledgers have two copies on one host"
-        return warn("placement", detail, "the auditor moves closed ones apart: see the bookies' logs if this stays")
+        return warn("placement", detail, "the auditor moves closed ones apart: see the bookies' logs if this persists")
     if 1 < len(hosts) < copies:
         detail = f"{len(hosts)} hosts for up to {copies} copies: some share a host"
-        return warn("placement", detail, "start bookies on more hosts, or set [bookie] host where the address misleads")
+        return warn("placement", detail, "start bookies on more hosts, or set [bookie] host if addresses mislead")
     return ok("placement", f"copies span up to {min(copies, len(hosts))} of {len(hosts)} hosts")
 
 
@@ -101,15 +101,15 @@ def _check_tiering(view: MetadataView) -> Finding:
     workers = sum(1 for _ in view.all(TieringWorker))
     failing = [status for status in view.all(TierStatus) if status.last_error]
     if failing:
-        detail = f"{len(failing)} partitions fail to offload: {failing[0].last_error}"
+        detail = f"{len(failing)} partitions cannot be offloaded: {failing[0].last_error}"
         return fail("tiering", detail, "see `stratalog tier status` and the workers' logs")
     if not workers:
-        return warn("tiering", "no worker lives", "start one: bookies fill up meanwhile")
+        return warn("tiering", "no live worker", "start one: until then bookies fill up")
     return ok("tiering", f"{workers} workers")
 
 
 async def check_store(url: str) -> Finding:
-    """One request that changes nothing."""
+    """Check the store with one request that changes nothing."""
     shown = shown_url(url).split("?", maxsplit=1)[0]
     try:
         async with store_session(url) as store:

@@ -1,4 +1,4 @@
-"""Are the bookies' disks well? Each live bookie is asked itself: metadata knows nothing of damage."""
+"""Checks the bookies' disks. Asks each live bookie, because metadata does not know of corruption."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ _CHECK = "disks"
 
 
 async def check_disks(view: MetadataView) -> list[Finding]:
-    """One finding for each thing that is wrong, or one that says that all is well."""
+    """Return one finding per problem, or a single OK finding."""
     answers = await ask_live(view)
     findings = [finding for name, answer in answers.items() for finding in _of_bookie(name, answer)]
     disks = sum(len(answer.disks) for answer in answers.values() if isinstance(answer, BookieInfo))
-    return findings or [ok(_CHECK, f"{disks} of {len(answers)} bookies, no damage known")]
+    return findings or [ok(_CHECK, f"{disks} disks of {len(answers)} bookies, no known corruption")]
 
 
 def _of_bookie(name: str, answer: BookieInfo | StratalogError) -> Iterator[Finding]:
     if isinstance(answer, StratalogError):
-        yield fail(_CHECK, f"{name} does not answer: {answer.message}", "see its log, or start it again")
+        yield fail(_CHECK, f"{name} does not answer: {answer.message}", "see its log, or restart it")
         return
     if answer.keeps_all:
-        detail = f"{name} keeps ledgers: {answer.keeps_all}"
+        detail = f"{name} deletes no ledgers: {answer.keeps_all}"
         yield fail(_CHECK, detail, "restore the newest copy of this cluster's metadata")
     for disk in answer.disks:
         yield from _of_disk(f"{name}, disk {disk.position}", disk)
@@ -34,14 +34,14 @@ def _of_bookie(name: str, answer: BookieInfo | StratalogError) -> Iterator[Findi
 
 def _of_disk(name: str, disk: DiskInfo) -> Iterator[Finding]:
     if disk.state == "failed":
-        remedy = "mount or replace the disk and start the bookie again; its ledgers are copied to others meanwhile"
+        remedy = "mount or replace the disk and restart the bookie; meanwhile its ledgers are copied to others"
         yield fail(_CHECK, f"{name} failed: {disk.reason}", remedy)
         return
     if disk.damaged_entries or disk.damaged_files:
-        detail = f"{name}: {disk.damaged_entries} damaged entries, {disk.damaged_files} broken log files, not mended"
+        detail = f"{name}: {disk.damaged_entries} corrupt entries and {disk.damaged_files} corrupt log files are not repaired"
         yield fail(_CHECK, detail, "start the bookies that hold the other copies, then `stratalog bookie scrub --all --wait`")
     if disk.state == "read_only":
-        yield fail(_CHECK, f"{name} takes no records: {disk.reason}", "free space there, or add bookies")
+        yield fail(_CHECK, f"{name} accepts no records: {disk.reason}", "free space there, or add bookies")
     if disk.unmovable_files:
-        detail = f"{name}: {disk.unmovable_files} log files cannot be compacted, their space is not given back"
-        yield warn(_CHECK, detail, "`stratalog bookie scrub --all --wait` mends what keeps them")
+        detail = f"{name}: {disk.unmovable_files} log files cannot be compacted, and their space is not freed"
+        yield warn(_CHECK, detail, "run `stratalog bookie scrub --all --wait` to repair their corrupt entries")

@@ -1,4 +1,4 @@
-"""One finding of the doctor."""
+"""One finding of ``stratalog doctor``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Verdict(StrEnum):
-    """OK; WARN: works, but not for everything or not for long; FAIL: something does not work now."""
+    """OK: works. WARN: works in part, or may soon stop working. FAIL: does not work."""
 
     OK = "ok"
     WARN = "warn"
@@ -16,7 +16,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """``remedy`` is empty where all is well."""
+    """``remedy`` is empty if the verdict is OK."""
 
     check: str
     verdict: Verdict

@@ -1,4 +1,4 @@
-"""Is this machine fit to run Stratalog?"""
+"""Checks that this machine can run Stratalog."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _JAVA_MIN = 17
 
 
 def check_machine(data: Path) -> Iterator[Finding]:
-    """Python, disk, open files, Java."""
+    """Check Python, disk, open files and Java."""
     yield ok("python", ".".join(map(str, sys.version_info[:3])))
     yield _disk(data)
     yield _open_files()
@@ -32,7 +32,7 @@ def _disk(data: Path) -> Finding:
     free = shutil.disk_usage(existing).free
     detail = f"{human_bytes(free)} free at {existing}"
     if free < _FREE_BYTES_MIN:
-        return fail("disk", detail, f"free at least {human_bytes(_FREE_BYTES_MIN)}: full bookies take no more records")
+        return fail("disk", detail, f"free at least {human_bytes(_FREE_BYTES_MIN)}: a full bookie accepts no records")
     if not os.access(existing, os.W_OK):
         return fail("disk", f"{existing} is not writable", "choose another --data, or change its owner")
     return ok("disk", detail)
@@ -41,7 +41,7 @@ def _disk(data: Path) -> Finding:
 def _open_files() -> Finding:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < _OPEN_FILES_MIN:
-        return warn("open files", f"limit {soft}", f"`ulimit -n {_OPEN_FILES_MIN}`: every client connection takes one")
+        return warn("open files", f"limit {soft}", f"run `ulimit -n {_OPEN_FILES_MIN}`: every client connection takes one")
     return ok("open files", f"limit {soft}")
 
 

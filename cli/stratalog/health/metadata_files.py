@@ -1,8 +1,8 @@
-"""The files of the metadata nodes below a directory, inspected while they are stopped, never changed.
+"""Checks the files of stopped metadata nodes below a directory. Never changes them.
 
-A node that runs is left alone: a reader in its database would hold up its checkpoints. The files are behind the node's log
-by what was not checkpointed yet; that is no fault. SQLite reads a file that was closed in order as immutable, since even a
-read-only connection would leave a new write-ahead log beside it; after a crash it reads the one that is there.
+Skips a running node, because a reader of its database would block its checkpoints. The files may be older than the node's log
+by what was not checkpointed yet; that is normal. A database that was closed cleanly is opened as immutable, because even a
+read-only connection would create a write-ahead log beside it. After a crash SQLite reads the existing one.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from stratalog_metadata.state.digest import digest_of, hash_record
 from stratalog_metadata.storage.state_store import FORMAT_VERSION, SQLITE_FILE, row_checksum
 
 _KEEP: Final = (
-    "do not start this node and delete nothing: most of the others serve without it; copy its directory, check its disk"
+    "do not start this node and delete nothing: the other nodes serve without it; copy its directory and check its disk"
 )
 _KINDS: Final = {str(kind.__struct_config__.tag) for kind in get_args(Record)}
 _ROLES: Final = frozenset({"metadata", "all"})
 
 
 class _Kind(msgspec.Struct, frozen=True):
-    """Of a stored record only its kind, so that those of newer versions are counted, too."""
+    """Decodes only the kind of a stored record, so that records of newer versions are counted, too."""
 
     kind: str
 
@@ -43,17 +43,17 @@ _decode = msgspec.msgpack.Decoder(Record)
 
 
 def check_metadata_files(data: Path, state: ClusterState | None) -> Iterator[Finding]:
-    """One finding for each metadata node directory below ``data``; none where there is no node."""
+    """Yield one finding per metadata node directory below ``data``."""
     for path in sorted(data.glob(f"*/{SQLITE_FILE}")):
         name = path.parent.name
         if state and _runs(name, state):
-            yield ok(f"files of {name}", "in use; looked into when the node is stopped")
+            yield ok(f"files of {name}", "in use; checked only while the node is stopped")
         else:
             yield _check_file(f"files of {name}", path)
 
 
 def _runs(name: str, state: ClusterState) -> bool:
-    """In a cluster a directory has its process's name; a process of its own for everything has one node."""
+    """Return whether the node of directory ``name`` runs: under its own name in a cluster, else inside ``stratalog up``."""
     named = [process for process in state.processes if process.role in _ROLES and process.name in (name, "up")]
     return any(processes.running(process) is not None for process in named)
 
@@ -81,14 +81,14 @@ def _check_database(check: str, path: Path, database: Database) -> Finding:
     if missing:
         return fail(check, f"{path} has no table {' and '.join(sorted(missing))}", _KEEP)
     applied = next(iter(database["applied"].rows), None)
-    return ok(check, "empty: nothing was checkpointed yet") if applied is None else _check_applied(check, applied, database)
+    return ok(check, "empty: no checkpoint yet") if applied is None else _check_applied(check, applied, database)
 
 
 def _check_applied(check: str, applied: dict[str, Any], database: Database) -> Finding:
     version = applied["format_version"]
     if version != FORMAT_VERSION:
         remedy = "use the version of Stratalog that wrote it"
-        return fail(check, f"format version {version}, this is for version {FORMAT_VERSION}", remedy)
+        return fail(check, f"format version is {version}; this Stratalog reads version {FORMAT_VERSION}", remedy)
     rows = list(database.execute("SELECT key, version, record, checksum FROM records").fetchall())
     for key, row_version, record, checksum in rows:
         if row_checksum(key, row_version, record) != checksum:
@@ -98,7 +98,7 @@ def _check_applied(check: str, applied: dict[str, Any], database: Database) -> F
     kinds = Counter(_kind_of(row[2]) for row in rows)
     counted = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
     position = f"applied up to {applied['log_index']} (term {applied['term']})"
-    detail = f"whole, format version {version}, {position}; {counted or 'no records'}"
+    detail = f"intact, format version {version}, {position}; {counted or 'no records'}"
     unknown = sorted(set(kinds) - _KINDS)
     if unknown:
         return warn(check, f"{detail}; unknown: {', '.join(unknown)}", "use the version of Stratalog that wrote them")
@@ -106,7 +106,7 @@ def _check_applied(check: str, applied: dict[str, Any], database: Database) -> F
 
 
 def _kind_of(record: bytes) -> str:
-    """Raises one of ``MALFORMED`` if the record is."""
+    """Return the record's kind. Raises one of ``MALFORMED`` if the record is malformed."""
     kind = _decode_kind.decode(record).kind
     if kind in _KINDS:
         _decode.decode(record)

@@ -1,4 +1,4 @@
-"""``stratalog ready``: checks from outside that one role of this machine serves, with the role's own configuration."""
+"""Behind ``stratalog ready``: checks from outside that a role on this machine serves, by the role's own configuration."""
 
 from __future__ import annotations
 
@@ -70,10 +70,10 @@ async def _transport() -> AsyncIterator[Transport]:
 
 
 def _record_reader(configuration: Configuration, transport: Transport) -> ReadRecord:
-    """A function that reads a record from the quorum of ``[node] metadata``. Raises ``Invalid`` if that is empty."""
+    """Return a function that reads a record from the quorum of ``[node] metadata``. Raises ``Invalid`` if that is empty."""
     addresses = configuration.section(NodeSettings, "node").metadata
     if not addresses:
-        raise Invalid("[node] metadata is empty: name the metadata nodes, host:port each")
+        raise Invalid("[node] metadata is empty: list the metadata nodes as HOST:PORT")
 
     async def read(key: str, timeout_s: float) -> object:
         client = QuorumClient(addresses, transport, SystemClock(), random.Random())

@@ -1,4 +1,4 @@
-"""Reports of live bookies on themselves: metadata knows nothing of damage, nor of what a bookie refuses to do."""
+"""Status reports of live bookies. Metadata does not know of corruption, nor of what a bookie refuses to do."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Answers = dict[str, BookieInfo | StratalogError]
 
 
 async def ask_live(view: MetadataView) -> Answers:
-    """Every live bookie at once."""
+    """Ask all live bookies at once."""
     live = [each for each in view.all(Bookie) if each.session_id]
     transport = TcpTransport()
     try:
@@ -38,11 +38,11 @@ async def _ask(transport: TcpTransport, bookie: Bookie) -> BookieInfo | Stratalo
 
 
 def with_remarks(rows: list[Row], answers: Answers) -> list[Row]:
-    """The rows of ``bookie_rows`` with a ``remark``: what is wrong by the bookie's own account, else nothing."""
+    """Return the rows of ``bookie_rows`` with a ``remark``: the problem that the bookie reports, or an empty text."""
     return [{**row, "remark": _remark(answers.get(row["bookie"]))} for row in rows]
 
 
 def _remark(answer: BookieInfo | StratalogError | None) -> str:
     if isinstance(answer, StratalogError):
         return f"does not answer: {answer.message}"
-    return f"keeps ledgers: {answer.keeps_all}" if answer is not None and answer.keeps_all else ""
+    return f"deletes no ledgers: {answer.keeps_all}" if answer is not None and answer.keeps_all else ""

@@ -1,7 +1,7 @@
-"""Takes a bookie out of service: marks it as draining, and waits until no ledger names it any more.
+"""Decommissions a bookie: marks it as draining, and waits until no ledger names it.
 
-The auditor moves closed ledgers; open ones follow when their writers close them. Nothing is deleted here: the disks may be
-taken away once the wait has ended.
+The auditor moves closed ledgers; open ones follow after their writers close them. Nothing is deleted here: the disks can be
+removed once the wait has ended.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ OnProgress = Callable[[int], None]
 
 
 async def set_draining(metadata: MetadataClient, name: str, *, draining: bool) -> None:
-    """Mark or unmark the bookie. Raises ``NotFound``; ``NotEnoughBookies`` if the others could not take its copies."""
+    """Mark or unmark the bookie as draining. Raises ``NotFound``, or ``NotEnoughBookies`` if others cannot hold its copies."""
     key = bookie_key(name)
     for _ in range(_ATTEMPTS):
         found, record = await _read(metadata, name)
@@ -37,9 +37,9 @@ async def set_draining(metadata: MetadataClient, name: str, *, draining: bool) -
                 Command(updates=(change,), requirements=(VersionIs(key=key, version=found.version),))
             )  # fmt: skip
         except Conflict:
-            continue  # the bookie itself wrote its record meanwhile
+            continue  # The bookie itself wrote its record concurrently.
         return
-    raise Unavailable(f"the record of bookie {name} changes all the time: try again")
+    raise Unavailable(f"the record of bookie {name} changed during each of {_ATTEMPTS} attempts: try again")
 
 
 async def _read(metadata: MetadataClient, name: str) -> tuple[Versioned, Bookie]:
@@ -50,7 +50,7 @@ async def _read(metadata: MetadataClient, name: str) -> tuple[Versioned, Bookie]
 
 
 def check_enough_remain(view: MetadataView, name: str) -> None:
-    """Raise ``NotEnoughBookies`` unless the other bookies can hold every ledger and topic with all its copies."""
+    """Raise ``NotEnoughBookies`` unless the other bookies can hold all copies of every ledger and topic."""
     left = [each for each in view.all(Bookie) if each.bookie_id != name and _takes_ledgers(each)]
     needed = max(
         (1, *(ledger.ensemble_size for ledger in view.all(Ledger)), *(topic.replication_factor for topic in view.all(Topic)))
@@ -58,7 +58,7 @@ def check_enough_remain(view: MetadataView, name: str) -> None:
     if len(left) < needed:
         names = ", ".join(each.bookie_id for each in left) or "none"
         raise NotEnoughBookies(
-            f"without {name} {len(left)} bookies take ledgers ({names}), and there are ledgers or topics with {needed} copies:"
+            f"without {name}, {len(left)} bookies accept ledgers ({names}), but some ledger or topic has {needed} copies:"
             " start more bookies first"
         )
 
@@ -68,12 +68,12 @@ def _takes_ledgers(bookie: Bookie) -> bool:
 
 
 def ledgers_of(ledgers: Iterable[Ledger], name: str) -> list[Ledger]:
-    """Those that name the bookie."""
+    """Return the ledgers that name the bookie."""
     return [ledger for ledger in ledgers if any(name in fragment.bookies for fragment in ledger.fragments)]
 
 
 def describe_left(ledgers: list[Ledger]) -> str:
-    """How many are left, for people."""
+    """Return a text with the number of ledgers and of open ones."""
     opened = sum(ledger.state is not LedgerState.CLOSED for ledger in ledgers)
     return f"{len(ledgers)} ledgers, {opened} of them open"
 
@@ -90,8 +90,8 @@ async def wait_until_empty(metadata: MetadataClient, name: str, timeout_s: float
     except TimeoutError:
         left = describe_left(ledgers_of(metadata.view.all(Ledger), name))
         raise Unavailable(
-            f"{name} still is in {left}, after {timeout_s:.0f} s; open ones move when they are closed"
-            f" (`stratalog tier offload` closes a topic's): it goes on draining, wait again"
+            f"{name} is still in {left}, after {timeout_s:.0f} s; open ones move after they are closed"
+            f" (`stratalog tier offload TOPIC` closes a topic's). It continues to drain: repeat the command to wait"
         ) from None
     finally:
         stop()

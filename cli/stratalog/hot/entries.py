@@ -1,4 +1,4 @@
-"""Reads a ledger's entries from its bookies, with every checksum verified, and tells what each is."""
+"""Reads a ledger's entries from its bookies, verifies every checksum, and describes each entry."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from stratalog_metadata.records import Ledger, LedgerState
 _READ_BYTES: Final = 4 * 1024 * 1024
 _FOLLOW_WAIT_S: Final = 5.0
 _RECORD_PAUSE_S: Final = 0.2
-"""Between two looks at the record of a ledger that is being recovered or sealed."""
+"""Pause between two reads of the record of a ledger that is being recovered or sealed."""
 
 
 async def entry_rows(ledgers: LedgerClient, ledger: Ledger, first: int, last: int | None) -> AsyncIterator[dict[str, Any]]:
-    """Entries ``first`` to ``last`` (default: the last confirmed one).
+    """Yield entries ``first`` to ``last`` (default: the last confirmed one).
 
-    Raises ``Invalid`` for a range outside, ``NoSuchEntry``, ``Unavailable``, and ``Corrupt`` for a batch that does not match
-    its producer's CRC.
+    Raises ``Invalid`` for a range outside the ledger, ``NoSuchEntry``, ``Unavailable``, and ``Corrupt`` for a batch that does
+    not match its producer's CRC.
     """
     end = await ledgers.read_lac(ledger)
     last = end if last is None else last
     if last > end or first < 0:
-        raise Invalid(f"ledger {ledger.ledger_id} has entries 0 to {end}; asked for are {first} to {last}")
+        raise Invalid(f"ledger {ledger.ledger_id} has entries 0 to {end}; requested: {first} to {last}")
     async for row in _rows(ledgers, ledger, first, last):
         yield row
 
 
 async def follow_rows(view: MetadataView, ledgers: LedgerClient, ledger_id: int, first: int) -> AsyncIterator[dict[str, Any]]:
-    """Entries from ``first`` on as they are confirmed, until the ledger is closed. Raises as ``entry_rows`` does."""
+    """Yield entries from ``first`` on as they are confirmed, until the ledger is closed. Raises as ``entry_rows`` does."""
     told = -1
     while True:
         ledger = ledger_named(view, ledger_id)
@@ -59,7 +59,7 @@ async def _rows(ledgers: LedgerClient, ledger: Ledger, first: int, last: int) ->
 
 
 def entry_row(entry: Entry) -> dict[str, Any]:
-    """The batch's header, or that it is a part of a checkpoint. Raises ``Corrupt``."""
+    """Return a row with the batch's header, or with kind "checkpoint". Raises ``Corrupt``."""
     row: dict[str, Any] = {"entry": entry.entry_id, "bytes": len(entry.payload)}
     if bytes(entry.payload[: len(MAGIC)]) == MAGIC:
         return {**row, "kind": "checkpoint"}

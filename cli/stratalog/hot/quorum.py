@@ -1,4 +1,4 @@
-"""The metadata quorum as an operator sees it: its members, row by row."""
+"""Administration of the metadata quorum, and rows about its members."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ async def administration_session(addresses: Sequence[str]) -> AsyncIterator[Quor
 
 
 def split_node(text: str) -> tuple[int, str]:
-    """``4=host:9300`` taken apart. Raises ``Invalid``."""
+    """Split ``4=host:9300`` into node id and address. Raises ``Invalid``."""
     number, equals, address = text.partition("=")
     host, colon, port = address.rpartition(":")
     if not (equals and number.isdecimal() and int(number) > 0 and host and colon and port.isdecimal()):
-        raise Invalid(f"{text!r} is not ID=HOST:PORT with an ID from 1 on")
+        raise Invalid(f"{text!r} is not ID=HOST:PORT with an ID of at least 1")
     return int(number), address
 
 
 def member_rows(status: StatusAnswer) -> list[dict[str, Any]]:
-    """One row per member; what the answering node does not know is None."""
+    """Return one row per member. Values that the answering node does not know are None."""
     return [_row(member, status) for member in status.members]
 
 

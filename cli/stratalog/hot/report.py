@@ -14,7 +14,7 @@ Row = dict[str, Any]
 
 
 def bookie_rows(view: MetadataView) -> list[Row]:
-    """One row a bookie; ``fragments`` counts the places that it has in ledgers."""
+    """Return one row per bookie. ``fragments`` counts the ledger fragments that name it."""
     stands = copies_by_bookie(view.all(Ledger))
     return [
         {
@@ -33,7 +33,7 @@ def bookie_rows(view: MetadataView) -> list[Row]:
 
 
 def bookie_state(bookie: Bookie, fragments: int) -> str:
-    """In one word."""
+    """Return the bookie's state in one word."""
     if bookie.draining:
         return "draining" if fragments else "decommissioned"
     if not bookie.session_id:
@@ -42,7 +42,7 @@ def bookie_state(bookie: Bookie, fragments: int) -> str:
 
 
 def ledger_rows(view: MetadataView, topic: str | None) -> list[Row]:
-    """One row a ledger, of one topic or of all. Raises ``NotFound`` for a topic that does not exist."""
+    """Return one row per ledger of ``topic``, or of all topics. Raises ``NotFound`` for a topic that does not exist."""
     if topic is not None and view.find(Topic, topic_key(topic)) is None:
         raise NotFound(f"no topic {topic!r}: see `stratalog topic list`")
     names = {each.topic_id: each.name for each in view.all(Topic)}
@@ -52,7 +52,7 @@ def ledger_rows(view: MetadataView, topic: str | None) -> list[Row]:
 
 
 def ledger_row(ledger: Ledger, topic: str, live: frozenset[str]) -> Row:
-    """Sizes and end are of closed ledgers only. ``lacking`` counts copies whose bookie is not live."""
+    """Return a ledger's row. Only closed ledgers have sizes and an end. ``lacking`` counts copies whose bookie is not live."""
     closed = ledger.state is LedgerState.CLOSED
     named = [name for fragment in ledger.fragments for name in fragment.bookies]
     return {
@@ -70,7 +70,7 @@ def ledger_row(ledger: Ledger, topic: str, live: frozenset[str]) -> Row:
 
 
 def ledger_document(view: MetadataView, ledger_id: int) -> Row:
-    """All that metadata knows of one ledger. Raises ``NoSuchLedger``."""
+    """Return all that metadata knows about one ledger. Raises ``NoSuchLedger``."""
     ledger = ledger_named(view, ledger_id)
     names = {each.topic_id: each.name for each in view.all(Topic)}
     live = live_bookies(view)
@@ -85,10 +85,10 @@ def ledger_document(view: MetadataView, ledger_id: int) -> Row:
 
 
 def ledger_named(view: MetadataView, ledger_id: int) -> Ledger:
-    """Raises ``NoSuchLedger``."""
+    """Return the ledger's record. Raises ``NoSuchLedger``."""
     ledger = view.find(Ledger, ledger_key(ledger_id))
     if ledger is None:
-        raise NoSuchLedger(f"no ledger {ledger_id}: it may be in the object store by now; see `stratalog ledger list`")
+        raise NoSuchLedger(f"no ledger {ledger_id}: it may have moved to the object store; see `stratalog ledger list`")
     return ledger
 
 

@@ -1,4 +1,4 @@
-"""Starts scrubs in bookies and follows them: what they checked, what was damaged, what could be mended."""
+"""Starts scrubs in bookies and follows their progress and results."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _TIMEOUT_S: Final = 10.0
 _POLL_S: Final = 0.2
 
 OnProgress = Callable[[int, int], None]
-"""Told of bytes checked and bytes in all."""
+"""Called with the bytes checked and the total bytes."""
 
 
 class BookieScrub:
-    """Scrubs of the disks of one bookie."""
+    """The scrubs of one bookie's disks."""
 
     def __init__(self, transport: Transport, bookie: Bookie) -> None:
         self.name = bookie.bookie_id
@@ -30,14 +30,14 @@ class BookieScrub:
         self.disks: tuple[DiskScrub, ...] = ()
 
     async def ask(self, *, start: bool = False) -> None:
-        """Raises what the bookie answers, or that it does not."""
+        """Read the state of the scrubs, after starting them if ``start``. Raises the bookie's error, or ``Unavailable``."""
         body = messages.encode(ScrubDisks(start=start))
         answer = await self._channel.call(messages.SCRUB, (body,), _TIMEOUT_S)
         self.disks = messages.decode(ScrubStatus, answer).disks
 
     @property
     def is_finished(self) -> bool:
-        """All is checked, and mending what is damaged has been tried."""
+        """Whether everything is checked, and repair of all corruption has been tried."""
         return not any(disk.running or disk.untried_entries for disk in self.disks)
 
     @property
@@ -45,7 +45,7 @@ class BookieScrub:
         return not any(disk.waiting_entries or disk.broken_files for disk in self.disks)
 
     def rows(self) -> list[Row]:
-        """One for each disk; ``unhealable`` counts entries that are damaged and of which no good copy was found."""
+        """Return one row per disk. ``unhealable`` counts corrupt entries without a good copy elsewhere."""
         return [
             {
                 "bookie": self.name,
@@ -66,7 +66,7 @@ class BookieScrub:
 
 
 def bookies_to_scrub(view: MetadataView, name: str | None) -> list[Bookie]:
-    """The bookie of this name, or all that live. Raises ``NotFound`` or ``Unavailable``."""
+    """Return the bookie of this name, or all live bookies. Raises ``NotFound`` or ``Unavailable``."""
     if name is None:
         return [each for each in view.all(Bookie) if each.session_id]
     found = view.find(Bookie, bookie_key(name))
@@ -78,7 +78,7 @@ def bookies_to_scrub(view: MetadataView, name: str | None) -> list[Bookie]:
 
 
 async def follow(scrubs: Sequence[BookieScrub], on_progress: OnProgress) -> None:
-    """Return when all are finished. Raises what a bookie answers, or that it does not."""
+    """Return when all scrubs are finished. Raises a bookie's error, or ``Unavailable``."""
     while True:
         disks = [disk for scrub in scrubs for disk in scrub.disks]
         on_progress(sum(disk.checked_bytes for disk in disks), sum(disk.total_bytes for disk in disks))

@@ -15,7 +15,7 @@ from stratalog_metadata.client.quorum_client import QuorumClient
 
 @asynccontextmanager
 async def ledger_session(addresses: Sequence[str]) -> AsyncIterator[tuple[QuorumClient, LedgerClient]]:
-    """Both clients, to read with. Raises ``Unavailable`` if no metadata node answers."""
+    """Yield a metadata client and a ledger client. Raises ``Unavailable`` if no metadata node answers."""
     transport = TcpTransport()
     async with metadata_session(addresses) as metadata:
         ledgers = LedgerClient(metadata, transport, SystemClock(), random.Random())

@@ -1,4 +1,4 @@
-"""A local cluster as a whole: lay out, start, stop, kill, restart, report. Used by ``stratalog cluster``."""
+"""Behind ``stratalog cluster``: lays out, starts, stops, kills, restarts and reports on a local cluster."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 from stratalog.local import minio, processes
 from stratalog.local.plan import Plan, to_toml
-from stratalog.local.readiness import BrokerProbe, wait_for_bookies, wait_until
+from stratalog.local.readiness import wait_for_bookies, wait_for_brokers
 from stratalog.local.secrets import make_store_credentials, store_environment
 from stratalog.local.state import ClusterState, ProcessState, load_state, save_state, state_path
 from stratalog_core.errors import Conflict, Unavailable
@@ -22,7 +22,7 @@ Say = Callable[[str], None]
 
 
 class LocalCluster:
-    """The processes below ``data``. Every change of one of them is saved at once, so that ``stop`` always finds all."""
+    """The cluster of directory ``data``. Saves each change of a process at once, so that ``stop`` always finds all."""
 
     def __init__(self, data: Path, say: Say) -> None:
         self._data = data.absolute()
@@ -41,7 +41,7 @@ class LocalCluster:
         return state_path(self._data).exists()
 
     def lay_out(self, plan: Plan) -> None:
-        """Write configuration files and ``cluster.json``. Raises ``Conflict`` if there is a cluster already."""
+        """Write configuration files and ``cluster.json``. Raises ``Conflict`` if the directory already holds a cluster."""
         if self.exists():
             raise Conflict(
                 f"{self._data} holds a cluster: start it again with `stratalog cluster start`, or remove the directory"
@@ -55,9 +55,9 @@ class LocalCluster:
         save_state(self._data, plan.state)
 
     def start(self, names: Sequence[str], *, timeout_s: float) -> None:
-        """Start those of ``names`` that do not run (none named: all); return when every running broker serves.
+        """Start those of ``names`` (empty: all) that are not running. Return when every running broker serves.
 
-        Raises ``Unavailable`` with the end of its log if one of those ends instead.
+        Raises ``Unavailable`` with the end of its log if one of them exits.
         """
         state = self.state
         wanted = [state.process(name) for name in names] or list(state.processes)
@@ -97,43 +97,37 @@ class LocalCluster:
         if not brokers:
             self._check_alive(watched)
             return
-        probe = BrokerProbe(state.bootstrap)
-
-        def serving() -> bool:
-            self._check_alive(watched)
-            return brokers <= probe.live()
-
-        wait_until(serving, f"the brokers of {self._data} did not serve", timeout_s=timeout_s)
+        wait_for_brokers(state.bootstrap, brokers, lambda: self._check_alive(watched), timeout_s=timeout_s)
         self._say(f"serving at {state.bootstrap}")
 
     def _check_alive(self, watched: Sequence[str]) -> None:
         state = self.state
         for name in watched:
             if processes.running(state.process(name)) is None:
-                raise Unavailable(f"{name} ended; the end of {self.log(name)}:\n{self._log_tail(name)}")
+                raise Unavailable(f"{name} exited; the end of {self.log(name)}:\n{self._log_tail(name)}")
 
     def stop(self, names: Sequence[str]) -> None:
-        """Orderly stop of ``names`` (none: all), brokers before what they use; SIGKILL after a grace period."""
+        """Stop ``names`` (empty: all) by SIGTERM, and by SIGKILL after a grace period; brokers before the roles they use."""
         state = self.state
         wanted = [state.process(name) for name in names] or list(state.processes)
         for role in _STOP_ORDER:
             group = [process for process in wanted if process.role == role]
             for name in processes.stop(group, grace_s=STOP_GRACE_S):
-                self._say(f"{name} had to be killed")
+                self._say(f"{name} did not stop within {STOP_GRACE_S:.0f} s and was killed")
             self._forget_pids(group)
         self._say("stopped")
 
     def kill(self, names: Sequence[str]) -> None:
-        """SIGKILL, as a crash. Raises ``Conflict`` for one that does not run."""
+        """Kill processes with SIGKILL, as in a crash. Raises ``Conflict`` if one is not running."""
         state = self.state
         for process in [state.process(name) for name in names]:
             if not processes.kill(process):
-                raise Conflict(f"{process.name} does not run")
+                raise Conflict(f"{process.name} is not running: start it with `stratalog cluster restart {process.name}`")
             self._forget_pids([process])
             self._say(f"{process.name} killed")
 
     def restart(self, names: Sequence[str], *, timeout_s: float) -> None:
-        """Stop what runs of ``names`` (none: all), then start it on its data and its address."""
+        """Stop those of ``names`` (empty: all) that run, then start all of ``names`` with their data and addresses."""
         state = self.state
         wanted = list(names) or [process.name for process in state.processes]
         alive = [name for name in wanted if processes.running(state.process(name))]
@@ -142,7 +136,7 @@ class LocalCluster:
         self.start(wanted, timeout_s=timeout_s)
 
     def rows(self) -> list[dict[str, object]]:
-        """One row per process, for ``status``: name, role, address, pid, state, resident bytes."""
+        """Return one row per process: name, role, address, pid, state, resident bytes."""
         return [_row(process) for process in self.state.processes]
 
     def log(self, name: str) -> Path:

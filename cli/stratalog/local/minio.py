@@ -1,4 +1,4 @@
-"""A MinIO server as one more process of a local cluster.
+"""A MinIO server as a process of a local cluster.
 
 It listens on loopback only and keeps its data below the cluster's directory.
 """
@@ -20,27 +20,27 @@ _REMEDY = "run `make tools`, or set STRATALOG_MINIO to the program"
 
 
 def minio_program() -> str:
-    """Path of the server program: ``$STRATALOG_MINIO``, else on the search path, else in the tools' cache."""
+    """Return the path of the server program: ``$STRATALOG_MINIO``, else on ``PATH``, else in the cache of ``make tools``."""
     named = os.environ.get("STRATALOG_MINIO")
     if named:
         if not Path(named).is_file():
-            raise NotFound(f"STRATALOG_MINIO names {named}, which does not exist: {_REMEDY}")
+            raise NotFound(f"STRATALOG_MINIO is {named}, which is not a file: {_REMEDY}")
         return named
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stratalog" / "tools" / "minio"
     cached = sorted(cache.glob("*/minio"))
     found = shutil.which("minio") or (str(cached[-1]) if cached else None)
     if found is None:
-        raise NotFound(f"no MinIO program: {_REMEDY}")
+        raise NotFound(f"MinIO is not installed: {_REMEDY}")
     return found
 
 
 def minio_command(data: Path, address: str) -> list[str]:
-    """The console is switched off by the environment."""
+    """Return the server's command line. ``minio_environment`` turns the web console off."""
     return [minio_program(), "server", str(data / "minio"), "--address", address, "--quiet"]
 
 
 def minio_environment(credentials: Mapping[str, str]) -> dict[str, str]:
-    """MinIO's own names for the credentials that its clients read under AWS's."""
+    """Return the server's environment: the store's credentials under MinIO's names, and no web console."""
     return {
         "MINIO_ROOT_USER": credentials["AWS_ACCESS_KEY_ID"],
         "MINIO_ROOT_PASSWORD": credentials["AWS_SECRET_ACCESS_KEY"],
@@ -53,7 +53,7 @@ def store_url(address: str) -> str:
 
 
 def make_bucket(address: str, credentials: Mapping[str, str], *, timeout_s: float) -> None:
-    """Create the bucket as soon as the server answers; it may exist. Raises ``Unavailable`` after ``timeout_s``."""
+    """Create the bucket unless it exists, as soon as the server answers. Raises ``Unavailable`` after ``timeout_s``."""
     location = s3_location(store_url(address))
     administrator = Credentials(
         access_key=credentials["AWS_ACCESS_KEY_ID"], secret_key=credentials["AWS_SECRET_ACCESS_KEY"]

@@ -1,4 +1,4 @@
-"""Lays a local cluster out: names, addresses and one configuration file per process. Decides; starts nothing."""
+"""Plans a local cluster: names, addresses and one configuration per process. Starts nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Tables = Mapping[str, Mapping[str, Value]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """How many processes of each role."""
+    """The number of processes of each role."""
 
     metadata: int = 3
     bookies: int = 3
@@ -28,14 +28,14 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The cluster before it runs: its state without pids, and every process's configuration by name."""
+    """A cluster before its first start: its state without pids, and each process's configuration by name."""
 
     state: ClusterState
     configurations: Mapping[str, Tables]
 
 
 def plan_cluster(data: Path, sizes: Sizes, *, cluster_id: str, store: str | None, minio: bool) -> Plan:
-    """Choose addresses for all; the store is ``store``, or a MinIO of the cluster's own, or a directory below ``data``."""
+    """Choose all addresses. The store is ``store``, or a MinIO of the cluster's own, or a directory below ``data``."""
     listening = sizes.metadata + sizes.bookies + sizes.brokers
     addresses = iter([f"127.0.0.1:{port}" for port in free_ports(2 * listening + sizes.tiering + int(minio))])
     metadata = _processes("metadata", sizes.metadata, addresses)
@@ -94,7 +94,7 @@ def _configurations(data: Path, state: ClusterState, cluster_id: str) -> dict[st
 
 
 def to_toml(tables: Tables) -> str:
-    """TOML text of flat tables; JSON's texts, numbers, flags and lists are TOML's, too."""
+    """Return flat tables as TOML. JSON's strings, numbers, booleans and lists are valid TOML."""
     sections = []
     for name, table in tables.items():
         lines = [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in table.items())]

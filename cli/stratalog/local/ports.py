@@ -1,6 +1,6 @@
-"""Free loopback ports that stay free: chosen below the range from which systems take ports for outgoing connections.
+"""Chooses free loopback ports below the range that systems use for outgoing connections.
 
-A port out of that range could be taken by any client's connection while its server is down, and the server could not come back.
+A port in that range could be taken by any client's connection while its server is down, and the server could not restart.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _ATTEMPTS_MAX = 1000
 
 
 def free_ports(count: int, *, taken: Collection[int] = ()) -> list[int]:
-    """``count`` different ports that nobody listens on and that are not in ``taken``."""
+    """Return ``count`` different ports that are free and not in ``taken``. Raises ``Unavailable``."""
     chosen: list[int] = []
     for _ in range(_ATTEMPTS_MAX):
         if len(chosen) == count:
@@ -24,11 +24,11 @@ def free_ports(count: int, *, taken: Collection[int] = ()) -> list[int]:
         port = random.randint(_FIRST, _LAST)
         if port not in chosen and port not in taken and is_free(port):
             chosen.append(port)
-    raise Unavailable(f"no {count} free ports on 127.0.0.1 between {_FIRST} and {_LAST}")
+    raise Unavailable(f"only {len(chosen)} of {count} ports are free on 127.0.0.1 from {_FIRST} to {_LAST}: stop other servers")
 
 
 def is_free(port: int) -> bool:
-    """Whether a server could listen on this loopback port now."""
+    """Return whether a server can listen on this loopback port now."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -1,4 +1,4 @@
-"""Start, recognise and end the processes of a local cluster: exactly those, never another that inherited a pid."""
+"""Starts, recognises and ends the processes of a local cluster. Never touches a process that merely inherited a pid."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _POLL_S = 0.02
 
 
 def launch(process: ProcessState, command: Sequence[str], *, log: Path, environ: Mapping[str, str]) -> ProcessState:
-    """Start ``command`` in a session of its own, out of reach of a Ctrl-C at this terminal; output goes to ``log``."""
+    """Start ``command`` in its own session, where a Ctrl-C at this terminal does not reach it. Output goes to ``log``."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
         child = subprocess.Popen(
@@ -32,18 +32,18 @@ def launch(process: ProcessState, command: Sequence[str], *, log: Path, environ:
             start_new_session=True,
             env={**os.environ, **environ},
         )
-    # The process outlives this one on purpose: without a result code the handle would warn that it is still running.
+    # The process is meant to outlive this one. Without a return code the handle would warn that it still runs.
     child.returncode = 0
     return msgspec.structs.replace(process, pid=child.pid, started_at=psutil.Process(child.pid).create_time())
 
 
 def role_command(role: str, config: Path) -> list[str]:
-    """How a role of ours is started by hand, too."""
+    """Return the command line that starts a role."""
     return [sys.executable, "-m", "stratalog", role, "--config", str(config)]
 
 
 def running(process: ProcessState) -> psutil.Process | None:
-    """The live process, or ``None`` if it ended, even if its pid was given to another since."""
+    """Return the live process, or ``None`` if it ended, even if another process has its pid now."""
     if process.pid is None:
         return None
     try:
@@ -56,7 +56,7 @@ def running(process: ProcessState) -> psutil.Process | None:
 
 
 def stop(processes: Sequence[ProcessState], *, grace_s: float) -> list[str]:
-    """SIGTERM to all, SIGKILL to those that have not ended after ``grace_s``; names of the latter."""
+    """Send SIGTERM to all, and SIGKILL to those still running after ``grace_s``. Returns the names of the latter."""
     for process in processes:
         _signal(process, signal.SIGTERM)
     stubborn = _wait(processes, grace_s)
@@ -67,7 +67,7 @@ def stop(processes: Sequence[ProcessState], *, grace_s: float) -> list[str]:
 
 
 def kill(process: ProcessState) -> bool:
-    """SIGKILL, as a crash; false if it was not running."""
+    """Kill the process with SIGKILL, as in a crash. Returns False if it was not running."""
     if running(process) is None:
         return False
     _signal(process, signal.SIGKILL)
@@ -76,7 +76,7 @@ def kill(process: ProcessState) -> bool:
 
 
 def _wait(processes: Sequence[ProcessState], timeout_s: float) -> list[ProcessState]:
-    """Those that still run after ``timeout_s``. One that its parent has not reaped yet has ended."""
+    """Return the processes that still run after ``timeout_s``. A zombie counts as ended."""
     deadline = time.monotonic() + timeout_s
     while (left := [process for process in processes if running(process)]) and time.monotonic() < deadline:
         time.sleep(_POLL_S)

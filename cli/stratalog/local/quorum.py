@@ -1,4 +1,4 @@
-"""A local cluster's metadata quorum grows and shrinks while it serves: the configuration files follow the members."""
+"""Adds and removes metadata nodes of a running local cluster, and updates the configuration files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROLE = "metadata"
 
 
 def add_metadata(local: LocalCluster, *, timeout_s: float) -> str:
-    """Start one more node and let it vote; returns its name. Its number was never used below this directory."""
+    """Start another node, make it a voter and return its name. Its number was never used in this directory."""
     state = local.state
     before = _addresses(state)
     config = local.data / "config"
@@ -38,11 +38,11 @@ def add_metadata(local: LocalCluster, *, timeout_s: float) -> str:
 
 
 def remove_metadata(local: LocalCluster, name: str, *, timeout_s: float) -> None:
-    """Remove the node from the quorum, stop it if it still runs, and forget it; its directory stays."""
+    """Remove the node from the quorum and from ``cluster.json``, and stop it. Its directory stays."""
     state = local.state
     process = state.process(name)
     if process.role != ROLE:
-        raise Invalid(f"{name} is no metadata node: `stratalog cluster stop {name}` stops it")
+        raise Invalid(f"{name} is not a metadata node: stop it with `stratalog cluster stop {name}`")
     asyncio.run(_remove(_addresses(state), _number(process), timeout_s))
     local.stop([name])
     remaining = tuple(other for other in local.state.processes if other.name != name)
@@ -68,13 +68,13 @@ def _addresses(state: ClusterState) -> list[str]:
 
 
 def _inserted(state: ClusterState, process: ProcessState) -> tuple[ProcessState, ...]:
-    """Behind the other metadata nodes: processes are started in this order."""
-    behind = max(position for position, other in enumerate(state.processes) if other.role == ROLE) + 1
-    return (*state.processes[:behind], process, *state.processes[behind:])
+    """Return the processes with ``process`` after the other metadata nodes. Processes are started in this order."""
+    after = max(position for position, other in enumerate(state.processes) if other.role == ROLE) + 1
+    return (*state.processes[:after], process, *state.processes[after:])
 
 
 def _save(local: LocalCluster, state: ClusterState) -> None:
-    """Store who there is, in every configuration file too: what is started next must find the nodes of today."""
+    """Save the members to ``cluster.json`` and to every configuration file, so that the next start finds the current nodes."""
     addresses = _addresses(state)
     peers = [f"{_number(process)}={process.address}" for process in state.of_role(ROLE)]
     for process in state.processes:

@@ -1,4 +1,4 @@
-"""Waits until a cluster serves: every bookie registered, every broker in the answer to a client's Metadata request."""
+"""Waits until a cluster serves: every bookie is registered, every broker is in the response to a client's Metadata request."""
 
 from __future__ import annotations
 
@@ -16,39 +16,41 @@ from stratalog_metadata.records import Bookie
 
 _POLL_S = 0.1
 
+Check = Callable[[], None]
+"""Called before each poll. Raises if waiting is pointless, for example because a process has exited."""
 
-def wait_until(serving: Callable[[], bool], what: str, *, timeout_s: float) -> None:
-    """Poll until ``serving``; raises ``Unavailable`` that names ``what`` did not come."""
+
+def wait_for_brokers(bootstrap: str, wanted: Collection[str], check: Check, *, timeout_s: float) -> None:
+    """Wait until the cluster names all ``wanted`` brokers (``host:port``). Raises ``Unavailable``, or what ``check`` raises."""
+    # At its default log level the client would report every refused connection while the brokers start.
+    client = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0, "reconnect.backoff.max.ms": 200})
     deadline = time.monotonic() + timeout_s
-    while not serving():
+    while True:
+        check()
+        missing = set(wanted) - _live_brokers(client)
+        if not missing:
+            return
         if time.monotonic() > deadline:
-            raise Unavailable(f"{what} within {timeout_s:.0f} s")
+            raise Unavailable(f"brokers {', '.join(sorted(missing))} did not serve within {timeout_s:.0f} s: see their logs")
         time.sleep(_POLL_S)
 
 
-class BrokerProbe:
-    """Asks one cluster for its brokers again and again, over one client."""
-
-    def __init__(self, bootstrap: str) -> None:
-        # Its own log would tell the user of every refused connection while the brokers come up.
-        self._client = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0, "reconnect.backoff.max.ms": 200})
-
-    def live(self) -> set[str]:
-        """``host:port`` of every broker that the cluster names; empty while nobody answers."""
-        self._client.poll(0)
-        try:
-            metadata = self._client.list_topics(timeout=2)
-        except KafkaException:
-            return set()
-        return {f"{broker.host}:{broker.port}" for broker in metadata.brokers.values()}
+def _live_brokers(client: AdminClient) -> set[str]:
+    """Return ``host:port`` of every broker that the cluster names, or an empty set if none answers."""
+    client.poll(0)
+    try:
+        metadata = client.list_topics(timeout=2)
+    except KafkaException:
+        return set()
+    return {f"{broker.host}:{broker.port}" for broker in metadata.brokers.values()}
 
 
-def wait_for_bookies(addresses: Sequence[str], wanted: Collection[str], check: Callable[[], None], *, timeout_s: float) -> None:
-    """Wait until the bookies ``wanted`` are registered; ``check`` raises if waiting has become pointless."""
+def wait_for_bookies(addresses: Sequence[str], wanted: Collection[str], check: Check, *, timeout_s: float) -> None:
+    """Wait until all bookies of ``wanted`` are registered. Raises ``Unavailable``, or what ``check`` raises."""
     asyncio.run(_wait_for_bookies(addresses, set(wanted), check, timeout_s))
 
 
-async def _wait_for_bookies(addresses: Sequence[str], wanted: set[str], check: Callable[[], None], timeout_s: float) -> None:
+async def _wait_for_bookies(addresses: Sequence[str], wanted: set[str], check: Check, timeout_s: float) -> None:
     missing = wanted
     try:
         async with asyncio.timeout(timeout_s):
@@ -58,7 +60,8 @@ async def _wait_for_bookies(addresses: Sequence[str], wanted: set[str], check: C
                     missing = wanted - await _registered(addresses)
                 await asyncio.sleep(_POLL_S)
     except TimeoutError:
-        raise Unavailable(f"bookies {', '.join(sorted(missing))} did not register within {timeout_s:.0f} s") from None
+        names = ", ".join(sorted(missing))
+        raise Unavailable(f"bookies {names} did not register within {timeout_s:.0f} s: see their logs") from None
 
 
 async def _registered(addresses: Sequence[str]) -> set[str]:

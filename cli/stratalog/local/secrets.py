@@ -1,4 +1,4 @@
-"""Credentials of a local cluster's own store: made when it is laid out, kept in a file that only its owner can read."""
+"""Credentials of a local cluster's own store, created with the cluster in a file that only its owner can read."""
 
 from __future__ import annotations
 

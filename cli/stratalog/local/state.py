@@ -1,6 +1,6 @@
-"""``cluster.json``: what runs below a data directory, and where. Written by ``cluster start``, read by every other command.
+"""``cluster.json``: the processes of a data directory and their addresses. Written by ``cluster start``, read by all commands.
 
-It always holds the cluster as it was laid out; a process that is not running has no ``pid``. It holds no secret.
+It always lists all processes of the cluster; one that is not running has no ``pid``. It contains no secrets.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
     processes: tuple[ProcessState, ...]
 
     def process(self, name: str) -> ProcessState:
-        """Raises ``NotFound`` with the names that exist."""
+        """Return the process of this name. Raises ``NotFound`` with the names that exist."""
         for process in self.processes:
             if process.name == name:
                 return process
@@ -46,7 +46,7 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
         return [process for process in self.processes if process.role == role]
 
     def replaced(self, process: ProcessState) -> ClusterState:
-        """The same cluster with this process in its new state."""
+        """Return the cluster with this process in its new state."""
         processes = tuple(process if old.name == process.name else old for old in self.processes)
         return msgspec.structs.replace(self, processes=processes)
 
@@ -56,17 +56,17 @@ def state_path(data: Path) -> Path:
 
 
 def load_state(data: Path) -> ClusterState:
-    """Raises ``NotFound`` where no cluster was started, ``Invalid`` where the file is not ours."""
+    """Return the cluster of a directory. Raises ``NotFound`` if it holds none, ``Invalid`` if the file cannot be decoded."""
     try:
         return msgspec.json.decode(state_path(data).read_bytes(), type=ClusterState)
     except FileNotFoundError as missing:
-        raise NotFound(f"no cluster below {data}: start one with `stratalog cluster start --data {data}`") from missing
+        raise NotFound(f"no cluster in {data}: start one with `stratalog cluster start --data {data}`") from missing
     except MALFORMED as malformed:
         raise Invalid(f"{state_path(data)} cannot be read: {malformed}") from malformed
 
 
 def save_state(data: Path, state: ClusterState) -> None:
-    """Replace the file at once, so that a reader never sees half of it."""
+    """Replace the file atomically, so that a reader never sees a partial one."""
     aside = state_path(data).with_suffix(".tmp")
     aside.write_bytes(msgspec.json.format(msgspec.json.encode(state), indent=2) + b"\n")
     os.replace(aside, state_path(data))

@@ -1,1 +1,1 @@
-"""Composition roots: here, and only here, configuration, environment, clock, disk and network become components."""
+"""Composition roots: the only place where components are built from configuration, environment, clock, disks and network."""

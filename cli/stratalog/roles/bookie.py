@@ -15,7 +15,7 @@ from stratalog_core.ports import Files
 
 
 async def start(node: Node) -> str:
-    """Start the bookie and register it; the address it listens on."""
+    """Start the bookie and register it. Returns the address it listens on."""
     take_turns(node.settings.turn_us)
     settings = node.configuration.section(BookieSettings, "bookie")
     server = BookieServer(
@@ -35,7 +35,10 @@ async def start(node: Node) -> str:
 
 
 async def _files(node: Node, directory: str) -> Files:
-    """A disk, locked; one whose directory cannot even be made is missing, which the bookie may survive. Raises ``Conflict``."""
+    """Return a locked disk, or a missing one if its directory cannot be created, which the bookie may survive.
+
+    Raises ``Conflict``.
+    """
     try:
         return await node.files(Path(directory))
     except OSError as failure:

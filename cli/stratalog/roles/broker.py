@@ -27,7 +27,7 @@ _THREADS = 2
 
 
 async def start(node: Node) -> str:
-    """Start the broker and register it; the address of its Kafka listener."""
+    """Start the broker and register it. Returns the address of its Kafka listener."""
     take_turns(node.settings.turn_us)
     settings = node.configuration.section(BrokerSettings, "broker")
     settings = replace(settings, connections_max=connections_within(settings.connections_max, open_files_max()))
@@ -56,12 +56,12 @@ async def start(node: Node) -> str:
 
 
 def _load_messages(node: Node) -> None:
-    """Beside the first requests; what was not loaded when the node stops is not needed any more."""
+    """Load Kafka's message classes in the background, until the node stops."""
     background = node.background(1, "messages")
 
     async def load() -> None:
         await load_messages(background)
-        # They stay for good, as what the start left: no collection needs to walk them.
+        # The classes live as long as the process: exclude them from collections.
         gc.freeze()
 
     loading = asyncio.get_running_loop().create_task(load())

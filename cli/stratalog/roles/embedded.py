@@ -1,7 +1,7 @@
 """Everything in one process: a quorum of one, one bookie, one broker, one tiering worker, on one event loop.
 
-The same components over the same loopback borders as in a cluster; only their number differs. An
-acknowledgement promises the same, on one disk.
+The components and their loopback connections are the same as in a cluster; only their number differs. An
+acknowledgement makes the same promise, on one disk.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from stratalog.roles.runtime import Node
 
 
 def embedded_overrides(data: Path, *, kafka: str, store: str | None) -> dict[str, dict[str, Any]]:
-    """Settings of the command line, which override file and environment."""
+    """Return the settings of the command line, which override file and environment."""
     return {
         "node": {"store": store or str(data / "store"), "cache_dir": str(data / "cache")},
         "metadata": {"data_dir": str(data / "metadata"), "listen": "127.0.0.1:0"},
         "bookie": {"bookie_id": "bookie-1", "data_dirs": str(data / "bookie"), "listen": "127.0.0.1:0"},
-        # One bookie is all there is: its one copy of the groups' offsets is a choice, and not an accident.
+        # There is only one bookie, so groups' offsets have one copy by choice.
         "broker": {"broker_id": 1, "listen": kafka, "offsets_topic_replication_factor": 1},
-        # It shares the process with the broker, for whom somebody waits.
+        # The worker shares the process with the broker, whose clients must not wait.
         "tiering": {"worker_id": "tiering-1", "niceness": 0},
     }
 
 
 async def start(node: Node) -> str:
-    """Start all; the address of the Kafka listener."""
+    """Start all roles and return the address of the Kafka listener."""
     node.find_metadata_at(await metadata.start(node))
     await bookie.start(node)
     address = await broker.start(node)

@@ -13,7 +13,7 @@ from stratalog_metadata.node.server import MetadataServer
 
 
 async def start(node: Node) -> str:
-    """Start the node; the address it listens on."""
+    """Start the node. Returns the address it listens on."""
     take_turns(node.settings.turn_us)
     settings = node.configuration.section(MetadataSettings, SECTION)
     server = MetadataServer(

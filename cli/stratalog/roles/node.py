@@ -1,4 +1,4 @@
-"""The settings of every process besides its component's: where the metadata quorum is, where the store is, how much to log."""
+"""The settings that every process has besides its component's: metadata quorum, store, logging."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from stratalog_core.config import setting
 class NodeSettings:
     """The table ``[node]`` of a configuration file, or ``STRATALOG_NODE_…``."""
 
-    metadata: tuple[str, ...] = setting((), help="addresses of the metadata nodes, host:port each")
+    metadata: tuple[str, ...] = setting((), help="addresses of the metadata nodes, as HOST:PORT")
     store: str = setting("", help="object store: a directory, or s3://bucket/prefix?endpoint=URL&region=NAME")
-    cache_dir: str = setting("", help="directory for cold blocks if [cold] disk_bytes is not 0; emptied at the start")
-    log_level: str = setting("info", help="least severity that is logged", choices=("debug", "info", "warning", "error"))
+    cache_dir: str = setting("", help="directory for cold blocks, used if [cold] disk_bytes is not 0; emptied at start")
+    log_level: str = setting("info", help="minimum severity that is logged", choices=("debug", "info", "warning", "error"))
     log_file: str = setting("", help="file to log to; standard error if empty")
     stop_timeout_s: float = setting(15.0, help="time for an orderly stop after SIGTERM", minimum=0.1, maximum=600)
     turn_us: int = setting(
         0,
-        help="turns of a broker, bookie or metadata node at the CPU; 100 on machines that others compute on; 0: the system's",
+        help="CPU time slice of a broker, bookie or metadata node; set 100 on machines shared with other load; 0: the system's",
         minimum=0,
         maximum=100_000,
     )

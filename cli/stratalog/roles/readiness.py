@@ -30,18 +30,18 @@ ReadRecord = Callable[[str, float], Awaitable[object]]
 
 
 async def check_metadata_node(transport: Transport, address: str, timeout_s: float) -> str:
-    """The node answers and knows the quorum's leader."""
+    """Check that the node answers and knows the quorum's leader."""
     body = await transport.channel(address).call(messages.STATUS, (messages.encode(StatusRequest()),), timeout_s)
     status = messages.decode(body, StatusAnswer)
     if not status.leader:
-        raise Unavailable(f"metadata node {status.node_id} knows no leader; start most of the metadata nodes")
+        raise Unavailable(f"metadata node {status.node_id} knows no leader; start a majority of the metadata nodes")
     return f"metadata node {status.node_id} follows leader {status.leader}"
 
 
 async def check_bookie(
     transport: Transport, address: str, bookie_id: str, read_record: ReadRecord, timeout_s: float
 ) -> str:  # fmt: skip
-    """The bookie has recovered its disks, answers, and has a session."""
+    """Check that the bookie has recovered its disks, answers, and has a session."""
     await transport.channel(address).call(bookie_messages.INFO, (), timeout_s)
     record = await read_record(bookie_key(bookie_id), timeout_s)
     if not isinstance(record, Bookie) or not record.session_id:
@@ -50,19 +50,19 @@ async def check_bookie(
 
 
 async def check_broker(listeners: Sequence[Listener], broker_id: int, read_record: ReadRecord, timeout_s: float) -> str:
-    """Every Kafka listener of the broker answers, and the broker has a session and is not stopping."""
+    """Check that every Kafka listener of the broker answers, and that the broker has a session and is not stopping."""
     for listener in listeners:
         await asyncio.wait_for(_ask_api_versions(listener), timeout_s)
     record = await read_record(broker_key(broker_id), timeout_s)
     if not isinstance(record, Broker):
         raise Unavailable(f"broker {broker_id} is not registered with the metadata quorum; see its log")
     if record.stopping:
-        raise Unavailable(f"broker {broker_id} is stopping and hands its partitions over")
+        raise Unavailable(f"broker {broker_id} is stopping and is handing over its partitions")
     return f"broker {broker_id} is registered"
 
 
 async def check_tiering_worker(worker_id: str, read_record: ReadRecord, timeout_s: float) -> str:
-    """The worker has a session."""
+    """Check that the worker has a session."""
     record = await read_record(f"tiering_worker/{worker_id}", timeout_s)
     if not isinstance(record, TieringWorker):
         raise Unavailable(f"tiering worker {worker_id} is not registered with the metadata quorum; see its log")
@@ -82,4 +82,4 @@ async def _ask_api_versions(listener: Listener) -> None:
     except (OSError, asyncio.IncompleteReadError) as failure:
         raise Unavailable(f"no Kafka broker answers at {listener.address}: {failure}") from failure
     if correlation != 1 or error:
-        raise Unavailable(f"ApiVersions at {listener.address} answered error {error} to request {correlation}")
+        raise Unavailable(f"ApiVersions at {listener.address} failed with error {error} for correlation id {correlation}")

@@ -36,26 +36,26 @@ from stratalog_tiering.store import STORE_THREADS, ObjectStore, check_store_url,
 Settings = TypeVar("Settings")
 _WATCH_INTERVAL_S: Final = 1.0
 _LOCK_TIMEOUT_S: Final = 3.0
-"""A process that was killed holds its locks until its last thread has left the kernel: a write to the disk may take a while."""
+"""A killed process holds its locks until its last thread has left the kernel, which a write to the disk may delay."""
 _LOCK_RETRY_S: Final = 0.1
 _log = logging.getLogger("stratalog")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """One process's configuration: a file, the environment over it, and what the command line says over both."""
+    """One process's configuration: a file, overridden by the environment, overridden by the command line."""
 
     file: Path | None
     overrides: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def section(self, cls: type[Settings], section: str) -> Settings:
-        """Raises ``Invalid`` that names source, field, limit and remedy."""
+        """Load one section. Raises ``Invalid`` that names source, field, limit and remedy."""
         return load(cls, section=section, file=self.file, environ=os.environ, overrides=self.overrides.get(section))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Borders:
-    """How a process reaches network, disks and clock; tests that break these bring their own."""
+    """A process's network, disks and clock. Tests of faults pass their own."""
 
     transport: Callable[[], Transport] = TcpTransport
     files: Callable[[Path], Files] = SystemFiles
@@ -94,11 +94,11 @@ class Node:
         self.closing(self.transport.close)
 
     def watching(self, failure: Callable[[], StratalogError | None]) -> None:
-        """End the process when ``failure`` answers one: a supervisor sees a dead process, but not one that has given up."""
+        """End the process when ``failure`` returns an error: a supervisor restarts a dead process, not a stuck one."""
         self._failures.append(failure)
 
     def failure(self) -> StratalogError | None:
-        """The first failure of what is watched."""
+        """Return the first failure of the watched components, or None."""
         return next((found for failure in self._failures if (found := failure()) is not None), None)
 
     async def serve_http(self, role: str) -> None:
@@ -109,7 +109,7 @@ class Node:
         self.http_address = service.address
 
     def serving_when(self, check: Ready) -> None:
-        """The process serves only while ``check`` passes, as well as those that were added before."""
+        """Add a check. The process is ready only while all checks pass."""
         self._checks.append(check)
 
     async def check_serving(self, timeout_s: float) -> str:
@@ -123,13 +123,13 @@ class Node:
         self._stack.push_async_callback(close)
 
     def background(self, threads: int, name: str) -> Background:
-        """A pool of threads of this process, shut down with it."""
+        """Return a new thread pool that is shut down when the node stops."""
         pool = ThreadBackground(threads, name)
         self._stack.callback(pool.close)
         return pool
 
     async def files(self, directory: Path) -> Files:
-        """A directory that this process alone uses until it ends. Raises ``Conflict`` if another one does, or ``OSError``."""
+        """Lock a directory until this process ends. Raises ``Conflict`` if another process has the lock, or ``OSError``."""
         files = self._files(directory)
         deadline = self.clock.monotonic() + _LOCK_TIMEOUT_S
         while True:
@@ -142,14 +142,14 @@ class Node:
             await asyncio.sleep(_LOCK_RETRY_S)
 
     def find_metadata_at(self, address: str) -> None:
-        """From now on the quorum is the one node at ``address``, in this very process."""
+        """Use the single metadata node at ``address``, which runs in this process."""
         self.settings = replace(self.settings, metadata=(address,))
 
     async def metadata(self) -> QuorumClient:
-        """The process's one client of the metadata quorum, with its view loaded."""
+        """Return this process's client of the metadata quorum, with its view loaded."""
         if self._metadata is None:
             if not self.settings.metadata:
-                raise Invalid("[node] metadata is empty: name the metadata nodes, host:port each")
+                raise Invalid("[node] metadata is empty: list the metadata nodes as HOST:PORT")
             self._metadata = QuorumClient(self.settings.metadata, self.transport, self.clock, self.random)
             self.closing(self._metadata.close)
             client = self._metadata
@@ -158,14 +158,14 @@ class Node:
         return self._metadata
 
     async def read_record(self, key: str, timeout_s: float) -> object:
-        """The metadata record under ``key`` by a linearizable read; None if there is none."""
+        """Return the metadata record under ``key``, or None, by a linearizable read."""
         (found,) = await (await self.metadata()).read([key], timeout_s)
         return found.record if found is not None else None
 
     def store(self) -> ObjectStore:
-        """The object store of ``[node] store``, closed when the node stops."""
+        """Return the object store of ``[node] store``. It is closed when the node stops."""
         if not self.settings.store:
-            raise Invalid("[node] store is empty: name a directory, or s3://bucket/prefix?endpoint=URL")
+            raise Invalid("[node] store is empty: set it to a directory or s3://bucket/prefix?endpoint=URL")
         background = self.background(STORE_THREADS, "store")
         store = open_store(self.settings.store, background=background, clock=self.clock, random=self.random)
         self.closing(store.close)
@@ -173,18 +173,18 @@ class Node:
 
 
 _SWITCH_INTERVAL_S: Final = 0.0005
-"""How long the event loop may keep a thread that came back from the disk waiting; the interpreter's own 5 ms would be in every
+"""How long a thread that returns from the disk may wait for the event loop. The interpreter's default of 5 ms would delay every
 acknowledgement of a busy bookie."""
 
 _YOUNG_OBJECTS_MAX: Final = 20_000
-"""New objects after which the collector looks for cycles among them. At the interpreter's own 700 it does so every few batches,
-and finds nothing: without any collection a broker's own code measured 3 to 8 % less."""
+"""New objects after which the garbage collector runs. At the interpreter's default of 700 it runs every few batches and finds
+nothing: a broker's own code took 3 to 8 % less time without collections."""
 
 Start = Callable[[Node], Awaitable[str]]
 
 
 def run(configuration: Configuration, name: str, start: Start, borders: Borders = SYSTEM_BORDERS) -> None:
-    """Run ``start`` (returns the address it serves at) and serve until a signal; raises what made it fail."""
+    """Run ``start``, which returns the address, and serve until a signal. Raises the error that ended the role."""
     settings = configuration.section(NodeSettings, "node")
     _configure_logging(settings)
     raise_open_files()
@@ -206,22 +206,22 @@ async def _serve(configuration: Configuration, name: str, start: Start, borders:
         if address is not None:
             node.phase = Phase.SERVING
             _log.info("%s serves at %s", name, address)
-            # Modules and what the start left stay for good: no collection needs to walk them.
+            # Modules and the objects of the start live as long as the process: exclude them from collections.
             gc.collect()
             gc.freeze()
             await _until_stopped(node, stopped)
             node.phase = Phase.STOPPING
-            # A broker that gives thousands of partitions away makes much garbage; a look at all it has is a second of its time.
+            # Handing over thousands of partitions creates much garbage, and a full collection would take a second.
             gc.freeze()
     except StratalogError as failure:
-        _log.error("%s ends: %s", name, failure.message)
+        _log.error("%s failed: %s", name, failure.message)
         raise
     finally:
         await _close(stack, name, configuration.section(NodeSettings, "node").stop_timeout_s)
 
 
 async def _until_stopped(node: Node, stopped: asyncio.Event) -> None:
-    """Return at a signal; raise what made a component give up."""
+    """Return at a signal. Raises the first failure of a watched component."""
     while not stopped.is_set():
         failure = node.failure()
         if failure is not None:
@@ -232,7 +232,7 @@ async def _until_stopped(node: Node, stopped: asyncio.Event) -> None:
 
 
 async def _unless_stopped(starting: Awaitable[str], stopped: asyncio.Event) -> str | None:
-    """The address; ``None`` if a signal came first."""
+    """Return the address, or ``None`` if a signal came first."""
     start = asyncio.ensure_future(starting)
     stop = asyncio.ensure_future(stopped.wait())
     await asyncio.wait((start, stop), return_when=asyncio.FIRST_COMPLETED)
@@ -250,7 +250,11 @@ async def _close(stack: AsyncExitStack, name: str, timeout_s: float) -> None:
             await stack.aclose()
         _log.info("%s stopped", name)
     except TimeoutError:
-        _log.warning("%s did not stop within %s s and is abandoned as in a crash", name, timeout_s)
+        _log.warning(
+            "%s did not stop within %s s (stop_timeout_s) and exits as in a crash",
+            name,
+            timeout_s,
+        )
 
 
 def _configure_logging(settings: NodeSettings) -> None:

@@ -1,4 +1,4 @@
-"""One tiering worker: takes sealed ledgers to the object store. It listens on nothing."""
+"""One tiering worker: moves sealed ledgers to the object store. It serves no clients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CHECKSUM_THREADS = 2
 
 
 async def start(node: Node) -> str:
-    """Start the worker; its name, since it has no address."""
+    """Start the worker. Returns its name, since it has no address."""
     settings = node.configuration.section(TieringSettings, "tiering")
     give_way(settings.niceness)
     metadata = await node.metadata()

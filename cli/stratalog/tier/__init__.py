@@ -1,1 +1,1 @@
-"""Behind ``stratalog tier``: reads metadata and the store directly, so that no broker has to be up."""
+"""Behind ``stratalog tier``: reads metadata and the store directly, so that no broker needs to run."""

@@ -1,4 +1,4 @@
-"""Forked history: shows both lines of a partition, and asks for one of them to be kept."""
+"""Forked history: shows both histories of a partition, and records the decision which one to keep."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ForkedPartition:
 
 
 async def forked_partitions(view: MetadataView, store: ObjectStore, topics: Iterable[Topic]) -> list[ForkedPartition]:
-    """Those partitions of ``topics`` whose history in the store is not the one that metadata knows."""
+    """Return the partitions of ``topics`` whose history in the store differs from the one in metadata."""
     forked = []
     for topic in topics:
         for index in range(topic.partition_count):
@@ -46,10 +46,10 @@ async def forked_partitions(view: MetadataView, store: ObjectStore, topics: Iter
 
 
 def fork_text(forked: ForkedPartition) -> str:
-    """Both lines, and how to decide."""
+    """Return a text with both histories and the command that decides."""
     name, lines = f"{forked.topic.name} {forked.partition}", forked.lines
     return (
-        f"FORKED {name}: metadata has lost history that is committed in the store; nothing is committed or deleted\n"
+        f"FORKED {name}: metadata does not know history that is committed in the store; commits and deletions are stopped\n"
         f"  metadata: {_line_text(lines.fork.metadata_version, lines.metadata)}\n"
         f"  store:    {_line_text(lines.fork.store_version, lines.store.manifest)}\n"
         f"  decide:   stratalog tier resolve-fork {name} --keep metadata|store"
@@ -57,7 +57,7 @@ def fork_text(forked: ForkedPartition) -> str:
 
 
 def fork_row(forked: ForkedPartition) -> dict[str, Any]:
-    """The newest version of both lines, for programs; a version is None where a line has no manifest."""
+    """Return the newest version of both histories for JSON. A version is None if a history has no manifest."""
     fork = forked.lines.fork
     return {
         "topic": forked.topic.name,
@@ -71,7 +71,7 @@ def fork_row(forked: ForkedPartition) -> dict[str, Any]:
 
 def _line_text(version: int, manifest: Manifest | None) -> str:
     if manifest is None:
-        return f"version {version}, whose manifest is not in the store" if version else "no manifest"
+        return f"version {version}, its manifest is missing in the store" if version else "no manifest"
     return (
         f"version {version}, offsets {manifest.start_offset} to {manifest.end_offset - 1}, {manifest.record_count} records,"
         f" {manifest.cold_bytes} bytes"
@@ -79,7 +79,7 @@ def _line_text(version: int, manifest: Manifest | None) -> str:
 
 
 async def decide_fork(metadata: MetadataClient, forked: ForkedPartition, keep: str, *, discard_hot: bool) -> ForkDecision:
-    """Write the decision for this very fork; a tiering worker carries it out."""
+    """Record the decision for exactly this fork. A tiering worker carries it out."""
     decision = ForkDecision(
         topic_id=forked.topic.topic_id,
         index=forked.partition,
@@ -95,7 +95,7 @@ async def decide_fork(metadata: MetadataClient, forked: ForkedPartition, keep: s
 
 
 async def wait_for_resolution(metadata: MetadataClient, decision: ForkDecision, timeout_s: float) -> None:
-    """Return when the decision was carried out. Raises ``Invalid`` if it cannot be, ``Unavailable`` after the time-out."""
+    """Return when the decision is carried out. Raises ``Invalid`` if it is refused, ``Unavailable`` after the time-out."""
     changed = asyncio.Event()
     stop = metadata.view.subscribe(lambda changes: changed.set())
     try:
@@ -104,7 +104,7 @@ async def wait_for_resolution(metadata: MetadataClient, decision: ForkDecision, 
                 changed.clear()
                 await changed.wait()
     except TimeoutError:
-        raise Unavailable(f"the decision was not carried out within {timeout_s:.0f} s: is a tiering worker up?") from None
+        raise Unavailable(f"the decision was not carried out within {timeout_s:.0f} s: is a tiering worker running?") from None
     finally:
         stop()
     if waiting is not None:
@@ -112,7 +112,7 @@ async def wait_for_resolution(metadata: MetadataClient, decision: ForkDecision, 
 
 
 def only_fork(forked: list[ForkedPartition], topic: str, partition: int) -> ForkedPartition:
-    """The fork of this partition. Raises ``NotFound``."""
+    """Return the fork of this partition. Raises ``NotFound``."""
     for found in forked:
         if found.partition == partition:
             return found

@@ -1,4 +1,4 @@
-"""Where each partition's committed history begins: by the metadata quorum if there is one, else by the bucket alone."""
+"""Finds each partition's committed history: through the metadata quorum if it is given, else by the bucket alone."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ class ColdPartition:
 
 
 async def cold_partitions(store: ObjectStore, addresses: Sequence[str], topics: Sequence[str]) -> list[ColdPartition]:
-    """Those of ``topics`` (none named: all). Without ``addresses`` the bucket itself is asked. Raises ``NotFound``."""
+    """Return the cold partitions of ``topics`` (none: all). Reads only the bucket if ``addresses`` is empty.
+
+    Raises ``NotFound``.
+    """
     return await (_by_metadata(addresses, topics) if addresses else _by_bucket(Archive(store), topics))
 
 
@@ -49,7 +52,7 @@ async def _by_bucket(archive: Archive, names: Sequence[str]) -> list[ColdPartiti
 
 
 async def segment_rows(store: ObjectStore, partitions: Sequence[ColdPartition]) -> AsyncIterator[dict[str, object]]:
-    """One row per live segment, in offset order within each partition."""
+    """Yield one row per live segment, in offset order within each partition."""
     archive = Archive(store)
     for partition in partitions:
         manifest = await archive.manifest(partition.pointer)
@@ -72,7 +75,7 @@ def _segment_row(partition: ColdPartition, segment: SegmentEntry) -> dict[str, o
 
 
 def verified_row(report: PartitionReport) -> dict[str, object]:
-    """The verified part of one partition."""
+    """Return a row about the verified part of one partition."""
     progress = report.progress
     return {
         "topic": progress.topic,
@@ -87,7 +90,7 @@ def verified_row(report: PartitionReport) -> dict[str, object]:
 
 
 def finding_row(report: PartitionReport, finding: Finding) -> dict[str, object]:
-    """A finding with its place: segment (or manifest), block, offsets."""
+    """Return a row with a finding and its place: segment (or manifest), block, offsets."""
     return {
         "topic": report.progress.topic,
         "partition": report.progress.partition,

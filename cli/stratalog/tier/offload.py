@@ -1,4 +1,4 @@
-"""Asks for everything of a topic to be cold now, and waits until it is."""
+"""Requests the offload of a whole topic, and waits until it is done."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ OnProgress = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """How long to wait for a topic, and whom to tell how many of its partitions are done."""
+    """How long to wait for a topic. ``on_progress`` is called with the number of its partitions that are done."""
 
     timeout_s: float
     on_progress: OnProgress
 
 
 async def request_offload(metadata: MetadataClient, topic: Topic, *, delete_hot: bool) -> None:
-    """One command for all partitions: the owners seal, the tiering workers do the rest."""
+    """Request the offload of all partitions in one command. Owners seal their ledgers, tiering workers do the rest."""
     requests = (
         TierRequest(topic_id=topic.topic_id, index=index, delete_hot=delete_hot) for index in range(topic.partition_count)
     )
@@ -32,7 +32,7 @@ async def request_offload(metadata: MetadataClient, topic: Topic, *, delete_hot:
 
 
 async def wait_for_offload(metadata: MetadataClient, topic: Topic, waiting: Waiting) -> None:
-    """Return when no request of ``topic`` is left. Raises ``Unavailable`` with the last errors after the time-out."""
+    """Return when ``topic`` has no open request. Raises ``Unavailable`` with the last errors after the time-out."""
     changed = asyncio.Event()
     stop = metadata.view.subscribe(lambda changes: changed.set())
     try:
@@ -53,7 +53,7 @@ def _why_not(metadata: MetadataClient, topic: Topic, timeout_s: float) -> str:
     unsealed = sum(request.end_offset < 0 for request in left)
     text = f"{len(left)} of {topic.partition_count} partitions of {topic.name} are not cold after {timeout_s:.0f} s"
     if unsealed:
-        text += f"; {unsealed} are not sealed: is every broker up?"
+        text += f"; {unsealed} are not sealed: is every broker running?"
     errors = {status.last_error for request in left if (status := _status(metadata, request)) is not None and status.last_error}
     return text + "".join(f"; last error: {error}" for error in sorted(errors))
 

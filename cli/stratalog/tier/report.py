@@ -1,4 +1,4 @@
-"""The hot and the cold part of each partition, from metadata. Pure: a view in, rows out."""
+"""Reports the hot and the cold part of each partition, from metadata. Pure: a view in, rows out."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from stratalog_metadata.records import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionTier:
-    """One partition. Offsets: start inclusive, end exclusive. ``hot_bytes`` counts sealed ledgers only.
+    """One partition. Start offsets are inclusive, end offsets exclusive. ``hot_bytes`` counts sealed ledgers only.
 
-    ``lag_records`` are in sealed ledgers and not yet cold.
+    ``lag_records`` counts records in sealed ledgers that are not yet cold.
     """
 
     topic: str
@@ -48,7 +48,7 @@ class PartitionTier:
 
 
 def topics_named(view: MetadataView, names: Iterable[str]) -> list[Topic]:
-    """The topics of these names; all but internal ones if none is named. Raises ``NotFound``."""
+    """Return the topics of these names, or all but internal ones if ``names`` is empty. Raises ``NotFound``."""
     wanted = list(names)
     if not wanted:
         return [topic for topic in view.all(Topic) if not topic.internal]
@@ -60,7 +60,7 @@ def topics_named(view: MetadataView, names: Iterable[str]) -> list[Topic]:
 
 
 def tier_report(view: MetadataView, topics: Iterable[Topic]) -> list[PartitionTier]:
-    """One row for every partition of ``topics``, in order."""
+    """Return one row per partition of ``topics``, in order."""
     return [_partition(view, topic, index) for topic in topics for index in range(topic.partition_count)]
 
 

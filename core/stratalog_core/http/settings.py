@@ -26,7 +26,7 @@ class HttpSettings:
     )
     label_sets_max: int = setting(
         LABEL_SETS_MAX,
-        help="label sets of one metric in a scrape, such as topics; the largest values are kept",
+        help="maximum number of label sets (such as topics) of one metric in a scrape; the largest values are kept",
         minimum=1,
         maximum=100_000,
     )

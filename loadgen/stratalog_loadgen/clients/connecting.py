@@ -37,7 +37,7 @@ def allow_descriptors(wanted: int) -> None:
     """Raise this process's limit on open files. Raises ``Invalid`` if the machine allows fewer."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard not in (resource.RLIM_INFINITY,) and hard < wanted:
-        raise Invalid(f"{wanted} connections need as many open files, the limit is {hard}: raise it with `ulimit -Hn`")
+        raise Invalid(f"{wanted} connections need {wanted} open files, but the limit is {hard}: raise it with `ulimit -Hn`")
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 

@@ -42,7 +42,7 @@ def fetched(answer: memoryview) -> Iterator[Fetched]:
     """Partitions of an answer to ``fetch_request``."""
     _, _, error, _, topics = struct.unpack_from(">iihii", answer)
     if error:
-        raise NotAnswered(f"a fetch was refused with error {error}")
+        raise NotAnswered(f"a fetch failed with error {error}")
     at = 18
     for _ in range(topics):
         (length,) = struct.unpack_from(">h", answer, at)

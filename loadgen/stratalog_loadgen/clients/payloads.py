@@ -52,5 +52,5 @@ def file_payload(path: Path, record_bytes: int) -> bytes:
         raise Invalid(f"payloadFile {path} does not exist: name a file of {record_bytes} bytes")
     content = path.read_bytes()
     if len(content) != record_bytes:
-        raise Invalid(f"payloadFile {path} has {len(content)} bytes, messageSize is {record_bytes}: they must be equal")
+        raise Invalid(f"payloadFile {path} has {len(content)} bytes, but messageSize is {record_bytes}: they must be equal")
     return content

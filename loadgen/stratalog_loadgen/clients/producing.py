@@ -83,7 +83,7 @@ class Work:
         if time.monotonic_ns() <= schedule.end_ns() + _OVERDUE_S * 1e9:
             return False
         self.failed += schedule.records - self.sent
-        self.failure = f"records that were due before the end could not be sent within {_OVERDUE_S:.0f} s of it"
+        self.failure = f"records that were due before the end were not sent within {_OVERDUE_S:.0f} s after it"
         return True
 
     def hand_over(self, producer: Producer, topic: str, chunk: list[dict[str, Any]], partition: int) -> None:

@@ -57,7 +57,7 @@ class LoadProcess:
         """Take in what it wrote. Raises ``Invalid`` if its settings are wrong, ``Unavailable`` if it failed or just ended."""
         content = os.read(self.output.fileno(), 1 << 20)
         if not content:
-            raise Unavailable(f"a load process ended without a result, code {self._process.wait()}")
+            raise Unavailable(f"a load process exited with code {self._process.wait()} and without a result")
         *lines, self._partial = (self._partial + content).split(b"\n")
         for line in lines:
             self._note(msgspec.json.decode(line, type=Report))

@@ -1,4 +1,4 @@
-"""A result for people: what ran, then what came out."""
+"""Prints a result: what ran, then what was measured."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _PACE_S = 1.0
 
 
 def print_result(result: Result, *, as_json: bool) -> None:
-    """On standard output; on standard error, that the load was too much for its figures to mean what they are called."""
+    """Print a result on standard output. Warns on standard error if the load fell behind its rate."""
     share = carried_share(result.settings, result.measured)
     if share is not None and share < CARRIED_MIN:
         wanted = result.settings["wanted_records_per_s"]
         click.echo(
-            f"stratalog: the load was not carried, {share:.0%} of {wanted:,.0f} records/s: latencies are the length of a queue "
-            "that grew until the end. Lower --rate, or see by `bench produce` what the cluster takes.",
+            f"stratalog: only {share:.0%} of {wanted:,.0f} records/s were sent: the latencies are of a queue that grew until "
+            "the end. Lower --rate, or measure the maximum with `stratalog bench produce`.",
             err=True,
         )
     if as_json:
@@ -35,14 +35,14 @@ def print_result(result: Result, *, as_json: bool) -> None:
 
 
 class Pace:
-    """How fast a count grows: ``per_s`` is of the last second or so, ``now`` in seconds of one clock."""
+    """The rate at which a count grows. ``per_s`` covers about the last second."""
 
     def __init__(self) -> None:
         self._count, self._at = 0, 0.0
         self.per_s = 0.0
 
     def note(self, count: int, now: float) -> None:
-        """A count that fell is that of something new, as the load behind a history is."""
+        """Take a count at the time ``now`` (seconds). A count that falls starts a new measurement."""
         if not self._at or count < self._count:
             self._count, self._at = count, now
         elif now - self._at >= _PACE_S:
@@ -51,7 +51,7 @@ class Pace:
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Names and values; nested ones as ``outer.inner``; what is unset is left out."""
+    """Return names and values, nested ones as ``outer.inner``, without unset ones."""
     pairs: list[tuple[str, Any]] = []
     for name, value in settings.items():
         if isinstance(value, Mapping):
@@ -62,7 +62,7 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]
 
 
 def figure(value: Any) -> str:
-    """Three figures are all that a measurement on a shared machine can say."""
+    """Return a value as text with three significant digits, which is all that a shared machine can measure."""
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
     return f"{value:,}" if isinstance(value, int) else str(value)

@@ -76,7 +76,9 @@ def throughput(counts: Sequence[Counted]) -> dict[str, Any]:
     elapsed_s = ended - began
     if elapsed_s <= 0 or not records:
         reasons = {c.failure for c in counts if c.failure}
-        raise Unavailable(f"nothing went through; {'; '.join(reasons) or 'no error was reported: give it more time'}")
+        raise Unavailable(
+            f"no record was acknowledged or read: {'; '.join(reasons) or 'no error was reported; measure for longer'}"
+        )
     return {
         "records": records,
         "record_bytes_in_all": size,

@@ -30,7 +30,7 @@ def measure_tail(
     With ``leave`` one consumer leaves in the middle of the measured time, and the rebalance that follows is timed.
     """
     if leave and readers.consumers < 2:
-        raise Invalid("one consumer is to leave its group: a group needs two at least, give --consumers 2 or more")
+        raise Invalid("--leave needs at least 2 consumers in a group: set --consumers to 2 or more")
     stamps = records_per_s > 0
     with prepared(bootstrap, topics, traffic) as place:
         loads = producer_loads(place, traffic, window, records_per_s=records_per_s, stamps=stamps)
@@ -63,7 +63,7 @@ def measure_catch_up(
             _write_history(place, traffic, history_bytes, on_progress)
         wanted = place.records() * readers.groups
         if not wanted:
-            raise Invalid(f"topic {place.names[0]} holds nothing to read: write to it first, or leave out --topic")
+            raise Invalid(f"topic {place.names[0]} is empty: write to it first, or leave out --topic")
         endless = Window(warmup_s=0.0, duration_s=_HISTORY_TIMEOUT_S)
         going_on = producer_loads(place, traffic, endless, records_per_s=records_per_s, whole_batches=True)
         writing = going_on if records_per_s else []

@@ -75,8 +75,8 @@ def _wait_until_steady(crew: Crew, partitions: int) -> None:
     while crew.heard(ProducerLoad) < partitions:
         if time.monotonic() >= deadline:
             raise Unavailable(
-                f"{crew.heard(ProducerLoad)} of {partitions} partitions acknowledged a record within a second of its moment, "
-                f"after {_STEADY_TIMEOUT_S:.0f} s: the cluster does not keep up with the load, lower its rate"
+                f"after {_STEADY_TIMEOUT_S:.0f} s only {crew.heard(ProducerLoad)} of {partitions} partitions acknowledge "
+                "records within a second: the cluster does not keep up; lower --rate"
             )
         crew.follow_for(_STEADY_POLL_S)
 
@@ -114,14 +114,14 @@ def gaps_of(counts: Sequence[Counted], lost: set[tuple[str, int]], killed_at: fl
     """Raises ``Unavailable`` if there is nothing to tell: where nothing came before the kill, nothing was cut off."""
     found: list[Gap] = [gap for count in counts for gap in count.gaps]
     if not found:
-        raise Unavailable("no record was acknowledged twice in any partition: give it more time")
+        raise Unavailable("no partition acknowledged two records: raise --after")
     hit = sorted(gap.longest_s for gap in found if (gap.topic, gap.partition) in lost)
     spared = [gap.longest_s for gap in found if (gap.topic, gap.partition) not in lost]
     late = sum(gap.first_at >= killed_at for gap in found if (gap.topic, gap.partition) in lost)
     if late > len(hit) * _LATE_SHARE_MAX:
-        raise Unavailable(f"{late} of {len(hit)} partitions had acknowledged nothing before the kill: kill later")
+        raise Unavailable(f"{late} of {len(hit)} partitions had acknowledged nothing before the kill: raise --before")
     if not hit:
-        raise Unavailable("no partition changed its leader: was a broker killed that led some?")
+        raise Unavailable("no partition changed its leader: kill a broker that leads partitions")
     return {
         "partitions_moved": len(hit),
         "gap_median_s": statistics.median(hit),

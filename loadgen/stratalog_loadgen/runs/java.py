@@ -88,7 +88,7 @@ def java_properties(traffic: Traffic) -> dict[str, str | int]:
 
 def _only_what_java_takes(topics: Topics, traffic: Traffic) -> None:
     if traffic.producers != 1 or topics.count != 1 or traffic.keys != "none":
-        raise Invalid("Java's tools drive one producer without keys on one topic: leave out --producers, --topics and --keys")
+        raise Invalid("--client java runs one producer without keys on one topic: leave out --producers, --topics and --keys")
 
 
 def _client(tool: str) -> str:

@@ -48,7 +48,7 @@ def measure_produce(
         measured |= {"sent_in_all": sent, "in_the_log": grown}
         if traffic.acks == "all" and not measured["failed"] and grown != sent:
             raise Corrupt(
-                f"{sent} records were acknowledged, the topics grew by {grown}: something is lost, or others write, too"
+                f"{sent} records were acknowledged, the topics grew by {grown}: records were lost, or others write, too"
             )
         settings = as_document(topics, traffic, window, records=records or None)
         return result("produce", settings, measured, window=window_of(counts))

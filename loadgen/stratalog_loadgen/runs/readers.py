@@ -17,11 +17,11 @@ ASSIGN_TIMEOUT_S = 300.0
 def consumer_loads(place: Prepared, readers: Readers, *, earliest: bool = True, stamps: bool = False) -> list[ConsumerLoad]:
     """One per process. With more processes than groups, each group's members are spread over several. Raises ``Invalid``."""
     if readers.light and (len(place.names) > 1 or not earliest):
-        raise Invalid("light consumers read one new topic from its beginning: leave out --topic, or --light")
+        raise Invalid("--light reads one new topic from its beginning: leave out --topic or --light")
     processes = readers.processes or readers.groups
     members = readers.groups * readers.consumers
     if processes > members:
-        raise Invalid(f"{processes} processes for {members} consumers: each process needs one at least")
+        raise Invalid(f"--consumer-processes is {processes}; maximum is the number of consumers, {members}")
     groups = [f"bench-{secrets.token_hex(4)}-{number}" for number in range(readers.groups)]
     options = consumer_options(place.bootstrap, readers, earliest=earliest)
     if processes <= readers.groups:

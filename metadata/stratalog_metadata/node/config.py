@@ -18,32 +18,42 @@ class MetadataSettings:
 
     data_dir: str = setting(help="directory of this node's log and state")
     node_id: int = setting(1, help="this node's number in the quorum", minimum=1, maximum=1_000_000)
-    listen: str = setting("127.0.0.1:9300", help="HOST:PORT to listen on; port 0 takes any")
+    listen: str = setting("127.0.0.1:9300", help="HOST:PORT to listen on; port 0 takes any free port")
     peers: tuple[str, ...] = setting(
-        (), help="nodes of the quorum as ID=HOST:PORT, this one included; all of them when it is founded; empty: only this one"
+        (), help="nodes of the quorum as ID=HOST:PORT, including this one; all of them at the first start; empty: only this one"
     )
-    cluster_id: str = setting("", help="cluster that this node belongs to; empty: the first leader makes one up")
+    cluster_id: str = setting("", help="id of the cluster; empty: the first leader generates one")
     election_timeout_ms: int = setting(
-        500, help="silence of the leader, once to twice as long, after which an election begins", minimum=50, maximum=60_000
+        500,
+        help="minimum silence of the leader before an election begins; the actual time is random, up to twice as long",
+        minimum=50,
+        maximum=60_000,
     )
     heartbeat_ms: int = setting(100, help="interval of the leader's heartbeats", minimum=10, maximum=20_000)
     snapshot_entries: int = setting(
-        10_000, help="log entries after which the log is cut behind the stored state", minimum=100, maximum=1_000_000
+        10_000, help="log entries after which the log is truncated, up to the stored state", minimum=100, maximum=1_000_000
     )
     snapshot_bytes: int = setting(
-        64 * 1024 * 1024, help="bytes of log in memory after which it is cut", minimum=65_536, maximum=4 * 1024**3
+        64 * 1024 * 1024,
+        help="bytes of log in memory after which it is truncated, up to the stored state",
+        minimum=65_536,
+        maximum=4 * 1024**3,
     )
     kept_entries: int = setting(
-        2_000, help="entries that stay behind the cut, for nodes that were away shortly", minimum=0, maximum=1_000_000
+        2_000, help="entries kept at truncation for nodes that are slightly behind", minimum=0, maximum=1_000_000
     )
-    log_segment_bytes: int = setting(16 * 1024 * 1024, help="size at which a log file ends", minimum=4096, maximum=1024**3)
+    log_segment_bytes: int = setting(
+        16 * 1024 * 1024, help="size at which a new log file is started", minimum=4096, maximum=1024**3
+    )
     balance_interval_s: float = setting(
         10.0,
-        help="seconds between rounds that move partitions for balance, and of quiet before one; 0: never",
+        help="seconds between rounds of partition balancing, and without other moves before one; 0: never",
         minimum=0,
         maximum=86_400,
     )
-    balance_moves_max: int = setting(20, help="partitions that one round of balance moves at most", minimum=1, maximum=1_000)
+    balance_moves_max: int = setting(
+        20, help="maximum number of partitions moved in one round of balancing", minimum=1, maximum=1_000
+    )
     preferred_rack: str = setting(
         "", help="rack whose brokers own partitions of topics without preferred.leader.rack; empty: any"
     )
@@ -58,12 +68,12 @@ class MetadataSettings:
         for peer in self.peers:
             number, equals, address = peer.partition("=")
             if not equals or not number.isdecimal() or int(number) < 1 or not address:
-                raise Invalid(f"[{SECTION}] peers: {peer!r} is not ID=HOST:PORT with an ID from 1 on")
+                raise Invalid(f"[{SECTION}] peers: {peer!r} is not ID=HOST:PORT with an ID of at least 1")
             if int(number) in addresses:
-                raise Invalid(f"[{SECTION}] peers: node {number} is named twice")
+                raise Invalid(f"[{SECTION}] peers: node {number} is listed twice")
             addresses[int(number)] = address
         if addresses and self.node_id not in addresses:
-            raise Invalid(f"[{SECTION}] peers name {sorted(addresses)}, but not this node, {self.node_id}")
+            raise Invalid(f"[{SECTION}] peers lists {sorted(addresses)}, but not this node, {self.node_id}: add it")
         return addresses
 
     def balance(self) -> BalanceRules:
@@ -78,8 +88,8 @@ class MetadataSettings:
         """
         if self.heartbeat_ms * 2 > self.election_timeout_ms:
             raise Invalid(
-                f"[{SECTION}] heartbeat_ms is {self.heartbeat_ms}: it may be half of election_timeout_ms"
-                f" ({self.election_timeout_ms}) at most"
+                f"[{SECTION}] heartbeat_ms is {self.heartbeat_ms}; maximum is {self.election_timeout_ms // 2},"
+                " half of election_timeout_ms"
             )
         return RaftSettings(
             node_id=self.node_id,

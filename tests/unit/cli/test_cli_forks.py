@@ -81,7 +81,7 @@ async def test_the_command_waits_for_the_worker(metadata: QuorumClient, store: O
     (forked,) = await forked_partitions(metadata.view, store, [TOPIC])
     decision = await decide_fork(metadata, forked, KEEP_STORE, discard_hot=False)
     if end == "never":
-        with pytest.raises(Unavailable, match="is a tiering worker up"):
+        with pytest.raises(Unavailable, match="is a tiering worker running"):
             await wait_for_resolution(metadata, decision, 0.1)
         return
     waiting = asyncio.create_task(wait_for_resolution(metadata, decision, 20))

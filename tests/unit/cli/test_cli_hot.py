@@ -102,7 +102,7 @@ async def test_a_bookie_that_is_needed_is_not_decommissioned(quorum: EmbeddedQuo
     metadata = quorum.client
     await _bookies(metadata, "b1", "b2")
     await _put(metadata, TOPIC)
-    with pytest.raises(NotEnoughBookies, match=r"without b1 1 bookies take ledgers \(b2\), and there are .* with 2 copies"):
+    with pytest.raises(NotEnoughBookies, match=r"without b1, 1 bookies accept ledgers \(b2\), but some .* has 2 copies"):
         await set_draining(metadata, "b1", draining=True)
     with pytest.raises(NotFound, match="no bookie 'b9'"):
         await set_draining(metadata, "b9", draining=True)
@@ -120,7 +120,7 @@ async def test_a_bookie_that_is_needed_is_not_decommissioned(quorum: EmbeddedQuo
 async def test_the_wait_ends_when_no_ledger_names_the_bookie(quorum: EmbeddedQuorum) -> None:
     metadata = quorum.client
     await _put(metadata, _ledger(1, "b1", "b2"), _ledger(2, "b2", "b3"))
-    with pytest.raises(Unavailable, match="b1 still is in 1 ledgers, 0 of them open"):
+    with pytest.raises(Unavailable, match="b1 is still in 1 ledgers, 0 of them open"):
         await wait_until_empty(metadata, "b1", 0.05, lambda left: None)
     told: list[int] = []
     waiting = asyncio.create_task(wait_until_empty(metadata, "b1", 20.0, told.append))
@@ -212,7 +212,7 @@ async def test_damage_that_nobody_can_mend_fails_the_scrub_and_the_doctor(
     assert (disk["damaged"], disk["healed"], disk["unhealable"]) == (1, 0, 1)
     assert f"entry 0 of ledger {ledger.ledger_id}" in done.stderr
     (finding,) = [each for each in await check_disks(quorum.client.view) if each.verdict is Verdict.FAIL]
-    assert "b1, disk 0: 1 damaged entries" in finding.detail
+    assert "b1, disk 0: 1 corrupt entries" in finding.detail
 
 
 async def test_a_bookie_that_metadata_cannot_be_right_about_says_so(quorum: EmbeddedQuorum, tmp_path: Path) -> None:
@@ -227,11 +227,11 @@ async def test_a_bookie_that_metadata_cannot_be_right_about_says_so(quorum: Embe
     async with asyncio.timeout(30.0):
         while not (wrong := [each for each in await check_disks(quorum.client.view) if each.verdict is Verdict.FAIL]):  # noqa: ASYNC110 (the bookie looks by itself)
             await asyncio.sleep(0.02)
-    assert wrong[0].detail.startswith("b1 keeps ledgers: ")
+    assert wrong[0].detail.startswith("b1 deletes no ledgers: ")
     assert "restored from an old copy" in wrong[0].detail
     where = ("--metadata", ",".join(quorum.addresses), "--json")
     (row,) = (await asyncio.to_thread(_invoke, "bookie", "list", *where))["bookies"]
-    assert row["remark"].startswith("keeps ledgers: ")
+    assert row["remark"].startswith("deletes no ledgers: ")
     await server.close()
     rows = with_remarks(bookie_rows(quorum.client.view), {"b1": Unavailable("cannot connect")})
     assert rows[0]["remark"] == "does not answer: cannot connect"

@@ -50,7 +50,7 @@ def test_logs_go_to_the_file_that_is_named(tmp_path: Path) -> None:
         ("metadata", "[metadata]\nlisten = 5\n", "listen must be str"),
         ("metadata", "", "'data_dir' of [metadata] has no default"),
         ("metadata", '[metadata]\ndata_dir = "d"\nnode_id = 0\n', "minimum is 1"),
-        ("bookie", '[bookie]\nbookie_id = "b"\ndata_dirs = ["d"]\n', "name the metadata nodes"),
+        ("bookie", '[bookie]\nbookie_id = "b"\ndata_dirs = ["d"]\n', "list the metadata nodes"),
         ("broker", "[node", "is not valid TOML"),
     ],
 )

@@ -108,5 +108,5 @@ async def test_waiting_in_vain_says_why(metadata: QuorumClient) -> None:
     failed = TierStatus(topic_id=TOPIC.topic_id, index=1, worker_id="w", last_error="bucket is gone")
     await _put(metadata, TOPIC, failed)
     await request_offload(metadata, TOPIC, delete_hot=False)
-    with pytest.raises(Unavailable, match=r"2 of 2 partitions .* is every broker up\?; last error: bucket is gone"):
+    with pytest.raises(Unavailable, match=r"2 of 2 partitions .* is every broker running\?; last error: bucket is gone"):
         await wait_for_offload(metadata, TOPIC, Waiting(timeout_s=0.1, on_progress=lambda _: None))

@@ -55,7 +55,7 @@ def test_a_stopped_node_is_told_by_position_and_kinds_and_left_as_it_was(tmp_pat
     before = contents(path.parent)
     finding = only_finding(tmp_path)
     assert (finding.check, finding.verdict) == ("files of metadata-1", Verdict.OK)
-    assert finding.detail == "whole, format version 2, applied up to 41 (term 5); 1 counter, 3 dynamic_config"
+    assert finding.detail == "intact, format version 2, applied up to 41 (term 5); 1 counter, 3 dynamic_config"
     assert contents(path.parent) == before
 
 
@@ -78,7 +78,7 @@ def test_a_node_that_never_checkpointed_is_empty(tmp_path: Path) -> None:
     (tmp_path / "metadata").mkdir()
     SqliteStore(tmp_path / "metadata" / "state.sqlite").close()
     finding = only_finding(tmp_path)
-    assert (finding.verdict, finding.detail) == (Verdict.OK, "empty: nothing was checkpointed yet")
+    assert (finding.verdict, finding.detail) == (Verdict.OK, "empty: no checkpoint yet")
 
 
 @pytest.mark.parametrize("at", [0, 4096, 3 * 4096])
@@ -123,7 +123,7 @@ def test_a_row_that_changed_or_went_is_a_failure(tmp_path: Path, statement: str,
 def test_another_format_version_is_a_failure(tmp_path: Path) -> None:
     change(write_node(tmp_path), "UPDATE applied SET format_version = 9")
     finding = only_finding(tmp_path)
-    assert (finding.verdict, finding.detail) == (Verdict.FAIL, "format version 9, this is for version 2")
+    assert (finding.verdict, finding.detail) == (Verdict.FAIL, "format version is 9; this Stratalog reads version 2")
 
 
 def test_a_missing_table_is_a_failure(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_a_node_that_runs_is_left_alone(tmp_path: Path, name: str, role: str) ->
     process = ProcessState(name=name, role=role, address="", pid=os.getpid(), started_at=started_at)
     state = ClusterState(bootstrap="", metadata="", store="", processes=(process,))
     finding = only_finding(tmp_path, state)
-    assert (finding.verdict, finding.detail) == (Verdict.OK, "in use; looked into when the node is stopped")
+    assert (finding.verdict, finding.detail) == (Verdict.OK, "in use; checked only while the node is stopped")
 
 
 def test_the_command_shows_it_with_nothing_running(tmp_path: Path) -> None:

@@ -29,4 +29,4 @@ def test_clients_leave_room_for_what_the_broker_itself_opens(caplog: pytest.LogC
         assert not caplog.records
         assert connections_within(10_000, 4096) == 4096 - OWN_FILES
         assert connections_within(10_000, 256) == 128
-    assert ["raise it" in record.getMessage() for record in caplog.records] == [True, True]
+    assert ["raise the limit" in record.getMessage() for record in caplog.records] == [True, True]

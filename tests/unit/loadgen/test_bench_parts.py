@@ -147,7 +147,7 @@ def test_a_payload_file_must_be_as_long_as_the_message(tmp_path: Path) -> None:
     file = tmp_path / "payload-10.data"
     file.write_bytes(b"0123456789")
     assert payloads(Payload(record_bytes=10, file=str(file)), 1) == [b"0123456789"]
-    with pytest.raises(Invalid, match="10 bytes, messageSize is 11"):
+    with pytest.raises(Invalid, match="10 bytes, but messageSize is 11"):
         payloads(Payload(record_bytes=11, file=str(file)), 1)
     with pytest.raises(Invalid, match="does not exist"):
         payloads(Payload(record_bytes=11, file=str(tmp_path / "none")), 1)
@@ -167,9 +167,9 @@ def test_producers_records_and_rate_are_shared_out() -> None:
 
 
 def test_more_processes_than_producers_are_refused() -> None:
-    with pytest.raises(Invalid, match="3 processes for 2 producers"):
+    with pytest.raises(Invalid, match="--processes is 3; maximum is the number of producers, 2"):
         producer_loads(_PLACE, Traffic(producers=2, processes=3), Window())
-    with pytest.raises(Invalid, match="random ratio 2"):
+    with pytest.raises(Invalid, match="random ratio is 2"):
         producer_loads(_PLACE, Traffic(payload=Payload(random_ratio=2)), Window())
 
 

@@ -32,10 +32,12 @@ _log = logging.getLogger(__name__)
 class ColdReaderSettings:
     """Limits of one process's cold reads."""
 
-    disk_bytes: int = setting(0, help="Bytes of blocks kept on local disk after memory; 0: none", minimum=0)
-    read_ahead_blocks: int = setting(8, help="Most blocks read ahead of one sequential reader; 0: none", minimum=0, maximum=64)
-    fetch_reads: int = setting(8, help="Reads at once that fetches wait for", minimum=1, maximum=64)
-    read_ahead_reads: int = setting(4, help="Reads at once for read-ahead", minimum=1, maximum=64)
+    disk_bytes: int = setting(0, help="Size of the block cache on local disk, behind the one in memory; 0: none", minimum=0)
+    read_ahead_blocks: int = setting(
+        8, help="Maximum number of blocks read ahead of one sequential reader; 0: none", minimum=0, maximum=64
+    )
+    fetch_reads: int = setting(8, help="Maximum number of concurrent reads for fetches", minimum=1, maximum=64)
+    read_ahead_reads: int = setting(4, help="Maximum number of concurrent reads for read-ahead", minimum=1, maximum=64)
 
 
 class BlockSource:

@@ -37,14 +37,14 @@ def topic(replication_factor: int = 3, **configs: str) -> Topic:
         ("retention.ms", "-2", "retention.ms is -2; minimum is -1"),
         ("retention.ms", "soon", "it must be of type long"),
         ("max.message.bytes", "99999999999", "maximum is 67108864"),
-        ("cleanup.policy", "compact", "cleanup.policy is compact; only delete is served: compaction is not served yet"),
-        ("cleanup.policy", "compact,delete", "compaction is not served yet"),
+        ("cleanup.policy", "compact", "cleanup.policy is compact; only delete is supported: compaction is not supported yet"),
+        ("cleanup.policy", "compact,delete", "compaction is not supported yet"),
         ("remote.storage.enable", "false", "every topic is tiered"),
-        ("compression.type", "lz4", "compression.type is lz4; only producer is served: brokers do not compress"),
+        ("compression.type", "lz4", "compression.type is lz4; only producer is supported: brokers do not compress"),
         ("message.timestamp.type", "Never", "choose CreateTime or LogAppendTime"),
-        ("preallocate", "true", "preallocate is true; only false is served"),
-        ("flush.messages", "1000", "flush.messages is 1000; only 1 is served: every batch is on disk before it is ackn"),
-        ("min.compaction.lag.ms", "5", "min.compaction.lag.ms is not served: compaction is not served yet; leave it out"),
+        ("preallocate", "true", "preallocate is true; only false is supported"),
+        ("flush.messages", "1000", "flush.messages is 1000; only 1 is supported: every batch is on disk before it is ackn"),
+        ("min.compaction.lag.ms", "5", "min.compaction.lag.ms is not supported: compaction is not supported yet; leave it out"),
         ("min.insync.replicas", "0", "min.insync.replicas is 0; minimum is 1"),
         ("stratalog.ack.quorum", "4", "maximum is the replication factor, 3"),
     ],
@@ -71,16 +71,16 @@ def test_what_tools_commonly_send_is_accepted() -> None:
 @pytest.mark.parametrize(
     ("configs", "complaint"),
     [
-        ({}, "cleanup.policy=delete of an internal topic; it has to be compact"),
-        ({"cleanup.policy": "compact,delete"}, "it has to be compact"),
+        ({}, "cleanup.policy is delete; an internal topic requires compact"),
+        ({"cleanup.policy": "compact,delete"}, "an internal topic requires compact"),
         (
             {"cleanup.policy": "compact", "min.insync.replicas": "1"},
-            "min.insync.replicas is 1; an internal topic with 3 copies takes 2 to 3",
+            "min.insync.replicas is 1; an internal topic with 3 copies requires 2 to 3",
         ),
-        ({"cleanup.policy": "compact", "min.insync.replicas": "4"}, "takes 2 to 3"),
+        ({"cleanup.policy": "compact", "min.insync.replicas": "4"}, "requires 2 to 3"),
         ({"cleanup.policy": "compact", "stratalog.ack.quorum": "1"}, "stratalog.ack.quorum cannot be set"),
         ({"cleanup.policy": "compact", "min.insync.replicas": "x"}, "min.insync.replicas is x"),
-        ({"cleanup.policy": "compact", "retention.ms": "5"}, "retention.ms cannot be set for an internal topic; choose of"),
+        ({"cleanup.policy": "compact", "retention.ms": "5"}, "retention.ms cannot be set for an internal topic; choose one of"),
         ({"cleanup.policy": "compact", "segment.ms": "5"}, "segment.ms"),
     ],
 )
@@ -93,7 +93,7 @@ def test_what_is_refused_of_an_internal_topic(configs: dict[str, str], complaint
 @pytest.mark.parametrize("name", TOPIC_CONFIGS_NOT_SERVED)
 def test_names_that_say_nothing_here_are_refused_whatever_their_value(name: str) -> None:
     assert name not in TOPIC_CONFIG_KEYS
-    with pytest.raises(Invalid, match=f"topic config {name} is not served: .*; leave it out"):
+    with pytest.raises(Invalid, match=f"topic config {name} is not supported: .*; leave it out"):
         check_topic_configs({name: "0"}, 3)
 
 
@@ -101,7 +101,7 @@ def test_names_that_say_nothing_here_are_refused_whatever_their_value(name: str)
 def test_what_always_holds_takes_no_other_value(name: str) -> None:
     key = TOPIC_CONFIG_KEYS[name]
     check_topic_configs({name: key.default}, 3)
-    with pytest.raises(Invalid, match=f"{name} is 12345; only {key.default} is served: {key.reason[:20]}"):
+    with pytest.raises(Invalid, match=f"{name} is 12345; only {key.default} is supported: {key.reason[:20]}"):
         check_topic_configs({name: "12345"}, 3)
 
 
@@ -200,7 +200,5 @@ def test_names_of_topics(name: str) -> None:
 
 
 def test_a_bound_that_is_not_served_is_refused_with_the_reason() -> None:
-    with pytest.raises(
-        Invalid, match=r"local\.retention\.bytes is 1000000; only -2 is served: local\.retention\.ms bounds by time"
-    ):
+    with pytest.raises(Invalid, match=r"local\.retention\.bytes is 1000000; only -2 is supported: a limit by size"):
         check_topic_configs({"local.retention.bytes": "1000000"}, replication_factor=3, internal=False)
