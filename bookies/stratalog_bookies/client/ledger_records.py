@@ -8,7 +8,7 @@ from typing import Final
 
 from stratalog_core.errors import StratalogError
 from stratalog_metadata.client.api import MetadataClient
-from stratalog_metadata.client.guarded_updates import GuardedUpdates
+from stratalog_metadata.client.guarded_updates import SharedGuardedUpdates, propose_guarded
 from stratalog_metadata.records import Ledger, Versioned, ledger_key
 from stratalog_metadata.state.commands import Command, Put, Requirement, Update, VersionIs
 
@@ -28,7 +28,8 @@ class LedgerRecordPuts:
     """Compare-and-set of ledgers' records."""
 
     def __init__(self, metadata: MetadataClient) -> None:
-        self._updates = GuardedUpdates(metadata)
+        self._metadata = metadata
+        self._shared = SharedGuardedUpdates(metadata)
 
     async def put(
         self,
@@ -40,13 +41,18 @@ class LedgerRecordPuts:
         timeout_s: float,
         share: bool = True,
     ) -> int:
-        """The record's new version, which the records of ``updates`` get as well. Raises as ``GuardedUpdates.propose``."""
+        """Return the record's new version, which the records of ``updates`` get as well. Raises as ``propose_guarded``.
+
+        With ``share`` the command is proposed together with others of the same turn of the event loop.
+        """
         command = change_of(record, version, requirements, updates)
-        return await self._updates.propose(command, record.key(), timeout_s, share=share)
+        if share:
+            return await self._shared.propose(command, record.key(), timeout_s)
+        return await propose_guarded(self._metadata, command, record.key(), timeout_s)
 
     async def close(self) -> None:
         """Stop sharing commands; callers that wait for one are cancelled."""
-        await self._updates.close()
+        await self._shared.close()
 
 
 class LedgerRecordReads:

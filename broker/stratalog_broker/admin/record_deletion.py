@@ -9,7 +9,7 @@ from stratalog_broker.partitions.log import PartitionLog
 from stratalog_broker.partitions.ownership import Partitions
 from stratalog_core.errors import NotFound, NotLeader
 from stratalog_metadata.client.api import MetadataClient
-from stratalog_metadata.client.guarded_updates import GuardedUpdates, decide_again
+from stratalog_metadata.client.guarded_updates import decide_again, propose_guarded
 from stratalog_metadata.records import Log, log_key
 from stratalog_metadata.state.commands import Command, Put, VersionIs
 
@@ -40,9 +40,7 @@ async def delete_records(
             return record.log_start_offset
         changed = Log(topic_id=record.topic_id, index=record.index, ledgers=record.ledgers, log_start_offset=wanted)
         requirements = (log.requirement, VersionIs(key=key, version=stored.version))
-        await GuardedUpdates(metadata).propose(
-            Command(updates=(Put(record=changed),), requirements=requirements), key, timeout_s
-        )
+        await propose_guarded(metadata, Command(updates=(Put(record=changed),), requirements=requirements), key, timeout_s)
         return wanted
 
     return await decide_again(f"the log of {topic!r}-{index}", attempt)  # the list of ledgers may change concurrently

@@ -15,7 +15,7 @@ from stratalog_broker.admin.topics import REPLICATION_FACTOR_MAX
 from stratalog_broker.configs.topic_configs import check_topic_configs
 from stratalog_core.errors import Invalid, NotFound
 from stratalog_metadata.client.api import MetadataClient, MetadataView
-from stratalog_metadata.client.guarded_updates import GuardedUpdates, decide_again
+from stratalog_metadata.client.guarded_updates import decide_again, propose_guarded
 from stratalog_metadata.records import Bookie, Topic, topic_key
 from stratalog_metadata.state.commands import Command, Put, VersionIs
 
@@ -39,7 +39,7 @@ async def change_replication_factor(metadata: MetadataClient, name: str, factor:
         _check(metadata.view, topic, factor)
         changed = msgspec.structs.replace(topic, replication_factor=factor)
         command = Command(updates=(Put(record=changed),), requirements=(VersionIs(key=topic.key(), version=found.version),))
-        await GuardedUpdates(metadata).propose(command, topic.key(), _TIMEOUT_S)
+        await propose_guarded(metadata, command, topic.key(), _TIMEOUT_S)
         return changed
 
     return await decide_again(f"topic {name!r}", attempt)

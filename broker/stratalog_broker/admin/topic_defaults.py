@@ -7,7 +7,7 @@ from stratalog_broker.admin.topics import EditConfigs
 from stratalog_broker.configs.topic_configs import topic_config_key
 from stratalog_core.errors import Invalid
 from stratalog_metadata.client.api import MetadataClient
-from stratalog_metadata.client.guarded_updates import GuardedUpdates, decide_again
+from stratalog_metadata.client.guarded_updates import decide_again, propose_guarded
 from stratalog_metadata.records import TOPIC_DEFAULTS_KEY, DynamicConfig
 from stratalog_metadata.state.commands import ABSENT, Command, Put, VersionIs
 
@@ -27,7 +27,7 @@ async def configure_defaults(metadata: MetadataClient, edit: EditConfigs, timeou
         requirements = (VersionIs(key=TOPIC_DEFAULTS_KEY, version=version),)
         updates = (Put(record=DynamicConfig(resource="", configs=after)),)
         command = Command(updates=updates, requirements=requirements)
-        await GuardedUpdates(metadata).propose(command, TOPIC_DEFAULTS_KEY, timeout_s)
+        await propose_guarded(metadata, command, TOPIC_DEFAULTS_KEY, timeout_s)
 
     await decide_again("the cluster's defaults", attempt)
 

@@ -33,7 +33,7 @@ from stratalog_broker.partitions.internal_topics import INTERNAL_TOPICS
 from stratalog_core.errors import Invalid, NotEnoughBookies, NotFound
 from stratalog_core.ports import Clock, Random
 from stratalog_metadata.client.api import MetadataClient, MetadataView
-from stratalog_metadata.client.guarded_updates import GuardedUpdates, decide_again
+from stratalog_metadata.client.guarded_updates import decide_again, propose_guarded
 from stratalog_metadata.records import (
     Bookie,
     Broker,
@@ -98,7 +98,6 @@ class TopicCommands:
     def __init__(self, settings: BrokerSettings, metadata: MetadataClient, clock: Clock, random: Random) -> None:
         self._settings = settings
         self._metadata = metadata
-        self._updates = GuardedUpdates(metadata)
         self._clock = clock
         self._random = random
 
@@ -117,7 +116,8 @@ class TopicCommands:
         updates = (Put(record=topic), *_partition_updates(topic, 0, assigned))
         requirements = (VersionIs(key=topic.key(), version=ABSENT),)
         try:
-            await self._updates.propose(Command(updates=updates, requirements=requirements), topic.key(), timeout_s)
+            command = Command(updates=updates, requirements=requirements)
+            await propose_guarded(self._metadata, command, topic.key(), timeout_s)
         except Superseded:
             raise TopicExists(f"topic {new.name!r} already exists") from None
         await self._wait_for_owners(topic, timeout_s)
@@ -271,7 +271,8 @@ class TopicCommands:
                 return changed
             updates = (Put(record=changed), *_partition_updates(changed, topic.partition_count, assigned))
             requirements = (VersionIs(key=topic.key(), version=stored.version),)
-            await self._updates.propose(Command(updates=updates, requirements=requirements), topic.key(), timeout_s)
+            command = Command(updates=updates, requirements=requirements)
+            await propose_guarded(self._metadata, command, topic.key(), timeout_s)
             return changed
 
         return await decide_again(f"topic {name!r}", attempt)
@@ -292,7 +293,8 @@ class TopicCommands:
                 log = self._view.get(log_key(topic.topic_id, index))
                 requirements.append(VersionIs(key=log_key(topic.topic_id, index), version=log.version if log else ABSENT))
             updates = self._deletion(topic, ledgers)
-            await self._updates.propose(Command(updates=updates, requirements=tuple(requirements)), topic.key(), timeout_s)
+            command = Command(updates=updates, requirements=tuple(requirements))
+            await propose_guarded(self._metadata, command, topic.key(), timeout_s)
             return topic
 
         return await decide_again(f"topic {name!r}", attempt)  # a partition that opens a ledger causes a conflict

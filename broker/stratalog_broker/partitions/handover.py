@@ -27,7 +27,7 @@ from stratalog_broker.partitions.log import PartitionLog
 from stratalog_broker.partitions.release import Release
 from stratalog_core.errors import StratalogError
 from stratalog_metadata.client.api import MetadataClient, MetadataView
-from stratalog_metadata.client.guarded_updates import GuardedUpdates
+from stratalog_metadata.client.guarded_updates import SharedGuardedUpdates
 from stratalog_metadata.records import NO_OWNER, Broker, DrainedBroker, Partition, broker_key, drained_broker_key, partition_key
 from stratalog_metadata.state.changes import Change
 from stratalog_metadata.state.commands import Command, Put, SessionAlive, VersionIs
@@ -49,7 +49,7 @@ class OutgoingHandovers:
         self._metadata = metadata
         self._view = metadata.view
         self._places, self._quiet_places = BatchedSemaphore(HELD_AT_ONCE), BatchedSemaphore(QUIET_AT_ONCE)
-        self._updates = GuardedUpdates(metadata)
+        self._updates = SharedGuardedUpdates(metadata)
 
     async def hand_over(self, log: PartitionLog) -> None:
         """Wait for a slot, then hand ``log``'s partition over to the next owner named in its record."""
@@ -81,7 +81,7 @@ class OutgoingHandovers:
             command = Command(updates=release.updates, requirements=release.requirements)
             identity = log.topic_partition
             key = partition_key(identity.topic_id, identity.partition)
-            await self._updates.propose(command, key, RELEASE_TIMEOUT_S, share=True)
+            await self._updates.propose(command, key, RELEASE_TIMEOUT_S)
 
     def _order_of(self, log: PartitionLog) -> tuple[Partition, int, Broker] | None:
         """Return the current record, its version and the next owner; None if there is nothing to hand over."""

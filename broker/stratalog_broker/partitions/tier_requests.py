@@ -9,7 +9,7 @@ from typing import Final
 from stratalog_broker.partitions.log import PartitionLog
 from stratalog_core.errors import OutcomeUnknown, Retriable, StratalogError
 from stratalog_metadata.client.api import MetadataClient
-from stratalog_metadata.client.guarded_updates import GuardedUpdates
+from stratalog_metadata.client.guarded_updates import propose_guarded
 from stratalog_metadata.records import TierRequest, Versioned
 from stratalog_metadata.state.commands import Command, Put, VersionIs
 
@@ -31,7 +31,7 @@ async def answer_tier_request(metadata: MetadataClient, log: PartitionLog, versi
             )
             requirements = (log.requirement, VersionIs(key=request.key(), version=versioned.version))
             command = Command(updates=(Put(record=answered),), requirements=requirements)
-            await GuardedUpdates(metadata).propose(command, request.key(), _TIMEOUT_S)
+            await propose_guarded(metadata, command, request.key(), _TIMEOUT_S)
         except (Retriable, OutcomeUnknown) as again:
             if not log.is_serving:
                 return

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Final
 
-from stratalog_core.errors import StratalogError, Unavailable
+from stratalog_core.errors import StratalogError
 from stratalog_core.metrics.registry import Registry
 from stratalog_core.ports import Clock
 from stratalog_core.single_flight import SingleFlight
@@ -89,8 +89,3 @@ class Endpoints:
 
 def _refusal(reason: str) -> Answer:
     return Answer(status=503, body=f"{reason}\n".encode())
-
-
-async def not_started(_timeout_s: float) -> str:
-    """Readiness of a process that has not started everything yet. Raises ``Unavailable``."""
-    raise Unavailable("starting")

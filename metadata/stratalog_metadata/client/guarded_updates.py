@@ -23,44 +23,51 @@ DECIDE_AGAIN_S: Final = 0.02
 Result = TypeVar("Result")
 
 
-class GuardedUpdates:
-    """Compare-and-set of records. ``close`` it if updates were shared."""
+async def propose_guarded(
+    metadata: MetadataClient, command: Command, key: str, timeout_s: float, *, may_have_applied: bool = False
+) -> int:
+    """Return the new version of the record at ``key``, which ``command`` requires at a version and puts or deletes.
+
+    ``may_have_applied``: the command was proposed before, with an unknown outcome.
+
+    Raises ``Superseded`` (another writer changed the record), the quorum's refusal if another requirement does not hold,
+    ``Unavailable`` (nothing happened), and ``OutcomeUnknown`` only if the outcome stayed unknown for ``timeout_s``.
+    """
+    update = GuardedUpdate(command, key, may_have_applied=may_have_applied)
+    now = asyncio.get_running_loop().time
+    deadline = now() + timeout_s
+    while True:
+        try:
+            return (await metadata.propose(command, min(max(deadline - now(), RETRY_S), ATTEMPT_S))).index
+        except StratalogError as failure:
+            if update.failed(failure):
+                return await _read(metadata, update)
+        if now() >= deadline:
+            raise update.timed_out()
+        await asyncio.sleep(RETRY_S)
+
+
+async def _read(metadata: MetadataClient, update: GuardedUpdate) -> int:
+    try:
+        (found,) = await metadata.read([update.key])
+    except Retriable as failure:
+        raise update.not_read(failure) from failure
+    return update.read(found)
+
+
+class SharedGuardedUpdates:
+    """Guarded updates that share a command with others of the same turn of the event loop. ``close`` it."""
 
     def __init__(self, metadata: MetadataClient) -> None:
         self._metadata = metadata
         self._shared = SharedCommands(metadata)
 
-    async def propose(self, command: Command, key: str, timeout_s: float, *, share: bool = False) -> int:
-        """The new version of the record at ``key``, which ``command`` requires at a version and puts or deletes.
-
-        With ``share`` the command is proposed together with others of the same turn, and alone if that fails.
-
-        Raises ``Superseded`` (another writer changed the record), the quorum's refusal if another requirement does not hold,
-        ``Unavailable`` (nothing happened), and ``OutcomeUnknown`` only if the outcome stayed unknown for ``timeout_s``.
-        """
-        if share:
-            version = await self._shared.propose(command)
-            if version is not None:
-                return version
-        update = GuardedUpdate(command, key, may_have_applied=share)
-        now = asyncio.get_running_loop().time
-        deadline = now() + timeout_s
-        while True:
-            try:
-                return (await self._metadata.propose(command, min(max(deadline - now(), RETRY_S), ATTEMPT_S))).index
-            except StratalogError as failure:
-                if update.failed(failure):
-                    return await self._read(update)
-            if now() >= deadline:
-                raise update.timed_out()
-            await asyncio.sleep(RETRY_S)
-
-    async def _read(self, update: GuardedUpdate) -> int:
-        try:
-            (found,) = await self._metadata.read([update.key])
-        except Retriable as failure:
-            raise update.not_read(failure) from failure
-        return update.read(found)
+    async def propose(self, command: Command, key: str, timeout_s: float) -> int:
+        """Propose the command together with others, and alone if that fails. Returns and raises as ``propose_guarded``."""
+        version = await self._shared.propose(command)
+        if version is not None:
+            return version
+        return await propose_guarded(self._metadata, command, key, timeout_s, may_have_applied=True)
 
     async def close(self) -> None:
         """Stop sharing; callers that wait for a shared command are cancelled."""
@@ -68,7 +75,7 @@ class GuardedUpdates:
 
 
 async def decide_again(what: str, attempt: Callable[[], Awaitable[Result]]) -> Result:
-    """The result of ``attempt``, which reads, decides and proposes. It is called again when another writer was faster.
+    """Return the result of ``attempt``, which reads, decides and proposes. Call it again when another writer was faster.
 
     Raises ``Conflict`` if ``what`` was changed by others ``DECISIONS_MAX`` times in a row.
     """

@@ -20,7 +20,7 @@ from stratalog_core.partition_state import producer_states
 from stratalog_core.partition_state.producer_states import ProducerStates
 from stratalog_core.partition_state.replay_state import ReplayState
 from stratalog_metadata.client import guarded_updates
-from stratalog_metadata.client.guarded_updates import GuardedUpdates
+from stratalog_metadata.client.api import MetadataClient
 from stratalog_metadata.client.sessions import SessionKeeper
 from stratalog_metadata.controller.leases import LeaseTable
 from stratalog_metadata.records import Ledger, LedgerState, Log, Partition, Versioned, ledger_key, log_key
@@ -271,11 +271,10 @@ def copies_are_not_read_back() -> None:
 def commits_do_not_look_at_the_manifest() -> None:
     """A commit requires nothing: neither the lease nor the manifest version that it was made from."""
 
-    class Unguarded(GuardedUpdates):
-        async def propose(self, command: Command, key: str, timeout_s: float, *, share: bool = False) -> int:
-            return (await self._metadata.propose(msgspec.structs.replace(command, requirements=()), timeout_s)).index
+    async def propose_unguarded(metadata: MetadataClient, command: Command, key: str, timeout_s: float) -> int:
+        return (await metadata.propose(msgspec.structs.replace(command, requirements=()), timeout_s)).index
 
-    _swap(commit, "GuardedUpdates", Unguarded)
+    _swap(commit, "propose_guarded", propose_unguarded)
 
 
 def drops_do_not_look_at_the_log() -> None:

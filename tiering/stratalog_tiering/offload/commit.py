@@ -2,7 +2,7 @@
 
 The order is: refuse a forked history, store the pages and lists, store the manifest object and read it back, set the pointer
 in metadata by compare-and-set, write the commit marker. The compare-and-set is the commit; the object store never decides it.
-``GuardedUpdates`` says what each answer of metadata allows: nothing is deleted unless the commit certainly did not take effect.
+``propose_guarded`` says what each answer of metadata allows: nothing is deleted unless the commit certainly had no effect.
 
 A marker is written only after its commit is certain, so a marked version is committed; a version without a marker may have
 lost its race. After an unknown outcome nothing is deleted. This module does not decide what a new version contains
@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Final
 
 from stratalog_core.errors import Conflict, Corrupt, NoSuchObject, OutcomeUnknown, StratalogError
-from stratalog_metadata.client.guarded_updates import GuardedUpdates
+from stratalog_metadata.client.guarded_updates import propose_guarded
 from stratalog_metadata.records import Log, ManifestPointer, Topic, log_key, manifest_pointer_key
 from stratalog_metadata.state.commands import ABSENT, Command
 from stratalog_metadata.state.guarded_update import Superseded
@@ -137,10 +137,9 @@ async def commit_manifest(
     deleted nothing: another worker may have committed a version that refers to the same objects.
     """
     name = f"manifest version {pointer.manifest_version} of {pointer.key()}"
-    updates = GuardedUpdates(ports.metadata)
     for attempt in range(1, ATTEMPTS_MAX + 1):
         try:
-            await updates.propose(command, pointer.key(), COMMIT_TIMEOUT_S)
+            await propose_guarded(ports.metadata, command, pointer.key(), COMMIT_TIMEOUT_S)
             break
         except (Superseded, Conflict) as lost:
             if isinstance(lost, Superseded) and not lost.is_certain:

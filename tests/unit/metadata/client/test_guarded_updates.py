@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from stratalog_core.errors import Conflict, Fenced, Invalid, OutcomeUnknown, StaleEpoch, StratalogError, Unavailable
 from stratalog_metadata.client import guarded_updates
 from stratalog_metadata.client.api import MetadataClient
-from stratalog_metadata.client.guarded_updates import DECISIONS_MAX, GuardedUpdates, decide_again
+from stratalog_metadata.client.guarded_updates import DECISIONS_MAX, SharedGuardedUpdates, decide_again, propose_guarded
 from stratalog_metadata.records import DynamicConfig, Versioned
 from stratalog_metadata.state.commands import ABSENT, Applied, Command, Delete, Put, Update, VersionIs
 from stratalog_metadata.state.guarded_update import Superseded
@@ -110,13 +110,16 @@ def ours(update: Update | None = None, version: int = 1) -> Command:
 
 
 async def propose(quorum: Quorum, command: Command, *, timeout_s: float = 10.0, share: bool = False) -> int | StratalogError:
-    updates = GuardedUpdates(cast(MetadataClient, quorum))
+    metadata = cast(MetadataClient, quorum)
+    shared = SharedGuardedUpdates(metadata)
     try:
-        return await updates.propose(command, KEY, timeout_s, share=share)
+        if share:
+            return await shared.propose(command, KEY, timeout_s)
+        return await propose_guarded(metadata, command, KEY, timeout_s)
     except StratalogError as failure:
         return failure
     finally:
-        await updates.close()
+        await shared.close()
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -148,9 +151,9 @@ def test_what_is_reported_is_what_happened(
 @given(FATES, OTHERS)
 def test_a_shared_update_is_never_certain_to_have_lost(fates: list[str], others: list[str]) -> None:
     async def run(quorum: Quorum) -> int | StratalogError:
-        updates = GuardedUpdates(cast(MetadataClient, quorum))
+        updates = SharedGuardedUpdates(cast(MetadataClient, quorum))
         neighbour = Command(updates=(Put(record=config("x", "new")),), requirements=(VersionIs(key=NEW_KEY, version=0),))
-        both = (updates.propose(each, key, 10.0, share=True) for each, key in ((ours(), KEY), (neighbour, NEW_KEY)))
+        both = (updates.propose(each, key, 10.0) for each, key in ((ours(), KEY), (neighbour, NEW_KEY)))
         reported, _ = await asyncio.gather(*both, return_exceptions=True)
         await updates.close()
         assert isinstance(reported, int | StratalogError)
@@ -237,5 +240,4 @@ async def test_a_record_that_keeps_changing_is_given_up() -> None:
 def test_an_update_of_a_record_that_must_not_exist() -> None:
     quorum = started()
     command = Command(updates=(Put(record=config("new", "new")),), requirements=(VersionIs(key=NEW_KEY, version=ABSENT),))
-    updates = GuardedUpdates(cast(MetadataClient, quorum))
-    assert asyncio.run(updates.propose(command, NEW_KEY, 10.0)) == 2
+    assert asyncio.run(propose_guarded(cast(MetadataClient, quorum), command, NEW_KEY, 10.0)) == 2
