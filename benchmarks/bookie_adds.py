@@ -4,7 +4,7 @@ The bookie runs in a process of its own, on a directory given on the command lin
 client's. Ledgers are left behind and deleted after so many bytes, as after an offload, so that log files are recycled; with
 ``--keep`` nothing is deleted. Prints MB/s, entries/s, CPU seconds per GB of both, and p50/p99 of single adds::
 
-    python benchmarks/bookie_adds.py --directory /tmp/bookie-bench --seconds 5
+    PYTHONPATH=tests:. python benchmarks/bookie_adds.py --directory /tmp/bookie-bench --seconds 5
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How fast cold history is read through ``ColdReader``: one consumer from the beginning to the end, in fetches of 1 MiB.
 
-    .venv/bin/python benchmarks/cold_read.py [--mib 512] [--store /dir | s3://bucket/prefix?endpoint=…] [--latency-ms 0]
+    PYTHONPATH=tests:. python benchmarks/cold_read.py [--mib 512] [--store /dir | s3://bucket/…?endpoint=…] [--latency-ms 0]
 
 Without ``--store`` a temporary directory is used. The page cache is warm, so a local directory shows what our code costs, not
 the disk; ``--latency-ms`` delays each read as a distant store would.

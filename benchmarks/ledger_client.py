@@ -1,6 +1,6 @@
 """What the ledger client costs: entries/s, MB/s, latency and client CPU over real bookies on loopback, each in its own process.
 
-    python benchmarks/ledger_client.py --data DIR [--bookies 3] [--seconds 3] [--profile]
+    PYTHONPATH=tests:. python benchmarks/ledger_client.py --data DIR [--bookies 3] [--seconds 3] [--profile]
 
 Each case keeps a window of unconfirmed entries on some writers (RF 3, acks of 2, fdatasync before each ack) and counts what is
 confirmed. CPU is of the client's process alone; latency is from append to on_confirmed.

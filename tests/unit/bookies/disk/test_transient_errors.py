@@ -6,8 +6,6 @@ import asyncio
 import errno
 import os
 import resource
-import signal
-import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,6 +13,7 @@ from random import Random
 
 import pytest
 from simulation.world.disk import Disk as SimulatedDisk
+from unit.bookies.started_bookie import StartedBookie
 
 from stratalog_bookies.config import BookieSettings
 from stratalog_bookies.disk import recovery
@@ -218,24 +217,8 @@ async def test_a_file_that_is_freed_before_its_turn_does_not_end_compaction(tmp_
     background.close()
 
 
-class Limited:
-    """A bookie in a process of its own, whose file descriptors a test can limit."""
-
-    def __init__(self, directory: Path, loop: str) -> None:
-        self.directory = directory
-        self._loop = loop
-        self.transport = TcpTransport()
-
-    async def __aenter__(self) -> Limited:
-        script = str(Path(__file__).parents[1] / "bookie_process.py")
-        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        self.process = await asyncio.create_subprocess_exec(
-            sys.executable, script, str(self.directory), self._loop, env=environ
-        )
-        address = self.directory / "address"
-        await until(lambda: address.exists() or self.process.returncode is not None)
-        self.address = address.read_text()
-        return self
+class Limited(StartedBookie):
+    """A started bookie whose file descriptors a test can limit."""
 
     def ration(self, more: int) -> None:
         descriptors = [int(name) for name in os.listdir(f"/proc/{self.process.pid}/fd")]
@@ -254,11 +237,6 @@ class Limited:
         parts = messages.encode_read([Range(1, 0, 1 << 40)], 1 << 24)
         answer = await self.transport.channel(self.address).call(messages.READ, parts, TIMEOUT_S)
         return messages.decode_read_answer(answer)[0]
-
-    async def __aexit__(self, *_: object) -> None:
-        self.process.send_signal(signal.SIGKILL)
-        await self.process.wait()
-        await self.transport.close()
 
 
 async def until(condition: Callable[[], object]) -> None:

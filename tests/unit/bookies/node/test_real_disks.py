@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from chaos.faulty_files import DiskFault, clear_fault, set_fault
-from unit.bookies.node.test_server import BookieProcess, Place, Talk, place, until
+from unit.bookies.node.test_server import Place, Talk, bookie_process, place, until
 
 from stratalog_bookies.protocol import messages
 from stratalog_bookies.protocol.messages import Status
@@ -22,7 +22,7 @@ async def test_a_sync_that_fails_once_never_leads_to_an_acknowledgement(tmp_path
     control = tmp_path / "faults"
     (tmp_path / "faulty").touch()
     acknowledged: dict[int, bytes] = {}
-    async with BookieProcess(tmp_path) as bookie:
+    async with bookie_process(tmp_path) as bookie:
         for entry in range(20):
             if entry == 10:
                 set_fault(control, DiskFault(failing=("sync",)))
@@ -35,7 +35,7 @@ async def test_a_sync_that_fails_once_never_leads_to_an_acknowledgement(tmp_path
         assert {tail.status for tail in await bookie.tails(messages.FENCE, 1)} == {Status.STORAGE_FAILED}
         info = await bookie.info()
         assert (info.disks[0].state, info.read_only) == ("failed", True)
-    async with BookieProcess(tmp_path) as bookie:
+    async with bookie_process(tmp_path) as bookie:
         found = await bookie.entries(1)
         assert found.items() >= acknowledged.items()
         assert await bookie.add((1, 20, b"after the restart")) == [OK]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import signal
-import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -18,6 +16,7 @@ from uuid import UUID
 
 import pytest
 from support.embedded_quorum import EmbeddedQuorum, embedded_quorum
+from unit.bookies.started_bookie import StartedBookie
 
 from stratalog_bookies.client.ledger_ids import LedgerIds
 from stratalog_bookies.config import BookieSettings
@@ -668,26 +667,11 @@ async def test_a_lost_session_is_opened_again(place: Place) -> None:
         assert await bookie.add((1, 0, b"zero")) == [OK]
 
 
-class BookieProcess:
-    """A bookie in a process of its own, killed at the end of the block."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.transport = TcpTransport()
-
-    async def __aenter__(self) -> Talk:
-        address = self.directory / "address"
-        address.unlink(missing_ok=True)
-        script = str(Path(__file__).parents[1] / "bookie_process.py")
-        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        self.process = await asyncio.create_subprocess_exec(sys.executable, script, str(self.directory), env=environ)
-        await until(lambda: address.exists() or self.process.returncode is not None)
-        return Talk(self.transport.channel(address.read_text()))
-
-    async def __aexit__(self, *_: object) -> None:
-        self.process.send_signal(signal.SIGKILL)
-        await self.process.wait()
-        await self.transport.close()
+@asynccontextmanager
+async def bookie_process(directory: Path) -> AsyncIterator[Talk]:
+    """Requests to a bookie in a process of its own, which is killed at the end of the block."""
+    async with StartedBookie(directory) as started:
+        yield Talk(started.transport.channel(started.address))
 
 
 async def test_what_was_acknowledged_survives_kill_9(tmp_path: Path) -> None:
@@ -702,7 +686,7 @@ async def test_what_was_acknowledged_survives_kill_9(tmp_path: Path) -> None:
             first += 5
 
     for _ in range(2):
-        async with BookieProcess(tmp_path) as bookie:
+        async with bookie_process(tmp_path) as bookie:
             found = await bookie.entries(1)
             assert found.items() >= acknowledged.items()
             acknowledged.update(found)
@@ -711,7 +695,7 @@ async def test_what_was_acknowledged_survives_kill_9(tmp_path: Path) -> None:
             await until(partial(_reached, acknowledged, goal, writing))
         with pytest.raises(StratalogError):
             await writing
-    async with BookieProcess(tmp_path) as bookie:
+    async with bookie_process(tmp_path) as bookie:
         assert (await bookie.entries(1)).items() >= acknowledged.items()
         assert len(acknowledged) >= 300
 
