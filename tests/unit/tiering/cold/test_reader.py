@@ -13,6 +13,7 @@ from support.archive_writer import ArchiveWriter
 
 from stratalog_core import stepwise
 from stratalog_core.batches.batch import iterate_headers, read_header
+from stratalog_core.batches.checkpoint import ProducerEntry
 from stratalog_core.batches.records import iterate_records
 from stratalog_core.errors import Corrupt, NotFound, Unavailable
 from stratalog_core.ports import Background, Buffer
@@ -21,6 +22,7 @@ from stratalog_metadata.records import ManifestPointer
 from stratalog_tiering.cold import manifest_source
 from stratalog_tiering.cold.archive import Archive
 from stratalog_tiering.cold.reader import ColdReader, ColdReaderSettings
+from stratalog_tiering.format.footer import AbortedTransaction
 from stratalog_tiering.metrics import ColdReadMetrics
 
 MIB = 1024 * 1024
@@ -222,6 +224,34 @@ async def test_epochs_are_those_at_the_end(writer: ArchiveWriter, reader: ColdRe
     assert await reader.leader_epochs(pointer) == [(3, 4)]
     assert await reader.producer_snapshot(pointer) == ()
     assert await reader.aborted_transactions(pointer, 0, 8) == []
+
+
+async def test_producers_are_read_by_a_takeover_and_by_no_fetch(
+    writer: ArchiveWriter, reader: ColdReader, store: Store, make_batches: Batches
+) -> None:
+    producers = tuple(ProducerEntry(number, 1, (), number) for number in range(100))
+    pointer, _ = await writer.append(0, make_batches(0, [3]), producers=producers)
+    await fetched(reader, pointer, 0, MIB, 5)
+    footer_and_block = store.count("get_range")
+    assert footer_and_block == 2
+    assert await reader.producer_snapshot(pointer) == producers
+    assert store.count("get_range") == footer_and_block + 1
+
+
+async def test_aborted_transactions_are_found_by_their_index(
+    writer: ArchiveWriter, reader: ColdReader, make_batches: Batches
+) -> None:
+    aborted = [
+        AbortedTransaction(producer_id=1, first_offset=0, last_offset=4, last_stable_offset=2),
+        AbortedTransaction(producer_id=2, first_offset=2, last_offset=6, last_stable_offset=7),
+        AbortedTransaction(producer_id=1, first_offset=8, last_offset=9, last_stable_offset=10),
+    ]
+    pointer, _ = await writer.append(0, make_batches(0, [10]), aborted_transactions=aborted)
+    for start in range(10):
+        for end in range(start + 1, 11):
+            overlapping = [one for one in aborted if one.first_offset < end and one.last_offset >= start]
+            expected = [(one.producer_id, one.first_offset, one.last_offset) for one in overlapping]
+            assert await reader.aborted_transactions(pointer, start, end) == expected
 
 
 async def test_memory_is_bounded_and_disk_takes_what_leaves_it(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from support.archive_writer import ArchiveWriter
 
+from stratalog_core.batches.checkpoint import ProducerEntry
 from stratalog_core.system import ThreadBackground
 from stratalog_tiering.cold.archive import Archive
 from stratalog_tiering.cold.manifest_source import ManifestSource
@@ -89,6 +90,21 @@ async def test_neighbouring_blocks_are_read_together(
     assert report.findings == ()
     # One more for the footer.
     assert store.count("get_range") == 1 + -(-blocks // 4)
+
+
+async def test_sections_are_verified_by_the_read_of_the_footer(
+    writer: ArchiveWriter, store: Store, verifier: Verifier, store_directory: Path, make_batches: Batches
+) -> None:
+    _, entry = await writer.append(0, make_batches(0, [3]), producers=[ProducerEntry(7, 1)])
+    store.calls.clear()
+    (report,) = await verify(verifier)
+    assert report.findings == ()
+    assert store.count("get_range") == 2, "one for footer and section, one for the blocks"
+    flip(store_directory / entry.key, entry.data_bytes + 1)
+    (report,) = await verify(verifier)
+    (finding,) = report.findings
+    assert finding.key == entry.key
+    assert "section 'producers'" in finding.problem
 
 
 async def test_of_blocks_that_are_read_together_only_those_that_are_cut_off_are_named(

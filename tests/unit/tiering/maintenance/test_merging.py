@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from stratalog_core.batches.checkpoint import Checkpoint, ProducerEntry, SequencedBatch
 from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.cold.reader import ColdReader, ColdReaderSettings
@@ -81,9 +82,11 @@ async def test_the_worker_merges_and_nothing_changes_for_readers(
 ) -> None:
     await cluster.start_worker("worker-1", segment_bytes=1)
     written: list[bytes] = []
+    producer = ProducerEntry(9, 1, (SequencedBatch(0, 0, 1, 5),), 3)
     for base in range(0, FAN_IN * 2, 2):
         written += make_batches(base, [2], epoch=base)
-        await cluster.add_ledger(written[-1:], base, leader_epoch=base)
+        checkpoint = Checkpoint(offset=base, producers=(producer,) if base else ())
+        await cluster.add_ledger(written[-1:], base, leader_epoch=base, checkpoint=checkpoint)
     await cluster.until(lambda: not cluster.log().ledgers)
     assert len(list(all_segments(store_directory))) == FAN_IN
     await cluster.close()
@@ -102,6 +105,7 @@ async def test_the_worker_merges_and_nothing_changes_for_readers(
     reader = ColdReader(cluster.store, ColdReaderSettings(), SystemClock())
     assert b"".join((await reader.fetch(pointer, 0, 10**6, 10)).batches) == b"".join(written)
     assert await reader.leader_epochs(pointer) == [(base, base) for base in range(0, FAN_IN * 2, 2)]
+    assert await reader.producer_snapshot(pointer) == (producer,)
     await reader.close()
     assert (await Verifier(cluster.store, background).partition("flights", pointer)).findings == ()
 
