@@ -34,9 +34,15 @@ run: .venv/.run  ## start everything in one process, Kafka on 127.0.0.1:9092 (or
 demo: .venv/.demo $(if $(filter minio,$(STORE)),$(MINIO))  ## the main job on real flights, broker killed half way (STORE=minio: on MinIO)
 	PYTHONPATH=demo $(BIN)/python -m stratalog_demo --store $(STORE)
 
+WORKERS := 2
+DURATIONS := --durations=50 --durations-min=1
+
 .PHONY: test
-test: .venv/.test tools  ## everything: unit, contract and integration tests, and the demo on both stores
-	$(BIN)/python -m pytest tests --durations=50 --durations-min=1
+test: .venv/.test tools  ## everything: unit and contract tests in two processes, then all that starts clusters, one by one, and the demo on both stores
+	status=0; \
+	$(BIN)/python -m pytest tests -m "not alone" --numprocesses $(WORKERS) --dist loadfile $(DURATIONS) || status=$$?; \
+	$(BIN)/python -m pytest tests -m alone $(DURATIONS) || status=$$?; \
+	exit $$status
 
 .PHONY: unit
 unit: .venv/.test  ## unit, property and golden tests only
@@ -90,8 +96,8 @@ sim: .venv/.test  ## simulate whole clusters from seeds: SEEDS=20 FIRST_SEED=1 [
 		$(if $(FRESH),--fresh $(FRESH)) $(if $(PROGRESS),--progress "$(PROGRESS)") $(if $(RESULT),--result "$(RESULT)"))
 
 .PHONY: mutants
-mutants: .venv/.test  ## plant faults in the simulated product and see each found: MUTANT=name, SEEDS=30
-	PYTHONHASHSEED=0 PYTHONPATH=tests $(BIN)/python -W ignore -m simulation.mutants.hunt --seeds $(or $(SEEDS),30) $(if $(MUTANT),--mutant $(MUTANT))
+mutants: .venv/.test  ## plant faults in the simulated product and see each found: MUTANT=name, SEEDS=30, RECORD=1
+	PYTHONHASHSEED=0 PYTHONPATH=tests $(BIN)/python -W ignore -m simulation.mutants.hunt --seeds $(or $(SEEDS),30) $(if $(MUTANT),--mutant $(MUTANT)) $(if $(RECORD),--record)
 
 .PHONY: chaos
 chaos: .venv/.test $(MINIO)  ## real processes, real faults, histories checked: SECONDS=300, SEED=7 for the same faults again, ONLY=stop,drain for some

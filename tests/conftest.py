@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import SystemRandom
+from typing import Final
 
 import pytest
 from hypothesis import HealthCheck
@@ -38,9 +39,19 @@ _FRESH_SEED = "STRATALOG_FRESH_SEED"
 
 
 def pytest_configure() -> None:
-    """Draw the fresh seed of this test run into the environment, unless it is given."""
+    """Draw the fresh seed of this test run into the environment, which all its worker processes inherit, unless it is given."""
     if not os.environ.get(_FRESH_SEED):
         os.environ[_FRESH_SEED] = str(SystemRandom().randrange(2**31))
+
+
+ALONE: Final = ("chaos", "integration", "simulation", "valid_requests")
+"""Folders whose tests choose ports before they listen on them, or use all cores."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent.name in ALONE:
+            item.add_marker(pytest.mark.alone)
 
 
 def pytest_report_header() -> str:

@@ -26,6 +26,7 @@ from stratalog_metadata.protocol import messages
 from stratalog_metadata.protocol.messages import ProposeRequest
 from stratalog_metadata.raft import Entry
 from stratalog_metadata.records import (
+    NO_OWNER,
     Ledger,
     LedgerRef,
     LedgerState,
@@ -83,10 +84,12 @@ class ChangeObserver:
                     self._meet(states.OFFLOADED, after.end_offset - end_offset)
 
     def _owner_changed(self, before: Partition, after: Partition, records: Mapping[str, Record], closes: bool) -> None:
-        if before.next_owner == after.owner:
+        if after.owner != NO_OWNER and before.next_owner == after.owner:
             self._meet(states.HANDED_OVER)
             if closes:
                 self._meet(states.HANDOVER_BY_SEAL)
+            return
+        if after.owner == NO_OWNER:
             return
         self._meet(states.TAKEN_OVER)
         log = records.get(log_key(after.topic_id, after.index))

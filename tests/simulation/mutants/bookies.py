@@ -382,7 +382,6 @@ IN_FENCING_RACES: Final = (
     lost_read_counts_as_absence,
     unreadable_copy_counts_as_absence,
     recovery_reads_do_not_fence,
-    one_fence_is_enough,
     one_fence_and_reads_that_do_not_fence,
     recovery_believes_fresh_bookies,
     replaced_bookie_still_counts,

@@ -365,7 +365,6 @@ IN_OWNERSHIP_CHANGES: Final = (
     epochs_are_not_checked,
     lease_is_measured_by_the_wall_clock,
     quorum_ends_sessions_early,
-    takeover_recovers_only_the_last_ledger,
     checkpoints_without_producers,
     commits_do_not_look_at_the_manifest,
     takeover_and_opening_recover_only_the_last_ledger,

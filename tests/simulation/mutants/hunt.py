@@ -1,20 +1,24 @@
 """Planted faults: what the simulator is worth. ``python -m simulation.mutants.hunt`` runs each until an invariant breaks.
 
 A mutant changes the product in memory, in a process of its own, and never in its source. One that survives all its seeds is a
-hole in the simulator: a missing fault, a missing checker, or a defence behind which another stands (its docstring says so).
+hole in the simulator: a missing fault or a missing checker. The seed that noticed a mutant last is in ``killing_seeds.json``
+and is tried first; ``--record`` writes the file anew.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import multiprocessing
 import random
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Final
 
 from simulation.mutants import bookies as mutants_of_bookies
 from simulation.mutants import clusters as mutants_of_clusters
@@ -28,6 +32,7 @@ from simulation.mutants import tiers as mutants_of_tiers
 from simulation.runs import run_one
 
 SEEDS = 30
+KILLING_SEEDS: Final = Path(__file__).with_name("killing_seeds.json")
 MISFITS = ("AttributeError", "TypeError", "NameError")
 
 
@@ -42,9 +47,9 @@ class Mutant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kill:
-    """The result of a hunt: ``seeds`` runs were needed; ``failure`` is empty if the mutant survived all of them."""
+    """The result of a hunt: ``seed`` noticed the mutant; ``failure`` is empty if it survived all seeds."""
 
-    seeds: int
+    seed: int
     failure: str
     seconds: float
 
@@ -77,30 +82,35 @@ def all_mutants() -> list[Mutant]:
     return [Mutant(name=plant.__name__, scenario=scenario, plant=plant) for scenario, plants in families for plant in plants]
 
 
-def hunt(mutant: Mutant, first_seed: int, seeds: int) -> Kill:
-    """Run the mutant on consecutive seeds until an invariant breaks. Runs in a child process, which keeps the plants."""
+def seeds_to_try(recorded: int | None, first: int, count: int) -> Sequence[int]:
+    """The seed that noticed the mutant last, if there is one, then ``count`` consecutive ones."""
+    return list(dict.fromkeys([*([] if recorded is None else [recorded]), *range(first, first + count)]))
+
+
+def hunt(mutant: Mutant, seeds: Sequence[int]) -> Kill:
+    """Run the mutant on ``seeds`` until an invariant breaks. Runs in a child process, which keeps the plants."""
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
     started = time.perf_counter()
-    child = context.Process(target=_hunt_here, args=(mutant, first_seed, seeds, sender))
+    child = context.Process(target=_hunt_here, args=(mutant, seeds, sender))
     child.start()
     sender.close()
     try:
-        tried, failure = receiver.recv()
+        seed, failure = receiver.recv()
     except EOFError:
-        tried, failure = 0, "the process died"
+        seed, failure = seeds[0], "the process died"
     child.join()
-    return Kill(seeds=tried, failure=failure, seconds=time.perf_counter() - started)
+    return Kill(seed=seed, failure=failure, seconds=time.perf_counter() - started)
 
 
-def _hunt_here(mutant: Mutant, first_seed: int, seeds: int, sender: Connection) -> None:
+def _hunt_here(mutant: Mutant, seeds: Sequence[int], sender: Connection) -> None:
     mutant.plant()
-    for tried in range(1, seeds + 1):
-        failure = run_one(mutant.scenario, first_seed + tried - 1).failure
+    for seed in seeds:
+        failure = run_one(mutant.scenario, seed).failure
         if failure:
-            sender.send((tried, failure))
+            sender.send((seed, failure))
             return
-    sender.send((seeds, ""))
+    sender.send((seeds[-1], ""))
 
 
 def main() -> int:
@@ -111,7 +121,9 @@ def main() -> int:
     parser.add_argument("--sample-seconds", type=float, default=60.0, help="with --sample: plant no more after this time")
     parser.add_argument("--seeds", type=int, default=SEEDS, help="how many to try")
     parser.add_argument("--first-seed", type=int, default=1)
+    parser.add_argument("--record", action="store_true", help="write the seeds that noticed them to killing_seeds.json")
     arguments = parser.parse_args()
+    recorded: dict[str, int] = json.loads(KILLING_SEEDS.read_text())
     names = arguments.mutant or list(mutants)
     deadline = math.inf
     if arguments.sample is not None:
@@ -121,10 +133,16 @@ def main() -> int:
     for name in names:
         if time.monotonic() >= deadline:
             break
-        kill = hunt(mutants[name], arguments.first_seed, arguments.seeds)
+        seeds = seeds_to_try(recorded.get(name), arguments.first_seed, arguments.seeds)
+        kill = hunt(mutants[name], seeds)
         killed += kill.counts
         survived += not kill.counts
-        verdict = f"killed by seed {arguments.first_seed + kill.seeds - 1}" if kill.counts else f"SURVIVED {kill.seeds} seeds"
+        if kill.counts and arguments.record:
+            recorded[name] = kill.seed
+            KILLING_SEEDS.write_text(
+                json.dumps({name: recorded[name] for name in sorted(recorded) if name in mutants}, indent=1) + "\n"
+            )
+        verdict = f"killed by seed {kill.seed}" if kill.counts else f"SURVIVED {len(seeds)} seeds"
         print(f"{mutants[name].scenario:7} {name:44} {verdict:22} {kill.seconds:5.0f} s  {kill.failure[:150]}", flush=True)
     print(f"{killed} killed, {survived} survived")
     return 1 if survived else 0

@@ -60,7 +60,10 @@ DEATH_IN_RECOVERY_S: Final = 0.004
 CLOCK_JUMPS_MS: Final = (0, 0, -3_600_000, -2_000)
 TWIN_LOOK_S: Final = 0.05
 TWIN_CHANCE: Final = 0.3
-ORDER_MEAN_S: Final = 0.4
+ORDER_MEAN_S: Final = 0.3
+REVOKE_CHANCE: Final = 0.15
+DEATHS: Final = (1.0, 0.1)
+"""How often brokers die, in one run or another: handovers need two that live, and deaths leave little time for them."""
 SLOW_CHANCE: Final = 0.5
 """The chance that a partition is handed over while its owner's entries are late."""
 SLOW_S: Final = 0.3
@@ -90,6 +93,7 @@ class Scenario(log.Scenario):
         super().__init__(world)
         self._random = world.random("owners")
         self._slow_until: dict[str, float] = {}
+        self._deaths = self._random.choice(DEATHS)
         hesitant = self._random.choice([0.1, 0.6])
         for producer in self._producers:
             producer.hesitant, producer.repeating = hesitant, 0.5
@@ -108,7 +112,14 @@ class Scenario(log.Scenario):
         if self.world.decides("slow adds at handovers"):
             self._slow_adds()
         plan = NemesisPlan(
-            crash=0.5, partition=0.1, one_way=0, lossy=0, clock_jump=0, pause_mean_s=1.5, down_mean_s=0.6, down_at_once_max=2
+            crash=0.5 * self._deaths,
+            partition=0.1,
+            one_way=0,
+            lossy=0,
+            clock_jump=0,
+            pause_mean_s=1.5,
+            down_mean_s=0.6,
+            down_at_once_max=2,
         )
         self._outsiders = outsiders = [
             Machine(self.world, "straggler-0", self._straggle),
@@ -161,7 +172,8 @@ class Scenario(log.Scenario):
             if not owned:
                 continue
             chosen = ports.random.choice(owned)
-            target = ports.random.choice([NO_OWNER, *(each for each in live if each != chosen.owner)])
+            others = [each for each in live if each != chosen.owner]
+            target = ports.random.choice(others) if others and ports.random.random() >= REVOKE_CHANCE else NO_OWNER
             stored = client.view.get(chosen.key())
             assert stored is not None
             if target != NO_OWNER and ports.random.random() < SLOW_CHANCE:
@@ -227,7 +239,7 @@ class Scenario(log.Scenario):
             sender = senders.get(message.source)
             if sender is None or message.method != messages.PROPOSE or randomness.random() >= LATE_CHANCE:
                 return 0.0
-            if randomness.random() < 0.4:
+            if randomness.random() < 0.4 * self._deaths:
                 self._kill_soon(sender, randomness, DEATH_S)
             return randomness.uniform(*(LATE_OF_WORKERS_S if sender in self.tiering else LATE_OF_BROKERS_S))
 
@@ -241,7 +253,11 @@ class Scenario(log.Scenario):
 
         def killing(message: Message) -> float | None:
             broker = brokers.get(message.source)
-            if broker is not None and message.method == bookie_messages.FENCE and randomness.random() < FENCE_CHANCE:
+            if (
+                broker is not None
+                and message.method == bookie_messages.FENCE
+                and randomness.random() < FENCE_CHANCE * self._deaths
+            ):
                 self._kill_soon(broker, randomness, DEATH_IN_RECOVERY_S)
             return hold_up(message)
 
@@ -268,7 +284,7 @@ class Scenario(log.Scenario):
         def opened(broker_id: int, unfinished: int) -> None:
             if unfinished > 1:
                 self.world.coverage.meet(UNFINISHED_IN_A_ROW)
-            if randomness.random() < OPENING_CHANCE:
+            if randomness.random() < OPENING_CHANCE * self._deaths:
                 self._kill_soon(brokers[broker_id], randomness, DEATH_AFTER_OPENING_S)
 
         self.audit.on_internal_opening = opened

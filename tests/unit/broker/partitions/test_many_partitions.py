@@ -137,6 +137,7 @@ async def failover(path: Path, partitions: int, monkeypatch: pytest.MonkeyPatch)
         return counted
 
 
+@pytest.mark.alone
 async def test_a_failover_asks_hardly_more_for_ten_times_the_partitions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,6 +23,7 @@ from unit.broker.raw_client import RawClient, batch, fetch, fetch_request, produ
 from stratalog_broker.protocol.entities import encode_response as encode_entity
 from stratalog_metadata.protocol.messages import PROPOSE
 
+pytestmark = pytest.mark.alone
 REQUESTS = 8
 SMALL, LARGE = b"x" * 1000, b"x" * 900_000
 CALLS_SLACK = 0.1

@@ -16,6 +16,7 @@ from unit.broker.raw_client import RawClient, batch, fetch, produce
 
 from stratalog_broker.partitions.tail_cache import PartitionTail
 
+pytestmark = pytest.mark.alone
 BATCH = batch(b"x" * 300_000)
 BATCHES = 14
 """4.2 MB: five fetches of up to 1 MB, three batches each."""
