@@ -27,16 +27,16 @@ from stratalog_broker.protocol.errors import fetch_error_code_of
 from stratalog_broker.protocol.fetch import TOPIC_ID_VERSION, PartitionFetched, encode_response
 from stratalog_broker.protocol.fetch_request import SESSION_VERSION, FetchRequest, FetchWanted, parse_request
 from stratalog_broker.protocol.frame import response_head
-from stratalog_broker.reads.fetch_sessions import (
+from stratalog_broker.reads.pending_reads import NOTHING, Batches, PendingReads
+from stratalog_broker.requests.access import Access, Operation, Resource
+from stratalog_broker.requests.context import RequestContext
+from stratalog_broker.requests.fetch_sessions import (
     FINAL_EPOCH,
     INITIAL_EPOCH,
     FetchSession,
     FetchSessions,
     SessionRefused,
 )
-from stratalog_broker.reads.pending_reads import NOTHING, Batches, PendingReads
-from stratalog_broker.requests.access import Access, Operation, Resource
-from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo, Waiting
 from stratalog_broker.requests.unsent_responses import UnsentResponses
 from stratalog_core.batches.batch_run import BatchRun

@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
-from stratalog_broker.partitions.leadership import leader_epoch_error, why_not_here
 from stratalog_broker.partitions.log import PartitionLog
 from stratalog_broker.partitions.ownership import Partitions
 from stratalog_broker.protocol.errors import fetch_error_code_of
@@ -23,6 +22,7 @@ from stratalog_broker.reads.time_searches import Found, TimeSearches
 from stratalog_broker.requests.access import Access, Operation, Resource
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
+from stratalog_broker.requests.leadership import leader_epoch_error, why_not_here
 from stratalog_core.errors import StratalogError
 
 _KEY: Final = 2

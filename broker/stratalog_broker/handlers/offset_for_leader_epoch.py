@@ -10,11 +10,11 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
-from stratalog_broker.partitions.leadership import leader_epoch_error, why_not_here
 from stratalog_broker.partitions.ownership import Partitions
 from stratalog_broker.requests.access import Access, Operation, Resource
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
+from stratalog_broker.requests.leadership import leader_epoch_error, why_not_here
 
 _KEY: Final = 23
 

@@ -22,7 +22,6 @@ from stratalog_broker.configs.settings import BrokerSettings
 from stratalog_broker.partitions.log import PartitionLog
 from stratalog_broker.partitions.ownership import Partitions
 from stratalog_broker.partitions.pending_batch import Acks, OnDone, Outcome
-from stratalog_broker.partitions.produce_checks import Refused, check_produced
 from stratalog_broker.protocol.errors import produce_error_code_of
 from stratalog_broker.protocol.frame import response_head
 from stratalog_broker.protocol.produce import (
@@ -37,6 +36,7 @@ from stratalog_broker.requests.access import Access, Operation, Resource
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.deadlines import Deadlines
 from stratalog_broker.requests.handler_info import HandlerInfo
+from stratalog_broker.requests.produce_checks import Refused, check_produced
 from stratalog_core.batches.batch import BatchHeader, assign_log_append_time
 from stratalog_core.errors import NotLeader, StratalogError
 from stratalog_core.partition_state.producer_states import Verdict

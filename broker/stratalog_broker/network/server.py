@@ -30,12 +30,12 @@ from stratalog_broker.network.connection import ClientConnection
 from stratalog_broker.network.registry import ConnectionRegistry
 from stratalog_broker.partitions.handover import leave
 from stratalog_broker.partitions.ownership import Partitions
-from stratalog_broker.reads.fetch_sessions import FetchSessions
 from stratalog_broker.reads.log_reader import LogReader
 from stratalog_broker.reads.pending_reads import PendingReads
 from stratalog_broker.reads.time_searches import TimeSearches
 from stratalog_broker.requests.access import OPEN, AccessRules
 from stratalog_broker.requests.deadlines import Deadlines
+from stratalog_broker.requests.fetch_sessions import FetchSessions
 from stratalog_broker.requests.handler_info import Services
 from stratalog_broker.requests.served_apis import ServedApis
 from stratalog_broker.requests.unsent_responses import UnsentResponses

@@ -16,10 +16,10 @@ from stratalog_broker.coordination.groups.core.messages import GroupImage, Membe
 from stratalog_broker.coordination.groups.core.records import CommittedOffset, OffsetKey
 from stratalog_broker.coordination.groups.core.store import GroupStore
 from stratalog_broker.handlers import HANDLERS
-from stratalog_broker.partitions.produce_checks import Refused, check_produced
 from stratalog_broker.protocol.entities import decode_request, encode_response
 from stratalog_broker.protocol.frame import parse_head
 from stratalog_broker.protocol.produce import parse_request
+from stratalog_broker.requests.produce_checks import Refused, check_produced
 from stratalog_core.batches.batch import assign_log_append_time, assign_offset
 from stratalog_core.batches.checkpoint import (
     Checkpoint,

@@ -8,7 +8,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from stratalog_broker.protocol.fetch_request import FetchWanted
-from stratalog_broker.reads.fetch_sessions import EVICTABLE_AFTER_S, FetchSessions, SessionRefused
+from stratalog_broker.requests.fetch_sessions import EVICTABLE_AFTER_S, FetchSessions, SessionRefused
 
 
 def wanted(*indexes: int, offset: int = 0) -> list[FetchWanted]:
