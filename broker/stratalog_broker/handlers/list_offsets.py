@@ -9,16 +9,16 @@ timestamp is not earlier; timestamps need not increase. If there is none: offset
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
-from stratalog_broker.partitions.log import PartitionLog
 from stratalog_broker.partitions.ownership import Partitions
 from stratalog_broker.protocol.errors import fetch_error_code_of
 from stratalog_broker.protocol.list_offsets import OffsetRow, encode_list_offsets
-from stratalog_broker.reads.log_reader import LogReader
-from stratalog_broker.reads.time_searches import Found, TimeSearches
+from stratalog_broker.reads.offset_lookup import NamedOffset, OffsetLookup
+from stratalog_broker.reads.time_searches import Found
 from stratalog_broker.requests.access import Access, Operation, Resource
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
@@ -26,37 +26,29 @@ from stratalog_broker.requests.leadership import leader_epoch_error, why_not_her
 from stratalog_core.errors import StratalogError
 
 _KEY: Final = 2
-_LATEST: Final = -1
-_EARLIEST: Final = -2
-_GREATEST: Final = -3
-_EARLIEST_LOCAL: Final = -4
-_LATEST_TIERED: Final = -5
-_EARLIEST_PENDING_UPLOAD: Final = -6
-_LOWEST_VERSION: Final = {
-    _LATEST: 1,
-    _EARLIEST: 1,
-    _GREATEST: 7,
-    _EARLIEST_LOCAL: 8,
-    _LATEST_TIERED: 9,
-    _EARLIEST_PENDING_UPLOAD: 11,
+_LOWEST_VERSION: Final[Mapping[int, int]] = {
+    NamedOffset.LATEST: 1,
+    NamedOffset.EARLIEST: 1,
+    NamedOffset.GREATEST_TIMESTAMP: 7,
+    NamedOffset.EARLIEST_LOCAL: 8,
+    NamedOffset.LATEST_TIERED: 9,
+    NamedOffset.EARLIEST_PENDING_UPLOAD: 11,
 }
 _NEVER: Final = 1 << 15
 _AT_ONCE: Final = 32
 
 
-async def handle(
-    context: RequestContext, request: Any, *, partitions: Partitions, reader: LogReader, searches: TimeSearches
-) -> bytes:
+async def handle(context: RequestContext, request: Any, *, partitions: Partitions, lookup: OffsetLookup) -> bytes:
     """Return the offsets of all partitions: first those in memory, then, concurrently, those that need reads."""
     answers = [
-        [_answer_at_once(context, partitions, reader, topic.name, wanted) for wanted in topic.partitions]
+        [_answer_at_once(context, partitions, lookup, topic.name, wanted) for wanted in topic.partitions]
         for topic in request.topics
     ]
     slots = asyncio.Semaphore(_AT_ONCE)
 
     async def read(rows: list[OffsetRow | None], position: int, topic: str, wanted: Any) -> None:
         async with slots:
-            rows[position] = await _answer(partitions, searches, topic, wanted)
+            rows[position] = await _answer(partitions, lookup, topic, wanted)
 
     await asyncio.gather(
         *(
@@ -73,7 +65,7 @@ async def handle(
 
 
 def _answer_at_once(
-    context: RequestContext, partitions: Partitions, reader: LogReader, topic: str, wanted: Any
+    context: RequestContext, partitions: Partitions, lookup: OffsetLookup, topic: str, wanted: Any
 ) -> OffsetRow | None:
     """Return a partition's result if it needs no read, else None."""
     timestamp_ms = wanted.timestamp
@@ -83,10 +75,8 @@ def _answer_at_once(
     code = why_not_here(partitions, topic, wanted.partition_index) if log is None else leader_epoch_error(log, wanted)
     if log is None or code is not ErrorCode.none:
         return _row(wanted, code)
-    if timestamp_ms >= 0 or timestamp_ms == _GREATEST:
-        return None
-    offset = _named(reader, log, timestamp_ms)
-    return _row(wanted, ErrorCode.none, Found(offset, -1, log.core.epoch_at(offset)))
+    found = lookup.at_once(log, timestamp_ms)
+    return None if found is None else _row(wanted, ErrorCode.none, found)
 
 
 def _row(wanted: Any, code: ErrorCode, found: Found | None = None) -> OffsetRow:
@@ -94,35 +84,15 @@ def _row(wanted: Any, code: ErrorCode, found: Found | None = None) -> OffsetRow:
     return OffsetRow(wanted.partition_index, code.value, timestamp_ms, offset, epoch)
 
 
-async def _answer(partitions: Partitions, searches: TimeSearches, topic: str, wanted: Any) -> OffsetRow:
+async def _answer(partitions: Partitions, lookup: OffsetLookup, topic: str, wanted: Any) -> OffsetRow:
     """Return the result for a time, or for the record with the greatest timestamp."""
     log = partitions.find_by_name(topic.encode(), wanted.partition_index)
     if log is None:
         return _row(wanted, why_not_here(partitions, topic, wanted.partition_index))
     try:
-        if wanted.timestamp == _GREATEST:
-            found = await searches.find_greatest(log)
-        else:
-            found = await searches.find_time(log, wanted.timestamp)
+        return _row(wanted, ErrorCode.none, await lookup.find(log, wanted.timestamp))
     except StratalogError as failure:
         return _row(wanted, fetch_error_code_of(failure))
-    return _row(wanted, ErrorCode.none, found)
-
-
-def _named(reader: LogReader, log: PartitionLog, timestamp_ms: int) -> int:
-    core = log.core
-    if timestamp_ms == _LATEST:
-        return core.high_watermark
-    if timestamp_ms == _EARLIEST:
-        return core.log_start_offset
-    if timestamp_ms == _EARLIEST_LOCAL:
-        return reader.hot_start_offset(log)
-    pointer = reader.manifest_pointer(log)
-    cold_end = pointer.end_offset if pointer is not None else 0
-    if timestamp_ms == _LATEST_TIERED:
-        return cold_end - 1 if cold_end > core.log_start_offset else -1
-    assert timestamp_ms == _EARLIEST_PENDING_UPLOAD, "all others are refused"
-    return max(cold_end, core.log_start_offset)
 
 
 API: Final = HandlerInfo(

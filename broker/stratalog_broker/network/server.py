@@ -31,6 +31,7 @@ from stratalog_broker.network.registry import ConnectionRegistry
 from stratalog_broker.partitions.handover import leave
 from stratalog_broker.partitions.ownership import Partitions
 from stratalog_broker.reads.log_reader import LogReader
+from stratalog_broker.reads.offset_lookup import OffsetLookup
 from stratalog_broker.reads.pending_reads import PendingReads
 from stratalog_broker.reads.time_searches import TimeSearches
 from stratalog_broker.requests.access import OPEN, AccessRules
@@ -100,12 +101,11 @@ class BrokerServer:
             Deadlines: self._deadlines,
             FetchSessions: FetchSessions(settings.fetch_sessions_max, shares.sessions // SESSION_PARTITION_BYTES, random),
             GroupService: self.groups,
-            LogReader: self.reader,
+            OffsetLookup: OffsetLookup(self.reader, TimeSearches(self.reader, ledgers, cold, searches)),
             PartitionRows: self._partition_rows,
             Partitions: self.partitions,
             PendingReads: self.pending_reads,
             ProducerIds: ProducerIds(metadata),
-            TimeSearches: TimeSearches(self.reader, ledgers, cold, searches),
             TopicCommands: self.topic_commands,
             UnsentResponses: responses,
         }
