@@ -11,7 +11,7 @@ from typing import Final
 
 from kio.schema.errors import ErrorCode
 
-from stratalog_broker.coordination.groups.core.records import OffsetsRecord
+from stratalog_broker.coordination.replay import CoordinatorRecord
 from stratalog_broker.protocol.errors import KafkaError
 from stratalog_core import errors
 from stratalog_core.batches.records import Record, build_batch
@@ -36,12 +36,12 @@ class RecordWriter:
     def __init__(self, append: Append, clock: Clock) -> None:
         self._append = append
         self._clock = clock
-        self._queue: list[tuple[Sequence[OffsetsRecord], Written]] = []
+        self._queue: list[tuple[Sequence[CoordinatorRecord], Written]] = []
         self._queued_bytes = 0
         self._waiting_bytes = 0
         self._appends: set[asyncio.Task[None]] = set()
 
-    def write(self, records: Sequence[OffsetsRecord], written: Written) -> None:
+    def write(self, records: Sequence[CoordinatorRecord], written: Written) -> None:
         """Queue records; ``written`` is called later, once, with ``none`` when the ack quorum has them and they are applied.
 
         It is called with COORDINATOR_NOT_AVAILABLE if more than ``WAITING_BYTES_MAX`` would be waiting.
@@ -62,7 +62,7 @@ class RecordWriter:
         self._queued_bytes += size_bytes
         self._waiting_bytes += size_bytes
 
-    async def written(self, records: Sequence[OffsetsRecord]) -> ErrorCode:
+    async def written(self, records: Sequence[CoordinatorRecord]) -> ErrorCode:
         """Write records like ``write`` and return the code with which they finished."""
         done: asyncio.Future[ErrorCode] = asyncio.get_running_loop().create_future()
         self.write(records, lambda error: None if done.done() else done.set_result(error))
@@ -77,7 +77,7 @@ class RecordWriter:
         self._appends.add(task)
         task.add_done_callback(self._appends.discard)
 
-    async def _append_all(self, queue: list[tuple[Sequence[OffsetsRecord], Written]], size_bytes: int) -> None:
+    async def _append_all(self, queue: list[tuple[Sequence[CoordinatorRecord], Written]], size_bytes: int) -> None:
         error = ErrorCode.none
         try:
             await self._append(self._batch([record for records, _ in queue for record in records]))
@@ -90,7 +90,7 @@ class RecordWriter:
         for _, written in queue:
             written(error)
 
-    def _batch(self, records: Sequence[OffsetsRecord]) -> bytearray:
+    def _batch(self, records: Sequence[CoordinatorRecord]) -> bytearray:
         now_ms = self._clock.wall_ms()
         return build_batch(
             [

@@ -1,6 +1,7 @@
-"""FindCoordinator, versions 0–6 (several keys since v4). The first call creates ``__consumer_offsets``.
+"""FindCoordinator, versions 0–6 (several keys since v4). The first call for a key type creates its internal topic.
 
-Difference from Apache Kafka: only groups (key type 0) have coordinators; other key types return INVALID_REQUEST.
+Difference from Apache Kafka: transactions (key type 1) and share groups (key type 2) have no coordinators; the answer is
+INVALID_REQUEST, as for a key type that does not exist.
 """
 
 from __future__ import annotations
@@ -9,37 +10,31 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
-from stratalog_broker.coordination.groups.service import GroupService
+from stratalog_broker.coordination.locator import CoordinatorLocator
 from stratalog_broker.protocol.errors import KafkaError
 from stratalog_broker.requests.access import Access, Operation, Resource
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
-from stratalog_core.errors import StratalogError
 
-GROUP: Final = 0
+_DEFAULT_KEY_TYPE: Final = 0  # v0 has no key type: it finds coordinators of groups
 _KEYS_MAX: Final = 1_000
 
 
-async def handle(context: RequestContext, request: Any, *, groups: GroupService) -> Any:
-    key_type = getattr(request, "key_type", GROUP)
+async def handle(context: RequestContext, request: Any, *, locator: CoordinatorLocator) -> Any:
+    key_type = getattr(request, "key_type", _DEFAULT_KEY_TYPE)
     if context.api_version >= 4:
         keys = request.coordinator_keys[:_KEYS_MAX]
-        found = [await _find(context, groups, key_type, key) for key in keys]
+        found = [await _find(context, locator, key_type, key) for key in keys]
         rows = tuple(context.new("Coordinator", key=key, **fields) for key, fields in zip(keys, found, strict=True))
         return context.new("FindCoordinatorResponse", coordinators=rows)
-    return context.new("FindCoordinatorResponse", **await _find(context, groups, key_type, request.key))
+    return context.new("FindCoordinatorResponse", **await _find(context, locator, key_type, request.key))
 
 
-async def _find(context: RequestContext, groups: GroupService, key_type: int, key: str) -> dict[str, Any]:
-    if key_type != GROUP:
-        return _fields(ErrorCode.invalid_request, f"coordinators of key type {key_type} are not served; type 0 (group) is")
+async def _find(context: RequestContext, locator: CoordinatorLocator, key_type: int, key: str) -> dict[str, Any]:
     try:
-        coordinator = await groups.find(key)
+        coordinator = await locator.find(key_type, key)
     except KafkaError as refused:
-        # Creating the topic may fail for other reasons; the client must retry in every case.
-        return _fields(ErrorCode.coordinator_not_available, refused.message)
-    except StratalogError as failure:
-        return _fields(ErrorCode.coordinator_not_available, failure.message)
+        return _fields(refused.code, refused.message)
     return _fields(ErrorCode.none, None, coordinator.broker_id, *coordinator.address_for(context.listener))
 
 

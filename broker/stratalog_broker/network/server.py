@@ -23,6 +23,7 @@ from stratalog_broker.configs.listeners import Listener, advertised_endpoints, p
 from stratalog_broker.configs.memory import SESSION_PARTITION_BYTES, MemoryShares, Peaks, within_memory
 from stratalog_broker.configs.settings import BrokerSettings
 from stratalog_broker.coordination.groups.service import GroupService
+from stratalog_broker.coordination.locator import CoordinatorLocator
 from stratalog_broker.handlers import HANDLERS
 from stratalog_broker.metrics import BrokerMetrics, MemoryMetrics
 from stratalog_broker.network.admission import Admission
@@ -48,6 +49,13 @@ from stratalog_core.search_pool import SearchPool
 from stratalog_metadata.client.api import MetadataClient, MetadataView
 from stratalog_metadata.records import Broker, topic_key
 from stratalog_tiering.cold.reader import ColdReader
+
+
+def _listeners_of(settings: BrokerSettings) -> tuple[Listener, ...]:
+    listeners = parse_listeners(settings.listen, "listen")
+    if not listeners:
+        raise Invalid("listen is empty; name at least one HOST:PORT")
+    return listeners
 
 
 class BrokerServer:
@@ -85,7 +93,9 @@ class BrokerServer:
             bytes_max=shares.reads,
         )
         self.topic_commands = TopicCommands(settings, metadata, clock, random)
-        self.groups = GroupService(settings, metadata, clock, self.partitions, self.topic_commands.ensure_internal)
+        ensure = self.topic_commands.ensure_internal
+        self.locator = CoordinatorLocator(settings.broker_id, metadata.view, clock, self.partitions, ensure)
+        self.groups = GroupService(settings, metadata, clock, self.locator)
         self.advertised_brokers = AdvertisedBrokers(metadata.view, clock)
         self._partition_rows = PartitionRows(metadata.view)
         self._deadlines = Deadlines(clock)
@@ -98,6 +108,7 @@ class BrokerServer:
             Random: random,
             AdvertisedBrokers: self.advertised_brokers,
             ConfigCommands: ConfigCommands(settings, self.topic_commands, metadata),
+            CoordinatorLocator: self.locator,
             Deadlines: self._deadlines,
             FetchSessions: FetchSessions(settings.fetch_sessions_max, shares.sessions // SESSION_PARTITION_BYTES, random),
             GroupService: self.groups,
@@ -111,9 +122,7 @@ class BrokerServer:
         }
         self.apis = ServedApis(HANDLERS.values(), services)
         self.connections = ConnectionRegistry(settings, shares, clock, Admission(self.apis, rules), responses)
-        self._listeners = parse_listeners(settings.listen, "listen")
-        if not self._listeners:
-            raise Invalid("listen is empty; name at least one HOST:PORT")
+        self._listeners = _listeners_of(settings)
         self._servers: list[asyncio.Server] = []
         self.load = LoadMeter(settings.broker_id, clock, self.partitions.all, lambda: self.groups.unreadable_records)
         self._registration: Registration | None = None

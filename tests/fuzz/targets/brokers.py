@@ -103,7 +103,7 @@ def apply_record(content: bytes) -> None:
     key, rest = content[5 : 5 + key_bytes], content[5 + key_bytes :]
     value, header = rest[:value_bytes], rest[value_bytes:]
     store = GroupStore()
-    store.apply(key, None if is_null & 1 else value, ((records.TOPIC_ID_HEADER, header),) if header else ())
+    store.begin_batch()(key, None if is_null & 1 else value, ((records.TOPIC_ID_HEADER, header),) if header else ())
     for image in store.images.values():
         for member in image.members:
             records.subscribed_topics(member.subscription)
@@ -120,7 +120,7 @@ def snapshots() -> Sequence[bytes]:
 
 def apply_into(store: GroupStore, content: bytes) -> None:
     key_bytes, value_bytes, _ = struct.unpack_from(">HHB", content)
-    store.apply(content[5 : 5 + key_bytes], content[5 + key_bytes :][:value_bytes])
+    store.begin_batch()(content[5 : 5 + key_bytes], content[5 + key_bytes :][:value_bytes], ())
 
 
 def restore_groups(content: bytes) -> None:

@@ -121,8 +121,11 @@ class MiniCluster:
             "shutdown_ms": 2000,
         }
         rules = changes.pop("rules", OPEN)
+        prepare: Callable[[BrokerServer], None] | None = changes.pop("prepare", None)
         settings = BrokerSettings(**{**defaults, **changes})
         server = BrokerServer(settings, metadata, ledgers, cold, searches, clock, random, rules=rules)
+        if prepare is not None:
+            prepare(server)
         await server.start()
         running = RunningBroker(server=server, metadata=metadata, ledgers=ledgers, stack=stack)
         self.brokers[broker_id] = running
@@ -146,7 +149,8 @@ class MiniCluster:
 async def run_cluster(
     path: Path, *, bookies: int = 1, brokers: int = 1, balance_interval_s: float = 10.0, **settings: Any
 ) -> AsyncIterator[MiniCluster]:
-    """Run a cluster; ``settings`` are fields of ``BrokerSettings`` for all brokers, and ``rules``, their ``AccessRules``."""
+    """Run a cluster; ``settings`` are fields of ``BrokerSettings`` for all brokers, ``rules``, their ``AccessRules``,
+    and ``prepare``, which is called with each broker before it starts."""
     async with AsyncExitStack() as stack:
         transport = TcpTransport()
         stack.push_async_callback(transport.close)

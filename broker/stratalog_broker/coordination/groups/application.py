@@ -1,19 +1,19 @@
-"""The shell of one coordinator partition: an internal-topic application with tickets, timers and a record writer.
+"""The shell of one partition's groups: the frame's application for groups, with tickets and timers.
 
-All decisions are made in ``core/coordinator.py``. ``service.py`` refuses requests while the partition is not loaded. When this
-broker resigns the partition, all waiting joins and syncs fail with NOT_COORDINATOR.
+All decisions are made in ``core/coordinator.py``. When this broker resigns the partition, all waiting joins and syncs fail with
+NOT_COORDINATOR.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Final, TypeVar
 from uuid import UUID
 
 from kio.schema.errors import ErrorCode
 
+from stratalog_broker.coordination.coordinator_partition import CoordinatorKind
 from stratalog_broker.coordination.groups.core.coordinator import GroupCoordinator, Work
 from stratalog_broker.coordination.groups.core.group_table import CoordinatorLimits
 from stratalog_broker.coordination.groups.core.messages import (
@@ -26,52 +26,33 @@ from stratalog_broker.coordination.groups.core.messages import (
     SyncRequest,
 )
 from stratalog_broker.coordination.groups.core.offset_rows import Commit
-from stratalog_broker.coordination.groups.core.records import OffsetsRecord
 from stratalog_broker.coordination.groups.core.store import GroupStore, TopicPartitionName
-from stratalog_broker.coordination.record_writer import Append, RecordWriter
+from stratalog_broker.coordination.record_writer import RecordWriter
+from stratalog_broker.coordination.replay import CoordinatorRecord
 from stratalog_broker.partitions.internal_topics import CONSUMER_OFFSETS
 from stratalog_broker.protocol.errors import KafkaError
-from stratalog_core.ports import Buffer, Clock
+from stratalog_core.ports import Clock
 
-_log = logging.getLogger(__name__)
+KEY_TYPE: Final = 0
+"""The key type of groups in FindCoordinator."""
 EXPIRY_INTERVAL_S: Final = 600.0
 AnswerType = TypeVar("AnswerType", JoinAnswer, SyncAnswer)
 
 
 class GroupApplication:
-    """Groups of one partition of ``__consumer_offsets`` while this broker owns it. ``name`` appears in log messages."""
+    """Serves the groups of one partition of ``__consumer_offsets`` from their loaded state."""
 
-    def __init__(self, append: Append, clock: Clock, limits: CoordinatorLimits, name: str = CONSUMER_OFFSETS) -> None:
-        self._name = name
+    def __init__(self, limits: CoordinatorLimits, clock: Clock, store: GroupStore, writer: RecordWriter) -> None:
         self._clock = clock
-        self._limits = limits
-        self._writer = RecordWriter(append, clock)
-        self._coordinator: GroupCoordinator | None = None
-        self._store = GroupStore()
+        self._store = store
+        self._writer = writer
         self._tickets: dict[int, asyncio.Future[JoinAnswer | SyncAnswer]] = {}
         self._next_ticket = 0
         self._wake: asyncio.TimerHandle | None = None
         self._wake_at_ms = 0
-        self._expiry: asyncio.TimerHandle | None = None
-
-    # -- InternalTopicApplication
-
-    def load(self, state: bytes | None, batches: Iterable[Buffer]) -> None:
-        self._store = GroupStore.from_snapshot(state)
-        for batch in batches:
-            self._store.apply_batch(batch)
-        if self.unreadable_records:
-            first = self._store.first_unreadable
-            _log.error("replay of %s skipped %d records that it cannot read; %s", self._name, self.unreadable_records, first)
-        self._coordinator = GroupCoordinator(self._limits, self._store, self.now())
+        self._coordinator: GroupCoordinator | None = GroupCoordinator(limits, store, self.now())
         self._plan_wake()
         self._expiry = asyncio.get_running_loop().call_later(EXPIRY_INTERVAL_S, self._expire)
-
-    def apply(self, batch: Buffer) -> None:
-        self._store.apply_batch(batch)
-
-    def snapshot(self) -> bytes:
-        return self._store.snapshot()
 
     def resigned(self) -> None:
         self._coordinator = None
@@ -86,17 +67,8 @@ class GroupApplication:
     # -- requests
 
     @property
-    def unreadable_records(self) -> int:
-        """Number of records of the partition that were skipped, in replay or after it."""
-        return self._store.unreadable
-
-    @property
-    def is_loaded(self) -> bool:
-        return self._coordinator is not None
-
-    @property
     def coordinator(self) -> GroupCoordinator:
-        """The core, for reading. Raises ``KafkaError`` NOT_COORDINATOR unless the partition is loaded."""
+        """The core, for reading. Raises ``KafkaError`` NOT_COORDINATOR after this broker has lost the partition."""
         if self._coordinator is None:
             raise KafkaError(ErrorCode.not_coordinator)
         return self._coordinator
@@ -148,7 +120,7 @@ class GroupApplication:
 
     def topics(self) -> set[tuple[str, UUID | None]]:
         """Return names and ids of all topics for which a group of this partition has committed offsets."""
-        tables = self._store.offsets.values() if self.is_loaded else ()
+        tables = self._store.offsets.values()
         return {(topic, committed.topic_id) for table in tables for (topic, _), committed in table.items()}
 
     def forget_topic(self, topic: str, gone: Container[UUID | None]) -> None:
@@ -157,7 +129,7 @@ class GroupApplication:
             for _, records in self._coordinator.removals.plan_topic_deletion(topic, gone):
                 self._writer.write(records, lambda _: None)
 
-    async def _write_for(self, errors: list[ErrorCode], records: Sequence[OffsetsRecord]) -> list[ErrorCode]:
+    async def _write_for(self, errors: list[ErrorCode], records: Sequence[CoordinatorRecord]) -> list[ErrorCode]:
         if not records:
             return errors
         written = await self._writer.written(records)
@@ -218,3 +190,21 @@ class GroupApplication:
         for _, records in self._coordinator.removals.plan_expiry(self.now()):
             self._writer.write(records, lambda _: None)
         self._plan_wake()
+
+
+def group_kind(
+    limits: CoordinatorLimits, clock: Clock, *, partition_count: int, copies: int
+) -> CoordinatorKind[GroupStore, GroupApplication]:
+    """Return groups as a kind of coordinator; the numbers are those of ``__consumer_offsets`` when it is created."""
+
+    def start(store: GroupStore, writer: RecordWriter) -> GroupApplication:
+        return GroupApplication(limits, clock, store, writer)
+
+    return CoordinatorKind(
+        key_type=KEY_TYPE,
+        topic=CONSUMER_OFFSETS,
+        partition_count=partition_count,
+        copies=copies,
+        load=GroupStore.from_snapshot,
+        start=start,
+    )

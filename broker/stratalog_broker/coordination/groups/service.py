@@ -1,37 +1,25 @@
-"""Consumer groups of one broker: finds a group's coordinator, on this broker or another, and creates the applications.
-
-A group belongs to one partition of ``__consumer_offsets``; its coordinator is that partition's owner. The topic is created
-by the first request for a coordinator.
-"""
+"""Consumer groups of one broker: the coordinators of groups, and the removal of offsets whose topics are deleted."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
-from kio.schema.errors import ErrorCode
-
 from stratalog_broker.configs.settings import BrokerSettings
-from stratalog_broker.coordination.groups.application import GroupApplication
+from stratalog_broker.coordination.groups.application import GroupApplication, group_kind
 from stratalog_broker.coordination.groups.core.group_table import CoordinatorLimits
 from stratalog_broker.coordination.groups.core.messages import GroupLimits
-from stratalog_broker.coordination.routing import partition_of
-from stratalog_broker.partitions.internal_topics import CONSUMER_OFFSETS
-from stratalog_broker.partitions.ownership import Partitions
-from stratalog_broker.protocol.errors import KafkaError
+from stratalog_broker.coordination.locator import CoordinatorLocator
 from stratalog_core.errors import StratalogError
 from stratalog_core.ports import Clock
 from stratalog_metadata.client.api import MetadataClient
-from stratalog_metadata.records import Broker, Partition, Topic, TopicPartition, broker_key, partition_key, topic_key
+from stratalog_metadata.records import Topic, topic_key
 from stratalog_metadata.state.changes import Change
 
-CREATE_TIMEOUT_S: Final = 10.0
 SWEEP_INTERVAL_S: Final = 600.0
 _log = logging.getLogger(__name__)
-EnsureInternalTopic = Callable[[str, int, int, float], Awaitable[Topic]]
-"""``(name, partitions, copies, timeout_s)``: returns the internal topic, after creating it if it does not exist."""
 
 
 def limits_of(settings: BrokerSettings) -> CoordinatorLimits:
@@ -50,25 +38,17 @@ def limits_of(settings: BrokerSettings) -> CoordinatorLimits:
 
 
 class GroupService:
-    """One per broker, created after ``Partitions`` and before they start; registers itself for ``__consumer_offsets``."""
+    """One per broker. Adds groups to the locator, and removes offsets of deleted topics."""
 
-    def __init__(
-        self,
-        settings: BrokerSettings,
-        metadata: MetadataClient,
-        clock: Clock,
-        partitions: Partitions,
-        ensure_internal_topic: EnsureInternalTopic,
-    ) -> None:
-        self._settings = settings
+    def __init__(self, settings: BrokerSettings, metadata: MetadataClient, clock: Clock, locator: CoordinatorLocator) -> None:
         self._metadata = metadata
-        self._view = metadata.view
-        self._clock = clock
-        self._partitions = partitions
-        self._ensure_internal_topic = ensure_internal_topic
-        self._limits = limits_of(settings)
-        self._applications: dict[int, GroupApplication] = {}
-        partitions.register_application(CONSUMER_OFFSETS, self._make_application)
+        kind = group_kind(
+            limits_of(settings),
+            clock,
+            partition_count=settings.offsets_topic_partitions,
+            copies=settings.offsets_topic_replication_factor,
+        )
+        self._coordinators = locator.add(kind)
         self._unsubscribe = metadata.view.subscribe(self._on_changes)
         self._sweeping: asyncio.Task[None] | None = None
 
@@ -81,78 +61,23 @@ class GroupService:
         if self._sweeping is not None:
             self._sweeping.cancel()
 
-    def _make_application(self, index: int) -> GroupApplication:
-        async def append(batch: bytearray) -> int:
-            return await self._partitions.append_internal(self._topic_partition(index), batch)
-
-        application = GroupApplication(append, self._clock, self._limits, f"{CONSUMER_OFFSETS}-{index}")
-        self._applications[index] = application
-        return application
-
-    def _topic_partition(self, index: int) -> TopicPartition:
-        return TopicPartition(self._topic().topic_id, index)
-
-    def _topic(self) -> Topic:
-        topic = self._view.find(Topic, topic_key(CONSUMER_OFFSETS))
-        if topic is None:
-            raise KafkaError(ErrorCode.coordinator_not_available, f"{CONSUMER_OFFSETS} does not exist: find the coordinator")
-        return topic
-
     def coordinator_of(self, group_id: str) -> GroupApplication:
-        """Return the group's coordinator, if that is this broker.
-
-        Raises ``KafkaError`` COORDINATOR_NOT_AVAILABLE if ``__consumer_offsets`` does not exist, NOT_COORDINATOR, or
-        COORDINATOR_LOAD_IN_PROGRESS while the partition is being taken over.
-        """
-        return self._coordinator_at(partition_of(group_id, self._topic().partition_count))
-
-    def _coordinator_at(self, index: int) -> GroupApplication:
-        topic = self._topic()
-        partition = self._view.find(Partition, partition_key(topic.topic_id, index))
-        if partition is None or partition.owner != self._settings.broker_id:
-            raise KafkaError(ErrorCode.not_coordinator)
-        application = self._applications.get(index)
-        is_serving = self._partitions.is_serving(TopicPartition(topic.topic_id, index))
-        if application is None or not application.is_loaded or not is_serving:
-            raise KafkaError(ErrorCode.coordinator_load_in_progress)
-        return application
+        """Return the group's coordinator, if that is this broker. Raises as ``Coordinators.coordinator_of`` does."""
+        return self._coordinators.coordinator_of(group_id)
 
     def coordinators(self) -> Iterator[GroupApplication]:
         """Yield the loaded coordinators of this broker."""
-        return (application for application in list(self._applications.values()) if application.is_loaded)
+        return self._coordinators.loaded()
 
     @property
     def unreadable_records(self) -> int:
         """Number of unreadable records of ``__consumer_offsets`` that this broker's coordinators skipped."""
-        return sum(application.unreadable_records for application in self.coordinators())
+        return self._coordinators.unreadable_records
 
     @property
     def is_loading(self) -> bool:
         """Whether this broker owns a coordinator partition that it does not serve yet."""
-        topic = self._view.find(Topic, topic_key(CONSUMER_OFFSETS))
-        for index in range(topic.partition_count if topic is not None else 0):
-            try:
-                self._coordinator_at(index)
-            except KafkaError as refused:
-                if refused.code is ErrorCode.coordinator_load_in_progress:
-                    return True
-        return False
-
-    async def find(self, group_id: str) -> Broker:
-        """Return the broker that coordinates a group. Creates ``__consumer_offsets`` if it does not exist.
-
-        Raises ``KafkaError`` COORDINATOR_NOT_AVAILABLE while the partition has no live owner.
-        """
-        settings = self._settings
-        topic = await self._ensure_internal_topic(
-            CONSUMER_OFFSETS, settings.offsets_topic_partitions, settings.offsets_topic_replication_factor, CREATE_TIMEOUT_S
-        )
-        index = partition_of(group_id, topic.partition_count)
-        partition = self._view.find(Partition, partition_key(topic.topic_id, index))
-        owner = self._view.find(Broker, broker_key(partition.owner)) if partition is not None else None
-        if owner is None:
-            raise KafkaError(ErrorCode.coordinator_not_available, f"partition {index} of {CONSUMER_OFFSETS} has no live owner")
-        return owner
+        return self._coordinators.is_loading
 
     async def _sweep_for_ever(self) -> None:
         while True:

@@ -18,7 +18,7 @@ from unit.metadata.watching import until
 
 from stratalog_bookies.client import LedgerWriter
 from stratalog_broker.cluster.load_meter import LoadMeter
-from stratalog_broker.coordination.groups.application import GroupApplication
+from stratalog_broker.coordination.groups.application import KEY_TYPE, GroupApplication
 from stratalog_broker.coordination.groups.core.offset_rows import Commit
 from stratalog_broker.coordination.groups.core.records import encode_group_key
 from stratalog_broker.coordination.routing import partition_of
@@ -79,7 +79,7 @@ class Offsets:
             while True:
                 for broker in self._cluster.brokers.values():
                     try:
-                        await broker.server.groups.find(GROUP)
+                        await broker.server.locator.find(KEY_TYPE, GROUP)
                         return broker.server.groups.coordinator_of(GROUP)
                     except (KafkaError, StratalogError):
                         await asyncio.sleep(0.01)

@@ -25,10 +25,11 @@ from stratalog_broker.coordination.groups.core.messages import (
     SyncRequest,
 )
 from stratalog_broker.coordination.groups.core.offset_commits import OffsetCommits
-from stratalog_broker.coordination.groups.core.records import OffsetsRecord, encode_group_key, encode_group_value
+from stratalog_broker.coordination.groups.core.records import encode_group_key, encode_group_value
 from stratalog_broker.coordination.groups.core.removal import Removals
 from stratalog_broker.coordination.groups.core.store import GroupStore
 from stratalog_broker.coordination.groups.core.wake_times import WakeTimes
+from stratalog_broker.coordination.replay import CoordinatorRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +38,7 @@ class Write:
 
     group_id: str
     token: int
-    records: tuple[OffsetsRecord, ...]
+    records: tuple[CoordinatorRecord, ...]
 
 
 Work = Answer | Write
@@ -133,5 +134,5 @@ class GroupCoordinator:
     def _to_work(self, group_id: str, instruction: Instruction) -> Work:
         if isinstance(instruction, Answer):
             return instruction
-        record = OffsetsRecord(encode_group_key(group_id), encode_group_value(instruction.image))
+        record = CoordinatorRecord(encode_group_key(group_id), encode_group_value(instruction.image))
         return Write(group_id=group_id, token=instruction.token, records=(record,))

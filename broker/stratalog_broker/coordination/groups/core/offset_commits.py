@@ -14,8 +14,8 @@ from kio.schema.errors import ErrorCode
 from stratalog_broker.coordination.groups.core.group_table import GroupTable
 from stratalog_broker.coordination.groups.core.messages import NO_GENERATION, Instant
 from stratalog_broker.coordination.groups.core.offset_rows import Commit, OffsetEncoder
-from stratalog_broker.coordination.groups.core.records import OffsetsRecord
 from stratalog_broker.coordination.groups.core.store import TopicPartitionName
+from stratalog_broker.coordination.replay import CoordinatorRecord
 
 
 class OffsetCommits:
@@ -33,7 +33,7 @@ class OffsetCommits:
         generation: int,
         commits: Sequence[Commit],
         now: Instant,
-    ) -> tuple[list[ErrorCode], list[OffsetsRecord]]:
+    ) -> tuple[list[ErrorCode], list[CoordinatorRecord]]:
         """Return a code for each commit, and the records of the valid ones, which take effect once they are written."""
         error = self._check(group_id, member_id, group_instance_id, generation, now)
         if error is not ErrorCode.none:

@@ -16,7 +16,6 @@ from stratalog_broker.coordination.groups.core.records import (
     CommittedOffset,
     GroupKey,
     OffsetKey,
-    OffsetsRecord,
     decode_key,
     decode_offset_value,
     encode_offset_key,
@@ -24,6 +23,7 @@ from stratalog_broker.coordination.groups.core.records import (
     topic_id_headers,
     topic_id_in,
 )
+from stratalog_broker.coordination.replay import CoordinatorRecord
 from stratalog_core.batches.records import Header
 
 _PARTITION: Final = struct.Struct(">i")
@@ -51,7 +51,7 @@ class OffsetEncoder:
         self._beginnings: dict[str, bytes] = {}
         self._headers: dict[UUID | None, tuple[Header, ...]] = {}
 
-    def record(self, commit: Commit) -> OffsetsRecord:
+    def record(self, commit: Commit) -> CoordinatorRecord:
         topic, partition, offset, leader_epoch, metadata, topic_id = commit
         beginning = self._beginnings.get(topic)
         if beginning is None:
@@ -60,7 +60,7 @@ class OffsetEncoder:
         headers = self._headers.get(topic_id)
         if headers is None:
             headers = self._headers[topic_id] = topic_id_headers(topic_id)
-        return OffsetsRecord(beginning + _PARTITION.pack(partition), self._value(offset, leader_epoch, metadata), headers)
+        return CoordinatorRecord(beginning + _PARTITION.pack(partition), self._value(offset, leader_epoch, metadata), headers)
 
     def _value(self, offset: int, leader_epoch: int, metadata: str) -> bytes:
         if not metadata:

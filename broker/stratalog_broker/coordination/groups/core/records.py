@@ -51,19 +51,6 @@ def is_of(committed: CommittedOffset, topic_id: UUID | None) -> bool:
     return topic_id is not None and committed.topic_id in (None, topic_id)
 
 
-class OffsetsRecord(NamedTuple):
-    """A record to write; ``value`` None deletes the key."""
-
-    key: bytes
-    value: bytes | None
-    headers: tuple[Header, ...] = ()
-
-    @property
-    def size_bytes(self) -> int:
-        """Approximate size: key and value without framing and headers."""
-        return len(self.key) + len(self.value or b"")
-
-
 class OffsetKey(NamedTuple):
     """Identifies a group's offset for one partition of a topic."""
 

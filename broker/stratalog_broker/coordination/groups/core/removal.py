@@ -17,8 +17,9 @@ from stratalog_broker.coordination.groups.core.group_table import GroupTable
 from stratalog_broker.coordination.groups.core.messages import Instant
 from stratalog_broker.coordination.groups.core.offset_commits import OffsetCommits
 from stratalog_broker.coordination.groups.core.rebalance import GroupState
-from stratalog_broker.coordination.groups.core.records import OffsetKey, OffsetsRecord, encode_group_key, encode_offset_key
+from stratalog_broker.coordination.groups.core.records import OffsetKey, encode_group_key, encode_offset_key
 from stratalog_broker.coordination.groups.core.store import TopicPartitionName
+from stratalog_broker.coordination.replay import CoordinatorRecord
 
 
 class Removals:
@@ -28,7 +29,7 @@ class Removals:
         self._table = table
         self._commits = commits
 
-    def plan_delete(self, group_id: str, now: Instant) -> tuple[ErrorCode, list[OffsetsRecord]]:
+    def plan_delete(self, group_id: str, now: Instant) -> tuple[ErrorCode, list[CoordinatorRecord]]:
         """DeleteGroups: return the records that delete a group without members and all its offsets."""
         if not self._table.exists(group_id):
             return ErrorCode.group_id_not_found, []
@@ -43,7 +44,7 @@ class Removals:
 
     def plan_delete_offsets(
         self, group_id: str, partitions: Sequence[TopicPartitionName]
-    ) -> tuple[ErrorCode, list[ErrorCode], list[OffsetsRecord]]:
+    ) -> tuple[ErrorCode, list[ErrorCode], list[CoordinatorRecord]]:
         """OffsetDelete: return a code for the group, one for each partition, and the records to write."""
         if not self._table.exists(group_id):
             return ErrorCode.group_id_not_found, [], []
@@ -58,7 +59,7 @@ class Removals:
         gone = [name for name, code in zip(partitions, errors, strict=True) if code is ErrorCode.none and name in known]
         return ErrorCode.none, errors, self._offset_tombstones(group_id, gone)
 
-    def plan_expiry(self, now: Instant) -> list[tuple[str, list[OffsetsRecord]]]:
+    def plan_expiry(self, now: Instant) -> list[tuple[str, list[CoordinatorRecord]]]:
         """Return per group the records that remove expired offsets, and the group itself if nothing is left (KIP-211)."""
         horizon_ms = now.wall_ms - self._table.limits.offsets_retention_ms
         planned = []
@@ -75,7 +76,7 @@ class Removals:
                 planned.append((group_id, records))
         return planned
 
-    def plan_topic_deletion(self, topic: str, gone: Container[UUID | None]) -> list[tuple[str, list[OffsetsRecord]]]:
+    def plan_topic_deletion(self, topic: str, gone: Container[UUID | None]) -> list[tuple[str, list[CoordinatorRecord]]]:
         """Return per group the records that remove the offsets of deleted topics of this name, whose ids are ``gone``.
 
         None in ``gone`` means offsets committed without an id. Offsets of a newer topic of the same name are kept.
@@ -88,12 +89,12 @@ class Removals:
                 planned.append((group_id, self._offset_tombstones(group_id, [name for name in names if name not in pending])))
         return planned
 
-    def _tombstones(self, group_id: str, names: Iterable[TopicPartitionName]) -> list[OffsetsRecord]:
+    def _tombstones(self, group_id: str, names: Iterable[TopicPartitionName]) -> list[CoordinatorRecord]:
         records = self._offset_tombstones(group_id, names)
         if group_id in self._table.store.images:
-            records.append(OffsetsRecord(encode_group_key(group_id), None))
+            records.append(CoordinatorRecord(encode_group_key(group_id), None))
         return records
 
-    def _offset_tombstones(self, group_id: str, names: Iterable[TopicPartitionName]) -> list[OffsetsRecord]:
+    def _offset_tombstones(self, group_id: str, names: Iterable[TopicPartitionName]) -> list[CoordinatorRecord]:
         keys = (encode_offset_key(OffsetKey(group_id, topic, partition)) for topic, partition in names)
-        return [OffsetsRecord(key, None) for key in keys]
+        return [CoordinatorRecord(key, None) for key in keys]

@@ -1,14 +1,12 @@
 """The contents of a partition of ``__consumer_offsets``: the metadata of its groups and their committed offsets.
 
-This is the durable half of a coordinator: only records that the ack quorum has change it, in offset order, and it is the
-whole content of the checkpoints' ``application_state``. Live group members are in ``group.py``.
-
-An unreadable record is skipped and counted, because the other records still hold valid offsets.
+This is the durable half of a coordinator, its ``CoordinatorState``. Live group members are in ``group.py``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -16,11 +14,10 @@ import msgspec
 from stratalog_broker.coordination.groups.core.messages import GroupImage
 from stratalog_broker.coordination.groups.core.offset_rows import OffsetDecoder
 from stratalog_broker.coordination.groups.core.records import CommittedOffset, GroupKey, OffsetKey, decode_group_value
-from stratalog_core.batches.batch import read_header
-from stratalog_core.batches.records import Header, Record, iterate_records
+from stratalog_broker.coordination.replay import ApplyRecord
+from stratalog_core.batches.records import Header
 from stratalog_core.errors import Corrupt
 from stratalog_core.malformed import MALFORMED
-from stratalog_core.ports import Buffer
 
 SNAPSHOT_VERSION: Final = 1
 
@@ -54,40 +51,13 @@ class GroupStore:
         self.images: dict[str, GroupImage] = {}
         self.offsets: dict[str, dict[TopicPartitionName, CommittedOffset]] = {}
         self.offset_count = 0
-        self.unreadable = 0
-        """Number of skipped records; the remainder of a batch with broken record framing counts as one."""
-        self.first_unreadable = ""
 
     def offsets_of(self, group_id: str) -> dict[TopicPartitionName, CommittedOffset]:
         return self.offsets.get(group_id, {})
 
-    def apply_batch(self, batch: Buffer) -> None:
-        """Apply one batch; skip and count its unreadable records."""
-        header = read_header(batch)
-        if header.is_control:
-            return
-        decoder = OffsetDecoder()
-        try:
-            for record in iterate_records(batch, header):
-                if record.key is not None:
-                    self._apply_readable(decoder, record)
-        except Corrupt as damaged:
-            self._skip(header.base_offset, damaged)
-
-    def _apply_readable(self, decoder: OffsetDecoder, record: Record) -> None:
-        assert record.key is not None
-        try:
-            self._apply(decoder, record.key, record.value, record.headers)
-        except Corrupt as damaged:
-            self._skip(record.offset, damaged)
-
-    def _skip(self, offset: int, damaged: Corrupt) -> None:
-        self.unreadable += 1
-        self.first_unreadable = self.first_unreadable or f"offset {offset}: {damaged.message}"
-
-    def apply(self, key: bytes, value: bytes | None, headers: Sequence[Header] = ()) -> None:
-        """Apply one record. Raises ``Corrupt``."""
-        self._apply(OffsetDecoder(), key, value, headers)
+    def begin_batch(self) -> ApplyRecord:
+        """Return the function that applies the records of one batch; see ``CoordinatorState``."""
+        return partial(self._apply, OffsetDecoder())
 
     def _apply(self, decoder: OffsetDecoder, key: bytes, value: bytes | None, headers: Sequence[Header]) -> None:
         match decoder.key(key):

@@ -10,7 +10,8 @@ from uuid import UUID
 import pytest
 from kio.schema.errors import ErrorCode
 
-from stratalog_broker.coordination.groups.application import GroupApplication
+from stratalog_broker.coordination.coordinator_partition import CoordinatorPartition
+from stratalog_broker.coordination.groups.application import GroupApplication, group_kind
 from stratalog_broker.coordination.groups.core.coordinator import GroupCoordinator, Work, Write
 from stratalog_broker.coordination.groups.core.group_table import CoordinatorLimits
 from stratalog_broker.coordination.groups.core.messages import (
@@ -25,9 +26,9 @@ from stratalog_broker.coordination.groups.core.messages import (
 )
 from stratalog_broker.coordination.groups.core.offset_rows import Commit
 from stratalog_broker.coordination.groups.core.rebalance import GroupState
-from stratalog_broker.coordination.groups.core.records import OffsetsRecord
 from stratalog_broker.coordination.groups.core.store import GroupStore
-from stratalog_broker.coordination.record_writer import WAITING_BYTES_MAX, RecordWriter
+from stratalog_broker.coordination.record_writer import WAITING_BYTES_MAX, Append, RecordWriter
+from stratalog_broker.coordination.replay import CoordinatorRecord
 from stratalog_broker.protocol.errors import KafkaError
 from stratalog_core.errors import NotLeader, StratalogError, Unavailable
 from stratalog_core.system import SystemClock
@@ -55,9 +56,9 @@ class Log:
         self.core = GroupCoordinator(limits, self.store, NOW)
         self.answers: list[JoinAnswer | SyncAnswer] = []
 
-    def write(self, records: Iterable[OffsetsRecord]) -> None:
+    def write(self, records: Iterable[CoordinatorRecord]) -> None:
         for record in records:
-            self.store.apply(record.key, record.value, record.headers)
+            self.store.begin_batch()(record.key, record.value, record.headers)
 
     def do(self, work: Iterable[Work], now: Instant = NOW) -> None:
         for item in work:
@@ -243,21 +244,31 @@ def test_time_reaches_every_group_and_unused_ones_are_forgotten() -> None:
     assert set(log.core.table.live) == {"g"}
 
 
+def partition_of_groups(append: Append, limits: CoordinatorLimits) -> CoordinatorPartition[GroupStore, GroupApplication]:
+    kind = group_kind(limits, SystemClock(), partition_count=1, copies=1)
+    return CoordinatorPartition(kind, append, SystemClock(), "groups")
+
+
 class Shell:
-    """An application on a log whose appends fail with ``failure`` if it is set."""
+    """A coordinator partition on a log whose appends fail with ``failure`` if it is set."""
 
     def __init__(self) -> None:
-        self.application = GroupApplication(self.append, SystemClock(), LIMITS)
+        self.partition = partition_of_groups(self.append, LIMITS)
         self.failure: StratalogError | None = None
         self.batches: list[bytes] = []
-        self.application.load(None, [])
+        self.partition.load(None, [])
+
+    @property
+    def application(self) -> GroupApplication:
+        assert self.partition.application is not None
+        return self.partition.application
 
     async def append(self, batch: bytearray) -> int:
         await asyncio.sleep(0)
         if self.failure is not None:
             raise self.failure
         self.batches.append(bytes(batch))
-        self.application.apply(batch)
+        self.partition.apply(batch)
         return len(self.batches) - 1
 
 
@@ -270,9 +281,9 @@ async def test_requests_of_one_turn_are_written_together() -> None:
     assert await asyncio.gather(*commits) == [[ErrorCode.none]] * 5
     assert len(shell.batches) == 1
     successor = Shell()
-    successor.application.load(shell.application.snapshot(), [])
+    successor.partition.load(shell.partition.snapshot(), [])
     assert successor.application.coordinator.table.store.offsets_of("g4")[("t", 0)].offset == 4
-    successor.application.load(None, shell.batches)
+    successor.partition.load(None, shell.batches)
     assert successor.application.coordinator.table.group_ids() == [f"g{number}" for number in range(5)]
 
 
@@ -299,19 +310,22 @@ async def test_whoever_waits_is_told_when_the_partition_goes() -> None:
     first = await shell.application.join("g", lambda ticket: join_request(ticket))
     waiting = asyncio.ensure_future(shell.application.join("g", lambda ticket: join_request(ticket)))
     await asyncio.sleep(0)
-    shell.application.resigned()
+    application = shell.application
+    shell.partition.resigned()
     with pytest.raises(KafkaError) as refused:
         await waiting
     assert refused.value.code is ErrorCode.not_coordinator
     with pytest.raises(KafkaError):
-        shell.application.heartbeat("g", first.member_id, None, 1)
-    assert not shell.application.is_loaded
+        application.heartbeat("g", first.member_id, None, 1)
+    assert shell.partition.application is None
 
 
 async def test_members_expire_by_the_clock() -> None:
     limits = replace(LIMITS, group=replace(LIMITS.group, session_timeout_ms_min=1))
-    application = GroupApplication(Shell().append, SystemClock(), limits)
-    application.load(None, [])
+    partition = partition_of_groups(Shell().append, limits)
+    partition.load(None, [])
+    application = partition.application
+    assert application is not None
     silent = replace(join_request(), session_timeout_ms=20)
     await application.join("g", lambda ticket: replace(silent, ticket=ticket, fresh_member_id="silent"))
     async with asyncio.timeout(5):
@@ -324,7 +338,7 @@ async def test_a_writer_takes_only_so_much() -> None:
     writer = RecordWriter(Shell().append, SystemClock())
     assert await writer.written([]) is ErrorCode.none
     assert (
-        await writer.written([OffsetsRecord(b"\x00\x02\x00\x01g", bytes(WAITING_BYTES_MAX))])
+        await writer.written([CoordinatorRecord(b"\x00\x02\x00\x01g", bytes(WAITING_BYTES_MAX))])
         is ErrorCode.coordinator_not_available
     )
 

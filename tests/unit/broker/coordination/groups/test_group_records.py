@@ -23,6 +23,7 @@ from stratalog_broker.coordination.groups.core.records import (
     subscribed_topics,
 )
 from stratalog_broker.coordination.groups.core.store import GroupStore
+from stratalog_broker.coordination.replay import Replay
 from stratalog_broker.coordination.routing import java_string_hash, partition_of
 from stratalog_core.batches.records import Record, build_batch
 from stratalog_core.errors import Corrupt
@@ -119,19 +120,19 @@ def test_a_store_is_its_records_and_its_snapshot(
     for group_id, topic, partition, offset in commits:
         key = encode_offset_key(OffsetKey(group_id, topic, partition))
         value = encode_offset_value(offset) if offset is not None else None
-        store.apply_batch(build_batch([Record(offset=0, timestamp_ms=0, key=key, value=value)]))
+        Replay(store).apply(build_batch([Record(offset=0, timestamp_ms=0, key=key, value=value)]))
         if offset is None:
             expected.pop((group_id, topic, partition), None)
         else:
             expected[(group_id, topic, partition)] = offset
-    store.apply(encode_group_key("g"), encode_group_value(image))
+    store.begin_batch()(encode_group_key("g"), encode_group_value(image), ())
     for one in (store, GroupStore.from_snapshot(store.snapshot())):
         found = {(g, *name): offset for g, table in one.offsets.items() for name, offset in table.items()}
         assert found == expected
         assert one.offset_count == len(expected)
         assert one.images == {"g": image}
         assert all(one.offsets.values())
-    store.apply(encode_group_key("g"), None)
+    store.begin_batch()(encode_group_key("g"), None, ())
     assert not store.images
 
 

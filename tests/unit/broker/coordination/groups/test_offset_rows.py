@@ -20,6 +20,7 @@ from stratalog_broker.coordination.groups.core.records import (
     topic_id_headers,
 )
 from stratalog_broker.coordination.groups.core.store import GroupStore
+from stratalog_broker.coordination.replay import Replay
 from stratalog_core.batches.records import Record, build_batch
 from stratalog_core.errors import Corrupt
 
@@ -92,7 +93,7 @@ def test_keys_that_begin_alike_never_change_what_another_key_says(
 
 def test_a_store_applies_thousands_of_offsets_of_one_batch() -> None:
     store = GroupStore()
-    store.apply_batch(batch_of([Commit("flights", number, number * 2, topic_id=UUID(int=9)) for number in range(3000)], "g"))
+    Replay(store).apply(batch_of([Commit("flights", number, number * 2, topic_id=UUID(int=9)) for number in range(3000)], "g"))
     found = store.offsets_of("g")
     assert (len(found), store.offset_count) == (3000, 3000)
     assert found["flights", 2999] == CommittedOffset(

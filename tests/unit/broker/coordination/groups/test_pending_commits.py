@@ -14,15 +14,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from kio.schema.errors import ErrorCode
-from unit.broker.coordination.groups.test_group_coordinator import LIMITS
+from unit.broker.coordination.groups.test_group_coordinator import LIMITS, partition_of_groups
 
 from stratalog_broker.coordination.groups.application import GroupApplication
 from stratalog_broker.coordination.groups.core.coordinator import GroupCoordinator
 from stratalog_broker.coordination.groups.core.messages import Instant
 from stratalog_broker.coordination.groups.core.offset_rows import Commit
-from stratalog_broker.coordination.groups.core.records import OffsetsRecord, is_of
+from stratalog_broker.coordination.groups.core.records import is_of
 from stratalog_broker.coordination.groups.core.store import GroupStore
-from stratalog_core.system import SystemClock
+from stratalog_broker.coordination.replay import CoordinatorRecord
 
 RETENTION_MS = 1_000
 AT_ONCE = replace(LIMITS, offsets_retention_ms=0)
@@ -39,12 +39,12 @@ class Coordinating(RuleBasedStateMachine):
         self.store = GroupStore()
         self.now = Instant(0, 100 * RETENTION_MS)
         self.core = GroupCoordinator(replace(LIMITS, offsets_retention_ms=RETENTION_MS), self.store, self.now)
-        self.log: deque[tuple[Sequence[OffsetsRecord], Callable[[], None]]] = deque()
+        self.log: deque[tuple[Sequence[CoordinatorRecord], Callable[[], None]]] = deque()
         self.ids = {topic: UUID(int=number) for number, topic in enumerate(TOPICS)}
         self.acknowledged: dict[tuple[str, str, int], tuple[int, UUID, int]] = {}
         self.offset = 0
 
-    def write(self, records: Sequence[OffsetsRecord], applied: Callable[[], None] = lambda: None) -> None:
+    def write(self, records: Sequence[CoordinatorRecord], applied: Callable[[], None] = lambda: None) -> None:
         if records:
             self.log.append((records, applied))
 
@@ -70,7 +70,7 @@ class Coordinating(RuleBasedStateMachine):
         for _ in range(min(count, len(self.log))):
             records, applied = self.log.popleft()
             for record in records:
-                self.store.apply(record.key, record.value, record.headers)
+                self.store.begin_batch()(record.key, record.value, record.headers)
             applied()
 
     @rule()
@@ -127,12 +127,17 @@ class SlowLog:
 
     def __init__(self) -> None:
         self.go_on = asyncio.Event()
-        self.application = GroupApplication(self.append, SystemClock(), AT_ONCE)
-        self.application.load(None, [])
+        self.partition = partition_of_groups(self.append, AT_ONCE)
+        self.partition.load(None, [])
+
+    @property
+    def application(self) -> GroupApplication:
+        assert self.partition.application is not None
+        return self.partition.application
 
     async def append(self, batch: bytearray) -> int:
         await self.go_on.wait()
-        self.application.apply(batch)
+        self.partition.apply(batch)
         return 0
 
     async def commit(self, offset: int, topic_id: UUID) -> list[ErrorCode]:
@@ -161,4 +166,4 @@ async def test_a_commit_in_flight_outlives_the_removal_of_what_was_committed_bef
     log.application.forget_topic("t", (new,))
     assert await log.application.commit("other", "", None, -1, [Commit("t", 0, 2)]) == [ErrorCode.none]
     assert log.application.coordinator.table.store.offsets_of("g") == {}
-    log.application.resigned()
+    log.partition.resigned()

@@ -1,0 +1,89 @@
+"""One partition of a coordinator's internal topic while this broker owns it: replay, checkpoints, the live application.
+
+A kind of coordinator (groups; later transactions and share groups) supplies a state and an application. The frame does the
+rest: it loads the state from snapshot and log, applies what the quorum confirms, puts the state into every checkpoint, and
+gives the application a writer of records.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from stratalog_broker.coordination.record_writer import Append, RecordWriter
+from stratalog_broker.coordination.replay import CoordinatorState, Replay
+from stratalog_core.ports import Buffer, Clock
+
+_log = logging.getLogger(__name__)
+
+
+class CoordinatorApplication(Protocol):
+    """Serves the requests of one kind from a loaded state. It changes the state only by records that it writes."""
+
+    def resigned(self) -> None:
+        """Answer pending requests with NOT_COORDINATOR and stop all timers: this broker lost the partition."""
+        ...
+
+
+StateType = TypeVar("StateType", bound=CoordinatorState)
+ApplicationType = TypeVar("ApplicationType", bound=CoordinatorApplication)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorKind(Generic[StateType, ApplicationType]):
+    """A kind of coordinator: its key type in FindCoordinator, its topic, its state and its application.
+
+    ``partition_count`` and ``copies`` are those of the topic when it is created.
+    """
+
+    key_type: int
+    topic: str
+    partition_count: int
+    copies: int
+    load: Callable[[bytes | None], StateType]
+    """Returns the state of a snapshot, the empty state for None. Raises ``Corrupt``."""
+    start: Callable[[StateType, RecordWriter], ApplicationType]
+    """Returns the application over a state that has been replayed to the end of the log."""
+
+
+class CoordinatorPartition(Generic[StateType, ApplicationType]):
+    """The ``InternalTopicApplication`` of any kind of coordinator. ``name`` is the partition's in log messages."""
+
+    def __init__(self, kind: CoordinatorKind[StateType, ApplicationType], append: Append, clock: Clock, name: str) -> None:
+        self._kind = kind
+        self._name = name
+        self._writer = RecordWriter(append, clock)
+        self._state = kind.load(None)
+        self._replay = Replay(self._state)
+        self.application: ApplicationType | None = None
+        """None until the state is loaded, and after this broker has lost the partition."""
+
+    @property
+    def unreadable_records(self) -> int:
+        """Number of records of the partition that were skipped, in replay or after it."""
+        return self._replay.unreadable
+
+    # -- InternalTopicApplication
+
+    def load(self, state: bytes | None, batches: Iterable[Buffer]) -> None:
+        self._state = self._kind.load(state)
+        self._replay = Replay(self._state)
+        for batch in batches:
+            self._replay.apply(batch)
+        if self._replay.unreadable:
+            skipped, first = self._replay.unreadable, self._replay.first_unreadable
+            _log.error("replay of %s skipped %d records that it cannot read; %s", self._name, skipped, first)
+        self.application = self._kind.start(self._state, self._writer)
+
+    def apply(self, batch: Buffer) -> None:
+        self._replay.apply(batch)
+
+    def snapshot(self) -> bytes:
+        return self._state.snapshot()
+
+    def resigned(self) -> None:
+        application, self.application = self.application, None
+        if application is not None:
+            application.resigned()

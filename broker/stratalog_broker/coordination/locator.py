@@ -1,0 +1,150 @@
+"""Finds coordinators: key type → internal topic → partition → owner, and this broker's own coordinators by key.
+
+The errors of coordinators are decided here: INVALID_REQUEST for a key type without a coordinator, COORDINATOR_NOT_AVAILABLE
+while the topic or a live owner is missing, NOT_COORDINATOR if another broker owns the partition, and
+COORDINATOR_LOAD_IN_PROGRESS while this broker takes it over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, Final, Generic
+
+from kio.schema.errors import ErrorCode
+
+from stratalog_broker.coordination.coordinator_partition import (
+    ApplicationType,
+    CoordinatorKind,
+    CoordinatorPartition,
+    StateType,
+)
+from stratalog_broker.coordination.routing import partition_of
+from stratalog_broker.partitions.ownership import Partitions
+from stratalog_broker.protocol.errors import KafkaError
+from stratalog_core.errors import StratalogError
+from stratalog_core.ports import Clock
+from stratalog_metadata.client.api import MetadataView
+from stratalog_metadata.records import Broker, Partition, Topic, TopicPartition, broker_key, partition_key, topic_key
+
+CREATE_TIMEOUT_S: Final = 10.0
+EnsureInternalTopic = Callable[[str, int, int, float], Awaitable[Topic]]
+"""``(name, partitions, copies, timeout_s)``: returns the internal topic, after creating it if it does not exist."""
+
+
+class Coordinators(Generic[StateType, ApplicationType]):
+    """This broker's coordinators of one kind: one for each partition of the kind's topic that the broker owns."""
+
+    def __init__(
+        self,
+        kind: CoordinatorKind[StateType, ApplicationType],
+        broker_id: int,
+        view: MetadataView,
+        clock: Clock,
+        partitions: Partitions,
+    ) -> None:
+        self.kind = kind
+        self._broker_id = broker_id
+        self._view = view
+        self._clock = clock
+        self._partitions = partitions
+        self._owned: dict[int, CoordinatorPartition[StateType, ApplicationType]] = {}
+        partitions.register_application(kind.topic, self._make)
+
+    def _make(self, index: int) -> CoordinatorPartition[StateType, ApplicationType]:
+        async def append(batch: bytearray) -> int:
+            return await self._partitions.append_internal(TopicPartition(self._topic().topic_id, index), batch)
+
+        made = self._owned[index] = CoordinatorPartition(self.kind, append, self._clock, f"{self.kind.topic}-{index}")
+        return made
+
+    def coordinator_of(self, key: str) -> ApplicationType:
+        """Return the key's coordinator, if that is this broker.
+
+        Raises ``KafkaError`` COORDINATOR_NOT_AVAILABLE if the topic does not exist, NOT_COORDINATOR, or
+        COORDINATOR_LOAD_IN_PROGRESS while the partition is being taken over.
+        """
+        topic = self._topic()
+        found = self._at(topic, partition_of(key, topic.partition_count))
+        if isinstance(found, ErrorCode):
+            raise KafkaError(found)
+        return found
+
+    def _at(self, topic: Topic, index: int) -> ApplicationType | ErrorCode:
+        """Return the partition's application, or the code with which its requests are refused."""
+        partition = self._view.find(Partition, partition_key(topic.topic_id, index))
+        if partition is None or partition.owner != self._broker_id:
+            return ErrorCode.not_coordinator
+        owned = self._owned.get(index)
+        is_serving = self._partitions.is_serving(TopicPartition(topic.topic_id, index))
+        if owned is None or owned.application is None or not is_serving:
+            return ErrorCode.coordinator_load_in_progress
+        return owned.application
+
+    def _topic(self) -> Topic:
+        topic = self._view.find(Topic, topic_key(self.kind.topic))
+        if topic is None:
+            raise KafkaError(ErrorCode.coordinator_not_available, f"{self.kind.topic} does not exist: find the coordinator")
+        return topic
+
+    def loaded(self) -> Iterator[ApplicationType]:
+        """Yield the loaded coordinators."""
+        return (owned.application for owned in list(self._owned.values()) if owned.application is not None)
+
+    @property
+    def unreadable_records(self) -> int:
+        """Number of records that the loaded coordinators skipped because they could not read them."""
+        return sum(owned.unreadable_records for owned in self._owned.values() if owned.application is not None)
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether this broker owns a partition of the topic that it does not serve yet."""
+        topic = self._view.find(Topic, topic_key(self.kind.topic))
+        if topic is None:
+            return False
+        return any(self._at(topic, index) is ErrorCode.coordinator_load_in_progress for index in range(topic.partition_count))
+
+
+class CoordinatorLocator:
+    """Created after ``Partitions`` and before they start. Every kind of coordinator is added to it once."""
+
+    def __init__(
+        self,
+        broker_id: int,
+        view: MetadataView,
+        clock: Clock,
+        partitions: Partitions,
+        ensure_internal_topic: EnsureInternalTopic,
+    ) -> None:
+        self._broker_id = broker_id
+        self._view = view
+        self._clock = clock
+        self._partitions = partitions
+        self._ensure_internal_topic = ensure_internal_topic
+        self._kinds: dict[int, CoordinatorKind[Any, Any]] = {}
+
+    def add(self, kind: CoordinatorKind[StateType, ApplicationType]) -> Coordinators[StateType, ApplicationType]:
+        """Serve this kind; return its coordinators on this broker."""
+        self._kinds[kind.key_type] = kind
+        return Coordinators(kind, self._broker_id, self._view, self._clock, self._partitions)
+
+    async def find(self, key_type: int, key: str) -> Broker:
+        """Return the broker that coordinates a key. Creates the topic if it does not exist.
+
+        Raises ``KafkaError`` INVALID_REQUEST for a key type that is not served, as Kafka does for one that it does not know,
+        and COORDINATOR_NOT_AVAILABLE while the topic cannot be created or the partition has no live owner.
+        """
+        kind = self._kinds.get(key_type)
+        if kind is None:
+            served = ", ".join(map(str, sorted(self._kinds)))
+            raise KafkaError(ErrorCode.invalid_request, f"coordinators of key type {key_type} are not served; served: {served}")
+        try:
+            topic = await self._ensure_internal_topic(kind.topic, kind.partition_count, kind.copies, CREATE_TIMEOUT_S)
+        except (KafkaError, StratalogError) as failure:
+            # The client must retry, whatever the reason.
+            raise KafkaError(ErrorCode.coordinator_not_available, failure.message) from failure
+        index = partition_of(key, topic.partition_count)
+        partition = self._view.find(Partition, partition_key(topic.topic_id, index))
+        owner = self._view.find(Broker, broker_key(partition.owner)) if partition is not None else None
+        if owner is None:
+            raise KafkaError(ErrorCode.coordinator_not_available, f"partition {index} of {kind.topic} has no live owner")
+        return owner

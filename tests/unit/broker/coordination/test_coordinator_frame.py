@@ -1,0 +1,158 @@
+"""A kind of coordinator that knows only the frame: counters by name, replicated in an internal topic of their own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kio.schema.errors import ErrorCode
+from unit.broker.mini_cluster import WAIT_S, MiniCluster, run_cluster
+from unit.broker.raw_client import request
+
+from stratalog_broker.coordination.coordinator_partition import CoordinatorKind
+from stratalog_broker.coordination.locator import Coordinators
+from stratalog_broker.coordination.record_writer import RecordWriter
+from stratalog_broker.coordination.replay import ApplyRecord, CoordinatorRecord
+from stratalog_broker.network.server import BrokerServer
+from stratalog_broker.protocol.errors import KafkaError
+from stratalog_core.batches.records import Header
+from stratalog_core.errors import Corrupt
+
+KEY_TYPE = 1
+TOPIC = "__transaction_state"
+
+
+class Counters:
+    """The state: a snapshot has a line for each counter."""
+
+    def __init__(self, snapshot: bytes | None) -> None:
+        lines = (snapshot or b"").decode().splitlines()
+        self.values = {name: int(value) for name, value in (line.split("=") for line in lines)}
+
+    def begin_batch(self) -> ApplyRecord:
+        return self._apply
+
+    def _apply(self, key: bytes, value: bytes | None, headers: Sequence[Header]) -> None:
+        if value is None or not value.isdigit():
+            raise Corrupt(f"{value!r} is no number")
+        self.values[key.decode()] = int(value)
+
+    def snapshot(self) -> bytes:
+        return "\n".join(f"{name}={value}" for name, value in self.values.items()).encode()
+
+
+class CounterApplication:
+    def __init__(self, state: Counters, writer: RecordWriter) -> None:
+        self.state = state
+        self.has_resigned = False
+        self._writer = writer
+
+    def resigned(self) -> None:
+        self.has_resigned = True
+
+    async def write(self, name: str, value: bytes) -> ErrorCode:
+        return await self._writer.written([CoordinatorRecord(name.encode(), value)])
+
+
+COUNTERS = CoordinatorKind(key_type=KEY_TYPE, topic=TOPIC, partition_count=2, copies=1, load=Counters, start=CounterApplication)
+
+
+class CountingBrokers:
+    """Adds counters to every broker of a cluster before it starts."""
+
+    def __init__(self) -> None:
+        self.coordinators: list[Coordinators[Counters, CounterApplication]] = []
+        self.applications: set[CounterApplication] = set()
+
+    def prepare(self, server: BrokerServer) -> None:
+        self.coordinators.append(server.locator.add(COUNTERS))
+
+    def refusal_of(self, number: int, name: str) -> ErrorCode:
+        """Return the code with which a broker refuses requests for a name; NONE if it serves them."""
+        try:
+            self.coordinators[number].coordinator_of(name)
+        except KafkaError as refused:
+            return refused.code
+        return ErrorCode.none
+
+    async def serving(self, name: str) -> CounterApplication:
+        """Return the newest broker's application for a name once it is loaded."""
+        async with asyncio.timeout(WAIT_S):
+            while self.refusal_of(-1, name) is not ErrorCode.none:  # noqa: ASYNC110 - no event tells
+                await asyncio.sleep(0.01)
+        application = self.coordinators[-1].coordinator_of(name)
+        self.applications.add(application)
+        return application
+
+    async def write(self, name: str, value: bytes) -> None:
+        async with asyncio.timeout(WAIT_S):
+            while await (await self.serving(name)).write(name, value) is not ErrorCode.none:
+                pass
+
+    async def values(self) -> dict[str, int]:
+        return {name: value for key in "ab" for name, value in (await self.serving(key)).state.values.items()}
+
+
+async def find(cluster: MiniCluster, key_type: int, *keys: str, version: int = 4) -> Any:
+    client = await cluster.connect()
+    answer = await client.call(
+        10, version, request(10, version, "FindCoordinatorRequest", key_type=key_type, coordinator_keys=keys)
+    )
+    return answer.coordinators
+
+
+async def owner_of(cluster: MiniCluster, name: str) -> int:
+    """Find the name's coordinator as clients do: again, while it is not available."""
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            (found,) = await find(cluster, KEY_TYPE, name)
+            if found.error_code is not ErrorCode.coordinator_not_available:
+                assert (found.key, found.error_code) == (name, ErrorCode.none)
+                return int(found.node_id)
+
+
+async def test_a_second_kind_of_coordinator_needs_no_other_plumbing(tmp_path: Path) -> None:
+    brokers = CountingBrokers()
+    async with run_cluster(tmp_path, prepare=brokers.prepare) as cluster:
+        assert brokers.refusal_of(0, "a") is ErrorCode.coordinator_not_available, "the topic does not exist yet"
+        assert [await owner_of(cluster, name) for name in "abcd"] == [1] * 4
+        for name in "abcd":
+            await brokers.write(name, b"1")
+        await brokers.write("a", b"7")
+        await brokers.write("a", b"unreadable")
+        assert await brokers.values() == {"a": 7, "b": 1, "c": 1, "d": 1}
+        assert brokers.coordinators[0].unreadable_records
+
+        old = cluster.brokers.pop(1)
+        await cluster.start_broker(2, prepare=brokers.prepare)
+        await old.stop()
+        assert all(application.has_resigned for application in brokers.applications)
+        assert not list(brokers.coordinators[0].loaded())
+        assert await brokers.values() == {"a": 7, "b": 1, "c": 1, "d": 1}
+        assert await owner_of(cluster, "a") == 2
+
+
+async def test_another_brokers_partition_is_not_coordinated_here(tmp_path: Path) -> None:
+    brokers = CountingBrokers()
+    async with run_cluster(tmp_path, brokers=2, prepare=brokers.prepare) as cluster:
+        elsewhere = 2 - await owner_of(cluster, "a")
+        async with asyncio.timeout(WAIT_S):
+            while brokers.refusal_of(elsewhere, "a") is not ErrorCode.not_coordinator:  # noqa: ASYNC110 - its view is behind
+                await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("key_type", [1, 2, 3, -1])
+async def test_a_key_type_without_a_coordinator_is_refused(tmp_path: Path, key_type: int) -> None:
+    async with run_cluster(tmp_path) as cluster:
+        for version in (4, 6):
+            found = await find(cluster, key_type, "a", "b", version=version)
+            assert [(row.key, row.error_code, row.node_id) for row in found] == [
+                (key, ErrorCode.invalid_request, -1) for key in ("a", "b")
+            ]
+            assert found[0].error_message == f"coordinators of key type {key_type} are not served; served: 0"
+        client = await cluster.connect()
+        old = await client.call(10, 1, request(10, 1, "FindCoordinatorRequest", key_type=key_type, key="a"))
+        assert (old.error_code, old.node_id) == (ErrorCode.invalid_request, -1)
