@@ -14,7 +14,8 @@ from stratalog_pipeline.bucket import Bucket
 from stratalog_pipeline.planning import OffsetRange, PartitionName
 from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.format.descriptor import CommitMarker, decode_descriptor
-from stratalog_tiering.format.manifest import SegmentEntry, live_segments, pointer_to
+from stratalog_tiering.format.lookup import live_segments
+from stratalog_tiering.format.manifest import SegmentEntry, pointer_to
 from stratalog_tiering.format.object_keys import is_marker, manifests_prefix, marked_manifest
 
 

@@ -59,7 +59,7 @@ def located(entry: SegmentEntry, block: BlockEntry, bad: Corrupt) -> Corrupt:
 
 
 def _range(entry: SegmentEntry, group: Sequence[BlockEntry]) -> Range:
-    return entry.key, group[0].position, group[-1].end_position - group[0].position
+    return entry.key, entry.data_position + group[0].position, group[-1].end_position - group[0].position
 
 
 def _requests(blocks: Sequence[BlockEntry]) -> Iterator[Iterator[BlockEntry]]:

@@ -16,10 +16,11 @@ from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.format.footer import AbortedTransaction
 from stratalog_tiering.format.manifest import SegmentEntry, empty_manifest, segment_entry
 from stratalog_tiering.format.manifest_edit import ManifestEdit, Previous
+from stratalog_tiering.format.manifest_limits import ManifestLimits
 from stratalog_tiering.format.object_keys import segment_key
-from stratalog_tiering.format.removed_objects import ManifestLimits
 from stratalog_tiering.format.segment import BLOCK_BYTES_TARGET, SegmentIdentity, SegmentWriter
-from stratalog_tiering.offload.commit import describe_topic, mark_committed, store_manifest
+from stratalog_tiering.offload.commit import mark_committed, store_manifest
+from stratalog_tiering.offload.topic_descriptors import describe_topic
 from stratalog_tiering.store import ObjectStore
 
 
@@ -65,12 +66,13 @@ class ArchiveWriter:
         if not self._previous:
             await describe_topic(self._store, self._topic)
         previous = self._previous.get(partition) or self._first(partition, base_offset or 0)
-        entry = await self._write_segment(previous, batches, producers, aborted_transactions)
-        edit = ManifestEdit(previous, random_id=self._random_id, limits=self._limits)
-        edit.append(entry)
+        entry, leaves = await self._write_segment(previous, batches, producers, aborted_transactions)
+        edit = ManifestEdit(previous, writer="archive-writer", random_id=self._random_id, limits=self._limits)
+        entry = edit.append(entry, leaves)
         edit.move_to_pages(self._clock.wall_ms(), await self._source.pages(edit.pages_to_merge()))
         lists = await self._source.removed_lists(edit.lists_to_merge())
-        new = edit.finish(created_at_ms=self._clock.wall_ms(), writer="archive-writer", lists=lists)
+        tree_pages = await self._source.tree_pages(edit.tree_pages_to_merge())
+        new = edit.finish(created_at_ms=self._clock.wall_ms(), lists=lists, tree_pages=tree_pages)
         pointer = await store_manifest(self._store, new)
         await mark_committed(self._store, pointer)
         self._previous[partition] = Previous(manifest=new.manifest, key=new.key, sha256=new.sha256)
@@ -88,7 +90,7 @@ class ArchiveWriter:
         batches: Sequence[Buffer],
         producers: Sequence[ProducerEntry],
         aborted: Sequence[AbortedTransaction],
-    ) -> SegmentEntry:
+    ) -> tuple[SegmentEntry, bytes]:
         manifest = previous.manifest
         identity = SegmentIdentity(
             cluster_id="c", topic_id=manifest.topic_id, topic_name=manifest.topic_name, partition=manifest.partition,
@@ -101,4 +103,4 @@ class ArchiveWriter:
         epoch = writer.leader_epochs[-1].epoch
         key = segment_key(manifest.topic_id, manifest.partition, written.footer.base_offset, epoch, self._random_id())
         await self._store.put(key, writer.take_parts())
-        return segment_entry(key, written)
+        return segment_entry(key, written), written.leaves

@@ -68,9 +68,9 @@ def _segment_row(partition: ColdPartition, segment: SegmentEntry) -> dict[str, o
         "base_offset": segment.base_offset,
         "last_offset": segment.end_offset - 1,
         "record_count": segment.record_count,
-        "bytes": segment.object_bytes,
+        "bytes": segment.stored_bytes,
         "created_at_ms": segment.created_at_ms,
-        "merkle_root": segment.merkle_root.hex(),
+        "sha256": segment.object_sha256.hex(),
     }
 
 
@@ -85,6 +85,8 @@ def verified_row(report: PartitionReport) -> dict[str, object]:
         "segments": progress.segments,
         "records": progress.records,
         "bytes": progress.bytes,
+        "batches": progress.tree_size,
+        "tree_head": progress.tree_head,
         "findings": len(report.findings),
     }
 

@@ -108,7 +108,7 @@ def _audit_blocks(bucket: Bucket, piece: SegmentSlice, blocks: Sequence[BlockEnt
     """Yield a message for each problem in the blocks. Reads are ahead of the checks, and restart after an unreadable block."""
     done = 0
     while done < len(blocks):
-        ranges = [(piece.segment.key, block.position, block.length) for block in blocks[done:]]
+        ranges = [(piece.segment.key, piece.segment.data_position + block.position, block.length) for block in blocks[done:]]
         try:
             for content in bucket.get_ranges(ranges):
                 block, done = blocks[done], done + 1

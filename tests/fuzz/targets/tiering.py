@@ -33,7 +33,10 @@ from stratalog_tiering.format.footer import (
     parse_producers,
     parse_signatures,
 )
-from stratalog_tiering.format.manifest import decode_manifest, decode_page, live_segments, locate, locate_in_page, object_sha256
+from stratalog_tiering.format.lookup import live_segments, locate, locate_in_page
+from stratalog_tiering.format.manifest import decode_manifest, decode_page, decode_removed_list
+from stratalog_tiering.format.object_frame import object_sha256
+from stratalog_tiering.format.partition_tree import check_tree, decode_tree_page, span_subtrees
 from stratalog_tiering.format.segment import (
     SegmentIdentity,
     SegmentWriter,
@@ -104,9 +107,14 @@ def seal_body(content: bytes) -> bytes:
     return content[:12] + struct.pack(">I", crc32c(content[16:])) + content[16:]
 
 
+def golden(*names: str) -> list[bytes]:
+    return [seals.sealed((GOLDEN / name).read_bytes()) for name in names]
+
+
 def read_manifest(content: bytes) -> None:
     stored = seals.opened(content, seal_body)
     manifest = decode_manifest(stored, object_sha256(stored))
+    check_tree(manifest.tree)
     for offset in (manifest.start_offset, manifest.end_offset - 1, manifest.end_offset):
         locate(manifest, offset)
 
@@ -117,6 +125,20 @@ def read_page(content: bytes) -> None:
     root = decode_manifest((GOLDEN / "manifest.bin").read_bytes())
     for entry in live_segments(root, page):
         locate_in_page(page, entry.base_offset)
+
+
+def read_removed(content: bytes) -> None:
+    stored = seals.opened(content, seal_body)
+    decode_removed_list(stored, object_sha256(stored))
+
+
+def read_tree_page(content: bytes) -> None:
+    stored = seals.opened(content, seal_body)
+    page = decode_tree_page(stored, object_sha256(stored))
+    first = page.first_leaf
+    for span in page.spans[:20]:
+        span_subtrees(first, span)
+        first += span.leaf_count
 
 
 # -- descriptors and keys
@@ -153,15 +175,17 @@ def keys() -> list[bytes]:
         object_keys.segment_key(TOPIC, 3, 7, 1, 9),
         manifest,
         object_keys.marker_key(manifest),
-        object_keys.topic_key(TOPIC),
+        object_keys.topic_key(TOPIC, 3),
     )
     return [key.encode() for key in made]
 
 
 TARGETS = (
     Target(name="segment", run=read_segment, seeds=segments, allocated_bytes_max=UNPACKED),
-    Target(name="manifest", run=read_manifest, seeds=lambda: [seals.sealed((GOLDEN / "manifest.bin").read_bytes())]),
-    Target(name="manifest-page", run=read_page, seeds=lambda: [seals.sealed((GOLDEN / "page.bin").read_bytes())]),
+    Target(name="manifest", run=read_manifest, seeds=lambda: golden("manifest.bin", "manifest_minimal.bin")),
+    Target(name="manifest-page", run=read_page, seeds=lambda: golden("page.bin", "page_optional.bin")),
+    Target(name="removed-list", run=read_removed, seeds=lambda: golden("removed.bin")),
+    Target(name="tree-page", run=read_tree_page, seeds=lambda: golden("tree.bin")),
     Target(
         name="descriptor",
         run=read_descriptor,

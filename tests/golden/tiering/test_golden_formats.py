@@ -1,18 +1,19 @@
 """Stored formats, byte by byte: what was once written must be read for ever, and written alike until the version rises.
 
-The segments were written by format version 2, ``manifest.bin``, ``page.bin`` and ``removed.bin`` by version 2. If a test here
-fails, the format changed: give it a new version and a new golden file beside the old one.
+The segments were written by format version 2, the manifest's objects by version 3; ``pre_release_*.bin`` are of older versions,
+which are refused. If a test here fails, the format changed: give it a new version and a new golden file beside the old one.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from uuid import UUID
 
 import pytest
+from msgspec.structs import replace
 
 from stratalog_core.batches.batch import TIMESTAMP_TYPE_BIT
 from stratalog_core.batches.checkpoint import EpochStart, ProducerEntry, SequencedBatch
@@ -32,19 +33,24 @@ from stratalog_tiering.format.manifest import (
     Manifest,
     ManifestPage,
     PageRef,
+    PresentBatches,
     Reason,
     RemovedList,
     RemovedListRef,
     RemovedObject,
     SegmentEntry,
+    SegmentKind,
+    SegmentOptions,
+    SourceSegment,
     decode_manifest,
     decode_page,
     decode_removed_list,
     encode_manifest,
     encode_page,
     encode_removed_list,
-    object_sha256,
 )
+from stratalog_tiering.format.merkle import leaf_hash, root_hash
+from stratalog_tiering.format.object_frame import object_sha256
 from stratalog_tiering.format.object_keys import (
     deletion_marker_key,
     manifest_key,
@@ -53,6 +59,16 @@ from stratalog_tiering.format.object_keys import (
     removed_list_key,
     segment_key,
     topic_key,
+    tree_page_key,
+)
+from stratalog_tiering.format.partition_tree import (
+    PartitionTree,
+    TreePage,
+    TreePageRef,
+    check_tree,
+    decode_tree_page,
+    encode_tree_page,
+    tree_span,
 )
 from stratalog_tiering.format.segment import SegmentFooter, SegmentIdentity, SegmentWriter, parse_footer
 
@@ -98,20 +114,73 @@ def make_segment(
 
 def entry(base: int, end: int) -> SegmentEntry:
     return SegmentEntry(
-        key=segment_key(TOPIC, 3, base, 2, 0xABCD), base_offset=base, end_offset=end, object_bytes=1000, data_bytes=900,
-        record_count=end - base, max_timestamp_ms=1_700_000_000_000, first_timestamp_min_ms=1_600_000_000_000,
-        merkle_root=hashlib.sha256(b"root").digest(), footer_sha256=hashlib.sha256(b"footer").digest(),
-        leader_epochs=(EpochStart(2, base),), created_at_ms=1_700_000_001_000, merge_count=1,
+        key=segment_key(TOPIC, 3, base, 2, 0xABCD), base_offset=base, end_offset=end, data_bytes=900, footer_position=900,
+        footer_bytes=100, object_bytes=1000, object_sha256=hashlib.sha256(b"object").digest(),
+        footer_sha256=hashlib.sha256(b"footer").digest(), record_count=end - base, first_leaf=base - 100,
+        leaf_count=end - base, min_timestamp_ms=1_600_000_000_000, max_timestamp_ms=1_700_000_000_000,
+        first_timestamp_min_ms=1_600_000_000_000, leader_epochs=(EpochStart(2, base),), created_at_ms=1_700_000_001_000,
     )  # fmt: skip
 
 
+def merged(base: int, end: int) -> SegmentEntry:
+    sources = tuple(SourceSegment(base_offset=each, leader_epoch=2, random_id=2**64 - 1 - each) for each in range(base, end))
+    return replace(entry(base, end), kind=SegmentKind.MERGED, merge_count=1, sources=sources)
+
+
 def make_page() -> ManifestPage:
-    return ManifestPage(topic_id=TOPIC, partition=3, segments=(entry(100, 110), entry(110, 125)))
+    return ManifestPage(topic_id=TOPIC, partition=3, segments=(entry(100, 110), merged(110, 125)))
+
+
+def optional(base: int, **options: object) -> SegmentEntry:
+    return replace(entry(base, base + 5), options=replace(SegmentOptions(), **options))
+
+
+def make_optional_page() -> ManifestPage:
+    """One segment for each optional member of an entry, and one with all of them in an object that it shares."""
+    present = PresentBatches(base_offset=121, end_offset=123, batch_count=1)
+    everything = optional(
+        125, version_id="3HL4kqtJlcpXroDTDmJ+rmSpXd3dIbrHY", lock_until_ms=1_800_000_000_000, storage_class="GLACIER_IR",
+        present=PresentBatches(base_offset=125, end_offset=125, batch_count=0),
+    )  # fmt: skip
+    return ManifestPage(
+        topic_id=TOPIC,
+        partition=3,
+        segments=(
+            replace(entry(100, 105), min_timestamp_ms=None),
+            optional(105, version_id="3HL4kqtJlcpXroDTDmJ+rmSpXd3dIbrHY"),
+            optional(110, lock_until_ms=1_800_000_000_000),
+            optional(115, storage_class="STANDARD_IA"),
+            replace(optional(120, present=present), kind=SegmentKind.COMPACTED, merge_count=1),
+            replace(everything, kind=SegmentKind.ERASED, data_position=4096, footer_position=5000, object_bytes=10_000),
+        ),
+    )
+
+
+def make_tree_page() -> TreePage:
+    return TreePage(
+        topic_id=TOPIC, partition=3, first_leaf=0, spans=(tree_span(0, leaves(0, 10)), tree_span(10, leaves(10, 25)))
+    )
+
+
+def leaves(first: int, end: int) -> list[bytes]:
+    return [leaf_hash((b"%d" % number,)) for number in range(first, end)]
+
+
+def make_tree() -> PartitionTree:
+    content = encode_tree_page(make_tree_page())
+    ref = TreePageRef(
+        key=tree_page_key(TOPIC, 3, 0, 0, 0x99), sha256=object_sha256(content), object_bytes=len(content), level=0,
+        leaf_count=25,
+    )  # fmt: skip
+    peaks = b"".join((root_hash(leaves(0, 16)), root_hash(leaves(16, 24)), root_hash(leaves(24, 25))))
+    span = tree_span(25, leaves(25, 40))
+    return PartitionTree(size=40, head=root_hash(leaves(0, 40)), peaks=peaks, spans=(span,), pages=(ref,))
 
 
 def removed(base: int, reason: str) -> RemovedObject:
     return RemovedObject(
-        key=segment_key(TOPIC, 3, base, 2, 0xABCD), object_bytes=1000, reason=reason, removed_at_ms=1_700_000_001_500 + base
+        key=segment_key(TOPIC, 3, base, 2, 0xABCD), object_bytes=1000, reason=reason, removed_at_ms=1_700_000_001_500 + base,
+        policy="retention.ms=604800000" if reason == Reason.RETENTION_MS else "", actor="tiering-1",
     )  # fmt: skip
 
 
@@ -129,14 +198,24 @@ def make_manifest() -> Manifest:
     page = encode_page(make_page())
     ref = PageRef(
         key=page_key(TOPIC, 3, 100, 0, 0x1234), sha256=object_sha256(page), object_bytes=len(page), level=0, base_offset=110,
-        end_offset=125, max_timestamp_ms=1_700_000_000_000, segment_count=1,
+        end_offset=125, min_timestamp_ms=1_600_000_000_000, max_timestamp_ms=1_700_000_000_000, segment_count=1,
     )  # fmt: skip
     return Manifest(
-        topic_id=TOPIC, topic_name="flights", partition=3, version=12, previous_key=manifest_key(TOPIC, 3, 11, 0x55),
+        cluster_id="AAAAAAAAAAAAAAAAAAAAAA", oldest_writer=1, topic_id=TOPIC, topic_name="flights", partition=3, version=12,
+        previous_key=manifest_key(TOPIC, 3, 11, 0x55),
         previous_sha256=hashlib.sha256(b"previous").digest(), created_at_ms=1_700_000_002_000, writer="tiering-1",
         start_offset=110, end_offset=140, record_count=30, cold_bytes=2000, pages=(ref,), segments=(entry(125, 140),),
         removed=(removed(140, Reason.MERGED),), removed_lists=(list_ref,), removed_lists_made=5, settled_version=7,
-        settled_at_ms=1_700_000_000_500,
+        settled_at_ms=1_700_000_000_500, tree=make_tree(),
+        signatures=(Signature(algorithm="ed25519", key_id="auditor-1", value=bytes(64)),),
+    )  # fmt: skip
+
+
+def make_minimal_manifest() -> Manifest:
+    return Manifest(
+        cluster_id="AAAAAAAAAAAAAAAAAAAAAA", oldest_writer=1, topic_id=TOPIC, topic_name="flights", partition=3, version=1,
+        previous_key="", previous_sha256=b"", created_at_ms=1_700_000_002_000, writer="tiering-1", start_offset=0, end_offset=0,
+        record_count=0, cold_bytes=0,
     )  # fmt: skip
 
 
@@ -179,6 +258,38 @@ def test_manifest() -> None:
     assert decode_manifest(stored) == make_manifest()
 
 
+def test_a_manifest_without_optional_members() -> None:
+    stored = golden("manifest_minimal.bin", encode_manifest(make_minimal_manifest()))
+    assert stored == encode_manifest(make_minimal_manifest())
+    assert decode_manifest(stored) == make_minimal_manifest()
+
+
+def test_a_page_with_every_optional_member() -> None:
+    stored = golden("page_optional.bin", encode_page(make_optional_page()))
+    assert stored == encode_page(make_optional_page())
+    assert decode_page(stored, object_sha256(stored)) == make_optional_page()
+
+
+def test_tree_page() -> None:
+    stored = golden("tree.bin", encode_tree_page(make_tree_page()))
+    assert stored == encode_tree_page(make_tree_page())
+    assert decode_tree_page(stored, object_sha256(stored)) == make_tree_page()
+    check_tree(make_tree())
+
+
+@pytest.mark.parametrize(
+    ("name", "decode"),
+    [
+        ("pre_release_manifest.bin", decode_manifest),
+        ("pre_release_page.bin", lambda content: decode_page(content, b"")),
+        ("pre_release_removed.bin", lambda content: decode_removed_list(content, b"")),
+    ],
+)
+def test_the_layout_of_a_pre_release_is_refused(name: str, decode: Callable[[bytes], object]) -> None:
+    with pytest.raises(Invalid, match="format version 2 was written by a pre-release; this release reads 3"):
+        decode((HERE / name).read_bytes())
+
+
 def test_removed_list() -> None:
     stored = golden("removed.bin", encode_removed_list(make_removed_list()))
     assert stored == encode_removed_list(make_removed_list())
@@ -213,7 +324,8 @@ def test_descriptors(name: str, descriptor: Descriptor) -> None:
 
 def test_keys() -> None:
     topic = "11112222333344448555666677778888"
-    assert topic_key(TOPIC) == f"topics/{topic}.json"
+    assert topic_key(TOPIC, 12) == f"topics/{topic}/fffffffffffffff3-12.json"
+    assert tree_page_key(TOPIC, 3, 100, 1, 0x1234) == f"tree/{topic}/3/00000000000000000100-1-0000000000001234.tree"
     assert deletion_marker_key(TOPIC) == f"topics/{topic}.deleted"
     assert (
         segment_key(TOPIC, 3, 100, 2, 0xABCD) == f"segments/{topic}/3/00000000000000000100-0000000002-000000000000abcd.segment"

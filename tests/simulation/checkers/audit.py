@@ -251,6 +251,8 @@ class Audit:
         self.require(same, f"{pointer.key()} ends at {pointer.end_offset}, its manifest at {manifest.end_offset}")
         for segment in manifest.segments:
             yield segment.key, segment.object_bytes
+        for tree_page in manifest.tree.pages:
+            yield tree_page.key, tree_page.object_bytes
         for ref in manifest.pages:
             yield ref.key, -1
             for segment in decode_page(bucket.objects[ref.key][0], ref.sha256).segments:

@@ -12,9 +12,12 @@ from stratalog_core.errors import Unavailable
 from stratalog_metadata.records import ForkDecision
 from stratalog_tiering.core import forks
 from stratalog_tiering.core.forks import Fork
+from stratalog_tiering.format import manifest_edit
 from stratalog_tiering.format.manifest import SegmentEntry
 from stratalog_tiering.format.manifest_edit import ManifestEdit
+from stratalog_tiering.format.partition_tree import PartitionTree
 from stratalog_tiering.format.removed_objects import RemovedObjects
+from stratalog_tiering.format.tree_edit import TreeEdit
 from stratalog_tiering.maintenance import merging, orphans, retention
 from stratalog_tiering.maintenance.merging import FAN_IN, MergeLimits
 from stratalog_tiering.offload import commit, offloading
@@ -104,6 +107,28 @@ def manifests_without_a_change_are_committed() -> None:
     ManifestEdit.is_changed = True  # type: ignore[method-assign, assignment]
 
 
+def tree_heads_do_not_advance() -> None:
+    """A segment is appended to the manifest, its leaves are not appended to the tree's head."""
+    finish: Callable[..., PartitionTree] = TreeEdit.finish
+    start: Callable[..., None] = TreeEdit.__init__
+
+    def begin(self: TreeEdit, base: PartitionTree, *others: Any) -> None:
+        start(self, base, *others)
+        self.base = base  # type: ignore[attr-defined]
+
+    def kept_head(self: TreeEdit) -> PartitionTree:
+        return msgspec.structs.replace(finish(self), head=self.base.head)  # type: ignore[attr-defined]
+
+    TreeEdit.__init__ = begin  # type: ignore[method-assign, assignment]
+    TreeEdit.finish = kept_head  # type: ignore[method-assign]
+
+
+def the_writer_version_is_ignored() -> None:
+    """A worker edits a manifest that requires a newer writer, and drops what it does not know."""
+    for module in (manifest_edit, orphans):
+        module.check_writer = lambda manifest: None  # type: ignore[attr-defined]
+
+
 def workers_start_only_with_the_store() -> None:
     """An earlier behaviour: a worker claims its bucket before it opens a session."""
     start: Callable[..., Any] = TieringWorker.start
@@ -121,6 +146,8 @@ def workers_start_only_with_the_store() -> None:
 
 
 IN_HISTORY: Final = (
+    tree_heads_do_not_advance,
+    the_writer_version_is_ignored,
     workers_start_only_with_the_store,
     forks_are_looked_for_by_the_sweep_at_the_newest_version_only,
     commits_do_not_look_for_forks,

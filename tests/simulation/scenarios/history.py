@@ -26,7 +26,7 @@ from simulation.world.machine import Machine, Ports, World
 from simulation.world.object_store import Bucket, SimulatedStore, StoreFaults
 from stratalog_core.batches.checkpoint import Checkpoint, encode_checkpoint
 from stratalog_core.batches.records import Record, build_batch
-from stratalog_core.errors import StratalogError, Unavailable
+from stratalog_core.errors import Conflict, StratalogError, Unavailable
 from stratalog_metadata.client.quorum_client import QuorumClient
 from stratalog_metadata.records import (
     KEEP_METADATA,
@@ -49,11 +49,22 @@ from stratalog_metadata.records import Record as MetadataRecord
 from stratalog_metadata.state.changes import Change
 from stratalog_metadata.state.commands import Command, Delete, Put, Update, VersionIs
 from stratalog_tiering.cold.block_source import ColdReaderSettings
+from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.cold.reader import ColdReader
 from stratalog_tiering.config import TieringSettings
-from stratalog_tiering.format.manifest import Manifest, decode_manifest
-from stratalog_tiering.format.object_keys import manifests_prefix
+from stratalog_tiering.format.manifest import (
+    WRITER_VERSION,
+    Manifest,
+    SegmentKind,
+    decode_manifest,
+    encode_manifest,
+    pointer_to,
+)
+from stratalog_tiering.format.merkle import batch_leaf, root_hash
+from stratalog_tiering.format.object_frame import object_sha256
+from stratalog_tiering.format.object_keys import manifest_key, manifests_prefix
 from stratalog_tiering.maintenance.fork_resolution import read_lines
+from stratalog_tiering.offload.commit import mark_committed
 from stratalog_tiering.worker.worker import TieringWorker
 
 GRACE_S: Final = 4.0
@@ -76,6 +87,7 @@ LATE_S: Final = 5.0
 STORE_AWAY_S: Final = RETENTION_MS / 1000 + 6.0
 """Longer than any cold history is kept, so that hot ledgers expire, too."""
 DECIDED_S: Final = 30.0
+NEWER_S: Final = 3.0
 FINISH_S: Final = 60.0
 LOOK_S: Final = 0.25
 LATE_RETENTION_MS: Final = 2_000
@@ -158,6 +170,10 @@ class HistoryAudit(Audit):
         self._left_at: dict[str, float] = {}
         self._writes: dict[tuple[str, int], int] = {}
         self._segments: dict[str, frozenset[str]] = {}
+        self._leaves: dict[str, list[bytes]] = {}
+        """By manifest key: the Merkle leaves of every batch that the partition ever had in the store."""
+        self.newer_writer: dict[str, int] = {}
+        """By pointer key: the version that a newer release has committed; workers of this one must not replace it."""
 
     def _check(self, change: Change) -> None:
         after = change.after.record if change.after is not None else None
@@ -197,6 +213,9 @@ class HistoryAudit(Audit):
     def _pointer_changed(self, before: ManifestPointer | None, after: ManifestPointer) -> None:
         key = after.key()
         self.require(key not in self.forked, f"{key} was committed although its history has forked")
+        is_older = after.manifest_version > self.newer_writer.get(key, after.manifest_version)
+        self.require(not is_older, f"{key} was committed although its manifest requires a newer writer")
+        self._check_tree(after)
         former = self._referenced.get(key, frozenset())
         if before is None or after.manifest_version == before.manifest_version + 1:
             super()._pointer_changed(before, after)
@@ -205,6 +224,21 @@ class HistoryAudit(Audit):
             self._check_manifest(key, after, self._stored)
         for name in former - self._referenced[key]:
             self._left_at[name] = self._world.loop.time()
+
+    def _check_tree(self, pointer: ManifestPointer) -> None:
+        """Require that the tree's head is the root over all batches that were ever offloaded, in order."""
+        manifest = self._manifest(pointer)
+        if manifest is None:
+            return
+        leaves = list(self._leaves.get(manifest.previous_key, []))
+        line = self.lines[log_key(pointer.topic_id, pointer.index)]
+        for entry in manifest.segments:
+            if entry.kind is SegmentKind.RAW and entry.first_leaf >= len(leaves):
+                bases = sorted(base for base in line if entry.base_offset <= base < entry.end_offset)
+                leaves += [batch_leaf(self.ledgers.batches[line[base]].content) for base in bases]
+        self._leaves[pointer.object_key] = leaves
+        is_right = (manifest.tree.size, manifest.tree.head) == (len(leaves), root_hash(leaves))
+        self.require(is_right, f"the head of {pointer.key()} is not that of its {len(leaves)} batches")
 
     def _compare(self, before: ManifestPointer | None, after: ManifestPointer) -> None:
         old, new = self._manifest(before), self._manifest(after)
@@ -363,6 +397,7 @@ class Scenario:
             await self._decide(topic, index, store_line)
         await self._pass(2 * GRACE_S)
         await self._pass(GRACE_S, self._check_ages)
+        await self._newer_writer()
         self.owner.stop = True
         await self._pass(1.0)
         await self._in_checker(FinalChecks(self.audit, self.bucket, [], len(PARTITIONS)).run)
@@ -489,6 +524,55 @@ class Scenario:
         if manifest is None:
             return False
         return all(entry.key in self.bucket.objects for entry in manifest.segments)
+
+    # -- a newer release
+
+    async def _newer_writer(self) -> None:
+        """A newer release edits a manifest so that older ones must not, then one so that they may again."""
+        topic, index = self._random.choice([each for each in PARTITIONS if each[0] is KEPT])
+        key = manifest_pointer_key(topic.topic_id, index)
+        for oldest_writer in (WRITER_VERSION + 1, WRITER_VERSION):
+
+            async def commit(machine: Machine, ports: Ports, oldest_writer: int = oldest_writer) -> None:
+                client = await roles.connect_metadata(ports)
+                await self._commit_as_newer(client, ports, key, oldest_writer)
+
+            await self._in_checker(commit)
+            await self._pass(NEWER_S)
+        pointer = self.audit.records[key]
+        assert isinstance(pointer, ManifestPointer)
+        again = pointer.manifest_version > self.audit.newer_writer.get(key, 0)
+        self.audit.require(again, f"{key} was not edited again although its manifest allows it")
+
+    async def _commit_as_newer(self, client: QuorumClient, ports: Ports, key: str, oldest_writer: int) -> None:
+        store = SimulatedStore(self.bucket, ports.loop, ports.random)
+        while True:
+            found = (await client.read([key]))[0]
+            assert found is not None
+            pointer = found.record
+            assert isinstance(pointer, ManifestPointer)
+            manifest = await ManifestSource(store).manifest(pointer)
+            made = msgspec.structs.replace(
+                manifest, version=manifest.version + 1, previous_key=pointer.object_key,
+                previous_sha256=bytes.fromhex(pointer.sha256), oldest_writer=oldest_writer, writer="newer",
+            )  # fmt: skip
+            content = encode_manifest(made)
+            name = manifest_key(pointer.topic_id, pointer.index, made.version, ports.random.getrandbits(64))
+            await store.put(name, [content])
+            new = pointer_to(made, name, object_sha256(content))
+            if oldest_writer > WRITER_VERSION:
+                self.audit.newer_writer[key] = made.version
+            else:
+                self.audit.newer_writer.pop(key, None)
+            try:
+                await client.propose(
+                    Command(updates=(Put(record=new),), requirements=(VersionIs(key=key, version=found.version),))
+                )
+            except Conflict:
+                await store.delete([name])
+                continue
+            await mark_committed(store, new)
+            return
 
     # -- checks
 

@@ -14,9 +14,9 @@ from stratalog_core.batches.batch import read_header
 from stratalog_tiering.format.descriptor import CommitMarker, DeletionMarker, TopicDescriptor, encode_descriptor
 from stratalog_tiering.format.footer import AbortedTransaction
 from stratalog_tiering.format.manifest import Reason, SegmentEntry, empty_manifest, segment_entry
-from stratalog_tiering.format.manifest_edit import ManifestEdit, NewManifest, Previous
+from stratalog_tiering.format.manifest_edit import ManifestEdit, NewManifest, Previous, Removal
+from stratalog_tiering.format.manifest_limits import ManifestLimits
 from stratalog_tiering.format.object_keys import deletion_marker_key, marker_key, segment_key, topic_key
-from stratalog_tiering.format.removed_objects import ManifestLimits
 from stratalog_tiering.format.segment import SegmentIdentity, SegmentWriter
 
 Segment = Sequence[bytes | bytearray]
@@ -47,14 +47,14 @@ class ColdBucket:
     ) -> UUID:
         topic_id = UUID(int=next(self._ids))
         descriptor = TopicDescriptor(topic_id=topic_id, name=name, partition_count=len(partitions), replication_factor=1)
-        self.put(topic_key(topic_id), encode_descriptor(descriptor))
+        self.put(topic_key(topic_id, 1), encode_descriptor(descriptor))
         if deleted_at_ms:
             marker = DeletionMarker(topic_id=topic_id, deleted_at_ms=deleted_at_ms)
             self.put(deletion_marker_key(topic_id), encode_descriptor(marker))
         for number, segments in enumerate(partitions):
             if segments:
                 entries = [self._segment(topic_id, name, number, segment, block_bytes, aborted) for segment in segments]
-                self.segment_keys[name, number] = [entry.key for entry in entries]
+                self.segment_keys[name, number] = [entry.key for entry, _ in entries]
                 self._manifest(topic_id, name, number, entries, drop_below, limits)
         return topic_id
 
@@ -65,7 +65,7 @@ class ColdBucket:
 
     def _segment(
         self, topic_id: UUID, name: str, number: int, batches: Segment, block_bytes: int, aborted: Sequence[AbortedTransaction]
-    ) -> SegmentEntry:
+    ) -> tuple[SegmentEntry, bytes]:
         base_offset = read_header(batches[0]).base_offset
         identity = SegmentIdentity(
             cluster_id="c", topic_id=topic_id, topic_name=name, partition=number, base_offset=base_offset, ledger_ids=(1,)
@@ -76,26 +76,26 @@ class ColdBucket:
         written = writer.finish(created_at_ms=1, aborted_transactions=aborted)
         key = segment_key(topic_id, number, base_offset, 0, self._random.getrandbits(64))
         self.put(key, b"".join(writer.take_parts()))
-        return segment_entry(key, written)
+        return segment_entry(key, written), written.leaves
 
     def _manifest(
         self,
         topic_id: UUID,
         name: str,
         number: int,
-        entries: Sequence[SegmentEntry],
+        entries: Sequence[tuple[SegmentEntry, bytes]],
         drop_below: int,
         limits: ManifestLimits | None,
     ) -> None:
-        previous = Previous(manifest=empty_manifest(topic_id, name, number, entries[0].base_offset))
-        for entry in entries:
+        previous = Previous(manifest=empty_manifest(topic_id, name, number, entries[0][0].base_offset))
+        for entry, leaves in entries:
             # One version for each segment, as offloading makes them; only the newest counts.
-            edit = ManifestEdit(previous, random_id=lambda: self._random.getrandbits(64), limits=limits)
-            edit.append(entry)
+            edit = ManifestEdit(previous, writer="test", random_id=lambda: self._random.getrandbits(64), limits=limits)
+            edit.append(entry, leaves)
             edit.move_to_pages(1)
-            if entry is entries[-1] and drop_below:
-                edit.drop_below(drop_below, 1, lambda _: Reason.LOG_START)
-            new = edit.finish(created_at_ms=1, writer="test")
+            if entry is entries[-1][0] and drop_below:
+                edit.drop_below(drop_below, 1, lambda _: Removal(reason=Reason.LOG_START))
+            new = edit.finish(created_at_ms=1)
             self._commit(new)
             previous = Previous(manifest=new.manifest, key=new.key, sha256=new.sha256)
 

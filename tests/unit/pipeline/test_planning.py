@@ -7,6 +7,7 @@ from uuid import UUID
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.segment_entries import entry_of
 
 from stratalog_core.errors import Invalid
 from stratalog_pipeline.options import EARLIEST, LATEST, Assigned, Matching, Subscribed
@@ -26,11 +27,7 @@ NAME = PartitionName(topic="flights", topic_id=UUID(int=1), partition=0)
 
 
 def segment(base: int, end: int, data_bytes: int) -> SegmentEntry:
-    return SegmentEntry(
-        key=f"segments/{base}", base_offset=base, end_offset=end, object_bytes=data_bytes + 10, data_bytes=data_bytes,
-        record_count=end - base, max_timestamp_ms=0, first_timestamp_min_ms=0, merkle_root=b"", footer_sha256=b"",
-        leader_epochs=(), created_at_ms=0,
-    )  # fmt: skip
+    return entry_of(f"segments/{base}", base, end, data_bytes)
 
 
 @st.composite

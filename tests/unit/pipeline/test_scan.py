@@ -18,7 +18,7 @@ from stratalog_pipeline.pruning import EVERYTHING, Pruning
 from stratalog_pipeline.scan import scan_split
 from stratalog_pipeline.scan_plan import plan_scan
 from stratalog_tiering.format.footer import AbortedTransaction
-from stratalog_tiering.format.removed_objects import ManifestLimits
+from stratalog_tiering.format.manifest_limits import ManifestLimits
 
 if TYPE_CHECKING:
     from unit.pipeline.conftest import ColdBucket

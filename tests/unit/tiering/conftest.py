@@ -38,7 +38,7 @@ from stratalog_metadata.records import (
 )
 from stratalog_metadata.state.commands import Command, Put, VersionIs
 from stratalog_tiering.config import TieringSettings
-from stratalog_tiering.format.removed_objects import ManifestLimits
+from stratalog_tiering.format.manifest_limits import ManifestLimits
 from stratalog_tiering.store import ObjectInfo, ObjectStore, Upload, UploadedPart, open_store
 from stratalog_tiering.worker.worker import TieringWorker
 

@@ -8,6 +8,7 @@ after the marker of a version that covers it was written. Writes nothing.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from uuid import UUID
 
 from stratalog_core.errors import Invalid, NotFound
 from stratalog_metadata.records import ManifestPointer
@@ -21,6 +22,7 @@ from stratalog_tiering.format.object_keys import (
     manifests_prefix,
     parse_topic_key,
     topic_key,
+    topic_prefix,
 )
 from stratalog_tiering.format.segment import SegmentFooter
 from stratalog_tiering.store import ObjectStore
@@ -33,10 +35,24 @@ async def live_topics(store: ObjectStore) -> list[TopicDescriptor]:
     yet.
     """
     keys = {info.key async for info in store.list(TOPICS_PREFIX)}
-    topic_ids = [topic_id for key in keys if (topic_id := parse_topic_key(key)) is not None]
-    live = [topic_key(topic_id) for topic_id in topic_ids if deletion_marker_key(topic_id) not in keys]
-    found = [decode_descriptor(await store.get(key), TopicDescriptor, key) for key in live]
+    parsed = {topic for key in keys if (topic := parse_topic_key(key)) is not None}
+    newest = {topic.topic_id: topic.version for topic in sorted(parsed, key=lambda topic: topic.version)}
+    live = [topic_id for topic_id in newest if deletion_marker_key(topic_id) not in keys]
+    found = [await read_topic(store, topic_key(topic_id, newest[topic_id])) for topic_id in live]
     return sorted(found, key=lambda topic: (topic.name, topic.topic_id))
+
+
+async def newest_descriptor_key(store: ObjectStore, topic_id: UUID) -> str | None:
+    """Key of the newest descriptor of a topic; None if there is none."""
+    async for info in store.list(topic_prefix(topic_id)):
+        if parse_topic_key(info.key) is not None:
+            return info.key
+    return None
+
+
+async def read_topic(store: ObjectStore, key: str) -> TopicDescriptor:
+    """The topic descriptor at ``key``. Raises ``NoSuchObject``, ``Corrupt``, ``Unavailable``."""
+    return decode_descriptor(await store.get(key), TopicDescriptor, key)
 
 
 async def read_marker(store: ObjectStore, key: str) -> CommitMarker:

@@ -105,7 +105,7 @@ class CachedBlock:
 
 
 BlockKey = tuple[str, int]
-"""Segment key and block index."""
+"""Key of the object, and position of the block in it."""
 
 
 class DiskCache:

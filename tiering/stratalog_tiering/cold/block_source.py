@@ -40,6 +40,11 @@ class ColdReaderSettings:
     read_ahead_reads: int = setting(4, help="Maximum number of concurrent reads for read-ahead", minimum=1, maximum=64)
 
 
+def block_key(entry: SegmentEntry, block: BlockEntry) -> BlockKey:
+    """The key of a block in the caches."""
+    return entry.key, entry.data_position + block.position
+
+
 class BlockSource:
     """One per process. ``files`` (emptied at the start) and ``background`` are needed for the disk cache only."""
 
@@ -75,7 +80,7 @@ class BlockSource:
 
     async def get(self, entry: SegmentEntry, footer: SegmentFooter, index: int, deadline: float) -> CachedBlock:
         """Block ``index``. Raises ``Corrupt``, or ``Unavailable`` at the deadline; the load continues then, for a retry."""
-        key = (entry.key, index)
+        key = block_key(entry, footer.blocks[index])
         cached = self._blocks.get(key)
         if cached is not None:
             self._counted.memory_hits += 1
@@ -85,7 +90,7 @@ class BlockSource:
 
     def start(self, entry: SegmentEntry, footer: SegmentFooter, index: int, *, read_ahead: bool) -> BlockKey | None:
         """Start to load a block, unless it is in memory or being loaded; returns its key if a load was started."""
-        key = (entry.key, index)
+        key = block_key(entry, footer.blocks[index])
         if self.at_hand(key):
             return None
         limit = self._read_ahead_limit if read_ahead else self._fetch_limit
@@ -105,7 +110,7 @@ class BlockSource:
         self, entry: SegmentEntry, index: int, block: BlockEntry, limit: asyncio.Semaphore
     ) -> Callable[[], Awaitable[CachedBlock]]:
         async def load() -> CachedBlock:
-            key = (entry.key, index)
+            key = block_key(entry, block)
             async with limit:
                 content = await self._from_disk(key, block)
                 if content is None:
@@ -132,7 +137,7 @@ class BlockSource:
     async def _from_store(self, entry: SegmentEntry, index: int, block: BlockEntry) -> memoryview:
         began_at_s = self._clock.monotonic()
         try:
-            content = await self._store.get_range(entry.key, block.position, block.length)
+            content = await self._store.get_range(entry.key, entry.data_position + block.position, block.length)
             check_block(content, block)
         except (Corrupt, NoSuchObject) as bad:
             self._counted.unreadable_blocks += 1

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final, TypeVar
 
 from stratalog_core.batches.checkpoint import ProducerEntry
-from stratalog_core.errors import Corrupt, NoSuchObject
+from stratalog_core.errors import Corrupt, Invalid, NoSuchObject
 from stratalog_core.ports import Background, Buffer
 from stratalog_core.single_flight import SingleFlight
 from stratalog_core.stepwise import AT_ONCE_BYTES
@@ -20,9 +20,15 @@ from stratalog_tiering.format.footer import (
     PRODUCERS,
     SegmentFooter,
     check_section,
-    locate_footer,
     parse_footer,
     parse_producers,
+)
+from stratalog_tiering.format.lookup import (
+    live_segments,
+    locate,
+    locate_in_page,
+    reaching_timestamp,
+    reaching_timestamp_in_page,
 )
 from stratalog_tiering.format.manifest import (
     Manifest,
@@ -35,13 +41,9 @@ from stratalog_tiering.format.manifest import (
     decode_manifest,
     decode_page,
     decode_removed_list,
-    live_segments,
-    locate,
-    locate_in_page,
-    object_sha256,
-    reaching_timestamp,
-    reaching_timestamp_in_page,
 )
+from stratalog_tiering.format.object_frame import object_sha256
+from stratalog_tiering.format.partition_tree import TreePage, TreePageRef, decode_tree_page
 from stratalog_tiering.store import ObjectStore
 
 _Parsed = TypeVar("_Parsed")
@@ -62,12 +64,12 @@ class ManifestSource:
         self._background = background
         self._manifest_loads: SingleFlight[str, Manifest] = SingleFlight()
         self._page_loads: SingleFlight[str, ManifestPage] = SingleFlight()
-        self._footer_loads: SingleFlight[str, SegmentFooter] = SingleFlight()
+        self._footer_loads: SingleFlight[tuple[str, int], SegmentFooter] = SingleFlight()
         self._manifests: LruCache[str, Manifest] = LruCache(memory_bytes // 4, _manifest_bytes)
         self._pages: LruCache[str, ManifestPage] = LruCache(
             memory_bytes // 4, lambda page: len(page.segments) * _SEGMENT_ENTRY_BYTES
         )
-        self._footers: LruCache[str, SegmentFooter] = LruCache(memory_bytes // 2, _footer_bytes)
+        self._footers: LruCache[tuple[str, int], SegmentFooter] = LruCache(memory_bytes // 2, _footer_bytes)
 
     async def manifest(self, pointer: ManifestPointer) -> Manifest:
         """The manifest that ``pointer`` names. Raises ``Corrupt``, ``Unavailable``."""
@@ -103,6 +105,14 @@ class ManifestSource:
 
     async def removed_lists(self, refs: Sequence[RemovedListRef]) -> dict[str, RemovedList]:
         return {ref.key: await self.removed_list(ref) for ref in refs}
+
+    async def tree_pages(self, refs: Sequence[TreePageRef]) -> dict[str, TreePage]:
+        """Pages of the partition's Merkle tree, uncached: only proofs and rare edits read them. Raises ``Corrupt``."""
+        return {ref.key: await self._tree_page(ref) for ref in refs}
+
+    async def _tree_page(self, ref: TreePageRef) -> TreePage:
+        content = await self._required(ref.key, "tree page")
+        return await self._parsed(ref.key, content, lambda: decode_tree_page(content, ref.sha256))
 
     async def removed(self, manifest: Manifest) -> AsyncIterator[RemovedObject]:
         """All removed objects that are not yet deleted, in the order of their removal."""
@@ -142,7 +152,7 @@ class ManifestSource:
         if isinstance(found, PageRef):
             page = self._pages.get(found.key)
             found = locate_in_page(page, offset) if page is not None else None
-        footer = self._footers.get(found.key) if found is not None else None
+        footer = self._footers.get(_place(found)) if found is not None else None
         return (found, footer) if found is not None and footer is not None else None
 
     async def find(self, pointer: ManifestPointer, offset: int) -> Found:
@@ -154,25 +164,26 @@ class ManifestSource:
 
     async def footer(self, entry: SegmentEntry) -> SegmentFooter:
         """The segment's footer, verified against the manifest. Raises ``Corrupt``, ``Unavailable``."""
-        cached = self._footers.get(entry.key)
-        return cached if cached is not None else await self._footer_loads.get(entry.key, lambda: self._load_footer(entry))
+        cached = self._footers.get(_place(entry))
+        return cached if cached is not None else await self._footer_loads.get(_place(entry), lambda: self._load_footer(entry))
 
     async def _load_footer(self, entry: SegmentEntry) -> SegmentFooter:
         footer = await self.read_footer(entry)
-        self._footers.put(entry.key, footer)
+        self._footers.put(_place(entry), footer)
         return footer
 
     async def read_footer(self, entry: SegmentEntry) -> SegmentFooter:
         """The same, read from the store and not from the cache."""
-        tail = await self._range(entry, entry.data_bytes, entry.object_bytes - entry.data_bytes)
+        tail = await self._range(entry, entry.footer_position, entry.footer_bytes)
         return await self._parsed(entry.key, tail, lambda: _committed_footer(entry, tail))
 
     async def read_tail(self, entry: SegmentEntry) -> SegmentFooter:
         """The footer and the sections before it, read together from the store; the sections are verified and dropped."""
-        tail = await self._range(entry, entry.data_bytes, entry.object_bytes - entry.data_bytes)
+        begin = entry.data_position + entry.data_bytes
+        tail = await self._range(entry, begin, entry.footer_position + entry.footer_bytes - begin)
 
         def parse() -> SegmentFooter:
-            footer = _committed_footer(entry, tail)
+            footer = _committed_footer(entry, tail[entry.footer_position - begin :])
             for section in footer.sections:
                 start = section.position - entry.data_bytes
                 check_section(tail[start : start + section.length], section)
@@ -185,10 +196,12 @@ class ManifestSource:
         section = (await self.footer(entry)).section(PRODUCERS)
         if section is None:
             return ()
-        content = await self._range(entry, section.position, section.length)
+        content = await self._range(entry, entry.data_position + section.position, section.length)
         return await self._parsed(entry.key, content, lambda: parse_producers(content, section))
 
     async def _range(self, entry: SegmentEntry, position: int, length: int) -> memoryview:
+        if entry.options.present is not None:
+            raise Invalid(f"segment {entry.key} lacks batches that it covers; this release cannot read it: upgrade it")
         try:
             return await self._store.get_range(entry.key, position, length)
         except NoSuchObject as gone:
@@ -207,8 +220,13 @@ class ManifestSource:
             raise Corrupt(f"{kind} {key} is missing from {self._store.url}", key=key) from gone
 
 
+def _place(entry: SegmentEntry) -> tuple[str, int]:
+    """The key of a segment in the caches: an object may hold several segments."""
+    return entry.key, entry.footer_position
+
+
 def _manifest_bytes(manifest: Manifest) -> int:
-    entries = 1 + len(manifest.pages) + len(manifest.removed)
+    entries = 1 + len(manifest.pages) + len(manifest.removed) + len(manifest.tree.pages) + len(manifest.tree.spans)
     return entries * _ENTRY_BYTES + len(manifest.segments) * _SEGMENT_ENTRY_BYTES
 
 
@@ -218,11 +236,10 @@ def _footer_bytes(footer: SegmentFooter) -> int:
     )
 
 
-def _committed_footer(entry: SegmentEntry, tail: memoryview) -> SegmentFooter:
-    stored = tail[len(tail) - locate_footer(tail, entry.object_bytes).tail_bytes :]
-    if object_sha256(stored) != entry.footer_sha256:
+def _committed_footer(entry: SegmentEntry, footer: memoryview) -> SegmentFooter:
+    if object_sha256(footer) != entry.footer_sha256:
         raise Corrupt("the footer is not the committed one: its SHA-256 differs")
-    return parse_footer(stored, entry.object_bytes)
+    return parse_footer(footer, entry.stored_bytes)
 
 
 def _named(key: str, parse: Callable[[], _Parsed]) -> _Parsed:

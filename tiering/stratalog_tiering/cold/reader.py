@@ -27,7 +27,7 @@ from stratalog_core.search_pool import InlineBackground, SearchPool
 from stratalog_core.single_flight import SingleFlight
 from stratalog_metadata.records import ManifestPointer
 from stratalog_tiering.cold.block_cache import BlockKey, LruCache
-from stratalog_tiering.cold.block_source import BlockSource, ColdReaderSettings
+from stratalog_tiering.cold.block_source import BlockSource, ColdReaderSettings, block_key
 from stratalog_tiering.cold.manifest_source import Found, ManifestSource
 from stratalog_tiering.format.footer import SegmentFooter
 from stratalog_tiering.format.manifest import PageRef, SegmentEntry
@@ -205,7 +205,7 @@ class ColdReader:
         """Return the batches of one block from ``offset`` on, up to ``room`` bytes; with ``first``, at least one batch."""
         entry, footer = await self._segment(work.pointer, offset, work.deadline)
         index = find_block(footer.blocks, offset)
-        if first and work.stream.ahead_until > offset and not self._blocks.at_hand((entry.key, index)):
+        if first and work.stream.ahead_until > offset and not self._blocks.at_hand(block_key(entry, footer.blocks[index])):
             work.missed = True
         self._start_covering(work, entry, footer, index, room)
         block = await self._blocks.get(entry, footer, index, work.deadline)

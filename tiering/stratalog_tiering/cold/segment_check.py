@@ -13,14 +13,16 @@ from dataclasses import dataclass
 from typing import Final
 
 from stratalog_core.errors import Corrupt, Invalid, NoSuchObject
-from stratalog_core.ports import Background
+from stratalog_core.ports import Background, Buffer
 from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.format.footer import BlockEntry
 from stratalog_tiering.format.manifest import SegmentEntry
-from stratalog_tiering.format.segment import SegmentFooter, audit_block
+from stratalog_tiering.format.merkle import batch_leaf
+from stratalog_tiering.format.segment import SegmentFooter, audit_block, iterate_block_batches
 from stratalog_tiering.store import ObjectStore
 
 OnBytes = Callable[[int], None]
+OnLeaves = Callable[[bytes], None]
 _READ_BYTES_MAX: Final = 4 * 1024 * 1024
 """Size of neighbouring blocks that are read together; a larger block is read alone."""
 
@@ -61,8 +63,12 @@ async def check_segment(
     *,
     reads_at_once: int,
     on_bytes: OnBytes = lambda _: None,
+    on_leaves: OnLeaves | None = None,
 ) -> AsyncIterator[Finding]:
-    """Verify the whole segment; yields all damage in block order. ``on_bytes`` receives the number of bytes verified."""
+    """Verify the whole segment; yields all damage in block order.
+
+    ``on_bytes`` receives the number of bytes verified, ``on_leaves`` the Merkle leaves of sound blocks, in order.
+    """
     try:
         footer = await check_presence(store, source, entry)
     except (Corrupt, Invalid) as bad:
@@ -71,10 +77,17 @@ async def check_segment(
     for first in range(0, len(footer.blocks), reads_at_once):
         group = range(first, min(first + reads_at_once, len(footer.blocks)))
         checks = (_check_run(store, entry, footer.blocks, run, background) for run in _runs(footer.blocks, group))
-        for findings in await asyncio.gather(*checks):
+        for findings, contents in await asyncio.gather(*checks):
             for found in findings:
                 yield found
+            for content in contents if on_leaves is not None else ():
+                on_leaves(await background.run(lambda content=content: block_leaves(content)))  # type: ignore[misc]
         on_bytes(sum(footer.blocks[index].length for index in group))
+
+
+def block_leaves(blocks: Buffer) -> bytes:
+    """The Merkle leaves of whole blocks, one for each batch."""
+    return b"".join(batch_leaf(batch) for batch, _ in iterate_block_batches(blocks))
 
 
 async def require_sound(
@@ -98,16 +111,20 @@ def _runs(blocks: Sequence[BlockEntry], indexes: range) -> Iterator[range]:
 
 async def _check_run(
     store: ObjectStore, entry: SegmentEntry, blocks: Sequence[BlockEntry], run: range, background: Background
-) -> list[Finding]:
+) -> tuple[list[Finding], list[memoryview]]:
+    """The damage in a run of blocks, and the run's content if it is sound."""
     start, last = blocks[run.start].position, blocks[run.stop - 1]
+    position, length = entry.data_position + start, last.position + last.length - start
     try:
-        content = await store.get_range(entry.key, start, last.position + last.length - start, uncached=True)
+        content = await store.get_range(entry.key, position, length, uncached=True)
     except (Corrupt, NoSuchObject) as bad:
         if len(run) == 1:
-            return [_block_finding(entry, run.start, blocks[run.start], bad)]
+            return [_block_finding(entry, run.start, blocks[run.start], bad)], []
         # Read them one by one, to find out which are damaged or missing.
-        return [found for index in run for found in await _check_run(store, entry, blocks, range(index, index + 1), background)]
-    return await background.run(lambda: _audit_run(entry, blocks, run, content))
+        parts = [await _check_run(store, entry, blocks, range(index, index + 1), background) for index in run]
+        return [found for findings, _ in parts for found in findings], [each for _, contents in parts for each in contents]
+    findings = await background.run(lambda: _audit_run(entry, blocks, run, content))
+    return findings, [] if findings else [content]
 
 
 def _audit_run(entry: SegmentEntry, blocks: Sequence[BlockEntry], run: range, content: memoryview) -> list[Finding]:
@@ -127,8 +144,8 @@ def _block_finding(entry: SegmentEntry, index: int, block: BlockEntry, bad: Corr
 
 
 def _compare(entry: SegmentEntry, footer: SegmentFooter) -> None:
-    said = (entry.base_offset, entry.end_offset, entry.record_count, entry.data_bytes)
-    found = (footer.base_offset, footer.end_offset, footer.record_count, footer.data_bytes)
+    said = (entry.base_offset, entry.end_offset, entry.record_count, entry.leaf_count, entry.data_bytes)
+    found = (footer.base_offset, footer.end_offset, footer.record_count, footer.batch_count, footer.data_bytes)
     if said != found:
         raise Corrupt(f"segment {entry.key} holds {found}, its manifest says {said}", key=entry.key)
 

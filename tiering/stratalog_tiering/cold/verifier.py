@@ -1,8 +1,9 @@
 """Full verification of cold history, with or without metadata: reads every byte and reports each damage with its place.
 
 It checks, per partition: the manifest against the committed digest, the hash chain back to the oldest version that is kept,
-the pages, that segments tile the offsets without gap or overlap, and of each segment size, footer, block CRCs, Merkle leaves
-and root, batch CRCs and offsets. A store that does not answer raises an error and is not a finding. Repairs nothing.
+the pages, that segments tile the offsets without gap or overlap, the head of the partition's Merkle tree, and of each segment
+size, footer, block CRCs, batch CRCs and offsets, and that its batches are the tree's leaves. A store that does not answer
+raises an error and is not a finding. Repairs nothing.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.cold.segment_check import Finding, check_segment
 from stratalog_tiering.format.descriptor import TopicDescriptor
 from stratalog_tiering.format.manifest import Manifest, SegmentEntry, decode_manifest
+from stratalog_tiering.format.merkle import split_hashes
+from stratalog_tiering.format.partition_tree import TreeProofs
 from stratalog_tiering.store import ObjectStore
 
 READS_AT_ONCE: Final = 4
@@ -38,6 +41,9 @@ class Progress:
     bytes: int = 0
     bytes_total: int = 0
     manifest_versions: int = 0
+    tree_size: int = 0
+    tree_head: str = ""
+    """The head of the partition's Merkle tree, in hex."""
 
 
 OnProgress = Callable[[Progress], None]
@@ -101,13 +107,19 @@ class Verifier:
         self._begin(manifest, progress)
         async for found in self._chain(manifest, pointer, progress):
             yield found
-        async for found in self._segments(manifest, pointer, progress):
+        try:
+            proofs = TreeProofs(manifest.tree, await self._source.tree_pages(manifest.tree.pages))
+        except (Corrupt, Invalid) as bad:
+            yield _manifest_finding(pointer, bad)
+            proofs = None
+        async for found in self._segments(manifest, pointer, progress, proofs):
             yield found
 
     def _begin(self, manifest: Manifest, progress: Progress) -> None:
         progress.start_offset, progress.end_offset = manifest.start_offset, manifest.end_offset
         progress.segments_total = len(manifest.segments) + sum(ref.segment_count for ref in manifest.pages)
         progress.bytes_total = manifest.cold_bytes
+        progress.tree_size, progress.tree_head = manifest.tree.size, manifest.tree.head.hex()
         self._on_progress(progress)
 
     async def _chain(self, manifest: Manifest, pointer: ManifestPointer, progress: Progress) -> AsyncIterator[Finding]:
@@ -122,20 +134,23 @@ class Verifier:
             except (Corrupt, Invalid) as bad:
                 yield _manifest_finding(pointer, bad, key)
                 return
-            if older.version != manifest.version - 1 or older.end_offset > manifest.end_offset:
+            grows = older.end_offset <= manifest.end_offset and older.tree.size <= manifest.tree.size
+            if older.version != manifest.version - 1 or not grows:
                 yield _manifest_finding(pointer, Corrupt("the chain of versions is broken here"), key)
             manifest = older
             progress.manifest_versions += 1
 
-    async def _segments(self, manifest: Manifest, pointer: ManifestPointer, progress: Progress) -> AsyncIterator[Finding]:
+    async def _segments(
+        self, manifest: Manifest, pointer: ManifestPointer, progress: Progress, proofs: TreeProofs | None
+    ) -> AsyncIterator[Finding]:
         expected = manifest.start_offset
         records = cold_bytes = 0
         try:
             async for entry in self._source.segments(manifest):
                 if entry.base_offset != expected:
                     yield _gap(entry, expected)
-                expected, records, cold_bytes = entry.end_offset, records + entry.record_count, cold_bytes + entry.object_bytes
-                async for found in self._segment(entry, progress):
+                expected, records, cold_bytes = entry.end_offset, records + entry.record_count, cold_bytes + entry.stored_bytes
+                async for found in self._segment(entry, progress, proofs):
                     yield found
         except (Corrupt, Invalid) as bad:
             yield _manifest_finding(pointer, bad)
@@ -146,19 +161,28 @@ class Verifier:
             )
             yield _manifest_finding(pointer, Corrupt(totals))
 
-    async def _segment(self, entry: SegmentEntry, progress: Progress) -> AsyncIterator[Finding]:
+    async def _segment(self, entry: SegmentEntry, progress: Progress, proofs: TreeProofs | None) -> AsyncIterator[Finding]:
+        leaves, is_sound = bytearray(), True
+
         def on_bytes(count: int) -> None:
             progress.bytes += count
             self._on_progress(progress)
 
         check = check_segment(
-            self._store, self._source, entry, self._background, reads_at_once=self._reads_at_once, on_bytes=on_bytes
-        )
+            self._store, self._source, entry, self._background, reads_at_once=self._reads_at_once, on_bytes=on_bytes,
+            on_leaves=leaves.extend,
+        )  # fmt: skip
         async for found in check:
+            is_sound = False
             yield found
+        if is_sound and proofs is not None:
+            try:
+                await self._background.run(lambda: proofs.check(entry.first_leaf, list(split_hashes(leaves))))
+            except Corrupt as bad:
+                yield Finding(key=entry.key, problem=bad.message, base_offset=entry.base_offset, end_offset=entry.end_offset)
         progress.segments += 1
         progress.records += entry.record_count
-        progress.bytes += entry.object_bytes - entry.data_bytes
+        progress.bytes += entry.stored_bytes - entry.data_bytes
         self._on_progress(progress)
 
 

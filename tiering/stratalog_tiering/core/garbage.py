@@ -16,7 +16,7 @@ from stratalog_tiering.store.base import ObjectInfo
 
 
 def orphans(listed: Iterable[ObjectInfo], referenced: frozenset[str], written_before_ms: int) -> list[str]:
-    """Keys of segments, pages or lists that nothing refers to and that were written before ``written_before_ms``."""
+    """Keys of data objects that nothing refers to and that were written before ``written_before_ms``."""
     return [info.key for info in listed if info.key not in referenced and info.last_modified_ms < written_before_ms]
 
 
@@ -51,5 +51,8 @@ def manifest_garbage(
 def referenced_keys(manifest: Manifest, segments: Iterable[str], removed: Iterable[str]) -> frozenset[str]:
     """Keys of all objects that a manifest refers to, given the keys of its live segments and of its removed objects."""
     return frozenset(
-        [*(ref.key for ref in manifest.pages), *(ref.key for ref in manifest.removed_lists), *segments, *removed]
+        [
+            *(ref.key for ref in manifest.pages), *(ref.key for ref in manifest.removed_lists),
+            *(ref.key for ref in manifest.tree.pages), *segments, *removed,
+        ]
     )  # fmt: skip

@@ -37,9 +37,15 @@ def expiry_reason(
         return Reason.LOG_START
     if policy.retention_ms != UNLIMITED and newest_ms(entry) < now_ms - policy.retention_ms:
         return Reason.RETENTION_MS
-    if policy.retention_bytes != UNLIMITED and total_bytes - entry.object_bytes >= policy.retention_bytes:
+    if policy.retention_bytes != UNLIMITED and total_bytes - entry.stored_bytes >= policy.retention_bytes:
         return Reason.RETENTION_BYTES
     return None
+
+
+def policy_of(reason: str, policy: TierPolicy, log_start_offset: int) -> str:
+    """The setting by which a segment expired, with its value: ``retention.ms=604800000``."""
+    values = {Reason.RETENTION_MS: policy.retention_ms, Reason.RETENTION_BYTES: policy.retention_bytes}
+    return f"{reason}={values[reason]}" if reason in values else f"log start {log_start_offset}"
 
 
 def newest_ms(entry: SegmentEntry) -> int:
@@ -48,7 +54,9 @@ def newest_ms(entry: SegmentEntry) -> int:
 
 
 def oldest_ms(entry: SegmentEntry) -> int:
-    """Timestamp of a segment's oldest record, judged by the first record of each batch."""
+    """Timestamp of a segment's oldest record; if it is unknown, judged by the first record of each batch."""
+    if entry.min_timestamp_ms is not None and entry.min_timestamp_ms >= 0:
+        return entry.min_timestamp_ms
     return entry.first_timestamp_min_ms if entry.first_timestamp_min_ms >= 0 else newest_ms(entry)
 
 

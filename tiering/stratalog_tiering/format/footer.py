@@ -97,7 +97,10 @@ class SectionEntry(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class Signature(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """A signature over the footer's bytes. This release writes none and verifies none."""
+    """A signature: in a segment over the footer's bytes, in a manifest over the tree's size and head.
+
+    This release writes none and verifies none.
+    """
 
     algorithm: str
     key_id: str

@@ -11,72 +11,128 @@ segments below ``start_offset``; they are dead, and the reference to the page co
 Removed objects are listed, in the order of their removal, until they are deleted: the newest few in the root, the others in
 lists, which are separate immutable objects, so their number is unbounded.
 
-This module packs, checks and looks up; ``manifest_edit.py`` makes changes. No I/O. Format:
+This module packs and checks; ``lookup.py`` looks up, ``manifest_edit.py`` makes changes. No I/O. Format:
 ``docs/reference/formats/manifest.md``.
 """
 
 from __future__ import annotations
 
-import hashlib
-import struct
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from itertools import chain, pairwise
-from typing import Final, TypeVar
+from enum import IntEnum
+from itertools import pairwise
+from typing import Any, Final
 from uuid import UUID
 
 import msgspec
-from crc32c import crc32c
 
 from stratalog_core.batches.checkpoint import EpochStart
 from stratalog_core.errors import Corrupt, Invalid
-from stratalog_core.malformed import MALFORMED
 from stratalog_core.ports import Buffer
-from stratalog_core.stepwise import decode_map
 from stratalog_metadata.records import ManifestPointer
-from stratalog_tiering.format.merkle import root_hash, split_hashes
+from stratalog_tiering.format.footer import Signature
+from stratalog_tiering.format.manifest_limits import INLINE_REMOVED_MAX, INLINE_SEGMENTS_MAX
+from stratalog_tiering.format.merkle import HASH_BYTES
+from stratalog_tiering.format.object_frame import Body, frame, unframe
+from stratalog_tiering.format.object_keys import parse_segment_key
+from stratalog_tiering.format.partition_tree import EMPTY_TREE, PartitionTree
 from stratalog_tiering.format.segment import WrittenSegment
 
-FORMAT_VERSION: Final = 2
+WRITER_VERSION: Final = 1
+"""This release's writer version. It rises when a manifest may hold something that earlier writers would drop or misuse."""
 MANIFEST_MAGIC: Final = b"SLMANIFS"
 PAGE_MAGIC: Final = b"SLMFPAGE"
 REMOVED_MAGIC: Final = b"SLMFRMVD"
-INLINE_SEGMENTS_MAX: Final = 128
-PAGE_SEGMENTS: Final = 64
-PAGE_FAN_IN: Final = 16
-INLINE_REMOVED_MAX: Final = 64
-REMOVED_LIST_OBJECTS_MAX: Final = 16_384
-"""Lists of removed objects are merged up to this length (about 2 MB)."""
 
-_HEADER: Final = struct.Struct(">8sHHI")
-_Body = TypeVar("_Body", bound=msgspec.Struct)
+
+class SegmentKind(IntEnum):
+    """How a segment came to be: by an offload, a merge, a compaction, or an erasure of records."""
+
+    RAW = 0
+    MERGED = 1
+    COMPACTED = 2
+    ERASED = 3
+
+
+class SourceSegment(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """A segment that another one replaced: the parts of its key within its partition."""
+
+    base_offset: int
+    leader_epoch: int
+    random_id: int
+
+
+class PresentBatches(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """The batches that a segment holds, if it does not hold all that it covers. Without any, base and end are equal."""
+
+    base_offset: int
+    end_offset: int
+    batch_count: int
+
+
+class SegmentOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Optional members of a segment entry; an absent one is not stored.
+
+    ``version_id`` is the store's id of the object's version, ``lock_until_ms`` (wall time) the end of its Object Lock, and
+    ``storage_class`` the store's name of its class. ``present`` is absent if every covered batch is in the segment.
+    """
+
+    version_id: str = ""
+    lock_until_ms: int = 0
+    storage_class: str = ""
+    present: PresentBatches | None = None
+
+
+NO_OPTIONS: Final = SegmentOptions()
 
 
 class SegmentEntry(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """One segment. Offsets: base inclusive, end exclusive. The order of the fields is permanent, new fields are appended.
 
-    The footer is at ``data_bytes`` to ``object_bytes``; ``footer_sha256`` binds it to the hash chain. ``leader_epochs`` are
-    those in effect in the segment, each with the offset at which it begins there. ``created_at_ms`` is the time at which the
-    newest of its records was uploaded first, ``merge_count`` the number of times that any of them was rewritten since.
+    The segment covers its offsets; ``options.present`` says which of them it lacks. Positions and lengths are in stored bytes
+    of the object at ``key``, which may hold other segments, too; the footer's own positions count from ``data_position``. The
+    footer includes signatures and trailer. ``footer_sha256`` binds it to the hash chain; ``object_sha256`` is over the object.
+
+    ``leaf_count`` leaves of the partition's tree from ``first_leaf`` on are the segment's batches. ``min_timestamp_ms`` is the
+    minimum over all records, None if unknown; ``first_timestamp_min_ms`` the minimum over the first records of batches.
+    ``leader_epochs`` are those in effect in the segment, each with the offset at which it begins there. ``created_at_ms`` is
+    the time at which the newest of its records was uploaded first, ``merge_count`` the number of times that any of them was
+    rewritten since, ``sources`` are the segments that it replaced.
     """
 
     key: str
+    kind: SegmentKind = SegmentKind.RAW
     base_offset: int
     end_offset: int
-    object_bytes: int
+    data_position: int = 0
     data_bytes: int
+    footer_position: int
+    footer_bytes: int
+    object_bytes: int
+    object_sha256: bytes
+    footer_sha256: bytes
     record_count: int
+    first_leaf: int = 0
+    leaf_count: int
+    min_timestamp_ms: int | None
     max_timestamp_ms: int
     first_timestamp_min_ms: int
-    merkle_root: bytes
-    footer_sha256: bytes
     leader_epochs: tuple[EpochStart, ...]
     created_at_ms: int
     merge_count: int = 0
+    sources: tuple[SourceSegment, ...] = ()
+    options: SegmentOptions = NO_OPTIONS
+
+    @property
+    def stored_bytes(self) -> int:
+        """The segment's own bytes, from its data to the end of its footer, without other segments in the object."""
+        return self.footer_position + self.footer_bytes - self.data_position
 
 
 class PageRef(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """A reference to an index page. It counts live segments only; ``base_offset`` rises as retention removes segments."""
+    """A reference to an index page. It counts live segments only; ``base_offset`` rises as retention removes segments.
+
+    ``min_timestamp_ms`` is None if it is unknown for any of the segments.
+    """
 
     key: str
     sha256: bytes
@@ -84,6 +140,7 @@ class PageRef(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     level: int
     base_offset: int
     end_offset: int
+    min_timestamp_ms: int | None
     max_timestamp_ms: int
     segment_count: int
 
@@ -91,13 +148,16 @@ class PageRef(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 class RemovedObject(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """An object that is no longer part of the history. It is deleted one grace period after ``removed_at_ms``.
 
-    ``reason`` is one of ``Reason``, or unknown if a later release wrote it.
+    ``reason`` is one of ``Reason``, or unknown if a later release wrote it. ``policy`` is the setting that removed it and its
+    value, or the decision; empty if the reason says all. ``actor`` is the worker that removed it.
     """
 
     key: str
     object_bytes: int
     reason: str
     removed_at_ms: int
+    policy: str = ""
+    actor: str = ""
 
 
 class Reason:
@@ -146,19 +206,22 @@ class ManifestPage(msgspec.Struct, frozen=True, kw_only=True):
     segments: tuple[SegmentEntry, ...]
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The body of a root. ``previous_key`` and ``previous_sha256`` are empty in version 1.
 
-    ``record_count`` and ``cold_bytes`` (sum of object sizes) count live segments. ``writer`` is informative. Objects in
-    ``removed`` were removed after those in ``removed_lists``; ``removed_lists_made`` is the number of the next list.
+    A writer whose version is below ``oldest_writer`` must not edit it. ``record_count`` and ``cold_bytes`` (bytes of segments)
+    count live segments. ``writer`` is informative. Objects in ``removed`` were removed after those in ``removed_lists``;
+    ``removed_lists_made`` is the number of the next list. ``signatures`` are over the size and head of ``tree``.
 
     Forks at or below ``settled_version`` are resolved, the last one at ``settled_at_ms``; 0: there was none.
     """
 
+    cluster_id: str
     topic_id: UUID
     topic_name: str
     partition: int
     version: int
+    oldest_writer: int
     previous_key: str
     previous_sha256: bytes
     created_at_ms: int
@@ -174,12 +237,15 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     removed_lists_made: int = 0
     settled_version: int = 0
     settled_at_ms: int = 0
+    tree: PartitionTree = EMPTY_TREE
+    signatures: tuple[Signature, ...] = ()
 
 
-def empty_manifest(topic_id: UUID, topic_name: str, partition: int, base_offset: int) -> Manifest:
+def empty_manifest(topic_id: UUID, topic_name: str, partition: int, base_offset: int, cluster_id: str = "") -> Manifest:
     """The manifest from which the first edit starts: version 0, which is never stored."""
     return Manifest(
-        topic_id=topic_id, topic_name=topic_name, partition=partition, version=0, previous_key="", previous_sha256=b"",
+        cluster_id=cluster_id, oldest_writer=WRITER_VERSION, topic_id=topic_id, topic_name=topic_name, partition=partition,
+        version=0, previous_key="", previous_sha256=b"",
         created_at_ms=0, writer="", start_offset=base_offset, end_offset=base_offset, record_count=0, cold_bytes=0,
     )  # fmt: skip
 
@@ -187,16 +253,16 @@ def empty_manifest(topic_id: UUID, topic_name: str, partition: int, base_offset:
 def encode_manifest(manifest: Manifest) -> bytes:
     """The root's object as bytes. Raises ``Invalid`` for an inconsistent manifest, so none is ever stored."""
     check_manifest(manifest)
-    return _frame(MANIFEST_MAGIC, msgspec.msgpack.encode(manifest))
+    return frame(MANIFEST_MAGIC, manifest)
 
 
 def decode_manifest(content: Buffer, sha256: bytes | None = None) -> Manifest:
     """Decode and check a root. Raises ``Corrupt``, also if its digest is not ``sha256``, ``Invalid`` for an unknown version."""
-    manifest = _decode(content, MANIFEST_MAGIC, Manifest, "manifest", sha256)
+    manifest = unframe(content, MANIFEST_MAGIC, Manifest, "manifest", sha256, _ELEMENTS)
     return _consistent(manifest, lambda: check_manifest(manifest))
 
 
-def _consistent(body: _Body, check: Callable[[], None]) -> _Body:
+def _consistent(body: Body, check: Callable[[], None]) -> Body:
     try:
         check()
     except Invalid as inconsistent:
@@ -205,46 +271,63 @@ def _consistent(body: _Body, check: Callable[[], None]) -> _Body:
 
 
 def encode_page(page: ManifestPage) -> bytes:
-    return _frame(PAGE_MAGIC, msgspec.msgpack.encode(page))
+    return frame(PAGE_MAGIC, page)
 
 
 def decode_page(content: Buffer, sha256: bytes) -> ManifestPage:
     """Decode and check. Raises ``Corrupt``, or ``Invalid`` for an unknown format version."""
-    page = _decode(content, PAGE_MAGIC, ManifestPage, "manifest page", sha256)
+    page = unframe(content, PAGE_MAGIC, ManifestPage, "manifest page", sha256, _ELEMENTS)
     return _consistent(page, lambda: _check_contiguous(page.segments))
 
 
 def encode_removed_list(removed: RemovedList) -> bytes:
-    return _frame(REMOVED_MAGIC, msgspec.msgpack.encode(removed))
+    return frame(REMOVED_MAGIC, removed)
 
 
 def decode_removed_list(content: Buffer, sha256: bytes) -> RemovedList:
     """Decode and check. Raises ``Corrupt``, or ``Invalid`` for an unknown format version."""
-    return _decode(content, REMOVED_MAGIC, RemovedList, "list of removed objects", sha256)
+    return unframe(content, REMOVED_MAGIC, RemovedList, "list of removed objects", sha256, {"objects": RemovedObject})
 
 
-def object_sha256(content: Buffer) -> bytes:
-    """The digest that pointers, chains and references contain."""
-    return hashlib.sha256(content).digest()
-
-
-def segment_entry(key: str, written: WrittenSegment) -> SegmentEntry:
-    """The manifest's entry for a new segment."""
+def segment_entry(key: str, written: WrittenSegment, kind: SegmentKind = SegmentKind.RAW) -> SegmentEntry:
+    """The manifest's entry for a new segment, which has the object at ``key`` to itself."""
     footer = written.footer
     return SegmentEntry(
         key=key,
+        kind=kind,
         base_offset=footer.base_offset,
         end_offset=footer.end_offset,
-        object_bytes=written.object_bytes,
         data_bytes=footer.data_bytes,
+        footer_position=written.footer_position,
+        footer_bytes=written.footer_length,
+        object_bytes=written.object_bytes,
+        object_sha256=written.sha256,
+        footer_sha256=written.footer_sha256,
         record_count=footer.record_count,
+        leaf_count=len(written.leaves) // HASH_BYTES,
+        min_timestamp_ms=footer.min_timestamp_ms,
         max_timestamp_ms=footer.max_timestamp_ms,
         first_timestamp_min_ms=footer.first_timestamp_min_ms,
-        merkle_root=root_hash(list(split_hashes(written.leaves))),
-        footer_sha256=written.footer_sha256,
         leader_epochs=written.leader_epochs,
         created_at_ms=footer.created_at_ms,
     )
+
+
+def source_of(entry: SegmentEntry) -> SourceSegment:
+    """The source that a segment which replaces ``entry`` names. Raises ``Corrupt`` if the entry's key is not a segment's."""
+    parts = parse_segment_key(entry.key)
+    if parts is None:
+        raise Corrupt(f"{entry.key} is not the key of a segment", key=entry.key)
+    return SourceSegment(base_offset=parts.base_offset, leader_epoch=parts.leader_epoch, random_id=parts.random_id)
+
+
+def check_writer(manifest: Manifest) -> None:
+    """Raise ``Invalid`` if this release is too old to edit ``manifest``, or to judge which objects it refers to."""
+    if manifest.oldest_writer > WRITER_VERSION:
+        raise Invalid(
+            f"manifest version {manifest.version} of {manifest.topic_name}-{manifest.partition} may be edited by writers from"
+            f" version {manifest.oldest_writer} on; this release is writer version {WRITER_VERSION}: upgrade it"
+        )
 
 
 def pointer_to(manifest: Manifest, key: str, sha256: bytes) -> ManifestPointer:
@@ -283,6 +366,27 @@ def check_manifest(manifest: Manifest) -> None:
     if len(manifest.removed) > INLINE_REMOVED_MAX:
         raise Invalid(f"manifest holds {len(manifest.removed)} removed objects inline; maximum is {INLINE_REMOVED_MAX}")
 
+    leaf_counts = [part.leaf_count for parts in (manifest.tree.pages, manifest.tree.spans) for part in parts]
+    if min(leaf_counts, default=1) < 1 or sum(leaf_counts) != manifest.tree.size:
+        raise Invalid(f"the tree's spans hold {sum(leaf_counts)} leaves; manifest says {manifest.tree.size}")
+    for entry in manifest.segments:
+        _check_entry(entry, manifest.tree.size)
+
+
+def _check_entry(entry: SegmentEntry, leaves: int) -> None:
+    """Raise ``Invalid`` unless data and footer are within the object, and the segment's leaves within the tree."""
+    ends = (entry.data_position + entry.data_bytes, entry.footer_position + entry.footer_bytes)
+    if (
+        min(entry.data_position, entry.data_bytes, entry.footer_position, entry.footer_bytes) < 0
+        or max(ends) > entry.object_bytes
+    ):
+        raise Invalid(f"{entry.key} has data or footer beyond its {entry.object_bytes} bytes")
+    if min(entry.first_leaf, entry.leaf_count) < 0 or entry.first_leaf + entry.leaf_count > leaves:
+        raise Invalid(f"{entry.key} has leaves beyond the tree's {leaves}")
+    present = entry.options.present
+    if present and not entry.base_offset <= present.base_offset <= present.end_offset <= entry.end_offset:
+        raise Invalid(f"{entry.key} holds offsets {present.base_offset}..{present.end_offset}, which it does not cover")
+
 
 def _ends(manifest: Manifest) -> tuple[int, int]:
     spans: Sequence[PageRef | SegmentEntry] = (*manifest.pages, *manifest.segments)
@@ -300,74 +404,5 @@ def _check_contiguous(spans: Sequence[PageRef | SegmentEntry]) -> None:
             raise Invalid(f"{right.key} begins at offset {right.base_offset}; expected {left.end_offset}")
 
 
-def live_segments(manifest: Manifest, page: ManifestPage) -> tuple[SegmentEntry, ...]:
-    """The segments of a referenced page that end above the manifest's start."""
-    return tuple(entry for entry in page.segments if entry.end_offset > manifest.start_offset)
-
-
-def locate(manifest: Manifest, offset: int) -> SegmentEntry | PageRef | None:
-    """The inline segment that holds ``offset``, or the page that does, or None outside the manifest."""
-    if not manifest.start_offset <= offset < manifest.end_offset:
-        return None
-    if manifest.segments and offset >= manifest.segments[0].base_offset:
-        return _holding(manifest.segments, offset)
-    return _holding(manifest.pages, offset)
-
-
-def locate_in_page(page: ManifestPage, offset: int) -> SegmentEntry:
-    """The segment of a page that holds ``offset``. Raises ``Corrupt`` if there is none, because the root says there is."""
-    entry = _holding(page.segments, offset)
-    if entry is None:
-        raise Corrupt(f"manifest page of partition {page.partition} does not hold offset {offset}")
-    return entry
-
-
-_Span = TypeVar("_Span", SegmentEntry, PageRef)
-
-
-def _holding(spans: Sequence[_Span], offset: int) -> _Span | None:
-    index = bisect_right(spans, offset, key=lambda span: span.base_offset) - 1
-    return spans[index] if index >= 0 and offset < spans[index].end_offset else None
-
-
-def reaching_timestamp(manifest: Manifest, timestamp_ms: int, from_offset: int = 0) -> SegmentEntry | PageRef | None:
-    """The first segment with a record at ``timestamp_ms`` or later that ends beyond ``from_offset``, or the page that holds it.
-
-    A returned page may hold no such segment, because all candidates end at or before ``from_offset``: continue at its end.
-    """
-    spans = chain[PageRef | SegmentEntry](manifest.pages, manifest.segments)
-    wanted = (span for span in spans if span.max_timestamp_ms >= timestamp_ms and span.end_offset > from_offset)
-    return next(wanted, None)
-
-
-def reaching_timestamp_in_page(page: ManifestPage, timestamp_ms: int, from_offset: int) -> SegmentEntry | None:
-    """The first segment of a page with a record at ``timestamp_ms`` or later that ends beyond ``from_offset``."""
-    wanted = (s for s in page.segments if s.max_timestamp_ms >= timestamp_ms and s.end_offset > from_offset)
-    return next(wanted, None)
-
-
-_ELEMENTS: Final = {"segments": SegmentEntry, "pages": PageRef}
+_ELEMENTS: Final[dict[str, type[Any]]] = {"segments": SegmentEntry, "pages": PageRef}
 """Members with many elements, which are decoded step by step."""
-
-
-def _frame(magic: bytes, body: bytes) -> bytes:
-    return _HEADER.pack(magic, FORMAT_VERSION, 0, crc32c(body)) + body
-
-
-def _decode(content: Buffer, magic: bytes, kind: type[_Body], name: str, sha256: bytes | None) -> _Body:
-    if len(content) < _HEADER.size:
-        raise Corrupt(f"{name} of {len(content)} bytes is truncated")
-    found_magic, version, _, crc = _HEADER.unpack_from(content)
-    if found_magic != magic:
-        raise Corrupt(f"the object is not a {name}: it does not begin with its magic")
-    if version != FORMAT_VERSION:
-        raise Invalid(f"{name} format version {version} is unknown; this release reads {FORMAT_VERSION}: upgrade it")
-    body = memoryview(content)[_HEADER.size :]
-    if crc32c(body) != crc:
-        raise Corrupt(f"{name} does not match its CRC")
-    if sha256 is not None and object_sha256(content) != sha256:
-        raise Corrupt(f"{name} is not the committed one: its SHA-256 differs")
-    try:
-        return decode_map(body, kind, _ELEMENTS)
-    except MALFORMED as bad:
-        raise Corrupt(f"{name} cannot be decoded: {bad}") from bad

@@ -3,7 +3,8 @@
 A :class:`ManifestEdit` starts from the committed version, refuses every change that would leave a gap or an overlap, and makes
 the next version's bytes and the pages and lists that must be stored before it. The caller loads the pages and lists named by
 ``pages_for…`` and ``lists_…`` and passes them in, so nothing here does I/O. An object that leaves the history becomes a removed
-object (``removed_objects.py``) and stays in the store for the grace period, for readers of older versions.
+object (``removed_objects.py``) and stays in the store for the grace period, for readers of older versions. The leaves of an
+appended segment stay in the partition's tree for good (``tree_edit.py``).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import msgspec
 
 from stratalog_core.errors import Invalid
 from stratalog_tiering.format.manifest import (
+    WRITER_VERSION,
     Manifest,
     ManifestPage,
     PageRef,
@@ -24,20 +26,34 @@ from stratalog_tiering.format.manifest import (
     RemovedListRef,
     RemovedObject,
     SegmentEntry,
+    check_writer,
     encode_manifest,
     encode_page,
-    object_sha256,
 )
+from stratalog_tiering.format.manifest_limits import ManifestLimits
+from stratalog_tiering.format.merkle import HASH_BYTES
+from stratalog_tiering.format.object_frame import object_sha256
 from stratalog_tiering.format.object_keys import manifest_key, page_key
-from stratalog_tiering.format.removed_objects import NO_LISTS, ManifestLimits, RemovedLists, RemovedObjects
+from stratalog_tiering.format.partition_tree import TreePageRef, TreePages
+from stratalog_tiering.format.removed_objects import NO_LISTS, RemovedLists, RemovedObjects
+from stratalog_tiering.format.tree_edit import TreeEdit
 
 Pages = Mapping[str, ManifestPage]
 """Pages loaded for an edit, by object key."""
 
 NO_PAGES: Final[Pages] = {}
+NO_TREE_PAGES: Final[TreePages] = {}
 
-ReasonOf = Callable[[SegmentEntry], str]
-"""Gives the reason for which a segment is dropped."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Removal:
+    """Why a segment is dropped: one of ``Reason``, and the policy as in ``RemovedObject``."""
+
+    reason: str
+    policy: str = ""
+
+
+RemovalOf = Callable[[SegmentEntry], Removal]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +79,13 @@ class NewManifest:
 class ManifestEdit:
     """One edit. ``random_id`` returns 64 random bits for each new key; ``now_ms`` (wall time) is the time of removal."""
 
-    def __init__(self, previous: Previous, *, random_id: Callable[[], int], limits: ManifestLimits | None = None) -> None:
+    def __init__(
+        self, previous: Previous, *, writer: str, random_id: Callable[[], int], limits: ManifestLimits | None = None
+    ) -> None:
+        """``writer`` names the worker that edits. Raises ``Invalid`` if the manifest requires a newer writer."""
         base = previous.manifest
+        check_writer(base)
+        self._writer = writer
         self._previous = previous
         self._random_id = random_id
         self._limits = limits or ManifestLimits()
@@ -72,6 +93,7 @@ class ManifestEdit:
         self._refs = list(base.pages)
         self._inline = list(base.segments)
         self._removed = RemovedObjects(base, random_id, self._limits)
+        self._tree = TreeEdit(base.tree, base.topic_id, base.partition, random_id, self._limits)
         self._record_count = base.record_count
         self._cold_bytes = base.cold_bytes
         self._new_pages: dict[str, ManifestPage] = {}
@@ -91,16 +113,24 @@ class ManifestEdit:
             raise Invalid(f"history of offsets {self._start_offset}..{self.end_offset} cannot continue at {offset}")
         self._start_offset = offset
 
-    def append(self, entry: SegmentEntry) -> None:
-        """Add the next segment. Raises ``Invalid`` for a gap, an overlap or an empty segment."""
+    def append(self, entry: SegmentEntry, leaves: bytes) -> SegmentEntry:
+        """Add the next segment, and the hashes of its leaves to the tree; returns the entry as it is stored.
+
+        Raises ``Invalid`` for a gap, an overlap, an empty segment, or another number of leaves.
+        """
         if entry.base_offset != self.end_offset or entry.end_offset <= entry.base_offset:
             raise Invalid(
                 f"segment {entry.key} covers offsets {entry.base_offset}..{entry.end_offset}; "
                 f"the manifest ends at {self.end_offset}: gaps and overlaps are refused"
             )
+        if len(leaves) != entry.leaf_count * HASH_BYTES:
+            raise Invalid(f"segment {entry.key} has {entry.leaf_count} leaves; their hashes are {len(leaves)} bytes")
+        entry = msgspec.structs.replace(entry, first_leaf=self._tree.size)
+        self._tree.append(leaves)
         self._inline.append(entry)
         self._record_count += entry.record_count
-        self._cold_bytes += entry.object_bytes
+        self._cold_bytes += entry.stored_bytes
+        return entry
 
     def pages_to_merge(self) -> tuple[PageRef, ...]:
         """The stored pages that :meth:`move_to_pages` will merge; load them and pass them to it."""
@@ -145,7 +175,7 @@ class ManifestEdit:
         return self._stored([ref for ref in self._refs if ref.base_offset < below_offset])
 
     def drop_below(
-        self, below_offset: int, now_ms: int, reason_of: ReasonOf, pages: Pages = NO_PAGES
+        self, below_offset: int, now_ms: int, removal_of: RemovalOf, pages: Pages = NO_PAGES
     ) -> tuple[SegmentEntry, ...]:
         """Drop the segments that end at or before ``below_offset``; returns them, oldest first."""
         dropped: list[SegmentEntry] = []
@@ -166,8 +196,8 @@ class ManifestEdit:
         for entry in dropped:
             self._start_offset = entry.end_offset
             self._record_count -= entry.record_count
-            self._cold_bytes -= entry.object_bytes
-        self._removed.add(_removed(entry, reason_of(entry), now_ms) for entry in dropped)
+            self._cold_bytes -= entry.stored_bytes
+        self._removed.add([self._removed_object(entry, removal_of(entry), now_ms) for entry in dropped])
         return tuple(dropped)
 
     def pages_for_replace(self, base_offset: int) -> tuple[PageRef, ...]:
@@ -177,7 +207,8 @@ class ManifestEdit:
     def replace(self, merged: SegmentEntry, now_ms: int, pages: Pages = NO_PAGES) -> tuple[SegmentEntry, ...]:
         """Replace the run of segments that covers exactly the offsets of ``merged``; returns the run.
 
-        Raises ``Invalid`` if no run has exactly these offsets and as many records, or if the run spans two pages.
+        The tree does not change. Raises ``Invalid`` if no run has exactly these offsets and as many records and leaves, or if
+        the run spans two pages.
         """
         for position, ref in enumerate(self._refs):
             if ref.base_offset <= merged.base_offset < ref.end_offset:
@@ -187,8 +218,8 @@ class ManifestEdit:
                 break
         else:
             self._inline, run = _spliced(self._inline, merged)
-        self._cold_bytes += merged.object_bytes - sum(entry.object_bytes for entry in run)
-        self._removed.add(_removed(entry, Reason.MERGED, now_ms) for entry in run)
+        self._cold_bytes += merged.stored_bytes - sum(entry.stored_bytes for entry in run)
+        self._removed.add([self._removed_object(entry, Removal(reason=Reason.MERGED), now_ms) for entry in run])
         return run
 
     def lists_due(self, before_ms: int, limit: int) -> tuple[RemovedListRef, ...]:
@@ -197,11 +228,15 @@ class ManifestEdit:
 
     def forget_due(self, before_ms: int, limit: int, now_ms: int, lists: RemovedLists = NO_LISTS) -> tuple[str, ...]:
         """Forget at most ``limit`` objects removed at ``before_ms`` or earlier; returns their keys, to be deleted first."""
-        return self._removed.forget_due(before_ms, limit, now_ms, lists)
+        return self._removed.forget_due(before_ms, limit, now_ms, self._writer, lists)
 
     def lists_to_merge(self) -> tuple[RemovedListRef, ...]:
         """The stored lists that :meth:`finish` merges; load them and pass them to it."""
         return self._removed.lists_to_merge()
+
+    def tree_pages_to_merge(self) -> tuple[TreePageRef, ...]:
+        """The stored tree pages that :meth:`finish` merges; load them and pass them to it."""
+        return self._tree.pages_to_merge()
 
     def settle_fork(self, newest_version: int, others: Sequence[RemovedObject], now_ms: int) -> None:
         """Make the next version newer than both lines of a fork; ``others`` are all objects that it does not refer to."""
@@ -216,12 +251,19 @@ class ManifestEdit:
         is_same = (self._start_offset, self._refs, self._inline) == (base.start_offset, [*base.pages], [*base.segments])
         return not is_same or (removed.refs, removed.inline) != ([*base.removed_lists], [*base.removed])
 
-    def finish(self, *, created_at_ms: int, writer: str, lists: RemovedLists = NO_LISTS) -> NewManifest:
+    def finish(
+        self, *, created_at_ms: int, lists: RemovedLists = NO_LISTS, tree_pages: TreePages = NO_TREE_PAGES
+    ) -> NewManifest:
         """The next version. Raises ``Invalid`` if it is inconsistent."""
         base = self._previous.manifest
-        self._removed.move_to_lists(created_at_ms, lists)
+        for ref in self._tree.move_to_pages(tree_pages):
+            self._retire(ref, created_at_ms)
+        self._removed.move_to_lists(created_at_ms, self._writer, lists)
+        tree = self._tree.finish()
         pages = tuple((key, encode_page(page)) for key, page in self._new_pages.items() if self._is_referenced(key))
         successor = Manifest(
+            cluster_id=base.cluster_id,
+            oldest_writer=max(base.oldest_writer, WRITER_VERSION),
             topic_id=base.topic_id,
             topic_name=base.topic_name,
             partition=base.partition,
@@ -229,7 +271,7 @@ class ManifestEdit:
             previous_key=self._previous.key,
             previous_sha256=self._previous.sha256,
             created_at_ms=created_at_ms,
-            writer=writer,
+            writer=self._writer,
             start_offset=self._start_offset,
             end_offset=self.end_offset,
             record_count=self._record_count,
@@ -241,9 +283,11 @@ class ManifestEdit:
             removed_lists_made=self._removed.lists_made,
             settled_version=self._settled_version,
             settled_at_ms=self._settled_at_ms,
+            tree=tree,
+            signatures=base.signatures if tree.head == base.tree.head else (),
         )
         content = encode_manifest(successor)
-        parts = (*pages, *self._removed.new_lists())
+        parts = (*pages, *self._tree.new_pages(), *self._removed.new_lists())
         key = manifest_key(base.topic_id, base.partition, successor.version, self._random_id())
         return NewManifest(manifest=successor, key=key, content=content, sha256=object_sha256(content), parts=parts)
 
@@ -261,7 +305,16 @@ class ManifestEdit:
     def _retire_page(self, ref: PageRef, now_ms: int) -> None:
         # A page made by this edit has not been stored, so there is nothing to delete later.
         if self._new_pages.pop(ref.key, None) is None:
-            self._removed.add([_removed(ref, Reason.SUPERSEDED, now_ms)])
+            self._retire(ref, now_ms)
+
+    def _retire(self, ref: PageRef | TreePageRef, now_ms: int) -> None:
+        self._removed.add([self._removed_object(ref, Removal(reason=Reason.SUPERSEDED), now_ms)])
+
+    def _removed_object(self, what: SegmentEntry | PageRef | TreePageRef, removal: Removal, now_ms: int) -> RemovedObject:
+        return RemovedObject(
+            key=what.key, object_bytes=what.object_bytes, reason=removal.reason, removed_at_ms=now_ms, policy=removal.policy,
+            actor=self._writer,
+        )  # fmt: skip
 
     def _new_page(self, entries: Sequence[SegmentEntry], level: int) -> PageRef:
         base = self._previous.manifest
@@ -271,13 +324,9 @@ class ManifestEdit:
         content = encode_page(page)
         ref = PageRef(
             key=key, sha256=object_sha256(content), object_bytes=len(content), level=level, base_offset=0, end_offset=0,
-            max_timestamp_ms=0, segment_count=0,
+            min_timestamp_ms=None, max_timestamp_ms=0, segment_count=0,
         )  # fmt: skip
         return _narrowed(ref, entries)
-
-
-def _removed(what: SegmentEntry | PageRef, reason: str, now_ms: int) -> RemovedObject:
-    return RemovedObject(key=what.key, object_bytes=what.object_bytes, reason=reason, removed_at_ms=now_ms)
 
 
 def _narrowed(ref: PageRef, live: Sequence[SegmentEntry]) -> PageRef:
@@ -285,9 +334,16 @@ def _narrowed(ref: PageRef, live: Sequence[SegmentEntry]) -> PageRef:
         ref,
         base_offset=live[0].base_offset,
         end_offset=live[-1].end_offset,
+        min_timestamp_ms=minimum_timestamp_ms(live),
         max_timestamp_ms=max(entry.max_timestamp_ms for entry in live),
         segment_count=len(live),
     )
+
+
+def minimum_timestamp_ms(entries: Sequence[SegmentEntry]) -> int | None:
+    """The minimum timestamp over all records of the segments; None if it is unknown for any of them."""
+    known = [entry.min_timestamp_ms for entry in entries if entry.min_timestamp_ms is not None]
+    return min(known) if len(known) == len(entries) else None
 
 
 def _spliced(entries: Sequence[SegmentEntry], merged: SegmentEntry) -> tuple[list[SegmentEntry], tuple[SegmentEntry, ...]]:
@@ -298,6 +354,11 @@ def _spliced(entries: Sequence[SegmentEntry], merged: SegmentEntry) -> tuple[lis
         raise Invalid(
             f"merged segment {merged.key} holds {merged.record_count} records; the run that it replaces holds another number"
         )
+    if sum(entry.leaf_count for entry in run) != merged.leaf_count:
+        raise Invalid(
+            f"merged segment {merged.key} has {merged.leaf_count} leaves; the run that it replaces has another number"
+        )
+    merged = msgspec.structs.replace(merged, first_leaf=run[0].first_leaf)
     before = [entry for entry in entries if entry.end_offset <= merged.base_offset]
     after = [entry for entry in entries if entry.base_offset >= merged.end_offset]
     return [*before, merged, *after], run

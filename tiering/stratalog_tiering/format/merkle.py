@@ -68,7 +68,7 @@ class TreeFrontier:
     def append(self, leaf: bytes) -> None:
         completed = self.size
         while completed & 1:
-            leaf = _node(self._peaks.pop(), leaf)
+            leaf = node_hash(self._peaks.pop(), leaf)
             completed >>= 1
         self._peaks.append(leaf)
         self.size += 1
@@ -78,7 +78,7 @@ class TreeFrontier:
             return root_hash(())
         *others, root = self._peaks
         for peak in reversed(others):
-            root = _node(peak, root)
+            root = node_hash(peak, root)
         return root
 
 
@@ -88,8 +88,8 @@ def root_hash(leaves: Sequence[bytes]) -> bytes:
         return hashlib.sha256(b"").digest()
     if len(leaves) == 1:
         return leaves[0]
-    split = _split(len(leaves))
-    return _node(root_hash(leaves[:split]), root_hash(leaves[split:]))
+    split = split_point(len(leaves))
+    return node_hash(root_hash(leaves[:split]), root_hash(leaves[split:]))
 
 
 def inclusion_proof(leaves: Sequence[bytes], index: int) -> tuple[bytes, ...]:
@@ -98,7 +98,7 @@ def inclusion_proof(leaves: Sequence[bytes], index: int) -> tuple[bytes, ...]:
         raise IndexError(f"leaf {index} of a tree of {len(leaves)}")
     if len(leaves) == 1:
         return ()
-    split = _split(len(leaves))
+    split = split_point(len(leaves))
     if index < split:
         return (*inclusion_proof(leaves[:split], index), root_hash(leaves[split:]))
     return (*inclusion_proof(leaves[split:], index - split), root_hash(leaves[:split]))
@@ -113,18 +113,20 @@ def proof_holds(root: bytes, leaf: bytes, index: int, leaf_count: int, proof: Se
         if last == 0:
             return False
         if position & 1 or position == last:
-            reached = _node(sibling, reached)
+            reached = node_hash(sibling, reached)
             while not position & 1 and position:
                 position, last = position >> 1, last >> 1
         else:
-            reached = _node(reached, sibling)
+            reached = node_hash(reached, sibling)
         position, last = position >> 1, last >> 1
     return last == 0 and reached == root
 
 
-def _node(left: bytes, right: bytes) -> bytes:
+def node_hash(left: bytes, right: bytes) -> bytes:
+    """Hash of an inner node."""
     return hashlib.sha256(_NODE_PREFIX + left + right).digest()
 
 
-def _split(count: int) -> int:
+def split_point(count: int) -> int:
+    """The largest power of two below ``count``: the number of leaves in the left subtree."""
     return 1 << (count - 1).bit_length() - 1

@@ -3,16 +3,17 @@
 ::
 
     cluster.json                                                            the cluster that owns the bucket
-    topics/<topic id>.json                                                  topic descriptor
+    topics/<topic id>/<inverted version>-<version>.json                     topic descriptor
     topics/<topic id>.deleted                                               deletion marker
     segments/<topic id>/<partition>/<base offset>-<epoch>-<random>.segment
     pages/<topic id>/<partition>/<base offset>-<level>-<random>.page        sealed manifest index page
     removed/<topic id>/<partition>/<number>-<random>.removed                list of removed objects
+    tree/<topic id>/<partition>/<first leaf>-<level>-<random>.tree          page of the partition's Merkle tree
     manifests/<topic id>/<partition>/<inverted version>-<version>-<random>.manifest
     manifests/<topic id>/<partition>/<inverted version>-<version>-<random>.committed
 
 Topic ids are 32 hex digits, so a re-created topic shares nothing with its predecessor. Numbers are padded, so listings are in
-offset order. Manifest versions are inverted (2**64 - 1 - version, 16 hex digits), so a listing begins with the newest. The
+offset order. Versions are inverted (2**64 - 1 - version, 16 hex digits), so a listing begins with the newest. The
 random part prevents that two workers that race for the same offsets or version write the same key.
 """
 
@@ -30,9 +31,9 @@ _VERSION_MAX: Final = 2**64 - 1
 _MANIFEST: Final = ".manifest"
 _COMMITTED: Final = ".committed"
 _DELETED: Final = ".deleted"
-_SEGMENT_PATTERN: Final = re.compile(r"segments/([0-9a-f]{32})/(\d+)/(\d{20})-(\d{10})-[0-9a-f]{16}\.segment")
+_SEGMENT_PATTERN: Final = re.compile(r"segments/([0-9a-f]{32})/(\d+)/(\d{20})-(\d{10})-([0-9a-f]{16})\.segment")
 _MANIFEST_PATTERN: Final = re.compile(r"manifests/([0-9a-f]{32})/(\d+)/[0-9a-f]{16}-(\d+)-[0-9a-f]{16}\.(manifest|committed)")
-_TOPIC_PATTERN: Final = re.compile(r"topics/([0-9a-f]{32})\.json")
+_TOPIC_PATTERN: Final = re.compile(r"topics/([0-9a-f]{32})/[0-9a-f]{16}-(\d{1,20})\.json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +44,15 @@ class SegmentKey:
     partition: int
     base_offset: int
     leader_epoch: int
+    random_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicKey:
+    """The parts of the key of a topic descriptor."""
+
+    topic_id: UUID
+    version: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +65,13 @@ class ManifestKey:
     is_marker: bool
 
 
-def topic_key(topic_id: UUID) -> str:
-    return f"{TOPICS_PREFIX}{topic_id.hex}.json"
+def topic_prefix(topic_id: UUID) -> str:
+    """Prefix of all descriptors of a topic."""
+    return f"{TOPICS_PREFIX}{topic_id.hex}/"
+
+
+def topic_key(topic_id: UUID, version: int) -> str:
+    return f"{topic_prefix(topic_id)}{_VERSION_MAX - version:016x}-{version}.json"
 
 
 def deletion_marker_key(topic_id: UUID) -> str:
@@ -76,19 +91,27 @@ def removed_prefix(topic_id: UUID, partition: int) -> str:
     return f"removed/{topic_id.hex}/{partition}/"
 
 
+def tree_prefix(topic_id: UUID, partition: int) -> str:
+    return f"tree/{topic_id.hex}/{partition}/"
+
+
 def manifests_prefix(topic_id: UUID, partition: int) -> str:
     return f"manifests/{topic_id.hex}/{partition}/"
 
 
+DATA_PREFIXES: Final = (segments_prefix, pages_prefix, removed_prefix, tree_prefix)
+"""Make the prefixes of the objects that a partition's manifests refer to."""
+
+
 def partition_prefixes(topic_id: UUID, partition: int) -> tuple[str, ...]:
     """Prefixes that together hold every object of a partition."""
-    make_prefixes = (segments_prefix, pages_prefix, removed_prefix, manifests_prefix)
+    make_prefixes = (*DATA_PREFIXES, manifests_prefix)
     return tuple(make_prefix(topic_id, partition) for make_prefix in make_prefixes)
 
 
 def topic_prefixes(topic_id: UUID) -> tuple[str, ...]:
     """Prefixes that together hold every object of a topic but its descriptor; manifests last, because they lead to the rest."""
-    return tuple(f"{kind}/{topic_id.hex}/" for kind in ("segments", "pages", "removed", "manifests"))
+    return tuple(f"{kind}/{topic_id.hex}/" for kind in ("segments", "pages", "removed", "tree", "manifests"))
 
 
 def segment_key(topic_id: UUID, partition: int, base_offset: int, leader_epoch: int, random_id: int) -> str:
@@ -101,6 +124,10 @@ def page_key(topic_id: UUID, partition: int, base_offset: int, level: int, rando
 
 def removed_list_key(topic_id: UUID, partition: int, number: int, random_id: int) -> str:
     return f"{removed_prefix(topic_id, partition)}{number:020d}-{random_id:016x}.removed"
+
+
+def tree_page_key(topic_id: UUID, partition: int, first_leaf: int, level: int, random_id: int) -> str:
+    return f"{tree_prefix(topic_id, partition)}{first_leaf:020d}-{level}-{random_id:016x}.tree"
 
 
 def manifest_key(topic_id: UUID, partition: int, version: int, random_id: int) -> str:
@@ -132,8 +159,11 @@ def parse_segment_key(key: str) -> SegmentKey | None:
     match = _SEGMENT_PATTERN.fullmatch(key)
     if match is None:
         return None
-    topic, partition, base, epoch = match.groups()
-    return SegmentKey(topic_id=UUID(topic), partition=int(partition), base_offset=int(base), leader_epoch=int(epoch))
+    topic, partition, base, epoch, random_id = match.groups()
+    return SegmentKey(
+        topic_id=UUID(topic), partition=int(partition), base_offset=int(base), leader_epoch=int(epoch),
+        random_id=int(random_id, 16),
+    )  # fmt: skip
 
 
 def parse_manifest_key(key: str) -> ManifestKey | None:
@@ -145,7 +175,7 @@ def parse_manifest_key(key: str) -> ManifestKey | None:
     return ManifestKey(topic_id=UUID(topic), partition=int(partition), version=int(version), is_marker=kind == "committed")
 
 
-def parse_topic_key(key: str) -> UUID | None:
-    """The topic id in a descriptor's key; None for any other key."""
+def parse_topic_key(key: str) -> TopicKey | None:
+    """The parts of a descriptor's key; None for any other key."""
     match = _TOPIC_PATTERN.fullmatch(key)
-    return None if match is None else UUID(match.group(1))
+    return None if match is None else TopicKey(topic_id=UUID(match.group(1)), version=int(match.group(2)))

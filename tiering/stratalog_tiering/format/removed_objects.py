@@ -8,39 +8,20 @@ logarithm of their number up to the longest list, and with a 16,384th of it beyo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import takewhile
 from typing import Final
 
 import msgspec
 
-from stratalog_tiering.format import manifest as format_limits
-from stratalog_tiering.format.manifest import (
-    Manifest,
-    Reason,
-    RemovedList,
-    RemovedListRef,
-    RemovedObject,
-    encode_removed_list,
-    object_sha256,
-)
+from stratalog_tiering.format.manifest import Manifest, Reason, RemovedList, RemovedListRef, RemovedObject, encode_removed_list
+from stratalog_tiering.format.manifest_limits import ManifestLimits
+from stratalog_tiering.format.object_frame import object_sha256
 from stratalog_tiering.format.object_keys import removed_list_key
 
 RemovedLists = Mapping[str, RemovedList]
 """Lists loaded for an edit, by object key."""
 
 NO_LISTS: Final[RemovedLists] = {}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ManifestLimits:
-    """Sizes at which pages and lists are made and merged; tests use small ones."""
-
-    inline_segments_max: int = format_limits.INLINE_SEGMENTS_MAX
-    page_segments: int = format_limits.PAGE_SEGMENTS
-    page_fan_in: int = format_limits.PAGE_FAN_IN
-    inline_removed_max: int = format_limits.INLINE_REMOVED_MAX
-    removed_list_objects_max: int = format_limits.REMOVED_LIST_OBJECTS_MAX
 
 
 class RemovedObjects:
@@ -73,7 +54,9 @@ class RemovedObjects:
             due.append(ref)
         return tuple(due)
 
-    def forget_due(self, before_ms: int, limit: int, now_ms: int, lists: RemovedLists = NO_LISTS) -> tuple[str, ...]:
+    def forget_due(
+        self, before_ms: int, limit: int, now_ms: int, actor: str, lists: RemovedLists = NO_LISTS
+    ) -> tuple[str, ...]:
         """Forget at most ``limit`` objects removed at ``before_ms`` or earlier; returns their keys.
 
         They must be deleted before the edit is committed.
@@ -91,7 +74,7 @@ class RemovedObjects:
                 self.refs[0] = _narrowed(ref, objects[len(due) :])
                 break
             del self.refs[0]
-            emptied.append(_superseded(ref, now_ms))
+            emptied.append(_superseded(ref, now_ms, actor))
         if not self.refs:
             due = _due(self.inline, before_ms, limit - len(keys))
             keys.extend(removed.key for removed in due)
@@ -109,14 +92,14 @@ class RemovedObjects:
                 return tuple(run)
         return ()
 
-    def move_to_lists(self, now_ms: int, lists: RemovedLists = NO_LISTS) -> None:
+    def move_to_lists(self, now_ms: int, actor: str, lists: RemovedLists = NO_LISTS) -> None:
         """Merge the lists of :meth:`lists_to_merge`, and move inline objects into lists if there are too many."""
         run = self.lists_to_merge()
         if run:
             first = self.refs.index(run[0])
             objects = [removed for ref in run for removed in lists[ref.key].objects[ref.deleted_count :]]
             self.refs[first : first + len(run)] = [self._new_list(objects)]
-            self.add(_superseded(ref, now_ms) for ref in run)
+            self.add(_superseded(ref, now_ms, actor) for ref in run)
         if len(self.inline) > self._limits.inline_removed_max:
             longest = self._limits.removed_list_objects_max
             for start in range(0, len(self.inline), longest):
@@ -160,5 +143,5 @@ def _narrowed(ref: RemovedListRef, left: Sequence[RemovedObject]) -> RemovedList
     )
 
 
-def _superseded(ref: RemovedListRef, now_ms: int) -> RemovedObject:
-    return RemovedObject(key=ref.key, object_bytes=ref.list_bytes, reason=Reason.SUPERSEDED, removed_at_ms=now_ms)
+def _superseded(ref: RemovedListRef, now_ms: int, actor: str) -> RemovedObject:
+    return RemovedObject(key=ref.key, object_bytes=ref.list_bytes, reason=Reason.SUPERSEDED, removed_at_ms=now_ms, actor=actor)

@@ -13,7 +13,7 @@ from stratalog_metadata.records import DeletedTopic
 from stratalog_metadata.state.commands import Command, Delete
 from stratalog_tiering.core.commands import Guards
 from stratalog_tiering.format.descriptor import DeletionMarker, decode_descriptor
-from stratalog_tiering.format.object_keys import deletion_marker_key, parse_segment_key, topic_key, topic_prefixes
+from stratalog_tiering.format.object_keys import deletion_marker_key, parse_segment_key, topic_prefix, topic_prefixes
 from stratalog_tiering.offload.commit import put_once
 from stratalog_tiering.offload.ports import WorkerPorts
 from stratalog_tiering.store import ObjectStore
@@ -36,8 +36,8 @@ async def collect_deleted_topic(ports: WorkerPorts, deleted: DeletedTopic, guard
         return due_ms
     for prefix in topic_prefixes(deleted.topic_id):
         await _delete_below(ports, prefix)
-    # The marker goes last: without it the descriptor would name a live topic.
-    await ports.store.delete([topic_key(deleted.topic_id)])
+    # The marker goes last: without it the descriptors would name a live topic.
+    await _delete_below(ports, topic_prefix(deleted.topic_id))
     await ports.store.delete([deletion_marker_key(deleted.topic_id)])
     await ports.metadata.propose(Command(updates=(Delete(key=deleted.key()),), requirements=guards))
     return None

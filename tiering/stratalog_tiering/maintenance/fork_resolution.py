@@ -119,9 +119,10 @@ async def _resolve(
     else:
         kept, command = await previous_version(ports, state), Command(updates=())
     now_ms = ports.clock.wall_ms()
-    edit = ManifestEdit(kept, random_id=ports.random_id)
-    edit.settle_fork(lines.fork.newest_version, await _others(ports, state, kept.manifest, now_ms), now_ms)
-    new = edit.finish(created_at_ms=now_ms, writer=ports.settings.worker_id)
+    edit = ManifestEdit(kept, writer=ports.settings.worker_id, random_id=ports.random_id)
+    edit.settle_fork(lines.fork.newest_version, await _others(ports, state, kept.manifest, decision, now_ms), now_ms)
+    tree_pages = await ports.source.tree_pages(edit.tree_pages_to_merge())
+    new = edit.finish(created_at_ms=now_ms, tree_pages=tree_pages)
     pointer = await store_manifest(ports.store, new)
     unchanged = (_decided(state), pointer_unchanged(state), *command.requirements)
     updates = (Put(record=pointer), Delete(key=decision.key()), *command.updates)
@@ -130,7 +131,9 @@ async def _resolve(
     return await commit_manifest(ports, pointer, command, [new.key, *(key for key, _ in new.parts)])
 
 
-async def _others(ports: WorkerPorts, state: PartitionSnapshot, kept: Manifest, now_ms: int) -> list[RemovedObject]:
+async def _others(
+    ports: WorkerPorts, state: PartitionSnapshot, kept: Manifest, decision: ForkDecision, now_ms: int
+) -> list[RemovedObject]:
     """All objects of the partition that the kept line does not refer to, markers after their manifests.
 
     Raises ``Invalid`` if the store lacks objects of the kept line, because the other line has removed them since.
@@ -139,11 +142,19 @@ async def _others(ports: WorkerPorts, state: PartitionSnapshot, kept: Manifest, 
     sizes = {info.key: info.size_bytes for prefix in prefixes async for info in ports.store.list(prefix)}
     live = {entry.key: entry.object_bytes async for entry in ports.source.segments(kept)}
     live.update((ref.key, ref.object_bytes) for ref in kept.pages)
+    live.update((ref.key, ref.object_bytes) for ref in kept.tree.pages)
     missing = [key for key, size in live.items() if sizes.get(key) != size]
     if missing:
         raise Invalid(f"the store lacks {len(missing)} objects of this line, the first is {missing[0]}: keep the other line")
     others = [
-        RemovedObject(key=key, object_bytes=size, reason=Reason.FORK, removed_at_ms=now_ms)
+        RemovedObject(
+            key=key,
+            object_bytes=size,
+            reason=Reason.FORK,
+            removed_at_ms=now_ms,
+            policy=f"keep {decision.keep}",
+            actor=ports.settings.worker_id,
+        )
         for key, size in sizes.items()
         if key not in live
     ]

@@ -25,7 +25,7 @@ from stratalog_tiering.core.partition import PartitionSnapshot
 from stratalog_tiering.core.policy import TierPolicy
 from stratalog_tiering.core.retention import newest_ms, oldest_ms
 from stratalog_tiering.format.footer import AbortedTransaction
-from stratalog_tiering.format.manifest import SegmentEntry, segment_entry
+from stratalog_tiering.format.manifest import SegmentEntry, SegmentKind, segment_entry, source_of
 from stratalog_tiering.format.manifest_edit import ManifestEdit
 from stratalog_tiering.format.object_keys import segment_key
 from stratalog_tiering.format.segment import SegmentFooter, SegmentIdentity, SegmentWriter, audit_block, iterate_block_batches
@@ -69,9 +69,9 @@ def _run_from(segments: Sequence[SegmentEntry], merges: int, limits: MergeLimits
     total_bytes = equals = 0
     oldest, newest = oldest_ms(segments[0]), newest_ms(segments[0])
     for position, entry in enumerate(segments):
-        total_bytes += entry.object_bytes
+        total_bytes += entry.stored_bytes
         oldest, newest = min(oldest, oldest_ms(entry)), max(newest, newest_ms(entry))
-        is_small = entry.object_bytes * FAN_IN <= limits.segment_bytes and entry.merge_count <= merges
+        is_small = entry.stored_bytes * FAN_IN <= limits.segment_bytes and entry.merge_count <= merges
         is_in_span = limits.span_ms is None or newest - oldest <= limits.span_ms
         if not (is_small and is_in_span and total_bytes <= limits.segment_bytes):
             return ()
@@ -90,10 +90,11 @@ async def merge_small(ports: WorkerPorts, state: PartitionSnapshot, policy: Tier
     run = mergeable_run(previous.manifest.segments, merge_limits(policy, ports.settings.segment_bytes))
     if not run:
         return False
-    await refuse_fork(ports, state)  # before an upload that could not be committed
+    # Both before an upload that could not be committed.
+    edit = ManifestEdit(previous, writer=ports.settings.worker_id, random_id=ports.random_id)
+    await refuse_fork(ports, state)
     entry = await _write_merged(ports, state, run)
     await require_sound(ports.store, ports.source, entry, ports.background, reads_at_once=ports.settings.verify_reads_at_once)
-    edit = ManifestEdit(previous, random_id=ports.random_id)
     edit.replace(entry, ports.clock.wall_ms())
     if not await commit_edit(ports, state, edit, lambda now, pointer: commit_segment(now, pointer, (), guards), [entry.key]):
         return False
@@ -113,7 +114,7 @@ async def _write_merged(ports: WorkerPorts, state: PartitionSnapshot, run: Seque
     try:
         for entry, footer in zip(run, footers, strict=True):
             for block in footer.blocks:
-                content = await ports.store.get_range(entry.key, block.position, block.length)
+                content = await ports.store.get_range(entry.key, entry.data_position + block.position, block.length)
                 await ports.reading.take(len(content))
                 audit_block(content, block)
                 for batch, header in iterate_block_batches(content):
@@ -128,8 +129,11 @@ async def _write_merged(ports: WorkerPorts, state: PartitionSnapshot, run: Seque
     except BaseException:
         await abort_quietly(upload)
         raise
-    merged = segment_entry(key, written)
-    return msgspec.structs.replace(merged, merge_count=1 + max(entry.merge_count for entry in run))
+    return msgspec.structs.replace(
+        segment_entry(key, written, SegmentKind.MERGED),
+        merge_count=1 + max(entry.merge_count for entry in run),
+        sources=tuple(source_of(entry) for entry in run),
+    )
 
 
 def _identity(cluster_id: str, footers: Sequence[SegmentFooter]) -> SegmentIdentity:

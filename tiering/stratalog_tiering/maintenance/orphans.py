@@ -11,8 +11,8 @@ from stratalog_metadata.records import ManifestPointer, manifest_pointer_key
 from stratalog_tiering.core.forks import find_fork, fork_error
 from stratalog_tiering.core.garbage import manifest_garbage, orphans, referenced_keys
 from stratalog_tiering.core.partition import PartitionSnapshot
-from stratalog_tiering.format.manifest import Manifest, empty_manifest
-from stratalog_tiering.format.object_keys import manifests_prefix, pages_prefix, removed_prefix, segments_prefix
+from stratalog_tiering.format.manifest import Manifest, check_writer, empty_manifest
+from stratalog_tiering.format.object_keys import DATA_PREFIXES, manifests_prefix
 from stratalog_tiering.offload.commit import committed_manifest
 from stratalog_tiering.offload.ports import WorkerPorts
 from stratalog_tiering.store import ObjectInfo
@@ -23,18 +23,20 @@ async def sweep_orphans(ports: WorkerPorts, state: PartitionSnapshot) -> int:
 
     The store is listed first and the pointer is read after it, linearizably, so that an object that a commit refers to is never
     taken for an orphan. An object that is being written is younger than the grace period.
-    Raises ``Forked``, having deleted nothing, if the store holds committed history that metadata does not know.
+    Raises, having deleted nothing, ``Forked`` if the store holds committed history that metadata does not know, and ``Invalid``
+    if the manifest requires a newer writer, which may refer to objects that this release does not know.
     """
     topic_id, index = state.log.topic_id, state.log.index
     before_ms = ports.clock.wall_ms() - ports.settings.grace_ms
     data: list[ObjectInfo] = []
-    for prefix in (segments_prefix(topic_id, index), pages_prefix(topic_id, index), removed_prefix(topic_id, index)):
-        data += [info async for info in ports.store.list(prefix)]
+    for make_prefix in DATA_PREFIXES:
+        data += [info async for info in ports.store.list(make_prefix(topic_id, index))]
     manifests = [info async for info in ports.store.list(manifests_prefix(topic_id, index))]
     if not data and not manifests:
         return 0
     pointer = await _current_pointer(ports, state)
     current = await _manifest_of(ports, state, pointer)
+    check_writer(current)
     key = pointer.object_key if pointer is not None else ""
     fork = find_fork(manifests, {current.version: key}, current.settled_version)
     if fork is not None:

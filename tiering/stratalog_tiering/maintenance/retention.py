@@ -11,9 +11,9 @@ from typing import Final
 from stratalog_tiering.core.commands import Guards, move_start
 from stratalog_tiering.core.partition import PartitionSnapshot
 from stratalog_tiering.core.policy import UNLIMITED, TierPolicy
-from stratalog_tiering.core.retention import expiry_reason, newest_ms, retained_bytes
+from stratalog_tiering.core.retention import expiry_reason, newest_ms, policy_of, retained_bytes
 from stratalog_tiering.format.manifest import Manifest, SegmentEntry
-from stratalog_tiering.format.manifest_edit import ManifestEdit
+from stratalog_tiering.format.manifest_edit import ManifestEdit, Removal
 from stratalog_tiering.offload.commit import commit_edit, previous_version, refuse_fork
 from stratalog_tiering.offload.ports import WorkerPorts
 
@@ -32,13 +32,14 @@ async def apply_retention(ports: WorkerPorts, state: PartitionSnapshot, policy: 
     if state.pointer is None:
         return False
     previous = await previous_version(ports, state)
-    edit, now_ms = ManifestEdit(previous, random_id=ports.random_id), ports.clock.wall_ms()
+    edit, now_ms = ManifestEdit(previous, writer=ports.settings.worker_id, random_id=ports.random_id), ports.clock.wall_ms()
     expired = await _expired(ports, state, previous.manifest, policy)
     if expired:
         below = expired[-1][0].end_offset
-        reasons = {entry.key: reason for entry, reason in expired}
+        start = state.log.log_start_offset
+        removals = {entry.key: Removal(reason=why, policy=policy_of(why, policy, start)) for entry, why in expired}
         pages = await ports.source.pages(edit.pages_for_drop(below))
-        edit.drop_below(below, now_ms, lambda entry: reasons[entry.key], pages)
+        edit.drop_below(below, now_ms, lambda entry: removals[entry.key], pages)
     before_ms = now_ms - ports.settings.grace_ms
     lists = await ports.source.removed_lists(edit.lists_due(before_ms, DELETIONS_AT_ONCE_MAX))
     gone = [*edit.forget_due(before_ms, DELETIONS_AT_ONCE_MAX, now_ms, lists)]
@@ -64,7 +65,7 @@ async def _expired(
         if reason is None or len(expired) == DROPS_AT_ONCE_MAX:
             break
         expired.append((entry, reason))
-        total_bytes -= entry.object_bytes
+        total_bytes -= entry.stored_bytes
     return expired
 
 

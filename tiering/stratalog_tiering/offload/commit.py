@@ -18,15 +18,15 @@ from typing import Final
 
 from stratalog_core.errors import Conflict, Corrupt, NoSuchObject, OutcomeUnknown, StratalogError
 from stratalog_metadata.client.guarded_updates import propose_guarded
-from stratalog_metadata.records import Log, ManifestPointer, Topic, log_key, manifest_pointer_key
+from stratalog_metadata.records import Log, ManifestPointer, log_key, manifest_pointer_key
 from stratalog_metadata.state.commands import ABSENT, Command
 from stratalog_metadata.state.guarded_update import Superseded
 from stratalog_tiering.core.forks import find_fork, fork_error
 from stratalog_tiering.core.partition import PartitionSnapshot
-from stratalog_tiering.format.descriptor import CommitMarker, Descriptor, TopicDescriptor, encode_descriptor
+from stratalog_tiering.format.descriptor import CommitMarker, Descriptor, encode_descriptor
 from stratalog_tiering.format.manifest import Manifest, decode_manifest, empty_manifest, pointer_to
 from stratalog_tiering.format.manifest_edit import ManifestEdit, NewManifest, Previous
-from stratalog_tiering.format.object_keys import manifests_prefix, marker_key, parse_manifest_key, topic_key
+from stratalog_tiering.format.object_keys import manifests_prefix, marker_key, parse_manifest_key
 from stratalog_tiering.offload.ports import WorkerPorts
 from stratalog_tiering.store import ObjectInfo, ObjectStore
 
@@ -41,7 +41,7 @@ async def previous_version(ports: WorkerPorts, state: PartitionSnapshot) -> Prev
     pointer = state.pointer
     if pointer is None:
         topic = state.topic
-        return Previous(manifest=empty_manifest(topic.topic_id, topic.name, state.log.index, state.cold_end))
+        return Previous(manifest=empty_manifest(topic.topic_id, topic.name, state.log.index, state.cold_end, ports.cluster_id))
     manifest = await committed_manifest(ports, state, pointer)
     return Previous(manifest=manifest, key=pointer.object_key, sha256=bytes.fromhex(pointer.sha256))
 
@@ -95,7 +95,8 @@ async def commit_edit(
     await refuse_fork(ports, state)
     edit.move_to_pages(ports.clock.wall_ms(), await ports.source.pages(edit.pages_to_merge()))
     lists = await ports.source.removed_lists(edit.lists_to_merge())
-    new = edit.finish(created_at_ms=ports.clock.wall_ms(), writer=ports.settings.worker_id, lists=lists)
+    tree_pages = await ports.source.tree_pages(edit.tree_pages_to_merge())
+    new = edit.finish(created_at_ms=ports.clock.wall_ms(), lists=lists, tree_pages=tree_pages)
     pointer = await store_manifest(ports.store, new)
     written = [*own_keys, new.key, *(key for key, _ in new.parts)]
 
@@ -183,18 +184,6 @@ async def is_marked(store: ObjectStore, pointer: ManifestPointer) -> bool:
     except NoSuchObject:
         return False
     return True
-
-
-async def describe_topic(store: ObjectStore, topic: Topic) -> None:
-    """Write or renew the topic's descriptor, for readers without metadata."""
-    descriptor = TopicDescriptor(
-        topic_id=topic.topic_id,
-        name=topic.name,
-        partition_count=topic.partition_count,
-        replication_factor=topic.replication_factor,
-        configs=topic.configs,
-    )
-    await store.put(topic_key(topic.topic_id), [encode_descriptor(descriptor)], if_absent=False)
 
 
 async def put_once(store: ObjectStore, key: str, descriptor: Descriptor) -> None:

@@ -16,11 +16,10 @@ from stratalog_tiering.core.commands import Guards, commit_segment, drop_ledgers
 from stratalog_tiering.core.offload_job import OffloadJob
 from stratalog_tiering.core.partition import PartitionSnapshot, StoredLedger, is_cold
 from stratalog_tiering.format.manifest import Manifest, Reason, SegmentEntry
-from stratalog_tiering.format.manifest_edit import ManifestEdit
+from stratalog_tiering.format.manifest_edit import ManifestEdit, Removal
 from stratalog_tiering.offload.commit import (
     commit_edit,
     committed_manifest,
-    describe_topic,
     is_marked,
     mark_committed,
     previous_version,
@@ -39,7 +38,9 @@ async def offload(ports: WorkerPorts, state: PartitionSnapshot, ledgers: Sequenc
     """
     began_at_s = ports.clock.monotonic()
     await refuse_fork(ports, state)  # before an upload that could not be committed
-    await describe_topic(ports.store, state.topic)
+    # Before the upload, because it refuses a manifest that requires a newer writer.
+    edit = ManifestEdit(await previous_version(ports, state), writer=ports.settings.worker_id, random_id=ports.random_id)
+    await ports.topics.ensure(state.topic)
     job = OffloadJob(
         ports.cluster_id,
         state.topic,
@@ -50,9 +51,8 @@ async def offload(ports: WorkerPorts, state: PartitionSnapshot, ledgers: Sequenc
     await _upload(ports, job)
     entry = job.entry()
     await require_sound(ports.store, ports.source, entry, ports.background, reads_at_once=ports.settings.verify_reads_at_once)
-    edit = ManifestEdit(await previous_version(ports, state), random_id=ports.random_id)
     await _skip_expired(ports, edit, entry.base_offset)
-    edit.append(entry)
+    await ports.background.run(lambda: edit.append(entry, job.written.leaves))
     if not await commit_edit(
         ports, state, edit, lambda now, pointer: commit_segment(now, pointer, ledgers, guards), [entry.key]
     ):
@@ -67,7 +67,8 @@ async def _skip_expired(ports: WorkerPorts, edit: ManifestEdit, offset: int) -> 
     """Let history continue at ``offset`` if retention has removed everything before it, hot ledgers included."""
     if edit.end_offset < offset:
         below, now_ms = edit.end_offset, ports.clock.wall_ms()
-        edit.drop_below(below, now_ms, lambda entry: Reason.LOG_START, await ports.source.pages(edit.pages_for_drop(below)))
+        removal = Removal(reason=Reason.LOG_START, policy=f"log start {offset}")
+        edit.drop_below(below, now_ms, lambda _: removal, await ports.source.pages(edit.pages_for_drop(below)))
         edit.restart_at(offset)
 
 

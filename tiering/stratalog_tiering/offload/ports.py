@@ -18,6 +18,7 @@ from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.config import TieringSettings
 from stratalog_tiering.core.offload_job import SourceEntry
 from stratalog_tiering.metrics import TieringCounters
+from stratalog_tiering.offload.topic_descriptors import TopicDescriptors
 from stratalog_tiering.store import ObjectStore
 
 _BURST_S: Final = 0.25
@@ -88,6 +89,7 @@ class WorkerPorts:
     metadata: MetadataClient
     store: ObjectStore
     source: ManifestSource
+    topics: TopicDescriptors
     ledgers: LedgerSource
     clock: Clock
     random: Random

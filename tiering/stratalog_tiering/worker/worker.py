@@ -22,6 +22,7 @@ from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.config import TieringSettings
 from stratalog_tiering.metrics import TieringCounters, TieringMetrics, tiering_lag
 from stratalog_tiering.offload.ports import LedgerSource, Throttle, WorkerPorts
+from stratalog_tiering.offload.topic_descriptors import TopicDescriptors
 from stratalog_tiering.store import ObjectStore
 from stratalog_tiering.worker.bucket_claim import BucketClaim
 from stratalog_tiering.worker.session import WorkerSession
@@ -53,6 +54,7 @@ class TieringWorker:
             metadata=metadata,
             store=store,
             source=ManifestSource(store, background=background),
+            topics=TopicDescriptors(store),
             ledgers=ledgers,
             clock=clock,
             random=random,

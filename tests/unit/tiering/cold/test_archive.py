@@ -15,7 +15,8 @@ from stratalog_metadata.records import DeletedTopic, Topic
 from stratalog_tiering.cold.archive import Archive
 from stratalog_tiering.format.object_keys import manifest_key, marker_key
 from stratalog_tiering.maintenance.deletion import mark_deleted
-from stratalog_tiering.offload.commit import describe_topic, is_marked
+from stratalog_tiering.offload.commit import is_marked
+from stratalog_tiering.offload.topic_descriptors import describe_topic
 from stratalog_tiering.worker.bucket_claim import claim_bucket
 
 Store = Any

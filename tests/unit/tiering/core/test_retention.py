@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-import hashlib
-
 import msgspec
 import pytest
+from support.segment_entries import entry_of
 
 from stratalog_tiering.core.policy import TierPolicy
 from stratalog_tiering.core.retention import expiry_reason
 from stratalog_tiering.format.manifest import Reason, SegmentEntry
 
-DIGEST = hashlib.sha256(b"").digest()
-
 
 def entry(number: int, timestamp_ms: int = 1000) -> SegmentEntry:
-    return SegmentEntry(
-        key=f"s{number}", base_offset=number * 10, end_offset=number * 10 + 10, object_bytes=100, data_bytes=90,
-        record_count=10, max_timestamp_ms=timestamp_ms, first_timestamp_min_ms=0, merkle_root=DIGEST, footer_sha256=DIGEST,
-        leader_epochs=(), created_at_ms=5000,
-    )  # fmt: skip
+    return entry_of(f"s{number}", number * 10, number * 10 + 10, max_timestamp_ms=timestamp_ms, created_at_ms=5000)
 
 
 def drop(
     *entries: SegmentEntry, now_ms: int = 0, start: int = 0, hot_bytes: int = 0, days: int = -1, size: int = -1
 ) -> int | None:
     policy = TierPolicy(retention_ms=days, retention_bytes=size)
-    total, end = sum(e.object_bytes for e in entries) + hot_bytes, None
+    total, end = sum(e.stored_bytes for e in entries) + hot_bytes, None
     for each in entries:
         if expiry_reason(each, policy, total_bytes=total, log_start_offset=start, now_ms=now_ms) is None:
             break
-        total, end = total - each.object_bytes, each.end_offset
+        total, end = total - each.stored_bytes, each.end_offset
     return end
 
 

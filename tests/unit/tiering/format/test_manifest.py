@@ -4,46 +4,59 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Sequence
 from uuid import UUID
 
+import msgspec
 import pytest
+from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.segment_entries import entry_of, leaves_of
 
 from stratalog_core.batches.checkpoint import EpochStart
 from stratalog_core.errors import Corrupt, Invalid
-from stratalog_tiering.format.manifest import (
-    ManifestPage,
-    PageRef,
-    RemovedList,
-    RemovedListRef,
-    RemovedObject,
-    SegmentEntry,
-    decode_manifest,
-    decode_page,
-    decode_removed_list,
-    empty_manifest,
-    encode_manifest,
+from stratalog_tiering.format.footer import Signature
+from stratalog_tiering.format.lookup import (
     live_segments,
     locate,
     locate_in_page,
     reaching_timestamp,
     reaching_timestamp_in_page,
 )
-from stratalog_tiering.format.manifest_edit import ManifestEdit, Previous
-from stratalog_tiering.format.removed_objects import ManifestLimits
+from stratalog_tiering.format.manifest import (
+    MANIFEST_MAGIC,
+    WRITER_VERSION,
+    ManifestPage,
+    PageRef,
+    PresentBatches,
+    RemovedList,
+    RemovedListRef,
+    RemovedObject,
+    SegmentEntry,
+    SegmentKind,
+    SegmentOptions,
+    decode_manifest,
+    decode_page,
+    decode_removed_list,
+    empty_manifest,
+    encode_manifest,
+)
+from stratalog_tiering.format.manifest_edit import ManifestEdit, Previous, Removal
+from stratalog_tiering.format.manifest_limits import ManifestLimits
+from stratalog_tiering.format.merkle import root_hash, split_hashes
+from stratalog_tiering.format.object_frame import FORMAT_VERSION
+from stratalog_tiering.format.partition_tree import TreePage, TreePageRef, decode_tree_page
 
 TOPIC = UUID("00000000-0000-4000-8000-0000000000aa")
-LIMITS = ManifestLimits(inline_segments_max=4, page_segments=2, page_fan_in=3, inline_removed_max=3)
+LIMITS = ManifestLimits(inline_segments_max=4, page_segments=2, page_fan_in=3, inline_removed_max=3, inline_spans_max=2)
 
 
 def entry(base: int, end: int, timestamp: int = 0, records: int | None = None, name: str = "") -> SegmentEntry:
-    return SegmentEntry(
-        key=f"segments/{TOPIC.hex}/0/{base}{name}", base_offset=base, end_offset=end, object_bytes=100, data_bytes=60,
-        record_count=end - base if records is None else records, max_timestamp_ms=timestamp, first_timestamp_min_ms=0,
-        merkle_root=hashlib.sha256(b"m").digest(), footer_sha256=hashlib.sha256(b"f").digest(),
-        leader_epochs=(EpochStart(epoch=1, start_offset=base),), created_at_ms=9,
+    return entry_of(
+        f"segments/{TOPIC.hex}/0/{base}{name}", base, end, record_count=end - base if records is None else records,
+        max_timestamp_ms=timestamp, leader_epochs=(EpochStart(epoch=1, start_offset=base),), created_at_ms=9,
     )  # fmt: skip
 
 
@@ -59,16 +72,21 @@ class History:
         self.expected: list[SegmentEntry] = []
         self.removed: list[str] = []
         """Keys of removed objects that are not deleted yet, in the order of their removal."""
+        self.leaves: list[bytes] = []
+        """Every leaf that was ever appended."""
         self.now_ms = 50
 
     def edit(self) -> ManifestEdit:
-        return ManifestEdit(self.previous, random_id=self.random_id, limits=self.limits)
+        return ManifestEdit(self.previous, writer="worker", random_id=self.random_id, limits=self.limits)
 
     def load(self, refs: tuple[PageRef, ...]) -> dict[str, ManifestPage]:
         return {ref.key: decode_page(self.stored[ref.key], ref.sha256) for ref in refs}
 
     def load_lists(self, refs: tuple[RemovedListRef, ...]) -> dict[str, RemovedList]:
         return {ref.key: decode_removed_list(self.stored[ref.key], ref.sha256) for ref in refs}
+
+    def load_tree(self, refs: Sequence[TreePageRef]) -> dict[str, TreePage]:
+        return {ref.key: decode_tree_page(self.stored[ref.key], ref.sha256) for ref in refs}
 
     def removed_objects(self) -> list[RemovedObject]:
         manifest = self.previous.manifest
@@ -87,7 +105,8 @@ class History:
 
     def commit(self, edit: ManifestEdit) -> None:
         lists = self.load_lists(edit.lists_to_merge())
-        new = edit.finish(created_at_ms=max(77, self.now_ms), writer="worker", lists=lists)
+        tree_pages = self.load_tree(edit.tree_pages_to_merge())
+        new = edit.finish(created_at_ms=max(77, self.now_ms), lists=lists, tree_pages=tree_pages)
         for key, content in (*new.parts, (new.key, new.content)):
             assert key not in self.stored
             self.stored[key] = content
@@ -95,15 +114,17 @@ class History:
 
     def append(self, *entries: SegmentEntry) -> None:
         edit = self.edit()
-        for added in entries:
-            edit.append(added)
+        added = [edit.append(entry, leaves_of(entry)) for entry in entries]
         edit.move_to_pages(self.now_ms, self.load(edit.pages_to_merge()))
         self.commit(edit)
-        self.expected.extend(entries)
+        self.expected.extend(added)
+        self.leaves += [leaf for entry in entries for leaf in split_hashes(leaves_of(entry))]
 
     def drop(self, below: int) -> None:
         edit = self.edit()
-        dropped = edit.drop_below(below, self.now_ms, lambda _: "expired", self.load(edit.pages_for_drop(below)))
+        dropped = edit.drop_below(
+            below, self.now_ms, lambda _: Removal(reason="expired"), self.load(edit.pages_for_drop(below))
+        )
         self.commit(edit)
         assert list(dropped) == [kept for kept in self.expected if kept.end_offset <= below]
         self.expected = [kept for kept in self.expected if kept.end_offset > below]
@@ -117,7 +138,8 @@ class History:
     def check(self) -> None:
         manifest = self.previous.manifest
         assert self.segments() == self.expected
-        assert manifest.cold_bytes == sum(kept.object_bytes for kept in self.expected)
+        assert manifest.cold_bytes == sum(kept.stored_bytes for kept in self.expected)
+        assert (manifest.tree.size, manifest.tree.head) == (len(self.leaves), root_hash(self.leaves))
         assert manifest.record_count == sum(kept.record_count for kept in self.expected)
 
     def find(self, offset: int) -> SegmentEntry | None:
@@ -180,6 +202,7 @@ def merge_first_inline(history: History, count: int) -> None:
     if not run:
         return
     merged = entry(run[0].base_offset, run[-1].end_offset, name=f"m{history.random_id()}")
+    merged = msgspec.structs.replace(merged, kind=SegmentKind.MERGED, first_leaf=run[0].first_leaf)
     edit = history.edit()
     assert edit.replace(merged, history.now_ms) == run
     history.commit(edit)
@@ -254,6 +277,7 @@ def test_every_removed_object_is_deleted_once_and_after_its_time(steps: list[tup
         assert deleted.isdisjoint(keys)
         manifest = history.previous.manifest
         referenced = {*(ref.key for ref in manifest.pages), *(ref.key for ref in manifest.removed_lists)}
+        referenced |= {ref.key for ref in manifest.tree.pages}
         parts = {key for key in history.stored if not key.startswith("manifests/")}
         assert parts - referenced <= keys, "what is not referenced any more is remembered"
         assert len(manifest.removed) <= LIMITS.inline_removed_max
@@ -274,11 +298,11 @@ def test_many_removed_objects_are_in_few_lists() -> None:
 def test_an_edit_without_a_change_says_so() -> None:
     history = grown([5, 5], [0, 0])
     edit = history.edit()
-    edit.drop_below(12, 60, lambda _: "expired")
+    edit.drop_below(12, 60, lambda _: Removal(reason="expired"))
     edit.forget_due(10**9, 100, 60)
     edit.move_to_pages(60)
     assert not edit.is_changed
-    edit.drop_below(15, 60, lambda _: "expired")
+    edit.drop_below(15, 60, lambda _: Removal(reason="expired"))
     assert edit.is_changed
 
 
@@ -310,10 +334,66 @@ def test_any_flipped_bit_is_noticed(data: st.DataObject) -> None:
 
 def test_another_format_version_is_refused() -> None:
     content = bytearray(encode_manifest(grown([5], [0]).previous.manifest))
-    for version in (1, 3):
+    for version, problem in ((1, "was written by a pre-release"), (2, "was written by a pre-release"), (4, "is unknown")):
         content[8:10] = version.to_bytes(2, "big")
-        with pytest.raises(Invalid, match=f"format version {version} is unknown"):
+        with pytest.raises(Invalid, match=f"format version {version} {problem}; this release reads 3"):
             decode_manifest(content)
+
+
+@pytest.mark.parametrize("flag", [1, 0x8000])
+def test_an_unknown_flag_is_refused(flag: int) -> None:
+    content = bytearray(encode_manifest(grown([5], [0]).previous.manifest))
+    content[10:12] = flag.to_bytes(2, "big")
+    with pytest.raises(Invalid, match=f"has flags {flag:#06x}, which a reader must understand"):
+        decode_manifest(content)
+
+
+def test_a_manifest_of_a_newer_writer_is_read_and_not_edited() -> None:
+    """An edit by this release would drop the members that it does not know."""
+    manifest = msgspec.structs.replace(grown([5], [0]).previous.manifest, oldest_writer=WRITER_VERSION + 1)
+    members = msgspec.msgpack.decode(encode_manifest(manifest)[16:])
+    body = msgspec.msgpack.encode({**members, "novelty": [1, 2]})
+    newer = decode_manifest(struct.pack(">8sHHI", MANIFEST_MAGIC, FORMAT_VERSION, 0, crc32c(body)) + body)
+    assert newer == manifest
+    with pytest.raises(Invalid, match=f"by writers from version {WRITER_VERSION + 1} on; this release is writer version"):
+        ManifestEdit(Previous(manifest=newer), writer="worker", random_id=lambda: 1)
+
+
+def test_signatures_stay_while_the_head_does() -> None:
+    history = grown([5, 5], [0, 0])
+    signature = Signature(algorithm="ml-dsa-87", key_id="auditor", value=bytes(4627))
+    signed = msgspec.structs.replace(history.previous.manifest, signatures=(signature,), cluster_id="cluster")
+    history.previous = Previous(manifest=signed)
+    history.drop(15)
+    assert history.previous.manifest.signatures == (signature,)
+    history.append(entry(20, 25))
+    assert len(history.previous.manifest.signatures) == 0
+    assert history.previous.manifest.cluster_id == "cluster"
+
+
+def test_the_minimum_timestamp_of_a_page_is_unknown_if_that_of_a_segment_is() -> None:
+    history = History()
+    for index, minimum in enumerate((7, 3, 9, 5, None, 4, 6, 8)):
+        history.append(msgspec.structs.replace(entry(index, index + 1), min_timestamp_ms=minimum))
+    assert [ref.min_timestamp_ms for ref in history.previous.manifest.pages] == [3, 5]
+    history.append(msgspec.structs.replace(entry(8, 9), min_timestamp_ms=1))
+    assert [ref.min_timestamp_ms for ref in history.previous.manifest.pages] == [None]
+
+
+@pytest.mark.parametrize(
+    ("member", "value", "problem"),
+    [
+        ("data_position", 1, "data or footer beyond"),
+        ("footer_position", -1, "data or footer beyond"),
+        ("leaf_count", 6, "leaves beyond"),
+        ("options", SegmentOptions(present=PresentBatches(base_offset=9, end_offset=12, batch_count=1)), "does not cover"),
+    ],
+)
+def test_an_entry_that_contradicts_itself_is_refused(member: str, value: object, problem: str) -> None:
+    manifest = grown([5], [0]).previous.manifest
+    wrong = msgspec.structs.replace(manifest.segments[0], **{member: value})
+    with pytest.raises(Invalid, match=problem):
+        encode_manifest(msgspec.structs.replace(manifest, segments=(wrong,)))
 
 
 def test_a_sound_manifest_that_is_not_the_committed_one_is_refused() -> None:

@@ -16,7 +16,7 @@ numbers = st.integers(0, 2**63 - 1)
 @given(numbers, st.integers(0, 2**31 - 1), numbers)
 def test_segment_keys_explain_themselves(base: int, epoch: int, random_id: int) -> None:
     parsed = keys.parse_segment_key(keys.segment_key(TOPIC, 4, base, epoch, random_id))
-    assert parsed == keys.SegmentKey(topic_id=TOPIC, partition=4, base_offset=base, leader_epoch=epoch)
+    assert parsed == keys.SegmentKey(topic_id=TOPIC, partition=4, base_offset=base, leader_epoch=epoch, random_id=random_id)
 
 
 @given(st.sets(numbers, min_size=1, max_size=8), st.data())
@@ -54,4 +54,5 @@ def test_foreign_keys_are_not_ours() -> None:
 
 def test_one_partitions_prefix_does_not_hold_anothers_keys() -> None:
     assert not keys.segment_key(TOPIC, 10, 0, 0, 0).startswith(keys.segments_prefix(TOPIC, 1))
-    assert keys.parse_topic_key(keys.topic_key(TOPIC)) == TOPIC
+    assert keys.parse_topic_key(keys.topic_key(TOPIC, 7)) == keys.TopicKey(topic_id=TOPIC, version=7)
+    assert keys.topic_key(TOPIC, 10) < keys.topic_key(TOPIC, 9), "a listing begins with the newest"

@@ -10,9 +10,11 @@ from uuid import UUID
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.segment_entries import entry_of, leaves_of
 
 from stratalog_tiering.core.policy import TierPolicy
 from stratalog_tiering.core.retention import expiry_reason, newest_ms, oldest_ms
+from stratalog_tiering.format.lookup import live_segments
 from stratalog_tiering.format.manifest import (
     ManifestPage,
     PageRef,
@@ -22,9 +24,9 @@ from stratalog_tiering.format.manifest import (
     decode_page,
     decode_removed_list,
     empty_manifest,
-    live_segments,
 )
-from stratalog_tiering.format.manifest_edit import ManifestEdit, Previous
+from stratalog_tiering.format.manifest_edit import ManifestEdit, Previous, Removal
+from stratalog_tiering.format.partition_tree import TreePage, decode_tree_page
 from stratalog_tiering.maintenance.merging import FAN_IN, merge_limits, mergeable_run
 
 TOPIC = UUID(int=0xAA)
@@ -53,7 +55,7 @@ class Partition:
         self.offloaded_bytes = self.merged_bytes = self.root_bytes_max = self.commits = 0
 
     def _edit(self) -> ManifestEdit:
-        return ManifestEdit(self.previous, random_id=self._random_id)
+        return ManifestEdit(self.previous, writer="w", random_id=self._random_id)
 
     def _pages(self, refs: Sequence[PageRef]) -> dict[str, ManifestPage]:
         return {ref.key: decode_page(self.parts[ref.key], ref.sha256) for ref in refs}
@@ -61,9 +63,12 @@ class Partition:
     def _lists(self, refs: Sequence[RemovedListRef]) -> dict[str, RemovedList]:
         return {ref.key: decode_removed_list(self.parts[ref.key], ref.sha256) for ref in refs}
 
+    def _tree(self, edit: ManifestEdit) -> dict[str, TreePage]:
+        return {ref.key: decode_tree_page(self.parts[ref.key], ref.sha256) for ref in edit.tree_pages_to_merge()}
+
     def _commit(self, edit: ManifestEdit, now_ms: int) -> None:
         edit.move_to_pages(now_ms, self._pages(edit.pages_to_merge()))
-        new = edit.finish(created_at_ms=now_ms, writer="w", lists=self._lists(edit.lists_to_merge()))
+        new = edit.finish(created_at_ms=now_ms, lists=self._lists(edit.lists_to_merge()), tree_pages=self._tree(edit))
         self.parts.update(new.parts)
         self.previous = Previous(manifest=new.manifest, key=new.key, sha256=new.sha256)
         self.root_bytes_max = max(self.root_bytes_max, len(new.content))
@@ -72,17 +77,16 @@ class Partition:
     def _entry(self, end: int, size: int, oldest: int, newest: int, **others: int) -> SegmentEntry:
         fields = {"base_offset": self.previous.manifest.end_offset, "created_at_ms": newest, **others}
         self.objects[key := f"s{self._random_id()}"] = size
-        return SegmentEntry(
-            key=key, end_offset=end, object_bytes=size, data_bytes=size, record_count=end - fields["base_offset"],
-            max_timestamp_ms=newest, first_timestamp_min_ms=oldest, merkle_root=DIGEST, footer_sha256=DIGEST,
-            leader_epochs=(), **fields,
-        )  # fmt: skip
+        base = fields.pop("base_offset")
+        fields.setdefault("leaf_count", 1)
+        return entry_of(key, base, end, size, max_timestamp_ms=newest, first_timestamp_min_ms=oldest, **fields)
 
     def offload(self, *segments: tuple[int, int, int]) -> None:
         """Commit segments of so many bytes, each with the times of its oldest and its newest record."""
         edit = self._edit()
         for size, oldest, newest in segments:
-            edit.append(self._entry(edit.end_offset + 10, size, oldest, newest, base_offset=edit.end_offset))
+            entry = self._entry(edit.end_offset + 10, size, oldest, newest, base_offset=edit.end_offset)
+            edit.append(entry, leaves_of(entry))
             self.offloaded_bytes += size
         self._commit(edit, segments[-1][2])
 
@@ -104,7 +108,7 @@ class Partition:
             if expiry_reason(entry, self.policy, total_bytes=total, log_start_offset=0, now_ms=now_ms) is None:
                 break
             total, below = total - entry.object_bytes, entry.end_offset
-        edit.drop_below(below, now_ms, lambda _: "expired", self._pages(edit.pages_for_drop(below)))
+        edit.drop_below(below, now_ms, lambda _: Removal(reason="expired"), self._pages(edit.pages_for_drop(below)))
         before_ms = now_ms - self.grace_ms
         gone = edit.forget_due(before_ms, 2000, now_ms, self._lists(edit.lists_due(before_ms, 2000)))
         if not edit.is_changed:
@@ -123,6 +127,7 @@ class Partition:
         merged = self._entry(
             run[-1].end_offset, size, min(map(oldest_ms, run)), max(map(newest_ms, run)), base_offset=run[0].base_offset,
             created_at_ms=max(entry.created_at_ms for entry in run), merge_count=1 + max(entry.merge_count for entry in run),
+            leaf_count=sum(entry.leaf_count for entry in run),
         )  # fmt: skip
         self.merged_bytes += size
         edit = self._edit()
@@ -201,4 +206,6 @@ def test_a_fast_partition_over_ten_days() -> None:
     assert target <= most_live <= 1.1 * target
     assert partition.root_bytes_max < 64_000
     assert sum(partition.objects.values()) <= 1.1 * (target + second_bytes * 24 * 3600)
-    assert sum(map(len, partition.parts.values())) < 10_000_000
+    tree_bytes = sum(len(content) for key, content in partition.parts.items() if key.startswith("tree/"))
+    assert sum(map(len, partition.parts.values())) - tree_bytes < 10_000_000
+    assert tree_bytes <= 100 * partition.previous.manifest.tree.size, "one leaf for each segment that was ever offloaded"

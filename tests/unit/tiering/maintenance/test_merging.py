@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from support.segment_entries import entry_of
 
 from stratalog_core.batches.checkpoint import Checkpoint, ProducerEntry, SequencedBatch
 from stratalog_core.system import SystemClock, ThreadBackground
@@ -23,12 +24,10 @@ Batches = Callable[..., list[bytes]]
 
 
 def segments(*sizes: int, merges: int = 0, apart_ms: int = 1) -> list[SegmentEntry]:
-    digest = bytes(32)
     return [
-        SegmentEntry(
-            key=f"s{index}", base_offset=index * 2, end_offset=index * 2 + 2, object_bytes=size, data_bytes=size,
-            record_count=2, max_timestamp_ms=index * apart_ms, first_timestamp_min_ms=index * apart_ms, merkle_root=digest,
-            footer_sha256=digest, leader_epochs=(), created_at_ms=0, merge_count=merges,
+        entry_of(
+            f"s{index}", index * 2, index * 2 + 2, size, max_timestamp_ms=index * apart_ms,
+            first_timestamp_min_ms=index * apart_ms, merge_count=merges,
         )
         for index, size in enumerate(sizes)
     ]  # fmt: skip

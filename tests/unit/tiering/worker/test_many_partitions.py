@@ -96,13 +96,13 @@ class Many:
 
     async def make(self) -> None:
         await self.metadata.propose(Command(updates=(Put(record=Cluster(cluster_id="AAAAAAAAAAAAAAAAAAAAAA")),)))
-        entry = self._segment()
+        segment = self._segment()
         for topic_id in self.topics:
             topic = Topic(name=f"topic-{topic_id.int}", topic_id=topic_id, partition_count=PARTITIONS, replication_factor=1)
             updates = [Put(record=topic)]
             for index in range(PARTITIONS):
                 log = Log(topic_id=topic_id, index=index)
-                updates += [Put(record=log), Put(record=self._manifest(topic, index, entry))]
+                updates += [Put(record=log), Put(record=self._manifest(topic, index, segment))]
             await self.metadata.propose(Command(updates=tuple(updates)))
 
     def _batch(self, base_offset: int) -> bytes:
@@ -110,18 +110,21 @@ class Many:
         records = [Record(offset=base_offset + n, timestamp_ms=now_ms, key=None, value=b"v") for n in range(RECORDS)]
         return bytes(build_batch(records))
 
-    def _segment(self) -> SegmentEntry:
+    def _segment(self) -> tuple[SegmentEntry, bytes]:
         identity = SegmentIdentity(
             cluster_id="c", topic_id=UUID(int=1), topic_name="t", partition=0, base_offset=0, ledger_ids=(1,)
         )
         writer = SegmentWriter(identity, 4096)
         writer.append(self._batch(0))
-        return segment_entry("", writer.finish(created_at_ms=self.clock.wall_ms()))
+        written = writer.finish(created_at_ms=self.clock.wall_ms())
+        return segment_entry("", written), written.leaves
 
-    def _manifest(self, topic: Topic, index: int, entry: SegmentEntry) -> ManifestPointer:
-        edit = ManifestEdit(Previous(manifest=empty_manifest(topic.topic_id, topic.name, index, 0)), random_id=lambda: 7)
-        edit.append(msgspec.structs.replace(entry, key=segment_key(topic.topic_id, index, 0, 0, 7)))
-        new = edit.finish(created_at_ms=self.clock.wall_ms(), writer="test")
+    def _manifest(self, topic: Topic, index: int, segment: tuple[SegmentEntry, bytes]) -> ManifestPointer:
+        entry, leaves = segment
+        first = Previous(manifest=empty_manifest(topic.topic_id, topic.name, index, 0))
+        edit = ManifestEdit(first, writer="test", random_id=lambda: 7)
+        edit.append(msgspec.structs.replace(entry, key=segment_key(topic.topic_id, index, 0, 0, 7)), leaves)
+        new = edit.finish(created_at_ms=self.clock.wall_ms())
         for key, content in ((new.key, new.content), (marker_key(new.key), b"{}")):
             self.bucket.objects[key] = (content, 1, self.clock.wall_ms())
         return pointer_to(new.manifest, new.key, new.sha256)

@@ -1,0 +1,72 @@
+"""Topic descriptors are written once for each change of a topic, whoever writes them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import msgspec
+
+from stratalog_metadata.records import Topic
+from stratalog_tiering.cold.archive import Archive
+from stratalog_tiering.format.object_keys import topic_key
+from stratalog_tiering.offload.topic_descriptors import TopicDescriptors, describe_topic
+from stratalog_tiering.store import ObjectInfo
+
+Cluster = Any
+Store = Any
+Batches = Callable[..., list[bytes]]
+
+
+def writes(store: Store) -> list[str]:
+    return [key for name, key in store.calls if name == "put" and key.startswith("topics/")]
+
+
+async def test_a_descriptor_is_written_only_on_change(store: Store, topic: Topic) -> None:
+    descriptors = TopicDescriptors(store)
+    for _ in range(5):
+        await descriptors.ensure(topic)
+    assert writes(store) == [topic_key(topic.topic_id, 1)]
+    assert [name for name, _ in store.calls] == ["list", "put"]
+    changed = msgspec.structs.replace(topic, configs={"retention.ms": "5"})
+    for each in (changed, changed, topic, topic):
+        await descriptors.ensure(each)
+    assert writes(store) == [topic_key(topic.topic_id, version) for version in (1, 2, 3)]
+    assert [found.configs for found in await Archive(store).topics()] == [topic.configs]
+
+
+async def test_a_second_worker_writes_nothing(store: Store, topic: Topic) -> None:
+    await TopicDescriptors(store).ensure(topic)
+    again = TopicDescriptors(store)
+    store.calls.clear()
+    for _ in range(5):
+        await again.ensure(topic)
+    assert [name for name, _ in store.calls] == ["list", "get"]
+
+
+async def test_workers_that_describe_a_topic_at_once_agree(store: Store, topic: Topic) -> None:
+    """The listing of one is made before the write of the other."""
+    other = msgspec.structs.replace(topic, partition_count=5)
+    await describe_topic(store, topic)
+
+    async def nothing(prefix: str) -> AsyncIterator[ObjectInfo]:
+        nothing_yet: list[ObjectInfo] = []
+        for info in nothing_yet:
+            yield info
+
+    listed, store.list = store.list, nothing
+    await describe_topic(store, topic)
+    assert len(writes(store)) == 2, "the second write is refused, because the key exists"
+    await describe_topic(store, other)
+    store.list = listed
+    (found,) = await Archive(store).topics()
+    assert found.partition_count == 5
+
+
+async def test_an_offload_costs_no_request_for_the_topic(cluster: Cluster, make_batches: Batches) -> None:
+    await cluster.start_worker()
+    for base in range(0, 10, 2):
+        await cluster.add_ledger(make_batches(base, [2]), base)
+        await cluster.until(lambda end=base + 2: cluster.pointer() is not None and cluster.pointer().end_offset == end)
+    requests = [(name, key) for name, key in cluster.store.calls if key.startswith("topics/")]
+    assert [name for name, _ in requests] == ["list", "put"]

@@ -1,0 +1,66 @@
+"""Topic descriptors in the bucket: a new version is written when a topic has changed, and only then.
+
+A worker compares each topic with the bucket once, and from then on with what it knows to be there: an unchanged topic costs one
+listing and one read per worker, and nothing per offload. Versions are never overwritten.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+from uuid import UUID
+
+from stratalog_core.errors import Conflict
+from stratalog_metadata.records import Topic
+from stratalog_tiering.cold.archive import newest_descriptor_key, read_topic
+from stratalog_tiering.cold.block_cache import LruCache
+from stratalog_tiering.format.descriptor import TopicDescriptor, encode_descriptor
+from stratalog_tiering.format.object_keys import parse_topic_key, topic_key
+from stratalog_tiering.store import ObjectStore
+
+_KNOWN_MAX: Final = 10_000
+
+
+class TopicDescriptors:
+    """The descriptors that one worker has seen or written."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self._known: LruCache[UUID, TopicDescriptor] = LruCache(_KNOWN_MAX)
+
+    async def ensure(self, topic: Topic) -> None:
+        """Return once the bucket's newest descriptor describes ``topic``. Raises the store's errors."""
+        wanted = _descriptor(topic)
+        if self._known.get(topic.topic_id) != wanted:
+            await describe_topic(self._store, topic)
+            self._known.put(topic.topic_id, wanted)
+
+
+async def describe_topic(store: ObjectStore, topic: Topic) -> None:
+    """Write the next version of the topic's descriptor, unless the newest one says the same. Raises the store's errors."""
+    wanted = _descriptor(topic)
+    key = await newest_descriptor_key(store, topic.topic_id)
+    parsed = parse_topic_key(key) if key is not None else None
+    version = parsed.version if parsed is not None else 0
+    if key is not None and await read_topic(store, key) == wanted:
+        return
+    while True:
+        version += 1
+        key = topic_key(topic.topic_id, version)
+        try:
+            await store.put(key, [encode_descriptor(wanted)])
+        except Conflict:
+            # Another worker has written this version since the listing.
+            if await read_topic(store, key) == wanted:
+                return
+            continue
+        return
+
+
+def _descriptor(topic: Topic) -> TopicDescriptor:
+    return TopicDescriptor(
+        topic_id=topic.topic_id,
+        name=topic.name,
+        partition_count=topic.partition_count,
+        replication_factor=topic.replication_factor,
+        configs=topic.configs,
+    )
