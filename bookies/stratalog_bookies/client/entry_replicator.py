@@ -10,10 +10,10 @@ import asyncio
 import logging
 from typing import Final
 
-from stratalog_bookies.client.context import ClientContext
 from stratalog_bookies.client.core.entry import PendingEntry
 from stratalog_bookies.client.core.placement import Candidate, choose_replacements
 from stratalog_bookies.client.core.writer import LedgerWriterCore, Send
+from stratalog_bookies.client.replication import Replication
 from stratalog_core.errors import LedgerFenced, OutcomeUnknown, Retriable, StratalogError
 from stratalog_metadata.records import Ledger
 from stratalog_metadata.state.guarded_update import Superseded
@@ -26,8 +26,8 @@ _HOLD_MS: Final = 1000
 class EntryReplicator:
     """Replicates one ledger's entries. Subclasses define how a change is committed and who is notified."""
 
-    def __init__(self, context: ClientContext, core: LedgerWriterCore) -> None:
-        self._context = context
+    def __init__(self, replication: Replication, core: LedgerWriterCore) -> None:
+        self._replication = replication
         self._core = core
         self._changing: asyncio.Task[None] | None = None
         self._change_ticks = 0
@@ -60,7 +60,7 @@ class EntryReplicator:
             return not core.is_settled
         if self._changing is not None:
             self._change_ticks += 1
-            if self._change_ticks * self._context.settings.tick_ms > _HOLD_MS:
+            if self._change_ticks * self._replication.settings.tick_ms > _HOLD_MS:
                 core.release_held()
             self._revive_during_change()
         elif core.failed_mask:
@@ -69,7 +69,7 @@ class EntryReplicator:
         return not core.is_settled or core.failed_mask != 0
 
     def _check_progress(self) -> None:
-        core, settings = self._core, self._context.settings
+        core, settings = self._core, self._replication.settings
         if not core.unconfirmed or core.lac != self._tick_lac or core.error is not None:
             self._tick_lac, self._stalled_ticks = core.lac, 0
             return
@@ -79,15 +79,15 @@ class EntryReplicator:
             self.deliver()
 
     def _send(self, entry: PendingEntry) -> None:
-        self._context.sender.send(self._core.targets(entry), entry)
+        self._replication.sender.send(self._core.targets(entry), entry)
         self._watch()
 
     def _watch(self) -> None:
-        self._context.busy[self] = None
+        self._replication.busy[self] = None
 
     def _send_all(self, sends: list[Send]) -> None:
         for bookie, entry in sends:
-            self._context.sender.send((bookie,), entry)
+            self._replication.sender.send((bookie,), entry)
 
     def _replace_failed(self) -> None:
         """Replace failed bookies with spare ones; where there is none, take back those that are live again."""
@@ -98,9 +98,9 @@ class EntryReplicator:
         if self._changing is not None or self._ended or core.error is not None or not core.failed_mask:
             return
         self._watch()
-        candidates = self._context.directory.candidates(core.ledger.ledger_id)
+        candidates = self._replication.directory.candidates(core.ledger.ledger_id)
         ensemble = core.ledger.fragments[-1].bookies
-        replacements = choose_replacements(candidates, ensemble, core.failed_positions, self._context.random)
+        replacements = choose_replacements(candidates, ensemble, core.failed_positions, self._replication.random)
         if replacements:
             self._change_ticks = 0
             proposed = core.begin_change(replacements)
@@ -120,7 +120,7 @@ class EntryReplicator:
         """Take back bookies that failed during a change without waiting for its end: without them nothing may be confirmed."""
         core = self._core
         if core.error is None and core.staying_failed_mask:
-            candidates = self._context.directory.candidates(core.ledger.ledger_id)
+            candidates = self._replication.directory.candidates(core.ledger.ledger_id)
             self._revive(candidates, core.ledger.fragments[-1].bookies)
 
     async def _change(self, proposed: Ledger) -> None:

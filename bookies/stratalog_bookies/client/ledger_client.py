@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Sequence
 from stratalog_bookies.client.add_sender import AddSender
 from stratalog_bookies.client.bookie_requests import BookieRequests
 from stratalog_bookies.client.config import LedgerClientSettings
-from stratalog_bookies.client.context import ClientContext, EntryHolder, HeldBytes
 from stratalog_bookies.client.core.bookie_health import BookieHealth
 from stratalog_bookies.client.core.entry import Entry, EntryHead
 from stratalog_bookies.client.core.placement import Candidate, Spread, choose_ensemble, require_bookies, spread_of
@@ -20,6 +19,7 @@ from stratalog_bookies.client.ledger_reads import LacNews, LedgerReads
 from stratalog_bookies.client.ledger_records import LedgerRecordPuts
 from stratalog_bookies.client.ledger_recovery import LedgerRecoveries, Recovered
 from stratalog_bookies.client.ledger_writer import LedgerWriter
+from stratalog_bookies.client.replication import EntryHolder, HeldBytes, Replication
 from stratalog_bookies.metrics import AddMetrics
 from stratalog_core.errors import LedgerFenced
 from stratalog_core.ports import Clock, Random, Transport
@@ -49,18 +49,21 @@ class LedgerClient:
         directory = BookieDirectory(
             metadata.view, transport, clock, BookieHealth(avoid_s, avoid_s_max), BookieHealth(avoid_s, avoid_s_max)
         )  # fmt: skip
-        self._context = ClientContext(
-            metadata=metadata, clock=clock, random=random, settings=settings, directory=directory,
-            requests=BookieRequests(directory, settings.request_timeout_ms / 1000),
-            puts=LedgerRecordPuts(metadata),
-            sender=AddSender(directory, settings, self._on_bookie_failed),
-            busy=self._busy, held=HeldBytes(settings.held_bytes_max, self._busy),
-        )  # fmt: skip
+        self._clock = clock
+        self._random = random
+        self._directory = directory
+        self._requests = BookieRequests(directory, settings.request_timeout_ms / 1000)
+        self._puts = LedgerRecordPuts(metadata)
+        self._sender = AddSender(directory, settings, self._on_bookie_failed)
+        self._held = HeldBytes(settings.held_bytes_max, self._busy)
+        self._replication = Replication(
+            settings=settings, directory=directory, sender=self._sender, busy=self._busy, random=random
+        )
         self._reads = LedgerReads(
-            self._context.requests, directory, random,
+            self._requests, directory, random,
             hedge_s=settings.hedge_delay_ms / 1000, deadline_s=settings.read_deadline_ms / 1000,
         )  # fmt: skip
-        self._recoveries = LedgerRecoveries(self._context, self._reads)
+        self._recoveries = LedgerRecoveries(self._replication, self._requests, self._reads, self._puts, metadata, clock)
         self._ids = LedgerIds(metadata, settings.ledger_id_block)
         self._spread = SpreadWatch()
         self._loop = asyncio.get_running_loop()
@@ -68,11 +71,11 @@ class LedgerClient:
 
     def metrics(self) -> list[AddMetrics]:
         """Metric groups of the client, for one scrape."""
-        return self._context.sender.metrics()
+        return self._sender.metrics()
 
     def require_bookies(self, write_quorum: int, ack_quorum: int) -> None:
         """Raises ``NotEnoughBookies`` if, as far as this process knows, no ledger with these quorums can be created now."""
-        require_bookies(self._context.directory.candidates(), write_quorum, write_quorum, ack_quorum)
+        require_bookies(self._directory.candidates(), write_quorum, write_quorum, ack_quorum)
 
     async def create(
         self,
@@ -89,9 +92,9 @@ class LedgerClient:
         (re-read the partition: the ledger may be in it, empty), ``LedgerFenced`` (it was created and taken over).
         """
         ledger_id = await self._ids.take()
-        candidates = self._context.directory.candidates(ledger_id)
+        candidates = self._directory.candidates(ledger_id)
         ensemble = choose_ensemble(
-            candidates, spec.ensemble_size, spec.write_quorum, spec.ack_quorum, self._context.random
+            candidates, spec.ensemble_size, spec.write_quorum, spec.ack_quorum, self._random
         )  # fmt: skip
         self._spread.chosen(ensemble, candidates)
         ledger = Ledger(
@@ -99,15 +102,17 @@ class LedgerClient:
             leader_epoch=spec.leader_epoch, write_quorum=spec.write_quorum, ack_quorum=spec.ack_quorum,
             fragments=(Fragment(first_entry=0, bookies=ensemble),),
         )  # fmt: skip
-        context = self._context
         try:
-            version = await context.puts.put(
+            version = await self._puts.put(
                 ledger, ABSENT, requirements=requirements, updates=updates(ledger),
                 timeout_s=self._settings.confirm_deadline_ms / 1000,
             )  # fmt: skip
         except Superseded:
             raise LedgerFenced(f"ledger {ledger.ledger_id} was taken over right after its creation") from None
-        return LedgerWriter(context, ledger, version, listener, requirements)
+        return LedgerWriter(
+            self._replication, ledger, version, listener, requirements,
+            puts=self._puts, held=self._held, clock=self._clock,
+        )  # fmt: skip
 
     async def recover(self, ledger_ids: Sequence[int], *, requirements: tuple[Requirement, ...] = ()) -> list[Ledger]:
         """Fence, recover and close ledgers whose writers are gone; returns CLOSED records in the order of ``ledger_ids``.
@@ -166,8 +171,8 @@ class LedgerClient:
         """
         if not ledger_ids:
             return
-        requests = self._context.requests
-        names = self._context.directory.registered()
+        requests = self._requests
+        names = self._directory.registered()
         outcomes = await asyncio.gather(*(requests.delete(name, ledger_ids) for name in names), return_exceptions=True)
         for name, outcome in zip(names, outcomes, strict=True):
             if isinstance(outcome, BaseException):
@@ -179,7 +184,7 @@ class LedgerClient:
 
     def _on_tick(self) -> None:
         self._tick = self._loop.call_later(self._settings.tick_ms / 1000, self._on_tick)
-        self._context.sender.on_tick()
+        self._sender.on_tick()
         lacs: dict[str, list[tuple[int, int]]] = {}
         for holder in list(self._busy):
             if isinstance(holder, LedgerWriter):
@@ -188,18 +193,18 @@ class LedgerClient:
                 self._busy.pop(holder, None)
         for bookie, pairs in lacs.items():
             # Best effort: it only saves work in recoveries and reads.
-            self._context.requests.write_lacs(bookie, pairs).add_done_callback(_ignore_outcome)
+            self._requests.write_lacs(bookie, pairs).add_done_callback(_ignore_outcome)
 
     async def close(self) -> None:
         """Stop. Open ledgers stay open in metadata; the partition's next owner recovers them."""
         self._tick.cancel()
-        self._context.sender.close()
+        self._sender.close()
         for holder in list(self._busy):
             if isinstance(holder, LedgerWriter):
                 holder.abandon()
         self._busy.clear()
-        self._context.directory.close()
-        await self._context.puts.close()
+        self._directory.close()
+        await self._puts.close()
         await self._recoveries.close()
         await self._ids.close()
 

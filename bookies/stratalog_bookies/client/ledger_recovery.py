@@ -17,17 +17,20 @@ from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
-from stratalog_bookies.client.context import ClientContext
+from stratalog_bookies.client.bookie_requests import BookieRequests
 from stratalog_bookies.client.core.entry import Entry, EntryHead
 from stratalog_bookies.client.core.recovery import Fence, Instruction, LedgerRecovery, ReadRange, Rewrite
 from stratalog_bookies.client.core.writer import LedgerWriterCore
 from stratalog_bookies.client.entry_replicator import EntryReplicator
 from stratalog_bookies.client.ledger_reads import HEAD_BYTES, LedgerReads
-from stratalog_bookies.client.ledger_records import LedgerRecordReads
+from stratalog_bookies.client.ledger_records import LedgerRecordPuts, LedgerRecordReads
+from stratalog_bookies.client.replication import Replication
 from stratalog_bookies.protocol.messages import LedgerTail, Range, RangeAnswer, Status
 from stratalog_core.batches.batch import MAGIC, read_header
 from stratalog_core.batches.checkpoint import is_checkpoint
 from stratalog_core.errors import NoSuchLedger, StratalogError, Unavailable
+from stratalog_core.ports import Clock
+from stratalog_metadata.client.api import MetadataClient
 from stratalog_metadata.records import Ledger, LedgerState, Partition, Versioned, ledger_key, partition_key
 from stratalog_metadata.state.commands import EpochIs, Requirement
 from stratalog_metadata.state.guarded_update import Superseded
@@ -55,8 +58,8 @@ class Recovered(NamedTuple):
 class _Rewriter(EntryReplicator):
     """Copies recovered entries to their whole write set. Ensemble changes stay in its record until the ledger is closed."""
 
-    def __init__(self, context: ClientContext, ledger: Ledger, first_entry: int, on_progress: Callable[[], None]) -> None:
-        super().__init__(context, LedgerWriterCore(ledger, sink=self, first_entry=first_entry, recovering=True))
+    def __init__(self, replication: Replication, ledger: Ledger, first_entry: int, on_progress: Callable[[], None]) -> None:
+        super().__init__(replication, LedgerWriterCore(ledger, sink=self, first_entry=first_entry, recovering=True))
         self._on_progress = on_progress
 
     @property
@@ -81,14 +84,15 @@ class _Rewriter(EntryReplicator):
 class _OpenRecovery:
     """One ledger from IN_RECOVERY to the decision where it ends, with everything up to there copied."""
 
-    def __init__(self, context: ClientContext, ledger: Ledger) -> None:
-        self._context = context
+    def __init__(self, replication: Replication, requests: BookieRequests, ledger: Ledger) -> None:
+        self._replication = replication
+        self._requests = requests
         self._ledger = ledger
         self._protocol = LedgerRecovery(ledger)
         self._rewriter: _Rewriter | None = None
         self._loop = asyncio.get_running_loop()
         self.finished: asyncio.Future[None] = self._loop.create_future()
-        self._timer = self._loop.call_later(context.settings.recovery_retry_ms / 1000, self._retry)
+        self._timer = self._loop.call_later(replication.settings.recovery_retry_ms / 1000, self._retry)
         self._carry_out(self._protocol.start())
 
     def result(self) -> Ledger:
@@ -98,17 +102,17 @@ class _OpenRecovery:
         return msgspec.structs.replace(ledger, last_entry=self._protocol.end)
 
     def _retry(self) -> None:
-        self._timer = self._loop.call_later(self._context.settings.recovery_retry_ms / 1000, self._retry)
+        self._timer = self._loop.call_later(self._replication.settings.recovery_retry_ms / 1000, self._retry)
         self._carry_out(self._protocol.retry())
 
     def _carry_out(self, instructions: Sequence[Instruction]) -> None:
         for instruction in instructions:
             match instruction:
                 case Fence(bookie=bookie):
-                    fenced = self._context.requests.fence(bookie, self._ledger.ledger_id)
+                    fenced = self._requests.fence(bookie, self._ledger.ledger_id)
                     fenced.add_done_callback(partial(self._handle, self._on_fenced, bookie))
                 case ReadRange(bookie=bookie, first=first, last=last):
-                    read = self._context.requests.recovery_read(bookie, Range(self._ledger.ledger_id, first, last))
+                    read = self._requests.recovery_read(bookie, Range(self._ledger.ledger_id, first, last))
                     read.add_done_callback(partial(self._handle, self._on_read, bookie))
                 case Rewrite():
                     self._rewrite(instruction)
@@ -144,7 +148,7 @@ class _OpenRecovery:
     def _rewrite(self, found: Rewrite) -> None:
         if self._rewriter is None:
             first = self._protocol.first_rewritten
-            self._rewriter = _Rewriter(self._context, self._ledger, first, self._check_finished)
+            self._rewriter = _Rewriter(self._replication, self._ledger, first, self._check_finished)
         self._rewriter.rewrite(found)
 
     def _check_finished(self) -> None:
@@ -170,10 +174,22 @@ class _OpenRecovery:
 class LedgerRecoveries:
     """Recovers ledgers. A recovery may be repeated, and several may run at once."""
 
-    def __init__(self, context: ClientContext, reads: LedgerReads) -> None:
-        self._context = context
+    def __init__(
+        self,
+        replication: Replication,
+        requests: BookieRequests,
+        reads: LedgerReads,
+        puts: LedgerRecordPuts,
+        metadata: MetadataClient,
+        clock: Clock,
+    ) -> None:
+        self._replication = replication
+        self._requests = requests
         self._reads = reads
-        self._records = LedgerRecordReads(context.metadata)
+        self._puts = puts
+        self._view = metadata.view
+        self._clock = clock
+        self._records = LedgerRecordReads(metadata)
 
     async def close(self) -> None:
         await self._records.close()
@@ -193,7 +209,7 @@ class LedgerRecoveries:
         return recovered
 
     async def _recover_in_time(self, ledger_id: int, requirements: tuple[Requirement, ...]) -> Recovered:
-        deadline_s = self._context.settings.recovery_deadline_ms / 1000
+        deadline_s = self._replication.settings.recovery_deadline_ms / 1000
         try:
             async with asyncio.timeout(deadline_s):
                 return await self._recover(ledger_id, requirements)
@@ -204,7 +220,7 @@ class LedgerRecoveries:
             ) from None
 
     async def _recover(self, ledger_id: int, requirements: tuple[Requirement, ...]) -> Recovered:
-        found = self._context.metadata.view.get(ledger_key(ledger_id))
+        found = self._view.get(ledger_key(ledger_id))
         if found is None or not self._is_shut_out(found, requirements):
             (found,) = await self._records.read((ledger_id,))
         while True:
@@ -232,23 +248,23 @@ class LedgerRecoveries:
         key = partition_key(ledger.topic_id, ledger.partition)
         for each in requirements:
             if isinstance(each, EpochIs) and each.key == key and each.leader_epoch > ledger.leader_epoch:
-                partition = self._context.metadata.view.find(Partition, key)
+                partition = self._view.find(Partition, key)
                 return partition is not None and partition.leader_epoch >= each.leader_epoch
         return False
 
     async def _recover_open(self, found: Versioned, ledger: Ledger, requirements: tuple[Requirement, ...]) -> Recovered:
-        version, timeout_s = found.version, self._context.settings.recovery_deadline_ms / 1000
+        version, timeout_s = found.version, self._replication.settings.recovery_deadline_ms / 1000
         if ledger.state is LedgerState.OPEN:
             ledger = msgspec.structs.replace(ledger, state=LedgerState.IN_RECOVERY)
             if not self._is_shut_out(found, requirements):
-                version = await self._context.puts.put(ledger, version, requirements=requirements, timeout_s=timeout_s)
-        run = _OpenRecovery(self._context, ledger)
+                version = await self._puts.put(ledger, version, requirements=requirements, timeout_s=timeout_s)
+        run = _OpenRecovery(self._replication, self._requests, ledger)
         try:
             await run.finished
             recovered = await self._closed(run.result())
         finally:
             run.stop()
-        await self._context.puts.put(recovered.ledger, version, requirements=requirements, timeout_s=timeout_s)
+        await self._puts.put(recovered.ledger, version, requirements=requirements, timeout_s=timeout_s)
         return recovered
 
     async def _closed(self, ledger: Ledger) -> Recovered:
@@ -268,7 +284,7 @@ class LedgerRecoveries:
     def _closed_at(self, ledger: Ledger, payload_bytes: int, end_offset: int) -> Ledger:
         return msgspec.structs.replace(
             ledger, state=LedgerState.CLOSED, payload_bytes=payload_bytes, end_offset=end_offset,
-            closed_at_ms=self._context.clock.wall_ms(),
+            closed_at_ms=self._clock.wall_ms(),
         )  # fmt: skip
 
     async def _end_offset(self, ledger: Ledger, entries: list[Entry]) -> int:

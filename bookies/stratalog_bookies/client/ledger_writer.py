@@ -10,12 +10,13 @@ from typing import Final
 
 import msgspec
 
-from stratalog_bookies.client.context import ClientContext
 from stratalog_bookies.client.core.writer import LedgerWriterCore
 from stratalog_bookies.client.entry_replicator import EntryReplicator
 from stratalog_bookies.client.ledger import LedgerListener
+from stratalog_bookies.client.ledger_records import LedgerRecordPuts
+from stratalog_bookies.client.replication import HeldBytes, Replication
 from stratalog_core.errors import Conflict, Fenced, Invalid, LedgerFenced, StratalogError
-from stratalog_core.ports import Buffer
+from stratalog_core.ports import Buffer, Clock
 from stratalog_metadata.records import Ledger, LedgerState
 from stratalog_metadata.state.commands import EpochIs, Requirement, SessionAlive, Update
 from stratalog_metadata.state.guarded_update import Superseded
@@ -31,13 +32,20 @@ class LedgerWriter(EntryReplicator):
 
     def __init__(
         self,
-        context: ClientContext,
+        replication: Replication,
         ledger: Ledger,
         version: int,
         listener: LedgerListener,
         requirements: tuple[Requirement, ...] = (),
+        *,
+        puts: LedgerRecordPuts,
+        held: HeldBytes,
+        clock: Clock,
     ) -> None:
-        super().__init__(context, LedgerWriterCore(ledger, sink=self))
+        super().__init__(replication, LedgerWriterCore(ledger, sink=self))
+        self._puts = puts
+        self._held = held
+        self._clock = clock
         self._version = version
         self._listener = listener
         self._requirements = tuple(each for each in requirements if isinstance(each, EpochIs | SessionAlive))
@@ -48,7 +56,7 @@ class LedgerWriter(EntryReplicator):
         self._all_confirmed: asyncio.Future[None] | None = None
         self._sent_lac = -1
         self._tick_next_entry = 0
-        context.directory.count_ledger(ledger.fragments[-1].bookies, 1)
+        replication.directory.count_ledger(ledger.fragments[-1].bookies, 1)
 
     @property
     def ledger(self) -> Ledger:
@@ -103,12 +111,12 @@ class LedgerWriter(EntryReplicator):
             payload_bytes = sum(map(len, parts))
         if payload_bytes > ENTRY_BYTES_MAX:
             raise Invalid(f"an entry of {payload_bytes} bytes is too large; maximum is {ENTRY_BYTES_MAX}: send smaller batches")
-        context = self._context
-        context.held.take(payload_bytes)
+        replication = self._replication
+        self._held.take(payload_bytes)
         self._sent_lac = core.lac
         entry = core.append(parts, payload_bytes)
-        context.sender.send(core.targets(entry), entry)
-        context.busy[self] = None
+        replication.sender.send(core.targets(entry), entry)
+        replication.busy[self] = None
         return entry.entry_id
 
     def _refusal(self) -> StratalogError:
@@ -161,7 +169,7 @@ class LedgerWriter(EntryReplicator):
     def _end_writing(self) -> None:
         if not self._ended:
             self._end()
-            self._context.directory.count_ledger(self.ledger.fragments[-1].bookies, -1)
+            self._replication.directory.count_ledger(self.ledger.fragments[-1].bookies, -1)
 
     def on_tick(self) -> bool:
         busy = super().on_tick()
@@ -178,14 +186,14 @@ class LedgerWriter(EntryReplicator):
         return core.lac
 
     async def _commit(self, proposed: Ledger) -> None:
-        context = self._context
+        replication = self._replication
         before = self.ledger.fragments[-1].bookies
-        self._version = await context.puts.put(
+        self._version = await self._puts.put(
             proposed, self._version, requirements=self._requirements,
-            timeout_s=context.settings.confirm_deadline_ms / 1000, share=False,
+            timeout_s=replication.settings.confirm_deadline_ms / 1000, share=False,
         )  # fmt: skip
-        context.directory.count_ledger(before, -1)
-        context.directory.count_ledger(proposed.fragments[-1].bookies, 1)
+        replication.directory.count_ledger(before, -1)
+        replication.directory.count_ledger(proposed.fragments[-1].bookies, 1)
 
     async def seal(
         self, end_offset: int, updates: tuple[Update, ...] = (), requirements: tuple[Requirement, ...] = ()
@@ -229,7 +237,7 @@ class LedgerWriter(EntryReplicator):
     def _closed_at(self, end_offset: int) -> Ledger:
         return msgspec.structs.replace(
             self.ledger, state=LedgerState.CLOSED, last_entry=self.lac, payload_bytes=self._core.appended_bytes,
-            end_offset=end_offset, closed_at_ms=self._context.clock.wall_ms(),
+            end_offset=end_offset, closed_at_ms=self._clock.wall_ms(),
         )  # fmt: skip
 
     async def _close(self, closed: Ledger, updates: tuple[Update, ...], requirements: tuple[Requirement, ...]) -> None:
@@ -241,10 +249,10 @@ class LedgerWriter(EntryReplicator):
         await self._put(closed)
 
     async def _put(self, closed: Ledger, updates: tuple[Update, ...] = (), requirements: tuple[Requirement, ...] = ()) -> None:
-        context = self._context
-        self._version = await context.puts.put(
+        replication = self._replication
+        self._version = await self._puts.put(
             closed, self._version, requirements=(*self._requirements, *requirements), updates=updates,
-            timeout_s=context.settings.confirm_deadline_ms / 1000,
+            timeout_s=replication.settings.confirm_deadline_ms / 1000,
         )  # fmt: skip
 
     def _fail(self, error: StratalogError) -> StratalogError:

@@ -110,7 +110,7 @@ class Cluster:
         for number, fragment in enumerate(ledger.fragments):
             for position, name in enumerate(fragment.bookies):
                 share = share_of(ledger, number, position)
-                (answer,) = await self.client._context.requests.held(name, messages.Range(ledger.ledger_id, 0, 1000))
+                (answer,) = await self.client._requests.held(name, messages.Range(ledger.ledger_id, 0, 1000))
                 held = {entry.entry_id for entry in answer.entries}
                 lacking[number, name] = [entry_id for entry_id in share.within(0, 1000) if entry_id not in held]
         return {place: entries for place, entries in lacking.items() if entries}

@@ -140,7 +140,7 @@ async def _left_behind(cluster: Cluster) -> Ledger:
     for name, entry_ids in ((ledger.fragments[0].bookies[0], (10, 11)), (ledger.fragments[0].bookies[1], (12,))):
         headers = [messages.pack_entry(ledger.ledger_id, entry_id, 9, (batch(entry_id),)) for entry_id in entry_ids]
         payloads = [batch(entry_id) for entry_id in entry_ids]
-        assert set(await cluster.client._context.requests.add(name, headers, payloads)) == {Status.OK}
+        assert set(await cluster.client._requests.add(name, headers, payloads)) == {Status.OK}
     writer.abandon()
     return ledger
 
@@ -150,7 +150,7 @@ async def _copies(cluster: Cluster, ledger: Ledger) -> list[int]:
     counts = [0] * (ledger.last_entry + 1)
     for name in cluster.bookies:
         asked = messages.Range(ledger.ledger_id, 0, ledger.last_entry)
-        (answer,) = await cluster.client._context.requests.held(name, asked)
+        (answer,) = await cluster.client._requests.held(name, asked)
         for entry in answer.entries:
             counts[entry.entry_id] += 1
     return counts

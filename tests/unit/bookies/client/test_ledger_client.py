@@ -246,7 +246,7 @@ async def read_all(client: LedgerClient, ledger: Ledger) -> list[bytes]:
 async def copies(client: LedgerClient, ledger: Ledger, bookie: str) -> list[int]:
     """Entries of a ledger that one bookie has."""
     asked = messages.Range(ledger.ledger_id, 0, max(ledger.last_entry, 100))
-    (answer,) = await client._context.requests.read(bookie, [asked], 1 << 20)
+    (answer,) = await client._requests.read(bookie, [asked], 1 << 20)
     return [entry.entry_id for entry in answer.entries]
 
 
@@ -603,7 +603,7 @@ async def test_a_recovery_read_fences_by_itself(cluster: Cluster) -> None:
     client = cluster.client()
     writer, recorder = await open_writer(client)
     asked = messages.Range(writer.ledger.ledger_id, 0, 10)
-    answer = await client._context.requests.recovery_read("bookie-1", asked)
+    answer = await client._requests.recovery_read("bookie-1", asked)
     assert (answer.decided_to, answer.entries) == (10, [])
     writer.append(batch(100))
     assert isinstance(await recorder.failed(), LedgerFenced)

@@ -64,7 +64,7 @@ async def test_one_disk_that_cannot_be_used_leaves_the_others(cluster: Cluster, 
     await start(cluster, "b0", audit_delay_s=0.0)
     assert (record(cluster, "b0").disks, record(cluster, "b0").failed_disks) == (2, (1,))
     assert not record(cluster, "b0").read_only
-    requests = cluster.client._context.requests
+    requests = cluster.client._requests
     for ledger in ledgers:
         (answer,) = await requests.read("b0", [Range(ledger.ledger_id, 0, 1000)], 1 << 24)
         if ledger.ledger_id % 2:

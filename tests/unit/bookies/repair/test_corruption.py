@@ -230,7 +230,7 @@ async def held(cluster: Cluster, name: str, ledger: Ledger) -> list[bytes | None
     found: list[bytes | None] = []
     while len(found) <= ledger.last_entry:
         asked = Range(ledger.ledger_id, len(found), ledger.last_entry)
-        (answer,) = await cluster.client._context.requests.read(name, [asked], 1 << 24)
+        (answer,) = await cluster.client._requests.read(name, [asked], 1 << 24)
         assert [entry.entry_id for entry in answer.entries] == list(range(len(found), answer.decided_to + 1))
         found += [bytes(each.payload) if each.state == EntryState.PRESENT else None for each in answer.entries]
     return found
@@ -366,7 +366,7 @@ async def test_rot_in_the_last_batchs_header_does_not_move_a_recovered_ledgers_e
         row = run.find(ENTRIES - 1)
         assert row is not None
         flip(cluster.path / name / log_path(run.generation), row.position + BASE_OFFSET_LAST_BYTE)
-    cluster.client._context.directory._last_resort = frozenset({"b2"})
+    cluster.client._directory._last_resort = frozenset({"b2"})
     (recovered,) = await cluster.client.recover([writer.ledger.ledger_id])
     assert (recovered.last_entry, recovered.end_offset) == (ENTRIES - 1, ENTRIES)
     assert recovered.payload_bytes == sum(map(len, PAYLOADS))

@@ -1,4 +1,4 @@
-"""The parts that all writers, readers and recoveries of one client share."""
+"""The parts that all writers and recoveries of one client share to replicate entries."""
 
 from __future__ import annotations
 
@@ -6,13 +6,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from stratalog_bookies.client.add_sender import AddSender
-from stratalog_bookies.client.bookie_requests import BookieRequests
 from stratalog_bookies.client.config import LedgerClientSettings
 from stratalog_bookies.client.directory import BookieDirectory
-from stratalog_bookies.client.ledger_records import LedgerRecordPuts
 from stratalog_core.errors import Overloaded
-from stratalog_core.ports import Clock, Random
-from stratalog_metadata.client.api import MetadataClient
+from stratalog_core.ports import Random
 
 
 class Holder(Protocol):
@@ -55,16 +52,14 @@ class EntryHolder(Holder, Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClientContext:
-    """Ports and shared parts. ``busy`` has every writer that holds entries, lacks a bookie, or has a LAC to send."""
+class Replication:
+    """The parts that replicating entries needs.
 
-    metadata: MetadataClient
-    clock: Clock
-    random: Random
+    ``busy`` has every writer that holds entries, lacks a bookie, or has a LAC to send.
+    """
+
     settings: LedgerClientSettings
     directory: BookieDirectory
-    requests: BookieRequests
-    puts: LedgerRecordPuts
     sender: AddSender
     busy: dict[EntryHolder, None]
-    held: HeldBytes
+    random: Random
