@@ -2,7 +2,9 @@
 
 An idempotent producer has up to ``in_flight_max`` batches of a partition in flight. If one is not acknowledged, it sends no new
 ones, waits for the answers to the others, and resends the remaining batches in order, with their sequence numbers. A broker may
-answer that a batch is out of order only if an earlier one of the pipeline was in flight, too.
+answer that a batch is out of order only if an earlier one of the pipeline was in flight, too. A batch that is acknowledged
+before its predecessors makes no room: a broker recognises the last five batches of a producer, and would refuse the retry of an
+earlier one. Java's producer keeps to this, too: it sends retries one at a time, before anything new.
 
 An unsafe producer uses acks=1 or acks=0 and never retries: its records may be lost but must not be duplicated. The offset in an
 acks=1 answer is the record's, if it survives.
@@ -41,6 +43,8 @@ def make_batch(values: Sequence[bytes], timestamp_ms: int, producer: tuple[int, 
 
 @dataclass(slots=True)
 class _Batch:
+    number: int
+    """Position among all batches of its partition."""
     values: list[bytes]
     content: bytes
     leader: str | None = None
@@ -48,15 +52,32 @@ class _Batch:
 
 
 @dataclass(slots=True)
-class _Pipeline:
+class Pipeline:
     """Unacknowledged batches of one partition, in order. ``resending``: one of them failed."""
 
     sequence: int = 0
+    count: int = 0
+    """The number of batches so far, acknowledged or not."""
     batches: deque[_Batch] = field(default_factory=deque)
     sending: int = 0
     resending: bool = False
     last: _Batch | None = None
     """The batch that was acknowledged last."""
+
+    def has_room(self, in_flight_max: int) -> bool:
+        """Return whether one more batch is at most the ``in_flight_max``-th from the oldest unacknowledged one on."""
+        return not self.batches or self.count - self.batches[0].number < in_flight_max
+
+    def add(self, values: list[bytes], timestamp_ms: int, producer: tuple[int, int]) -> _Batch:
+        batch = _Batch(self.count, values, make_batch(values, timestamp_ms, producer, self.sequence))
+        self.count += 1
+        self.sequence += len(values)
+        self.batches.append(batch)
+        return batch
+
+    def acknowledge(self, batch: _Batch) -> None:
+        self.batches.remove(batch)
+        self.last = batch
 
 
 class Producer:
@@ -68,7 +89,7 @@ class Producer:
         self._name = name
         self._topic = topic
         self._bootstrap = bootstrap
-        self._pipelines = [_Pipeline() for _ in range(partitions)]
+        self._pipelines = [Pipeline() for _ in range(partitions)]
         self._in_flight_max = world.random(f"{name}/in flight").choice(IN_FLIGHT)
         self._tasks: set[asyncio.Task[None]] = set()
         self.stop = False
@@ -95,7 +116,7 @@ class Producer:
             self.stopped.set()
 
     def add_partition(self) -> None:
-        self._pipelines.append(_Pipeline())
+        self._pipelines.append(Pipeline())
 
     def _turns(self) -> Iterator[int]:
         turn = 0
@@ -113,15 +134,13 @@ class Producer:
     async def _produce(self, client: KafkaClient, ports: Ports, partition: int, producer: tuple[int, int], number: int) -> int:
         """Add one batch to the partition's pipeline if there is room; return the next record's number."""
         pipeline = self._pipelines[partition]
-        if len(pipeline.batches) >= self._in_flight_max:
+        if not pipeline.has_room(self._in_flight_max):
             return number
         if not pipeline.batches:
             await self._repeat(client, ports, partition)
         values = [b"%s/%d" % (self._name.encode(), number + each) for each in range(ports.random.choice(BATCH_RECORDS))]
         self._truth.send(values)
-        batch = _Batch(values, make_batch(values, ports.clock.wall_ms(), producer, pipeline.sequence))
-        pipeline.sequence += len(values)
-        pipeline.batches.append(batch)
+        batch = pipeline.add(values, ports.clock.wall_ms(), producer)
         if len(pipeline.batches) > 1:
             self._world.coverage.meet(SEVERAL_IN_FLIGHT)
         if not pipeline.resending:
@@ -163,8 +182,7 @@ class Producer:
         if error in (NONE, DUPLICATE_SEQUENCE):
             if offset >= 0:
                 self._truth.acknowledge(partition, offset, batch.values)
-            pipeline.batches.remove(batch)
-            pipeline.last = batch
+            pipeline.acknowledge(batch)
             self.check_stopped()
         else:
             may_fail = error in RETRIABLE or error == NO_ANSWER or (error == OUT_OF_ORDER and not is_first)
