@@ -10,9 +10,12 @@ from simulation.world import roles
 from simulation.world.machine import Machine, Ports
 from stratalog_broker.admin.replication_factor import change_replication_factor
 from stratalog_core.errors import NotFound, StratalogError
+from stratalog_metadata.records import Topic, topic_key
 
 FACTORS: Final = (2, 3, 4)
 PAUSE_MEAN_S: Final = 3.0
+TIMEOUT_S: Final = 10.0
+RETRY_S: Final = 0.1
 
 
 class Operator:
@@ -37,3 +40,19 @@ class Operator:
                 machine.world.note(f"  {machine.name}: {failure!r}")
             else:
                 machine.world.note(f"{self._topic} is to have {factor} copies")
+
+
+async def lower_factor(topic: str, most: int, ports: Ports) -> None:
+    """Limit the topic's replication factor to ``most``, as an operator does when a bookie is lost for good."""
+    metadata = await roles.connect_metadata(ports)
+    while True:
+        try:
+            (found,) = await metadata.read([topic_key(topic)], TIMEOUT_S)
+            assert found is not None
+            assert isinstance(found.record, Topic)
+            await change_replication_factor(metadata, topic, min(found.record.replication_factor, most))
+            return
+        except NotFound:
+            raise
+        except StratalogError:
+            await asyncio.sleep(RETRY_S)

@@ -150,8 +150,7 @@ class Nemesis:
         self._cut({(victim, other.name) for other in self._authorities}, both_ways=True)
 
     def _disk(self) -> None:
-        faulty = sum(machine.is_excused and not machine.is_rotten for machine in self._machines)
-        if faulty >= self._plan.down_at_once_max:
+        if sum(_has_disk_fault(machine) for machine in self._machines) >= self._plan.down_at_once_max:
             return
         victim = self._random.choice(list(self._machines))
         fault = self._random.choice(["sync_fails", "write_fails", "read_fails", "full"])
@@ -161,17 +160,17 @@ class Nemesis:
         self._later(self._random.expovariate(1 / self._plan.down_mean_s), "_renew", victim)
 
     def _renew(self, machine: Machine) -> None:
-        if machine.is_excused and not machine.is_rotten:
+        if _has_disk_fault(machine):
             machine.crash()
             self._whole_disk(machine)
             machine.boot()
 
     def _whole_disk(self, machine: Machine) -> None:
-        had_faults = machine.is_excused and not machine.is_rotten
+        had_fault = _has_disk_fault(machine)
         machine.disk.faults = DiskFaults()
-        if had_faults:
+        if had_fault:
             machine.crash()
-            machine.is_excused = False
+            machine.is_excused = machine.is_rotten
 
     def _rot(self) -> None:
         machine = self._machines[0]
@@ -220,6 +219,10 @@ class Nemesis:
         by_ms = self._random.choice([-3_600_000, -60_000, -1_000, 1_000, 5_000])
         self._world.note(f"{machine.name}: wall clock jumps by {by_ms} ms")
         machine.clock.jump(by_ms)
+
+
+def _has_disk_fault(machine: Machine) -> bool:
+    return machine.disk.faults != DiskFaults()
 
 
 def _links(pairs: set[tuple[str, str]]) -> str:

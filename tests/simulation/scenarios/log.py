@@ -19,7 +19,7 @@ from simulation.checkers.final_checks import FinalChecks
 from simulation.checkers.log_truth import Truth, read_all
 from simulation.clients.consumers import Groups
 from simulation.clients.kafka import NONE, KafkaClient, NotServed
-from simulation.clients.operators import Operator
+from simulation.clients.operators import Operator, lower_factor
 from simulation.clients.producers import Producer, UnsafeProducer
 from simulation.faults.nemesis import Nemesis, NemesisPlan
 from simulation.world import roles
@@ -148,6 +148,7 @@ class Scenario:
         await self._faults()
         for machine in self._operators:
             machine.crash()
+        await self._do_without_rotten_bookies()
         await self._pass(SETTLE_S)
         clients: list[Reader | Producer | UnsafeProducer] = [*self._readers, *self._producers, self._unsafe]
         for client in clients:
@@ -164,6 +165,12 @@ class Scenario:
             f"{len(self.truth.acknowledged)} acknowledged, {len(self.truth.seen)} seen, {len(self.bucket.objects)} objects,"
             f" {self.audit.records_max} records at most, {self.group}"
         )
+
+    async def _do_without_rotten_bookies(self) -> None:
+        """Let the other bookies hold all copies: a bookie whose bits have flipped may refuse to start, rightly and for good."""
+        healthy = sum(not machine.is_rotten for machine in self.bookies)
+        if self.operators and healthy < BOOKIES:
+            await self._in_checker(lambda machine, ports: lower_factor(TOPIC, healthy, ports))
 
     async def _group_has_polled_all(self) -> None:
         self.group.committer.stop = True
