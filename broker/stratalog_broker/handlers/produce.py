@@ -5,10 +5,10 @@ place and is passed to the partition's ledger as a view; the callback that confi
 is no task, no future and no copy per batch.
 
 acks=0 gets no response (an error closes the connection, as in Kafka), acks=1 when one bookie has the batch on disk, acks=all
-when the ack quorum has. With too few bookies the result is NOT_ENOUGH_REPLICAS if the batch was not sent, and
-NOT_ENOUGH_REPLICAS_AFTER_APPEND if it was sent but did not reach its ack quorum; any other batch that is late gets
-REQUEST_TIMED_OUT. After the last two the batch may still be committed, and an idempotent producer's retry is recognised. A
-retry of a batch that is still in flight gets that batch's outcome.
+when the ack quorum has. With too few bookies the result is NOT_ENOUGH_REPLICAS if the batch was refused, and
+NOT_ENOUGH_REPLICAS_AFTER_APPEND if it was sent or queued for the next ledger but did not reach its ack quorum in time; any
+other batch that is late gets REQUEST_TIMED_OUT. After the last two the batch may still be committed, and an idempotent
+producer's retry is recognised. A retry of a batch that is still in flight gets that batch's outcome.
 Transactions are not served yet: transactional batches are refused.
 """
 

@@ -138,8 +138,10 @@ class PartitionLog:
 
     @property
     def lacks_quorum(self) -> bool:
-        """Whether too few bookies of the open ledger answer."""
-        return self._writer is not None and self._writer.lacks_quorum
+        """Whether too few bookies answer for the open ledger, or exist for the next one if none is open."""
+        if self._writer is not None:
+            return self._writer.lacks_quorum
+        return not self.admission.can_open(self.topic.replication_factor, self.configs)
 
     @property
     def is_unsealed(self) -> bool:

@@ -34,6 +34,14 @@ class QuorumAdmission:
         """
         return self._clock.monotonic() < self._settled_at_s
 
+    def can_open(self, copies: int, configs: TopicConfigs) -> bool:
+        """Return whether there are enough bookies for a new ledger."""
+        try:
+            self._ledgers.require_bookies(copies, configs.ack_quorum)
+        except NotEnoughBookies:
+            return False
+        return True
+
     def check(self, writer: LedgerWriter | None, is_held: bool, copies: int, configs: TopicConfigs, acks: int) -> None:
         """Raise ``NotEnoughBookies`` if a batch cannot get the copies that ``acks`` asks for.
 

@@ -119,6 +119,24 @@ async def test_too_few_bookies_after_a_batch_was_sent(cluster: MiniCluster) -> N
     assert (await send(client, "flights")).base_offset == 3
 
 
+async def test_too_few_bookies_for_the_ledger_that_a_batch_is_queued_for(cluster: MiniCluster) -> None:
+    """The batch was admitted and is written when there are enough bookies again, so it counts as appended."""
+    log = await create(cluster, "flights")
+    client, retrying = await cluster.connect(), await cluster.connect()
+    log.hold(lambda: None)
+    sending = asyncio.create_task(send(client, "flights", sequence=0, timeout_s=WAIT_S))
+    async with asyncio.timeout(WAIT_S):
+        while not log.core.queue:  # noqa: ASYNC110 - no event tells
+            await asyncio.sleep(0.01)
+    await stop_bookies(cluster, "bookie-1", "bookie-2")
+    log.go_on()
+    answer = await send(retrying, "flights", sequence=0, timeout_s=0.1)
+    assert answer.error_code is ErrorCode.not_enough_replicas_after_append
+    await cluster.start_bookie("bookie-1")
+    assert (await sending).base_offset == 0
+    assert log.core.high_watermark == 1
+
+
 async def test_a_smaller_ack_quorum_goes_on_with_one_bookie(cluster: MiniCluster) -> None:
     await create(cluster, "flights", stratalog_ack_quorum="1")
     client = await cluster.connect()
