@@ -264,13 +264,12 @@ class TopicCommands:
         """Compare and set a topic; calls ``plan`` again after a conflict."""
 
         async def attempt() -> Topic:
-            stored = self._view.get(topic_key(name))
-            topic = _topic_of(name, stored.record if stored is not None else None)
+            topic, version = await self._find(name, timeout_s)
             changed = plan(topic)
-            if validate_only or stored is None:
+            if validate_only:
                 return changed
             updates = (Put(record=changed), *_partition_updates(changed, topic.partition_count, assigned))
-            requirements = (VersionIs(key=topic.key(), version=stored.version),)
+            requirements = (VersionIs(key=topic.key(), version=version),)
             command = Command(updates=updates, requirements=requirements)
             await propose_guarded(self._metadata, command, topic.key(), timeout_s)
             return changed
@@ -283,12 +282,11 @@ class TopicCommands:
         """Delete a topic's records, and those of its partitions and ledgers, in one command."""
 
         async def attempt() -> Topic:
-            stored = self._view.get(topic_key(name))
-            topic = _topic_of(name, stored.record if stored is not None else None)
+            topic, version = await self._find(name, timeout_s)
             if topic.internal:
                 raise InvalidTopic(f"topic {name!r} is internal and cannot be deleted")
             ledgers = [ledger for ledger in self._view.all(Ledger) if ledger.topic_id == topic.topic_id]
-            requirements = [VersionIs(key=topic.key(), version=stored.version if stored is not None else ABSENT)]
+            requirements = [VersionIs(key=topic.key(), version=version)]
             for index in range(topic.partition_count):
                 log = self._view.get(log_key(topic.topic_id, index))
                 requirements.append(VersionIs(key=log_key(topic.topic_id, index), version=log.version if log else ABSENT))
@@ -307,6 +305,18 @@ class TopicCommands:
         return (*(Delete(key=key) for key in keys), Put(record=deleted))
 
     # -- waiting for the view
+
+    async def refresh(self, timeout_s: float) -> None:
+        """Wait until the view has all topics that exist now. Raises ``Unavailable``."""
+        await self._metadata.refresh(timeout_s)
+
+    async def _find(self, name: str, timeout_s: float) -> tuple[Topic, int]:
+        """Return a topic and its version. If the view lacks it, another broker may have just created it: refresh the view."""
+        if self._view.get(topic_key(name)) is None:
+            await self.refresh(timeout_s)
+        stored = self._view.get(topic_key(name))
+        topic = _topic_of(name, stored.record if stored is not None else None)
+        return topic, stored.version if stored is not None else ABSENT
 
     async def _wait_for_owners(self, topic: Topic, timeout_s: float) -> None:
         def owned() -> bool:

@@ -30,26 +30,34 @@ async def handle(context: RequestContext, request: Any, *, partitions: Partition
         wanted = [(topic.name, topic.topic_id) for topic in request.topics]
     rows = []
     for name, topic_id in wanted:
-        known = _name_of(partitions, topic_id) if name is None else name
-        row = await _delete(topic_commands, known, topic_id, timeout_s)
-        rows.append(context.new("DeletableTopicResult", **{"name": known, "topic_id": topic_id, "error_message": None, **row}))
+        row = await _delete(partitions, topic_commands, name, topic_id, timeout_s)
+        rows.append(context.new("DeletableTopicResult", **{"topic_id": topic_id, "error_message": None, **row}))
     return context.new("DeleteTopicsResponse", responses=tuple(rows))
 
 
-def _name_of(partitions: Partitions, topic_id: Any) -> str | None:
-    topic = partitions.topic_by_id(topic_id.bytes) if topic_id is not None else None
-    return topic.name if topic is not None else None
-
-
-async def _delete(topic_commands: TopicCommands, name: str | None, topic_id: Any, timeout_s: float) -> dict[str, Any]:
+async def _delete(
+    partitions: Partitions, topic_commands: TopicCommands, name: str | None, topic_id: Any, timeout_s: float
+) -> dict[str, Any]:
     """Delete one topic; return the fields of its row that its outcome decides."""
-    if name is None:
-        return {"error_code": ErrorCode.unknown_topic_id, "error_message": f"there is no topic with id {topic_id}"}
     try:
-        deleted = await topic_commands.delete(name, timeout_s)
+        if name is None:
+            name = await _name_of(partitions, topic_commands, topic_id, timeout_s)
+        deleted = await topic_commands.delete(name, timeout_s) if name is not None else None
     except StratalogError as failure:
-        return {"error_code": admin_error_code_of(failure), "error_message": failure.message}
-    return {"error_code": ErrorCode.none, "topic_id": deleted.topic_id}
+        return {"name": name, "error_code": admin_error_code_of(failure), "error_message": failure.message}
+    if deleted is None:
+        text = f"there is no topic with id {topic_id}"
+        return {"name": None, "error_code": ErrorCode.unknown_topic_id, "error_message": text}
+    return {"name": name, "error_code": ErrorCode.none, "topic_id": deleted.topic_id}
+
+
+async def _name_of(partitions: Partitions, topic_commands: TopicCommands, topic_id: Any, timeout_s: float) -> str | None:
+    if topic_id is None:
+        return None
+    if partitions.topic_by_id(topic_id.bytes) is None:
+        await topic_commands.refresh(timeout_s)
+    topic = partitions.topic_by_id(topic_id.bytes)
+    return topic.name if topic is not None else None
 
 
 API: Final = HandlerInfo(key=20, min_version=1, max_version=6, handle=handle, access=Access(Operation.DELETE, Resource.TOPIC))

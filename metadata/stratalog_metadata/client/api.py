@@ -58,6 +58,13 @@ class MetadataClient(Protocol):
         """
         ...
 
+    async def refresh(self, timeout_s: float = 10.0) -> int:
+        """Wait until the view contains everything that was committed before this call. Returns its index.
+
+        Raises ``Unavailable``.
+        """
+        ...
+
     async def read(self, keys: Sequence[str], timeout_s: float = 10.0) -> list[Versioned | None]:
         """The records at ``keys``, linearizable; None where there is none. Raises ``Unavailable`` if no leader answers in
         time.

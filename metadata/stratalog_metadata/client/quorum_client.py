@@ -122,10 +122,7 @@ class QuorumClient:
         return await self._proposer.propose(command, timeout_s)
 
     async def refresh(self, timeout_s: float = 10.0) -> int:
-        """Wait until the view contains everything that was committed before this call. Returns its index.
-
-        Raises ``Unavailable``.
-        """
+        """See :meth:`stratalog_metadata.client.api.MetadataClient.refresh`."""
         deadline = self._clock.monotonic() + timeout_s
         answer = await self._ask_leader(messages.READ, ReadRequest(keys=[]), ReadAnswer, timeout_s)
         try:

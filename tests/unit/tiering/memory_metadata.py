@@ -30,6 +30,9 @@ class MemoryMetadata(LocalView):
         await asyncio.sleep(0)
         return outcome.result
 
+    async def refresh(self, timeout_s: float = 10.0) -> int:
+        return self.index
+
     async def read(self, keys: Sequence[str], timeout_s: float = 10.0) -> list[Versioned | None]:
         await asyncio.sleep(0)
         return [self.get(key) for key in keys]

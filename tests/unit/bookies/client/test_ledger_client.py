@@ -777,6 +777,9 @@ class UnsureMetadata:
             await self._client.propose(command, timeout_s)
         raise OutcomeUnknown("lost the answer")
 
+    async def refresh(self, timeout_s: float = 10.0) -> int:
+        return await self._client.refresh(timeout_s)
+
     async def read(self, keys: Sequence[str], timeout_s: float = 10.0) -> list[Versioned | None]:
         return await self._client.read(keys, timeout_s)
 
