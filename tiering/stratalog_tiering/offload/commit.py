@@ -33,6 +33,9 @@ from stratalog_tiering.store import ObjectInfo, ObjectStore
 COMMIT_TIMEOUT_S: Final = 30.0
 ATTEMPTS_MAX: Final = 8
 """Proposals of one manifest version: an owner that opens ledgers changes the log meanwhile."""
+RENEWAL_SHARE: Final = 0.1
+"""Share of the grace period after which a refused version is not proposed again: the objects that it removes are in use until
+its commit, and their grace period counts from its creation."""
 _log = logging.getLogger(__name__)
 
 
@@ -89,8 +92,9 @@ async def commit_edit(
 ) -> bool:
     """Store the version that ``edit`` makes and commit it with ``command``; returns and raises as :func:`commit_manifest`.
 
-    ``command`` is called again with the current log if the log has changed since ``state``. ``own_keys`` are objects that were
-    written for this commit only. Raises ``Forked``, having stored nothing, if history has forked.
+    ``command`` is called again with the current log if the log has changed since ``state`` and the version is not old.
+    ``own_keys`` are objects that were written for this commit only. Raises ``Forked``, having stored nothing, if history has
+    forked.
     """
     await refuse_fork(ports, state)
     edit.move_to_pages(ports.clock.wall_ms(), await ports.source.pages(edit.pages_to_merge()))
@@ -101,6 +105,8 @@ async def commit_edit(
     written = [*own_keys, new.key, *(key for key, _ in new.parts)]
 
     async def again() -> Command | None:
+        if ports.clock.wall_ms() - new.manifest.created_at_ms > RENEWAL_SHARE * ports.settings.grace_ms:
+            return None
         current = await _with_current_log(ports, state)
         return command(current, pointer) if current is not None else None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -11,10 +12,12 @@ from unit.tiering.unreliable_metadata import UnreliableMetadata
 from stratalog_core.system import SystemClock
 from stratalog_metadata.records import ManifestPointer
 from stratalog_metadata.state.commands import Applied, Command, Put
+from stratalog_tiering.offload.commit import RENEWAL_SHARE
 
 Cluster = Any  # the TestCluster of conftest.py, which cannot be imported
 Batches = Callable[..., list[bytes]]
 RECORDS = 30
+GRACE_MS = 2_000
 
 
 async def test_kafka_20732_a_new_worker_counts_no_record_twice(cluster: Cluster, make_batches: Batches) -> None:
@@ -61,6 +64,37 @@ async def test_an_owner_that_keeps_opening_ledgers_does_not_hold_retention_up(cl
     await worker.close()
     assert interfered == 3
     assert not [key for name, key in cluster.store.calls if name == "delete" and key.startswith("manifests/")]
+
+
+async def test_a_manifest_that_is_late_is_made_anew_so_that_the_grace_period_begins_at_its_commit(
+    cluster: Cluster, make_batches: Batches
+) -> None:
+    """Objects are deleted a grace period after the time in the manifest that removed them, so that time must not be old."""
+    real = cluster.metadata
+    proposed: list[str] = []
+
+    async def interfere(command: Command, timeout_s: float = 10.0) -> Applied:
+        first = command.updates[0]
+        if isinstance(first, Put) and isinstance(first.record, ManifestPointer) and len(command.updates) == 2:
+            proposed.append(first.record.object_key)
+            if len(proposed) == 1:
+                await cluster.add_ledger(make_batches(2 * RECORDS, [RECORDS]), 2 * RECORDS)
+                await asyncio.sleep(2 * GRACE_MS * RENEWAL_SHARE / 1000)
+        result: Applied = await real.propose(command, timeout_s)
+        return result
+
+    cluster.metadata = UnreliableMetadata(real, [])
+    cluster.metadata.propose = interfere
+    worker = await cluster.start_worker(deletion_lag_ms=3_600_000, grace_ms=GRACE_MS)
+    await add_ledger(cluster, make_batches, 0)
+    await add_ledger(cluster, make_batches, RECORDS)
+    kept = str(cluster.pointer().cold_bytes // 2)
+    configs = {"retention.ms": "-1", "retention.bytes": kept}
+    await real.propose(Command(updates=(Put(record=msgspec.structs.replace(cluster.topic, configs=configs)),)))
+    await cluster.until(lambda: cluster.log().log_start_offset > 0)
+    await worker.close()
+    assert proposed.count(proposed[0]) == 1
+    assert ("delete", proposed[0]) in cluster.store.calls
 
 
 async def add_ledger(cluster: Cluster, make_batches: Batches, first: int) -> None:
