@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from hashlib import sha256
+from typing import Any
 from uuid import UUID
 
 import msgspec
@@ -183,6 +184,16 @@ def test_an_unknown_transformation_of_blocks_is_refused(member: str, value: str)
     footer = write_segment(make_batches(0, [5]))[1]
     with pytest.raises(Invalid, match=f"{member.replace('_', ' ')} '{value}'.*upgrade it"):
         check_footer(msgspec.structs.replace(footer, **{member: value}), footer.position)
+
+
+@pytest.mark.parametrize(
+    "change", [{"plain_length": 1}, {"nonce": b"n"}, {"leaves_root": b""}, {"min_timestamp_ms": 1}, {"max_timestamp_ms": 9999}]
+)
+def test_a_block_that_contradicts_its_footer_is_damage(change: dict[str, Any]) -> None:
+    footer = write_segment(make_batches(0, [1]))[1]
+    block = msgspec.structs.replace(footer.blocks[0], **change)
+    with pytest.raises(Corrupt):
+        check_footer(msgspec.structs.replace(footer, blocks=(block,)), footer.position)
 
 
 def test_a_section_is_skipped_unless_it_must_be_understood() -> None:
