@@ -1,0 +1,111 @@
+"""The example reader, written from the documents alone, reads every golden file and whole buckets, and refuses damage."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.archive_writer import ArchiveWriter
+
+from stratalog_core.batches.batch import crc_matches, iterate_headers
+from stratalog_core.batches.checkpoint import ProducerEntry
+from stratalog_tiering.format.footer import parse_footer, parse_signatures
+
+ROOT = Path(__file__).parents[4]
+GOLDEN = ROOT / "tests/golden/tiering"
+EXAMPLE = ROOT / "docs/examples/read_bucket.py"
+Batches = Callable[..., list[bytes]]
+
+
+def load_example() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("read_bucket", EXAMPLE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+example = load_example()
+
+
+def read(content: bytes) -> dict[str, Any]:
+    """Any stored object, by what it begins with."""
+    if content[:1] == b"{":
+        return dict(json.loads(content))
+    if content[:8] in example.FRAMES:
+        return dict(example.read_framed(content))
+    footer = example.read_footer(content)
+    return dict(footer) | {"batches": list(example.read_segment(content, footer))}
+
+
+def golden(pattern: str) -> list[Any]:
+    return [pytest.param(path.read_bytes(), id=path.stem) for path in sorted(GOLDEN.glob(pattern))]
+
+
+def test_it_is_short_and_uses_nothing_of_ours() -> None:
+    source = EXAMPLE.read_text()
+    assert len(source.splitlines()) < 300
+    assert "import stratalog" not in source
+    assert "from stratalog" not in source
+
+
+@pytest.mark.parametrize("content", [one for one in golden("*.bin") + golden("*.json") if not str(one.id).startswith("pre_")])
+def test_every_golden_file_is_read(content: bytes) -> None:
+    assert read(content)
+
+
+@pytest.mark.parametrize("content", golden("pre_release_*.bin"))
+def test_layouts_from_before_the_first_release_are_refused(content: bytes) -> None:
+    with pytest.raises(example.Unsupported, match="version"):
+        read(content)
+
+
+@pytest.mark.parametrize("content", golden("segment*.bin"))
+def test_it_reads_the_same_segment_as_the_product(content: bytes) -> None:
+    footer, found = parse_footer(content, len(content)), read(content)
+    assert b"".join(found["batches"]) == content[: footer.data_bytes]
+    assert [len(batch) for batch in found["batches"]] == [
+        header.size_bytes for _, header in iterate_headers(content[: footer.data_bytes])
+    ]
+    assert all(
+        crc_matches(content[at : at + header.size_bytes], header)
+        for at, header in iterate_headers(content[: footer.data_bytes])
+    )
+    assert found["cluster_id"] == footer.cluster_id
+    assert found["min_timestamp_ms"] == footer.min_timestamp_ms
+    signatures = parse_signatures(content, len(content))
+    assert [tuple(one) for one in found["signatures"]] == [(one.algorithm, one.key_id, one.value) for one in signatures]
+
+
+@given(st.integers(0, 2**16), st.integers(0, 7), st.sampled_from(["segment_producers.bin", "manifest.bin", "page.bin"]))
+def test_any_flipped_bit_is_refused(position: int, bit: int, name: str) -> None:
+    content = bytearray((GOLDEN / name).read_bytes())
+    content[position % len(content)] ^= 1 << bit
+    with pytest.raises((example.Damaged, example.Unsupported)):
+        read(bytes(content))
+
+
+def pages_in(store_directory: Path) -> list[Path]:
+    return list(store_directory.glob("pages/*/*/*"))
+
+
+async def test_it_prints_the_records_of_a_whole_bucket(
+    writer: ArchiveWriter, store_directory: Path, make_batches: Batches, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for index in range(12):
+        await writer.append(0, make_batches(index * 24, [3] * 8), producers=[ProducerEntry(7, 1)])
+    assert pages_in(store_directory)
+    example.main(str(store_directory), "flights")
+    printed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [record["offset"] for record in printed] == list(range(288))
+    assert {(record["topic"], record["partition"]) for record in printed} == {("flights", 0)}
+    example.main(str(store_directory), "another")
+    assert capsys.readouterr().out == ""
