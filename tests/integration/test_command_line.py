@@ -31,6 +31,32 @@ def test_a_topic_from_creation_to_deletion(cluster: ProcessCluster) -> None:
     cluster.run("topic", "describe", "cli-topic", expect=ExitCode.NOT_FOUND)
 
 
+def test_a_deleted_topic_is_restored_with_hot_and_cold_records_and_positions(cluster: ProcessCluster) -> None:
+    topic, group = cluster.new_topic(partitions=1, configs=KEPT_FOR_EVER), cluster.new_group()
+    cluster.run("produce", topic, stdin="1\n2\n")
+    cluster.run("tier", "offload", topic, "--wait", "--delete-hot")
+    cluster.run("produce", topic, stdin="3\n4\n")
+    assert cluster.run("consume", topic, "--group", group, "--count", "1") == "1\n"
+    cluster.run("topic", "delete", topic, "--yes")
+    assert topic not in {row["name"] for row in cluster.json("topic", "list")["topics"]}
+    (row,) = [row for row in cluster.json("topic", "list", "--deleted")["deleted_topics"] if row["name"] == topic]
+    assert 0 < row["seconds_left"] <= 86_400
+    cluster.run("topic", "create", topic)
+    cluster.run("topic", "undelete", topic, expect=ExitCode.CONFLICT)
+    cluster.run("topic", "delete", topic, "--now", "--yes")
+    assert cluster.json("topic", "undelete", topic) == {"name": topic, "topic_id": row["topic_id"], "partitions": 1}
+    assert cluster.run("consume", topic) == "1\n2\n3\n4\n"
+    assert cluster.run("consume", topic, "--group", group, "--count", "3") == "2\n3\n4\n"
+    cluster.run("produce", topic, stdin="5\n")
+    cluster.run("tier", "offload", topic, "--wait")
+    cluster.run("tier", "verify", topic)
+    cluster.run("topic", "delete", topic, "--yes")
+    cluster.run("topic", "undelete", row["topic_id"], "--as", f"{topic}-again")
+    assert cluster.run("consume", f"{topic}-again", "--count", "5") == "1\n2\n3\n4\n5\n"
+    cluster.run("topic", "delete", f"{topic}-again", "--now", "--yes")
+    cluster.run("topic", "undelete", f"{topic}-again", expect=ExitCode.NOT_FOUND)
+
+
 def test_the_clusters_defaults_make_a_topic(cluster: ProcessCluster) -> None:
     assert cluster.json("topic", "create", "cli-default") == {"name": "cli-default", "partitions": 1}
     assert cluster.json("topic", "alter", "cli-default", "--partitions", "3") == {"name": "cli-default", "partitions": 3}

@@ -9,7 +9,8 @@ from typing import Final, NamedTuple
 from stratalog_broker.admin.config_rows import ConfigRow, broker_config_rows, default_config_rows, topic_config_rows
 from stratalog_broker.admin.errors import InvalidConfig
 from stratalog_broker.admin.topic_defaults import configure_defaults
-from stratalog_broker.admin.topics import EditConfigs, TopicCommands, check_topic_name
+from stratalog_broker.admin.topic_names import check_topic_name
+from stratalog_broker.admin.topics import EditConfigs, TopicCommands
 from stratalog_broker.configs.config_keys import ConfigKind, elements
 from stratalog_broker.configs.settings import BrokerSettings
 from stratalog_broker.configs.topic_configs import topic_config_key, topic_config_name

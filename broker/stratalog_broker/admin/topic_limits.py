@@ -8,7 +8,7 @@ from __future__ import annotations
 from stratalog_broker.admin.errors import LimitExceeded
 from stratalog_broker.configs.settings import BrokerSettings
 from stratalog_metadata.client.api import MetadataView
-from stratalog_metadata.records import Topic
+from stratalog_metadata.records import DeletedTopic, Topic
 
 
 def check_request(settings: BrokerSettings, partitions: int) -> None:
@@ -20,12 +20,19 @@ def check_request(settings: BrokerSettings, partitions: int) -> None:
 
 
 def check_cluster(settings: BrokerSettings, view: MetadataView, topics: int, partitions: int) -> None:
-    """Raise ``LimitExceeded`` if the cluster may not have this many more. Internal topics do not count."""
-    found = [topic.partition_count for topic in view.all(Topic) if not topic.internal]
+    """Raise ``LimitExceeded`` if the cluster may not have this many more.
+
+    Deleted topics that can be restored count, because their records are still in metadata. Internal topics do not.
+    """
+    deleted = [each.topic.partition_count for each in view.all(DeletedTopic) if each.topic is not None]
+    found = [*deleted, *(topic.partition_count for topic in view.all(Topic) if not topic.internal)]
+    advice = "delete some, or raise it"
+    if deleted:
+        advice = f"{len(deleted)} deleted topics count: delete them for good with `stratalog topic delete --now`, or raise it"
     if topics and len(found) + topics > settings.topics_max:
-        text = f"there would be {len(found) + topics} topics; topics_max is {settings.topics_max}: delete some, or raise it"
+        text = f"there would be {len(found) + topics} topics; topics_max is {settings.topics_max}: {advice}"
         raise LimitExceeded(text)
     total = sum(found) + partitions
     if total > settings.partitions_max:
-        text = f"there would be {total} partitions; partitions_max is {settings.partitions_max}: delete some, or raise it"
+        text = f"there would be {total} partitions; partitions_max is {settings.partitions_max}: {advice}"
         raise LimitExceeded(text)

@@ -1,9 +1,9 @@
 """Creates, grows, configures and deletes topics by commands to the metadata quorum, guarded by the versions they are based on.
 
 A new topic's partitions have no owner yet: the controller assigns them as soon as the command is committed, and the calls
-here return when this broker's view shows owners. Deletion removes every record of the topic in one command, its ledgers
-included, and leaves a ``DeletedTopic`` for the object store's collector; data is not deleted here. Replica assignments set the
-number of copies and the brokers preferred as owners; copies are on bookies.
+here return when this broker's view shows owners. Deletion leaves a ``DeletedTopic``, from which the topic can be restored for a
+while (``deleted_topics.py``); data is not deleted here. Replica assignments set the number of copies and the brokers preferred
+as owners; copies are on bookies.
 
 Refusals are errors of ``admin/errors.py``, or ``NotFound``; failures of the quorum are errors of the common tree.
 """
@@ -11,12 +11,12 @@ Refusals are errors of ``admin/errors.py``, or ``NotFound``; failures of the quo
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 from uuid import UUID
 
+from stratalog_broker.admin.deleted_topics import delete_for_good
 from stratalog_broker.admin.errors import (
     InvalidAssignment,
     InvalidConfig,
@@ -27,6 +27,7 @@ from stratalog_broker.admin.errors import (
     TopicExists,
 )
 from stratalog_broker.admin.topic_limits import check_cluster, check_request
+from stratalog_broker.admin.topic_names import NAME_CHARACTERS_MAX, check_topic_name
 from stratalog_broker.configs.settings import BrokerSettings
 from stratalog_broker.configs.topic_configs import check_topic_configs
 from stratalog_broker.partitions.internal_topics import INTERNAL_TOPICS
@@ -34,38 +35,22 @@ from stratalog_core.errors import Invalid, NotEnoughBookies, NotFound
 from stratalog_core.ports import Clock, Random
 from stratalog_metadata.client.api import MetadataClient, MetadataView
 from stratalog_metadata.client.guarded_updates import decide_again, propose_guarded
+from stratalog_metadata.client.topic_deletion import delete_topic
 from stratalog_metadata.records import (
     Bookie,
     Broker,
-    DeletedTopic,
-    Ledger,
     Log,
     Partition,
     Topic,
-    fork_decision_key,
-    log_key,
-    manifest_pointer_key,
     partition_key,
-    tier_request_key,
-    tier_status_key,
     topic_key,
 )
-from stratalog_metadata.state.commands import ABSENT, Command, Delete, Put, Update, VersionIs
+from stratalog_metadata.state.commands import ABSENT, Command, Put, Update, VersionIs
 from stratalog_metadata.state.guarded_update import Superseded
 
-NAME_CHARACTERS_MAX: Final = 249
 PARTITIONS_MAX: Final = 10_000
 REPLICATION_FACTOR_MAX: Final = 15
 BROKER_DEFAULT: Final = -1
-_OF_EACH_PARTITION: Final = (
-    partition_key,
-    log_key,
-    manifest_pointer_key,
-    tier_request_key,
-    tier_status_key,
-    fork_decision_key,
-)
-_NAME: Final = re.compile(r"[a-zA-Z0-9._-]+\Z")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,14 +67,6 @@ class NewTopic:
 
 
 EditConfigs = Callable[[dict[str, str]], Mapping[str, str]]
-
-
-def check_topic_name(name: str) -> None:
-    """Raise ``InvalidTopic`` if ``name`` breaks Kafka's rule. Unlike in Kafka, "." and "_" differ."""
-    if not name or len(name) > NAME_CHARACTERS_MAX or name in (".", "..") or not _NAME.match(name):
-        raise InvalidTopic(
-            f"topic name {name[:300]!r}: 1 to {NAME_CHARACTERS_MAX} characters of a-z A-Z 0-9 . _ - and neither '.' nor '..'"
-        )
 
 
 class TopicCommands:
@@ -279,30 +256,20 @@ class TopicCommands:
     # -- delete
 
     async def delete(self, name: str, timeout_s: float) -> Topic:
-        """Delete a topic's records, and those of its partitions and ledgers, in one command."""
+        """Delete a topic. It can be restored for ``undelete_window_ms``; if that is 0 the deletion is final at once."""
 
         async def attempt() -> Topic:
             topic, version = await self._find(name, timeout_s)
             if topic.internal:
                 raise InvalidTopic(f"topic {name!r} is internal and cannot be deleted")
-            ledgers = [ledger for ledger in self._view.all(Ledger) if ledger.topic_id == topic.topic_id]
-            requirements = [VersionIs(key=topic.key(), version=version)]
-            for index in range(topic.partition_count):
-                log = self._view.get(log_key(topic.topic_id, index))
-                requirements.append(VersionIs(key=log_key(topic.topic_id, index), version=log.version if log else ABSENT))
-            updates = self._deletion(topic, ledgers)
-            command = Command(updates=updates, requirements=tuple(requirements))
+            command = delete_topic(self._view, topic, version, self._clock.wall_ms(), self._settings.undelete_window_ms)
             await propose_guarded(self._metadata, command, topic.key(), timeout_s)
             return topic
 
-        return await decide_again(f"topic {name!r}", attempt)  # a partition that opens a ledger causes a conflict
-
-    def _deletion(self, topic: Topic, ledgers: list[Ledger]) -> tuple[Update, ...]:
-        keys = [topic.key(), *(ledger.key() for ledger in ledgers)]
-        for index in range(topic.partition_count):
-            keys += [make_key(topic.topic_id, index) for make_key in _OF_EACH_PARTITION]
-        deleted = DeletedTopic(topic_id=topic.topic_id, name=topic.name, deleted_at_ms=self._clock.wall_ms())
-        return (*(Delete(key=key) for key in keys), Put(record=deleted))
+        topic = await decide_again(f"topic {name!r}", attempt)  # a partition that changes its owner causes a conflict
+        if self._settings.undelete_window_ms == 0:
+            await delete_for_good(self._metadata, topic.topic_id, timeout_s)
+        return topic
 
     # -- waiting for the view
 

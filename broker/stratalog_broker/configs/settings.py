@@ -58,6 +58,12 @@ class BrokerSettings:
         minimum=1,
         maximum=1_000_000,
     )
+    undelete_window_ms: int = setting(
+        86_400_000,
+        help="Time for which a deleted topic can be restored, and its records keep their space; 0: every deletion is final",
+        minimum=0,
+        maximum=365 * 86_400_000,
+    )
     offsets_topic_partitions: int = setting(50, help="Partitions of __consumer_offsets", minimum=1, maximum=1_000)
     offsets_topic_replication_factor: int = setting(
         3,

@@ -15,7 +15,8 @@ from uuid import UUID
 from kio.schema.errors import ErrorCode
 
 from stratalog_broker.admin.errors import InvalidTopic, NotServedYet, TopicExists
-from stratalog_broker.admin.topics import NewTopic, TopicCommands, check_topic_name
+from stratalog_broker.admin.topic_names import check_topic_name
+from stratalog_broker.admin.topics import NewTopic, TopicCommands
 from stratalog_broker.cluster.advertised_brokers import AdvertisedBrokers
 from stratalog_broker.cluster.partition_rows import PartitionRows
 from stratalog_broker.configs.settings import BrokerSettings

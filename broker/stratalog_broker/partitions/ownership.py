@@ -18,6 +18,7 @@ from stratalog_broker.configs.topic_configs import TopicConfigs
 from stratalog_broker.metrics import TakeoverMetrics
 from stratalog_broker.partitions.batched_semaphore import BatchedSemaphore
 from stratalog_broker.partitions.core import PartitionCore
+from stratalog_broker.partitions.deleted_partitions import seal_last
 from stratalog_broker.partitions.directory import PartitionDirectory
 from stratalog_broker.partitions.handover import OutgoingHandovers
 from stratalog_broker.partitions.internal_appends import append_and_wait
@@ -220,6 +221,7 @@ class Partitions:
         log = self._logs.get(identity)
         if log is not None:
             self._drop(log)
+            self._spawn(seal_last(self._ledgers, self._view, identity))
 
     def _record_gone(self, record: Record | None) -> None:
         if isinstance(record, Ledger):

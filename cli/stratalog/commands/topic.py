@@ -25,8 +25,9 @@ from stratalog import kafka
 from stratalog.deletion import confirm, delete_named, yes_option
 from stratalog.output import json_option, print_done, print_json, print_listing, print_rows
 from stratalog.places import TARGETS, places
-from stratalog.target import bootstrap_of, cluster_options, kafka_options, metadata_of, name_values
+from stratalog.target import bootstrap_of, cluster_options, kafka_options, metadata_of, name_values, quorum_options
 from stratalog.tier.session import metadata_session
+from stratalog.topic_deletion import DELETED_COLUMNS, delete_now, deleted_rows, restore
 from stratalog_broker.admin.replication_factor import change_replication_factor
 from stratalog_core.errors import NotFound
 from stratalog_metadata.records import Topic
@@ -152,10 +153,17 @@ def _shown(found: list[TopicPartition]) -> str:
 
 @topic.command("list")
 @click.option("--internal", is_flag=True, help="Show internal topics, too.")
-@kafka_options
+@click.option("--deleted", is_flag=True, help="Show deleted topics that can be restored instead, and for how long.")
+@cluster_options
 @json_option
-def list_topics(internal: bool, data: Path | None, bootstrap: str | None, as_json: bool) -> None:
+def list_topics(
+    internal: bool, deleted: bool, data: Path | None, bootstrap: str | None, metadata: str | None, as_json: bool
+) -> None:
     """List topics."""
+    if deleted:
+        rows = asyncio.run(deleted_rows(metadata_of(data, metadata)))
+        print_listing("deleted_topics", rows, DELETED_COLUMNS, as_json=as_json)
+        return
     with kafka.translated():
         topics = kafka.admin(bootstrap_of(data, bootstrap)).list_topics(timeout=kafka.TIMEOUT_S).topics
     rows = [
@@ -214,14 +222,49 @@ def _offsets(servers: str, name: str, partitions: list[int], spec: OffsetSpec) -
 
 @topic.command()
 @click.argument("names", nargs=-1, required=True)
+@click.option(
+    "--now", is_flag=True, help="Delete for good and free the space; also topics that are deleted already (name or id)."
+)
 @yes_option
-@kafka_options
+@cluster_options
 @json_option
-def delete(names: tuple[str, ...], yes: bool, data: Path | None, bootstrap: str | None, as_json: bool) -> None:
-    """Delete topics with all their records, including history in the object store."""
+def delete(
+    names: tuple[str, ...],
+    now: bool,
+    yes: bool,
+    data: Path | None,
+    bootstrap: str | None,
+    metadata: str | None,
+    as_json: bool,
+) -> None:
+    """Delete topics with all their records, including history in the object store.
+
+    `stratalog topic undelete` restores them, by default for 24 hours ([broker] undelete_window_ms). With --now nothing can.
+    """
     client = kafka.admin(bootstrap_of(data, bootstrap))
     call = partial(client.delete_topics, request_timeout=kafka.TIMEOUT_S)
-    delete_named(names, "records", call, yes=yes, as_json=as_json)
+    if not now:
+        delete_named(names, "records", call, yes=yes, as_json=as_json)
+        return
+    listed = ", ".join(names)
+    confirm(f"Delete {listed} and all their records for good?", yes=yes)
+    asyncio.run(delete_now(metadata_of(data, metadata), names, call))
+    print_done({"deleted": list(names)}, f"deleted {listed} for good", as_json=as_json)
+
+
+@topic.command()
+@click.argument("wanted", metavar="NAME|ID")
+@click.option("--as", "new_name", metavar="NEWNAME", help="Name for the restored topic, if its old one is taken.")
+@quorum_options
+@json_option
+def undelete(wanted: str, new_name: str | None, data: Path | None, metadata: str | None, as_json: bool) -> None:
+    """Restore a deleted topic: its records, its settings, and its groups' positions.
+
+    `stratalog topic list --deleted` shows what can be restored and for how long. Under another name, groups have no positions.
+    """
+    restored = asyncio.run(restore(metadata_of(data, metadata), wanted, new_name))
+    document = {"name": restored.name, "topic_id": str(restored.topic_id), "partitions": restored.partition_count}
+    print_done(document, f"restored {restored.name}", as_json=as_json)
 
 
 @topic.command()

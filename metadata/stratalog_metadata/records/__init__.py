@@ -38,7 +38,17 @@ from stratalog_metadata.records.partition import (
 )
 from stratalog_metadata.records.quorum import QUORUM_KEY, Quorum
 from stratalog_metadata.records.session import Lease, Session, lease_key, session_key
-from stratalog_metadata.records.topic import TOPIC_DEFAULTS_KEY, DeletedTopic, DynamicConfig, Topic, configs_in_force, topic_key
+from stratalog_metadata.records.topic import (
+    TOPIC_DEFAULTS_KEY,
+    DeletedTopic,
+    DynamicConfig,
+    RestoredTopic,
+    Topic,
+    configs_in_force,
+    deleted_topic_key,
+    restored_topic_key,
+    topic_key,
+)
 
 Record = (
     Bookie
@@ -55,6 +65,7 @@ Record = (
     | ManifestPointer
     | Partition
     | Quorum
+    | RestoredTopic
     | Session
     | TierRequest
     | TierStatus
@@ -75,9 +86,10 @@ __all__ = [
     "TOPIC_DEFAULTS_KEY",
     "Bookie", "Broker", "Cluster", "Counter", "DeletedTopic", "DrainedBroker", "DynamicConfig", "Endpoint", "ForkDecision",
     "Fragment", "Lease",
-    "Ledger", "LedgerRef", "LedgerState", "Log", "ManifestPointer", "Partition", "Quorum", "Record", "Session",
-    "TierRequest", "TierStatus", "TieringWorker", "Topic", "TopicPartition", "Versioned",
-    "bookie_key", "broker_key", "configs_in_force", "counter_key", "drained_broker_key", "fork_decision_key", "lease_key",
-    "ledger_key", "log_key",
-    "manifest_pointer_key", "partition_key", "session_key", "tier_request_key", "tier_status_key", "topic_key",
+    "Ledger", "LedgerRef", "LedgerState", "Log", "ManifestPointer", "Partition", "Quorum", "Record", "RestoredTopic",
+    "Session", "TierRequest", "TierStatus", "TieringWorker", "Topic", "TopicPartition", "Versioned",
+    "bookie_key", "broker_key", "configs_in_force", "counter_key", "deleted_topic_key", "drained_broker_key",
+    "fork_decision_key", "lease_key", "ledger_key", "log_key",
+    "manifest_pointer_key", "partition_key", "restored_topic_key", "session_key", "tier_request_key",
+    "tier_status_key", "topic_key",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Topics; deleted topics until their objects are gone from the store; cluster-wide configuration."""
+"""Topics; deleted topics until their objects are gone from the store, and restored ones; cluster-wide configuration."""
 
 from __future__ import annotations
 
@@ -24,14 +24,41 @@ class Topic(RecordBase, frozen=True, kw_only=True, tag="topic"):
 
 
 class DeletedTopic(RecordBase, frozen=True, kw_only=True, tag="deleted_topic"):
-    """Written when a topic is deleted; removed when its objects have been deleted after the grace period."""
+    """Written when a topic is deleted; removed when its objects have been deleted after the grace period.
+
+    For ``restorable_ms`` the topic can be restored: ``topic`` is its record, ``leader_epochs`` and ``replicas`` are those of
+    its partitions, and its logs, ledgers and manifest pointers stay. Then the deletion becomes final, and ``topic`` is None.
+    """
 
     topic_id: UUID
     name: str
     deleted_at_ms: int
+    restorable_ms: int = 0
+    topic: Topic | None = None
+    leader_epochs: tuple[int, ...] = ()
+    replicas: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the topic can no longer be restored."""
+        return self.topic is None
+
+    @property
+    def restorable_until_ms(self) -> int:
+        """When the deletion may become final, by the clock of the broker that deleted the topic."""
+        return self.deleted_at_ms + self.restorable_ms
 
     def key(self) -> str:
-        return f"deleted_topic/{self.topic_id.hex}"
+        return deleted_topic_key(self.topic_id)
+
+
+class RestoredTopic(RecordBase, frozen=True, kw_only=True, tag="restored_topic"):
+    """Written when a deleted topic is restored; removed when the bucket's readers see the topic again."""
+
+    topic_id: UUID
+
+    def key(self) -> str:
+        return restored_topic_key(self.topic_id)
 
 
 class DynamicConfig(RecordBase, frozen=True, kw_only=True, tag="dynamic_config"):
@@ -46,6 +73,14 @@ class DynamicConfig(RecordBase, frozen=True, kw_only=True, tag="dynamic_config")
 
 def topic_key(name: str) -> str:
     return f"topic/{name}"
+
+
+def deleted_topic_key(topic_id: UUID) -> str:
+    return f"deleted_topic/{topic_id.hex}"
+
+
+def restored_topic_key(topic_id: UUID) -> str:
+    return f"restored_topic/{topic_id.hex}"
 
 
 TOPIC_DEFAULTS_KEY: Final = DynamicConfig(resource="").key()

@@ -7,6 +7,7 @@ committed, that no owner of an earlier epoch extends the log, that a closed ledg
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
@@ -17,6 +18,7 @@ from stratalog_core.errors import StratalogError
 from stratalog_metadata.raft import Entry, HardState, Message
 from stratalog_metadata.raft.messages import VoteReply, VoteRequest
 from stratalog_metadata.records import (
+    DeletedTopic,
     Ledger,
     LedgerState,
     Log,
@@ -24,6 +26,7 @@ from stratalog_metadata.records import (
     Partition,
     Record,
     Topic,
+    deleted_topic_key,
     ledger_key,
     log_key,
     manifest_pointer_key,
@@ -42,6 +45,8 @@ if TYPE_CHECKING:
 
 UNSEALED_MAX: Final = 2
 VOTE_PATH: Final = "raft/vote"
+CLOCK_MARGIN: Final = 0.8
+"""Clocks run up to 2 % apart."""
 
 
 class Audit:
@@ -65,6 +70,9 @@ class Audit:
         self._entries: dict[int, Entry] = {}
         self._leaving: set[str] = set()
         self._referenced: dict[str, frozenset[str]] = {}
+        self._epochs: dict[str, int] = {}
+        """Last leader epoch of each partition that was deleted."""
+        self._deleted_s: dict[UUID, float] = {}
 
     def watch(self, node: str, replica: Replica) -> None:
         """Check every entry that this replica applies."""
@@ -146,6 +154,18 @@ class Audit:
                 self._referenced.pop(before.key(), None)
             case _, ManifestPointer():
                 self._pointer_changed(before if isinstance(before, ManifestPointer) else None, after)
+            case _:
+                self._check_deletion(before, after)
+
+    def _check_deletion(self, before: Record | None, after: Record | None) -> None:
+        match before, after:
+            case Partition(), None:
+                self._epochs[before.key()] = before.leader_epoch
+            case None, Partition():
+                is_above = after.leader_epoch >= self._epochs.get(after.key(), 0)
+                self.require(is_above, f"{after.key()} is restored below its last epoch")
+            case _, DeletedTopic():
+                self._topic_deleted(before if isinstance(before, DeletedTopic) else None, after)
 
     # -- owners and ledgers
 
@@ -202,7 +222,21 @@ class Audit:
         finished = (place for place, ledger in enumerate(ledgers) if ledger is not None and self.copies.has_checkpoint(ledger))
         return next(finished, len(ledgers))
 
+    def _topic_deleted(self, before: DeletedTopic | None, after: DeletedTopic) -> None:
+        """Require that a deletion becomes final only after the topic could be restored for as long as was promised."""
+        now_s = asyncio.get_running_loop().time()
+        if before is None:
+            self._deleted_s[after.topic_id] = now_s
+        elif after.is_final and not before.is_final:
+            kept_s = now_s - self._deleted_s[after.topic_id]
+            promised_s = before.restorable_ms / 1000
+            what = f"the deletion of topic {after.name} is final after {kept_s:.1f} s of {promised_s:.1f}"
+            self.require(kept_s >= promised_s * CLOCK_MARGIN, what)
+
     def _ledger_removed(self, ledger: Ledger) -> None:
+        deleted = self.records.get(deleted_topic_key(ledger.topic_id))
+        if isinstance(deleted, DeletedTopic):
+            self.require(deleted.is_final, f"ledger {ledger.ledger_id} was removed; its topic {deleted.name} can be restored")
         topic = next((t for t in self.records.values() if isinstance(t, Topic) and t.topic_id == ledger.topic_id), None)
         log = self.records.get(log_key(ledger.topic_id, ledger.partition))
         if topic is None or topic.key() in self._leaving or topic.name.startswith("__") or not isinstance(log, Log):

@@ -1,8 +1,8 @@
-"""Creates, extends, truncates and deletes topics during other faults.
+"""Creates, extends, truncates, deletes and restores topics during other faults.
 
-An administrator creates topics (some with a short retention), adds partitions, deletes records and deletes topics, each with
-its own idempotent producer. Checked at the end: the remaining records of a topic are contiguous and were sent; no acknowledged
-record is missing unless DeleteRecords or retention may have removed it; and nothing is left of a deleted topic.
+An administrator creates topics (some with a short retention), adds partitions, deletes records, deletes topics and restores
+them, each with its own idempotent producer. Checked at the end: the remaining records of a topic are contiguous and were sent;
+no acknowledged record is missing unless DeleteRecords or retention may have removed it; and nothing is left of a deleted topic.
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from simulation.checkers.coverage import RECORDS_DELETED
+from simulation.checkers.coverage import RECORDS_DELETED, TOPIC_RESTORED
 from simulation.checkers.log_truth import Truth, read_all
 from simulation.clients.kafka import NONE, KafkaClient, NotServed
 from simulation.clients.producers import Producer
+from simulation.world import roles
 from simulation.world.machine import Machine, Ports, World
-from stratalog_metadata.records import Topic
+from stratalog_broker.admin.deleted_topics import undelete
+from stratalog_core.errors import StratalogError
+from stratalog_metadata.records import DeletedTopic, Topic
 
 TOPICS_MAX: Final = 3
 PAUSE_MEAN_S: Final = 1.0
@@ -91,7 +94,7 @@ class Administrator:
             await self._create(client, ports)
             return
         topic = ports.random.choice(self.live)
-        act = ports.random.choice([self._delete_records, self._delete_records, self._grow, self._delete])
+        act = ports.random.choice([self._delete_records, self._delete_records, self._grow, self._delete, self._restore])
         await act(client, ports, topic)
 
     async def _create(self, client: KafkaClient, ports: Ports) -> None:
@@ -129,6 +132,32 @@ class Administrator:
         await self._until(lambda: not self._partitions(topic.name), lambda: client.delete_topic(topic.name))
         self._world.note(f"{topic.name} is deleted")
 
+    async def _restore(self, client: KafkaClient, ports: Ports, topic: AdministeredTopic) -> None:
+        """Delete a topic and restore it after a while, perhaps too late. Its producer does not stop meanwhile.
+
+        A deletion without an answer could be carried out after the restore, so the topic is then not restored.
+        """
+        if await self._answer(client.delete_topic(topic.name, self._bootstrap[0])) != NONE:
+            await self._delete(client, ports, topic)
+            return
+        self._world.note(f"{topic.name} is deleted, to be restored")
+        await asyncio.sleep(ports.random.uniform(0, 1.2 * roles.UNDELETE_WINDOW_MS / 1000))
+        metadata = await roles.connect_metadata(ports)
+        while not self._partitions(topic.name):
+            try:
+                await undelete(metadata, topic.name)
+            except StratalogError as failure:
+                self._world.note(f"  {topic.name} is not restored: {failure!r}")
+                if not self._is_restorable(topic.name) and not self._partitions(topic.name):
+                    topic.machine.crash()
+                    topic.is_deleted = True
+                    break
+                await asyncio.sleep(0.3)
+        else:
+            self._world.coverage.meet(TOPIC_RESTORED)
+            self._world.note(f"{topic.name} is restored")
+        await metadata.close()
+
     async def _until(self, is_done: Callable[[], bool], request: Callable[[], Coroutine[Any, Any, int]]) -> None:
         """Repeat the request until it is done. A broker with a stale view may answer that a topic does not exist."""
         while True:
@@ -141,6 +170,12 @@ class Administrator:
         assert self._world.audit is not None
         topics = [each for each in self._world.audit.records.values() if isinstance(each, Topic) and each.name == name]
         return topics[0].partition_count if topics else 0
+
+    def _is_restorable(self, name: str) -> bool:
+        """Whether the quorum has the topic as deleted and not final."""
+        assert self._world.audit is not None
+        deleted = [each for each in self._world.audit.records.values() if isinstance(each, DeletedTopic) and each.name == name]
+        return any(not each.is_final for each in deleted)
 
     async def _answer(self, request: Coroutine[Any, Any, int]) -> int:
         try:

@@ -206,9 +206,11 @@ class KafkaClient:
         answer = await self.any_broker(CREATE_TOPICS, topics=(wanted,), timeout=ADMIN_TIMEOUT, validate_only=False)
         return int(answer.topics[0].error_code)
 
-    async def delete_topic(self, topic: str) -> int:
-        """Delete a topic; return the error code."""
-        answer = await self.any_broker(DELETE_TOPICS, topic_names=(TopicName(topic),), timeout=ADMIN_TIMEOUT)
+    async def delete_topic(self, topic: str, address: str = "") -> int:
+        """Delete a topic; return the error code. ``address``: the only broker to ask, once."""
+        fields: dict[str, Any] = {"topic_names": (TopicName(topic),), "timeout": ADMIN_TIMEOUT}
+        asked = self.request(address, DELETE_TOPICS, **fields) if address else self.any_broker(DELETE_TOPICS, **fields)
+        answer = await asked
         return int(answer.responses[0].error_code)
 
     async def create_partitions(self, topic: str, count: int) -> int:

@@ -23,6 +23,7 @@ from typing import Final
 from simulation.mutants import bookies as mutants_of_bookies
 from simulation.mutants import clusters as mutants_of_clusters
 from simulation.mutants import copies as mutants_of_copies
+from simulation.mutants import deletions as mutants_of_deletions
 from simulation.mutants import groups as mutants_of_groups
 from simulation.mutants import handovers as mutants_of_handovers
 from simulation.mutants import history as mutants_of_history
@@ -74,7 +75,7 @@ def all_mutants() -> list[Mutant]:
                 *mutants_of_handovers.IN_OWNERSHIP_CHANGES,
             ),
         ),
-        ("everything", mutants_of_handovers.IN_EVERYTHING),
+        ("everything", (*mutants_of_handovers.IN_EVERYTHING, *mutants_of_deletions.IN_EVERYTHING)),
         ("history", mutants_of_history.IN_HISTORY),
         ("outages", mutants_of_tiers.IN_OUTAGES),
         ("log", (*mutants_of_clusters.MUTANTS, *mutants_of_copies.IN_LOG, *mutants_of_reads.IN_LOG)),

@@ -32,6 +32,7 @@ BOOKIE_PORT: Final = 9400
 BOOKIE_HOSTS: Final = 3
 BOOKIE_RACKS: Final = 2
 KAFKA_PORT: Final = 9092
+UNDELETE_WINDOW_MS: Final = 3_000
 OFFSETS_PARTITIONS: Final = 3
 """Partitions of ``__consumer_offsets``."""
 DIRECT_SHARE: Final = 0.75
@@ -159,6 +160,7 @@ def broker(bucket: Bucket) -> Main:
             auto_create_topics=False,
             append_timeout_ms=5_000,
             checkpoint_part_bytes=machine.world.random("checkpoint parts").choice(CHECKPOINT_PART_BYTES),
+            undelete_window_ms=UNDELETE_WINDOW_MS,
             offsets_topic_partitions=OFFSETS_PARTITIONS,
             group_session_timeout_min_ms=1_000,
             group_initial_rebalance_delay_ms=200,

@@ -46,6 +46,7 @@ from stratalog_metadata.records import (
     Partition,
     Quorum,
     Record,
+    RestoredTopic,
     Session,
     TieringWorker,
     TierRequest,
@@ -77,6 +78,7 @@ RECORDS: list[Record] = [
     Counter(name="ledger_ids", next_value=1000),
     DrainedBroker(broker_id=3),
     DeletedTopic(topic_id=TOPIC, name="t", deleted_at_ms=1_700_000_000_000),
+    RestoredTopic(topic_id=TOPIC),
     DynamicConfig(resource="1", configs={"key": "value"}),
     Lease(name="offload/t/0", session_id=9),
     Ledger(
@@ -152,11 +154,20 @@ MESSAGES: list[Message] = [
     TimeoutNow(sender=1, receiver=2, term=5),
 ]
 
-RESTORED: dict[str, Record] = {
+FULL: dict[str, Record] = {
+    "DeletedTopic that can be restored": DeletedTopic(
+        topic_id=TOPIC,
+        name="t",
+        deleted_at_ms=1_700_000_000_000,
+        restorable_ms=86_400_000,
+        topic=Topic(name="t", topic_id=TOPIC, partition_count=2, replication_factor=3, configs={"retention.ms": "1"}),
+        leader_epochs=(4, 7),
+        replicas=((1, 2), ()),
+    ),
     "Bookie with ledger ids": Bookie(bookie_id="b2", address="h:2", cookie="c", greatest_ledger_id=77),
     "Counter with lost ids": Counter(name="ledger_ids", next_value=2000, lost_below=1500),
 }
-"""Records with members that are left out until metadata has been restored from an old copy."""
+"""Records with members that are left out where they have their defaults."""
 
 VOTE_OF_VERSION_1 = bytes.fromhex("534c56540001000000000000000500000000000000027a4abf7c")
 
@@ -165,7 +176,7 @@ def written() -> dict[str, bytes]:
     """Everything as it is written now, by name."""
     encode = msgspec.msgpack.encode
     bytes_by_name = {f"record {type(record).__name__}": encode(record) for record in RECORDS}
-    bytes_by_name |= {f"record {name}": encode(record) for name, record in RESTORED.items()}
+    bytes_by_name |= {f"record {name}": encode(record) for name, record in FULL.items()}
     bytes_by_name["command"] = encode(COMMAND)
     bytes_by_name |= {f"raft {type(message).__name__}": encode(message) for message in MESSAGES}
     bytes_by_name["members"] = encode_members(Membership.of([Member(node_id=1, identity="u", address="h:1")]))
@@ -197,7 +208,7 @@ def test_old_bytes_stay_readable() -> None:
     stored = golden()
     decode = msgspec.msgpack.decode
     assert [decode(stored[f"record {type(record).__name__}"], type=Record) for record in RECORDS] == RECORDS
-    assert {name: decode(stored[f"record {name}"], type=Record) for name in RESTORED} == RESTORED
+    assert {name: decode(stored[f"record {name}"], type=Record) for name in FULL} == FULL
     assert decode(stored["command"], type=Command) == COMMAND
     assert [decode(stored[f"raft {type(message).__name__}"], type=Message) for message in MESSAGES] == MESSAGES
     header = log_format.unpack_segment(memoryview(stored["log segment"]))

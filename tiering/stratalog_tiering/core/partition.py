@@ -23,6 +23,7 @@ from stratalog_metadata.records import (
     log_key,
     manifest_pointer_key,
     tier_request_key,
+    topic_key,
 )
 from stratalog_metadata.state.commands import ABSENT
 
@@ -52,6 +53,7 @@ class PartitionSnapshot:
     request_version: int
     fork_decision: ForkDecision | None = None
     fork_decision_version: int = 0
+    topic_version: int = ABSENT
 
     @property
     def pending_decision(self) -> ForkDecision | None:
@@ -73,7 +75,12 @@ class PartitionSnapshot:
 
 
 def partition_snapshot(view: MetadataView, topic: Topic, index: int) -> PartitionSnapshot | None:
-    """The partition in ``view``; None if it has no log, or if the view has not yet received one of its ledgers."""
+    """The partition in ``view``; None if it has no log, or its topic is deleted, or the view has not yet received one of its
+    ledgers.
+    """
+    found = view.get(topic_key(topic.name))
+    if found is None or not isinstance(found.record, Topic) or found.record.topic_id != topic.topic_id:
+        return None
     log = view.get(log_key(topic.topic_id, index))
     if log is None or not isinstance(log.record, Log):
         return None
@@ -94,6 +101,7 @@ def partition_snapshot(view: MetadataView, topic: Topic, index: int) -> Partitio
         request_version=request.version if request is not None else ABSENT,
         fork_decision=decision.record if decision is not None and isinstance(decision.record, ForkDecision) else None,
         fork_decision_version=decision.version if decision is not None else ABSENT,
+        topic_version=found.version,
     )
 
 

@@ -1,21 +1,24 @@
 """Deletes what no partition owns: the objects of deleted topics, and multipart uploads that were never completed.
 
-A deleted topic is hidden from readers of the bucket at once; its objects stay for the grace period. That period begins when the
-topic is hidden, or later if the broker's clock says so: a broker's clock that is behind cannot shorten it. Segments of
-live topics are not deleted here (``retention.py``, ``orphans.py``).
+A deleted topic is hidden from readers of the bucket at once. Its objects stay until it can no longer be restored and the grace
+period is over. Both periods begin when the topic is hidden, or later if the broker's clock says so: a broker's clock that is
+behind cannot shorten them. Segments of live topics are not deleted here (``retention.py``, ``orphans.py``).
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from stratalog_metadata.records import DeletedTopic
-from stratalog_metadata.state.commands import Command, Delete
+from stratalog_metadata.client.topic_deletion import finish_deletion
+from stratalog_metadata.records import DeletedTopic, RestoredTopic, Topic
+from stratalog_metadata.state.commands import Command, Delete, VersionIs
+from stratalog_tiering.cold.archive import newest_descriptor_key
 from stratalog_tiering.core.commands import Guards
 from stratalog_tiering.format.descriptor import DeletionMarker, decode_descriptor
 from stratalog_tiering.format.object_keys import deletion_marker_key, parse_segment_key, topic_prefix, topic_prefixes
 from stratalog_tiering.offload.commit import put_once
 from stratalog_tiering.offload.ports import WorkerPorts
+from stratalog_tiering.offload.topic_descriptors import describe_topic
 from stratalog_tiering.store import ObjectStore
 
 UPLOAD_AGE_MIN_MS: Final = 3_600_000
@@ -24,15 +27,22 @@ UPLOAD_AGE_MIN_MS: Final = 3_600_000
 _BATCH: Final = 1000
 
 
-async def collect_deleted_topic(ports: WorkerPorts, deleted: DeletedTopic, guards: Guards) -> int | None:
-    """Hide a deleted topic from readers of the bucket, and delete its objects once the grace period has passed.
+async def collect_deleted_topic(ports: WorkerPorts, deleted: DeletedTopic, version: int, guards: Guards) -> int | None:
+    """Hide a deleted topic from readers of the bucket; delete it for good, and its objects, when their times have come.
 
-    Returns the wall time (ms) at which to call it again, or None once the objects and the topic's record are gone.
-    Raises ``Unavailable``, ``OutcomeUnknown``, ``Conflict``.
+    ``version`` is that of the record ``deleted``. Returns the wall time (ms) at which to call it again, or None once the
+    objects and the topic's record are gone. Raises ``Unavailable``, ``OutcomeUnknown``, ``Conflict``.
     """
     marker = await mark_deleted(ports.store, deleted, ports.clock.wall_ms())
-    due_ms = marker.deleted_at_ms + ports.settings.grace_ms
-    if ports.clock.wall_ms() < due_ms:
+    hidden_ms, now_ms = max(marker.deleted_at_ms, deleted.deleted_at_ms), ports.clock.wall_ms()
+    if not deleted.is_final:
+        due_ms = hidden_ms + deleted.restorable_ms
+        if now_ms < due_ms:
+            return due_ms
+        await ports.metadata.propose(finish_deletion(ports.metadata.view, deleted, version, guards))
+        return now_ms
+    due_ms = hidden_ms + ports.settings.grace_ms
+    if now_ms < due_ms:
         return due_ms
     for prefix in topic_prefixes(deleted.topic_id):
         await _delete_below(ports, prefix)
@@ -41,6 +51,20 @@ async def collect_deleted_topic(ports: WorkerPorts, deleted: DeletedTopic, guard
     await ports.store.delete([deletion_marker_key(deleted.topic_id)])
     await ports.metadata.propose(Command(updates=(Delete(key=deleted.key()),), requirements=guards))
     return None
+
+
+async def show_restored_topic(ports: WorkerPorts, restored: RestoredTopic, version: int, guards: Guards) -> None:
+    """Let readers of the bucket see a restored topic again, under its present name. ``version`` is that of ``restored``.
+
+    Raises ``Unavailable``, ``OutcomeUnknown``, ``Conflict`` (the topic was deleted again).
+    """
+    topic = next((each for each in ports.metadata.view.all(Topic) if each.topic_id == restored.topic_id), None)
+    if topic is not None:
+        if await newest_descriptor_key(ports.store, topic.topic_id) is not None:
+            await describe_topic(ports.store, topic)
+        await ports.store.delete([deletion_marker_key(topic.topic_id)])
+    requirements = (*guards, VersionIs(key=restored.key(), version=version))
+    await ports.metadata.propose(Command(updates=(Delete(key=restored.key()),), requirements=requirements))
 
 
 async def mark_deleted(store: ObjectStore, deleted: DeletedTopic, now_ms: int) -> DeletionMarker:

@@ -13,7 +13,7 @@ from typing import Final
 
 from stratalog_core.errors import Conflict, StorageFailed, StratalogError, Unavailable
 from stratalog_metadata.client.topic_defaults import topic_defaults
-from stratalog_metadata.records import TierStatus, Topic, configs_in_force, log_key, tier_status_key
+from stratalog_metadata.records import TierStatus, Topic, configs_in_force, log_key, tier_status_key, topic_key
 from stratalog_metadata.state.commands import Command, Put, VersionIs
 from stratalog_tiering.core.commands import Guards, fulfil_request
 from stratalog_tiering.core.maintenance_times import MaintenanceTask, MaintenanceTimes
@@ -96,7 +96,7 @@ class PartitionWork:
             task = self._times.due(self._retained(state), self._ports.clock.monotonic(), self._ports.clock.wall_ms())
             if isinstance(step, Idle) and task is None:
                 return await self._settled(self._until(step, state), state)
-            guards = await self._leases.hold(self._lease)
+            guards = await self._hold(state)
             if guards is None:
                 return None
             await self._bucket.ensure()
@@ -108,6 +108,11 @@ class PartitionWork:
             else:
                 await self._do(step, state, guards)
         return 0.0
+
+    async def _hold(self, state: PartitionSnapshot) -> Guards | None:
+        """Acquire the lease; return the guards of a step, so that it changes nothing once the topic is deleted."""
+        guards = await self._leases.hold(self._lease)
+        return None if guards is None else (*guards, VersionIs(key=topic_key(state.topic.name), version=state.topic_version))
 
     async def _settled(self, pause_s: float | None, state: PartitionSnapshot | None) -> float | None:
         """Clear the reported error, now that nothing is left to do, unless a maintenance task still fails."""
@@ -167,7 +172,7 @@ class PartitionWork:
         """Remove expired hot ledgers without the store, so that a long outage of the store does not fill the bookies."""
         try:
             state = partition_snapshot(self._ports.metadata.view, topic, self._index)
-            guards = await self._leases.hold(self._lease) if state is not None and len(state.ledgers) > 1 else None
+            guards = await self._hold(state) if state is not None and len(state.ledgers) > 1 else None
             if state is None or guards is None:
                 return
             expired = await self._hot_expiry.drop_expired(self._ports, state, self._policy(state), guards)

@@ -13,11 +13,22 @@ from typing import Final
 from uuid import UUID
 
 from stratalog_core.errors import StratalogError
-from stratalog_metadata.records import DeletedTopic, DynamicConfig, Lease, Ledger, LedgerState, Log, TieringWorker, Topic
+from stratalog_metadata.records import (
+    DeletedTopic,
+    DynamicConfig,
+    Lease,
+    Ledger,
+    LedgerState,
+    Log,
+    RestoredTopic,
+    TieringWorker,
+    Topic,
+    Versioned,
+)
 from stratalog_metadata.state.changes import Change
 from stratalog_tiering.core.partition import PartitionId, partition_of
 from stratalog_tiering.core.schedule import BurstPacer, Schedule
-from stratalog_tiering.maintenance.deletion import abort_stale_uploads, collect_deleted_topic
+from stratalog_tiering.maintenance.deletion import abort_stale_uploads, collect_deleted_topic, show_restored_topic
 from stratalog_tiering.metrics import TieringMetrics
 from stratalog_tiering.offload.ports import WorkerPorts
 from stratalog_tiering.worker.bucket_claim import BucketClaim
@@ -98,7 +109,8 @@ class WorkerSession:
             self._schedule_topic(topic)
         for topic_id in self._topics.keys() - {topic.topic_id for topic in view.all(Topic)}:
             self._forget_topic(topic_id)
-        self._schedule.set_all_due((deletion_lease(deleted.topic_id) for deleted in view.all(DeletedTopic)), now)
+        gone_or_back: list[DeletedTopic | RestoredTopic] = [*view.all(DeletedTopic), *view.all(RestoredTopic)]
+        self._schedule.set_all_due((deletion_lease(record.topic_id) for record in gone_or_back), now)
         self._schedule.set_due(UPLOADS_LEASE, now)
 
     def _schedule_topic(self, topic: Topic) -> None:
@@ -126,7 +138,7 @@ class WorkerSession:
             record = versioned.record if versioned is not None else None
             if isinstance(record, Topic):
                 self._on_topic(record, is_gone=change.after is None)
-            elif isinstance(record, DeletedTopic):
+            elif isinstance(record, DeletedTopic | RestoredTopic):
                 self._schedule.set_due(deletion_lease(record.topic_id), now)
             all_due = all_due or isinstance(record, TieringWorker | DynamicConfig)
             # A lease that this session released is not due again: it would be acquired and released in a loop.
@@ -192,17 +204,28 @@ class WorkerSession:
         return _UPLOADS_INTERVAL_S
 
     async def _collect_topic(self, name: str) -> float | None:
-        deleted = next((d for d in self._ports.metadata.view.all(DeletedTopic) if deletion_lease(d.topic_id) == name), None)
-        guards = await self._leases.hold(name) if deleted is not None else None
-        if deleted is None or guards is None:
+        """Work on the deleted or restored topic that the lease ``name`` is on."""
+        found = self._deleted_or_restored(name)
+        guards = await self._leases.hold(name) if found is not None else None
+        if found is None or guards is None:
             await self._leases.release(name)
             return None
         await self._bucket.ensure()
-        again_ms = await collect_deleted_topic(self._ports, deleted, guards)
+        again_ms = None
+        if isinstance(found.record, DeletedTopic):
+            again_ms = await collect_deleted_topic(self._ports, found.record, found.version, guards)
+        elif isinstance(found.record, RestoredTopic):
+            await show_restored_topic(self._ports, found.record, found.version, guards)
         if again_ms is not None:
             return max(0.0, (again_ms - self._ports.clock.wall_ms()) / 1000)
         await self._leases.release(name)
         return None
+
+    def _deleted_or_restored(self, name: str) -> Versioned | None:
+        """The topic that the lease ``name`` is on."""
+        view = self._ports.metadata.view
+        records: list[DeletedTopic | RestoredTopic] = [*view.all(DeletedTopic), *view.all(RestoredTopic)]
+        return next((view.get(record.key()) for record in records if deletion_lease(record.topic_id) == name), None)
 
 
 def _is_opening(change: Change) -> bool:

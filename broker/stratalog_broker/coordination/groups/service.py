@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Iterator, Sequence
 from typing import Final
+from uuid import UUID
 
 from stratalog_broker.configs.settings import BrokerSettings
 from stratalog_broker.coordination.groups.application import GroupApplication, group_kind
@@ -15,7 +16,8 @@ from stratalog_broker.coordination.locator import CoordinatorLocator
 from stratalog_core.errors import StratalogError
 from stratalog_core.ports import Clock
 from stratalog_metadata.client.api import MetadataClient
-from stratalog_metadata.records import Topic, topic_key
+from stratalog_metadata.client.topic_deletion import restorable_topics
+from stratalog_metadata.records import DeletedTopic, Topic, deleted_topic_key, topic_key
 from stratalog_metadata.state.changes import Change
 
 SWEEP_INTERVAL_S: Final = 600.0
@@ -88,24 +90,29 @@ class GroupService:
                 _log.info("offsets of deleted topics were not looked for: %s", failure)
 
     async def sweep(self) -> None:
-        """Remove offsets of topics that do not exist, by a linearizable read, because the view may be stale.
+        """Remove offsets of topics that neither exist nor can be restored.
 
-        Only names and ids that had offsets before the read are checked: a topic may be created, and offsets committed for it,
-        after the read.
+        By a linearizable read, because the view may be stale. Only names and ids that had offsets before the read are checked:
+        a topic may be created, and offsets committed for it, after the read.
         """
         committed = {application: application.topics() for application in self.coordinators()}
-        names = sorted({name for topics in committed.values() for name, _ in topics})
-        stored = await self._metadata.read([topic_key(name) for name in names]) if names else []
-        topics = {name: found.record for name, found in zip(names, stored, strict=True) if found is not None}
+        found = {each for topics in committed.values() for each in topics}
+        keys = sorted(
+            {topic_key(name) for name, _ in found} | {deleted_topic_key(each) for _, each in found if each is not None}
+        )
+        stored = [each.record for each in await self._metadata.read(keys) if each is not None] if keys else []
+        kept: set[tuple[str, UUID | None]] = {(each.name, each.topic_id) for each in stored if isinstance(each, Topic)}
+        kept |= {(each.name, each.topic_id) for each in stored if isinstance(each, DeletedTopic) and not each.is_final}
+        kept |= {(each.name, each.topic_id) for each in restorable_topics(self._metadata.view)}
+        kept |= {(name, None) for name, _ in kept}
         for application, found_here in committed.items():
             for name, topic_id in found_here:
-                topic = topics.get(name)
-                if not isinstance(topic, Topic) or topic_id not in (None, topic.topic_id):
+                if (name, topic_id) not in kept:
                     application.forget_topic(name, (topic_id,))
 
     def _on_changes(self, changes: Sequence[Change]) -> None:
         for change in changes:
-            if change.after is None and change.before is not None and isinstance(change.before.record, Topic):
-                topic = change.before.record
+            deleted = change.after.record if change.after is not None else None
+            if isinstance(deleted, DeletedTopic) and deleted.is_final:
                 for application in self.coordinators():
-                    application.forget_topic(topic.name, (topic.topic_id, None))
+                    application.forget_topic(deleted.name, (deleted.topic_id,))

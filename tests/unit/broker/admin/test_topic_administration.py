@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import confluent_kafka
@@ -63,8 +64,10 @@ async def test_a_topic_from_creation_to_deletion(mini_cluster: MiniCluster) -> N
 
     await in_thread(scenario)
     view = mini_cluster.metadata.view
-    assert [deleted.name for deleted in view.all(DeletedTopic)] == ["flights"]
-    assert [*view.all(Partition), *view.all(Log), *view.all(Ledger)] == []
+    (deleted,) = view.all(DeletedTopic)
+    assert (deleted.name, deleted.is_final) == ("flights", False)
+    assert [*view.all(Partition)] == []
+    assert len([*view.all(Log)]) == len([*view.all(Ledger)]) == 5, "what the topic is restored from"
 
     def again() -> None:
         only(admin.create_topics([NewTopic("flights", 1, 1)]))
@@ -149,7 +152,12 @@ async def test_configs_are_changed_one_by_one(mini_cluster: MiniCluster) -> None
 
 
 @pytest.mark.parametrize("deletion_is_seen", [True, False])
-async def test_offsets_do_not_outlive_their_topic(mini_cluster: MiniCluster, deletion_is_seen: bool) -> None:
+async def test_offsets_do_not_outlive_their_topic(tmp_path: Path, deletion_is_seen: bool) -> None:
+    async with run_cluster(tmp_path, undelete_window_ms=0) as cluster:
+        await _offsets_do_not_outlive_their_topic(cluster, deletion_is_seen)
+
+
+async def _offsets_do_not_outlive_their_topic(mini_cluster: MiniCluster, deletion_is_seen: bool) -> None:
     admin, groups = admin_of(mini_cluster), mini_cluster.broker.groups
     reader = confluent_kafka.Consumer({"bootstrap.servers": mini_cluster.bootstrap, "group.id": "g"})
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from stratalog_broker.admin.config_rows import ConfigRow, broker_config_rows, default_config_rows, topic_config_rows
 from stratalog_broker.admin.errors import InvalidTopic
-from stratalog_broker.admin.topics import check_topic_name
+from stratalog_broker.admin.topic_names import check_topic_name
 from stratalog_broker.configs.config_keys import ConfigKind, ConfigSource
 from stratalog_broker.configs.settings import BrokerSettings
 from stratalog_broker.configs.topic_configs import (

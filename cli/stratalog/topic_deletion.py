@@ -1,0 +1,82 @@
+"""Deleted topics for the command line: lists them, restores one, deletes topics for good."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Final
+from uuid import UUID
+
+from stratalog import kafka
+from stratalog.deletion import Delete
+from stratalog.moments import format_moment
+from stratalog.tier.session import metadata_session
+from stratalog_broker.admin.deleted_topics import TIMEOUT_S, delete_for_good, deleted_topic, undelete
+from stratalog_core.errors import Unavailable
+from stratalog_core.system import SystemClock
+from stratalog_metadata.client.api import MetadataClient
+from stratalog_metadata.client.topic_deletion import restorable_topics
+from stratalog_metadata.records import Partition, Topic, partition_key, topic_key
+
+DELETED_COLUMNS: Final = ("name", "topic_id", "partitions", "deleted_at", "restorable_until", "seconds_left")
+
+
+async def deleted_rows(addresses: Sequence[str]) -> list[dict[str, Any]]:
+    """A row for each topic that can be restored, the latest deletion first."""
+    now_ms = SystemClock().wall_ms()
+    async with metadata_session(addresses) as client:
+        deleted = sorted(restorable_topics(client.view), key=lambda each: -each.deleted_at_ms)
+    return [
+        {
+            "name": each.name,
+            "topic_id": str(each.topic_id),
+            "partitions": len(each.leader_epochs),
+            "deleted_at": format_moment(each.deleted_at_ms),
+            "restorable_until": format_moment(each.restorable_until_ms),
+            "seconds_left": max(0, each.restorable_until_ms - now_ms) // 1000,
+        }
+        for each in deleted
+    ]
+
+
+async def restore(addresses: Sequence[str], wanted: str, new_name: str | None) -> Topic:
+    """Restore a topic and return when its partitions have owners. Raises as ``undelete`` does."""
+    async with metadata_session(addresses) as client:
+        topic = await undelete(client, wanted, new_name)
+        await _owned(client, topic)
+        return topic
+
+
+async def _owned(client: MetadataClient, topic: Topic) -> None:
+    changed = asyncio.Event()
+    unsubscribe = client.view.subscribe(lambda _: changed.set())
+    keys = [partition_key(topic.topic_id, index) for index in range(topic.partition_count)]
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            while any((found := client.view.find(Partition, key)) is None or found.owner < 0 for key in keys):
+                changed.clear()
+                await changed.wait()
+    except TimeoutError:
+        text = f"topic {topic.name!r} is restored, but its partitions have no owner after {TIMEOUT_S:.0f} s: is a broker up?"
+        raise Unavailable(text) from None
+    finally:
+        unsubscribe()
+
+
+async def delete_now(addresses: Sequence[str], names: Sequence[str], delete: Delete) -> None:
+    """Delete topics for good. Those that exist are deleted by ``delete`` first, so that brokers may refuse it.
+
+    Raises ``NotFound``.
+    """
+    async with metadata_session(addresses) as client:
+        living = {name: topic for name in names if (topic := client.view.find(Topic, topic_key(name))) is not None}
+        gone: list[UUID] = [deleted_topic(client.view, name).topic_id for name in names if name not in living]
+        if living:
+            await asyncio.to_thread(_deleted, delete, list(living))
+        for topic_id in [*gone, *(topic.topic_id for topic in living.values())]:
+            await delete_for_good(client, topic_id)
+
+
+def _deleted(delete: Delete, names: list[str]) -> None:
+    for name, future in delete(names).items():
+        kafka.only({name: future})

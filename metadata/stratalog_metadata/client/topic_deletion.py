@@ -1,0 +1,110 @@
+"""The commands that delete a topic, restore it, and make its deletion final. Does no I/O.
+
+A deletion removes the topic and the ownership of its partitions, so nobody can read or write them. Logs, ledgers and manifest
+pointers stay until the deletion becomes final: bookies and tiering workers keep what these records name. No ledger is opened
+meanwhile, because that requires the ownership.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+from uuid import UUID
+
+import msgspec
+
+from stratalog_metadata.client.api import MetadataView
+from stratalog_metadata.records import (
+    DeletedTopic,
+    Ledger,
+    Partition,
+    RestoredTopic,
+    Topic,
+    deleted_topic_key,
+    fork_decision_key,
+    log_key,
+    manifest_pointer_key,
+    partition_key,
+    restored_topic_key,
+    tier_request_key,
+    tier_status_key,
+    topic_key,
+)
+from stratalog_metadata.state.commands import ABSENT, Command, Delete, Put, Requirement, VersionIs
+
+_KEPT_OF_EACH_PARTITION: Final[tuple[Callable[[UUID, int], str], ...]] = (
+    log_key,
+    manifest_pointer_key,
+    tier_status_key,
+    fork_decision_key,
+)
+
+
+def delete_topic(view: MetadataView, topic: Topic, version: int, deleted_at_ms: int, restorable_ms: int) -> Command:
+    """Delete ``topic``, whose record has ``version``, so that it can be restored for ``restorable_ms``.
+
+    Requires that no partition changes its owner meanwhile: a restored partition begins above the last leader epoch.
+    """
+    requirements = [VersionIs(key=topic.key(), version=version)]
+    keys = [topic.key(), restored_topic_key(topic.topic_id)]
+    epochs, replicas = [], []
+    for index in range(topic.partition_count):
+        key = partition_key(topic.topic_id, index)
+        found = view.get(key)
+        requirements.append(VersionIs(key=key, version=found.version if found is not None else ABSENT))
+        partition = found.record if found is not None else None
+        epochs.append(partition.leader_epoch if isinstance(partition, Partition) else 0)
+        replicas.append(partition.replicas if isinstance(partition, Partition) else ())
+        keys += [key, tier_request_key(topic.topic_id, index)]
+    deleted = DeletedTopic(
+        topic_id=topic.topic_id, name=topic.name, deleted_at_ms=deleted_at_ms, restorable_ms=restorable_ms, topic=topic,
+        leader_epochs=tuple(epochs), replicas=tuple(replicas) if any(replicas) else (),
+    )  # fmt: skip
+    return Command(updates=(*(Delete(key=key) for key in keys), Put(record=deleted)), requirements=tuple(requirements))
+
+
+def restore_topic(deleted: DeletedTopic, version: int, name: str) -> Command:
+    """Restore a topic under ``name``, which must be free. ``version`` is that of the record ``deleted``."""
+    assert deleted.topic is not None, f"the deletion of topic {deleted.name!r} is final"
+    topic: Topic = msgspec.structs.replace(deleted.topic, name=name)
+    partitions = (
+        Partition(
+            topic_id=topic.topic_id, index=index, leader_epoch=epoch,
+            replicas=deleted.replicas[index] if deleted.replicas else (),
+        )
+        for index, epoch in enumerate(deleted.leader_epochs)
+    )  # fmt: skip
+    return Command(
+        updates=(
+            Delete(key=deleted.key()),
+            Put(record=topic),
+            *(Put(record=partition) for partition in partitions),
+            Put(record=RestoredTopic(topic_id=topic.topic_id)),
+        ),
+        requirements=(VersionIs(key=deleted.key(), version=version), VersionIs(key=topic_key(name), version=ABSENT)),
+    )
+
+
+def finish_deletion(view: MetadataView, deleted: DeletedTopic, version: int, guards: tuple[Requirement, ...] = ()) -> Command:
+    """Make the deletion final: remove the topic's logs, ledgers and manifest pointers.
+
+    ``view`` must be at ``version``, that of the record ``deleted``, or newer: it then has all ledgers of the topic.
+    """
+    assert deleted.topic is not None, f"the deletion of topic {deleted.name!r} is final"
+    keys = [ledger.key() for ledger in view.all(Ledger) if ledger.topic_id == deleted.topic_id]
+    for index in range(deleted.topic.partition_count):
+        keys += [make_key(deleted.topic_id, index) for make_key in _KEPT_OF_EACH_PARTITION]
+    final = DeletedTopic(topic_id=deleted.topic_id, name=deleted.name, deleted_at_ms=deleted.deleted_at_ms)
+    requirements = (*guards, VersionIs(key=deleted.key(), version=version))
+    return Command(updates=(*(Delete(key=key) for key in keys), Put(record=final)), requirements=requirements)
+
+
+def is_restorable(view: MetadataView, topic_id: UUID) -> bool:
+    """Whether the topic is deleted and can still be restored."""
+    deleted = view.find(DeletedTopic, deleted_topic_key(topic_id))
+    return deleted is not None and not deleted.is_final
+
+
+def restorable_topics(view: MetadataView) -> list[DeletedTopic]:
+    """The deleted topics that can still be restored."""
+    return [deleted for deleted in view.all(DeletedTopic) if not deleted.is_final]

@@ -1,0 +1,72 @@
+"""Planted faults of topics that are deleted and restored, run in ``everything``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from stratalog_broker.admin import deleted_topics, topics
+from stratalog_metadata.client import topic_deletion
+from stratalog_metadata.records import Ledger, Partition
+from stratalog_metadata.state.commands import Command, Delete, Put
+from stratalog_tiering.maintenance import deletion
+from stratalog_tiering.worker import session
+
+
+def _swap(owner: object, name: str, new: object) -> None:
+    setattr(owner, name, new)
+
+
+def _changed(command: Command, *updates: Any) -> Command:
+    changed: Command = msgspec.structs.replace(command, updates=updates)
+    return changed
+
+
+def deletion_drops_the_ledgers_at_once() -> None:
+    """The ledgers of a deleted topic leave metadata although the topic can still be restored."""
+    delete: Callable[..., Command] = topic_deletion.delete_topic
+
+    def delete_topic(view: Any, topic: Any, *others: Any) -> Command:
+        command = delete(view, topic, *others)
+        ledgers = (Delete(key=each.key()) for each in view.all(Ledger) if each.topic_id == topic.topic_id)
+        return _changed(command, *command.updates, *ledgers)
+
+    _swap(topics, "delete_topic", delete_topic)
+
+
+def restored_partitions_begin_at_epoch_0() -> None:
+    """A restored partition forgets its last leader epoch."""
+    restore: Callable[..., Command] = topic_deletion.restore_topic
+
+    def restore_topic(*deleted: Any) -> Command:
+        command = restore(*deleted)
+        return _changed(command, *(_at_epoch_0(update) for update in command.updates))
+
+    _swap(deleted_topics, "restore_topic", restore_topic)
+
+
+def _at_epoch_0(update: Any) -> Any:
+    if not isinstance(update, Put) or not isinstance(update.record, Partition):
+        return update
+    return Put(record=msgspec.structs.replace(update.record, leader_epoch=0))
+
+
+def deletions_become_final_at_once() -> None:
+    """The tiering worker ignores for how long a topic can be restored."""
+    collect: Callable[..., Any] = deletion.collect_deleted_topic
+
+    async def collect_deleted_topic(ports: Any, deleted: Any, *others: Any) -> int | None:
+        impatient = msgspec.structs.replace(deleted, restorable_ms=0)
+        again_ms: int | None = await collect(ports, impatient, *others)
+        return again_ms
+
+    _swap(session, "collect_deleted_topic", collect_deleted_topic)
+
+
+IN_EVERYTHING: Final = (
+    deletion_drops_the_ledgers_at_once,
+    restored_partitions_begin_at_epoch_0,
+    deletions_become_final_at_once,
+)

@@ -1,0 +1,123 @@
+"""A worker's work on deleted topics: hidden at once, kept while they can be restored, then deleted for good."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+from unit.tiering.worker.test_worker import Batches, Cluster, files_in
+
+from stratalog_core.system import SystemClock
+from stratalog_metadata.client.topic_deletion import delete_topic, restore_topic
+from stratalog_metadata.records import (
+    DeletedTopic,
+    Ledger,
+    Log,
+    ManifestPointer,
+    Topic,
+    deleted_topic_key,
+    restored_topic_key,
+    topic_key,
+)
+from stratalog_tiering.cold.archive import live_topics
+from stratalog_tiering.format.object_keys import deletion_marker_key
+from stratalog_tiering.store import ObjectStore
+
+DAY_MS = 86_400_000
+
+
+async def delete(cluster: Cluster, restorable_ms: int, deleted_at_ms: int | None = None) -> None:
+    now_ms = SystemClock().wall_ms() if deleted_at_ms is None else deleted_at_ms
+    stored = cluster.metadata.view.get(topic_key(cluster.topic.name))
+    assert stored is not None
+    assert isinstance(stored.record, Topic)
+    command = delete_topic(cluster.metadata.view, stored.record, stored.version, now_ms, restorable_ms)
+    await cluster.metadata.propose(command)
+
+
+async def restore(cluster: Cluster, name: str) -> None:
+    stored = cluster.metadata.view.get(deleted_topic_key(cluster.topic.topic_id))
+    assert stored is not None
+    assert isinstance(stored.record, DeletedTopic)
+    await cluster.metadata.propose(restore_topic(stored.record, stored.version, name))
+
+
+async def until_hidden(cluster: Cluster, directory: Path) -> None:
+    marker = Path(deletion_marker_key(cluster.topic.topic_id)).name
+    async with asyncio.timeout(20):
+        while marker not in files_in(directory):  # noqa: ASYNC110 - the store tells nobody
+            await asyncio.sleep(0.02)
+
+
+async def names(store: ObjectStore) -> list[str]:
+    return [topic.name for topic in await live_topics(store)]
+
+
+async def test_a_deleted_topic_is_hidden_and_keeps_all_it_has_until_the_window_ends(
+    cluster: Cluster, make_batches: Batches, store_directory: Path
+) -> None:
+    await cluster.add_ledger(make_batches(0, [3]), 0)
+    await cluster.start_worker(grace_ms=0, sweep_interval_ms=10, retention_interval_ms=10)
+    await cluster.until(lambda: not cluster.log().ledgers)
+    await cluster.add_ledger(make_batches(3, [3]), 3, closed=False)
+    segments = {name for name in files_in(store_directory) if name.endswith(".segment")}
+    view = cluster.metadata.view
+    await delete(cluster, DAY_MS, deleted_at_ms=SystemClock().wall_ms() - 2 * DAY_MS)  # by a clock that is behind
+    await until_hidden(cluster, store_directory)
+    assert await names(cluster.store) == []
+    assert segments
+    assert segments <= set(files_in(store_directory))
+    assert len([*view.all(Ledger)]) == len([*view.all(ManifestPointer)]) == 1
+    assert [each.is_final for each in view.all(DeletedTopic)] == [False]
+
+
+async def test_the_deletion_becomes_final_when_the_window_ends(
+    cluster: Cluster, make_batches: Batches, store_directory: Path
+) -> None:
+    await cluster.add_ledger(make_batches(0, [3]), 0)
+    await cluster.start_worker(grace_ms=0)
+    await cluster.until(lambda: not cluster.log().ledgers)
+    view, now_ms = cluster.metadata.view, SystemClock().wall_ms()
+    await delete(cluster, 500)
+    await cluster.until(lambda: not [*view.all(DeletedTopic)])
+    assert [*view.all(Log), *view.all(Ledger), *view.all(ManifestPointer)] == []
+    assert SystemClock().wall_ms() >= now_ms + 500
+    assert files_in(store_directory) == ["cluster.json"]
+
+
+async def test_a_restored_topic_is_seen_again_under_its_new_name_and_goes_on(
+    cluster: Cluster, make_batches: Batches, store_directory: Path
+) -> None:
+    await cluster.add_ledger(make_batches(0, [3]), 0)
+    await cluster.start_worker(grace_ms=0)
+    await cluster.until(lambda: not cluster.log().ledgers)
+    await delete(cluster, DAY_MS)
+    await until_hidden(cluster, store_directory)
+    await restore(cluster, "renamed")
+    view, restored = cluster.metadata.view, restored_topic_key(cluster.topic.topic_id)
+    await cluster.until(lambda: view.get(restored) is None)
+    assert await names(cluster.store) == ["renamed"]
+    cluster.topic = msgspec.structs.replace(cluster.topic, name="renamed")
+    await cluster.add_ledger(make_batches(3, [3]), 3)
+    await cluster.until(lambda: not cluster.log().ledgers)
+    assert [pointer.end_offset for pointer in view.all(ManifestPointer)] == [6]
+
+
+async def test_the_window_begins_again_when_a_restored_topic_is_deleted_again(
+    cluster: Cluster, make_batches: Batches, store_directory: Path
+) -> None:
+    """The marker in the bucket may be that of the first deletion, if no worker has removed it in between."""
+    await cluster.add_ledger(make_batches(0, [3]), 0)
+    worker = await cluster.start_worker(grace_ms=0)
+    await cluster.until(lambda: not cluster.log().ledgers)
+    await delete(cluster, DAY_MS)
+    await until_hidden(cluster, store_directory)
+    await worker.close()
+    await restore(cluster, cluster.topic.name)
+    again_ms, view = SystemClock().wall_ms() + 1_000, cluster.metadata.view
+    await delete(cluster, 500, deleted_at_ms=again_ms)
+    assert view.get(restored_topic_key(cluster.topic.topic_id)) is None
+    await cluster.start_worker("worker-2", grace_ms=DAY_MS)
+    await cluster.until(lambda: [each.is_final for each in view.all(DeletedTopic)] == [True])
+    assert SystemClock().wall_ms() >= again_ms + 500
