@@ -64,8 +64,8 @@ class DiskMetrics(MetricGroup):
     subsystem = "bookie_disk"
 
     disk: str = label()
-    writable: int = gauge("0 or 1", "Whether the disk takes new entries")
-    failed: int = gauge("0 or 1", "Whether the disk has failed and is not used any more")
+    writable: int = gauge("0 or 1", "Whether the disk accepts new entries")
+    failed: int = gauge("0 or 1", "Whether the disk has failed and is no longer used")
     free_bytes: int = gauge("bytes", "Free space of the disk's file system")
     log_files: int = gauge("files", "Log files in use")
     log_size_bytes: int = gauge("bytes", "Size of the log files' contents, deleted ledgers included")
@@ -88,4 +88,6 @@ class AddMetrics(MetricGroup):
     in_flight_add_bytes: int = gauge("bytes", "Payload of the ADD requests that the bookie has not answered")
     in_flight_adds: int = gauge("requests", "ADD requests that the bookie has not answered")
     queued_entries: int = gauge("entries", "Entries that wait for earlier ADD requests, or are sent again")
-    failures: int = counter("failures", "Times that the bookie was given up for all writers, because it was away or silent")
+    failures: int = counter(
+        "failures", "Times that the bookie was treated as failed for all writers, because it was unreachable or silent"
+    )

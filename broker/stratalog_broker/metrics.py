@@ -15,7 +15,7 @@ class ApiMetrics(MetricGroup):
     subsystem = "broker"
 
     api: str = label()
-    requests: int = counter("requests", "Requests that were answered; with acks=0, those that were handled")
+    requests: int = counter("requests", "Answered requests; with acks=0, handled requests")
     request_seconds: Histogram = histogram(
         "seconds", "Time from the receipt of a whole request to its response, in the broker's memory; waits of Fetch included"
     )
@@ -27,7 +27,7 @@ class BrokerMetrics(MetricGroup):
 
     subsystem = "broker"
 
-    connections: int = gauge("connections", "Clients that are connected")
+    connections: int = gauge("connections", "Connected clients")
     connections_refused: int = counter("connections", "Connections closed at once because connections_max was reached")
     partitions: int = gauge("partitions", "Partitions that this broker owns and serves")
     takeovers_waiting: int = gauge("partitions", "Partitions that this broker owns and does not serve yet")
@@ -54,7 +54,7 @@ class MemoryMetrics(MetricGroup):
     subsystem = "broker_memory"
 
     share: str = label()
-    used_bytes: int = gauge("bytes", "Real size of what is held")
+    used_bytes: int = gauge("bytes", "Memory in use, by real size")
     limit_bytes: int = gauge("bytes", "Size of the share")
 
 

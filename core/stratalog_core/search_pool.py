@@ -67,7 +67,7 @@ class SearchPool:
             self.bytes_held += size
             return
         if len(self._waiting) >= self._waiting_max:
-            raise Overloaded(f"{len(self._waiting)} searches by time wait already")
+            raise Overloaded(f"{len(self._waiting)} searches by time are waiting, which is the maximum: retry later")
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((size, turn))
         try:

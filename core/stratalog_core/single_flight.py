@@ -71,9 +71,9 @@ class SingleFlight(Generic[Key, Value]):
             running.waiters -= 1
         if not running.task.done():
             running.keep = True
-            raise Unavailable(f"{key} is not loaded yet; it goes on loading: ask again")
+            raise Unavailable(f"{key} is not loaded yet; loading continues: retry")
         if running.task.cancelled():
-            raise Unavailable(f"loading {key} was given up: ask again")
+            raise Unavailable(f"loading {key} was cancelled: retry")
         return running.task.result()
 
     def abandon(self, key: Key) -> None:

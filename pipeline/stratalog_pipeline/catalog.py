@@ -38,7 +38,7 @@ def load_history(bucket: Bucket, name: PartitionName) -> History:
     marker = decode_descriptor(bucket.get(found), CommitMarker, found)
     manifest = bucket.run(bucket.source.manifest_at(key, bytes.fromhex(marker.sha256)))
     if (manifest.topic_id, manifest.partition) != (name.topic_id, name.partition):
-        raise Corrupt(f"manifest {key} is of {manifest.topic_id}-{manifest.partition}, not of {name}", key=key)
+        raise Corrupt(f"manifest {key} belongs to {manifest.topic_id}-{manifest.partition}, not to {name}", key=key)
     pointer = pointer_to(manifest, key, bytes.fromhex(marker.sha256))
     return History(name=name, offsets=OffsetRange(first=manifest.start_offset, end=manifest.end_offset), pointer=pointer)
 

@@ -155,7 +155,7 @@ def _store(options: Mapping[str, str]) -> str:
     places = {options[name].strip() for name in ("path", "store") if options.get(name, "").strip()}
     if len(places) != 1:
         found = "contradict each other" if places else "are both missing"
-        raise Invalid(f"options 'path' and 'store' {found}: give one, as file:///dir or s3://bucket/prefix")
+        raise Invalid(f"options 'path' and 'store' {found}: give one of them, such as file:///dir or s3://bucket/prefix")
     return places.pop()
 
 
@@ -171,7 +171,7 @@ def _wanted(options: Mapping[str, str]) -> Wanted:
     try:
         re.compile(text)
     except re.error as malformed:
-        raise Invalid(f"option 'subscribePattern' is no regular expression: {malformed}") from malformed
+        raise Invalid(f"option 'subscribePattern' is not a regular expression: {malformed}") from malformed
     return Matching(pattern=text)
 
 
@@ -179,13 +179,13 @@ def _topic_ids(text: str) -> frozenset[UUID]:
     try:
         return frozenset(UUID(one.strip()) for one in text.split(",") if one.strip())
     except ValueError:
-        raise Invalid(f"option 'topicIds' must be topic ids with commas between them, not {text!r}") from None
+        raise Invalid(f"option 'topicIds' must be comma-separated topic ids, not {text!r}") from None
 
 
 def _topics(text: str) -> tuple[str, ...]:
     topics = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     if not topics:
-        raise Invalid("option 'subscribe' names no topic; give names with commas between them")
+        raise Invalid("option 'subscribe' names no topic; give comma-separated names")
     return topics
 
 
@@ -197,7 +197,7 @@ def _assignment(text: str) -> dict[str, tuple[int, ...]]:
         raise Invalid(f"option 'assign' must look like {example}: {malformed}") from malformed
     partitions = {topic: tuple(sorted(set(numbers))) for topic, numbers in assignment.items()}
     if not any(partitions.values()) or any(number < 0 for numbers in partitions.values() for number in numbers):
-        raise Invalid(f"option 'assign' must name partitions from 0 on, like {example}")
+        raise Invalid(f"option 'assign' must list partitions of at least 0, like {example}")
     return partitions
 
 
@@ -216,7 +216,7 @@ def _offsets(name: str, text: str | None, default: int) -> Bound:
     if text is None or text.strip().lower() == word:
         return AllAt(position=default)
     if text.strip().lower() in ("earliest", "latest"):
-        raise Invalid(f"option {name!r} cannot be {text!r} in a batch read, which would be empty: say {word!r} or offsets")
+        raise Invalid(f"option {name!r} cannot be {text!r} in a batch read, which would be empty: use {word!r} or offsets")
     forbidden = LATEST if default == EARLIEST else EARLIEST
     offsets = _per_partition(name, text, EARLIEST)
     for topic, partitions in offsets.items():
@@ -243,7 +243,7 @@ def _natural(name: str, text: str, minimum: int) -> int:
     except ValueError:
         raise Invalid(f"option {name!r} must be an integer, not {text!r}") from None
     if value < minimum:
-        raise Invalid(f"option {name!r} is {value}; the least is {minimum}")
+        raise Invalid(f"option {name!r} is {value}; minimum is {minimum}")
     return value
 
 

@@ -79,13 +79,13 @@ def chosen_topics(topics: Sequence[TopicDescriptor], wanted: Wanted, topic_ids: 
     """
     unknown = topic_ids - {topic.topic_id for topic in topics}
     if unknown:
-        raise Invalid(f"option 'topicIds' names {min(unknown)}, and the bucket has no such topic; it may have been deleted")
+        raise Invalid(f"option 'topicIds' names {min(unknown)}, which is not in the bucket; it may have been deleted")
     chosen: dict[str, TopicDescriptor] = {}
     for name, group in groupby(topics, key=lambda topic: topic.name):
         namesakes = list(group)
         left = [topic for topic in namesakes if topic.topic_id in topic_ids] or namesakes
         if len(left) > 1 and _is_wanted(wanted, name):
-            raise Invalid(f"{ambiguous_name(name, left)}; set option 'topicIds' to the one that is meant", topic=name)
+            raise Invalid(f"{ambiguous_name(name, left)}; set option 'topicIds' to one of them", topic=name)
         chosen[name] = left[0]
     return chosen
 

@@ -225,7 +225,7 @@ KAFKA_TOOLS: tuple[Tool, ...] = (
             _refused(
                 "change a setting of one broker",
                 f"{_AT} --alter --entity-type brokers --entity-name 1 --add-config num.io.threads=9",
-                "settings of broker 1 are given when it starts",
+                "settings of broker 1 are fixed when it starts",
             ),
             _refused(
                 "compress on brokers",

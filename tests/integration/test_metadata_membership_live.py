@@ -134,6 +134,6 @@ async def lose_a_disk(operator: Operator, quorum: ProcessCluster) -> None:
 
 def wait_until_refused(log: Path) -> None:
     deadline = time.monotonic() + REFUSED_WITHIN_S
-    while "and a fresh one must not vote in its place" not in log.read_text():
+    while "so a new one must not vote in its place" not in log.read_text():
         assert time.monotonic() < deadline, "a node with an emptied disk was not refused"
         time.sleep(0.1)

@@ -16,7 +16,7 @@ class TieringCounters(MetricGroup):
 
     subsystem = "tiering"
 
-    sessions: int = counter("sessions", "Sessions that the worker began; more than one: it lost one")
+    sessions: int = counter("sessions", "Sessions that the worker opened; more than one means that it lost one")
     segments_offloaded: int = counter("segments", "Segments uploaded, read back, verified and committed")
     offloaded_bytes: int = counter("bytes", "Payload of the sealed ledgers in these segments")
     offload_seconds: Histogram = histogram(
@@ -24,7 +24,7 @@ class TieringCounters(MetricGroup):
     )
     segments_merged: int = counter("segments", "Small segments that were merged into larger ones")
     ledgers_dropped: int = counter("ledgers", "Ledgers deleted because they are cold, empty or past retention")
-    failures: int = counter("errors", "Failures of the work on a partition, which is tried again")
+    failures: int = counter("errors", "Failures of work on a partition; the work is retried")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -33,8 +33,8 @@ class TieringMetrics(MetricGroup):
 
     subsystem = "tiering"
 
-    work_in_progress: int = gauge("partitions", "Partitions that the worker works on")
-    work_scheduled: int = gauge("partitions", "Partitions that the worker looks at later, when they are due")
+    work_in_progress: int = gauge("partitions", "Partitions that the worker is working on")
+    work_scheduled: int = gauge("partitions", "Partitions that are scheduled for later")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -62,7 +62,7 @@ class ColdReadMetrics(MetricGroup):
     unreadable_blocks: int = counter("blocks", "Blocks that were missing or damaged in the object store")
     load_seconds: Histogram = histogram("seconds", "Time to read and check a block from the object store")
     cached_bytes: int = gauge("bytes", "Memory of the blocks in the memory cache")
-    loads_in_progress: int = gauge("blocks", "Blocks that are being loaded or wait for that")
+    loads_in_progress: int = gauge("blocks", "Blocks that are being loaded or are queued for loading")
 
 
 def tiering_lag(view: MetadataView, now_ms: int) -> list[TieringLag]:

@@ -137,7 +137,7 @@ class GroupCommit:
             waiting.popleft()[1]()
 
     def _fail(self, failure: Exception) -> None:
-        _log.critical("a write or sync of the log failed; the disk takes no more writes: %s", failure)
+        _log.critical("a write or sync of the log failed; the disk accepts no more writes: %s", failure)
         self._core.fail(f"the disk failed: {failure}")
         self._answer_all()
 
@@ -147,7 +147,7 @@ class GroupCommit:
             try:
                 self._waiting.popleft()[1]()
             except Exception:
-                _log.exception("an answer could not be given")
+                _log.exception("a request could not be answered")
         self._on_written()
 
 

@@ -87,7 +87,7 @@ class LogFileLifecycle:
                 self._failed(failure)
             except Exception as failure:
                 # Without this task the disk would stop silently when its file is full.
-                _log.exception("preparing or freeing log files failed by a defect")
+                _log.exception("preparing or freeing log files failed unexpectedly")
                 self._failed(failure)
 
     # -- the next file
@@ -112,7 +112,7 @@ class LogFileLifecycle:
         self._set_read_only(lack)
 
     def _too_full(self) -> str:
-        return f"{self.free_bytes} bytes are free, and {self._settings.free_bytes_min} must stay free"
+        return f"{self.free_bytes} bytes are free; minimum is {self._settings.free_bytes_min} (free_bytes_min)"
 
     def _may_lend(self) -> bool:
         """Whether compaction may use one file of the reserved space: it frees more than it takes.
@@ -127,7 +127,7 @@ class LogFileLifecycle:
 
     def _set_read_only(self, reason: str) -> None:
         if bool(reason) != bool(self._core.read_only):
-            _log.warning("the disk takes no more adds: %s", reason) if reason else _log.info("the disk takes adds again")
+            _log.warning("the disk accepts no more adds: %s", reason) if reason else _log.info("the disk accepts adds again")
         self._core.read_only = reason
         self._on_change()
 
@@ -216,9 +216,9 @@ class LogFileLifecycle:
     def _failed(self, failure: Exception) -> None:
         """Retry later after a lack of space or file descriptors; fail the disk after any other error."""
         if is_transient(failure):
-            _log.warning("preparing or freeing log files is retried: %s", failure)
+            _log.warning("preparing or freeing log files failed and is retried: %s", failure)
             self._postponed = True
             return
-        _log.critical("the disk failed and takes no more writes: %s", failure)
+        _log.critical("the disk failed and accepts no more writes: %s", failure)
         self._core.fail(f"the disk failed: {failure}")
         self._on_change()

@@ -130,7 +130,7 @@ class Collector:
         if greatest >= ids.next_value:
             self._on_ids_lost()
             self._refuse(
-                f"this bookie has held ledger {greatest}, and metadata has allocated ids below {ids.next_value} only:"
+                f"this bookie has held ledger {greatest}, but metadata has allocated only ids below {ids.next_value}:"
                 " it was restored from an old copy"
             )
             return NOTHING
@@ -142,12 +142,12 @@ class Collector:
         if kept:
             self._refuse(
                 f"{kept} ledgers with ids below {first} have no record and are kept: metadata was restored from an old copy"
-                " and may have forgotten them"
+                " and may have lost them"
             )
         else:
             self.refusal = ""
 
     def _refuse(self, reason: str) -> None:
         if reason != self.refusal:
-            _log.error("ledgers are kept: %s", reason)
+            _log.error("no ledgers are deleted: %s", reason)
         self.refusal = reason

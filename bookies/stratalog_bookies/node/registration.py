@@ -124,7 +124,7 @@ class Registration:
                 await self._write()
                 return
             except (Conflict, OutcomeUnknown, Retriable) as failure:
-                _log.info("the registration is retried: %s", failure)
+                _log.info("the registration failed and is retried: %s", failure)
             except SessionExpired:
                 self._session_id = 0
             await asyncio.sleep(_RETRY_PAUSE_S)

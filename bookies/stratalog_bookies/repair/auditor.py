@@ -111,7 +111,7 @@ class Auditor:
         except StratalogError as failure:
             _log.info("the audit is postponed: %s", failure)
         except Exception:
-            _log.exception("the audit failed by a defect and is retried")
+            _log.exception("the audit failed unexpectedly and is retried")
 
     async def _pause(self) -> None:
         self._wake.clear()
@@ -215,7 +215,7 @@ class Auditor:
         """Log only the first failures of an audit as warnings: one dead bookie may cause thousands."""
         self._failures += 1
         level = logging.WARNING if self._failures <= _WARNINGS_MAX else logging.DEBUG
-        _log.log(level, "ledger %d is repaired later: %s: %s", ledger_id, type(failure).__name__, failure)
+        _log.log(level, "the repair of ledger %d is postponed: %s: %s", ledger_id, type(failure).__name__, failure)
 
 
 def _is_draining(change: Change) -> bool:

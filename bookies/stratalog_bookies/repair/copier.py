@@ -71,7 +71,7 @@ class Copier:
         while following <= last:
             (answer,) = await self._requests.held(bookie, Range(ledger_id, following, last))
             if answer.decided_to < following:
-                raise Unavailable(f"{bookie} cannot say what it holds of ledger {ledger_id}: {answer.status.name}")
+                raise Unavailable(f"{bookie} cannot list its entries of ledger {ledger_id}: {answer.status.name}")
             unreadable = [entry.entry_id for entry in answer.entries if entry.state != EntryState.PRESENT]
             if unreadable:
                 raise StorageFailed(f"{bookie} cannot read entry {unreadable[0]} of ledger {ledger_id}", read_only=False)

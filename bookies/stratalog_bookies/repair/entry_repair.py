@@ -60,9 +60,9 @@ class EntryRepair:
                 try:
                     await self._repair_disk(disk, compaction)
                 except (StratalogError, OSError) as failure:
-                    _log.warning("disk %d is repaired later: %s", disk.position, failure)
+                    _log.warning("the repair of disk %d is postponed: %s", disk.position, failure)
                 except Exception:
-                    _log.exception("the repair of disk %d failed by a defect and is retried", disk.position)
+                    _log.exception("the repair of disk %d failed unexpectedly and is retried", disk.position)
 
     async def _wait(self) -> None:
         pending = any(len(disk.corruption) or disk.corruption.files for disk in self._disks)

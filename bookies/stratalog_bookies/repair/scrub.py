@@ -85,7 +85,7 @@ class Scrub:
         except (StratalogError, OSError) as failure:
             _log.error("the scrub of disk %d stopped early: %s", self._disk.position, failure)
         except Exception:
-            _log.exception("the scrub of disk %d failed by a defect", self._disk.position)
+            _log.exception("the scrub of disk %d failed unexpectedly", self._disk.position)
         finally:
             self._running = False
 

@@ -50,7 +50,7 @@ class ConfigResource(NamedTuple):
 
     def not_served(self) -> Invalid:
         """Return the error for a kind that has no configs here."""
-        return Invalid(f"configs of resource type {self.kind} are not served; 2 (topic) and 4 (broker) are")
+        return Invalid(f"configs of resource type {self.kind} are not supported; choose 2 (topic) or 4 (broker)")
 
 
 class ConfigEdit(NamedTuple):
@@ -80,7 +80,7 @@ class ConfigCommands:
             check_topic_name(resource.name)
             topic = view.find(Topic, topic_key(resource.name))
             if topic is None:
-                raise NotFound(f"there is no topic {resource.name!r}")
+                raise NotFound(f"topic {resource.name!r} does not exist")
             return topic_config_rows(topic, topic_defaults(view))
         if resource.kind != ResourceKind.BROKER:
             raise resource.not_served()
@@ -112,14 +112,14 @@ class ConfigCommands:
 
     async def _change(self, resource: ConfigResource, names: Sequence[str], edit: EditConfigs, *, validate_only: bool) -> None:
         if len(set(map(resource.stored_name, names))) != len(names):
-            raise Invalid("a config is named twice")
+            raise Invalid("a config is listed twice")
         if resource.kind == ResourceKind.TOPIC:
             await self._topic_commands.configure(resource.name, edit, TIMEOUT_S, validate_only=validate_only)
         elif resource.kind != ResourceKind.BROKER:
             raise resource.not_served()
         elif resource.name:
             raise Invalid(
-                f"settings of broker {resource.name[:20]} are given when it starts;"
+                f"settings of broker {resource.name[:20]} are fixed when it starts;"
                 " alter the cluster's defaults (an empty name) instead"
             )
         else:

@@ -52,7 +52,7 @@ def _owned(partitions: Partitions, topic: str, index: int) -> PartitionLog:
         return log
     known = partitions.topic_by_name(topic.encode())
     if known is None or not 0 <= index < known.partition_count:
-        raise NotFound(f"there is no partition {index} of topic {topic!r}")
+        raise NotFound(f"topic {topic!r} has no partition {index}")
     if known.internal:
-        raise InvalidTopic(f"topic {topic!r} is internal: its records are not deleted on request")
+        raise InvalidTopic(f"topic {topic!r} is internal: its records cannot be deleted")
     raise NotLeader(f"this broker does not own partition {index} of {topic!r}")

@@ -49,5 +49,5 @@ def _check(view: MetadataView, topic: Topic, factor: int) -> None:
     bookies = sum(not each.draining for each in view.all(Bookie))
     most = min(bookies, REPLICATION_FACTOR_MAX)
     if not 1 <= factor <= most:
-        raise Invalid(f"replication factor is {factor}; maximum is {most}: {bookies} bookies take ledgers, start more")
+        raise Invalid(f"replication factor is {factor}; maximum is {most}: {bookies} bookies accept ledgers; start more")
     check_topic_configs(topic.configs, factor, internal=topic.internal)

@@ -15,7 +15,7 @@ def check_request(settings: BrokerSettings, partitions: int) -> None:
     """Raise ``LimitExceeded`` if one request may not create ``partitions`` partitions."""
     most = settings.request_partitions_max
     if partitions > most:
-        text = f"the request creates {partitions} partitions; request_partitions_max is {most}: create them in parts"
+        text = f"the request creates {partitions} partitions; request_partitions_max is {most}: use several requests"
         raise LimitExceeded(text)
 
 

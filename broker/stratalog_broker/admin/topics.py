@@ -135,23 +135,23 @@ class TopicCommands:
         living = {broker.broker_id for broker in self._view.all(Broker)}
         for brokers in assigned:
             if len(set(brokers)) != len(brokers):
-                raise InvalidAssignment(f"replica assignment {brokers} names one broker twice")
+                raise InvalidAssignment(f"replica assignment {brokers} lists a broker twice")
             unknown = sorted(set(brokers) - living)
             if unknown:
-                text = f"replica assignment {brokers} names broker {unknown[0]}; those that live are {sorted(living)}"
+                text = f"replica assignment {brokers} lists broker {unknown[0]}; live brokers are {sorted(living)}"
                 raise InvalidAssignment(text)
 
     def _partition_count(self, wanted: int) -> int:
         count = self._settings.default_partitions if wanted == BROKER_DEFAULT else wanted
         if not 1 <= count <= PARTITIONS_MAX:
-            raise InvalidPartitions(f"{count} partitions: choose 1 to {PARTITIONS_MAX}, or -1")
+            raise InvalidPartitions(f"number of partitions is {count}; choose 1 to {PARTITIONS_MAX}, or -1 for the default")
         return count
 
     def _replication_factor(self, wanted: int) -> int:
         factor = self._settings.default_replication_factor if wanted == BROKER_DEFAULT else wanted
         most = min(self.registered_bookies(), REPLICATION_FACTOR_MAX)
         if not 1 <= factor <= most:
-            text = f"replication factor {factor}: there are {self.registered_bookies()} bookies, choose 1 to {most}, or -1"
+            text = f"replication factor is {factor}; choose 1 to {most}, or -1; registered bookies: {self.registered_bookies()}"
             raise InvalidReplicationFactor(text)
         return factor
 
@@ -165,7 +165,7 @@ class TopicCommands:
         if found is not None:
             return found
         if self.registered_bookies() < replication_factor:
-            text = f"{name} needs {replication_factor} bookies and there are {self.registered_bookies()}: start more, or lower"
+            text = f"{name} needs {replication_factor} bookies; registered: {self.registered_bookies()}: start more, or lower"
             raise NotEnoughBookies(f"{text} [broker] offsets_topic_replication_factor")
         new = NewTopic(
             name=name, partition_count=partition_count, replication_factor=replication_factor, internal=True,
@@ -206,7 +206,9 @@ class TopicCommands:
                 _check_fits(assigned, topic, partition_count - topic.partition_count)
                 self._check_assigned(assigned)
             if topic.internal:
-                text = f"topic {name!r} is internal: its number of partitions decides which of them a group belongs to"
+                text = (
+                    f"topic {name!r} is internal: its number of partitions determines each group's partition and cannot change"
+                )
                 raise InvalidTopic(text)
             if not topic.partition_count < partition_count <= PARTITIONS_MAX:
                 text = f"topic {name!r} has {topic.partition_count} partitions: choose more, up to {PARTITIONS_MAX}"
@@ -295,7 +297,7 @@ class TopicCommands:
 
     async def _wait_for_topic(self, name: str, timeout_s: float) -> Topic:
         await self._wait_until(
-            lambda: self._view.get(topic_key(name)) is not None, timeout_s, f"topic {name!r} is not seen yet"
+            lambda: self._view.get(topic_key(name)) is not None, timeout_s, f"topic {name!r} is not known to this broker yet"
         )
         return _topic_of(name, self._view.find(Topic, topic_key(name)))
 
@@ -325,7 +327,7 @@ def _given_assignment(new: NewTopic) -> tuple[tuple[int, ...], ...]:
     if not new.assigned:
         return ()
     if (new.partition_count, new.replication_factor) != (BROKER_DEFAULT, BROKER_DEFAULT):
-        raise Invalid("give either a replica assignment, or numbers, not both")
+        raise Invalid("give either a replica assignment or numbers of partitions and replicas, not both")
     rows = dict(new.assigned)
     factors = {len(brokers) for brokers in rows.values()}
     if sorted(rows) != list(range(len(new.assigned))) or len(factors) != 1:
@@ -354,7 +356,7 @@ def _partition_updates(topic: Topic, first: int, assigned: Sequence[tuple[int, .
 
 def _topic_of(name: str, record: object) -> Topic:
     if not isinstance(record, Topic):
-        raise NotFound(f"there is no topic {name[:NAME_CHARACTERS_MAX]!r}")
+        raise NotFound(f"topic {name[:NAME_CHARACTERS_MAX]!r} does not exist")
     return record
 
 

@@ -81,7 +81,7 @@ class Registration:
     async def _open_session(self, expired: asyncio.Event) -> int:
         def on_expired() -> None:
             if self._session_id is not None:
-                _log.warning("broker %d lost its session: it stops serving and registers anew", self._broker.broker_id)
+                _log.warning("broker %d lost its session: it stops serving and registers again", self._broker.broker_id)
                 self._on_lost()
             expired.set()
 

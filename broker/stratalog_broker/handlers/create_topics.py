@@ -44,7 +44,11 @@ async def handle(context: RequestContext, request: Any, *, view: MetadataView, t
             if times[topic.name] == 1
         )
     )
-    twice = [_refused(context, name, ErrorCode.invalid_request, "named twice") for name, count in times.items() if count > 1]
+    twice = [
+        _refused(context, name, ErrorCode.invalid_request, "the request lists the topic twice")
+        for name, count in times.items()
+        if count > 1
+    ]
     return context.new("CreateTopicsResponse", topics=(*rows, *twice))
 
 

@@ -27,7 +27,7 @@ async def handle(context: RequestContext, request: Any, *, view: MetadataView, a
     brokers = advertised_brokers.live()
     error, message = ErrorCode.none, None
     if endpoint_type != _BROKERS:
-        error, message, brokers = ErrorCode.unsupported_endpoint_type, "only brokers (type 1) are endpoints here", []
+        error, message, brokers = ErrorCode.unsupported_endpoint_type, "endpoint type must be 1 (brokers)", []
     return context.new(
         "DescribeClusterResponse",
         error_code=error, error_message=message, endpoint_type=endpoint_type,

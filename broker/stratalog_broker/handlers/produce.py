@@ -157,7 +157,7 @@ class _Append:
         begins_late = verdict is Verdict.UNKNOWN and header.base_sequence != 0
         if (verdict is Verdict.OUT_OF_ORDER or begins_late) and self._log.admission.is_settling:
             # It overtook a batch that was refused or lost before the takeover; the client retries both in order.
-            raise NotLeader(f"sequence {header.base_sequence} of producer {header.producer_id} came before its predecessor")
+            raise NotLeader(f"sequence {header.base_sequence} of producer {header.producer_id} arrived before its predecessor")
         if verdict is Verdict.UNKNOWN:
             return False
         producer = f"producer {header.producer_id} epoch {header.producer_epoch}"

@@ -61,7 +61,7 @@ class Admission:
             context.respond((response_head(_API_VERSIONS_KEY, 0, context.correlation_id, len(body)), body))
         else:
             # UNSUPPORTED_VERSION cannot be sent without a known response format. Kafka closes the connection too.
-            _refuse(context, f"API {context.api_key} version {context.api_version} is not served")
+            _refuse(context, f"API {context.api_key} version {context.api_version} is not supported")
 
 
 def _refuse(context: RequestContext, reason: str) -> None:

@@ -106,7 +106,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         while end - position >= LENGTH_BYTES:
             size = int.from_bytes(buffer[position : position + LENGTH_BYTES], "big", signed=True)
             if not 0 < size <= self._registry.frame_bytes_max:
-                raise Corrupt(f"a frame of {size} bytes; frame_bytes_max is {self._registry.frame_bytes_max}")
+                raise Corrupt(f"a frame has {size} bytes; maximum is {self._registry.frame_bytes_max} (frame_bytes_max)")
             if not self._registry.charge(size + REQUEST_BYTES):
                 self._is_stalled = True
                 self._registry.wait_for_room(self)

@@ -92,7 +92,7 @@ class ConnectionRegistry:
         now = self.clock.monotonic()
         if now >= self._refusals_told_until_s:
             self._refusals_told_until_s = now + _REFUSALS_TOLD_S
-            text = "%d clients are connected, which is connections_max: more are closed at once (%d so far)"
+            text = "%d clients are connected, which is connections_max: further ones are closed at once (%d so far)"
             _log.warning(text, len(self._connections), self.refused)
 
     def closed(self, connection: ManagedConnection) -> None:
@@ -160,4 +160,4 @@ class ConnectionRegistry:
 
     def close_all(self) -> None:
         for connection in list(self._connections):
-            connection.close("the broker stops")
+            connection.close("the broker is stopping")

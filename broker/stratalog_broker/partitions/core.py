@@ -133,7 +133,7 @@ class PartitionCore:
         Raises ``NotLeader`` for an acks=0 batch while the partition is held: its producer could not be told of a refusal.
         """
         if self.is_held and acks == Acks.NONE:
-            raise NotLeader("the partition goes to another broker, and an acks=0 producer would not hear of a refusal")
+            raise NotLeader("the partition moves to another broker, and an acks=0 producer would not learn of a refusal")
         return self.next_offset, self.state is _OPEN and not self.queue
 
     def commit(
@@ -153,7 +153,7 @@ class PartitionCore:
         """
         assert base_offset == self.next_offset, "no other batch was committed since the reservation"
         if entry_id is None and self._queue_bytes > self._queue_bytes_max:
-            raise Overloaded(f"{self._queue_bytes} bytes are queued for the next ledger; the limit is {self._queue_bytes_max}")
+            raise Overloaded(f"{self._queue_bytes} bytes are queued for the next ledger; maximum is {self._queue_bytes_max}")
         pending = PendingBatch(batch, header, base_offset, acks, on_done, on_confirmed)
         self.next_offset = pending.end_offset
         if header.producer_id >= 0:

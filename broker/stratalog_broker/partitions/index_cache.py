@@ -84,7 +84,7 @@ def index_batch(index: LedgerIndex, entry_id: int, head: bytes | memoryview) -> 
         raise Corrupt(f"entry {entry_id} is too short for a record batch: {len(head)} bytes")
     header = read_header(head)
     if header.base_offset != index.end_offset:
-        raise Corrupt(f"entry {entry_id} begins at offset {header.base_offset} where {index.end_offset} is due")
+        raise Corrupt(f"entry {entry_id} begins at offset {header.base_offset}; expected {index.end_offset}")
     index.append(entry_id, header.base_offset, header.next_offset, header.max_timestamp_ms, header.size_bytes)
     return header
 
@@ -97,5 +97,5 @@ def check_end(index: LedgerIndex, ledger: Ledger) -> None:
     if index.end_offset != ledger.end_offset:
         raise Corrupt(
             f"the batch headers of ledger {ledger.ledger_id} end at offset {index.end_offset}, its record says"
-            f" {ledger.end_offset}: a bookie's copy is damaged"
+            f" {ledger.end_offset}: a bookie's copy is corrupt"
         )

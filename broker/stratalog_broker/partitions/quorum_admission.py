@@ -50,7 +50,7 @@ class QuorumAdmission:
         try:
             if acks == Acks.ALL and not configs.takes_acks_all:
                 raise NotEnoughBookies(
-                    f"min.insync.replicas is {configs.min_insync_replicas}; the replication factor is {copies}"
+                    f"min.insync.replicas is {configs.min_insync_replicas}; maximum is the replication factor, {copies}"
                 )
             if writer is None and not is_held:
                 self._ledgers.require_bookies(copies, configs.ack_quorum)

@@ -114,10 +114,10 @@ class _Walk:
             (count,) = _I32.unpack_from(self.body, self.position)
             self.position += 4
         if count < 0:
-            raise Corrupt("a Fetch request has no array (null) where there must be one")
+            raise Corrupt("a Fetch request has null where an array is required")
         self.room -= count
         if self.room < 0:
-            raise Corrupt(f"a Fetch request has more than {ELEMENTS_MAX} elements: send it in parts")
+            raise Corrupt(f"a Fetch request has more than {ELEMENTS_MAX} elements: use several requests")
         return count
 
     def string(self, *, is_nullable: bool = False) -> bytes:
@@ -128,7 +128,7 @@ class _Walk:
             (size,) = _I16.unpack_from(self.body, self.position)
             start = self.position + 2
         if size < 0 and not is_nullable:
-            raise Corrupt("a Fetch request has no string (null) where there must be one")
+            raise Corrupt("a Fetch request has null where a string is required")
         self.position = start + max(size, 0)
         found = bytes(self.body[start : self.position])
         found.decode()

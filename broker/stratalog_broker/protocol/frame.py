@@ -121,7 +121,7 @@ def skip_tagged_fields(buffer: memoryview, position: int) -> int:
         return position + 1
     count, position = read_uvarint(buffer, position)
     if count > TAGGED_FIELDS_MAX:
-        raise Corrupt(f"{count} tagged fields in one struct; the most is {TAGGED_FIELDS_MAX}")
+        raise Corrupt(f"{count} tagged fields in one struct; maximum is {TAGGED_FIELDS_MAX}")
     for _ in range(count):
         _, position = read_uvarint(buffer, position)
         size, position = read_uvarint(buffer, position)

@@ -123,7 +123,7 @@ def _parse_partitions(body: memoryview, position: int, count: int) -> tuple[list
 def _room(room: int, elements: int) -> int:
     """Return how many more elements are allowed after ``elements``, where a negative number counts as 0. Raises ``Corrupt``."""
     if elements > room:
-        raise Corrupt(f"a Produce request has more than {ELEMENTS_MAX} topics and partitions: send it in parts")
+        raise Corrupt(f"a Produce request has more than {ELEMENTS_MAX} topics and partitions: use several requests")
     return room - max(elements, 0)
 
 

@@ -64,7 +64,7 @@ class _Walk:
         if elements * least_bytes > len(self.body) - self.position:
             raise Corrupt(f"a request claims {elements} elements in {len(self.body) - self.position} bytes")
         if self.elements_left < 0:
-            raise Corrupt(f"a request has more than {ELEMENTS_MAX} elements: send it in parts")
+            raise Corrupt(f"a request has more than {ELEMENTS_MAX} elements: use several requests")
 
     def without_cuts(self, start: int, end: int, cuts: Sequence[tuple[int, int, bytes]]) -> bytes:
         """Return the body from ``start`` to ``end`` with each of ``cuts`` replaced."""

@@ -84,7 +84,7 @@ class LogReader:
             async with asyncio.timeout(timeout_s):
                 return await self._read(log, offset, end_offset, bytes_max, cold)
         except TimeoutError:
-            raise Unavailable(f"offset {offset} of {log.topic_partition} was not read in {timeout_s} s") from None
+            raise Unavailable(f"offset {offset} of {log.topic_partition} was not read within {timeout_s} s") from None
 
     async def _read(
         self, log: PartitionLog, offset: int, end_offset: int, bytes_max: int, cold: Callable[[], Awaitable[BatchRun]]

@@ -105,7 +105,9 @@ class PendingReads:
         is_cold = self._reader.is_cold(log, offset)
         size = min(bytes_max, READ_BYTES_MAX)
         if not self._has_room(is_cold, size):
-            raise Overloaded(f"{self._under_way(is_cold)} reads from {'object store' if is_cold else 'bookies'} are under way")
+            raise Overloaded(
+                f"{self._under_way(is_cold)} reads from {'object store' if is_cold else 'bookies'} are in progress: retry later"
+            )
         if not is_cold and self.runs.is_followed(log, offset) and self._may_read_ahead():
             size = max(size, AHEAD_BYTES)
         return self._begin(log, offset, end_offset, size, is_cold)
@@ -131,7 +133,7 @@ class PendingReads:
         """Move a read to the pool of cold reads, if it is not there yet. Raises ``Unavailable`` if that pool is full."""
         if key not in self._cold:
             if not self._has_room(True, self._sizes[key]):
-                raise Unavailable(f"{len(self._cold)} reads from object store are under way; ask again")
+                raise Unavailable(f"{len(self._cold)} reads from the object store are in progress: retry later")
             self._cold.add(key)
 
     def taken(self, log: PartitionLog, offset: int, end_offset: int, bytes_max: int, read: BatchRun) -> Batches:

@@ -82,7 +82,7 @@ class TimeSearches:
     def _pointer(self, log: PartitionLog) -> ManifestPointer:
         pointer = self._reader.manifest_pointer(log)
         if pointer is None:
-            raise NotFound(f"{log.topic_partition} has no cold history any more")
+            raise NotFound(f"{log.topic_partition} no longer has cold history")
         return pointer
 
     async def _find_in_batch(self, batch: memoryview, timestamp_ms: int, start: int) -> Found | None:

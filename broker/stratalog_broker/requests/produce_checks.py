@@ -45,14 +45,14 @@ def check_produced(batch: memoryview, configs: TopicConfigs, now_ms: int) -> Bat
     header = tuple.__new__(BatchHeader, HEADER.unpack_from(batch))
     if header.magic != MAGIC:
         raise Refused(
-            ErrorCode.unsupported_for_message_format, f"record batches of magic {header.magic} are not served, only of magic 2"
+            ErrorCode.unsupported_for_message_format, f"record batch has magic {header.magic}; only magic 2 is supported"
         )
     whole = header.batch_length + LENGTH_PREFIX_BYTES
     if whole != size:
         _refuse_size(whole, size)
     limit = min(configs.max_message_bytes, ENTRY_BYTES_MAX)
     if size > limit:
-        raise Refused(ErrorCode.message_too_large, f"the batch has {size} bytes; max.message.bytes allows {limit}")
+        raise Refused(ErrorCode.message_too_large, f"the batch has {size} bytes; maximum is {limit} (max.message.bytes)")
     if crc32c(batch[CRC_START:]) != header.crc:
         raise Refused(ErrorCode.corrupt_message, "the batch does not match its CRC")
     _check_fields(header)
@@ -71,12 +71,12 @@ def _check_fields(header: BatchHeader) -> None:
     if header.record_count < 1 or header.last_offset_delta != header.record_count - 1:
         raise Refused(
             ErrorCode.invalid_record,
-            f"{header.record_count} records do not fit a last offset delta of {header.last_offset_delta}",
+            f"record count {header.record_count} does not match the last offset delta, {header.last_offset_delta}",
         )
     if header.attributes & (CONTROL_BIT | TRANSACTIONAL_BIT):
-        raise Refused(ErrorCode.invalid_record, "control and transactional batches are not served")
+        raise Refused(ErrorCode.invalid_record, "control and transactional batches are not supported")
     if header.attributes & COMPRESSION_MASK > _COMPRESSION_MAX:
-        raise Refused(ErrorCode.unsupported_compression_type, f"compression {header.compression} is not known")
+        raise Refused(ErrorCode.unsupported_compression_type, f"compression {header.compression} is unknown")
     if header.producer_id >= 0 and (header.base_sequence < 0 or header.producer_epoch < 0):
         raise Refused(ErrorCode.invalid_record, "a batch with a producer id needs an epoch and a sequence")
 

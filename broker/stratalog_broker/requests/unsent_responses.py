@@ -83,7 +83,9 @@ class UnsentResponses:
                 return
             self.closed += 1
             self.release(slowest)
-            slowest.close(f"clients have not taken {self.bytes_held} bytes of responses, and this one took none for longest")
+            slowest.close(
+                f"clients have not read {self.bytes_held} bytes of responses, and this one has read none for the longest time"
+            )
 
     def may_wait(self, size: int) -> bool:
         """Charge ``size`` bytes that a fetch keeps while parked; return False if they do not fit. ``waited`` returns them."""

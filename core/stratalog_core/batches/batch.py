@@ -142,7 +142,7 @@ def check_batch(batch: Buffer) -> BatchHeader:
     """
     header = read_header(batch)
     if header.magic != MAGIC:
-        raise Invalid(f"record batch has magic {header.magic}; only format v2 is served")
+        raise Invalid(f"record batch has magic {header.magic}; only format v2 (magic 2) is supported")
     if header.size_bytes != len(batch):
         raise Corrupt(f"record batch claims {header.size_bytes} bytes and has {len(batch)}")
     if not crc_matches(batch, header):

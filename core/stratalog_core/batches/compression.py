@@ -52,7 +52,7 @@ def compress(codec: int, content: Buffer) -> bytes:
         return bytes(lz4.frame.compress(content))
     if codec == ZSTD:
         return zstandard.ZstdCompressor(level=3).compress(content)
-    raise Invalid(f"compression codec {codec} is unknown; 0..4 are served")
+    raise Invalid(f"compression codec {codec} is unknown; 0 to 4 are supported")
 
 
 def decompress(codec: int, content: Buffer, limit_bytes: int = DECOMPRESSED_BYTES_MAX) -> bytes:

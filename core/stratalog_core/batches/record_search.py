@@ -48,7 +48,7 @@ def first_reaching(
     limit_bytes = DECOMPRESSED_BYTES_MAX if search_bytes(batch, header) <= memory_bytes else memory_bytes
     for piece in decompress_pieces(header.compression, content, limit_bytes):
         if not is_wanted():
-            raise Unavailable("nobody waits for this search any more")
+            raise Unavailable("no client waits for this search any longer")
         search.read(piece)
         if search.found is not None or not search.records_left:
             return search.found
@@ -105,7 +105,7 @@ class _Search:
         header = self._header
         offset = header.base_offset + offset_delta
         if not self._earlier < offset <= header.last_offset:
-            raise Corrupt(f"record offset {offset} does not rise from {self._earlier} to {header.last_offset} at the most")
+            raise Corrupt(f"record offset {offset} is not above {self._earlier} and at most {header.last_offset}")
         self._earlier = offset
         self.records_left -= 1
         timestamp_ms = header.max_timestamp_ms if header.is_log_append_time else header.base_timestamp_ms + timestamp_delta

@@ -84,7 +84,7 @@ def iterate_records(batch: Buffer, header: BatchHeader | None = None) -> Iterato
     for _ in range(header.record_count):
         record, position = _read_record(body, position, header, headers_seen)
         if not earlier < record.offset <= header.last_offset:
-            raise Corrupt(f"record offset {record.offset} does not rise from {earlier} to {header.last_offset} at the most")
+            raise Corrupt(f"record offset {record.offset} is not above {earlier} and at most {header.last_offset}")
         earlier = record.offset
         yield record
     if position != len(body):

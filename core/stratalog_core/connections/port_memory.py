@@ -60,4 +60,4 @@ class PortMemory:
         while total > self._bytes_max:
             slowest = max(unsent, key=lambda connection: unsent[connection])
             total -= unsent.pop(slowest)
-            slowest.close(f"it has not taken {slowest.unsent_bytes} bytes of replies, more than any other")
+            slowest.close(f"it has not read {slowest.unsent_bytes} bytes of replies, more than any other connection")

@@ -80,4 +80,4 @@ class SilentClients:
             if seen.slow_looks >= FRAME_LOOKS_MAX:
                 client.close("the client stopped within a frame, or sends it too slowly")
             elif seen.idle_looks >= self._idle_looks_max:
-                client.close("the client is silent, or does not take its answers")
+                client.close("the client is idle, or does not read its responses")

@@ -112,7 +112,7 @@ class KernelTransfers:
                 self._under_way.pop(number)(result)
             except Exception:
                 # The other callbacks must run nevertheless: nothing else would call them.
-                _log.exception("the end of a write or read was not taken")
+                _log.exception("the completion of a write or read was not handled")
 
     def _checked(self, *arguments: Any) -> int:
         result = int(self._call(*arguments))
@@ -128,7 +128,7 @@ class KernelWrites(KernelTransfers):
     def begin(self, descriptor: int, address: int, size: int, position: int, on_end: OnEnd) -> None:
         """Write ``size`` bytes at ``address``; ``on_end`` keeps them alive and is called from the loop. Raises ``OSError``."""
         if len(self._under_way) >= IN_FLIGHT_MAX:
-            raise BlockingIOError(errno.EAGAIN, f"{IN_FLIGHT_MAX} writes are under way")
+            raise BlockingIOError(errno.EAGAIN, f"{IN_FLIGHT_MAX} writes are in progress, which is the maximum")
         self._next_number = number = self._next_number + 1
         _CONTROL_BLOCK.pack_into(
             self._blocks, 0, number, 0, 0, _WRITE, 0, descriptor, address, size, position, 0, _TELL_EVENT, self._event
@@ -152,7 +152,7 @@ class KernelReads(KernelTransfers):
         """Start the transfers in order, in one call; return how many were started. Raises ``OSError`` if none was."""
         wanted = min(len(transfers), IN_FLIGHT_MAX - len(self._under_way))
         if not wanted:
-            raise BlockingIOError(errno.EAGAIN, f"{IN_FLIGHT_MAX} reads are under way")
+            raise BlockingIOError(errno.EAGAIN, f"{IN_FLIGHT_MAX} reads are in progress, which is the maximum")
         first = self._next_number + 1
         for index in range(wanted):
             address, size, position, on_end = transfers[index]

@@ -48,7 +48,7 @@ class ScrapeMetrics(MetricGroup):
 
     subsystem = "metrics"
 
-    scrapes: int = counter("scrapes", "Scrapes of this process; equal ones within a second are one")
+    scrapes: int = counter("scrapes", "Scrapes of this process; identical ones within a second count as one")
     source_errors: int = counter("errors", "Failed sources of metrics; their metrics are missing from that scrape")
     left_out_label_sets: int = gauge(
         "label sets", "Label sets that the last scrape left out because a metric had more than [http] label_sets_max"

@@ -315,7 +315,7 @@ class TcpChannel:
         if connection is not self._connection:
             return
         self._connection = None
-        lost = OutcomeUnknown(f"the connection to {self._address} broke before the answer")
+        lost = OutcomeUnknown(f"the connection to {self._address} was lost before the answer")
         for correlation in [number for number in self._pending if number not in self._waiting]:
             self.answered(correlation, lost)
         for callback in list(self._on_lost):

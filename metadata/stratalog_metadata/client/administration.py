@@ -77,7 +77,7 @@ class QuorumAdministration:
     async def _change(self, request: ChangeRequest, timeout_s: float) -> None:
         """Request a change until it is answered. Repeating it is safe: it is made once, and later answers confirm it."""
         deadline = self._clock.monotonic() + timeout_s
-        last: StratalogError = Unavailable("no time was left to ask")
+        last: StratalogError = Unavailable("the deadline passed before the request")
         may_be_done = False
         while (left_s := deadline - self._clock.monotonic()) > 0:
             try:

@@ -84,4 +84,4 @@ async def decide_again(what: str, attempt: Callable[[], Awaitable[Result]]) -> R
             return await attempt()
         except (Conflict, Superseded):
             await asyncio.sleep(DECIDE_AGAIN_S * number)
-    raise Conflict(f"{what} kept changing under {DECISIONS_MAX} attempts")
+    raise Conflict(f"{what} changed during each of {DECISIONS_MAX} attempts")

@@ -89,9 +89,9 @@ class Proposer:
         if self._closed:
             raise Unavailable("the metadata client is closed")
         if len(encoded) > messages.COMMAND_BYTES_MAX:
-            raise Invalid(f"a command of {len(encoded)} bytes; the most is {messages.COMMAND_BYTES_MAX}: split it")
+            raise Invalid(f"a command has {len(encoded)} bytes; maximum is {messages.COMMAND_BYTES_MAX}: split it")
         if self._unanswered >= WAITING_MAX:
-            raise Overloaded(f"{WAITING_MAX} proposals wait for their answers already")
+            raise Overloaded(f"{WAITING_MAX} proposals are waiting for answers, which is the maximum: retry later")
         deadline = self._clock.monotonic() + timeout_s
         proposal = _Proposal(encoded, deadline, self._loop.create_future())
         if not self._gathered:
@@ -116,7 +116,7 @@ class Proposer:
                 await self._view.reached(answer.index)
         except TimeoutError:
             if answer.error is None:
-                text = f"the command took effect at {answer.index}, but the local view did not get there in time"
+                text = f"the command took effect at {answer.index}, but the local view did not reach it in time"
                 raise OutcomeUnknown(text, index=answer.index) from None
 
     async def close(self) -> None:
@@ -190,7 +190,7 @@ class Proposer:
         now = self._clock.monotonic()
         for proposal in batch:
             if proposal.deadline <= now:
-                _settle(proposal, Unavailable(f"no metadata leader took the command in time: {refused.message}"))
+                _settle(proposal, Unavailable(f"no metadata leader accepted the command in time: {refused.message}"))
         return [proposal for proposal in batch if not proposal.future.done()]
 
 

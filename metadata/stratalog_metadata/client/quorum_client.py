@@ -179,7 +179,7 @@ class QuorumClient:
         """Ask the leader; reads may be repeated. Raises ``Unavailable`` if no node answers in time."""
         deadline = self._clock.monotonic() + wait_s
         body = messages.encode(request)
-        last: StratalogError = Unavailable("no time was left to ask")
+        last: StratalogError = Unavailable("the deadline passed before the request")
         while (left_s := deadline - self._clock.monotonic()) > 0:
             channel = self._transport.channel(self._readers.address)
             timeout_s = min(left_s, READ_TIMEOUT_S)
@@ -242,7 +242,7 @@ class QuorumClient:
             body = await channel.call(messages.SNAPSHOT, (messages.encode(request),), SNAPSHOT_TIMEOUT_S)
             answer = messages.decode(body, SnapshotAnswer)
             if answer.index == 0:
-                raise Unavailable("the node does not keep the snapshot any more")
+                raise Unavailable("the node no longer has the snapshot")
             content += answer.content
             if len(content) >= answer.total_bytes:
                 break

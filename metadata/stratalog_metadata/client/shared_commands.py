@@ -88,7 +88,7 @@ class SharedCommands:
         try:
             return (await self._metadata.propose(_joined(together), timeout_s=_ATTEMPT_S)).index
         except StratalogError as failure:
-            _log.info("%d commands that were proposed as one: %s", len(together), failure)
+            _log.info("proposing %d commands as one failed: %s", len(together), failure)
             return None
 
     def _answered(self, together: Sequence[_Asked], task: asyncio.Task[int | None]) -> None:

@@ -92,7 +92,7 @@ class DigestComparer:
             if found.verdict is Verdict.UNDECIDED:
                 _log.critical(
                     "the state of metadata node %d differs from another node's after entry %d, and too few nodes answer to tell"
-                    " whose is right: start the others, and back the data directories up",
+                    " whose is right: start the others, and back up the data directories",
                     self._node_id,
                     found.after,
                 )

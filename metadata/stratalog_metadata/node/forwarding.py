@@ -62,7 +62,7 @@ class _HandedOn:
         self.is_answered = True
         if isinstance(answer, Unavailable):
             # It certainly had no effect. NotLeader also shows the client that this node answers.
-            self.request.fail(NotLeader(f"the leader does not take it: {answer.message}", leader=""))
+            self.request.fail(NotLeader(f"the leader did not accept it: {answer.message}", leader=""))
         elif isinstance(answer, OutcomeUnknown):
             self.request.fail(OutcomeUnknown(answer.message, forwarded=True))
         elif isinstance(answer, StratalogError):
@@ -84,9 +84,9 @@ class Forwarder:
         """
         leader, address = self._core.leader, self._peers.address(self._core.leader)
         if wanted.hops or not self._core.in_touch or not address or leader == self._core.node_id:
-            raise NotLeader(f"metadata node {self._core.node_id} does not lead, and hears of no leader", leader="")
+            raise NotLeader(f"metadata node {self._core.node_id} is not the leader and knows of none", leader="")
         if len(self._waiting) >= FORWARDED_MAX:
-            raise Overloaded(f"{FORWARDED_MAX} requests wait for the leader's answers already")
+            raise Overloaded(f"{FORWARDED_MAX} requests are waiting for the leader, which is the maximum: retry later")
         if wanted.timeout_ms <= 0:
             raise Invalid(f"timeout_ms is {wanted.timeout_ms}: it must be positive")
         handed_on = _HandedOn(request, leader)

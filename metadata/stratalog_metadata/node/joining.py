@@ -69,20 +69,20 @@ def _join(own: Identity, addresses: Mapping[int, str], belonging: list[HelloAnsw
         if answer.leads:
             raise Invalid(
                 f"node {own.node_id} is known with the identity {known.identity}, but this data directory is new"
-                f" ({own.identity}): the old disk's promises are lost, and a fresh one must not vote in its place."
+                f" ({own.identity}): the promises on the old disk are lost, so a new one must not vote in its place."
                 f" Give it its old data_dir back, or replace it: {REPLACE}"
             )
     address = addresses[own.node_id]
-    return Wait(reason=f"it is not a member of the quorum yet: `stratalog metadata add {own.node_id}={address}` makes it one")
+    return Wait(reason=f"it is not a member of the quorum yet: add it with `stratalog metadata add {own.node_id}={address}`")
 
 
 def _found(own: Identity, addresses: Mapping[int, str], answers: Mapping[int, HelloAnswer]) -> Begin | Wait:
     missing = addresses.keys() - answers.keys() - {own.node_id}
     if missing:
-        return Wait(reason=f"a new quorum is founded when all its nodes are there; missing: {sorted(missing)}")
+        return Wait(reason=f"a new quorum starts when all its nodes are running; missing: {sorted(missing)}")
     for answer in answers.values():
         if set(answer.peers) != addresses.keys():
-            raise Invalid(f"[metadata] peers here name {sorted(addresses)}, those of node {answer.node_id} {answer.peers}")
+            raise Invalid(f"[metadata] peers lists {sorted(addresses)} here, but {answer.peers} at node {answer.node_id}")
     identities = {own.node_id: own.identity} | {answer.node_id: answer.identity for answer in answers.values()}
     members = (Member(node_id=id_, identity=identities[id_], address=addresses[id_]) for id_ in sorted(addresses))
     return Begin(members=tuple(members))

@@ -77,7 +77,7 @@ class Leadership:
         del self._carriers[connection]
         suspects = self._controller.carrier_lost(connection, self._clock.monotonic())
         if suspects:
-            _log.info("the connection of sessions %s broke: they end unless they are renewed soon", suspects)
+            _log.info("lost the connection of sessions %s: they end unless they are renewed soon", suspects)
 
     def drive(self) -> None:
         """Propose the controller's next command, if there is one."""
@@ -87,7 +87,7 @@ class Leadership:
         try:
             self._propose(command, self._decided)
         except Retriable as refused:
-            _log.info("the controller's command was not taken: %s", refused)
+            _log.info("the controller's command was not accepted: %s", refused)
             self._controller.decided(succeeded=False)
 
     def _tick(self) -> None:
@@ -97,7 +97,7 @@ class Leadership:
     def _decided(self, answers: Sequence[CommandAnswer]) -> None:
         error = answers[0].error
         if error is not None:
-            _log.info("the controller thinks again: %s", error.message)
+            _log.info("the controller's command was refused and is decided again: %s", error.message)
         self._controller.decided(succeeded=error is None)
 
     def _found_cluster(self, cluster_id: str) -> None:

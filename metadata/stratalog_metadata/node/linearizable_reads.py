@@ -29,7 +29,9 @@ class LinearizableReads:
     def begin(self, request: Request, serve: Serve) -> None:
         """Begin a read. Raises ``NotLeader`` or ``Overloaded``."""
         if len(self._confirmed) >= CONFIRMED_MAX:
-            raise Overloaded(f"{CONFIRMED_MAX} reads wait for this node to apply what is committed; ask again in a moment")
+            raise Overloaded(
+                f"{CONFIRMED_MAX} reads wait for this node to apply committed entries, which is the maximum: retry later"
+            )
         self._core.read(self._next_context)
         self._unconfirmed[self._next_context] = (request, serve)
         self._next_context += 1

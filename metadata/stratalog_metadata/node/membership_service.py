@@ -62,8 +62,8 @@ class MembershipService:
             return
         if core.has_lease and core.membership_index <= core.commit:
             raise Fenced(
-                f"node {envelope.node_id} with the identity {envelope.identity!r} is not a member of the quorum (any more);"
-                f" a node comes back only on an empty data_dir: {REPLACE}"
+                f"node {envelope.node_id} with the identity {envelope.identity!r} is not, or no longer, a member of the quorum;"
+                f" a removed node can join again only with an empty data_dir: {REPLACE}"
             )
 
     def hello(self, request: Request) -> None:
@@ -95,7 +95,7 @@ class MembershipService:
 
     def _ask_newcomer(self, request: Request, wanted: ChangeRequest) -> None:
         if self._asking >= ASKED_MAX:
-            raise Overloaded(f"{ASKED_MAX} nodes are being asked who they are already: one change at a time")
+            raise Overloaded(f"{ASKED_MAX} membership changes are in progress, which is the maximum: retry later")
         self._asking += 1
 
         def answered(body: memoryview | StratalogError) -> None:
@@ -119,7 +119,7 @@ class MembershipService:
             self._move(request, known, wanted.address)
             return
         if answer.members:
-            raise Invalid(f"node {wanted.node_id} has the data of a quorum: start it on an empty data_dir")
+            raise Invalid(f"node {wanted.node_id} has the data of a quorum: start it with an empty data_dir")
         member = Member(node_id=wanted.node_id, identity=answer.identity, address=wanted.address, voter=False)
         self._propose(request, self._core.membership.with_learner(member))
 
@@ -132,7 +132,7 @@ class MembershipService:
             return
         taken = next((member.node_id for member in membership.members if member.address == address), 0)
         if taken:
-            raise Conflict(f"the quorum knows node {taken} at {address}: move or remove that one first")
+            raise Conflict(f"node {taken} of the quorum already has the address {address}: move or remove it first")
         self._propose(request, membership.with_address(known.node_id, address))
 
     def _propose(self, request: Request, membership: Membership) -> None:

@@ -14,7 +14,7 @@ class RequestCounters(MetricGroup):
     subsystem = "metadata"
 
     requests: int = counter("requests", "Requests of clients and of other metadata nodes")
-    commands_proposed: int = counter("commands", "Commands that this node took as the leader")
+    commands_proposed: int = counter("commands", "Commands that this node accepted as the leader")
     leaderships: int = counter("times", "Times that this node became the leader and had applied everything")
 
 

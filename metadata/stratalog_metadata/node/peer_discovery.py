@@ -44,7 +44,7 @@ class PeerDiscovery:
     def _say(self, reason: str) -> None:
         if reason != self._said:
             self._said = reason
-            _log.warning("metadata node %d waits: %s", self._own.node_id, reason)
+            _log.warning("metadata node %d is waiting: %s", self._own.node_id, reason)
 
     async def _ask_all(self) -> dict[int, HelloAnswer]:
         others = sorted(self._addresses.keys() - {self._own.node_id})

@@ -45,7 +45,9 @@ class PendingProposals:
         batch = _Batch(count, on_answers)
         for position in range(count):
             # This node's entry of an earlier term may still be committed by another leader that has it.
-            self._forget(first_index + position, "another entry has taken its place here, and it is not decided which remains")
+            self._forget(
+                first_index + position, "another entry replaced it on this node, and it is undecided which one is committed"
+            )
             self._waiting[first_index + position] = (term, batch, position)
 
     def applied(self, index: int, term: int, result: Applied | StratalogError | None) -> None:
@@ -58,12 +60,12 @@ class PendingProposals:
     def forget(self, up_to: int | None = None) -> None:
         """Answer ``OutcomeUnknown`` to the proposals up to an index: this node will not learn their outcome."""
         for index in [index for index in self._waiting if up_to is None or index <= up_to]:
-            self._forget(index, "the node that took it stopped leading before it was committed")
+            self._forget(index, "the node that accepted it stopped leading before it was committed")
 
     def forget_before_term(self, term: int) -> None:
         """The same for proposals of earlier terms."""
         for index in [index for index, (own_term, _, _) in self._waiting.items() if own_term < term]:
-            self._forget(index, "another node leads now, and its fate has not been seen in time")
+            self._forget(index, "another node leads now, and the outcome was not learned in time")
 
     def _forget(self, index: int, why: str) -> None:
         waiting = self._waiting.pop(index, None)
@@ -80,4 +82,4 @@ def _answer(index: int, result: Applied | StratalogError) -> CommandAnswer:
 
 
 def _lost(index: int) -> CommandAnswer:
-    return CommandAnswer(index=0, error=wire_error(NotLeader(f"the entry at {index} was overruled by another leader")))
+    return CommandAnswer(index=0, error=wire_error(NotLeader(f"the entry at {index} was replaced by another leader")))

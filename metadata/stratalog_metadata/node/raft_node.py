@@ -316,5 +316,5 @@ class RaftNode:
         if not self._is_broken:
             self._is_broken = True
             self._stop()
-            _log.critical("the metadata node stops: %s", failure, exc_info=failure)
+            _log.critical("the metadata node is stopping: %s", failure, exc_info=failure)
             self._events.failed(failure)

@@ -167,7 +167,7 @@ class ServingNode:
         self._counters.requests += 1
         handler = self._handlers.get(request.method)
         if handler is None:
-            raise Invalid(f"method {request.method:#06x} is not one of the metadata quorum's")
+            raise Invalid(f"method {request.method:#06x} is not a method of metadata nodes")
         handler(request)
 
     def _on_propose(self, request: Request) -> None:
@@ -175,7 +175,7 @@ class ServingNode:
         for encoded in commands:
             _check_command(encoded)
         if not 1 <= len(commands) <= messages.PROPOSE_COMMANDS_MAX:
-            raise Invalid(f"{len(commands)} commands in one request; allowed are 1..{messages.PROPOSE_COMMANDS_MAX}")
+            raise Invalid(f"{len(commands)} commands in one request; the number must be 1..{messages.PROPOSE_COMMANDS_MAX}")
 
         def answer(answers: Sequence[CommandAnswer]) -> None:
             request.reply(messages.encode(messages.ProposeAnswer(answers=list(answers))))
@@ -210,7 +210,7 @@ class ServingNode:
 
     def _not_leader(self) -> NotLeader:
         leader = 0 if self._core.is_leader else self._core.leader
-        return NotLeader(f"metadata node {self._core.node_id} does not lead", leader=self._peers.address(leader))
+        return NotLeader(f"metadata node {self._core.node_id} is not the leader", leader=self._peers.address(leader))
 
     def _on_raft(self, request: Request) -> None:
         envelope = messages.decode(request.body, messages.RaftEnvelope)
@@ -251,7 +251,7 @@ class ServingNode:
     def _require_touch(self) -> None:
         self._core.tick(self._clock.monotonic())
         if not self._core.in_touch:
-            raise Unavailable(f"metadata node {self._core.node_id} is not in touch with a leader")
+            raise Unavailable(f"metadata node {self._core.node_id} has no contact with a leader")
 
     def _on_renew(self, request: Request) -> None:
         self._core.tick(self._clock.monotonic())
@@ -268,7 +268,7 @@ class ServingNode:
     def _on_forward(self, request: Request) -> None:
         wanted = messages.decode(request.body, messages.ForwardRequest)
         if wanted.method not in FORWARDED:
-            raise Invalid(f"method {wanted.method:#06x} is not handed on to the leader")
+            raise Invalid(f"method {wanted.method:#06x} is not forwarded to the leader")
         self._core.tick(self._clock.monotonic())
         if self._core.is_leader:
             self.handle(ForwardedRequest(request, wanted))
@@ -394,13 +394,13 @@ class ServingNode:
 def _check_command(encoded: bytes) -> None:
     """Raises ``Invalid`` for a command that cannot be decoded: it must never enter the log."""
     if len(encoded) > messages.COMMAND_BYTES_MAX:
-        raise Invalid(f"a command of {len(encoded)} bytes; the most is {messages.COMMAND_BYTES_MAX}: split it")
+        raise Invalid(f"a command has {len(encoded)} bytes; maximum is {messages.COMMAND_BYTES_MAX}: split it")
     try:
         command = _decode_command(encoded)
     except MALFORMED as malformed:
         raise Invalid(f"malformed command: {malformed}") from malformed
     if len(command.updates) + len(command.requirements) > COMMAND_UPDATES_MAX:
-        raise Invalid(f"a command of more than {COMMAND_UPDATES_MAX} updates and requirements: split it")
+        raise Invalid(f"a command has more updates and requirements than the maximum, {COMMAND_UPDATES_MAX}: split it")
 
 
 def _serve(request: Request, answer: Callable[[], bytes]) -> None:

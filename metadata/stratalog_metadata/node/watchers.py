@@ -32,7 +32,7 @@ class Watchers:
         if wanted.index < self._recent.index:
             request.reply(self._answer(wanted.index))
         elif len(self._parked) >= WATCHERS_MAX:
-            request.fail(Overloaded(f"{WATCHERS_MAX} watchers wait on this node already; ask another"))
+            request.fail(Overloaded(f"{WATCHERS_MAX} watchers wait on this node, which is the maximum: ask another node"))
         else:
             wait_s = min(max(wanted.wait_ms, 0), WAIT_MS_MAX) / 1000
             timer = self._loop.call_later(wait_s, self._time_out, request)

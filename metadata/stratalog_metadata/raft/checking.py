@@ -65,7 +65,7 @@ class MessageChecks:
     def _check_way(self, message: Message) -> None:
         own = self._settings.node_id
         if message.receiver != own or message.sender in (0, own):
-            raise Invalid(f"a raft message from node {message.sender} to node {message.receiver} came to node {own}")
+            raise Invalid(f"a raft message from node {message.sender} to node {message.receiver} arrived at node {own}")
         if message.term == 0 and isinstance(message, _OF_A_TERM):
             raise Invalid(f"node {message.sender} leads, or wants to lead, term 0")
 
@@ -96,7 +96,7 @@ class MessageChecks:
         if not chunk.position + len(chunk.content) <= chunk.total_bytes <= limit:
             raise Invalid(
                 f"a piece of {len(chunk.content)} bytes at {chunk.position} of a snapshot of {chunk.total_bytes} bytes;"
-                f" the most is {limit}"
+                f" maximum is {limit}"
             )
         if chunk.index_term > chunk.term or (chunk.index > commit and chunk.index_term < known_term):
             raise Invalid(

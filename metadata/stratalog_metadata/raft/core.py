@@ -170,7 +170,7 @@ class Raft:
         or ``Overloaded``.
         """
         if self._leading is None:
-            raise NotLeader(f"node {self.node_id} does not lead", leader=self.leader)
+            raise NotLeader(f"node {self.node_id} is not the leader", leader=self.leader)
         self._leading.read(context)
 
     def transfer_leadership(self) -> bool:
@@ -210,7 +210,7 @@ class Raft:
         return self._append_own([(EntryKind.MEMBERS, encode_members(membership))])
 
     def followers(self) -> Mapping[int, Progress]:
-        """Progress of the other members as this leader knows it; empty if it does not lead. Read only."""
+        """Progress of the other members as this leader knows it; empty if it is not the leader. Read only."""
         return self._leading.followers if self._leading is not None else {}
 
     def step(self, message: Message, identity: str = "") -> None:
@@ -329,7 +329,7 @@ class Raft:
 
     def _require_leading(self) -> Replication:
         if self._leading is None or self._now < self._leading.transfer_until:
-            raise NotLeader(f"node {self.node_id} does not lead", leader=0 if self.is_leader else self.leader)
+            raise NotLeader(f"node {self.node_id} is not the leader", leader=0 if self.is_leader else self.leader)
         return self._leading
 
     def _append_own(self, proposals: Sequence[tuple[EntryKind, bytes]]) -> int:

@@ -94,9 +94,9 @@ class Membership:
         """Raises ``Conflict`` if the number, identity or address is taken."""
         for known in self.members:
             if known.node_id == member.node_id:
-                raise Conflict(f"node {known.node_id} is a member already: remove it first, or choose another number")
+                raise Conflict(f"node {known.node_id} is already a member: remove it first, or choose another id")
             if known.address == member.address or (member.identity and known.identity == member.identity):
-                raise Conflict(f"node {known.node_id} has this address or identity already: remove it first")
+                raise Conflict(f"node {known.node_id} already has this address or identity: remove it first")
         return Membership.of([*self.members, msgspec.structs.replace(member, voter=False)])
 
     def with_voter(self, node_id: int) -> Membership:
@@ -127,9 +127,9 @@ def check_change(*, before: Membership, after: Membership, term_has_committed: b
     majorities need not overlap (the flaw of single-server changes, raft-dev, July 2015).
     """
     if not term_has_committed:
-        raise Unavailable("the leader has not committed an entry of its term yet: ask again in a moment")
+        raise Unavailable("the leader has not committed an entry of its term yet: retry in a moment")
     if is_pending:
-        raise Unavailable("another change of the members is not committed yet: ask again when it is")
+        raise Unavailable("another change of the members is not committed yet: retry when it is")
     if not after.follows(before):
         raise Invalid(f"voters {sorted(before.voters)} cannot become {sorted(after.voters)} at once: change one node at a time")
     if not after.is_quorum(heard):
@@ -160,5 +160,7 @@ def check_members(members: tuple[Member, ...]) -> Membership:
     numbers = [member.node_id for member in members]
     in_order = all(earlier < later for earlier, later in pairwise([0, *numbers, NUMBER_MAX + 1]))
     if not in_order or not any(member.voter for member in members):
-        raise Invalid(f"nodes {numbers[:20]} are no quorum: their numbers must rise within 1..{NUMBER_MAX}, and one must vote")
+        raise Invalid(
+            f"nodes {numbers[:20]} are not a quorum: their ids must increase within 1..{NUMBER_MAX}, and one must vote"
+        )
     return Membership(members=members)

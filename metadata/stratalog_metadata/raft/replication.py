@@ -181,13 +181,13 @@ class Replication:
         settings, log = self._settings, self._log
         waiting = log.last_index - commit
         if waiting + len(payloads) > settings.uncommitted_entries_max:
-            raise Overloaded(f"{waiting} proposals are not committed yet; the most is {settings.uncommitted_entries_max}")
+            raise Overloaded(f"{waiting} proposals are not committed yet; maximum is {settings.uncommitted_entries_max}")
         if not waiting:
             return
         waiting_bytes = sum(len(entry.payload) for entry in log.between(commit + 1, log.last_index))
         if waiting_bytes + sum(map(len, payloads)) > settings.uncommitted_bytes_max:
             raise Overloaded(
-                f"{waiting_bytes} proposed bytes are not committed yet; the most is {settings.uncommitted_bytes_max}"
+                f"{waiting_bytes} proposed bytes are not committed yet; maximum is {settings.uncommitted_bytes_max}"
             )
 
     def on_reply(self, reply: AppendReply | HeartbeatReply | SnapshotReply, out: list[Message]) -> bool:
@@ -272,7 +272,7 @@ class Replication:
 
     def read(self, context: int) -> None:
         if len(self.reads.waiting) + len(self.reads.confirming) >= self._settings.reads_max:
-            raise Overloaded(f"{self._settings.reads_max} reads wait already")
+            raise Overloaded(f"{self._settings.reads_max} reads are waiting, which is the maximum: retry later")
         self.reads.waiting.append(context)
 
     def _on_heartbeat_reply(self, reply: HeartbeatReply, out: list[Message]) -> None:

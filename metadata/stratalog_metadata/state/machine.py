@@ -137,9 +137,9 @@ def _check_cluster(found: Versioned | None, record: Cluster) -> None:
 def _check_counter(found: Versioned | None, record: Counter) -> None:
     before = found.record if found is not None and isinstance(found.record, Counter) else Counter(name=record.name)
     if not 0 <= record.next_value <= COUNTER_MAX:
-        raise Invalid(f"counter {record.name} cannot stand at {record.next_value}; the most is {COUNTER_MAX}")
+        raise Invalid(f"counter {record.name} cannot be set to {record.next_value}; maximum is {COUNTER_MAX}")
     if before.next_value > record.next_value:
-        raise Invalid(f"counter {record.name} is at {before.next_value} and cannot fall to {record.next_value}")
+        raise Invalid(f"counter {record.name} is at {before.next_value} and cannot decrease to {record.next_value}")
     if not before.lost_below <= record.lost_below <= record.next_value:
         raise Invalid(
             f"lost_below of counter {record.name} is {record.lost_below};"
@@ -189,11 +189,11 @@ class _Work:
 
     def _put_checked(self, record: Record) -> None:
         if isinstance(record, Quorum):
-            raise Invalid("the quorum's members are not put: see `stratalog metadata add`")
+            raise Invalid("the quorum's members cannot be put: use `stratalog metadata add`")
         if isinstance(record, Session):
-            raise Invalid("a session is not put: propose OpenSession")
+            raise Invalid("a session cannot be put: propose OpenSession")
         if isinstance(record, Partition) and not -1 <= record.leader_epoch <= LEADER_EPOCH_MAX:
-            raise Invalid(f"leader_epoch is {record.leader_epoch}; the most is {LEADER_EPOCH_MAX}")
+            raise Invalid(f"leader_epoch is {record.leader_epoch}; maximum is {LEADER_EPOCH_MAX}")
         found = self._get(record.key())
         if isinstance(record, Cluster):
             _check_cluster(found, record)
@@ -231,32 +231,32 @@ class _Work:
 
     def _delete(self, key: str) -> None:
         if key.startswith("session/"):
-            raise Invalid("a session is not deleted: propose ExpireSession")
+            raise Invalid("a session cannot be deleted: propose ExpireSession")
         if key == QUORUM_KEY:
-            raise Invalid("the quorum's members are not deleted: see `stratalog metadata remove`")
+            raise Invalid("the quorum's members cannot be deleted: use `stratalog metadata remove`")
         if key == CLUSTER_KEY:
-            raise Invalid("a cluster's id is not deleted: all its nodes, disks and objects bear it")
+            raise Invalid("a cluster's id cannot be deleted: all its nodes, disks and objects carry it")
         if key.startswith("counter/"):
-            raise Invalid(f"{key} is not deleted: it would hand out the same numbers again")
+            raise Invalid(f"{key} cannot be deleted: it would allocate the same numbers again")
         self._after[key] = None
 
     def _allocate(self, name: str, count: int, first_ever: int) -> int:
         if not 1 <= count <= ALLOCATE_MAX:
-            raise Invalid(f"count of {name} is {count}; allowed are 1..{ALLOCATE_MAX}")
+            raise Invalid(f"count of {name} is {count}; it must be 1..{ALLOCATE_MAX}")
         found = self._get(counter_key(name))
         counter = found.record if found is not None and isinstance(found.record, Counter) else None
         first = counter.next_value if counter is not None else first_ever
         if first + count > COUNTER_MAX:
-            raise Invalid(f"counter {name} is at {first} and has no {count} numbers left")
+            raise Invalid(f"counter {name} is at {first} and has fewer than {count} numbers left")
         self._put(Counter(name=name, next_value=first + count, lost_below=counter.lost_below if counter is not None else 0))
         self.allocated.append(first)
         return first
 
     def _open_session(self, update: OpenSession) -> None:
         if not LEASE_MS_MIN <= update.lease_ms <= LEASE_MS_MAX:
-            raise Invalid(f"lease_ms is {update.lease_ms}; allowed are {LEASE_MS_MIN}..{LEASE_MS_MAX}")
+            raise Invalid(f"lease_ms is {update.lease_ms}; it must be {LEASE_MS_MIN}..{LEASE_MS_MAX}")
         if not 0 <= update.grace_ms <= update.lease_ms:
-            raise Invalid(f"grace_ms is {update.grace_ms}; allowed are 0..{update.lease_ms}, the lease")
+            raise Invalid(f"grace_ms is {update.grace_ms}; it must be 0..{update.lease_ms}, the lease")
         # Ids start at 1: 0 in a bookie's record means that it has no session.
         session_id = self._allocate(SESSION_IDS, 1, 1)
         session = Session(

@@ -71,7 +71,7 @@ def removed(identity: Identity, applied: tuple[int, Quorum] | None) -> Fenced | 
     if applied is None or applied[0] <= identity.members_index or applied[1].find(identity.node_id, identity.identity):
         return None
     return Fenced(
-        f"metadata node {identity.node_id} was removed from the quorum; it comes back only on an empty data_dir: {REPLACE}"
+        f"metadata node {identity.node_id} was removed from the quorum; it can rejoin only with an empty data_dir: {REPLACE}"
     )
 
 

@@ -163,7 +163,7 @@ class SqliteStore:
         except sqlite3.DatabaseError as failure:
             raise self._failed(failure) from failure
         if busy:
-            raise StorageFailed(f"{self._path}: another process keeps the database from being checkpointed")
+            raise StorageFailed(f"{self._path}: another process blocks the checkpoint of the database")
 
     def close(self) -> None:
         self._connection.close()

@@ -105,7 +105,7 @@ class BatchDecoder:
         except Corrupt as bad:
             raise self._corrupt(header, bad.message) from bad
         if not 0 <= header.record_count <= len(body) // RECORD_BYTES_MIN:
-            raise self._corrupt(header, f"{header.record_count} records cannot be in {len(body)} bytes")
+            raise self._corrupt(header, f"{header.record_count} records do not fit into {len(body)} bytes")
         return np.frombuffer(body, np.uint8)
 
     def _frame(self, header: BatchHeader) -> Frame:

@@ -39,7 +39,7 @@ TRAILING_BYTES: Final = 6
 MESSAGES: Final = {
     BAD_LENGTH: "a record's length exceeds the batch",
     BAD_RECORD: "a record's fields do not fit its length",
-    BAD_OFFSET: "a record's offset does not rise within the batch's range",
+    BAD_OFFSET: "a record's offset does not increase within the batch's range",
     BAD_TIMESTAMP: "a record's timestamp is beyond what microseconds in 64 bits can hold",
     TRAILING_BYTES: "bytes follow the last record",
 }

@@ -62,5 +62,5 @@ def check_columns(wanted: Sequence[tuple[str, str]]) -> tuple[str, ...]:
             raise Invalid(f"schema: column {name!r} is {SPARK_DDL[name]}, not {spark_type}; cast it after the load")
     names = [name for name, _ in wanted]
     if len(set(names)) != len(names):
-        raise Invalid("schema: a column stands in it twice")
+        raise Invalid("schema: it has a column twice")
     return tuple(names)

@@ -21,10 +21,10 @@ from stratalog_pipeline.options import ReadOptions, parse_options
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="stratalog_pipeline.jobs", description="Jobs over a bucket, on Spark.")
     jobs = parser.add_subparsers(dest="job", required=True)
-    audits = jobs.add_parser("audit", help="check that every offset is there and unaltered")
+    audits = jobs.add_parser("audit", help="check that every offset is present and unaltered")
     audits.add_argument("--store", required=True, help="file:///dir or s3://bucket/prefix?endpoint=…&region=…")
-    audits.add_argument("--topics", required=True, help="names with commas between them")
-    audits.add_argument("--topic-ids", default="", help="which topic is meant where two in the bucket share a name")
+    audits.add_argument("--topics", required=True, help="comma-separated topic names")
+    audits.add_argument("--topic-ids", default="", help="comma-separated topic ids, to choose between topics of the same name")
     given = parser.parse_args(arguments)
     try:
         options = parse_options({"store": given.store, "subscribe": given.topics, "topicIds": given.topic_ids})

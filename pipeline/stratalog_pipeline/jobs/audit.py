@@ -140,7 +140,7 @@ def _verdict(findings: Sequence[SliceFinding]) -> PartitionAudit:
     next_offset = findings[0].first_offset
     for finding in findings:
         if finding.first_offset != next_offset:
-            problems.append(f"offset {finding.first_offset} stands where {next_offset} was expected")
+            problems.append(f"offset {finding.first_offset} found; expected {next_offset}")
         problems.extend(finding.problems)
         next_offset = finding.end_offset
     roots = b"".join(finding.roots for finding in findings)

@@ -214,7 +214,7 @@ class SimulatedChannel:
         self._network.loop.deliver_as(server.process, server.handler, request)
 
     def _broken(self) -> OutcomeUnknown:
-        return OutcomeUnknown(f"the connection to {self._address} broke before the answer")
+        return OutcomeUnknown(f"the connection to {self._address} was lost before the answer")
 
     async def call(self, method: int, parts: Sequence[Buffer], timeout_s: float) -> memoryview:
         return await call_by_send(self, method, parts, timeout_s)

@@ -86,7 +86,7 @@ def test_the_more_special_bound_counts() -> None:
         ({"startingOffsets": '{"flights": {"x": 1}}'}, "option 'startingOffsets' must look like"),
         ({"startingOffsetsByTimestamp": '{"flights": {"0": -1}}'}, "a value is below 0"),
         ({"startingTimestamp": "soon"}, "option 'startingTimestamp' must be an integer"),
-        ({"minPartitions": "0"}, "option 'minPartitions' is 0; the least is 1"),
+        ({"minPartitions": "0"}, "option 'minPartitions' is 0; minimum is 1"),
         ({"failOnDataLoss": "maybe"}, "option 'failOnDataLoss' must be one of true, false"),
         ({"isolationLevel": "snapshot"}, "option 'isolationLevel' must be one of"),
         ({"kafka.isolation.level": "snapshot"}, "option 'kafka.isolation.level' must be one of"),
@@ -105,5 +105,5 @@ def test_a_malformed_assignment_is_refused(text: str) -> None:
 
 
 def test_a_malformed_pattern_is_refused() -> None:
-    with pytest.raises(Invalid, match="no regular expression"):
+    with pytest.raises(Invalid, match="not a regular expression"):
         parse_options({"path": "/b", "subscribePattern": "("})

@@ -86,7 +86,7 @@ class Archive:
         found = [topic for topic in topics if name in (topic.name, str(topic.topic_id))]
         if not found:
             names = ", ".join(topic.name for topic in topics) or "none"
-            raise NotFound(f"{self._store.url} holds no topic {name!r}; it holds {names}")
+            raise NotFound(f"{self._store.url} contains no topic {name!r}; it contains {names}")
         if len(found) > 1:
             raise Invalid(f"{ambiguous_name(name, found)}; give one of the ids instead of the name")
         return found[0]

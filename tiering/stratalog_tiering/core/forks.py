@@ -70,6 +70,6 @@ def fork_error(fork: Fork, topic: str, partition: int) -> Forked:
     return Forked(
         f"history of {topic}-{partition} has forked: manifest version {fork.store_version} ({fork.store_key}) is committed in"
         f" the store, metadata has version {fork.metadata_version} ({fork.metadata_key or 'none'}). Metadata has lost history;"
-        " nothing is committed or deleted until an operator decides which line to keep:"
+        " nothing is committed or deleted until an operator decides which history to keep:"
         f" stratalog tier resolve-fork {topic} {partition} --keep metadata|store"
     )

@@ -111,11 +111,11 @@ async def _resolve(
 ) -> bool:
     name = f"{state.topic.name}-{state.log.index}"
     if lines is None or (lines.fork.metadata_key, lines.fork.store_key) != (decision.metadata_key, decision.store_key):
-        raise Invalid(f"the fork of {name} has changed since the decision: look again, and decide again")
+        raise Invalid(f"the fork of {name} has changed since the decision: inspect it and decide again")
     if decision.keeps_store:
         kept, command = lines.store, await _keep_store(ports, state, decision, lines.store.manifest)
     elif lines.metadata is None and state.pointer is not None:
-        raise Invalid(f"metadata's manifest {state.pointer.object_key} is no longer in the store: keep the store's line")
+        raise Invalid(f"metadata's manifest {state.pointer.object_key} is no longer in the store: decide with --keep store")
     else:
         kept, command = await previous_version(ports, state), Command(updates=())
     now_ms = ports.clock.wall_ms()
@@ -127,7 +127,7 @@ async def _resolve(
     unchanged = (_decided(state), pointer_unchanged(state), *command.requirements)
     updates = (Put(record=pointer), Delete(key=decision.key()), *command.updates)
     command = Command(updates=updates, requirements=(*guards, *unchanged))
-    _log.warning("%s keeps %s as of version %d", name, decision.keep, kept.manifest.version)
+    _log.warning("the fork of %s is resolved: keeping %s, version %d", name, decision.keep, kept.manifest.version)
     return await commit_manifest(ports, pointer, command, [new.key, *(key for key, _ in new.parts)])
 
 
@@ -145,7 +145,7 @@ async def _others(
     live.update((ref.key, ref.object_bytes) for ref in kept.tree.pages)
     missing = [key for key, size in live.items() if sizes.get(key) != size]
     if missing:
-        raise Invalid(f"the store lacks {len(missing)} objects of this line, the first is {missing[0]}: keep the other line")
+        raise Invalid(f"the store lacks {len(missing)} objects of this history, first {missing[0]}: keep the other one")
     others = [
         RemovedObject(
             key=key,
@@ -219,13 +219,13 @@ def dropped_ledgers(
         others = [*others, *above]
     if others and not discard_hot:
         raise Invalid(
-            f"ledgers {_ids(others)} hold records that do not continue the store's line, which ends at offset {end_offset}:"
+            f"ledgers {_ids(others)} hold records that do not continue the store's history, which ends at offset {end_offset}:"
             " they were written after metadata was restored. Read them with `stratalog ledger read`, then decide with"
             " --discard-hot"
         )
     if not all(is_sealed(stored.ledger) for stored in others):
         raise Invalid(
-            f"ledgers {_ids(others)} do not continue the store's line, and one of them is open: stop its producers, seal it"
+            f"ledgers {_ids(others)} do not continue the store's history, and one is open: stop its producers, seal it"
             " with `stratalog tier offload`, and decide again"
         )
     return (*empty, *others)

@@ -156,7 +156,7 @@ async def commit_manifest(
             if again is not None and isinstance(lost, Conflict) and attempt < ATTEMPTS_MAX:
                 renewed = await again()
             if renewed is None or renewed == command:
-                _log.info("%s lost its race; its objects are deleted: %s", name, lost)
+                _log.info("%s lost a race with another commit; deleting its objects: %s", name, lost)
                 await ports.delete_objects(own_keys)
                 return False
             command = renewed

@@ -129,7 +129,7 @@ async def drop(
     try:
         await ports.ledgers.delete([stored.ledger.ledger_id for stored in ledgers])
     except StratalogError as failure:
-        _log.info("bookies were not told of deleted ledgers and will find them themselves: %s", failure)
+        _log.info("bookies were not notified of deleted ledgers and will find them by themselves: %s", failure)
 
 
 async def cold_since(ports: WorkerPorts, state: PartitionSnapshot) -> Mapping[int, int]:

@@ -96,4 +96,4 @@ async def abort_quietly(upload: StreamedUpload) -> None:
     try:
         await upload.abort()
     except StratalogError as failure:
-        _log.info("an upload stays open until the sweep of stale uploads: %s", failure)
+        _log.info("an upload was not aborted; the sweep of stale uploads removes it: %s", failure)

@@ -42,7 +42,7 @@ def _directory(url: str) -> Path:
     parts = urlsplit(url)
     path = Path(parts.path)
     if parts.netloc or not path.is_absolute() or parts.query:
-        raise Invalid(f"store {shown_url(url)!r}: a local store is an absolute directory, as /dir or file:///dir")
+        raise Invalid(f"store {shown_url(url)!r}: a local store must be an absolute directory, such as /dir or file:///dir")
     return path
 
 

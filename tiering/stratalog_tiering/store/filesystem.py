@@ -135,7 +135,7 @@ class FilesystemStore:
         size, received = sum(map(len, parts)), self._received_of(upload)
         if number < 1 or size > upload.part_bytes:
             raise Invalid(
-                f"part {number} of {upload.key} has {size} bytes; numbers begin with 1, and the maximum size is"
+                f"part {number} of {upload.key} has {size} bytes; numbers start at 1, and the maximum size is"
                 f" {upload.part_bytes}"
             )
         data = self._upload_directory(upload) / _DATA_FILE
@@ -217,7 +217,7 @@ class FilesystemStore:
         try:
             return self._received[upload.upload_id]
         except KeyError:
-            raise NoSuchObject(f"upload {upload.upload_id} of {upload.key} was not begun by this process") from None
+            raise NoSuchObject(f"upload {upload.upload_id} of {upload.key} was not started by this process") from None
 
     def _place(self, written: Path, path: Path, if_absent: bool) -> None:
         self._make_directories(path.parent)

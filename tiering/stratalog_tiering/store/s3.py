@@ -130,7 +130,7 @@ class S3Store:
                 lost_to=(Conflict, UploadGone),
             )
         except UploadGone as gone:
-            raise Unavailable(f"the upload of {upload.key} no longer exists; begin again") from gone
+            raise Unavailable(f"the upload of {upload.key} no longer exists; start again") from gone
 
     def _complete(self, upload: Upload, parts: Sequence[UploadedPart], if_absent: bool) -> None:
         listed: Any = [{"PartNumber": part.number, "ETag": part.etag, "ChecksumCRC32C": part.crc32c} for part in parts]

@@ -76,7 +76,7 @@ def _from_answer(failure: ClientError, key: str, place: str) -> StratalogError:
         return Invalid(f"{place}: access to {key} was refused ({code}); check credentials and policy")
     status = int(failure.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
     if code in _NOT_DONE or status == _TOO_MANY_REQUESTS:
-        return Unavailable(f"{place} refused the request for now ({code})")
+        return Unavailable(f"{place} temporarily refused the request ({code})")
     if 400 <= status < 500:
         return Invalid(f"{place}: request about {key} was refused: {failure}")
     return OutcomeUnknown(f"{place} failed at {key}: {failure}")

@@ -20,7 +20,7 @@ _OPTION_NAME: Final = re.compile(r"[a-z_]{1,40}")
 _OPTION_VALUE: Final = re.compile(r"[A-Za-z0-9._:/\-\[\]%]*")
 _USAGE: Final = (
     "use s3://bucket/prefix with the options endpoint (http://host:port or https://…), region, read_engine;"
-    " credentials come from the environment, as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+    " set credentials in the environment: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
 )
 
 

@@ -138,7 +138,7 @@ class ReadPlan:
     def _raise_missing(self) -> None:
         piece, ledger_id = self._pieces[0], self._ledger.ledger_id
         if piece.absent_at.issuperset(write_bookies(self._ledger, self._first)):
-            raise NoSuchEntry(f"ledger {ledger_id} has no entry {self._first}: all its bookies say so")
+            raise NoSuchEntry(f"ledger {ledger_id} has no entry {self._first}, according to all its bookies")
         raise Unavailable(f"entry {self._first} of ledger {ledger_id} could not be read ({'; '.join(piece.failures)})")
 
 

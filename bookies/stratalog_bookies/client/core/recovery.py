@@ -201,5 +201,5 @@ class LedgerRecovery:
     def _lost(self, entry_id: int) -> Corrupt:
         return Corrupt(
             f"ledger {self._ledger.ledger_id}: entry {entry_id} was confirmed (LAC {self.lac}), but too few bookies have it:"
-            " data is lost; bring back the disks that held it"
+            " data is lost; restore the disks that held it"
         )

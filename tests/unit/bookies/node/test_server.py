@@ -489,7 +489,7 @@ async def test_nothing_is_collected_on_a_guess(place: Place) -> None:
     await disk.fence([IDS_GIVEN])
     assert await collector.collect() == 0, "metadata that never gave this id has forgotten more than that"
     assert collector.refusal == (
-        "this bookie has held ledger 1000, and metadata has allocated ids below 1000 only: it was restored from an old copy"
+        "this bookie has held ledger 1000, but metadata has allocated only ids below 1000: it was restored from an old copy"
     )
     assert list(await collector.delete([100], lambda _: disk)) == [Status.CONFLICT]
     assert set(core.contents.ledgers) == {1, 100, IDS_GIVEN}
@@ -518,7 +518,7 @@ async def test_ledgers_that_restored_metadata_may_have_forgotten_are_kept(place:
     await disk.delete([IDS_GIVEN + 10])
 
     assert await collector.collect() == 0
-    assert "metadata has allocated ids below 1000 only" in collector.refusal
+    assert "metadata has allocated only ids below 1000" in collector.refusal
     await until(lambda: _lost_below(client) == IDS_GIVEN + 11)
     assert await collector.collect() == 0
     assert list(await collector.delete([107], lambda _: disk)) == [Status.CONFLICT]

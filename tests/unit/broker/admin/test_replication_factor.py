@@ -60,7 +60,7 @@ async def test_the_offsets_topic_waits_for_as_many_bookies_as_it_has_copies(tmp_
         for _ in range(2):
             found = await find_coordinator(cluster)
             assert found.error_code is ErrorCode.coordinator_not_available
-            assert "needs 3 bookies and there are 1" in found.error_message
+            assert "needs 3 bookies; registered: 1" in found.error_message
             assert "offsets_topic_replication_factor" in found.error_message
         client = await cluster.connect()
         heartbeat = request(12, 4, "HeartbeatRequest", group_id="g", generation_id=1, member_id="m", group_instance_id=None)
@@ -113,7 +113,7 @@ async def test_a_change_of_the_ack_quorum_rolls_the_open_ledger_too(cluster: Min
 
 async def test_what_cannot_be_is_refused_with_the_reason(cluster: MiniCluster) -> None:
     await create(cluster, 3, **{"stratalog.ack.quorum": "3"})
-    with pytest.raises(Invalid, match="replication factor is 4; maximum is 3: 3 bookies take ledgers"):
+    with pytest.raises(Invalid, match="replication factor is 4; maximum is 3: 3 bookies accept ledgers"):
         await change_replication_factor(cluster.metadata, "flights", 4)
     with pytest.raises(Invalid, match=r"stratalog\.ack\.quorum is 3; maximum is the replication factor, 2"):
         await change_replication_factor(cluster.metadata, "flights", 2)

@@ -88,7 +88,7 @@ async def test_creations_that_are_refused(mini_cluster: MiniCluster) -> None:
             (NewTopic("a/b", 1, 1), "TOPIC_EXCEPTION", "a/b"),
             (NewTopic("__consumer_offsets", 1, 1), "TOPIC_EXCEPTION", "on demand"),
             (NewTopic("t", 20_000, 1), "INVALID_PARTITIONS", "1 to 10000"),
-            (NewTopic("t", 1, 3), "INVALID_REPLICATION_FACTOR", "there are 1 bookies"),
+            (NewTopic("t", 1, 3), "INVALID_REPLICATION_FACTOR", "bookies: 1"),
             (NewTopic("t", 1, 1, config={"retention.mss": "1"}), "INVALID_CONFIG", "did you mean 'retention.ms'"),
             (NewTopic("t", 1, 1, config={"segment.bytes": "1"}), "INVALID_CONFIG", "segment.bytes is 1; minimum is 65536"),
             (NewTopic("t", 1, 1, config={"cleanup.policy": "compact"}), "INVALID_CONFIG", "compaction is not supported"),
@@ -228,8 +228,8 @@ async def test_assignments_are_reported_and_led_in_their_order(tmp_path: Any) ->
             only(admin.create_partitions([NewPartitions("assigned", 3, replica_assignment=[[1, 3, 2]])]))
             assert told() == [(3, [3, 1, 2], [1, 2, 3]), (2, [2, 3, 1], [1, 2, 3]), (1, [1, 3, 2], [1, 2, 3])]
             for topic, words in (
-                (NewTopic("t", num_partitions=1, replica_assignment=[[1, 7]]), "names broker 7; those that live are [1, 2, 3]"),
-                (NewTopic("t", num_partitions=1, replica_assignment=[[1, 1]]), "names one broker twice"),
+                (NewTopic("t", num_partitions=1, replica_assignment=[[1, 7]]), "lists broker 7; live brokers are [1, 2, 3]"),
+                (NewTopic("t", num_partitions=1, replica_assignment=[[1, 1]]), "lists a broker twice"),
             ):
                 error = refused(admin.create_topics([topic]))
                 assert "INVALID_REPLICA_ASSIGNMENT" in error.name()

@@ -271,7 +271,7 @@ async def test_defaults_of_the_cluster_reach_running_partitions(mini_cluster: Mi
             assert (await described(client, 4, 4, "")).keys() == {"log.segment.bytes"}
             named = part(33, version, "AlterConfigsResource", resource_type=4, resource_name="1", configs=rows)
             answer = await client.send(33, version, resources=(named,), validate_only=False)
-            assert "settings of broker 1 are given when it starts" in answer.responses[0].error_message
+            assert "settings of broker 1 are fixed when it starts" in answer.responses[0].error_message
 
 
 async def described(client: WireClient, version: int, kind: int, name: str) -> dict[str, Any]:

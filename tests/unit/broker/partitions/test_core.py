@@ -286,7 +286,7 @@ def test_a_full_queue_refuses_a_batch_and_nothing_has_changed() -> None:
     partition = core()
     ledgers = Ledgers(partition)
     ledgers.append(1, QUEUE_BYTES_MAX + 1)
-    with pytest.raises(Overloaded, match="1000001 bytes are queued for the next ledger; the limit is 1000000"):
+    with pytest.raises(Overloaded, match="1000001 bytes are queued for the next ledger; maximum is 1000000"):
         ledgers.append(1, 10)
     assert partition.next_offset == 101
     partition.audit_state()
@@ -295,7 +295,7 @@ def test_a_full_queue_refuses_a_batch_and_nothing_has_changed() -> None:
 def test_a_held_partition_takes_no_batch_whose_producer_would_not_hear_of_a_refusal() -> None:
     partition = core()
     partition.hold()
-    with pytest.raises(NotLeader, match="goes to another broker"):
+    with pytest.raises(NotLeader, match="moves to another broker"):
         partition.reserve(Acks.NONE)
     assert partition.reserve(Acks.ALL) == (100, False)
 

@@ -26,8 +26,8 @@ async def _fail(failure: StratalogError) -> None:
     ("failure", "code"),
     [
         (errors.InvalidConfig("retention.ms is x"), ErrorCode.invalid_config),
-        (NotFound("there is no topic 'a'"), ErrorCode.unknown_topic_or_partition),
-        (errors.NotServedYet("topic 'a' is not seen yet"), ErrorCode.request_timed_out),
+        (NotFound("topic 'a' does not exist"), ErrorCode.unknown_topic_or_partition),
+        (errors.NotServedYet("topic 'a' is not known to this broker yet"), ErrorCode.request_timed_out),
     ],
 )
 async def test_a_failed_command_gives_code_and_message(failure: StratalogError, code: ErrorCode) -> None:

@@ -145,7 +145,7 @@ async def test_a_broken_connection_is_an_unknown_outcome_and_is_made_anew(transp
     async with serving(held.append) as address:
         call = asyncio.ensure_future(transport.channel(address).call(HOLD, (b"x",), 30))
         await until(lambda: len(held) == 1)
-    with pytest.raises(OutcomeUnknown, match="broke before the answer"):
+    with pytest.raises(OutcomeUnknown, match="was lost before the answer"):
         await call
     held[0].reply(b"into the void")
     with pytest.raises(Unavailable):

@@ -91,4 +91,4 @@ def test_a_process_whose_part_cannot_follow_ends_with_an_error(tmp_path: Path) -
         [sys.executable, "-c", ROLE, str(tmp_path)], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
     )
     assert done.returncode == ExitCode.FAILED
-    assert "test ends: part of this process could not follow the metadata log" in done.stderr
+    assert "test failed: part of this process could not follow the metadata log" in done.stderr

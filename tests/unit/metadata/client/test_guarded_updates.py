@@ -232,7 +232,7 @@ async def test_a_record_that_keeps_changing_is_given_up() -> None:
         calls += 1
         raise Conflict("faster")
 
-    with pytest.raises(Conflict, match="kept changing under 8 attempts"):
+    with pytest.raises(Conflict, match="changed during each of 8 attempts"):
         await decide_again("the record", attempt)
     assert calls == DECISIONS_MAX
 

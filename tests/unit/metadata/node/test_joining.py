@@ -49,7 +49,7 @@ def test_one_that_has_founded_is_followed() -> None:
 
 
 def test_peers_must_agree_on_who_founds() -> None:
-    with pytest.raises(Invalid, match="peers here name"):
+    with pytest.raises(Invalid, match="peers lists"):
         decide(OWN, {**ADDRESSES, 4: "d:1"}, {1: answer(1), 2: answer(2), 4: answer(1)})
 
 

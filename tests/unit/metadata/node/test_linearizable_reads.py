@@ -54,7 +54,7 @@ def test_reads_that_wait_for_the_replica_are_bounded(monkeypatch: pytest.MonkeyP
 def test_what_is_proposed_and_not_committed_is_bounded() -> None:
     core = leader(RaftSettings(node_id=1, uncommitted_entries_max=3, uncommitted_bytes_max=100))
     core.propose([b"a", b"b"])
-    with pytest.raises(Overloaded, match="the most is 3"):
+    with pytest.raises(Overloaded, match="maximum is 3"):
         core.propose([b"c", b"d"])
-    with pytest.raises(Overloaded, match="the most is 100"):
+    with pytest.raises(Overloaded, match="maximum is 100"):
         core.propose([b"c" * 200])

@@ -191,7 +191,7 @@ async def test_commands_cannot_change_the_members(bench: Bench) -> None:
     await bench.put("a")
     found = bench.quorum.client.view.find(Quorum, QUORUM_KEY)
     assert found is not None
-    with pytest.raises(Invalid, match="not put"):
+    with pytest.raises(Invalid, match="cannot be put"):
         await bench.quorum.client.propose(Command(updates=(Put(record=found),)))
 
 

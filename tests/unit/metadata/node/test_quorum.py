@@ -247,7 +247,7 @@ async def test_a_failing_disk_stops_the_node_loudly(
         with pytest.raises((OutcomeUnknown, Unavailable)):
             await quorum.client.propose(put("a"), timeout_s=2.0)
         assert quorum.server.failure is not None
-    assert "the metadata node stops" in caplog.text
+    assert "the metadata node is stopping" in caplog.text
 
 
 async def test_the_file_store_serves_as_well(tmp_path: Path, transport: TcpTransport) -> None:

@@ -298,7 +298,7 @@ def test_configurations_that_cannot_be_are_refused(payload: bytes) -> None:
     first = Entry(5, 3, EntryKind.MEMBERS, PAYLOADS[3])
     entries = (first, Entry(6, 3, EntryKind.MEMBERS, payload))
     append = to(Append, previous_index=4, previous_term=2, commit=4, entries=entries)
-    refuse(follower(), append, "malformed members|are no quorum|at once")
+    refuse(follower(), append, "malformed members|are not a quorum|at once")
 
 
 def test_messages_of_this_very_node_and_of_nobody_are_refused() -> None:
@@ -312,4 +312,4 @@ def test_a_round_that_never_began_confirms_nothing() -> None:
 
 def test_a_snapshot_beyond_the_limit_is_refused() -> None:
     chunk = to(SnapshotChunk, index=9, index_term=3, total_bytes=1000, checksum=0, position=0, content=b"x")
-    refuse(follower(), chunk, "the most is 100")
+    refuse(follower(), chunk, "maximum is 100")

@@ -186,7 +186,7 @@ def test_a_flipped_bit_names_topic_partition_and_offsets() -> None:
 def test_repeated_offsets_are_refused() -> None:
     batch = build_batch([one(0), one(1)])
     batch[-6] = 0
-    with pytest.raises(Corrupt, match="does not rise"):
+    with pytest.raises(Corrupt, match="does not increase"):
         decoded(renewed_crc(batch))
 
 

@@ -66,7 +66,7 @@ async def test_deleted_topics_are_passed_over(writer: ArchiveWriter, store: Stor
     await writer.append(0, make_batches(0, [4]))
     await mark_deleted(store, DeletedTopic(topic_id=topic.topic_id, name=topic.name, deleted_at_ms=9), now_ms=10)
     archive = Archive(store)
-    with pytest.raises(NotFound, match="holds none"):
+    with pytest.raises(NotFound, match="contains none"):
         await archive.topic("flights")
     await describe_topic(store, topic)  # by an offload that had begun before
     assert await archive.topics() == []

@@ -230,5 +230,5 @@ def test_ledgers_that_continue_a_kept_line_stay(
 
 
 def test_an_open_ledger_that_does_not_continue_a_kept_line_is_not_discarded() -> None:
-    with pytest.raises(Invalid, match="one of them is open"):
+    with pytest.raises(Invalid, match="one is open"):
         dropped_ledgers(state(ledger(3, 5, -1, closed=False)), 9, {1}, discard_hot=True)

@@ -195,7 +195,7 @@ async def test_a_decision_of_another_fork_is_refused(cluster: Cluster, make_batc
     await cluster.metadata.propose(Command(updates=(Put(record=changed),)))
     await cluster.start_worker("worker-2")
     await cluster.until(lambda: outcome(cluster) is not None)
-    assert "look again, and decide again" in (outcome(cluster) or "")
+    assert "inspect it and decide again" in (outcome(cluster) or "")
     assert cluster.pointer().manifest_version == 1
 
 
@@ -209,7 +209,7 @@ async def test_hot_records_that_do_not_continue_the_kept_line_are_discarded_on_d
     await cluster.start_worker("worker-2")
     await decide(cluster, KEEP_STORE)
     await cluster.until(lambda: outcome(cluster) is not None)
-    assert "do not continue the store's line, which ends at offset 9" in (outcome(cluster) or "")
+    assert "do not continue the store's history, which ends at offset 9" in (outcome(cluster) or "")
     assert len(cluster.log().ledgers) == 1
     await decide(cluster, KEEP_STORE, discard_hot=True)
     await cluster.until(lambda: outcome(cluster) == "")
