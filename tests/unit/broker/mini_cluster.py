@@ -117,7 +117,7 @@ class MiniCluster:
             "offsets_topic_partitions": 2,
             "offsets_topic_replication_factor": min(3, len(self.bookies)),
             "group_initial_rebalance_delay_ms": 0,
-            "lease_ms": 1000,
+            "lease_ms": 5000,
             "shutdown_ms": 2000,
         }
         rules = changes.pop("rules", OPEN)
