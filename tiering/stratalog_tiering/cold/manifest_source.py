@@ -177,17 +177,17 @@ class ManifestSource:
         tail = await self._range(entry, entry.footer_position, entry.footer_bytes)
         return await self._parsed(entry.key, tail, lambda: _committed_footer(entry, tail))
 
-    async def read_tail(self, entry: SegmentEntry) -> SegmentFooter:
-        """The footer and the sections before it, read together from the store; the sections are verified and dropped."""
+    async def read_tail(self, entry: SegmentEntry) -> tuple[SegmentFooter, memoryview]:
+        """The footer, with all bytes behind the blocks, read together from the store; the sections are verified, too."""
         begin = entry.data_position + entry.data_bytes
         tail = await self._range(entry, begin, entry.footer_position + entry.footer_bytes - begin)
 
-        def parse() -> SegmentFooter:
+        def parse() -> tuple[SegmentFooter, memoryview]:
             footer = _committed_footer(entry, tail[entry.footer_position - begin :])
             for section in footer.sections:
                 start = section.position - entry.data_bytes
                 check_section(tail[start : start + section.length], section)
-            return footer
+            return footer, tail
 
         return await self._parsed(entry.key, tail, parse)
 

@@ -13,7 +13,7 @@ from stratalog_core.batches.batch import read_header
 from stratalog_core.errors import Corrupt, NotFound
 from stratalog_core.ports import Background, Buffer
 from stratalog_tiering.cold.manifest_source import ManifestSource
-from stratalog_tiering.cold.segment_check import check_segment
+from stratalog_tiering.cold.segment_check import block_leaves, check_segment
 from stratalog_tiering.format.manifest import Manifest, SegmentEntry
 from stratalog_tiering.format.merkle import batch_leaf, proof_holds, split_hashes
 from stratalog_tiering.format.partition_tree import TreeProofs, consistency_holds
@@ -62,7 +62,11 @@ async def prove_batch(
     if entry is None:
         raise NotFound(f"offset {offset} is not in the history of offsets {manifest.start_offset}..{manifest.end_offset}")
     leaves = bytearray()
-    check = check_segment(store, source, entry, background, reads_at_once=_READS_AT_ONCE, on_leaves=leaves.extend)
+
+    def collect(content: memoryview, is_blocks: bool) -> None:
+        leaves.extend(block_leaves(content) if is_blocks else b"")
+
+    check = check_segment(store, source, entry, background, reads_at_once=_READS_AT_ONCE, on_content=collect)
     async for finding in check:
         raise Corrupt(f"no proof of a damaged segment: {finding}", key=entry.key)
     index = entry.first_leaf + await _batches_before(store, source, entry, offset)

@@ -22,7 +22,8 @@ from stratalog_tiering.format.segment import SegmentFooter, audit_block, iterate
 from stratalog_tiering.store import ObjectStore
 
 OnBytes = Callable[[int], None]
-OnLeaves = Callable[[bytes], None]
+OnContent = Callable[[memoryview, bool], None]
+"""Takes stored bytes of a segment, and whether they are blocks."""
 _READ_BYTES_MAX: Final = 4 * 1024 * 1024
 """Size of neighbouring blocks that are read together; a larger block is read alone."""
 
@@ -42,17 +43,20 @@ class Finding:
         return f"{self.key}{place}, offsets {self.base_offset}..{self.end_offset - 1}: {self.problem}"
 
 
-async def check_presence(store: ObjectStore, source: ManifestSource, entry: SegmentEntry) -> SegmentFooter:
-    """Check size, footer and sections, read again from the store; returns the footer. Raises ``Corrupt``, ``Unavailable``."""
+async def check_presence(store: ObjectStore, source: ManifestSource, entry: SegmentEntry) -> tuple[SegmentFooter, memoryview]:
+    """Check size, footer and sections, read again from the store; returns the footer, and all bytes behind the blocks.
+
+    Raises ``Corrupt``, ``Unavailable``.
+    """
     try:
         info = await store.head(entry.key)
     except NoSuchObject as gone:
         raise Corrupt(f"segment {entry.key} is missing from {store.url}", key=entry.key) from gone
     if info.size_bytes != entry.object_bytes:
         raise Corrupt(f"segment {entry.key} has {info.size_bytes} bytes, not {entry.object_bytes}", key=entry.key)
-    footer = await source.read_tail(entry)
+    footer, tail = await source.read_tail(entry)
     _compare(entry, footer)
-    return footer
+    return footer, tail
 
 
 async def check_segment(
@@ -63,16 +67,17 @@ async def check_segment(
     *,
     reads_at_once: int,
     on_bytes: OnBytes = lambda _: None,
-    on_leaves: OnLeaves | None = None,
+    on_content: OnContent | None = None,
 ) -> AsyncIterator[Finding]:
     """Verify the whole segment; yields all damage in block order.
 
-    ``on_bytes`` receives the number of bytes verified, ``on_leaves`` the Merkle leaves of sound blocks, in order.
+    ``on_bytes`` receives the number of bytes verified. ``on_content`` receives the content of sound blocks, in order, and
+    at last the bytes behind the blocks, on threads of ``background``.
     """
     try:
-        footer = await check_presence(store, source, entry)
+        footer, tail = await check_presence(store, source, entry)
     except (Corrupt, Invalid) as bad:
-        yield _finding(entry, bad.message)
+        yield segment_finding(entry, bad.message)
         return
     for first in range(0, len(footer.blocks), reads_at_once):
         group = range(first, min(first + reads_at_once, len(footer.blocks)))
@@ -80,9 +85,11 @@ async def check_segment(
         for findings, contents in await asyncio.gather(*checks):
             for found in findings:
                 yield found
-            for content in contents if on_leaves is not None else ():
-                on_leaves(await background.run(lambda content=content: block_leaves(content)))  # type: ignore[misc]
+            for content in contents if on_content is not None else ():
+                await background.run(lambda content=content: on_content(content, True))  # type: ignore[misc]
         on_bytes(sum(footer.blocks[index].length for index in group))
+    if on_content is not None:
+        await background.run(lambda: on_content(tail, False))
 
 
 def block_leaves(blocks: Buffer) -> bytes:
@@ -150,5 +157,6 @@ def _compare(entry: SegmentEntry, footer: SegmentFooter) -> None:
         raise Corrupt(f"segment {entry.key} holds {found}, its manifest says {said}", key=entry.key)
 
 
-def _finding(entry: SegmentEntry, problem: str) -> Finding:
+def segment_finding(entry: SegmentEntry, problem: str) -> Finding:
+    """A finding about the segment as a whole."""
     return Finding(key=entry.key, problem=problem, base_offset=entry.base_offset, end_offset=entry.end_offset)

@@ -2,12 +2,13 @@
 
 It checks, per partition: the manifest against the committed digest, the hash chain back to the oldest version that is kept,
 the pages, that segments tile the offsets without gap or overlap, the head of the partition's Merkle tree, and of each segment
-size, footer, block CRCs, batch CRCs and offsets, and that its batches are the tree's leaves. A store that does not answer
-raises an error and is not a finding. Repairs nothing.
+size, SHA-256, footer, block CRCs, batch CRCs and offsets, and that its batches are the tree's leaves. A store that does not
+answer raises an error and is not a finding. Repairs nothing.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Final
@@ -17,7 +18,7 @@ from stratalog_core.ports import Background
 from stratalog_metadata.records import ManifestPointer
 from stratalog_tiering.cold.archive import Archive
 from stratalog_tiering.cold.manifest_source import ManifestSource
-from stratalog_tiering.cold.segment_check import Finding, check_segment
+from stratalog_tiering.cold.segment_check import Finding, block_leaves, check_segment, segment_finding
 from stratalog_tiering.format.descriptor import TopicDescriptor
 from stratalog_tiering.format.manifest import Manifest, SegmentEntry, decode_manifest
 from stratalog_tiering.format.merkle import split_hashes
@@ -162,7 +163,11 @@ class Verifier:
             yield _manifest_finding(pointer, Corrupt(totals))
 
     async def _segment(self, entry: SegmentEntry, progress: Progress, proofs: TreeProofs | None) -> AsyncIterator[Finding]:
-        leaves, is_sound = bytearray(), True
+        leaves, sha256, is_sound = bytearray(), hashlib.sha256(), True
+
+        def on_content(content: memoryview, is_blocks: bool) -> None:
+            leaves.extend(block_leaves(content) if is_blocks else b"")
+            sha256.update(content)
 
         def on_bytes(count: int) -> None:
             progress.bytes += count
@@ -170,7 +175,7 @@ class Verifier:
 
         check = check_segment(
             self._store, self._source, entry, self._background, reads_at_once=self._reads_at_once, on_bytes=on_bytes,
-            on_leaves=leaves.extend,
+            on_content=on_content,
         )  # fmt: skip
         async for found in check:
             is_sound = False
@@ -179,7 +184,10 @@ class Verifier:
             try:
                 await self._background.run(lambda: proofs.check(entry.first_leaf, list(split_hashes(leaves))))
             except Corrupt as bad:
-                yield Finding(key=entry.key, problem=bad.message, base_offset=entry.base_offset, end_offset=entry.end_offset)
+                yield segment_finding(entry, bad.message)
+        is_alone = entry.stored_bytes == entry.object_bytes
+        if is_sound and is_alone and sha256.digest() != entry.object_sha256:
+            yield segment_finding(entry, "the object's SHA-256 is not that of its manifest entry")
         progress.segments += 1
         progress.records += entry.record_count
         progress.bytes += entry.stored_bytes - entry.data_bytes
